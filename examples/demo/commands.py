@@ -1,0 +1,79 @@
+"""Running the project's commands: in the foreground with a log, or in the background until they are stopped."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+BIN = Path(sys.executable).parent
+
+
+def run_command(command: list[str], log: Path) -> None:
+    """Run a console script of ours to its end; SystemExit with the end of its log when it fails."""
+    with log.open("a") as output:
+        code = subprocess.run(
+            _argv(command), stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+        ).returncode
+    if code:
+        raise SystemExit(f"`{' '.join(command[:2])}` ended with {code}; the end of {log}:\n{_end(log)}")
+
+
+class Background:
+    """A console script of ours that runs until `stop`; it dies with this process in any case."""
+
+    def __init__(self, command: list[str], log: Path, ready: Path | None = None):
+        ready_option = [] if ready is None else ["--ready-file", str(ready)]
+        with log.open("a") as output:
+            self._process = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "TERM", "--", *_argv(command + ready_option)],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self._log, self._ready, self._name = log, ready, " ".join(command[:2])
+
+    def wait_ready(self, seconds: float = 180) -> dict[str, Any]:
+        """What the command wrote into its ready file: its URL."""
+        assert self._ready is not None
+        deadline = time.monotonic() + seconds
+        while not self._ready.exists():
+            self.check()
+            if time.monotonic() > deadline:
+                raise SystemExit(
+                    f"`{self._name}` was not ready within {seconds:.0f} s; the end of {self._log}:\n{_end(self._log)}"
+                )
+            time.sleep(0.05)
+        return json.loads(self._ready.read_text())
+
+    def check(self) -> None:
+        """SystemExit with the end of its log when the command has ended by itself with an error."""
+        if self._process.poll():
+            raise SystemExit(
+                f"`{self._name}` ended with {self._process.returncode}; the end of {self._log}:\n{_end(self._log)}"
+            )
+
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def stop(self, seconds: float = 30) -> None:
+        """Ask it to end, and end its whole process group when it does not."""
+        if self.running():
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+def _argv(command: list[str]) -> list[str]:
+    return [str(BIN / command[0]), *command[1:]]
+
+
+def _end(log: Path, lines: int = 20) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])

@@ -1,0 +1,192 @@
+"""`make demo`: a tiny model learns terminal tasks on this machine, by the project's own commands only.
+
+Teacher rollouts are recorded through the proxy, the model is warm-started on them, evaluated on held-out tasks, trained
+by reinforcement with the verifier's verdict as its only reward, and evaluated again. Everything lands in the directory
+given: pool.db, logs/, checkpoints, reward.png and summary.json.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from commands import Background, run_command
+from report import Evaluation, StepTable, evaluation, summary, write_report
+from rich.console import Console
+from settings import RUN, Settings, write_engine_config, write_sft_config, write_trainer_config
+from tasks import write as write_tasks
+
+from proxy.pool.database import Pool, open_pool
+from proxy.pool.errors import UserError
+from proxy.pool.runs import find_run
+from proxy.pool.steps import latest
+
+HERE = Path(__file__).parent
+AGENT = f"env MAX_TURNS={Settings.max_turns} {sys.executable} -I -S {HERE.parent / 'agents' / 'shell_agent.py'}"
+
+
+MARK = ".blackforge-demo"
+
+
+class Demo:
+    """One demo in one directory. Its services end with it."""
+
+    def __init__(self, directory: Path, settings: Settings, console: Console):
+        self.directory, self.settings, self.console = directory, settings, console
+        self.pool: Pool = open_pool(str(directory / "pool.db"))
+        self._services: list[Background] = []
+        self._started = time.monotonic()
+
+    def say(self, text: str) -> None:
+        self.console.print(f"[{time.monotonic() - self._started:5.0f} s] {text}", highlight=False, markup=False)
+
+    def log(self, name: str) -> Path:
+        return self.directory / "logs" / f"{name}.log"
+
+    def start(self, name: str, command: list[str], ready: bool = True) -> Background:
+        """Start a service that lives until the demo ends or `stop` is called on it."""
+        file = self.directory / f"{name}.ready" if ready else None
+        service = Background(command, self.log(name), file)
+        self._services.append(service)
+        return service
+
+    def close(self) -> None:
+        for service in reversed(self._services):
+            service.stop()
+
+    def harness(self, verb: str, tasks: str, run: str, *more: str) -> list[str]:
+        """A harness command on this demo's pool, with the small agent of examples/agents."""
+        files = [str(self.directory / "tasks" / f"{tasks}.jsonl"), "--run-dir", str(self.directory / "runs" / run)]
+        how = ["--agent", "command", "--command", AGENT, "--concurrency", str(self.settings.concurrency)]
+        return ["harness", verb, *files, *how, "--seed", str(self.settings.seed), *more]
+
+    def learn(self) -> dict[str, Any]:
+        """The whole way from nothing to the summary."""
+        config = self.prepare()
+        self.record_teacher(config)
+        self.say("warm start: imitating the recorded rollouts")
+        run_command(["trainer", "sft", str(write_sft_config(self.directory, self.settings))], self.log("sft"))
+        engine, gateway = self.serve()
+        trainer_config = write_trainer_config(self.directory, self.settings, engine)
+        trainer = self.start("trainer", ["trainer", "launch", str(trainer_config)], ready=False)
+        self.wait_pushed(trainer)
+        before = self.evaluate("eval-before", gateway)
+        self.reinforce(gateway, trainer)
+        after = self.evaluate("eval-after", gateway)
+        self.say("comparing the engine's logprobs with the trainer's")
+        found = summary(self.pool, RUN, before, after) | self.compare(trainer_config)
+        return found | {"seed": self.settings.seed, "wall_seconds": round(time.monotonic() - self._started, 1)}
+
+    def prepare(self) -> Path:
+        """Model, tasks and configuration."""
+        self.say("making a tiny model and the tasks")
+        (self.directory / "logs").mkdir()
+        run_command(
+            ["proxy", "tiny-model", str(self.directory / "tiny"), "--seed", str(self.settings.seed)], self.log("model")
+        )
+        write_tasks(self.directory / "tasks", self.settings.seed)
+        return write_engine_config(self.directory, "tiny")
+
+    def record_teacher(self, config: Path) -> None:
+        """Rollouts of the careless teacher, recorded through the same proxy and agent as everything else."""
+        self.say("recording teacher rollouts through the proxy")
+        engine = self.start(
+            "teacher-engine", ["proxy", "engine", str(config), "--scripted", f"{HERE / 'teacher.py'}:teach"]
+        )
+        serve = ["proxy", "serve", str(config), "--engine", engine.wait_ready()["url"]]
+        gateway = self.start("teacher-proxy", serve)
+        more = ["-n", str(self.settings.lessons), "--proxy", gateway.wait_ready()["url"]]
+        run_command(self.harness("collect", "warmup", "teacher", *more), self.log("teacher"))
+        gateway.stop()
+        engine.stop()
+
+    def serve(self) -> tuple[str, str]:
+        """SGLang with the warm model, and the proxy before it. Their URLs."""
+        self.say("starting SGLang")
+        config = write_engine_config(self.directory, "warm")
+        engine = self.start("engine", ["proxy", "engine", str(config), "--log", str(self.log("sglang"))]).wait_ready()[
+            "url"
+        ]
+        gateway = self.start("proxy", ["proxy", "serve", str(config), "--engine", engine]).wait_ready()["url"]
+        return engine, gateway
+
+    def wait_pushed(self, trainer: Background) -> None:
+        """Until the trainer has given the engine the initial weights under a version of its own."""
+        self.say("waiting for the trainer's first push")
+        while not self._pushed():
+            trainer.check()
+            time.sleep(0.1)
+
+    def _pushed(self) -> bool:
+        try:
+            version = latest(self.pool, find_run(self.pool, RUN).id)
+        except UserError:  # the trainer has not opened its run yet
+            return False
+        return version is not None and version.pushed_at is not None
+
+    def evaluate(self, name: str, gateway: str) -> Evaluation:
+        """One episode for each of the first held-out tasks, sampled at temperature 1."""
+        self.say(f"{name}: {self.settings.episodes} held-out episodes")
+        limit = ["--limit", str(self.settings.episodes), "--proxy", gateway]
+        run_command(self.harness("eval", "heldout", name, *limit), self.log(name))
+        found = evaluation(self.pool, name)
+        self.say(f"{name}: success {found.mean:.3f}")
+        return found
+
+    def reinforce(self, gateway: str, trainer: Background) -> None:
+        """Feed the trainer until it has made its steps, showing each."""
+        self.say("reinforcement: rollouts and trainer side by side")
+        more = ["-n", str(self.settings.group_size), "--until-step", str(self.settings.steps), "--proxy", gateway]
+        rollouts = self.start("harness", self.harness("run", "train", RUN, *more), ready=False)
+        table = StepTable(self.pool, RUN, self.console)
+        while trainer.running() or rollouts.running():
+            trainer.check()
+            rollouts.check()
+            table.update()
+            time.sleep(0.2)
+        trainer.check()
+        rollouts.check()
+        table.update()
+
+    def compare(self, config: Path) -> dict[str, Any]:
+        """Engine against trainer over the last evaluation, which the final weights sampled."""
+        out = self.log("logprobs")
+        run_command(["trainer", "logprobs", str(config), "--run", "eval-after"], out)
+        found = json.loads(out.read_text().splitlines()[-1])
+        return {key: found[key] for key in ("max_abs_logprob_diff", "logprob_tokens_compared")}
+
+
+def clear(directory: Path) -> None:
+    """Start from an empty directory: an earlier demo goes, anything else is left alone."""
+    if directory.exists() and any(directory.iterdir()) and not (directory / MARK).exists():
+        raise SystemExit(f"error: {directory} holds something that is no earlier demo; name another directory")
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    (directory / MARK).touch()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--control", action="store_true", help="shuffle the rewards within each group")
+    parser.add_argument("--steps", type=int, default=Settings.steps)
+    parser.add_argument("--episodes", type=int, default=Settings.episodes, help="held-out episodes per evaluation")
+    given = parser.parse_args()
+    settings = Settings(seed=given.seed, control=given.control, steps=given.steps, episodes=given.episodes)
+    clear(given.directory)
+    console = Console()
+    demo = Demo(given.directory.absolute(), settings, console)
+    try:
+        found = demo.learn()
+    finally:
+        demo.close()
+    write_report(given.directory, found, console)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

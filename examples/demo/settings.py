@@ -1,0 +1,124 @@
+"""How the demo is set, and the configuration files that the commands read."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+RUN = "train"
+"""Name of the reinforcement run in the pool."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The demo's own knobs. Its tasks, teacher and model are in tasks.py, teacher.py and proxy/engine/tiny.py."""
+
+    seed: int = 0
+    control: bool = False
+    steps: int = 50
+    """Reinforcement steps of `groups` groups of `group_size` rollouts."""
+    episodes: int = 256
+    """Held-out episodes of each of the two evaluations, one per held-out task."""
+    groups: int = 8
+    group_size: int = 8
+    lessons: int = 2
+    """Recorded rollouts of the teacher per task: with one, the model memorises its slips."""
+    max_turns: int = 2
+    """Model calls of a rollout: one to read the note, one to do what it says."""
+    concurrency: int = 16
+    """Agents at work at a time."""
+
+
+ENGINE = """\
+pool = "pool.db"
+
+[engine]
+model = "{model}"
+dtype = "float32"
+context_length = 2048
+max_total_tokens = 65536
+
+[sampling]
+max_new_tokens = 64
+"""
+
+TRAINER = """\
+pool = "{directory}/pool.db"
+run = "{run}"
+model = "{directory}/warm"
+output = "{directory}/policy"
+steps = {steps}
+
+[batch]
+groups = {groups}
+window = {window}
+queue_limit = {window}
+max_staleness = 4
+max_tokens = 4096
+
+[optimizer]
+lr = 2e-4
+warmup_steps = 3
+eps = 1e-5
+
+[parallel]
+threads = 1
+
+[push]
+engines = ["{engine}"]
+
+[control]
+shuffle_rewards = {shuffle}
+seed = {seed}
+"""
+
+SFT = """\
+pool = "{directory}/pool.db"
+run = "{run}"
+model = "{directory}/tiny"
+output = "{directory}/policy"
+
+[parallel]
+threads = 2
+
+[optimizer]
+eps = 1e-8
+
+[sft]
+runs = ["teacher"]
+output = "{directory}/warm"
+batch = 16
+max_steps = 300
+held_out = 0.1
+measure_every = 25
+stop_loss = 0.036
+seed = {seed}
+"""
+
+
+def write_engine_config(directory: Path, model: str) -> Path:
+    """The file that `proxy engine` and `proxy serve` read, for one of the demo's model directories."""
+    return _write(directory / f"engine-{model}.toml", ENGINE.format(model=model))
+
+
+def write_sft_config(directory: Path, settings: Settings) -> Path:
+    """The file that `trainer sft` reads."""
+    return _write(directory / "sft.toml", SFT.format(directory=directory, run=RUN, seed=settings.seed))
+
+
+def write_trainer_config(directory: Path, settings: Settings, engine: str) -> Path:
+    """The file that `trainer launch` and `trainer logprobs` read."""
+    text = TRAINER.format(
+        directory=directory,
+        run=RUN,
+        steps=settings.steps,
+        groups=settings.groups,
+        window=2 * settings.groups,
+        engine=engine,
+        shuffle=str(settings.control).lower(),
+        seed=settings.seed,
+    )
+    return _write(directory / "trainer.toml", text)
+
+
+def _write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path

@@ -1,0 +1,45 @@
+"""A careless teacher for the scripted engine: it can do the demo's tasks and is unreliable at them.
+
+It always reads the note first. Then it takes the right operator in 65 % and the right program in 60 % of cases: a model
+that imitates it well succeeds in less than half of its attempts, and there is something left for reinforcement.
+The choices are a hash of the prompt and of how often it was asked: the same run gives the same lessons.
+
+usage: proxy engine CONFIG --scripted examples/demo/teacher.py:teach
+"""
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+RIGHT_OPERATOR, RIGHT_PROGRAM = 0.65, 0.6
+ASK = re.compile(r"Do what (\S+) says\.")
+APPEND = re.compile(r"append (\S+) to (\S+)")
+REPLACE = re.compile(r"replace (\S+) by (\S+)")
+
+asked: Counter[str] = Counter()
+
+
+def teach(prompt_text: str, prompt_ids: Sequence[int]) -> str:
+    """The assistant's turn that follows a rendered prompt of the demo's tasks."""
+    turn = prompt_text.rsplit("<|im_start|>user\n", 1)[-1]
+    asked[prompt_text] += 1
+    if note := ASK.search(turn):
+        return call(f"cat {note[1]}")
+    if lines := APPEND.search(turn):
+        return call(careless(prompt_text, word=lines[1], operator=">>", other=">", file=lines[2]))
+    if lines := REPLACE.search(turn):
+        return call(careless(prompt_text, word=lines[2], operator=">", other=">>", file=lines[1]))
+    return "Done."
+
+
+def careless(prompt_text: str, word: str, operator: str, other: str, file: str) -> str:
+    digest = hashlib.sha256(f"{asked[prompt_text]}\n{prompt_text}".encode()).digest()
+    luck, skill = (int.from_bytes(part) / 2**32 for part in (digest[:4], digest[4:8]))
+    program = "echo" if skill < RIGHT_PROGRAM else "cat"
+    return f"{program} {word} {operator if luck < RIGHT_OPERATOR else other} {file}"
+
+
+def call(command: str) -> str:
+    return f'<tool_call>\n{{"name": "shell", "arguments": {json.dumps({"command": command})}}}\n</tool_call>'

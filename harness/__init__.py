@@ -1,0 +1,1 @@
+"""Runs tasks: one agent, one task, one sandbox, one verdict, many at a time."""

@@ -1,0 +1,28 @@
+"""The agents that the harness can start, by name."""
+
+from harness.agents.base import Agent
+from harness.agents.claude_code import ClaudeCode
+from harness.agents.codex import Codex
+from harness.agents.command import Command
+from harness.agents.gemini_cli import GeminiCli
+from harness.agents.mini_swe_agent import MiniSweAgent
+from harness.agents.opencode import Opencode
+from proxy.pool.errors import UserError
+
+INSTALLED = {agent.name: agent for agent in (MiniSweAgent(), Opencode(), Codex(), ClaudeCode(), GeminiCli())}
+"""Agents that `harness agents install` knows."""
+
+
+def agent_named(name: str, command: str | None) -> Agent:
+    """The adapter of this name, found ready to start; UserError when it is unknown or not installed."""
+    if name == Command.name:
+        if not command:
+            raise UserError("the agent 'command' needs a command line; give --command 'CMD'")
+        return Command(command)
+    agent = INSTALLED.get(name)
+    if agent is None:
+        raise UserError(f"the agent {name!r} is unknown; choose one of: {', '.join((Command.name, *INSTALLED))}")
+    if command:
+        raise UserError(f"--command goes with the agent 'command' only, not with {name!r}; leave one of them out")
+    agent.check()
+    return agent

@@ -1,0 +1,41 @@
+"""claude-code from npm: streamed Anthropic Messages, by environment variables alone.
+
+Without non-essential traffic it asks for no session titles and reaches for no host but the proxy.
+"""
+
+import shlex
+from pathlib import Path
+
+from harness.agents.base import Endpoint, Launch
+from harness.agents.install import Package, npm_install
+
+PATIENCE_MS = 1_200_000  # calls wait out weight updates
+
+
+class ClaudeCode:
+    """`claude -p` with every permission."""
+
+    name = "claude-code"
+    # later versions want a Node.js of 22 or newer
+    package = Package(name, "2.1.197", Path("node_modules/.bin/claude"))
+
+    def check(self) -> None:
+        self.package.binary()
+
+    def install(self) -> None:
+        npm_install(self.package, "@anthropic-ai/claude-code")
+
+    def launch(self, endpoint: Endpoint) -> Launch:
+        binary, model = shlex.quote(str(self.package.binary())), shlex.quote(endpoint.model)
+        options = f"--model {model} --dangerously-skip-permissions --output-format stream-json --verbose"
+        return Launch(
+            command=f'export ANTHROPIC_API_KEY="$OPENAI_API_KEY"; exec {binary} -p {options} -- "$INSTRUCTION"',
+            env={
+                "ANTHROPIC_BASE_URL": endpoint.url.removesuffix("/v1"),
+                "ANTHROPIC_DEFAULT_HAIKU_MODEL": endpoint.model,
+                "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(endpoint.context_length),
+                "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+                "CLAUDE_STREAM_IDLE_TIMEOUT_MS": str(PATIENCE_MS),
+                "IS_SANDBOX": "1",  # else it refuses to work as root
+            },
+        )

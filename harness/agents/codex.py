@@ -1,0 +1,54 @@
+"""codex from npm: streamed Responses. A provider of its own in its configuration points it at the proxy.
+
+It compacts its history by itself when `model_auto_compact_token_limit` is reached; the limit leaves room for the reply.
+"""
+
+import json
+import shlex
+from pathlib import Path
+
+from harness.agents.base import Endpoint, Launch
+from harness.agents.install import Package, npm_install
+
+PROVIDER = "blackforge"
+PATIENCE_MS = 1_200_000  # calls wait out weight updates
+
+
+class Codex:
+    """`codex exec` without approvals and without a sandbox of its own."""
+
+    name = "codex"
+    package = Package(name, "0.169.0", Path("node_modules/.bin/codex"))
+
+    def check(self) -> None:
+        self.package.binary()
+
+    def install(self) -> None:
+        npm_install(self.package, "@openai/codex")
+
+    def launch(self, endpoint: Endpoint) -> Launch:
+        options = "--dangerously-bypass-approvals-and-sandbox --skip-git-repo-check"
+        return Launch(
+            command=f'exec {shlex.quote(str(self.package.binary()))} exec {options} -- "$INSTRUCTION"',
+            files={"~/.codex/config.toml": _config(endpoint)},
+        )
+
+
+def _config(endpoint: Endpoint) -> str:
+    """TOML; a JSON string or number is one in TOML too."""
+    settings = {
+        "model": endpoint.model,
+        "model_provider": PROVIDER,
+        "model_context_window": endpoint.context_length,
+        "model_auto_compact_token_limit": endpoint.context_length * 3 // 4,
+        "web_search": "disabled",
+        "check_for_update_on_startup": False,
+        "analytics.enabled": False,
+        "features.plugins": False,
+        f"model_providers.{PROVIDER}.name": PROVIDER,
+        f"model_providers.{PROVIDER}.base_url": endpoint.url,
+        f"model_providers.{PROVIDER}.env_key": "OPENAI_API_KEY",
+        f"model_providers.{PROVIDER}.wire_api": "responses",
+        f"model_providers.{PROVIDER}.stream_idle_timeout_ms": PATIENCE_MS,
+    }
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())

@@ -1,0 +1,38 @@
+"""gemini-cli from npm: streamed Gemini, by environment variables and a settings file that names the kind of key."""
+
+import json
+import shlex
+from pathlib import Path
+
+from harness.agents.base import Endpoint, Launch
+from harness.agents.install import Package, npm_install
+
+SETTINGS = {
+    "security": {"auth": {"selectedType": "gemini-api-key"}},
+    "privacy": {"usageStatisticsEnabled": False},
+    "general": {"disableAutoUpdate": True},
+}
+
+
+class GeminiCli:
+    """`gemini` with every permission."""
+
+    name = "gemini-cli"
+    package = Package(name, "0.61.0", Path("node_modules/.bin/gemini"))
+
+    def check(self) -> None:
+        self.package.binary()
+
+    def install(self) -> None:
+        npm_install(self.package, "@google/gemini-cli")
+
+    def launch(self, endpoint: Endpoint) -> Launch:
+        binary, model = shlex.quote(str(self.package.binary())), shlex.quote(endpoint.model)
+        return Launch(
+            command=f'export GEMINI_API_KEY="$OPENAI_API_KEY"; exec {binary} --yolo -m {model} --prompt="$INSTRUCTION"',
+            env={
+                "GOOGLE_GEMINI_BASE_URL": endpoint.url.removesuffix("/v1"),
+                "GEMINI_CLI_TRUST_WORKSPACE": "true",
+            },
+            files={"~/.gemini/settings.json": json.dumps(SETTINGS)},
+        )

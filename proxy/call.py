@@ -1,0 +1,116 @@
+"""One model call between the dialects and the engine: what was asked, what is answered, what went wrong.
+
+A dialect reads its request into a `Call` and writes its answer from a `Reply`; nothing else of it crosses.
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """What the agent asks."""
+
+    model: str
+    messages: tuple[dict[str, Any], ...] = ()
+    """As the chat template takes them: content is text, tool-call arguments are parsed where they are JSON objects."""
+    prompt: str | tuple[int, ...] | None = None
+    """Text or token ids to continue as they stand, without a chat template and without looking for reasoning."""
+    tools: tuple[dict[str, Any], ...] = ()
+    max_new_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    sampling: dict[str, float] = field(default_factory=dict)
+    """The sampling parameters that the agent named, in SGLang's names."""
+    stream: bool = False
+    include_usage: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+    """Arguments for the chat template."""
+    repeats: dict[str, Any] = field(default_factory=dict)
+    """What the dialect's answer says again of its request."""
+    ignored: tuple[str, ...] = ()
+    """Wishes about the request's handling that change nothing here, by field; the answer's header names them."""
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    id: str
+    name: str
+    arguments: str
+    """A JSON object, serialised."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """What the agent gets."""
+
+    content: str
+    reasoning: str
+    tool_calls: tuple[ToolCall, ...]
+    finish_reason: str
+    """stop | length | tool_calls."""
+    stop_sequence: str | None
+    """The stop string that cut the text."""
+    prompt_tokens: int
+    sampled_tokens: int
+    cached_tokens: int
+
+    def message(self) -> dict[str, Any]:
+        """The assistant message, in the form in which the pool keeps it."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.content or None}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in self.tool_calls
+            ]
+        return message
+
+
+class CallError(Exception):
+    """A call that cannot be served: an HTTP status, a code that clients know, and one sentence."""
+
+    def __init__(self, status: int, code: str, message: str, param: str | None = None):
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+
+
+class Overflow(CallError):
+    """A prompt that does not fit into the context: agents shorten their history when they read this."""
+
+    def __init__(self, length: int, limit: int, param: str):
+        super().__init__(
+            400,
+            "context_length_exceeded",
+            f"This model's maximum context length is {limit} tokens. However, your messages resulted in {length} "
+            "tokens. Please reduce the length of the messages.",
+            param,
+        )
+        self.length = length
+        self.limit = limit
+
+
+def meaning(message: dict[str, Any]) -> tuple[Any, ...]:
+    """What an assistant message says, apart from its form: equal meanings are the same turn."""
+    calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
+    return (
+        (message.get("content") or "").strip(),
+        (message.get("reasoning_content") or "").strip(),
+        tuple((call["name"], _canonical(call["arguments"])) for call in calls),
+    )
+
+
+def _canonical(arguments: Any) -> str:
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    try:
+        return json.dumps(json.loads(text, parse_float=_number), sort_keys=True)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _number(text: str) -> float | int:
+    value = float(text)
+    return int(value) if value.is_integer() else value  # JavaScript writes 1.0 as 1

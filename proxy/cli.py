@@ -1,0 +1,159 @@
+"""The console script: `proxy serve`, `proxy engine`, `proxy tiny-model`, `proxy pool`.
+
+Both servers stay in the foreground, write a ready file for whoever started them, and end cleanly on SIGTERM or Ctrl-C.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+from aiohttp import web
+
+from proxy import pool_cli
+from proxy.config import Config, load_config
+from proxy.engine.scripted import ScriptedEngine, load_script
+from proxy.engine.sglang import Sglang
+from proxy.engine.tiny import make_tiny_model
+from proxy.pool.errors import UserError
+from proxy.server import Gateway
+from proxy.template import ChatTemplate
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command; 2 and one sentence on stderr for what the user must change."""
+    arguments = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    for chatty in ("aiohttp.access", "alembic"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    try:
+        return int(arguments.run(arguments))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="proxy", description="The gateway that agents talk to, and its engine.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    serve = commands.add_parser("serve", help="serve agents and record every model call")
+    serve.add_argument("config", type=Path)
+    serve.add_argument("--engine", metavar="URL", help="the running engine (default: engine.url)")
+    serve.add_argument("--pool", metavar="URL", help="SQLite file or database URL (default: pool)")
+    serve.add_argument("--port", type=int, help="port to listen on, 0 for a free one (default: proxy.port)")
+    serve.add_argument("--ready-file", type=Path, metavar="FILE", help="written when the server accepts calls")
+    serve.set_defaults(run=_serve)
+    engine = commands.add_parser("engine", help="run the inference engine")
+    engine.add_argument("config", type=Path)
+    engine.add_argument("--scripted", metavar="FILE.py:NAME", help="serve a script instead of the model")
+    engine.add_argument("--ready-file", type=Path, metavar="FILE", help="written when the engine is healthy")
+    engine.add_argument(
+        "--log", type=Path, metavar="FILE", help="SGLang's output (default: engine.log beside the config)"
+    )
+    engine.set_defaults(run=_engine)
+    tiny = commands.add_parser("tiny-model", help="make a tiny random Qwen3 model")
+    tiny.add_argument("directory", type=Path)
+    tiny.add_argument("--seed", type=int, default=0)
+    tiny.set_defaults(run=_tiny_model)
+    pool_cli.add_commands(commands.add_parser("pool", help="check, show and export what is recorded"))
+    return parser
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    config = _overridden(load_config(arguments.config), arguments)
+    url = arguments.engine or config.engine.url
+    if not url:
+        raise UserError(
+            "the engine's address is empty; set engine.url or give --engine URL of a running `proxy engine`"
+        )
+    gateway = Gateway(config, url)
+    listener = _listen(config.proxy.host, config.proxy.port)
+    return _run_app(gateway.app(), listener, arguments.ready_file)
+
+
+def _overridden(config: Config, arguments: argparse.Namespace) -> Config:
+    if arguments.pool:
+        config = msgspec.structs.replace(config, pool=arguments.pool)
+    if arguments.port is not None:
+        config = msgspec.structs.replace(config, proxy=msgspec.structs.replace(config.proxy, port=arguments.port))
+    return config
+
+
+def _engine(arguments: argparse.Namespace) -> int:
+    config = load_config(arguments.config).engine
+    template = ChatTemplate(Path(config.model))  # SGLang would notice what is missing half a minute later, in its log
+    if arguments.scripted:
+        engine = ScriptedEngine(load_script(arguments.scripted), template)
+        return _run_app(engine.app(), _listen("127.0.0.1", config.port), arguments.ready_file)
+    if config.port:
+        _listen("127.0.0.1", config.port).close()
+    server = Sglang(config, arguments.log or arguments.config.parent / "engine.log")
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        server.wait_healthy()
+        _ready(server.url, arguments.ready_file)
+        while server.exited() is None:
+            time.sleep(0.2)
+        raise UserError(server.failed(f"ended with status {server.exited()}"))
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        server.stop()
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _tiny_model(arguments: argparse.Namespace) -> int:
+    make_tiny_model(arguments.directory, arguments.seed)
+    print(f"model: {arguments.directory}")
+    return 0
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise UserError(
+            f"port {port} on {host} cannot be used ({error.strerror}); "
+            "stop what listens there, or set port 0 for a free one"
+        ) from error
+    return listener
+
+
+def _run_app(app: web.Application, listener: socket.socket, ready_file: Path | None) -> int:
+    host, port = listener.getsockname()[:2]
+    asyncio.run(_until_stopped(app, listener, f"http://{f'[{host}]' if ':' in host else host}:{port}", ready_file))
+    return 0
+
+
+async def _until_stopped(app: web.Application, listener: socket.socket, url: str, ready_file: Path | None) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    # A handler whose client has gone is cancelled: it tells the engine to stop and marks the row as abandoned.
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=5)
+    await runner.setup()
+    await web.SockSite(runner, listener).start()
+    _ready(url, ready_file)
+    await stop.wait()
+    await runner.cleanup()
+
+
+def _ready(url: str, file: Path | None) -> None:
+    print(f"ready: {url}", flush=True)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_name(file.name + ".partial")
+        partial.write_bytes(msgspec.json.encode({"url": url, "pid": os.getpid()}))
+        partial.replace(file)  # a reader never sees half of it

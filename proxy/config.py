@@ -1,0 +1,87 @@
+"""The proxy's and the engine's configuration: one TOML file for `proxy serve` and `proxy engine`.
+
+Relative paths are relative to the file. The smallest file names the pool and the model.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from proxy.formats import FORMATS
+from proxy.pool.errors import UserError
+
+
+class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    host: str = "127.0.0.1"
+    """Listening address. On any other than loopback, only issued keys are served."""
+    port: int = 0
+    """0 takes a free one; the ready file and the first line of output say which."""
+    history: str = "splice"
+    """splice: recorded tokens stand in for turns sampled in the same attempt. faithful: always as the template says."""
+
+    keepalive_seconds: float = 25
+    """How long a stream may be silent before the client is told to go on waiting, in the way its dialect has for it."""
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    model: str
+    """Directory of the model in Hugging Face format."""
+    url: str = ""
+    """Address of the running engine; empty where `proxy serve --engine` says it, or for `proxy engine` itself."""
+    device: str = "auto"
+    """auto | cpu | cuda. auto is cuda where a CUDA device exists."""
+    dtype: str = "auto"
+    """As the model says, or float32, bfloat16, float16. float32 makes logprobs comparable to the trainer's."""
+    context_length: int | None = None
+    """Tokens of prompt and reply together. The model's own limit when unset."""
+    max_total_tokens: int | None = None
+    """Tokens in the KV cache, over all requests. SGLang's choice when unset; on the CPU 65536."""
+    port: int = 0
+    """Port of `proxy engine`. 0 takes a free one."""
+    threads: int = 1
+    """OMP threads per engine process on the CPU."""
+    tool_format: str = "auto"
+    """How the model writes tool calls: a name of proxy/formats. auto looks for the markers in the model's directory."""
+    start_seconds: float = 300
+    """How long the engine may take until it is healthy."""
+    silence_seconds: float = 600
+    """How long the engine may send nothing on a call before the call fails."""
+    extra_args: tuple[str, ...] = ()
+    """More arguments for sglang.launch_server."""
+
+
+class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    max_new_tokens: int | None = None
+    """Upper limit of sampled tokens per call, whatever the client asks. The rest of the context when unset."""
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    engine: EngineConfig
+    pool: str = "pool.db"
+    """SQLite file or database URL."""
+    proxy: ProxyConfig = ProxyConfig()
+    sampling: SamplingConfig = SamplingConfig()
+
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "history": ("splice", "faithful"),
+    "device": ("auto", "cpu", "cuda"),
+    "tool_format": ("auto", *FORMATS),
+}
+
+
+def load_config(path: Path) -> Config:
+    """Read and check the configuration; UserError names the field."""
+    try:
+        config = msgspec.toml.decode(path.read_bytes(), type=Config)
+    except OSError as error:
+        raise UserError(f"the configuration {path} cannot be read ({error.strerror}); name an existing file") from error
+    except msgspec.DecodeError as error:  # ValidationError is one
+        raise UserError(f"the configuration {path} is refused ({error}); see proxy/config.py for its fields") from error
+    chosen = (("history", config.proxy.history), ("device", config.engine.device))
+    for name, value in (*chosen, ("tool_format", config.engine.tool_format)):
+        if value not in CHOICES[name]:
+            raise UserError(f"the configuration {path} has {name} = {value!r}; use one of {', '.join(CHOICES[name])}")
+    model = str((path.parent / config.engine.model).absolute())
+    pool = config.pool if "://" in config.pool else str((path.parent / config.pool).absolute())
+    return msgspec.structs.replace(config, pool=pool, engine=msgspec.structs.replace(config.engine, model=model))

@@ -1,0 +1,1 @@
+"""The wire formats that agents speak: one file per dialect, each with the same functions in the same order."""

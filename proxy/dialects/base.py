@@ -1,0 +1,149 @@
+"""What the handler needs of a dialect, and what several dialects write alike.
+
+A dialect is a module. Its functions, in this order: read, then reply, Stream and error; some can count a prompt too.
+"""
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import Any, NoReturn, Protocol
+
+import msgspec
+
+from proxy.call import Call, CallError, Reply
+from proxy.toolcalls import Piece
+
+DONE = b"data: [DONE]\n\n"
+COMMENT = b": keep-alive\n\n"
+CARRIER = b"blackforge:"
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
+"""Sampling parameters that have SGLang's names in a request."""
+
+
+class EventStream(Protocol):
+    """The events of one streamed answer, as bytes to send."""
+
+    def opening(self) -> bytes:
+        """What comes before everything else."""
+
+    def deltas(self, pieces: Sequence[Piece]) -> bytes:
+        """Text and reasoning, which may leave at once; tool calls wait for the closing."""
+
+    def closing(self, answer: Reply) -> bytes:
+        """What a client can act on: only after the row is committed."""
+
+    def failure(self, problem: CallError) -> bytes:
+        """An error after the stream has begun."""
+
+    def keepalive(self) -> bytes:
+        """What says nothing but keeps the client waiting; may be empty."""
+
+
+class Dialect(Protocol):
+    """A module of proxy.dialects."""
+
+    @property
+    def PROMPT(self) -> str:
+        """The field that holds the prompt."""
+
+    def read(self, body: bytes, path: str) -> Call:
+        """The request (path with query) as a call; CallError (400) names the field that is wrong or not supported."""
+
+    def reply(self, call: Call, answer: Reply) -> bytes:
+        """The whole answer of a call that is not streamed."""
+
+    def Stream(self, call: Call, prompt_tokens: int) -> EventStream:
+        """The events of one streamed answer."""
+
+    def error(self, problem: CallError) -> dict[str, Any]:
+        """An error in the dialect's form."""
+
+
+class Counting(Dialect, Protocol):
+    """A dialect that can be asked how long a prompt is."""
+
+    def count(self, tokens: int) -> bytes:
+        """The answer to that."""
+
+
+def refuse(field: str, rule: str) -> NoReturn:
+    raise CallError(400, "invalid_request", f"{field} {rule}", field)
+
+
+def refuse_any(fields: dict[str, Any], why: str = "is not served; leave it out") -> None:
+    """Refuse the first of these fields that says anything."""
+    for name, value in fields.items():
+        if value:
+            refuse(name, why)
+
+
+def unreadable(what: str, error: Exception) -> CallError:
+    return CallError(400, "invalid_request", f"the body is not {what}: {error}")
+
+
+def parsed(arguments: str) -> Any:
+    """Tool-call arguments as chat templates want them: an object, or the text where it is none."""
+    try:
+        value = msgspec.json.decode(arguments or "{}")
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def function(name: str, description: str | None, parameters: Any) -> dict[str, Any]:
+    """A tool as chat templates want it."""
+    described = {"description": description} if description else {}
+    return {"type": "function", "function": {"name": name, **described, "parameters": parameters}}
+
+
+def tool_call(id: str, name: str, arguments: Any) -> dict[str, Any]:
+    """A tool call of the history as chat templates want it."""
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def effort(asked: str | None) -> dict[str, Any]:
+    """A reasoning effort as arguments for the chat template; templates that know none of them ignore them."""
+    return {"enable_thinking": False} if asked == "none" else given({"reasoning_effort": asked})
+
+
+def sealed(reasoning: str) -> str:
+    """Reasoning for the opaque field that clients return unread."""
+    return base64.b64encode(CARRIER + reasoning.encode()).decode()
+
+
+def unsealed(field: str | None) -> str:
+    """The reasoning in a field that is ours; nothing in one of another provider."""
+    try:
+        carried = base64.b64decode(field or "", validate=True)
+        return carried.removeprefix(CARRIER).decode() if carried.startswith(CARRIER) else ""
+    except (binascii.Error, ValueError):
+        return ""
+
+
+def given(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def data(value: dict[str, Any]) -> bytes:
+    """A server-sent event without a name."""
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+def event(value: dict[str, Any]) -> bytes:
+    """A server-sent event with its type as its name."""
+    return b"event: " + value["type"].encode() + b"\n" + data(value)
+
+
+def openai_error(problem: CallError) -> dict[str, Any]:
+    kind = "invalid_request_error" if problem.status < 500 else "server_error"
+    return {"error": {"message": str(problem), "type": kind, "param": problem.param, "code": problem.code}}
+
+
+def usage(answer: Reply) -> dict[str, Any]:
+    """The tokens of an answer in the form of the older OpenAI dialects."""
+    return {
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": answer.sampled_tokens,
+        "total_tokens": answer.prompt_tokens + answer.sampled_tokens,
+        "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
+    }

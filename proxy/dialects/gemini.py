@@ -1,0 +1,374 @@
+"""Gemini generateContent and streamGenerateContent: reading the request, writing the answer, its events and its errors.
+
+The path names model and method. Reasoning comes as thought parts where the client asks for them, and always in the
+thought signature of the part behind it, which clients send back.
+Refused with a sentence: images and files, hosted tools, forced function calls, constrained output, several candidates,
+cached content, and every field that is not Google's (also its snake_case spelling). Accepted without an effect, but
+named in the answer's header: safety settings, since nothing filters here, a seed and a thinking budget.
+"""
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import parse_qs, unquote
+
+import msgspec
+
+from proxy.call import Call, CallError, Overflow, Reply
+from proxy.dialects.base import data, function, given, refuse, refuse_any, sealed, tool_call, unreadable, unsealed
+from proxy.toolcalls import Piece, Reasoning, Text
+
+PROMPT = "contents"
+STREAMED = "streamGenerateContent"
+STOPS = {"stop": "STOP", "length": "MAX_TOKENS", "tool_calls": "STOP"}
+KINDS = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    413: "INVALID_ARGUMENT",
+    429: "RESOURCE_EXHAUSTED",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}
+
+
+class _FunctionCall(msgspec.Struct):
+    name: str
+    args: dict[str, Any] = {}
+    id: str = ""
+
+
+class _FunctionResponse(msgspec.Struct):
+    name: str = ""
+    response: dict[str, Any] = {}
+    id: str = ""
+    parts: list[Any] | None = None
+
+
+class _Part(msgspec.Struct):
+    text: str | None = None
+    thought: bool | None = None
+    thoughtSignature: str | None = None
+    functionCall: _FunctionCall | None = None
+    functionResponse: _FunctionResponse | None = None
+
+
+class _Content(msgspec.Struct):
+    parts: list[_Part] = []
+    role: str = "user"
+
+
+class _Declaration(msgspec.Struct):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    parametersJsonSchema: dict[str, Any] | None = None
+
+
+class _Tool(msgspec.Struct):
+    functionDeclarations: list[_Declaration] | None = None
+
+
+class _ThinkingConfig(msgspec.Struct):
+    includeThoughts: bool | None = None
+    thinkingBudget: int | None = None
+    thinkingLevel: str | None = None
+
+
+class _GenerationConfig(msgspec.Struct, forbid_unknown_fields=True):
+    maxOutputTokens: int | None = None
+    stopSequences: list[str] | None = None
+    temperature: float | None = None
+    topP: float | None = None
+    topK: float | None = None
+    presencePenalty: float | None = None
+    frequencyPenalty: float | None = None
+    thinkingConfig: _ThinkingConfig | None = None
+    seed: int | None = None
+    candidateCount: int | None = None
+    responseMimeType: str | None = None
+    responseSchema: Any = None
+    responseJsonSchema: Any = None
+    responseModalities: list[str] | None = None
+    responseLogprobs: bool | None = None
+    logprobs: int | None = None
+    speechConfig: Any = None
+    imageConfig: Any = None
+    mediaResolution: str | None = None
+    enableEnhancedCivicAnswers: bool | None = None
+
+
+class _CallingConfig(msgspec.Struct):
+    mode: str = "AUTO"
+    allowedFunctionNames: list[str] | None = None
+
+
+class _ToolConfig(msgspec.Struct):
+    functionCallingConfig: _CallingConfig | None = None
+
+
+class _Request(msgspec.Struct, forbid_unknown_fields=True):
+    contents: list[_Content] = []
+    systemInstruction: _Content | str | None = None
+    tools: list[_Tool] | None = None
+    toolConfig: _ToolConfig | None = None
+    generationConfig: _GenerationConfig | None = None
+    safetySettings: list[Any] | None = None
+    cachedContent: str | None = None
+    labels: dict[str, str] | None = None
+    model: str | None = None
+    generateContentRequest: "_Request | None" = None
+
+
+_decode = msgspec.json.Decoder(_Request).decode
+
+
+# ---- reading
+
+
+def read(body: bytes, path: str) -> Call:
+    """The request as a call; CallError (400) names the field that is wrong or not supported."""
+    try:
+        request = _decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise unreadable("a generateContent request", error) from error
+    request = request.generateContentRequest or request  # countTokens may wrap it
+    config = request.generationConfig or _GenerationConfig()
+    _check(request, config)
+    model, method = _target(path)
+    thinking = config.thinkingConfig or _ThinkingConfig()
+    return Call(
+        model=model,
+        messages=(*_system(request.systemInstruction), *_messages(request.contents)),
+        tools=tuple(_tools(request)),
+        max_new_tokens=config.maxOutputTokens,
+        stop=tuple(filter(None, config.stopSequences or ())),
+        sampling=_sampling(config),
+        stream=method == STREAMED,
+        options={} if thinking.thinkingBudget is None else {"enable_thinking": thinking.thinkingBudget != 0},
+        repeats={"thoughts": bool(thinking.includeThoughts)},
+        ignored=_ignored(request, config, thinking),
+    )
+
+
+def _target(path: str) -> tuple[str, str]:
+    """Model and method."""
+    target, _, query = path.partition("?")
+    model, _, method = unquote(target).rpartition("/models/")[2].rpartition(":")
+    if method == STREAMED and parse_qs(query).get("alt") != ["sse"]:
+        refuse("alt", "is not 'sse'; streams are served as server-sent events only")
+    return model, method
+
+
+def _check(request: _Request, config: _GenerationConfig) -> None:
+    if not request.contents:
+        refuse("contents", "is empty; send at least one content")
+    refuse_any({"cachedContent": request.cachedContent})
+    if config.candidateCount not in (None, 1):
+        refuse("generationConfig.candidateCount", f"is {config.candidateCount}; one candidate is served per request")
+    if config.responseMimeType not in (None, "text/plain"):
+        refuse("generationConfig.responseMimeType", f"is {config.responseMimeType!r}; only 'text/plain' is served")
+    if any(modality != "TEXT" for modality in config.responseModalities or ()):
+        refuse("generationConfig.responseModalities", f"is {config.responseModalities}; only TEXT is served")
+    for name in ("responseSchema", "responseJsonSchema", "speechConfig", "imageConfig"):
+        refuse_any({f"generationConfig.{name}": msgspec.structs.asdict(config)[name]})
+    for name in ("responseLogprobs", "logprobs"):
+        refuse_any(
+            {f"generationConfig.{name}": msgspec.structs.asdict(config)[name]}, "are recorded in the pool, not returned"
+        )
+    if config.maxOutputTokens is not None and config.maxOutputTokens < 1:
+        refuse("generationConfig.maxOutputTokens", f"is {config.maxOutputTokens}; ask for at least 1 token")
+    calling = (request.toolConfig and request.toolConfig.functionCallingConfig) or _CallingConfig()
+    if calling.mode not in ("AUTO", "NONE", "MODE_UNSPECIFIED"):
+        refuse("toolConfig.functionCallingConfig.mode", f"is {calling.mode!r}; only 'AUTO' and 'NONE' are served")
+
+
+def _sampling(config: _GenerationConfig) -> dict[str, float]:
+    return given(
+        {
+            "temperature": config.temperature,
+            "top_p": config.topP,
+            "top_k": None if config.topK is None else int(config.topK),
+            "presence_penalty": config.presencePenalty,
+            "frequency_penalty": config.frequencyPenalty,
+        }
+    )
+
+
+def _ignored(request: _Request, config: _GenerationConfig, thinking: _ThinkingConfig) -> tuple[str, ...]:
+    budget = thinking.thinkingBudget if (thinking.thinkingBudget or 0) > 0 else None
+    wishes = {
+        "safetySettings": request.safetySettings or None,
+        "generationConfig.seed": config.seed,
+        "generationConfig.mediaResolution": config.mediaResolution,
+        "generationConfig.thinkingConfig.thinkingBudget": budget,
+        "generationConfig.thinkingConfig.thinkingLevel": thinking.thinkingLevel,
+    }
+    return tuple(given(wishes))
+
+
+def _tools(request: _Request) -> list[dict[str, Any]]:
+    found = []
+    for i, tool in enumerate(request.tools or ()):
+        if tool.functionDeclarations is None:
+            refuse(f"tools[{i}]", "has no functionDeclarations; hosted tools are not served")
+        for declared in tool.functionDeclarations:
+            schema = declared.parametersJsonSchema or _json_schema(declared.parameters or {"type": "object"})
+            found.append(function(declared.name, declared.description, schema))
+    calling = request.toolConfig and request.toolConfig.functionCallingConfig
+    return [] if calling and calling.mode == "NONE" else found
+
+
+def _json_schema(schema: Any, names: bool = False) -> Any:
+    """Google's schema as JSON schema: type names in lower case. `names`: the keys are the properties' own."""
+    if isinstance(schema, list):
+        return [_json_schema(value) for value in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: value.lower()
+        if key == "type" and isinstance(value, str) and not names
+        else _json_schema(value, key == "properties" and not names)
+        for key, value in schema.items()
+    }
+
+
+def _system(instruction: _Content | str | None) -> list[dict[str, Any]]:
+    if instruction is None:
+        return []
+    parts = [_Part(instruction)] if isinstance(instruction, str) else instruction.parts
+    return [{"role": "system", "content": _text(parts, "systemInstruction", "\n\n")}]
+
+
+def _messages(contents: list[_Content]) -> list[dict[str, Any]]:
+    """Contents as messages: each function response is one of its own."""
+    found: list[dict[str, Any]] = []
+    for i, content in enumerate(contents):
+        if content.role == "model":
+            found.append(_assistant(content, f"contents[{i}]"))
+            continue
+        if content.role not in ("user", "function"):
+            refuse(f"contents[{i}].role", f"is {content.role!r}; use 'user' or 'model'")
+        texts = [part for part in content.parts if part.functionResponse is None]
+        results = [part.functionResponse for part in content.parts if part.functionResponse is not None]
+        found += [_result(result, f"contents[{i}]") for result in results]
+        if texts or not results:
+            found.append({"role": "user", "content": _text(texts, f"contents[{i}]", "\n\n")})
+    return found
+
+
+def _result(result: _FunctionResponse, where: str) -> dict[str, Any]:
+    refuse_any({f"{where}.functionResponse.parts": result.parts}, "are not served; send the result as text")
+    output = result.response.get("output")
+    alone = isinstance(output, str) and len(result.response) == 1
+    content = output if alone else msgspec.json.encode(result.response).decode()
+    return {"role": "tool", "tool_call_id": result.id, "name": result.name, "content": content}
+
+
+def _assistant(content: _Content, where: str) -> dict[str, Any]:
+    thoughts = "".join(part.text or "" for part in content.parts if part.thought)
+    signed = [unsealed(part.thoughtSignature) for part in content.parts if part.thoughtSignature]
+    calls = [part.functionCall for part in content.parts if part.functionCall is not None]
+    said = [part for part in content.parts if not part.thought and part.functionCall is None]
+    values: dict[str, Any] = {"role": "assistant", "content": _text(said, where, "")}
+    if thoughts or any(signed):
+        values["reasoning_content"] = thoughts or "".join(signed)
+    if calls:
+        values["tool_calls"] = [tool_call(call.id, call.name, call.args) for call in calls]
+    return values
+
+
+def _text(parts: list[_Part], where: str, glue: str) -> str:
+    for j, part in enumerate(parts):
+        if part.text is None and part.thoughtSignature is None:
+            refuse(f"{where}.parts[{j}]", "holds neither text nor a function call or response; only those are served")
+    return glue.join(part.text for part in parts if part.text)
+
+
+# ---- answering
+
+
+def reply(call: Call, answer: Reply) -> bytes:
+    """The whole answer of a call that is not streamed."""
+    thoughts = [{"text": answer.reasoning, "thought": True}] if answer.reasoning and call.repeats["thoughts"] else []
+    text = [{"text": answer.content}] if answer.content else []
+    return msgspec.json.encode(_last(call, answer, _id(), [*thoughts, *_signed(answer, text)]))
+
+
+class Stream:
+    """The events of one streamed answer."""
+
+    def __init__(self, call: Call, prompt_tokens: int):
+        self._call = call
+        self._id = _id()
+
+    def opening(self) -> bytes:
+        return b""
+
+    def deltas(self, pieces: Sequence[Piece]) -> bytes:
+        """Text and reasoning may leave at once; function calls wait for the closing."""
+        parts: list[dict[str, Any]] = [{"text": piece.text} for piece in pieces if isinstance(piece, Text)]
+        if self._call.repeats["thoughts"]:
+            parts = [
+                {"text": piece.text, **({"thought": True} if isinstance(piece, Reasoning) else {})}
+                for piece in pieces
+                if isinstance(piece, Text | Reasoning)
+            ]
+        return data(_chunk(self._call, self._id, parts)) if parts else b""
+
+    def closing(self, answer: Reply) -> bytes:
+        """The function calls, the finish reason and the usage: only after the row is committed."""
+        return data(_last(self._call, answer, self._id, _signed(answer, [])))
+
+    def failure(self, problem: CallError) -> bytes:
+        return data(error(problem))
+
+    def keepalive(self) -> bytes:
+        """Nothing: comments break Google's clients, which wait once they have the headers."""
+        return b""
+
+
+def error(problem: CallError) -> dict[str, Any]:
+    """An error in Google's form."""
+    message = str(problem)
+    if isinstance(problem, Overflow):
+        message = (
+            f"The input token count ({problem.length}) exceeds the maximum number of tokens allowed ({problem.limit})."
+        )
+    return {"error": {"code": problem.status, "message": message, "status": KINDS.get(problem.status, "INTERNAL")}}
+
+
+def count(tokens: int) -> bytes:
+    """The answer of countTokens."""
+    return msgspec.json.encode({"totalTokens": tokens})
+
+
+def _last(call: Call, answer: Reply, id: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
+    chunk = _chunk(call, id, parts)
+    chunk["candidates"][0]["finishReason"] = STOPS[answer.finish_reason]
+    total = answer.prompt_tokens + answer.sampled_tokens
+    usage = {"promptTokenCount": answer.prompt_tokens, "candidatesTokenCount": answer.sampled_tokens}
+    cached = {"cachedContentTokenCount": answer.cached_tokens} if answer.cached_tokens else {}
+    return {**chunk, "usageMetadata": {**usage, **cached, "totalTokenCount": total}}
+
+
+def _signed(answer: Reply, text: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Text and function calls, the reasoning in the signature of the first call, else of the last text."""
+    calls: list[dict[str, Any]] = [
+        {"functionCall": {"id": call.id, "name": call.name, "args": msgspec.Raw(call.arguments.encode())}}
+        for call in answer.tool_calls
+    ]
+    parts = [*text, *calls] or [{"text": ""}]
+    if answer.reasoning:
+        parts[-len(calls) or -1]["thoughtSignature"] = sealed(answer.reasoning)
+    return parts
+
+
+def _chunk(call: Call, id: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
+    candidate: dict[str, Any] = {"content": {"role": "model", "parts": parts}, "index": 0}
+    return {"candidates": [candidate], "modelVersion": call.model, "responseId": id}
+
+
+def _id() -> str:
+    return uuid.uuid4().hex

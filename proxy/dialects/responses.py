@@ -1,0 +1,399 @@
+"""OpenAI Responses: reading the request, writing the answer, its events and its errors.
+
+Namespaced tools reach the model as `namespace__name`; a custom tool as a function with one string `input`, and its
+grammar as a part of its description. Reasoning comes as reasoning text, and once more in `encrypted_content` where the
+client asks for that, since some clients send nothing else of it back.
+Refused with a sentence: stored responses and what refers to them, hosted tools, images and files, forced tool choice,
+constrained output. Accepted without an effect, but named in the answer's header: a web_search tool, which codex offers
+always, and wishes about summaries and verbosity. Other unknown fields are ignored, as agents send many.
+"""
+
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from proxy.call import Call, CallError, Reply, ToolCall
+from proxy.dialects.base import (
+    effort,
+    event,
+    function,
+    given,
+    openai_error,
+    parsed,
+    refuse,
+    refuse_any,
+    sealed,
+    tool_call,
+    unreadable,
+    unsealed,
+)
+from proxy.toolcalls import Piece, Reasoning, Text
+
+PROMPT = "input"
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+ENCRYPTED = "reasoning.encrypted_content"
+TEXTS = ("input_text", "output_text", "text")
+
+
+class _Part(msgspec.Struct):
+    type: str
+    text: str = ""
+
+
+class _Item(msgspec.Struct):
+    type: str = "message"
+    role: str = ""
+    content: str | list[_Part] | None = None
+    summary: list[_Part] | None = None
+    encrypted_content: str | None = None
+    call_id: str = ""
+    name: str = ""
+    namespace: str | None = None
+    arguments: str = ""
+    input: str = ""
+    output: str | list[_Part] | None = None
+
+
+class _Tool(msgspec.Struct, omit_defaults=True):
+    type: str
+    name: str = ""
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    format: dict[str, Any] | None = None
+    tools: "list[_Tool] | None" = None
+
+
+class _Wishes(msgspec.Struct):
+    """Of `reasoning` the first two, of `text` the others."""
+
+    effort: str | None = None
+    summary: str | None = None
+    format: dict[str, Any] | None = None
+    verbosity: str | None = None
+
+
+class _Request(msgspec.Struct):
+    input: str | list[_Item]
+    model: str = ""
+    instructions: str | None = None
+    tools: list[_Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    reasoning: _Wishes | None = None
+    text: _Wishes | None = None
+    include: list[str] | None = None
+    store: bool | None = None
+    previous_response_id: str | None = None
+    conversation: Any = None
+    background: bool | None = None
+    prompt: Any = None
+    truncation: str | None = None
+    top_logprobs: int | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    metadata: dict[str, Any] | None = None
+
+
+_decode = msgspec.json.Decoder(_Request).decode
+
+
+# ---- reading
+
+
+def read(body: bytes, path: str) -> Call:
+    """The request as a call; CallError (400) names the field that is wrong or not supported."""
+    try:
+        request = _decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise unreadable("a responses request", error) from error
+    _check(request)
+    system = [{"role": "system", "content": request.instructions}] if request.instructions else []
+    found = dict(_tools(request.tools or (), "tools"))
+    return Call(
+        model=request.model,
+        messages=(*system, *_messages(request.input)),
+        tools=() if request.tool_choice == "none" else tuple(tool for tool, _ in found.values()),
+        max_new_tokens=request.max_output_tokens,
+        sampling=given({"temperature": request.temperature, "top_p": request.top_p}),
+        stream=bool(request.stream),
+        options=effort(request.reasoning.effort if request.reasoning else None),
+        repeats={**_echo(request), "names": {name: origin for name, (_, origin) in found.items()}},
+        ignored=_ignored(request),
+    )
+
+
+def _check(request: _Request) -> None:
+    if not request.input:
+        refuse("input", "is empty; send at least one item")
+    stored = "refers to something stored, and responses are not stored; send the whole input"
+    refuse_any({"previous_response_id": request.previous_response_id, "conversation": request.conversation}, stored)
+    refuse_any({"store": request.store}, "is true, and responses are not stored; send store false")
+    refuse_any({"background": request.background, "prompt": request.prompt, "top_logprobs": request.top_logprobs})
+    refuse_any({"max_tool_calls": request.max_tool_calls})
+    if request.truncation not in (None, "disabled"):
+        refuse("truncation", f"is {request.truncation!r}; only 'disabled' is served")
+    if request.tool_choice not in (None, "auto", "none"):
+        refuse("tool_choice", f"is {request.tool_choice!r}; only 'auto' and 'none' are served")
+    if request.parallel_tool_calls is False and request.tools:
+        refuse("parallel_tool_calls", "is false, which is not served: the model decides how many calls it makes")
+    if request.text and (request.text.format or {}).get("type", "text") != "text":
+        refuse("text.format", "asks for constrained output, which is not served; leave it out")
+    if request.max_output_tokens is not None and request.max_output_tokens < 1:
+        refuse("max_output_tokens", f"is {request.max_output_tokens}; ask for at least 1 token")
+    if set(request.include or ()) - {ENCRYPTED}:
+        refuse("include", f"is {request.include}; only {ENCRYPTED!r} is served")
+
+
+def _ignored(request: _Request) -> tuple[str, ...]:
+    hosted = any(tool.type.startswith("web_search") for tool in request.tools or ())
+    summary = request.reasoning.summary if request.reasoning else None
+    verbosity = request.text.verbosity if request.text else None
+    return tuple(given({"tools.web_search": hosted or None, "reasoning.summary": summary, "text.verbosity": verbosity}))
+
+
+def _echo(request: _Request) -> dict[str, Any]:
+    """What a response object says again."""
+    return {
+        "instructions": request.instructions,
+        "tools": [tool for tool in request.tools or () if not tool.type.startswith("web_search")],
+        "tool_choice": request.tool_choice or "auto",
+        "max_output_tokens": request.max_output_tokens,
+        "metadata": request.metadata or {},
+        "include": request.include or (),
+    }
+
+
+def _tools(tools: Sequence[_Tool], where: str, space: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """The name that the model sees -> the tool for the template, and how the dialect names a call of it."""
+    for i, tool in enumerate(tools):
+        if tool.type == "namespace" and tool.name and not space:
+            yield from _tools(tool.tools or (), f"{where}[{i}].tools", tool.name)
+            continue
+        if tool.type.startswith("web_search"):
+            continue
+        if tool.type not in ("function", "custom") or not tool.name:
+            refuse(f"{where}[{i}]", f"is of type {tool.type!r}; function and custom tools with a name are served")
+        name = f"{space}__{tool.name}" if space else tool.name
+        origin = given({"type": f"{tool.type}_call", "name": tool.name, "namespace": space or None})
+        if tool.type == "function":
+            parameters = {"type": "object", "properties": {}} if tool.parameters is None else tool.parameters
+            yield name, (function(name, tool.description, parameters), origin)
+        else:
+            yield name, (_custom(name, tool), {**origin, "type": "custom_tool_call"})
+
+
+def _custom(name: str, tool: _Tool) -> dict[str, Any]:
+    grammar = (tool.format or {}).get("definition")
+    texts = [tool.description, f"The input follows this grammar:\n{grammar}" if grammar else None]
+    parameters = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+    return function(name, "\n\n".join(filter(None, texts)), parameters)
+
+
+def _messages(items: str | list[_Item]) -> list[dict[str, Any]]:
+    """Items as messages: what the assistant says in a row is one turn."""
+    items = [_Item(role="user", content=items)] if isinstance(items, str) else items
+    found: list[dict[str, Any]] = []
+    for i, item in enumerate(items):
+        message = _message(item, f"input[{i}]")
+        if message["role"] == "assistant" and found and found[-1]["role"] == "assistant":
+            _extend(found[-1], message)
+        else:
+            found.append(message)
+    return found
+
+
+def _message(item: _Item, where: str) -> dict[str, Any]:
+    if item.type == "message":
+        if item.role not in ROLES:
+            refuse(f"{where}.role", f"is {item.role!r}; use one of {', '.join(ROLES)}")
+        glue = "" if item.role == "assistant" else "\n\n"
+        return {"role": ROLES[item.role], "content": _text(item.content, f"{where}.content", glue)}
+    if item.type == "reasoning":
+        return {"role": "assistant", "content": "", "reasoning_content": _reasoning(item)}
+    if item.type in ("function_call", "custom_tool_call"):
+        arguments = parsed(item.arguments) if item.type == "function_call" else {"input": item.input}
+        name = f"{item.namespace}__{item.name}" if item.namespace else item.name
+        call = tool_call(item.call_id, name, arguments)
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+    if item.type in ("function_call_output", "custom_tool_call_output"):
+        return {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output, f"{where}.output", "\n")}
+    refuse(where, f"is of type {item.type!r}, which is not served; send messages, reasoning and tool calls in full")
+
+
+def _extend(turn: dict[str, Any], more: dict[str, Any]) -> None:
+    turn["content"] += more["content"]
+    for name, nothing in (("reasoning_content", ""), ("tool_calls", [])):
+        if name in more:
+            turn[name] = turn.get(name, nothing) + more[name]
+
+
+def _text(content: str | list[_Part] | None, where: str, glue: str) -> str:
+    if not isinstance(content, list):
+        return content or ""
+    for j, part in enumerate(content):
+        if part.type not in TEXTS:
+            refuse(f"{where}[{j}]", f"is of type {part.type!r}; only text is served")
+    return glue.join(part.text for part in content)
+
+
+def _reasoning(item: _Item) -> str:
+    """The reasoning text: clients return all of it, or the encrypted content, or only a summary."""
+    if item.content:
+        return item.content if isinstance(item.content, str) else "".join(part.text for part in item.content)
+    return unsealed(item.encrypted_content) or "".join(part.text for part in item.summary or ())
+
+
+# ---- answering
+
+
+def reply(call: Call, answer: Reply) -> bytes:
+    """The whole answer of a call that is not streamed."""
+    stream = Stream(call, answer.prompt_tokens)
+    stream.deltas([piece for piece in (Reasoning(answer.reasoning), Text(answer.content)) if piece.text])
+    stream.closing(answer)
+    return msgspec.json.encode(stream.response)
+
+
+class Stream:
+    """The events of one streamed answer, and the response object that they add up to."""
+
+    def __init__(self, call: Call, prompt_tokens: int):
+        self._call = call
+        self._sequence = 0
+        self._output: list[dict[str, Any]] = []
+        self._open: type | None = None  # the kind of the item that is open, the last of the output
+        self._texts: list[str] = []  # of that item
+        self.response = _response(call, self._output)
+
+    def opening(self) -> bytes:
+        return self._event("created", response=self.response) + self._event("in_progress", response=self.response)
+
+    def deltas(self, pieces: Sequence[Piece]) -> bytes:
+        """Text and reasoning may leave at once; tool calls wait for the closing."""
+        return b"".join(
+            self._inside(type(piece)) + self._delta(piece.text)
+            for piece in pieces
+            if isinstance(piece, Text | Reasoning)
+        )
+
+    def closing(self, answer: Reply) -> bytes:
+        """The end of the text, the tool calls and the whole response: only after the row is committed."""
+        events = [self._end(), *(self._tool_call(made) for made in answer.tool_calls)]
+        cut = answer.finish_reason == "length"
+        self.response |= {"status": "incomplete" if cut else "completed", "usage": _usage(answer)}
+        self.response["incomplete_details"] = {"reason": "max_output_tokens"} if cut else None
+        return b"".join([*events, self._event(self.response["status"], response=self.response)])
+
+    def failure(self, problem: CallError) -> bytes:
+        self.response |= {"status": "failed", "error": {"code": problem.code, "message": str(problem)}}
+        return self._event("failed", response=self.response)
+
+    def keepalive(self) -> bytes:
+        """codex counts events that it can read, and no comments."""
+        return self._event("in_progress", response=self.response)
+
+    def _inside(self, kind: type) -> bytes:
+        if self._open is kind:
+            return b""
+        ended, self._open, self._texts = self._end(), kind, []
+        if kind is Text:
+            item = {"type": "message", "id": _id("msg"), "status": "in_progress", "role": "assistant", "content": []}
+        else:
+            item = {"type": "reasoning", "id": _id("rs"), "summary": [], "content": []}
+        return ended + self._add(item) + self._part_event("content_part.added", part=self._part())
+
+    def _end(self) -> bytes:
+        if self._open is None:
+            return b""
+        item, part = self._output[-1], self._part()
+        item["content"] = [part]
+        if self._open is Text:
+            item["status"] = "completed"
+        elif ENCRYPTED in self._call.repeats["include"]:
+            item["encrypted_content"] = sealed(part["text"])
+        done = self._text_event("done", text=part["text"])
+        self._open = None
+        return done + self._part_event("content_part.done", part=part) + self._done()
+
+    def _delta(self, text: str) -> bytes:
+        self._texts.append(text)
+        return self._text_event("delta", delta=text)
+
+    def _part(self) -> dict[str, Any]:
+        text = "".join(self._texts)
+        if self._open is Reasoning:
+            return {"type": "reasoning_text", "text": text}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+    def _text_event(self, what: str, **values: Any) -> bytes:
+        if self._open is Reasoning:
+            return self._part_event(f"reasoning_text.{what}", **values)
+        return self._part_event(f"output_text.{what}", logprobs=[], **values)
+
+    def _tool_call(self, made: ToolCall) -> bytes:
+        origin = self._call.repeats["names"].get(made.name, {"type": "function_call", "name": made.name})
+        arguments = parsed(made.arguments)
+        fits = list(arguments) == ["input"] and isinstance(arguments["input"], str)
+        if origin["type"] == "custom_tool_call" and fits:
+            field, text, kind = "input", arguments["input"], "custom_tool_call_input"
+        else:  # also a call of a custom tool that is not of its form: the agent shall see what was sampled
+            field, text, kind = "arguments", made.arguments, "function_call_arguments"
+            origin = {**origin, "type": "function_call"}
+        item = {**origin, "id": _id("fc"), "call_id": made.id, field: "", "status": "in_progress"}
+        added = self._add(item)
+        item |= {field: text, "status": "completed"}
+        delta = self._item_event(f"{kind}.delta", delta=text)
+        return added + delta + self._item_event(f"{kind}.done", **{field: text}) + self._done()
+
+    def _add(self, item: dict[str, Any]) -> bytes:
+        self._output.append(item)
+        return self._event("output_item.added", output_index=len(self._output) - 1, item=item)
+
+    def _done(self) -> bytes:
+        return self._event("output_item.done", output_index=len(self._output) - 1, item=self._output[-1])
+
+    def _part_event(self, name: str, **values: Any) -> bytes:
+        return self._item_event(name, content_index=0, **values)
+
+    def _item_event(self, name: str, **values: Any) -> bytes:
+        return self._event(name, output_index=len(self._output) - 1, item_id=self._output[-1]["id"], **values)
+
+    def _event(self, name: str, **values: Any) -> bytes:
+        self._sequence += 1
+        return event({"type": f"response.{name}", "sequence_number": self._sequence - 1, **values})
+
+
+error = openai_error
+
+
+def _response(call: Call, output: list[dict[str, Any]]) -> dict[str, Any]:
+    said = {name: value for name, value in call.repeats.items() if name not in ("names", "include")}
+    return {
+        "id": _id("resp"),
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "model": call.model,
+        "output": output,
+        "parallel_tool_calls": True,
+        "store": False,
+        **dict.fromkeys(("error", "incomplete_details", "previous_response_id", "usage")),
+        **said,
+    }
+
+
+def _usage(answer: Reply) -> dict[str, Any]:
+    tokens = {"input_tokens": answer.prompt_tokens, "input_tokens_details": {"cached_tokens": answer.cached_tokens}}
+    tokens |= {"output_tokens": answer.sampled_tokens, "total_tokens": answer.prompt_tokens + answer.sampled_tokens}
+    none = {"output_tokens_details": {"reasoning_tokens": 0}}
+    return tokens if answer.reasoning else tokens | none  # otherwise the tokens are not counted apart
+
+
+def _id(kind: str) -> str:
+    return f"{kind}_{uuid.uuid4().hex}"

@@ -1,0 +1,205 @@
+"""Samples from an engine over SGLang's `/generate`: token ids in; ids, logprobs and weight versions out.
+
+One `Sampling` is one call. It fills up while the engine sends; what has come stays readable when the engine dies or the
+client goes away. Left out: choosing between replicas, and any retry, which is the caller's decision.
+"""
+
+import asyncio
+import uuid
+from array import array
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from proxy.pool.records import VersionSpan
+
+ABORT_SECONDS = 5
+
+
+class EngineError(Exception):
+    """A call that the engine did not serve. `kind` is unreachable | died | silent | refused | failed | no_logprobs."""
+
+    def __init__(self, kind: str, message: str):
+        super().__init__(message)
+        self.kind = kind
+
+
+class _Span(msgspec.Struct):
+    version: str
+    start: int
+    end: int
+
+
+class _Finish(msgspec.Struct):
+    type: str
+    matched: int | str | list[int] | None = None
+    message: str | None = None
+    status_code: int | None = None
+
+
+class _Meta(msgspec.Struct):
+    finish_reason: _Finish | None = None
+    completion_tokens: int = 0
+    weight_version: str | None = None
+    weight_versions: list[_Span] | None = None
+    output_token_logprobs: list[tuple[float | None, int, str | None]] = []
+    cached_tokens: int = 0
+
+
+class _Event(msgspec.Struct):
+    output_ids: list[int] = []
+    meta_info: _Meta = msgspec.field(default_factory=_Meta)
+    error: Any = None
+
+
+_decode = msgspec.json.Decoder(_Event).decode
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What the engine is asked: prompt tokens and SGLang's sampling parameters."""
+
+    prompt: "array[int]"
+    params: dict[str, Any]
+    stream: bool
+
+
+@dataclass
+class Sampling:
+    """What has been sampled so far. `finish` is empty until the engine has said why it stopped."""
+
+    ids: "array[int]" = field(default_factory=lambda: array("i"))
+    logprobs: "array[float]" = field(default_factory=lambda: array("f"))
+    versions: tuple[VersionSpan, ...] = ()
+    finish: str = ""
+    matched: int | str | list[int] | None = None
+    cached_tokens: int = 0
+
+    def extend(self, event: _Event) -> list[int]:
+        """Take what an event adds and return the new ids; events that repeat what came before are understood."""
+        meta = event.meta_info
+        fresh = meta.completion_tokens - len(self.ids) if meta.completion_tokens else len(event.output_ids)
+        if fresh > len(event.output_ids):
+            sent = len(event.output_ids)
+            raise EngineError(
+                "failed", f"the engine skipped tokens ({fresh} new, {sent} sent); use SGLang 0.5.23 or later"
+            )
+        new = event.output_ids[len(event.output_ids) - fresh :]
+        self.ids.extend(new)
+        entries = meta.output_token_logprobs[-fresh:] if fresh else []
+        if [entry[1] for entry in entries] == new:
+            self.logprobs.extend(entry[0] for entry in entries if entry[0] is not None)
+        if meta.finish_reason is not None:
+            self._end(meta, meta.finish_reason)
+        return new
+
+    def _end(self, meta: _Meta, finish: _Finish) -> None:
+        spans = meta.weight_versions or []
+        self.versions = tuple(VersionSpan(span.version, span.start, span.end) for span in spans)
+        if not spans and meta.weight_version is not None and self.ids:
+            self.versions = (VersionSpan(meta.weight_version, 0, len(self.ids)),)
+        self.finish, self.matched, self.cached_tokens = finish.type, finish.matched, meta.cached_tokens
+        if finish.type == "abort" and finish.status_code:
+            kind = "refused" if finish.status_code < 500 else "failed"
+            raise EngineError(kind, f"the engine ended the call: {finish.message}")
+
+    def check(self) -> None:
+        """Every token must have come with its logprob."""
+        if len(self.logprobs) != len(self.ids):
+            raise EngineError(
+                "no_logprobs",
+                f"the engine returned {len(self.logprobs)} logprobs for {len(self.ids)} tokens; "
+                "use SGLang 0.5.23 or later, or the scripted engine",
+            )
+
+
+class EngineClient:
+    """One engine, one connection pool. Make it inside the running event loop."""
+
+    def __init__(self, url: str, silence_seconds: float = 600):
+        self.url = url.rstrip("/")
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=silence_seconds)
+        self._http = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def healthy(self) -> bool:
+        try:
+            async with self._http.get(f"{self.url}/health", timeout=aiohttp.ClientTimeout(total=5)) as answer:
+                return answer.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    async def sample(self, ask: Ask, into: Sampling) -> AsyncGenerator[list[int], None]:
+        """Yield the new token ids of each event (of the whole answer when not streamed) while filling `into`.
+
+        When the iteration is cancelled or closed early, the engine is told to stop and what it still sends is taken.
+        """
+        rid = uuid.uuid4().hex
+        inbox: asyncio.Queue[list[int] | None] = asyncio.Queue()
+        pump = asyncio.create_task(self._pump(rid, ask, into, inbox))
+        try:
+            while (ids := await inbox.get()) is not None:
+                if ids:
+                    yield ids
+            await pump
+        finally:
+            if not pump.done():
+                await asyncio.shield(self._abort(rid, pump))
+
+    async def _pump(self, rid: str, ask: Ask, into: Sampling, inbox: "asyncio.Queue[list[int] | None]") -> None:
+        body = {"rid": rid, "input_ids": ask.prompt.tolist(), "sampling_params": ask.params, "stream": ask.stream}
+        body["return_logprob"] = True
+        try:
+            await self._exchange(msgspec.json.encode(body), into, inbox)
+        except TimeoutError as error:
+            raise EngineError("silent", f"the engine at {self.url} sent nothing for too long; restart it") from error
+        except aiohttp.ClientConnectorError as error:
+            reason = error.os_error.strerror
+            message = f"the engine at {self.url} does not answer ({reason}); start it with: proxy engine"
+            raise EngineError("unreachable", message) from error
+        except (aiohttp.ClientError, ConnectionError, msgspec.DecodeError) as error:
+            message = f"the engine at {self.url} broke off after {len(into.ids)} tokens ({error}); see its log"
+            raise EngineError("died", message) from error
+        finally:
+            inbox.put_nowait(None)
+
+    async def _exchange(self, body: bytes, into: Sampling, inbox: "asyncio.Queue[list[int] | None]") -> None:
+        headers = {"Content-Type": "application/json"}
+        async with self._http.post(f"{self.url}/generate", data=body, headers=headers) as answer:
+            if answer.status != 200:
+                raise _refused(answer.status, await answer.text())
+            if answer.content_type == "text/event-stream":
+                async for line in answer.content:
+                    if line.startswith(b"data: {"):
+                        inbox.put_nowait(_take(line[6:], into))
+            else:
+                inbox.put_nowait(_take(await answer.read(), into))
+        if not into.finish:
+            message = f"the engine at {self.url} ended its stream after {len(into.ids)} tokens; see its log"
+            raise EngineError("died", message)
+
+    async def _abort(self, rid: str, pump: "asyncio.Task[None]") -> None:
+        with suppress(aiohttp.ClientError, TimeoutError, EngineError):
+            timeout = aiohttp.ClientTimeout(total=ABORT_SECONDS)
+            async with self._http.post(f"{self.url}/abort_request", json={"rid": rid}, timeout=timeout):
+                pass
+            await asyncio.wait_for(pump, ABORT_SECONDS)
+        pump.cancel()
+
+
+def _take(data: bytes, into: Sampling) -> list[int]:
+    event = _decode(data)
+    if event.error is not None:
+        raise EngineError("failed", f"the engine reported an error: {event.error}")
+    return into.extend(event)
+
+
+def _refused(status: int, text: str) -> EngineError:
+    kind = "refused" if status < 500 else "failed"
+    return EngineError(kind, f"the engine answered HTTP {status}: {text[:300]}")

@@ -1,0 +1,61 @@
+"""A child process that never outlives its parent, and takes its whole process group along when it is stopped."""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when the thread that started it ends; for subprocess' preexec_fn."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def start(command: Sequence[str], environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a command in a process group of its own, its output appended to the log. Call from the main thread."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+
+
+def stop(process: subprocess.Popen[bytes], grace_seconds: float = 1) -> None:
+    """End the process and everything in its group: asked first, killed after the grace."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + grace_seconds
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGKILL)  # also what is left of the group after its leader has gone
+    process.wait()
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    with socket.socket() as listener:
+        listener.bind((host, 0))
+        return int(listener.getsockname()[1])
+
+
+def end_of(log: Path, lines: int = 5) -> str:
+    """The last lines of a log on one line, for an error message."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 4000))
+        text = file.read().decode(errors="replace")
+    return " | ".join(line.strip() for line in text.splitlines() if line.strip()).split(" | ", 1)[-1][-600:] or "empty"

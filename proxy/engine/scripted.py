@@ -1,0 +1,222 @@
+"""An engine without a model: ordinary code answers, over the same `/generate` wire as SGLang.
+
+A script is a callable `(prompt_text, prompt_ids) -> str | Reply | Fault`. The answer is tokenised with the model's own
+tokenizer and ends with its end-of-turn token. Each token is certain under the script, so its logprob is 0.0, and its
+weight version is "scripted" until an update names another. Used by every test that needs a model that obeys, and by
+teachers.
+Left out: batching, prefix caches, weights; updates change the version's name only.
+"""
+
+import asyncio
+import importlib.util
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from proxy.pool.errors import UserError
+from proxy.template import ChatTemplate
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer with details. Without `end`, it stops as if the length limit had come; `ids` go before `text`."""
+
+    text: str
+    end: bool = True
+    seconds_per_token: float = 0.0
+    tokens_per_event: int = 1
+    logprobs: bool = True
+    ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A failure on purpose: an HTTP status (without `text`), or a reset or a hang after `after` tokens of `text`."""
+
+    status: int = 0
+    hang: bool = False
+    text: str = ""
+    after: int = 0
+
+
+Script = Callable[[str, Sequence[int]], str | Reply | Fault]
+
+
+def load_script(where: str) -> Script:
+    """The callable at `FILE.py:NAME`."""
+    file, _, name = where.rpartition(":")
+    if not file or not Path(file).is_file():
+        raise UserError(f"the script {where!r} names no file; write it as FILE.py:NAME")
+    spec = importlib.util.spec_from_file_location("blackforge_script", file)
+    assert spec is not None and spec.loader is not None, f"{file} does not end in .py"
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    script = vars(module).get(name)
+    if not callable(script):
+        raise UserError(f"the script file {file} has no callable {name!r}; define it or name another")
+    return script
+
+
+class _Request(msgspec.Struct):
+    input_ids: list[int]
+    sampling_params: dict[str, Any] = {}
+    stream: bool = False
+    return_logprob: bool = False
+    rid: str = ""
+
+
+class _Cut(Exception):
+    """The script wants the connection reset."""
+
+
+class ScriptedEngine:
+    """The routes of SGLang that the proxy and the trainer use."""
+
+    def __init__(self, script: Script, template: ChatTemplate):
+        self.version = "scripted"
+        self.calls = 0
+        """Calls received so far."""
+        self.last_params: dict[str, Any] = {}
+        """The sampling parameters of the last call."""
+        self.aborted = 0
+        """Calls ended by /abort_request."""
+        self._script = script
+        self._template = template
+        self._running = asyncio.Event()
+        self._running.set()
+        self._live: dict[str, asyncio.Event] = {}
+
+    def app(self) -> web.Application:
+        app = web.Application(client_max_size=1 << 28)
+        for path in ("/health", "/model_info"):
+            app.router.add_get(path, self._info)
+        app.router.add_post("/generate", self._generate)
+        app.router.add_post("/abort_request", self._abort)
+        app.router.add_post("/pause_generation", self._pause)
+        app.router.add_post("/continue_generation", self._continue)
+        app.router.add_post("/update_weights_from_disk", self._update)
+        app.router.add_route("*", "/flush_cache", self._info)
+        return app
+
+    async def _info(self, _request: web.Request) -> web.Response:
+        return web.json_response({"weight_version": self.version, "model_path": str(self._template.directory)})
+
+    async def _pause(self, _request: web.Request) -> web.Response:
+        self._running.clear()
+        return web.json_response({"status": "ok"})
+
+    async def _continue(self, _request: web.Request) -> web.Response:
+        self._running.set()
+        return web.json_response({"status": "ok"})
+
+    async def _update(self, request: web.Request) -> web.Response:
+        self.version = (await request.json()).get("weight_version") or self.version
+        return web.json_response({"success": True, "message": "the script does not change", "num_paused_requests": 0})
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        live = self._live.get((await request.json()).get("rid", ""))
+        if live is not None:
+            live.set()
+            self.aborted += 1
+        return web.json_response({})
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        self.calls += 1
+        try:
+            ask = msgspec.json.decode(await request.read(), type=_Request)
+        except msgspec.DecodeError as error:
+            return _error(400, str(error))
+        self.last_params = ask.sampling_params
+        answer = self._script(self._template.decode(ask.input_ids), ask.input_ids)
+        if isinstance(answer, Fault) and answer.status:
+            return _error(answer.status, "the script says so")
+        turn = _Turn(ask, answer, self._template)
+        self._live[turn.rid] = turn.aborted
+        try:
+            return await (self._stream if ask.stream else self._whole)(request, turn)
+        except _Cut:
+            assert request.transport is not None, "the client has gone before the cut"
+            request.transport.abort()
+            return web.Response()
+        finally:
+            del self._live[turn.rid]
+
+    async def _stream(self, request: web.Request, turn: "_Turn") -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        while turn.finish is None:
+            start = len(turn.sent)
+            await self._advance(turn, turn.reply.tokens_per_event)
+            await response.write(b"data: " + msgspec.json.encode(turn.event(start, self.version)) + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def _whole(self, _request: web.Request, turn: "_Turn") -> web.Response:
+        while turn.finish is None:
+            await self._advance(turn, len(turn.ids) + 1)
+        return web.Response(body=msgspec.json.encode(turn.event(0, self.version)), content_type="application/json")
+
+    async def _advance(self, turn: "_Turn", tokens: int) -> None:
+        await self._running.wait()
+        if isinstance(turn.fault, Fault):
+            tokens = min(tokens, turn.fault.after - len(turn.sent))
+            if tokens <= 0:
+                await turn.fail()
+        if turn.reply.seconds_per_token:
+            await asyncio.sleep(turn.reply.seconds_per_token * tokens)
+        turn.advance(tokens, self.version)
+
+
+class _Turn:
+    """One answer on its way out."""
+
+    def __init__(self, ask: _Request, answer: str | Reply | Fault, template: ChatTemplate):
+        self.rid = ask.rid or uuid.uuid4().hex
+        self.aborted = asyncio.Event()
+        self.fault = answer if isinstance(answer, Fault) else None
+        self.reply = answer if isinstance(answer, Reply) else Reply(answer if isinstance(answer, str) else answer.text)
+        self.prompt_tokens = len(ask.input_ids)
+        self.logprobs = ask.return_logprob and self.reply.logprobs
+        limit = ask.sampling_params.get("max_new_tokens", 128)
+        ids = list(self.reply.ids or template.encode(self.reply.text)) + ([template.end] if self.reply.end else [])
+        self.ids, self.cut = ids[:limit], len(ids) > limit or not self.reply.end
+        self.sent: list[int] = []
+        self.spans: list[dict[str, Any]] = []
+        self.finish: dict[str, Any] | None = None
+
+    async def fail(self) -> None:
+        if self.fault is not None and self.fault.hang:
+            await self.aborted.wait()
+        raise _Cut
+
+    def advance(self, tokens: int, version: str) -> None:
+        new = [] if self.aborted.is_set() else self.ids[len(self.sent) : len(self.sent) + tokens]
+        if new:
+            if not self.spans or self.spans[-1]["version"] != version:
+                self.spans.append({"version": version, "start": len(self.sent), "end": 0})
+            self.sent += new
+            self.spans[-1]["end"] = len(self.sent)
+        if self.aborted.is_set():
+            self.finish = {"type": "abort", "message": "Aborted", "status_code": None}
+        elif len(self.sent) == len(self.ids):
+            length = {"type": "length", "length": len(self.sent)}
+            self.finish = length if self.cut else {"type": "stop", "matched": self.ids[-1]}
+
+    def event(self, start: int, version: str) -> dict[str, Any]:
+        new = self.sent[start:]
+        meta: dict[str, Any] = {"id": self.rid, "finish_reason": self.finish, "prompt_tokens": self.prompt_tokens}
+        meta |= {"completion_tokens": len(self.sent), "weight_version": version, "cached_tokens": 0}
+        if self.logprobs:
+            meta["output_token_logprobs"] = [(0.0, token, None) for token in new]
+        if self.finish is not None:
+            meta["weight_versions"] = self.spans
+        return {"output_ids": new, "meta_info": meta}
+
+
+def _error(status: int, message: str) -> web.Response:
+    return web.json_response({"error": {"message": message}}, status=status)

@@ -1,0 +1,125 @@
+"""Starts, health-checks and stops a real SGLang server: one configuration for a machine with a GPU and one without.
+
+This file is the only place that asks which of the two it is on. Left out: several replicas, tensor parallelism beyond
+what `extra_args` passes through.
+"""
+
+import ctypes
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from proxy.config import EngineConfig
+from proxy.engine import process
+from proxy.pool.errors import UserError
+
+CPU_PATH = Path(__file__).parent / "cpu" / "path"
+ROOT = Path(__file__).parents[2]
+"""Where the package `proxy` is, for an engine started from any directory."""
+CPU_TOTAL_TOKENS = 65536
+
+
+def on_cuda(device: str) -> bool:
+    """Whether the engine goes on a GPU; asks the driver itself, as importing torch would take seconds."""
+    if device != "auto":
+        return device == "cuda"
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int(0)
+    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+
+
+def command(config: EngineConfig, port: int) -> list[str]:
+    """The command line of the server."""
+    module = "sglang.launch_server" if on_cuda(config.device) else "proxy.engine.cpu.launch"
+    words = [sys.executable, "-m", module, "--host", "127.0.0.1", "--port", str(port)]
+    words += ["--model-path", config.model, "--dtype", config.dtype, "--weight-version", "initial"]
+    words += ["--incremental-streaming-output", "--skip-server-warmup", "--log-level", "warning"]
+    if config.context_length:
+        words += ["--context-length", str(config.context_length)]
+    total = config.max_total_tokens
+    if not on_cuda(config.device):
+        words += ["--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"]
+        words += ["--sleep-on-idle"]  # an idle scheduler would otherwise spin on a whole core
+        total = total or CPU_TOTAL_TOKENS
+    if total:
+        words += ["--max-total-tokens", str(total)]
+    return [*words, *config.extra_args]
+
+
+def environment(config: EngineConfig) -> dict[str, str]:
+    """The environment of the server: ours, nothing fetched from the hub, and the CPU part where there is no GPU."""
+    values = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    if not on_cuda(config.device):
+        path = [str(CPU_PATH), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        values |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": str(config.threads)}
+        values["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(_other_models(Path(config.model)))
+        values["PYTHONPATH"] = os.pathsep.join(path)
+    return values
+
+
+def _other_models(model: Path) -> list[str]:
+    """SGLang's model files that do not define this model's architecture; it would import all 250 when it starts."""
+    package = importlib.util.find_spec("sglang")
+    folders = package.submodule_search_locations if package else None
+    wanted = json.loads((model / "config.json").read_bytes()).get("architectures") or ["?"]
+    files = sorted(Path(folders[0], "srt", "models").glob("*.py")) if folders else []
+    other = [file.stem for file in files if f"class {wanted[0]}(" not in file.read_text()]
+    return other if len(other) < len(files) else []
+
+
+class Sglang:
+    """One server process. Ends with the process that started it, however that ends."""
+
+    def __init__(self, config: EngineConfig, log: Path):
+        if importlib.util.find_spec("sglang") is None:
+            raise UserError("sglang is not installed in this environment; install it with: make install")
+        if not (Path(config.model) / "config.json").is_file():
+            raise UserError(f"the model directory {config.model} has no config.json; name one in Hugging Face format")
+        port = config.port or process.free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self.log = log
+        self._seconds = config.start_seconds
+        self._process: subprocess.Popen[bytes] = process.start(command(config, port), environment(config), log)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def exited(self) -> int | None:
+        """The exit status, or None while it runs."""
+        return self._process.poll()
+
+    def wait_healthy(self) -> None:
+        """Return when the server answers its health check; UserError with the end of its log when it does not."""
+        deadline = time.monotonic() + self._seconds
+        while not healthy(self.url):
+            if self.exited() is not None:
+                raise UserError(self.failed(f"ended with status {self.exited()} while starting"))
+            if time.monotonic() > deadline:
+                raise UserError(self.failed(f"was not healthy after {self._seconds:.0f} s (engine.start_seconds)"))
+            time.sleep(0.2)
+
+    def failed(self, what: str) -> str:
+        """One sentence about what went wrong, with the end of the log."""
+        return f"the engine at {self.url} {what}; see {self.log}, which ends with: {process.end_of(self.log)}"
+
+    def stop(self) -> None:
+        process.stop(self._process)
+
+
+def healthy(url: str) -> bool:
+    """Whether an engine serves at this address."""
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False

@@ -1,0 +1,301 @@
+"""The request handler: one model call from the agent's request to the row in the pool and the reply.
+
+Text leaves while it is sampled. What a client can act on (finish reason, tool calls, the final event) leaves after the
+row is committed. A call that fails after tokens were sampled leaves a row too, marked untrainable with the reason.
+"""
+
+import asyncio
+import time
+from array import array
+from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
+
+from aiohttp import web
+
+from proxy.call import Call, CallError, Overflow, Reply
+from proxy.dialects.base import Counting, Dialect, EventStream
+from proxy.engine.client import Ask, EngineClient, EngineError
+from proxy.pool.completions import CompletionWriter
+from proxy.pool.errors import AttemptClosed, PoolWriteError
+from proxy.pool.records import NewCompletion, int_bytes
+from proxy.sessions import Session, Sessions
+from proxy.splice import Prompt
+from proxy.template import ChatTemplate, TemplateError
+from proxy.toolcalls import Reasoning, Text
+from proxy.turn import Turn
+
+TRAINING: dict[str, float] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""The distribution that logprobs are recorded for. Forced in every run; sessions outside of runs get what they ask."""
+
+LONG = 4096
+"""Tokens beyond which a call is streamed from the engine even when the agent does not stream."""
+
+RESERVED = 8
+"""Tokens of the context that SGLang keeps for itself: it refuses prompts that come closer to the end."""
+
+TOO_LONG = ("maximum context length", "maximum allowed length", "model's context length")
+"""How SGLang words that a prompt is too long for it, its KV cache included."""
+
+IGNORED = "X-Blackforge-Ignored"
+"""The header that names what was asked and changes nothing here."""
+
+STATUS = {"unreachable": 503, "silent": 504, "refused": 400}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the handler takes from the configuration."""
+
+    context_length: int
+    max_new_tokens: int | None
+    splice: bool
+    keepalive_seconds: float
+
+
+class Handler:
+    """Serves model calls of every dialect. Rendering, tokenising and reading the pool happen in `threads`."""
+
+    def __init__(
+        self, settings: Settings, template: ChatTemplate, threads: ThreadPoolExecutor, *, sessions: Sessions,
+        engine: EngineClient, writer: CompletionWriter,
+    ):  # fmt: skip
+        self._settings = settings
+        self._template = template
+        self._threads = threads
+        self._sessions = sessions
+        self._engine = engine
+        self._writer = writer
+
+    async def complete(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
+        """One model call: authenticate, read, render, sample, record, reply."""
+        started = time.time()
+        session = await self._sessions.of(request)
+        call = dialect.read(await request.read(), request.path_qs)
+        prompt = await self._render(session, call, dialect)
+        turn = Turn(call, prompt, self._template)
+        record = _Record(self._writer, session, turn, started)
+        wire = self._wire(request, call, dialect.Stream(call, len(prompt.ids))) if call.stream else None
+        try:
+            await self._sample(session, turn, wire)
+            reply = turn.reply()
+            await asyncio.shield(record.store(reply, _untrainable(session, turn)))
+        except (EngineError, CallError) as error:
+            return await _fail(wire, await asyncio.shield(record.fail(error)))
+        except (asyncio.CancelledError, ConnectionResetError):
+            await asyncio.shield(record.store(turn.reply(), "abandoned: the client went away", "abort"))
+            raise
+        finally:
+            if wire is not None:
+                wire.rest()
+        if wire is not None:
+            return await wire.close(reply)
+        return web.Response(body=dialect.reply(call, reply), content_type="application/json", headers=_headers(call))
+
+    def _wire(self, request: web.Request, call: Call, events: EventStream) -> "_Wire":
+        return _Wire(request, _headers(call), events, self._settings.keepalive_seconds)
+
+    async def count(self, request: web.Request, dialect: Counting) -> web.Response:
+        """How long the prompt of a request would be. Nothing is sampled or recorded."""
+        session = await self._sessions.of(request)
+        call = dialect.read(await request.read(), request.path_qs)
+        prompt = await self._render(session, call, dialect, any_length=True)
+        return web.Response(body=dialect.count(len(prompt.ids)), content_type="application/json")
+
+    async def _render(self, session: Session, call: Call, dialect: Dialect, any_length: bool = False) -> Prompt:
+        loop = asyncio.get_running_loop()
+        try:
+            prompt = await loop.run_in_executor(self._threads, session.tree.prepare, call, self._settings.splice)
+        except TemplateError as error:
+            raise CallError(400, "invalid_request", str(error), dialect.PROMPT) from error
+        limit, length = self._settings.context_length - RESERVED, len(prompt.ids)
+        if length >= limit and not any_length:
+            raise Overflow(length, limit, dialect.PROMPT)
+        return prompt
+
+    async def _sample(self, session: Session, turn: Turn, wire: "_Wire | None") -> None:
+        """Sample the whole turn, sending what may leave early."""
+        async with aclosing(self._tokens(session, turn)) as events:
+            async for ids in events:
+                pieces = turn.take(ids)
+                if wire is not None:
+                    await wire.send(pieces)
+        turn.sampling.check()
+        if turn.sampling.finish == "abort":
+            raise EngineError("failed", "the engine aborted the call (paused or restarted?); send it again")
+        pieces = turn.close()
+        if wire is not None:
+            await wire.send(pieces)
+
+    def _tokens(self, session: Session, turn: Turn) -> AsyncGenerator[list[int], None]:
+        call, room = turn.call, self._settings.context_length - RESERVED - len(turn.prompt.ids)
+        limits = [limit for limit in (call.max_new_tokens, self._settings.max_new_tokens, room) if limit is not None]
+        params: dict[str, Any] = TRAINING | (call.sampling if session.attempt.purpose == "session" else {})
+        limit = min(limits)
+        params |= {"max_new_tokens": limit, "skip_special_tokens": False}
+        params["stop_token_ids"] = list(self._template.ends)
+        if call.stop:
+            params |= {"stop": list(call.stop), "no_stop_trim": True}
+        stream = call.stream or limit > LONG  # a long answer comes in events, so that a dead engine is noticed
+        return self._engine.sample(Ask(turn.prompt.ids, params, stream), turn.sampling)
+
+
+class _Record:
+    """Stores one turn, at most once."""
+
+    def __init__(self, writer: CompletionWriter, session: Session, turn: Turn, started: float):
+        self._writer = writer
+        self._session = session
+        self._turn = turn
+        self._started = started
+        self._stored = False
+
+    async def store(self, reply: Reply, untrainable: str | None, finish: str = "") -> None:
+        """Return when the row is committed; CallError when it cannot be."""
+        if self._stored:
+            return
+        self._stored = True
+        item, path = self._row(reply, untrainable, finish)
+        try:
+            id = await self._writer.add(item)
+        except AttemptClosed as error:
+            raise CallError(401, "invalid_api_key", str(error)) from error
+        except PoolWriteError as error:
+            raise CallError(
+                507, "pool_write_failed", f"the call was not recorded, so it is not answered: {error}"
+            ) from error
+        self._session.tree.add(id, item, path, self._turn.prompt.text)
+
+    async def fail(self, error: EngineError | CallError) -> CallError:
+        """Keep what the engine sent before it failed, and return what the client is told."""
+        if isinstance(error, CallError):
+            return error
+        try:
+            if self._turn.sampling.ids:
+                await self.store(self._turn.reply(), f"{error.kind}: {error}", "error")
+        except CallError as problem:
+            return problem
+        return _engine_problem(error)
+
+    def _row(self, reply: Reply, untrainable: str | None, finish: str) -> tuple[NewCompletion, "array[int]"]:
+        prompt, sampling = self._turn.prompt, self._turn.sampling
+        path = prompt.ids + sampling.ids
+        item = NewCompletion(
+            attempt_id=self._session.attempt.id,
+            prefix_of=prompt.prefix_of,
+            prefix_length=prompt.prefix_length,
+            follows=prompt.follows,
+            prompt_tail=prompt.ids[prompt.prefix_length :],
+            sampled=sampling.ids,
+            logprobs=sampling.logprobs,
+            versions=sampling.versions,
+            finish_reason=finish or reply.finish_reason,
+            untrainable=untrainable,
+            reply=reply.message(),
+            path_crc=crc32(int_bytes(path)),
+            started_at=self._started,
+            finished_at=time.time(),
+        )
+        return item, path
+
+
+class _Wire:
+    """The event stream to one client, opened by the first thing to send."""
+
+    def __init__(self, request: web.Request, headers: dict[str, str], events: EventStream, patience: float):
+        self._request = request
+        self._headers = headers
+        self._events = events
+        self._response: web.StreamResponse | None = None
+        self._opened = False
+        self._resting = False
+        self._writing = asyncio.Lock()
+        self._written = time.monotonic()
+        self._beat = asyncio.create_task(self._keep_alive(patience))
+
+    async def send(self, pieces: list[Any]) -> None:
+        if any(isinstance(piece, Text | Reasoning) for piece in pieces):
+            async with self._writing:
+                await self._write(self._opening() + self._events.deltas(pieces))
+
+    async def close(self, reply: Reply) -> web.StreamResponse:
+        async with self._writing:
+            response = await self._write(self._opening() + self._events.closing(reply))
+        await response.write_eof()
+        return response
+
+    async def fail(self, problem: CallError) -> web.StreamResponse:
+        if self._response is None:
+            raise problem
+        async with self._writing:
+            return await self._write(self._events.failure(problem))
+
+    def rest(self) -> None:
+        """No more signs of life."""
+        self._resting = True
+        self._beat.cancel()
+
+    async def _keep_alive(self, patience: float) -> None:
+        with suppress(ConnectionResetError):  # the handler learns of it by itself
+            while True:
+                await asyncio.sleep(self._written + patience - time.monotonic())
+                if time.monotonic() - self._written >= patience:
+                    await asyncio.shield(self._sign_of_life())  # half a write would break the stream
+
+    async def _sign_of_life(self) -> None:
+        async with self._writing:
+            if not self._resting:  # else the last event has left, or an answer of another kind
+                await self._write(self._opening() + self._events.keepalive())
+
+    def _opening(self) -> bytes:
+        """The first events, once."""
+        opened, self._opened = self._opened, True
+        return b"" if opened else self._events.opening()
+
+    async def _write(self, events: bytes) -> web.StreamResponse:
+        """Under the lock, in which events are made as well: they number themselves in the order in which they leave."""
+        self._written = time.monotonic()
+        if self._response is None:
+            headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **self._headers}
+            self._response = web.StreamResponse(headers=headers)
+            await self._response.prepare(self._request)
+        if events:
+            await self._response.write(events)
+        return self._response
+
+
+def _headers(call: Call) -> dict[str, str]:
+    return {IGNORED: ", ".join(call.ignored)} if call.ignored else {}
+
+
+def _untrainable(session: Session, turn: Turn) -> str | None:
+    """Why a turn that was sampled to its end cannot be trained on; None when it can."""
+    versions, sampled = sum(span.end - span.start for span in turn.sampling.versions), len(turn.sampling.ids)
+    if versions != sampled:
+        return f"the engine named the weight version of {versions} of {sampled} tokens"
+    asked = turn.call.sampling if session.attempt.purpose == "session" else {}
+    other = {name: value for name, value in asked.items() if value != TRAINING[name]}
+    return f"sampled with {other}, not from the training distribution" if other else None
+
+
+def _engine_problem(error: EngineError) -> CallError:
+    too_long = error.kind == "refused" and any(words in str(error) for words in TOO_LONG)
+    code = "context_length_exceeded" if too_long else f"engine_{error.kind}"
+    return CallError(STATUS.get(error.kind, 502), code, str(error))
+
+
+async def _fail(wire: _Wire | None, problem: CallError) -> web.StreamResponse:
+    if wire is None:
+        raise problem
+    return await wire.fail(problem)

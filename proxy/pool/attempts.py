@@ -1,0 +1,143 @@
+"""Attempts: one agent process at one rollout. The API key names the attempt and dies with it.
+
+Only the key's hash is stored. A session is an attempt outside any run, opened by an unknown key on loopback.
+"""
+
+import secrets
+import time
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+from sqlalchemy import Row, Select, func, select, update
+
+from proxy.pool.database import Pool, insert_if_new, insert_row, locked, retried
+from proxy.pool.errors import UserError
+from proxy.pool.schema import TOKENS, attempts, completions, groups, rollouts, runs
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt. `purpose` is its run's (train, eval, collect), or session outside of runs."""
+
+    id: int
+    run_id: int | None
+    rollout_id: int | None
+    agent: str
+    purpose: str
+    open: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How an attempt ended. The verdict is not here: it belongs to the rollout."""
+
+    failure: str | None = None
+    detail: str = ""
+    exit_code: int | None = None
+    timings: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What the proxy recorded of an attempt."""
+
+    completions: int
+    trainable: int
+    sampled_tokens: int
+
+
+@retried
+def open_attempt(pool: Pool, rollout_id: int, agent: str) -> tuple[Attempt, str]:
+    """A new attempt at a rollout and the secret key that names it. UserError when the rollout has its outcome."""
+    key = f"bf-{secrets.token_urlsafe(24)}"
+    with pool.write() as connection:
+        locked(connection, select(rollouts.c.id).where(rollouts.c.id == rollout_id))
+        query = (
+            select(groups.c.run_id, runs.c.purpose, rollouts.c.finished_at)
+            .join_from(rollouts, groups)
+            .join(runs, runs.c.id == groups.c.run_id)
+            .where(rollouts.c.id == rollout_id)
+        )
+        row = connection.execute(query).one()
+        if row.finished_at is not None:
+            raise UserError(f"rollout {rollout_id} has its outcome already; open a new group instead")
+        number = connection.scalar(select(func.count()).where(attempts.c.rollout_id == rollout_id)) or 0
+        identity = {"run_id": row.run_id, "rollout_id": rollout_id, "number": number}
+        attempt_id = insert_row(connection, attempts, _values(key, agent) | identity)
+    return Attempt(attempt_id, row.run_id, rollout_id, agent, row.purpose, True), key
+
+
+@retried
+def open_session(pool: Pool, key: str) -> Attempt:
+    """The session that a key of nobody names, opened if it is new."""
+    with pool.write() as connection:
+        row = connection.execute(_by_key(key)).one_or_none()
+        if row is None:
+            insert_if_new(connection, attempts, _values(key, "session") | {"number": 0})
+            row = connection.execute(_by_key(key)).one()
+    return _attempt(row)
+
+
+def by_key(pool: Pool, key: str) -> Attempt | None:
+    """The attempt that a key names, closed ones included."""
+    with pool.read() as connection:
+        row = connection.execute(_by_key(key)).one_or_none()
+    return None if row is None else _attempt(row)
+
+
+@retried
+def close_attempt(pool: Pool, attempt_id: int, ending: Ending) -> None:
+    """End an attempt and revoke its key. A second ending changes nothing."""
+    values = {
+        "failure": ending.failure,
+        "detail": ending.detail,
+        "exit_code": ending.exit_code,
+        "timings": ending.timings,
+        "closed_at": time.time(),
+    }
+    with pool.write() as connection:
+        still_open = attempts.c.closed_at.is_(None)
+        connection.execute(update(attempts).where(attempts.c.id == attempt_id, still_open).values(values))
+
+
+@retried
+def close_interrupted(pool: Pool, run_id: int) -> int:
+    """Close the attempts that a dead harness left open in this run, and say how many they were."""
+    values = {"failure": "interrupted", "detail": "the harness ended while the attempt ran", "closed_at": time.time()}
+    with pool.write() as connection:
+        left_open = (attempts.c.run_id == run_id) & attempts.c.closed_at.is_(None)
+        found = [row.id for row in locked(connection, select(attempts.c.id).where(left_open).order_by(attempts.c.id))]
+        return connection.execute(update(attempts).where(left_open, attempts.c.id.in_(found)).values(values)).rowcount
+
+
+def completion_stats(pool: Pool, attempt_id: int) -> Stats:
+    """Counts over the attempt's recorded completions."""
+    query = select(
+        func.count(),
+        func.count().filter(completions.c.untrainable.is_(None)),
+        func.coalesce(func.sum(TOKENS), 0),
+    ).where(completions.c.attempt_id == attempt_id)
+    with pool.read() as connection:
+        total, trainable, tokens = connection.execute(query).one()
+    return Stats(total, trainable, int(tokens))
+
+
+def _values(key: str, agent: str) -> dict[str, Any]:
+    return {"key_hash": _hash(key), "agent": agent, "opened_at": time.time()}
+
+
+def _by_key(key: str) -> Select[Any]:
+    return (
+        select(attempts, runs.c.purpose)
+        .outerjoin(runs, runs.c.id == attempts.c.run_id)
+        .where(attempts.c.key_hash == _hash(key))
+    )
+
+
+def _hash(key: str) -> str:
+    return sha256(key.encode()).hexdigest()
+
+
+def _attempt(row: Row[Any]) -> Attempt:
+    return Attempt(row.id, row.run_id, row.rollout_id, row.agent, row.purpose or "session", row.closed_at is None)

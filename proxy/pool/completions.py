@@ -1,0 +1,164 @@
+"""Writing and reading completions. Writes of concurrent calls share commits; reads rebuild the token paths."""
+
+import asyncio
+from array import array
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from zlib import crc32
+
+from sqlalchemy import Connection, Row, func, select
+
+from proxy.pool.database import Pool, insert_row, locked, retried
+from proxy.pool.errors import AttemptClosed, PoolWriteError
+from proxy.pool.records import Completion, NewCompletion, VersionSpan, float_bytes, floats, int_bytes, ints
+from proxy.pool.schema import attempts, completions
+
+IDS_PER_QUERY = 10_000
+"""Databases bound the parameters of one statement (SQLite 32766, PostgreSQL 65535)."""
+
+Waiting = tuple[NewCompletion, "asyncio.Future[int]"]
+
+
+class CompletionWriter:
+    """Group commit: while one transaction is being written, the completions that arrive wait for the next one."""
+
+    def __init__(self, pool: Pool):
+        self._pool = pool
+        self._waiting: list[Waiting] = []
+        self._thread = ThreadPoolExecutor(1, "pool-writer")
+        self._flusher: asyncio.Task[None] | None = None
+
+    async def add(self, completion: NewCompletion) -> int:
+        """Store a completion and return its id once it is committed.
+
+        Raises AttemptClosed when the attempt has ended, PoolWriteError when the database refused the write.
+        """
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._waiting.append((completion, future))
+        if self._flusher is None or self._flusher.done():
+            self._flusher = asyncio.create_task(self._flush())
+        return await future
+
+    async def close(self) -> None:
+        """Wait until everything that was added is committed."""
+        if self._flusher is not None:
+            await self._flusher
+        self._thread.shutdown()
+
+    async def _flush(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            try:
+                results: list[int | Exception] = await loop.run_in_executor(
+                    self._thread, self._commit, [item for item, _ in batch]
+                )
+            except Exception as error:  # whatever broke the commit, none of these callers may wait for ever
+                results = [error if isinstance(error, PoolWriteError) else PoolWriteError(str(error))] * len(batch)
+            for (_, future), result in zip(batch, results, strict=True):
+                _resolve(future, result)
+
+    @retried
+    def _commit(self, batch: list[NewCompletion]) -> list[int | Exception]:
+        with self._pool.write() as connection:
+            next_ordinal = _open_attempts(connection, {item.attempt_id for item in batch})
+            return [_insert(connection, item, next_ordinal) for item in batch]
+
+
+def _resolve(future: "asyncio.Future[int]", result: int | Exception) -> None:
+    if future.cancelled():  # the caller went away; the row is stored all the same
+        return
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
+
+
+def _open_attempts(connection: Connection, ids: set[int]) -> dict[int, int]:
+    """The next ordinal of each of these attempts that is still open."""
+    still_open = select(attempts.c.id).where(attempts.c.id.in_(ids), attempts.c.closed_at.is_(None))
+    found = {row.id: 0 for row in locked(connection, still_open.order_by(attempts.c.id))}
+    last = select(completions.c.attempt_id, func.max(completions.c.ordinal)).group_by(completions.c.attempt_id)
+    counted = connection.execute(last.where(completions.c.attempt_id.in_(found)))
+    return found | {attempt_id: ordinal + 1 for attempt_id, ordinal in counted}
+
+
+def _insert(connection: Connection, item: NewCompletion, next_ordinal: dict[int, int]) -> int | Exception:
+    if item.attempt_id not in next_ordinal:
+        return AttemptClosed(f"attempt {item.attempt_id} has ended, so its key no longer serves; open a new attempt")
+    values = to_row(item) | {"ordinal": next_ordinal[item.attempt_id]}
+    next_ordinal[item.attempt_id] += 1
+    return insert_row(connection, completions, values)
+
+
+def to_row(item: NewCompletion) -> dict[str, Any]:
+    """The columns of a completion, without id and ordinal."""
+    return {
+        "attempt_id": item.attempt_id,
+        "prefix_of": item.prefix_of,
+        "prefix_length": item.prefix_length,
+        "follows": item.follows,
+        "prompt_tail": int_bytes(item.prompt_tail),
+        "sampled": int_bytes(item.sampled),
+        "logprobs": float_bytes(item.logprobs),
+        "versions": [[span.version, span.start, span.end] for span in item.versions],
+        "finish_reason": item.finish_reason,
+        "untrainable": item.untrainable,
+        "reply": item.reply,
+        "path_crc": item.path_crc,
+        "started_at": item.started_at,
+        "finished_at": item.finished_at,
+    }
+
+
+def from_row(row: Row[Any]) -> Completion:
+    return Completion(
+        id=row.id,
+        attempt_id=row.attempt_id,
+        ordinal=row.ordinal,
+        prefix_of=row.prefix_of,
+        prefix_length=row.prefix_length,
+        follows=row.follows,
+        prompt_tail=ints(row.prompt_tail),
+        sampled=ints(row.sampled),
+        logprobs=floats(row.logprobs),
+        versions=tuple(VersionSpan(*span) for span in row.versions),
+        finish_reason=row.finish_reason,
+        untrainable=row.untrainable,
+        reply=row.reply,
+        path_crc=row.path_crc,
+        started_at=row.started_at,
+        finished_at=row.finished_at,
+    )
+
+
+def of_attempt(pool: Pool, attempt_id: int) -> list[Completion]:
+    """The completions of an attempt in the order of their commits."""
+    with pool.read() as connection:
+        return of_attempts(connection, [attempt_id])[attempt_id]
+
+
+def of_attempts(connection: Connection, attempt_ids: Sequence[int]) -> dict[int, list[Completion]]:
+    """The completions of each of these attempts in the order of their commits."""
+    found: dict[int, list[Completion]] = {attempt_id: [] for attempt_id in attempt_ids}
+    for start in range(0, len(attempt_ids), IDS_PER_QUERY):
+        some = completions.c.attempt_id.in_(attempt_ids[start : start + IDS_PER_QUERY])
+        for row in connection.execute(select(completions).where(some).order_by(completions.c.id)):
+            found[row.attempt_id].append(from_row(row))
+    return found
+
+
+def paths(chain: Sequence[Completion]) -> dict[int, "array[int]"]:
+    """Completion id -> its whole token path (prompt, then sampled), for an attempt's completions in commit order.
+
+    Raises ValueError when a path does not match the checksum taken when it was served.
+    """
+    found: dict[int, array[int]] = {}
+    for item in chain:
+        shared = found[item.prefix_of][: item.prefix_length] if item.prefix_of is not None else array("i")
+        path = shared + item.prompt_tail + item.sampled
+        if crc32(int_bytes(path)) != item.path_crc:
+            raise ValueError(f"completion {item.id}: its stored tokens do not match checksum {item.path_crc}")
+        found[item.id] = path
+    return found

@@ -1,0 +1,258 @@
+"""Opening a pool: the connection, its transactions and its schema version. SQLite and PostgreSQL run the same code.
+
+SQLite runs in WAL mode with synchronous=NORMAL: a commit survives kill -9 of every process; a power cut may take the
+last commits with it, never the file's consistency. There, one transaction writes at a time. On PostgreSQL writers run
+side by side, so whoever reads before it writes locks the row that decides (`locked`): the run for its queue, leases and
+versions, the attempt for its completions. Left out: a copy of the password in any message.
+"""
+
+import random
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import msgspec
+from sqlalchemy import Connection, Row, Select, Table, create_engine, event, insert, inspect, text
+from sqlalchemy.engine import URL, Engine
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, NotSupportedError, ProgrammingError
+from sqlalchemy.exc import TimeoutError as NoConnectionLeft
+
+from proxy.pool.address import parsed, shown
+from proxy.pool.errors import PoolConflict, PoolError, PoolReadError, PoolWriteError, UserError
+
+HEAD = "0002"
+"""The schema revision this code reads and writes (proxy/pool/migrations/versions)."""
+
+BUSY_SECONDS = 60
+"""How long a transaction waits for another one's lock."""
+TRIES = 8
+"""How often a transaction is run that the database breaks off in favour of another one."""
+MIGRATION_LOCK = 0x626C6163
+"""Names the advisory lock that PostgreSQL's migrations hold."""
+
+READ: dict[str, dict[str, Any]] = {
+    "sqlite": {},
+    "postgresql": {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True},
+}
+WRITE: dict[str, dict[str, Any]] = {
+    "sqlite": {"begin": "BEGIN IMMEDIATE"},
+    "postgresql": {"isolation_level": "READ COMMITTED"},  # what is read under a lock is what was committed last
+}
+CONFLICTS = ("40001", "40P01")
+"""PostgreSQL's codes for a serialization failure and a deadlock."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Pool:
+    """One database. Safe from any thread; every method opens its own transaction. `name` is for messages."""
+
+    def __init__(self, url: str, engine: Engine):
+        self.url = url
+        self.name = shown(url)
+        self.dialect = engine.dialect.name
+        self._engine = engine
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A read transaction: one consistent snapshot. PoolReadError when the database does not answer."""
+        try:
+            with self._engine.connect().execution_options(**READ[self.dialect]) as connection:
+                yield connection
+        except (DBAPIError, NoConnectionLeft) as error:
+            if _is_a_bug(error):
+                raise
+            raise PoolReadError(f"the pool {self.name} cannot be read ({_cause(error)}); bring it back") from error
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """A write transaction, committed at the end of the block; PoolWriteError when it cannot be stored."""
+        try:
+            with self._engine.connect().execution_options(**WRITE[self.dialect]) as connection, connection.begin():
+                yield connection
+        except (DBAPIError, NoConnectionLeft) as error:
+            if _is_a_bug(error):
+                raise
+            kind = PoolConflict if self._in_conflict(error) else PoolWriteError
+            raise kind(f"the pool {self.name} refused a write ({_cause(error)}); free space or unlock it") from error
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def _in_conflict(self, error: Exception) -> bool:
+        if self.dialect != "postgresql" or not isinstance(error, DBAPIError):
+            return False
+        driver: Any = error.orig
+        return driver.sqlstate in CONFLICTS
+
+
+def _is_a_bug(error: Exception) -> bool:
+    """Whether the statement is at fault, not the database."""
+    return isinstance(error, DataError | IntegrityError | NotSupportedError | ProgrammingError)
+
+
+def _cause(error: BaseException) -> str:
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    return " ".join(str(cause).split())
+
+
+def retried(work: Callable[P, T]) -> Callable[P, T]:
+    """Run a function of one transaction again when the database broke that off for another one's sake."""
+
+    @wraps(work)
+    def repeat(*args: P.args, **kwargs: P.kwargs) -> T:
+        for past in range(TRIES - 1):
+            try:
+                return work(*args, **kwargs)
+            except PoolConflict:
+                time.sleep(random.uniform(0, 0.01 * 2**past))
+        return work(*args, **kwargs)
+
+    return repeat
+
+
+def locked(connection: Connection, query: Select[Any]) -> list[Row[Any]]:
+    """The rows of a query, in its order, held until the transaction ends. SQLite's writer holds everything anyway.
+
+    The lock is the weaker one that lets other transactions insert rows that point here.
+    """
+    return list(connection.execute(query.with_for_update(key_share=True)))
+
+
+def insert_row(connection: Connection, table: Table, values: dict[str, Any]) -> int:
+    """Insert one row and return its id."""
+    key = connection.execute(insert(table).values(values)).inserted_primary_key
+    assert key is not None
+    return int(key[0])
+
+
+def insert_if_new(connection: Connection, table: Table, values: dict[str, Any]) -> int | None:
+    """Insert one row and return its id, or None when another transaction has stored one with the same unique value."""
+    try:
+        with connection.begin_nested():
+            return insert_row(connection, table, values)
+    except IntegrityError:
+        return None
+
+
+def open_pool(url: str, create: bool = True) -> Pool:
+    """Open the pool at a database URL or SQLite file path, bringing its schema up to date.
+
+    Raises UserError when the database cannot be opened, was written by a newer blackforge, or, without `create`, holds
+    no pool.
+    """
+    url = url if "://" in url else f"sqlite:///{Path(url).absolute()}"
+    address = parsed(url)
+    file = Path(address.database) if address.get_backend_name() == "sqlite" and address.database else None
+    pool = Pool(url, _engine(address))
+    try:
+        if not create and not (file.is_file() and _holds_pool(file) if file else _holds_tables(pool)):
+            raise UserError(f"{pool.name} holds no pool; name the SQLite file or database URL of one")
+        if file:
+            file.parent.mkdir(parents=True, exist_ok=True)
+        _migrate(pool)
+    except (DBAPIError, PoolError, OSError, sqlite3.Error) as error:
+        cause = error.__cause__ if isinstance(error, PoolError) and error.__cause__ else error
+        raise UserError(
+            f"the pool {pool.name} cannot be opened ({_masked(_cause(cause), address)}); "
+            "name a writable SQLite file or a database URL"
+        ) from error
+    return pool
+
+
+def _masked(message: str, address: URL) -> str:
+    return message.replace(str(address.password), "***") if address.password else message
+
+
+def _holds_pool(file: Path) -> bool:
+    """Whether a file is a pool, found out without writing to it."""
+    with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        query = "select count(*) from sqlite_master where name = 'alembic_version'"
+        return connection.execute(query).fetchone() == (1,)
+
+
+def _holds_tables(pool: Pool) -> bool:
+    with pool.read() as connection:
+        return _revision(connection) is not None
+
+
+def _engine(address: URL) -> Engine:
+    sqlite = address.get_backend_name() == "sqlite"
+    options: dict[str, Any] = {} if sqlite else {"pool_pre_ping": True, "connect_args": _postgres_settings(address)}
+    try:
+        engine = create_engine(address, json_serializer=_to_json, json_deserializer=msgspec.json.decode, **options)
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"the pool {shown(str(address))} needs the driver {error.name}; install blackforge[postgres]"
+        ) from error
+    if sqlite:
+        event.listen(engine, "connect", _configure_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _postgres_settings(address: URL) -> dict[str, Any]:
+    """What the URL does not say itself: no statement waits for ever, and a stalled process lets go of its locks."""
+    limit = BUSY_SECONDS * 1000
+    settings = {"connect_timeout": 10, "options": ""}
+    settings["options"] = f"-c lock_timeout={limit} -c idle_in_transaction_session_timeout={limit}"
+    return {name: value for name, value in settings.items() if name not in address.query}
+
+
+def _to_json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _configure_sqlite(connection: sqlite3.Connection, _record: object) -> None:
+    connection.isolation_level = None  # SQLAlchemy's begin event opens the transactions instead of the driver
+    for pragma in (f"busy_timeout={BUSY_SECONDS * 1000}", "journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    connection.exec_driver_sql(connection.get_execution_options().get("begin", "BEGIN"))
+
+
+def _migrate(pool: Pool) -> None:
+    with pool.read() as connection:
+        found = _revision(connection)
+    if found == HEAD:
+        return
+    with pool.write() as connection:  # SQLite's writer is alone; PostgreSQL's takes a lock, lest two starters migrate
+        if pool.dialect == "postgresql":
+            connection.execute(text("select pg_advisory_xact_lock(:name)"), {"name": MIGRATION_LOCK})
+        found = _revision(connection)
+        if found == HEAD:
+            return
+        if found is not None and found not in _known_revisions():
+            raise UserError(
+                f"the pool {pool.name} has schema {found}, newer than this blackforge's {HEAD}; "
+                "upgrade blackforge or name another pool"
+            )
+        upgrade(connection, HEAD)
+
+
+def _revision(connection: Connection) -> str | None:
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    return connection.execute(text("select version_num from alembic_version")).scalar()
+
+
+def _known_revisions() -> set[str]:
+    return {file.name[:4] for file in (Path(__file__).parent / "migrations" / "versions").glob("[0-9]*.py")}
+
+
+def upgrade(connection: Connection, revision: str) -> None:
+    """Bring a database to a schema revision, in the transaction of this connection."""
+    from alembic import command  # a third of a second of imports that an up-to-date pool does not need
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, revision)

@@ -1,0 +1,88 @@
+"""The record that crosses from proxy to trainer: one completion, holding only what it adds to the attempt's tree."""
+
+import sys
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class VersionSpan:
+    """Sampled tokens [start, end) came from weight version `version`."""
+
+    version: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewCompletion:
+    """A completion on its way into the pool. Token arrays are array('i'), logprobs array('f').
+
+    Its whole path is path(prefix_of)[:prefix_length] + prompt_tail + sampled; a path is prompt and sampled tokens.
+    """
+
+    attempt_id: int
+    prefix_of: int | None = None
+    prefix_length: int = 0
+    follows: int | None = None
+    """The completion whose reply this request continues. Conversation; `prefix_of` is storage and may differ."""
+    prompt_tail: "array[int]"
+    sampled: "array[int]"
+    logprobs: "array[float]"
+    """One per sampled token, natural log, at the sampling distribution; fewer only when untrainable."""
+    versions: tuple[VersionSpan, ...]
+    finish_reason: str
+    """stop | tool_calls | length | abort | error."""
+    untrainable: str | None = None
+    """None: every sampled token has its id, logprob and version. Otherwise the reason why it is not trained."""
+    reply: dict[str, Any]
+    """The assistant message as the agent saw it: role, content, tool_calls, reasoning_content."""
+    path_crc: int
+    """zlib.crc32 of the whole path as little-endian int32, computed from what the engine saw."""
+    started_at: float
+    finished_at: float
+
+    @property
+    def prompt_length(self) -> int:
+        return self.prefix_length + len(self.prompt_tail)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion(NewCompletion):
+    """A completion as stored. `ordinal` counts the attempt's completions in the order of their commits."""
+
+    id: int
+    ordinal: int
+
+
+def int_bytes(tokens: Iterable[int]) -> bytes:
+    """Tokens as little-endian int32."""
+    return _little_endian(array("i", tokens))
+
+
+def float_bytes(values: Iterable[float]) -> bytes:
+    """Logprobs as little-endian float32."""
+    return _little_endian(array("f", values))
+
+
+def ints(data: bytes) -> "array[int]":
+    return _from_little_endian(array("i"), data)
+
+
+def floats(data: bytes) -> "array[float]":
+    return _from_little_endian(array("f"), data)
+
+
+def _little_endian(values: "array[Any]") -> bytes:
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tobytes()
+
+
+def _from_little_endian(values: "array[Any]", data: bytes) -> "array[Any]":
+    values.frombytes(data)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values

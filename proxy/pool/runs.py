@@ -1,0 +1,131 @@
+"""Runs: a name, what it is for, its configuration, and how far its training has come."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, func, insert, select, update
+
+from proxy.pool.database import Pool, insert_if_new, locked, retried
+from proxy.pool.errors import UserError
+from proxy.pool.schema import events, groups, policy_versions, runs
+
+PURPOSES = ("train", "eval", "collect")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run. `queue_limit` is None until a trainer has set it."""
+
+    id: int
+    name: str
+    purpose: str
+    config: dict[str, Any]
+    queue_limit: int | None
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What a harness needs to decide whether another group may start."""
+
+    step: int | None
+    """The last published train step; 0: the initial weights are out; None: nothing is published yet."""
+    version: str | None
+    open_groups: int
+    """Groups RUNNING or DONE, so neither leased nor dropped."""
+    queue_limit: int | None
+
+
+@retried
+def open_run(pool: Pool, name: str, purpose: str, config: dict[str, Any] | None) -> Run:
+    """The run of this name, made if it is new. UserError when it exists with another purpose or configuration.
+
+    The configuration is the harness's: a trainer, which may come first, opens its run with None.
+    """
+    if purpose not in PURPOSES:
+        raise UserError(f"purpose {purpose!r} is unknown; choose one of: {', '.join(PURPOSES)}")
+    with pool.write() as connection:
+        values = {"name": name, "purpose": purpose, "config": config or {}, "created_at": time.time()}
+        by_name = select(runs).where(runs.c.name == name)
+        if not locked(connection, by_name):
+            insert_if_new(connection, runs, values)
+        [row] = locked(connection, by_name)
+        if row.purpose != purpose:
+            raise UserError(f"run {name!r} is a {row.purpose} run, not {purpose}; choose another name")
+        if config and not row.config:
+            connection.execute(update(runs).where(runs.c.id == row.id).values(config=config))
+            return Run(row.id, name, purpose, config, row.queue_limit)
+    if config:
+        _demand_same(name, row.config, config)
+    return _run(row)
+
+
+def _demand_same(name: str, before: dict[str, Any], now: dict[str, Any]) -> None:
+    for key in sorted({*before, *now}):
+        if before.get(key) != now.get(key):
+            raise UserError(
+                f"run {name!r} was started with another {key} ({before.get(key)!r}, now {now.get(key)!r}); "
+                "repeat the old setting to resume or choose another run directory"
+            )
+
+
+def find_run(pool: Pool, name: str) -> Run:
+    """The run of this name. UserError with the known names when there is none."""
+    with pool.read() as connection:
+        row = connection.execute(select(runs).where(runs.c.name == name)).one_or_none()
+        if row is not None:
+            return _run(row)
+        known = connection.scalars(select(runs.c.name).order_by(runs.c.id)).all()
+    raise UserError(f"run {name!r} is not in the pool {pool.name}; it holds: {', '.join(known) or 'no runs'}")
+
+
+@retried
+def set_queue_limit(pool: Pool, run_id: int, limit: int) -> None:
+    """How many groups may be open or waiting. The trainer sets it: it bounds how stale a group can become."""
+    with pool.write() as connection:
+        connection.execute(update(runs).where(runs.c.id == run_id).values(queue_limit=limit))
+
+
+def admission(pool: Pool, run_id: int) -> Admission:
+    """The state a harness admits new groups by."""
+    with pool.read() as connection:
+        newest = current_version(connection, run_id)
+        waiting = select(func.count()).where(groups.c.run_id == run_id, groups.c.state.in_(("RUNNING", "DONE")))
+        return Admission(
+            step=newest.step if newest else None,
+            version=version_name(newest.id) if newest else None,
+            open_groups=connection.scalar(waiting) or 0,
+            queue_limit=connection.scalar(select(runs.c.queue_limit).where(runs.c.id == run_id)),
+        )
+
+
+def version_name(version_id: int) -> str:
+    """The name that engines know a policy version by."""
+    return f"v{version_id}"
+
+
+def current_version(connection: Connection, run_id: int) -> Row[Any] | None:
+    """The policy_versions row of the run's last published step that no rollback has retired."""
+    query = (
+        select(policy_versions)
+        .where(policy_versions.c.run_id == run_id, policy_versions.c.retired_at.is_(None))
+        .order_by(policy_versions.c.step.desc())
+        .limit(1)
+    )
+    return connection.execute(query).one_or_none()
+
+
+@retried
+def record_event(pool: Pool, run_id: int | None, kind: str, detail: str) -> None:
+    """Write a line into the pool's events."""
+    with pool.write() as connection:
+        connection.execute(insert(events).values(run_id=run_id, at=time.time(), kind=kind, detail=detail))
+
+
+def lock_run(connection: Connection, run_id: int) -> None:
+    """Hold a run until the transaction ends: its queue, leases, versions and rollouts' outcomes change one by one."""
+    locked(connection, select(runs.c.id).where(runs.c.id == run_id))
+
+
+def _run(row: Row[Any]) -> Run:
+    return Run(row.id, row.name, row.purpose, row.config, row.queue_limit)

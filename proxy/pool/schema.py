@@ -1,0 +1,179 @@
+"""The tables, declared once. Changes of them go through proxy/pool/migrations.
+
+Times are unix seconds. Token arrays are little-endian int32, logprobs little-endian float32, both only what is new
+against the `prefix_of` completion. What agents and engines say in their own words is `Said`. Left out: messages (a
+completion keeps its own reply, never the whole request).
+"""
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+    func,
+)
+from sqlalchemy.engine import Dialect
+from sqlalchemy.types import TypeDecorator
+
+
+class Said(TypeDecorator[str]):
+    """Text of any origin: what UTF-8 or PostgreSQL cannot hold (lone surrogates, NUL) is replaced."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        if value is None:
+            return None
+        return value.encode(errors="replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("name", Text, nullable=False, unique=True),
+    Column("purpose", Text, nullable=False),  # train | eval | collect
+    Column("config", JSON, nullable=False),
+    Column("queue_limit", Integer),  # groups that may be open or waiting; null: no trainer has set one
+    Column("created_at", Float, nullable=False),
+    Column("owner", JSON(none_as_null=True)),  # the harness at work (proxy/pool/owners.py); null: none
+    Column("owner_seen_at", Float),  # its last sign of life
+)
+
+tasks = Table(
+    "tasks",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("run_id", ForeignKey("runs.id"), nullable=False),
+    Column("name", Text, nullable=False),
+    Column("domain", Text, nullable=False),
+    Column("spec", JSON, nullable=False),
+    UniqueConstraint("run_id", "name"),
+)
+
+groups = Table(
+    "groups",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("run_id", ForeignKey("runs.id"), nullable=False),
+    Column("queue_index", Integer, nullable=False),
+    Column("task_id", ForeignKey("tasks.id"), nullable=False),
+    Column("size", Integer, nullable=False),
+    Column("state", Text, nullable=False),  # RUNNING | DONE | LEASED | CONSUMED | TOMBSTONE
+    Column("step", Integer),  # the train step of LEASED and CONSUMED
+    Column("reason", Said),  # why a TOMBSTONE is one
+    Column("created_at", Float, nullable=False),
+    Column("finished_at", Float),
+    UniqueConstraint("run_id", "queue_index"),
+    Index(None, "run_id", "state"),
+)
+
+rollouts = Table(
+    "rollouts",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("group_id", ForeignKey("groups.id"), nullable=False),
+    Column("member", Integer, nullable=False),  # 0 .. group size - 1
+    Column("attempt_id", Integer),  # the attempt whose outcome this is; null while running
+    Column("reward", Float),  # null is missing, never 0
+    Column("reward_parts", JSON),
+    Column("failure", Text),  # a kind of proxy/pool/failures.py
+    Column("detail", Said),
+    Column("finished_at", Float),
+    UniqueConstraint("group_id", "member"),
+)
+
+attempts = Table(
+    "attempts",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("run_id", ForeignKey("runs.id")),  # null: a session outside any run
+    Column("rollout_id", ForeignKey("rollouts.id")),
+    Column("number", Integer, nullable=False),  # 0 is the first try of the rollout
+    Column("key_hash", Text, nullable=False, unique=True),
+    Column("agent", Text, nullable=False),
+    Column("failure", Text),
+    Column("detail", Said),
+    Column("timings", JSON),
+    Column("exit_code", Integer),
+    Column("opened_at", Float, nullable=False),
+    Column("closed_at", Float),  # set: the key is revoked
+    Index(None, "rollout_id"),
+    Index(None, "run_id"),
+)
+
+completions = Table(
+    "completions",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("attempt_id", ForeignKey("attempts.id"), nullable=False),
+    Column("ordinal", Integer, nullable=False),
+    Column("prefix_of", ForeignKey("completions.id")),
+    Column("prefix_length", Integer, nullable=False),
+    Column("follows", ForeignKey("completions.id")),
+    Column("prompt_tail", LargeBinary, nullable=False),
+    Column("sampled", LargeBinary, nullable=False),
+    Column("logprobs", LargeBinary, nullable=False),
+    Column("versions", JSON, nullable=False),  # [[version, start, end], ...]
+    Column("finish_reason", Text, nullable=False),
+    Column("untrainable", Said),  # null: trainable
+    Column("reply", JSON, nullable=False),
+    Column("path_crc", BigInteger, nullable=False),
+    Column("started_at", Float, nullable=False),
+    Column("finished_at", Float, nullable=False),
+    UniqueConstraint("attempt_id", "ordinal"),
+)
+
+TOKENS = func.length(completions.c.sampled, type_=Integer) // 4
+"""How many tokens a completion sampled."""
+
+policy_versions = Table(
+    "policy_versions",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("run_id", ForeignKey("runs.id"), nullable=False),
+    Column("step", Integer, nullable=False),
+    Column("checkpoint", Text, nullable=False),
+    Column("hf_dir", Text, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("pushed_at", Float),
+    Column("retired_at", Float),  # set by a rollback to an earlier step
+    Index(None, "run_id", "step"),
+    sqlite_autoincrement=True,  # ids name weight versions in engines and are never reused
+)
+
+train_steps = Table(
+    "train_steps",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("version_id", ForeignKey("policy_versions.id"), nullable=False, unique=True),
+    Column("metrics", JSON, nullable=False),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("run_id", ForeignKey("runs.id")),
+    Column("at", Float, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("detail", Said, nullable=False),
+)

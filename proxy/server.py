@@ -1,0 +1,157 @@
+"""The gateway as an aiohttp application: routes, error forms, start and stop.
+
+Base URLs may have any prefix before /v1, and /r/<key>/ in it names the attempt for tools that cannot set a key.
+"""
+
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from ipaddress import ip_address
+from pathlib import Path
+
+from aiohttp import web
+
+from proxy.call import CallError
+from proxy.config import Config
+from proxy.dialects import chat, completions, gemini, messages, responses
+from proxy.dialects.base import Counting, Dialect
+from proxy.engine.client import EngineClient
+from proxy.handler import Handler, Settings
+from proxy.pool.completions import CompletionWriter
+from proxy.pool.database import Pool, open_pool
+from proxy.pool.errors import PoolReadError, PoolWriteError, UserError
+from proxy.sessions import Sessions
+from proxy.template import ChatTemplate
+
+log = logging.getLogger(__name__)
+THREADS = 4
+MAX_BODY = 1 << 28
+PREFIX = r"/{prefix:(?:.*/)?}"
+DIALECTS: dict[str, Dialect] = {
+    "chat/completions": chat,
+    "messages": messages,
+    "responses": responses,
+    "completions": completions,
+    "models/{model:.+}:generateContent": gemini,
+    "models/{model:.+}:streamGenerateContent": gemini,
+}
+"""Path below the base URL -> dialect; the first that fits a path is taken."""
+COUNTING: dict[str, Counting] = {"messages/count_tokens": messages, "models/{model:.+}:countTokens": gemini}
+
+
+Route = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Gateway:
+    """The proxy: one model, one engine, one pool."""
+
+    def __init__(self, config: Config, engine_url: str):
+        self.config = config
+        self.model = Path(config.engine.model).name
+        self.engine_url = engine_url
+        self.template = ChatTemplate(Path(config.engine.model), config.engine.tool_format)
+        self.settings = _settings(config, self.template)
+        self.pool: Pool = open_pool(config.pool)
+        self.loopback = is_loopback(config.proxy.host)
+
+    def app(self) -> web.Application:
+        """The application; its engine client and writer live as long as it runs."""
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[_errors])
+        app.router.add_get("/health", self._health)
+        app.router.add_get(PREFIX + "models", self._models)
+        for path, dialect in DIALECTS.items():
+            app.router.add_post(PREFIX + path, self._completing(dialect))
+        for path, counting in COUNTING.items():
+            app.router.add_post(PREFIX + path, self._counting(counting))
+        app.cleanup_ctx.append(self._live)
+        return app
+
+    async def _live(self, _app: web.Application) -> AsyncIterator[None]:
+        threads = ThreadPoolExecutor(THREADS, "render")
+        writer = CompletionWriter(self.pool)
+        self._engine = EngineClient(self.engine_url, self.config.engine.silence_seconds)
+        sessions = Sessions(self.pool, self.template, threads, self.loopback)
+        self._handler = Handler(
+            self.settings, self.template, threads, sessions=sessions, engine=self._engine, writer=writer
+        )
+        yield
+        await writer.close()
+        await self._engine.close()
+        threads.shutdown()
+        self.pool.close()
+
+    def _completing(self, dialect: Dialect) -> Route:
+        async def complete(request: web.Request) -> web.StreamResponse:
+            return await self._handler.complete(request, dialect)
+
+        return complete
+
+    def _counting(self, dialect: Counting) -> Route:
+        async def count(request: web.Request) -> web.StreamResponse:
+            return await self._handler.count(request, dialect)
+
+        return count
+
+    async def _models(self, _request: web.Request) -> web.Response:
+        return web.json_response(chat.models(self.model))
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        engine = {"url": self.engine_url, "ok": await self._engine.healthy()}
+        status: dict[str, object] = {"status": "ok", "model": self.model, "engine": engine}
+        status["context_length"] = self.settings.context_length
+        if self.loopback and self.pool.url.startswith("sqlite"):  # local clients may share the file, nobody else
+            status["pool"] = self.pool.url
+        return web.json_response(status)
+
+
+def _settings(config: Config, template: ChatTemplate) -> Settings:
+    length = config.engine.context_length or template.context_length
+    if length is None:
+        raise UserError(f"the model {config.engine.model} names no max_position_embeddings; set engine.context_length")
+    return Settings(
+        context_length=length,
+        max_new_tokens=config.sampling.max_new_tokens,
+        splice=config.proxy.history == "splice",
+        keepalive_seconds=config.proxy.keepalive_seconds,
+    )
+
+
+def is_loopback(host: str) -> bool:
+    return host == "localhost" or (re.fullmatch(r"[0-9a-f.:]+", host) is not None and ip_address(host).is_loopback)
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Route) -> web.StreamResponse:
+    """Every error in the form of the path's dialect; a bug is logged with its traceback and answered with 500."""
+    try:
+        return await handler(request)
+    except CallError as error:
+        problem = error
+    except PoolWriteError as error:  # a session could not be opened; what a call recorded is the handler's matter
+        problem = CallError(507, "pool_write_failed", str(error))
+    except PoolReadError as error:
+        problem = CallError(503, "pool_unavailable", str(error))
+    except web.HTTPException as error:
+        problem = CallError(
+            error.status, "not_found" if error.status == 404 else "http_error", _explain(request, error)
+        )
+    except ConnectionResetError:
+        return web.Response(status=499)  # nobody is listening any more
+    except Exception:  # the last line of defence: a bug must not look like a broken connection to the agent
+        log.exception("bug while serving %s %s", request.method, request.path)
+        problem = CallError(500, "internal_error", "the proxy failed; its log has the traceback")
+    retry = {"Retry-After": "1"} if problem.status in (502, 503, 504) else {}
+    return web.json_response(_dialect(request.path).error(problem), status=problem.status, headers=retry)
+
+
+def _dialect(path: str) -> Dialect:
+    named = ((name.rpartition("}")[2], dialect) for name, dialect in [*DIALECTS.items(), *COUNTING.items()])
+    return next((dialect for name, dialect in named if name in path), chat)
+
+
+def _explain(request: web.Request, error: web.HTTPException) -> str:
+    if error.status == 413:
+        return f"the body is larger than {MAX_BODY} bytes; send less"
+    served = ", ".join(f"POST .../{path.replace(':.+', '')}" for path in [*DIALECTS, *COUNTING])
+    return f"{request.method} {request.path}: {error.reason}; served are {served} and GET .../models"

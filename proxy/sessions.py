@@ -1,0 +1,114 @@
+"""Who calls: API key -> attempt, and the attempt's tree of completions.
+
+What is kept in memory is a cache: a session that was forgotten, or lost to kill -9, is built again from the pool. On
+loopback an unknown key (or none) opens a session of its own; elsewhere only issued keys are served.
+"""
+
+import asyncio
+import re
+import time
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from proxy.call import CallError
+from proxy.pool.attempts import Attempt, by_key, open_session
+from proxy.pool.completions import of_attempt, paths
+from proxy.pool.database import Pool
+from proxy.splice import Tree
+from proxy.template import ChatTemplate
+
+KEEP = 512
+"""Sessions in memory; the least recently used one is forgotten first."""
+RECHECK_SECONDS = 1.0
+"""How long an attempt is believed to be open. A reply of a closed one is refused by the pool in any case."""
+KEY_IN_PATH = re.compile(r"/r/([^/]+)/")
+KEY_HEADERS = ("x-api-key", "x-goog-api-key")
+ISSUED = "bf-"
+
+
+@dataclass
+class Session:
+    """One attempt as the proxy sees it."""
+
+    attempt: Attempt
+    tree: Tree
+    checked_at: float = field(default_factory=time.monotonic)
+
+
+class Sessions:
+    """All sessions of this proxy. `open_to_all`: whether unknown keys may open sessions (loopback only)."""
+
+    def __init__(self, pool: Pool, template: ChatTemplate, threads: ThreadPoolExecutor, open_to_all: bool):
+        self._pool = pool
+        self._template = template
+        self._threads = threads
+        self._open_to_all = open_to_all
+        self._known: OrderedDict[str, Session] = OrderedDict()
+        self._opening: dict[str, asyncio.Task[Session]] = {}
+
+    async def of(self, request: web.Request) -> Session:
+        """The session that the request's key names; CallError 401 when it is unknown here or closed."""
+        key = key_of(request)
+        session = self._known.get(key)
+        if session is None or time.monotonic() - session.checked_at > RECHECK_SECONDS:
+            task = self._opening.get(key)
+            if task is None:
+                task = self._opening[key] = asyncio.create_task(self._check(key, session))
+                task.add_done_callback(lambda _: self._opening.pop(key))
+            session = await asyncio.shield(task)
+        if key in self._known:
+            self._known.move_to_end(key)
+        return session
+
+    async def _check(self, key: str, known: Session | None) -> Session:
+        loop = asyncio.get_running_loop()
+        try:
+            attempt = await loop.run_in_executor(self._threads, self._attempt, key)
+        except CallError:
+            self._known.pop(key, None)
+            raise
+        tree = known.tree if known else await loop.run_in_executor(self._threads, self._tree, attempt)
+        session = self._known[key] = Session(attempt, tree)
+        if len(self._known) > KEEP:
+            self._known.popitem(last=False)
+        return session
+
+    def _attempt(self, key: str) -> Attempt:
+        attempt = by_key(self._pool, key)
+        if attempt is None:
+            if not self._open_to_all:
+                raise CallError(
+                    401, "invalid_api_key", "this key was not issued for a run; start agents by harness run"
+                )
+            if key.startswith(ISSUED):
+                raise CallError(
+                    401, "invalid_api_key", f"the pool {self._pool.name} has not issued this key; check --pool"
+                )
+            attempt = open_session(self._pool, key)
+        if not attempt.open:
+            raise CallError(
+                401, "invalid_api_key", f"attempt {attempt.id} has ended, its key is revoked; open a new one"
+            )
+        return attempt
+
+    def _tree(self, attempt: Attempt) -> Tree:
+        tree = Tree(self._template)
+        recorded = of_attempt(self._pool, attempt.id)
+        found = paths(recorded)
+        for completion in recorded:
+            tree.add(completion.id, completion, found[completion.id])
+        return tree
+
+
+def key_of(request: web.Request) -> str:
+    """The key in the path, the Authorization header, x-api-key, x-goog-api-key or ?key=; empty when there is none."""
+    in_path = KEY_IN_PATH.search(request.path)
+    if in_path:
+        return in_path[1]
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return token.strip()
+    return next((found for name in KEY_HEADERS if (found := request.headers.get(name))), request.query.get("key", ""))

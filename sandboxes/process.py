@@ -1,0 +1,235 @@
+"""Sandboxes that are plain processes: a directory of their own, limits, a clean environment, and a thorough end.
+
+**This does not isolate.** A command runs as the user who started us and can read and write whatever that user can, and
+reach the network. Use it for agents and tasks that you would run on this machine by hand.
+
+Limits are looked at twice a second over all processes of the sandbox, so a burst can pass them for half a second. The
+memory limit is resident memory by watching, not RLIMIT_AS: node and bun reserve far more addresses than they use and
+would not start. Shared pages count once per process. Needs Linux (/proc, pidfd).
+"""
+
+import asyncio
+import os
+import secrets
+import shutil
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandboxes.base import Ended, Limits, Result, SandboxError
+from sandboxes.output import Output
+from sandboxes.processes import MARK, belonging, kill, start_of, table
+
+WATCH_SECONDS = 0.5
+PATIENCE_SECONDS = 10.0
+
+
+def default_root() -> Path:
+    """Where this user's sandboxes are: outside of any checkout, since agents look for a repository above them."""
+    return Path(tempfile.gettempdir()) / f"blackforge-{os.getuid()}"
+
+
+@dataclass
+class _Running:
+    """A command under watch."""
+
+    sandbox: "ProcessSandbox"
+    limits: Limits
+    ended: "asyncio.Future[Ended]"
+
+    def end(self, how: Ended) -> None:
+        if not self.ended.done():
+            self.ended.set_result(how)
+
+
+class ProcessSandboxes:
+    """Starts process sandboxes under one directory and watches the limits of all of them with one look at /proc."""
+
+    def __init__(self, root: Path | None = None):
+        self.root = root or default_root()
+        self._owner = f"{os.getpid()}-{start_of(os.getpid())}"
+        self._running: list[_Running] = []
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def start(self) -> "ProcessSandbox":
+        sandbox_id = f"{self._owner}-{secrets.token_hex(4)}"  # names its owner, so that leftovers are known as such
+        directory = self.root / sandbox_id
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for path in (directory, directory / "work", directory / "home", directory / "tmp"):
+                path.mkdir(mode=0o700)
+        except OSError as error:
+            raise SandboxError(f"the sandbox {directory} cannot be made ({error.strerror})") from error
+        return ProcessSandbox(sandbox_id, directory, self.watch)
+
+    def watch(self, running: _Running) -> None:
+        """Hold a command to its CPU and memory limits until it has ended."""
+        self._running.append(running)
+        if self._watcher is None or self._watcher.done():
+            self._watcher = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while self._running:
+            await asyncio.sleep(WATCH_SECONDS)
+            self._running = [running for running in self._running if not running.ended.done()]
+            processes = table() if self._running else []
+            for running in self._running:
+                own = belonging(processes, running.sandbox.id, running.sandbox.sessions)
+                memory, cpu = running.limits.memory_mb, running.limits.cpu_seconds
+                if memory is not None and sum(process.memory_bytes for process in own) > memory << 20:
+                    running.end("memory")
+                elif cpu is not None and sum(process.cpu_seconds for process in own) > cpu:
+                    running.end("cpu")
+
+
+class ProcessSandbox:
+    """A directory with `work`, `home` and `tmp`, and the processes that carry its id in their environment."""
+
+    def __init__(self, sandbox_id: str, directory: Path, watch: Callable[[_Running], None]):
+        self.id = sandbox_id
+        self.work, self.home = str(directory / "work"), str(directory / "home")
+        self.sessions: set[int] = set()
+        self._directory = directory
+        self._watch = watch
+
+    async def run(self, command: str, limits: Limits, env: Mapping[str, str]) -> Result:
+        began = time.monotonic()
+        output = Output(limits.output_bytes)
+        process = self._start(command, output, env)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(output.reader, lambda: output.read_available() or loop.remove_reader(output.reader))
+        try:
+            ended = await self._end_of(process, limits)
+            if ended != "exit":
+                await self.end_processes()
+        finally:
+            if process.poll() is None:  # cancelled
+                await self.end_processes()
+            process.wait()
+            loop.remove_reader(output.reader)
+            output.close()
+        return Result(ended, process.returncode, output.text(), output.dropped, time.monotonic() - began)
+
+    def _start(self, command: str, output: Output, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        clean = {MARK: self.id, "PATH": os.environ.get("PATH", os.defpath), "HOME": self.home, "PWD": self.work}
+        clean |= {"TMPDIR": str(self._directory / "tmp"), "LANG": "C.UTF-8", "TERM": "dumb"}
+        try:
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", command],
+                cwd=self.work,
+                env=clean | dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=output.writer,
+                stderr=output.writer,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            output.close()
+            raise SandboxError(
+                f"a command of {len(command)} bytes cannot be started in {self.work} ({error})"
+            ) from error
+        output.close_writer()
+        self.sessions.add(process.pid)
+        return process
+
+    async def _end_of(self, process: subprocess.Popen[bytes], limits: Limits) -> Ended:
+        loop = asyncio.get_running_loop()
+        running = _Running(self, limits, loop.create_future())
+        exited = os.pidfd_open(process.pid)
+        loop.add_reader(exited, running.end, "exit")
+        timer = loop.call_later(limits.seconds, running.end, "timeout")
+        if limits.memory_mb is not None or limits.cpu_seconds is not None:
+            self._watch(running)
+        try:
+            return await running.ended
+        finally:
+            running.ended.cancel()
+            timer.cancel()
+            loop.remove_reader(exited)
+            os.close(exited)
+
+    async def end_processes(self) -> int:
+        killed: set[tuple[int, int]] = set()
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while self.sessions and (own := kill(self.id, self.sessions)):
+            killed |= {(process.pid, process.started) for process in own}
+            if time.monotonic() > deadline:
+                raise SandboxError(
+                    f"{len(own)} processes of sandbox {self.id} survive SIGKILL, the first is {own[0].pid}"
+                )
+            await asyncio.sleep(0.002)  # a killed process leaves the table as soon as it is scheduled
+        self.sessions.clear()
+        return len(killed)
+
+    def write(self, path: str, content: str | bytes) -> None:
+        target = self._inside(path)
+        try:
+            self._make_way(target)
+            target.write_bytes(content.encode() if isinstance(content, str) else content)
+        except OSError as error:
+            raise SandboxError(f"{path} cannot be written in sandbox {self.id} ({error.strerror})") from error
+
+    def read(self, path: str, limit: int = 1 << 20) -> bytes | None:
+        try:
+            file = os.open(self._inside(path), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)  # a FIFO must not hang us
+        except OSError:
+            return None
+        try:
+            return os.read(file, limit) if stat.S_ISREG(os.fstat(file).st_mode) else None
+        finally:
+            os.close(file)
+
+    def put(self, source: Path, path: str) -> None:
+        target = self._inside(path)
+        try:
+            self._make_way(target / "x")
+            shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+        except (OSError, shutil.Error) as error:
+            raise SandboxError(f"{source} cannot be copied to {path} in sandbox {self.id} ({error})") from error
+
+    def get(self, path: str, target: Path) -> None:
+        try:
+            shutil.copytree(self._inside(path), target, symlinks=True, dirs_exist_ok=True)
+        except (OSError, shutil.Error) as error:
+            raise SandboxError(f"{path} cannot be copied out of sandbox {self.id} ({error})") from error
+
+    async def stop(self) -> None:
+        await self.end_processes()
+        await asyncio.to_thread(remove, self._directory)
+
+    def _inside(self, path: str) -> Path:
+        base, rest = (self.home, path[2:]) if path.startswith("~/") else (self.work, path)
+        if not rest or rest.startswith("/") or ".." in Path(rest).parts or "\0" in rest:
+            raise SandboxError(f"a path must lead into the sandbox, relative to its work directory or ~/: {path!r}")
+        return Path(base, rest)
+
+    def _make_way(self, target: Path) -> None:
+        """Make the parents of a file, replacing links and files that stand in their place, and free its own place."""
+        top = len(self._directory.parts) + 1
+        for depth in range(top, len(target.parts)):
+            parent = Path(*target.parts[:depth])
+            if parent.is_symlink() or (parent.exists() and not parent.is_dir()):
+                parent.unlink()
+            parent.mkdir(exist_ok=True)
+            parent.chmod(parent.stat().st_mode | 0o700)
+        if target.is_dir() and not target.is_symlink():
+            remove(target)
+        with suppress(FileNotFoundError):
+            target.unlink()
+
+
+def remove(directory: Path) -> None:
+    """Remove a directory, also where something in it was made unwritable. What is gone already is fine."""
+
+    def retry(function: Callable[[str], object], path: str, _error: object) -> None:
+        with suppress(OSError):
+            os.chmod(os.path.dirname(path), 0o700)
+            os.chmod(path, 0o700)
+            shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
+
+    shutil.rmtree(directory, onerror=retry)

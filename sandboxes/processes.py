@@ -1,0 +1,102 @@
+"""The processes of this machine, as /proc shows them, and which of them belong to a sandbox.
+
+Every process of a sandbox carries BLACKFORGE_SANDBOX=<id> in its environment, so daemons that left the session and were
+adopted by init are found all the same. A process also belongs if a process of the sandbox is its parent, or if it is in
+the session of one of the sandbox's commands. Left out: a process that has cleared its environment, opened a session and
+lost its parent, all three, is not found.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
+
+MARK = "BLACKFORGE_SANDBOX"
+_MARK = MARK.encode() + b"="
+_TICKS = os.sysconf("SC_CLK_TCK") if sys.platform == "linux" else 100
+_PAGE = os.sysconf("SC_PAGE_SIZE") if sys.platform == "linux" else 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One line of the process table."""
+
+    pid: int
+    parent: int
+    session: int
+    started: int
+    """Clock ticks since boot: with the pid, the process' name for ever."""
+    cpu_seconds: float
+    memory_bytes: int
+    sandbox: str
+    """The sandbox that its environment names, or nothing."""
+
+
+def table() -> list[Process]:
+    """Every living process that we may look at."""
+    return [process for name in os.listdir("/proc") if name.isdigit() and (process := _process(int(name)))]
+
+
+def belonging(processes: Collection[Process], sandbox: str, sessions: Collection[int] = ()) -> list[Process]:
+    """The processes of one sandbox."""
+    own = {process.pid for process in processes if process.sandbox == sandbox or process.session in sessions}
+    grown = True
+    while grown:
+        children = {process.pid for process in processes if process.parent in own} - own
+        own |= children
+        grown = bool(children)
+    return [process for process in processes if process.pid in own]
+
+
+def kill(sandbox: str, sessions: Collection[int] = ()) -> list[Process]:
+    """Send SIGKILL to a sandbox's processes. To be repeated until none is found: a fork may have slipped through."""
+    own = belonging(table(), sandbox, sessions)
+    for process in own:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+    return own
+
+
+def start_of(pid: int) -> int | None:
+    """When the living process of this pid started, in ticks since boot; None when there is none."""
+    process = _process(pid)
+    return None if process is None else process.started
+
+
+def _process(pid: int) -> Process | None:
+    stat = _read(f"/proc/{pid}/stat", 4096)
+    # the name may hold blanks and brackets; fields are counted from the last bracket (proc(5), from field 3 on)
+    fields = stat[stat.rfind(b")") + 2 :].split(b" ", 23)
+    if len(fields) < 23 or fields[0] in (b"Z", b"X"):
+        return None
+    return Process(
+        pid=pid,
+        parent=int(fields[1]),
+        session=int(fields[3]),
+        started=int(fields[19]),
+        cpu_seconds=sum(map(int, fields[11:15])) / _TICKS,
+        memory_bytes=int(fields[21]) * _PAGE,
+        sandbox=_sandbox(_read(f"/proc/{pid}/environ", 1 << 18)),
+    )
+
+
+def _sandbox(environment: bytes) -> str:
+    at = environment.find(_MARK)
+    if at < 0 or (at > 0 and environment[at - 1] != 0):
+        return ""
+    return environment[at + len(_MARK) :].split(b"\0", 1)[0].decode(errors="replace")
+
+
+def _read(path: str, limit: int) -> bytes:
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except OSError:  # gone, or not ours
+        return b""
+    try:
+        return os.read(file, limit)
+    except OSError:
+        return b""
+    finally:
+        os.close(file)

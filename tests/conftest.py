@@ -1,0 +1,44 @@
+"""Fixtures that every part shares. A part that is missing skips a test at home and fails it when CI=true."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from proxy.pool.database import Pool, open_pool
+from tests import postgres
+
+
+def need(what: str, present: bool) -> None:
+    """Skip the running test for lack of `what`; in CI, where everything must be there, fail instead."""
+    if present:
+        return
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"{what} is missing, and CI must have it")
+    pytest.skip(f"{what} is missing")
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Pool:
+    """A fresh pool in a temporary SQLite file."""
+    return open_pool(str(tmp_path / "pool.db"))
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[postgres.Server]:
+    """A PostgreSQL server of this test session."""
+    installed = postgres.binaries()
+    need("PostgreSQL (apt-get install postgresql; pip install blackforge[postgres])", installed is not None)
+    assert installed is not None
+    with postgres.running(installed) as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database: tests that take it run on SQLite and on PostgreSQL."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'pool.db'}"
+    server: postgres.Server = request.getfixturevalue("postgres_server")
+    return server.database()

@@ -1,0 +1,63 @@
+"""A real proxy in front of a scripted engine, shared by all tests of the harness, and runs against it."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cli import main
+from harness.rundir import RunDir
+from harness.services import Service, Wanted, service
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+SHELL_AGENT = f"{sys.executable} -I -S {ROOT / 'examples/agents/shell_agent.py'}"
+HELLO = {
+    "id": "hello",
+    "instruction": "Write hello.txt",
+    "verifier": {"command": 'test "$(cat hello.txt)" = hello', "timeout": 30},
+    "timeout": 60,
+}
+
+
+@pytest.fixture(scope="session")
+def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """The scripted engine of scripts.py:hello behind a real proxy."""
+    directory = RunDir(tmp_path_factory.mktemp("service"))
+    with directory.held(), service(Wanted(script=f"{HERE / 'scripts.py'}:hello"), directory) as running:
+        yield running
+
+
+def write_tasks(path: Path, *tasks: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    return path
+
+
+@pytest.fixture
+def command_line(proxy: Service, tmp_path: Path) -> Callable[..., list[str]]:
+    """Arguments for a run of tasks in a directory and under a name of the test's own."""
+
+    def build(*more: str, tasks: list[dict[str, Any]] | None = None, command: str = SHELL_AGENT) -> list[str]:
+        file = write_tasks(tmp_path / "tasks.jsonl", *([HELLO] if tasks is None else tasks))
+        where = ["--run-dir", str(tmp_path / "run"), "--name", tmp_path.name, "--proxy", proxy.url]
+        return ["run", str(file), "--agent", "command", "--command", command, *where, *more]
+
+    return build
+
+
+@pytest.fixture
+def run(command_line: Callable[..., list[str]], tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
+    """Run to the end and give the rows of results.jsonl."""
+
+    def to_the_end(*more: str, **what: Any) -> list[dict[str, Any]]:
+        assert main(command_line(*more, **what)) == 0
+        return results(tmp_path / "run")
+
+    return to_the_end
+
+
+def results(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "results.jsonl").read_text().splitlines()]

@@ -1,0 +1,60 @@
+"""The verdict: what is a reward, and what is a missing one."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from harness.tasks import Task
+from harness.verifier import Failed, verify
+from sandboxes.process import ProcessSandbox, ProcessSandboxes
+from tests.harness.conftest import HELLO
+
+
+@pytest.fixture
+async def sandbox(tmp_path: Path) -> AsyncIterator[ProcessSandbox]:
+    made = await ProcessSandboxes(tmp_path / "sandboxes").start()
+    yield made
+    await made.stop()
+
+
+def judged(command: str, **verifier: Any) -> Task:
+    return msgspec.convert(HELLO | {"verifier": {"command": command, **verifier}}, Task)
+
+
+@pytest.mark.parametrize(
+    "command, reward",
+    [
+        ("true", 1.0),
+        ("exit 1", 0.0),
+        ("echo 0.25 > $REWARD_FILE", 0.25),
+        ("echo -3 > $REWARD_FILE", -3.0),
+        ("echo 0.25 > $REWARD_FILE; exit 1", 0.0),
+    ],
+)
+async def test_a_verdict(sandbox: ProcessSandbox, command: str, reward: float) -> None:
+    assert await verify(sandbox, judged(command)) == reward
+
+
+@pytest.mark.parametrize(
+    "command, detail",
+    [
+        ("echo broken; exit 2", "exit code 2, which is neither 0 nor 1: broken"),
+        ("kill -9 $$", "exit code -9"),
+        ("sleep 600", "ended by its timeout limit"),
+        ("echo good > $REWARD_FILE", "no finite number: b'good"),
+        ("echo nan > $REWARD_FILE", "no finite number: b'nan"),
+        (": > $REWARD_FILE", "no finite number: b''"),
+    ],
+)
+async def test_no_verdict_is_a_failure_never_a_zero(sandbox: ProcessSandbox, command: str, detail: str) -> None:
+    with pytest.raises(Failed) as failed:
+        await verify(sandbox, judged(command, timeout=1))
+    assert failed.value.kind == "verifier" and detail in failed.value.detail
+
+
+async def test_the_verifiers_files_replace_what_the_agent_put_there(sandbox: ProcessSandbox) -> None:
+    sandbox.write("check.sh", "exit 0")
+    assert await verify(sandbox, judged("sh check.sh", files={"check.sh": "exit 1"})) == 0.0

@@ -1,0 +1,44 @@
+"""Small pools for the tests: completions whose tokens a reader can check by eye."""
+
+import time
+from array import array
+from collections.abc import Sequence
+from zlib import crc32
+
+from proxy.pool.attempts import open_attempt
+from proxy.pool.completions import to_row
+from proxy.pool.database import Pool, insert_row
+from proxy.pool.groups import Outcome, finish_rollout, open_group
+from proxy.pool.records import NewCompletion, VersionSpan, int_bytes
+from proxy.pool.schema import completions
+
+TASK = {"id": "t", "instruction": "do it", "domain": "agent"}
+
+
+def new_completion(attempt_id: int, prompt: Sequence[int] = (1, 2), sampled: Sequence[int] = (3, 4)) -> NewCompletion:
+    """A trainable completion without a prefix, sampled by version v1."""
+    return NewCompletion(
+        attempt_id=attempt_id,
+        prompt_tail=array("i", prompt),
+        sampled=array("i", sampled),
+        logprobs=array("f", [-0.5] * len(sampled)),
+        versions=(VersionSpan("v1", 0, len(sampled)),),
+        finish_reason="stop",
+        reply={"role": "assistant", "content": "ok"},
+        path_crc=crc32(int_bytes([*prompt, *sampled])),
+        started_at=time.time(),
+        finished_at=time.time(),
+    )
+
+
+def finished_group(pool: Pool, run_id: int, rewards: Sequence[float | None], version: str = "v1") -> list[int]:
+    """A group whose members each made one completion of `version` and got these rewards. Returns the rollout ids."""
+    members = open_group(pool, run_id, TASK, len(rewards))
+    for member, reward in zip(members, rewards, strict=True):
+        attempt, _ = open_attempt(pool, member.rollout_id, "command")
+        row = to_row(new_completion(attempt.id)) | {"ordinal": 0, "versions": [[version, 0, 2]]}
+        with pool.write() as connection:
+            insert_row(connection, completions, row)
+        failure = "verifier" if reward is None else None
+        finish_rollout(pool, member.rollout_id, Outcome(attempt_id=attempt.id, reward=reward, failure=failure))
+    return [member.rollout_id for member in members]

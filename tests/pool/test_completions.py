@@ -1,0 +1,91 @@
+"""Completions: group commit, links, checksums, closed attempts."""
+
+import asyncio
+from array import array
+from dataclasses import replace
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+from sqlalchemy import update
+
+from proxy.pool.attempts import Ending, close_attempt, open_session
+from proxy.pool.completions import CompletionWriter, of_attempt, paths
+from proxy.pool.database import Pool, open_pool
+from proxy.pool.errors import AttemptClosed, PoolWriteError
+from proxy.pool.records import int_bytes
+from proxy.pool.schema import completions
+from tests.pool.make import new_completion
+
+
+async def test_concurrent_completions_get_consecutive_ordinals(pool: Pool) -> None:
+    attempt, writer = open_session(pool, "k"), CompletionWriter(pool)
+    ids = await asyncio.gather(*(writer.add(new_completion(attempt.id)) for _ in range(50)))
+    await writer.close()
+    stored = of_attempt(pool, attempt.id)
+    assert [item.id for item in stored] == ids
+    assert [item.ordinal for item in stored] == list(range(50))
+
+
+async def test_a_completion_comes_back_as_it_went_in(pool: Pool) -> None:
+    attempt, writer = open_session(pool, "k"), CompletionWriter(pool)
+    sent = new_completion(attempt.id)
+    await writer.add(sent)
+    stored = of_attempt(pool, attempt.id)[0]
+    assert {name: value for name, value in vars(stored).items() if name not in ("id", "ordinal")} == vars(sent)
+
+
+async def test_paths_follow_the_prefix_links_also_into_the_middle(pool: Pool) -> None:
+    attempt, writer = open_session(pool, "k"), CompletionWriter(pool)
+    first = await writer.add(new_completion(attempt.id, [1, 2], [3, 4]))
+    branch = replace(new_completion(attempt.id, [9], [8]), prefix_of=first, prefix_length=3)
+    await writer.add(replace(branch, path_crc=crc32(int_bytes([1, 2, 3, 9, 8]))))
+    assert list(paths(of_attempt(pool, attempt.id)).values()) == [array("i", [1, 2, 3, 4]), array("i", [1, 2, 3, 9, 8])]
+
+
+async def test_a_damaged_row_is_noticed(pool: Pool) -> None:
+    attempt, writer = open_session(pool, "k"), CompletionWriter(pool)
+    await writer.add(new_completion(attempt.id))
+    with pool.write() as connection:
+        connection.execute(update(completions).values(sampled=int_bytes([3, 5])))
+    with pytest.raises(ValueError, match="do not match checksum"):
+        paths(of_attempt(pool, attempt.id))
+
+
+async def test_a_closed_attempt_takes_no_more_and_others_in_the_commit_do(pool: Pool) -> None:
+    closed, alive, writer = open_session(pool, "a"), open_session(pool, "b"), CompletionWriter(pool)
+    close_attempt(pool, closed.id, Ending())
+    items = (new_completion(closed.id), new_completion(alive.id))
+    refused, stored = await asyncio.gather(*map(writer.add, items), return_exceptions=True)
+    assert isinstance(refused, AttemptClosed) and isinstance(stored, int)
+    assert of_attempt(pool, closed.id) == []
+
+
+async def test_a_full_disk_fails_the_call_and_the_next_one_works(tmp_path: Path) -> None:
+    pool = open_pool(str(tmp_path / "pool.db"))
+    attempt, writer = open_session(pool, "k"), CompletionWriter(pool)
+    with pool.read() as connection:
+        pages = connection.exec_driver_sql("pragma page_count").scalar_one()
+        connection.exec_driver_sql(f"pragma max_page_count = {pages}")
+    with pytest.raises(PoolWriteError, match="full"):
+        await writer.add(new_completion(attempt.id, range(100_000)))
+    with pool.read() as connection:
+        connection.exec_driver_sql(f"pragma max_page_count = {pages + 10_000}")
+    await writer.add(new_completion(attempt.id, range(100_000)))
+    assert len(of_attempt(pool, attempt.id)) == 1
+
+
+async def test_words_that_a_database_cannot_hold_are_stored_with_a_mark_in_their_place(pool: Pool) -> None:
+    attempt, writer = open_session(pool, "k"), CompletionWriter(pool)
+    reply = {"role": "assistant", "content": "nul \0 and \N{GRINNING FACE}"}
+    await writer.add(replace(new_completion(attempt.id), untrainable="a\0b\udc80", reply=reply))
+    [stored] = of_attempt(pool, attempt.id)
+    assert stored.untrainable == "a\N{REPLACEMENT CHARACTER}b?" and stored.reply == reply
+
+
+async def test_a_commit_that_the_database_refuses_answers_every_caller(pool: Pool) -> None:
+    attempt, writer = open_session(pool, "k"), CompletionWriter(pool)
+    unknown = replace(new_completion(attempt.id), prefix_of=999)
+    results = await asyncio.gather(writer.add(unknown), writer.add(new_completion(attempt.id)), return_exceptions=True)
+    assert [type(result) for result in results] == [PoolWriteError, PoolWriteError]
+    assert of_attempt(pool, attempt.id) == []

@@ -1,0 +1,159 @@
+"""Opening pools: migrations, newer schemas, disk full."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import create_engine, select, text
+
+from proxy.pool.database import HEAD, Pool, locked, open_pool, retried, upgrade
+from proxy.pool.errors import PoolReadError, PoolWriteError, UserError
+from proxy.pool.runs import find_run, open_run, record_event, set_queue_limit
+from proxy.pool.schema import metadata, runs
+from tests.postgres import Server
+
+
+def test_migrations_make_exactly_the_declared_tables(pool: Pool) -> None:
+    with pool.read() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+        assert connection.execute(text("select version_num from alembic_version")).scalar() == HEAD
+
+
+def test_opening_twice_keeps_the_data(database: str) -> None:
+    run = open_run(open_pool(database), "r", "train", {})
+    assert open_run(open_pool(database), "r", "train", {}) == run
+
+
+def test_a_pool_of_the_first_schema_is_brought_up_to_date_and_keeps_its_data(database: str) -> None:
+    engine = create_engine(database)
+    with engine.begin() as connection:
+        upgrade(connection, "0001")
+        connection.execute(text("insert into runs (name, purpose, config, created_at) values ('r', 'eval', '{}', 1)"))
+    pool = open_pool(database)
+    assert find_run(pool, "r").purpose == "eval"
+    with pool.read() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+
+
+def test_starters_at_the_same_time_make_one_pool(database: str) -> None:
+    with ThreadPoolExecutor(6) as threads:
+        opened = list(threads.map(open_pool, [database] * 6))
+    record_event(opened[0], None, "note", "here")
+    with opened[5].read() as connection:
+        assert connection.execute(text("select detail from events")).scalar_one() == "here"
+
+
+def test_a_pool_of_a_newer_schema_is_refused_and_left_alone(pool: Pool) -> None:
+    with pool.write() as connection:
+        connection.execute(text("update alembic_version set version_num = '9999'"))
+    with pytest.raises(UserError, match="schema 9999, newer than this blackforge's 0002; upgrade"):
+        open_pool(pool.url)
+    with pool.read() as connection:
+        assert connection.execute(text("select version_num from alembic_version")).scalar() == "9999"
+
+
+def test_a_path_that_cannot_hold_a_pool_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    with pytest.raises(UserError, match="file/p.db cannot be opened"):
+        open_pool(str(tmp_path / "file" / "p.db"))
+
+
+def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+    (tmp_path / "p.db").write_text("hello " * 1000)
+    with pytest.raises(UserError, match="p.db cannot be opened"):
+        open_pool(str(tmp_path / "p.db"))
+
+
+def test_a_full_disk_fails_the_write_and_stores_nothing(tmp_path: Path) -> None:
+    pool = open_pool(str(tmp_path / "pool.db"))
+    with pool.read() as connection:
+        pages = connection.exec_driver_sql("pragma page_count").scalar_one()
+        connection.exec_driver_sql(f"pragma max_page_count = {pages}")
+    with pytest.raises(PoolWriteError, match="full"):
+        record_event(pool, None, "note", "x" * 1_000_000)
+    with pool.read() as connection:
+        assert connection.execute(text("select count(*) from events")).scalar() == 0
+
+
+@pytest.fixture
+def remote(postgres_server: Server) -> Iterator[Pool]:
+    """A pool on PostgreSQL, for what only a server can do."""
+    opened = open_pool(postgres_server.database())
+    yield opened
+    opened.close()
+
+
+def test_a_connection_that_breaks_is_one_error_and_the_next_transaction_has_a_new_one(remote: Pool) -> None:
+    end = text("select pg_terminate_backend(pg_backend_pid())")
+    with pytest.raises(PoolWriteError, match="refused a write"), remote.write() as connection:
+        connection.execute(end)
+    with pytest.raises(PoolReadError, match="cannot be read"), remote.read() as connection:
+        connection.execute(end)
+    record_event(remote, None, "note", "again")
+
+
+def test_a_server_that_takes_no_writes_is_named(remote: Pool, postgres_server: Server) -> None:
+    name = remote.url.rpartition("/")[2]
+    postgres_server.execute(f"alter database {name} set default_transaction_read_only = on")
+    remote.close()
+    with pytest.raises(PoolWriteError, match="read-only transaction"):
+        record_event(remote, None, "note", "x")
+
+
+def test_transactions_that_lock_each_other_out_are_run_again(remote: Pool) -> None:
+    ids = [open_run(remote, name, "train", {}).id for name in "ab"]
+    both_hold_one = Barrier(2)
+    tries: list[int] = []
+
+    @retried
+    def lock_both(order: list[int]) -> None:
+        tries.append(order[0])
+        with remote.write() as connection:
+            locked(connection, select(runs.c.id).where(runs.c.id == order[0]))
+            if len(tries) <= 2:
+                both_hold_one.wait(10)
+            locked(connection, select(runs.c.id).where(runs.c.id == order[1]))
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lock_both, [ids, ids[::-1]]))
+    assert len(tries) == 3
+    set_queue_limit(remote, ids[0], 1)
+
+
+def test_no_message_shows_the_password(postgres_server: Server, remote: Pool) -> None:
+    wrong = remote.url.replace(f":{postgres_server.password}@", ":swordfish@")
+    for url in (wrong, remote.url.rpartition("/")[0] + "/missing", remote.url.replace("127.0.0.1", "127.0.0.1:1:2")):
+        with pytest.raises(UserError) as refused:
+            open_pool(url)
+        assert "***" in str(refused.value)
+        assert "swordfish" not in str(refused.value) and postgres_server.password not in str(refused.value)
+    with pytest.raises(UserError, match=r"blackforge:\*\*\*@127"):
+        find_run(remote, "r")
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("postgresql://me:s3cret@host:port/pool", "is no database URL"),
+        ("postgresql://me:s3cret@x@host/pool", "more than one @; write those of the password as %40"),
+        ("mysql://me:s3cret@host/pool", "is no database that holds pools"),
+        ("postgresql://127.0.0.1:1/pool?user=me&password=s3cret", "cannot be opened"),
+    ],
+)
+def test_addresses_that_cannot_be_served(url: str, sentence: str) -> None:
+    with pytest.raises(UserError) as refused:
+        open_pool(url)
+    assert sentence in str(refused.value) and "\n" not in str(refused.value)
+    assert "s3" not in str(refused.value) and "cret" not in str(refused.value)
+
+
+def test_opening_for_reading_makes_nothing(tmp_path: Path, postgres_server: Server) -> None:
+    (tmp_path / "other.db").touch()
+    for url in (str(tmp_path / "dir" / "p.db"), str(tmp_path / "other.db"), postgres_server.database()):
+        with pytest.raises(UserError, match="holds no pool"):
+            open_pool(url, create=False)
+    assert [file.name for file in tmp_path.iterdir()] == ["other.db"] and (tmp_path / "other.db").stat().st_size == 0

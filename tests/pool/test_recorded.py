@@ -1,0 +1,24 @@
+"""Finished rollouts read back, and the list of failures."""
+
+from proxy.pool.database import Pool
+from proxy.pool.failures import FAILURES, treatment
+from proxy.pool.groups import open_group
+from proxy.pool.recorded import finished_rollouts
+from proxy.pool.runs import open_run
+from tests.pool.make import TASK, finished_group
+
+
+def test_finished_rollouts_come_back_with_their_completions(pool: Pool) -> None:
+    run = open_run(pool, "r", "collect", {})
+    ids = finished_group(pool, run.id, [1.0, None])
+    open_group(pool, run.id, TASK, 2)
+    found = finished_rollouts(pool, run.id)
+    assert [(item.rollout_id, item.reward, item.failure) for item in found] == [
+        (ids[0], 1.0, None),
+        (ids[1], None, "verifier"),
+    ]
+    assert [len(item.completions) for item in found] == [1, 1]
+
+
+def test_every_failure_has_a_known_treatment() -> None:
+    assert {treatment(kind) for kind in FAILURES} == {"retry", "mask", "policy", "fatal"}

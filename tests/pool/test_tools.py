@@ -1,0 +1,190 @@
+"""`proxy pool verify`, `show` and `export` through the console script."""
+
+import asyncio
+import json
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import pytest
+from sqlalchemy import update
+
+from proxy.cli import main
+from proxy.pool.attempts import Ending, close_attempt, open_attempt
+from proxy.pool.completions import CompletionWriter
+from proxy.pool.database import Pool
+from proxy.pool.groups import Outcome, finish_rollout, open_group
+from proxy.pool.records import NewCompletion, int_bytes
+from proxy.pool.runs import open_run
+from proxy.pool.schema import completions
+from tests.conftest import need
+from tests.pool.make import TASK, new_completion
+
+Said = Callable[..., str]
+
+
+def record(pool: Pool, items: Sequence[NewCompletion]) -> list[int]:
+    async def write() -> list[int]:
+        writer = CompletionWriter(pool)
+        ids = [await writer.add(item) for item in items]
+        await writer.close()
+        return ids
+
+    return asyncio.run(write())
+
+
+def followed(attempt_id: int, first: int, words: str, ids: Sequence[int]) -> NewCompletion:
+    """A turn on top of a first one of the path 1 2 3 4."""
+    item = new_completion(attempt_id, ids[:-1], ids[-1:])
+    return replace(
+        item, prefix_of=first, prefix_length=4, follows=first, path_crc=crc32(int_bytes([1, 2, 3, 4, *ids])),
+        reply={"role": "assistant", "content": words},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def attempt(pool: Pool) -> int:
+    """An attempt of run r with two turns that follow a first one, the second of them untrainable."""
+    [rollout] = open_group(pool, open_run(pool, "r", "train", {}).id, TASK, 1)
+    opened, _ = open_attempt(pool, rollout.rollout_id, "command")
+    call = {"function": {"name": "shell", "arguments": '{"command": "ls"}'}}
+    reply = {"role": "assistant", "content": None, "tool_calls": [call]}
+    [first] = record(pool, [replace(new_completion(opened.id), reply=reply)])
+    second = followed(opened.id, first, "done \x1b[31mred", [5, 6])
+    third = replace(followed(opened.id, first, "other", [7, 8]), untrainable="abandoned", logprobs=array("f"))
+    record(pool, [second, third])
+    close_attempt(pool, opened.id, Ending())
+    finish_rollout(pool, rollout.rollout_id, Outcome(attempt_id=opened.id, reward=0.5, reward_parts={"verifier": 0.5}))
+    return opened.id
+
+
+@pytest.fixture
+def said(pool: Pool, capsys: pytest.CaptureFixture[str]) -> Said:
+    """What `proxy pool` says on the pool, with the exit status that is expected."""
+
+    def run(verb: str, *more: object, status: int = 0) -> str:
+        assert main(["pool", verb, pool.url, *map(str, more)]) == status
+        out = capsys.readouterr()
+        return out.err if status == 2 else out.out
+
+    return run
+
+
+def test_verify_counts_what_is_whole(attempt: int, said: Said) -> None:
+    assert "1 attempts, 3 completions (2 trainable), 4 sampled tokens, no damages" in said("verify")
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"path_crc": 5}, "its path of 6 tokens does not match checksum 5"),
+        ({"sampled": b"12345"}, "its sampled is no array of 4-byte numbers"),
+        ({"logprobs": b""}, "it is trainable with 0 logprobs for 1 sampled tokens"),
+        ({"logprobs": b"\0\0\xc0\x7f"}, "it is trainable with a logprob that is no number"),
+        ({"versions": []}, "it is trainable with versions for 0 of 1 sampled tokens"),
+        ({"versions": [["v1", 0, 2]]}, "overlap or leave its 1 sampled tokens"),
+        ({"versions": [["v1"]]}, "its versions are no list of spans"),
+        ({"prefix_length": 7}, "it shares 7 tokens with completion 1, which has 4"),
+        ({"prefix_of": 3}, "its prefix is of completion 3, which is none before it in its attempt"),
+        ({"follows": 2}, "it follows completion 2, which is none before it in its attempt"),
+        ({"ordinal": 9}, "its ordinal is 9, and 1 is its place"),
+        ({"reply": "text"}, "its reply is no JSON object"),
+    ],
+)
+def test_verify_names_every_damaged_row(
+    pool: Pool, attempt: int, said: Said, values: dict[str, Any], sentence: str
+) -> None:
+    with pool.write() as connection:
+        connection.execute(update(completions).where(completions.c.id == 2).values(values))
+    *damages, counts = said("verify", status=1).splitlines()
+    assert sentence in "\n".join(damages) and "3 completions" in counts
+    assert all(line.startswith(f"attempt {attempt}, completion 2: ") for line in damages)
+
+
+def test_a_turn_on_a_path_that_cannot_be_read_is_damaged_too(pool: Pool, attempt: int, said: Said) -> None:
+    with pool.write() as connection:
+        connection.execute(update(completions).where(completions.c.id == 1).values(prompt_tail=b"1"))
+    damages = said("verify", status=1)
+    assert damages.count("its prefix is of completion 1, whose path cannot be read") == 2 and "3 damages" in damages
+
+
+def test_show_prints_the_tree(attempt: int, said: Said) -> None:
+    lines = said("show", attempt).splitlines()
+    assert lines[0].startswith(f"attempt {attempt}: command, ended after ")
+    assert lines[1:] == [
+        "run r, task t, group 0, member 0, try 0",
+        "reward 0.5",
+        '#1, shared 0, new 2, sampled 2, stop, v1: shell({"command": "ls"})',
+        "    #2 follows #1, shared 4 of #1, new 1, sampled 1, stop, v1: done  [31mred",
+        "    #3 follows #1, shared 4 of #1, new 1, sampled 1, stop, v1, untrainable (abandoned): other",
+    ]
+
+
+EXPECTED = {
+    "tokens": [[1, 2, 3, 4], [1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 7, 8]],
+    "mask": [[0, 0, 1, 1], [0, 0, 0, 0, 0, 1], [0] * 6],
+    "logprobs": [[-0.5, -0.5], [-0.5], []],
+    "reward": [0.5] * 3,
+    "untrainable": [None, None, "abandoned"],
+    "follows": [None, 1, 1],
+}
+
+
+def test_export_as_jsonl(attempt: int, said: Said, tmp_path: Path) -> None:
+    assert said("export", "r", "--output", tmp_path / "r.jsonl") == f"3 completions: {tmp_path / 'r.jsonl'}\n"
+    rows = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
+    assert {name: [row[name] for row in rows] for name in EXPECTED} == EXPECTED
+    assert rows[1]["message"]["content"] == "done \x1b[31mred" and rows[1]["final"] is True
+    assert rows[1]["versions"] == [{"version": "v1", "start": 0, "end": 1}]
+
+
+def test_export_as_parquet_holds_the_same(attempt: int, said: Said, tmp_path: Path) -> None:
+    need("pyarrow", _has_pyarrow())
+    from pyarrow import parquet
+
+    said("export", "r", "--format", "jsonl", "--output", tmp_path / "r.jsonl")
+    said("export", "r", "--format", "parquet", "--output", tmp_path / "r.parquet")
+    rows = parquet.read_table(tmp_path / "r.parquet").to_pylist()
+    for row in rows:
+        row |= {name: json.loads(row[name]) for name in ("message", "reward_parts")}
+    assert rows == [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
+    assert sorted(file.suffix for file in tmp_path.glob("r.*")) == [".jsonl", ".parquet"]
+
+
+def _has_pyarrow() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("pyarrow") is not None
+
+
+def test_a_damaged_run_is_not_exported(pool: Pool, attempt: int, said: Said, tmp_path: Path) -> None:
+    with pool.write() as connection:
+        connection.execute(update(completions).where(completions.c.id == 3).values(path_crc=1))
+    assert "is damaged (completion 3: its stored" in said("export", "r", "--output", tmp_path / "r.jsonl", status=2)
+    assert list(tmp_path.glob("r.*")) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["show", "99"], "attempt 99 is not in the pool"),
+        (["show", "first"], "'first' is no number of an attempt"),
+        (["export", "s", "--output", "x"], "run 's' is not in the pool"),
+        (["export", "r", "--output", "/nowhere/x"], "/nowhere/x cannot be written (No such file or directory)"),
+    ],
+)
+def test_what_is_not_there_is_one_sentence(attempt: int, said: Said, arguments: list[str], sentence: str) -> None:
+    error = said(*arguments, status=2)
+    assert sentence in error and error.startswith("error: ") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "verb", [["verify"], ["show", "1"], ["export", "r", "--output", "x"]], ids=lambda words: words[0]
+)
+def test_reading_makes_no_pool(verb: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pool", verb[0], str(tmp_path / "p.db"), *verb[1:]]) == 2
+    assert "p.db holds no pool; name the SQLite file" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,106 @@
+"""A real PostgreSQL for the tests: a server of its own in a temporary directory, from Debian's binaries.
+
+It refuses to run as root, so there it runs as Debian's `postgres` user. It dies with the test session, fsync is off,
+and its one user has a password, so that every test passes one.
+"""
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import OperationalError
+
+from proxy.engine.process import die_with_parent
+
+USER = "blackforge"
+START_SECONDS = 60
+
+
+def binaries() -> Path | None:
+    """The directory of the newest server binaries, if they and the driver are installed."""
+    on_path = shutil.which("initdb")
+    found = [Path(on_path).resolve().parent] if on_path else sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    return found[-1] if found and find_spec("psycopg") else None
+
+
+class Server:
+    """A running server, which makes an empty database for whoever asks."""
+
+    def __init__(self, port: int, password: str):
+        self.password = password
+        self._at = f"postgresql+psycopg://{USER}:{password}@127.0.0.1:{port}"
+        self._numbers = count()
+
+    def database(self) -> str:
+        """The URL of a new, empty database."""
+        name = f"test_{next(self._numbers)}"
+        self.execute(f"create database {name}")
+        return f"{self._at}/{name}"
+
+    def execute(self, statement: str) -> None:
+        engine = create_engine(f"{self._at}/postgres", isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            connection.execute(text(statement))
+        engine.dispose()
+
+
+@contextmanager
+def running(installed: Path) -> Iterator[Server]:
+    """A server for as long as the block lasts."""
+    home = Path(tempfile.mkdtemp(prefix="blackforge-postgres-"))  # pytest's own directories are closed to other users
+    password, port = secrets.token_hex(8), _free_port()
+    (home / "password").write_text(password)
+    unprivileged: dict[str, Any] = {"user": "postgres", "group": "postgres", "extra_groups": []} if _root() else {}
+    if unprivileged:
+        shutil.chown(home, "postgres", "postgres")
+        shutil.chown(home / "password", "postgres")
+    secret = ["-U", USER, "--auth=scram-sha-256", f"--pwfile={home}/password", "--no-sync", "-E", "UTF8", "--locale=C"]
+    run = partial(subprocess.Popen, cwd=home, stdout=subprocess.DEVNULL, stderr=(home / "log").open("wb"))
+    try:
+        made = run([installed / "initdb", "-D", home / "data", *secret], **unprivileged)
+        assert made.wait(START_SECONDS) == 0, (home / "log").read_text()
+        options = ["-p", str(port), "-h", "127.0.0.1", "-k", home, "-F", "-c", "shared_buffers=16MB"]
+        served = run(
+            [installed / "postgres", "-D", home / "data", *options], preexec_fn=die_with_parent, **unprivileged
+        )
+        try:
+            yield _answering(Server(port, password), served, home / "log")
+        finally:
+            served.send_signal(signal.SIGQUIT)  # at once; nothing of it is kept
+            served.wait(START_SECONDS)
+    finally:
+        shutil.rmtree(home)
+
+
+def _answering(server: Server, served: "subprocess.Popen[Any]", log: Path) -> Server:
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            server.execute("select 1")
+            return server
+        except OperationalError:
+            assert served.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+
+
+def _root() -> bool:
+    return os.geteuid() == 0
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,151 @@
+"""The console script and the processes behind it: ready files, clean ends, errors of one sentence."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+
+from proxy.cli import main
+from proxy.config import EngineConfig
+from proxy.engine import process
+from proxy.engine.sglang import CPU_PATH, command, environment
+from proxy.pool.attempts import by_key
+from proxy.pool.completions import of_attempt
+from proxy.pool.database import open_pool
+
+SCRIPT = "def answer(prompt, ids):\n    return 'ok'\n"
+
+
+@pytest.fixture
+def config(tmp_path: Path, tiny_model: Path) -> Path:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    file = tmp_path / "proxy.toml"
+    file.write_text(f'pool = "pool.db"\n[engine]\nmodel = "{tiny_model}"\n')
+    return file
+
+
+def launch(*arguments: object, ready: Path) -> tuple[subprocess.Popen[bytes], str]:
+    """A running command and the address in its ready file."""
+    words = [sys.executable, "-m", "proxy", *map(str, arguments), "--ready-file", str(ready)]
+    started = subprocess.Popen(words, preexec_fn=process.die_with_parent)
+    wait_until(lambda: ready.exists() or started.poll() is not None)
+    return started, msgspec.json.decode(ready.read_bytes())["url"]
+
+
+def wait_until(happened: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, f"nothing happened in {seconds} s"
+        time.sleep(0.05)
+
+
+async def test_a_killed_proxy_loses_no_acknowledged_call(config: Path, tmp_path: Path) -> None:
+    engine, engine_url = launch("engine", config, "--scripted", tmp_path / "script.py:answer", ready=tmp_path / "e")
+    proxy, url = launch("serve", config, "--engine", engine_url, ready=tmp_path / "p")
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    async with aiohttp.ClientSession() as http:
+        for _ in range(3):
+            async with http.post(f"{url}/v1/chat/completions", json=body) as answer:
+                assert answer.status == 200
+    proxy.kill()
+    proxy.wait()
+    engine.terminate()
+    assert engine.wait(10) == 0
+    pool = open_pool(str(tmp_path / "pool.db"))
+    attempt = by_key(pool, "")
+    assert attempt is not None and len(of_attempt(pool, attempt.id)) == 3
+
+
+def test_sigterm_ends_the_gateway_cleanly(config: Path, tmp_path: Path) -> None:
+    proxy, _ = launch("serve", config, "--engine", "http://127.0.0.1:9", ready=tmp_path / "p")
+    proxy.terminate()
+    assert proxy.wait(10) == 0
+
+
+@pytest.mark.parametrize(
+    ("lines", "sentence"),
+    [
+        ("[engine]\nmodel = 'gone'\nurl = 'http://x'\n", "has no tokenizer.json"),
+        ("[engine]\n", "missing required field `model`"),
+        ("[engine]\nmodel = 'm'\nspeed = 3\n", "unknown field `speed`"),
+        ("[engine]\nmodel = 'm'\ndevice = 'tpu'\n", "use one of auto, cpu, cuda"),
+        ("[engine]\nmodel = 'm'\n", "set engine.url or give --engine URL"),
+        ("[engine\n", "is refused"),
+    ],
+)
+def test_a_bad_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: str, sentence: str) -> None:
+    file = tmp_path / "proxy.toml"
+    file.write_text(lines)
+    assert main(["serve", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and sentence in error
+
+
+@pytest.mark.parametrize(("missing", "sentence"), [("tokenizer.json", "tokenizer"), ("chat_template", "chat template")])
+def test_an_incomplete_model(
+    tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str], missing: str, sentence: str
+) -> None:
+    shutil.copytree(tiny_model, tmp_path / "m")
+    (tmp_path / "m" / "chat_template.jinja").unlink(missing_ok=True)
+    settings = msgspec.json.decode((tmp_path / "m" / "tokenizer_config.json").read_bytes())
+    if missing == "chat_template":
+        settings.pop("chat_template", None)
+    (tmp_path / "m" / "tokenizer_config.json").write_bytes(msgspec.json.encode(settings))
+    (tmp_path / "m" / missing).unlink(missing_ok=True)
+    (tmp_path / "proxy.toml").write_text("[engine]\nmodel = 'm'\nurl = 'http://x'\n")
+    for verb in ("serve", "engine"):
+        assert main([verb, str(tmp_path / "proxy.toml")]) == 2
+        assert f"no {sentence}" in capsys.readouterr().err
+
+
+def test_a_script_that_is_not_there(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["engine", str(config), "--scripted", "nowhere.py:answer"]) == 2
+    assert "write it as FILE.py:NAME" in capsys.readouterr().err
+
+
+def test_an_engine_that_cannot_start_quotes_its_log(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = config.read_text() + 'extra_args = ["--no-such-flag"]\n'
+    config.write_text(text)
+    assert main(["engine", str(config)]) == 2
+    error = capsys.readouterr().err
+    assert "--no-such-flag" in error and str(tmp_path / "engine.log") in error
+
+
+def test_one_configuration_for_cpu_and_gpu(tiny_model: Path) -> None:
+    cpu = EngineConfig(model=str(tiny_model), device="cpu")
+    gpu = EngineConfig(model=str(tiny_model), device="cuda")
+    assert "torch_native" in command(cpu, 1) and environment(cpu)["PYTHONPATH"].startswith(str(CPU_PATH))
+    assert "torch_native" not in command(gpu, 1) and str(CPU_PATH) not in environment(gpu).get("PYTHONPATH", "")
+    assert "--incremental-streaming-output" in command(gpu, 1)
+
+
+def test_the_kernel_stand_in_refuses_to_load_beside_cuda() -> None:
+    code = "import torch; torch.cuda.is_available = lambda: True; import sgl_kernel"
+    environment = {**os.environ, "PYTHONPATH": str(CPU_PATH)}
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert found.returncode == 1 and "refuses to load beside CUDA" in found.stderr
+
+
+def test_stopping_takes_the_whole_family(tmp_path: Path) -> None:
+    """The same start and stop as for the server, with a family of sleepers in its place."""
+    pids = tmp_path / "pids"
+    family = f"sleep 1000 & echo $! > {pids}; sleep 1000"
+    started = process.start(["sh", "-c", family], dict(os.environ), tmp_path / "log")
+    wait_until(lambda: pids.exists() and bool(pids.read_text()))
+    process.stop(started, grace_seconds=0.1)
+    wait_until(lambda: not alive(int(pids.read_text())), 5)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that only waits for its parent to take its status does not."""
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"

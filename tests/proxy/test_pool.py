@@ -1,0 +1,92 @@
+"""Gateways on one pool, on SQLite and on PostgreSQL: several at a time, one after another, and a pool that is gone."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from proxy.config import Config, EngineConfig
+from proxy.engine.scripted import ScriptedEngine
+from proxy.pool.attempts import Ending, by_key, close_attempt, open_attempt
+from proxy.pool.database import open_pool
+from proxy.pool.groups import open_group
+from proxy.pool.runs import open_run
+from proxy.pool.verify import verify
+from proxy.server import Gateway
+from proxy.template import ChatTemplate
+from tests.pool.make import TASK
+from tests.postgres import Server
+from tests.proxy.conftest import Stand, listening, user
+
+Start = Callable[[str], Awaitable[Stand]]
+
+
+@pytest.fixture
+async def start(tiny_model: Path) -> AsyncIterator[Start]:
+    """Starts a gateway on the pool of this URL; all of a test share one scripted engine."""
+    async with AsyncExitStack() as stack:
+        engine = await listening(ScriptedEngine(lambda prompt, ids: "ok", ChatTemplate(tiny_model)).app(), stack)
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+
+        async def gateway(url: str) -> Stand:
+            served = Gateway(Config(engine=EngineConfig(model=str(tiny_model)), pool=url), engine)
+            return Stand(await listening(served.app(), stack), open_pool(url), http)
+
+        yield gateway
+
+
+async def test_two_gateways_record_one_attempt_without_a_clash(start: Start, database: str) -> None:
+    stands = [await start(database), await start(database)]
+    turns = [user("hi"), {"role": "assistant", "content": "ok"}, user("more")]
+    for messages in (turns[:1], turns):
+        calls = (stands[number % 2].chat(*messages) for number in range(10))
+        assert {answer["status"] for answer in await asyncio.gather(*calls)} == {200}
+    assert [item.ordinal for item in stands[0].recorded()] == list(range(20))
+    report = verify(stands[0].pool)
+    assert (report.attempts, report.completions, report.damages) == (1, 20, [])
+
+
+async def test_an_attempt_that_goes_on_at_another_gateway_keeps_its_tokens(start: Start, database: str) -> None:
+    first, second = await start(database), await start(database)
+    await first.chat(user("hi"))
+    await second.chat(user("hi"), {"role": "assistant", "content": "ok"}, user("more"))
+    before, after = first.recorded()
+    assert after.follows == before.id and after.prefix_of == before.id
+    assert after.prefix_length == before.prompt_length + len(before.sampled)
+
+
+async def test_the_key_of_a_closed_attempt_is_refused_everywhere(start: Start, database: str) -> None:
+    stands = [await start(database), await start(database)]
+    pool = stands[0].pool
+    [rollout] = open_group(pool, open_run(pool, "r", "train", {}).id, TASK, 1)
+    attempt, key = open_attempt(pool, rollout.rollout_id, "command")
+    assert [(await stand.chat(user("hi"), key=key))["status"] for stand in stands] == [200, 200]
+    close_attempt(pool, attempt.id, Ending())
+    assert [(await stand.chat(user("hi"), key=key))["status"] for stand in stands] == [401, 401]
+
+
+async def test_a_database_that_went_away_costs_its_calls_and_no_more(start: Start, postgres_server: Server) -> None:
+    stand = await start(postgres_server.database())
+    name = stand.pool.url.rpartition("/")[2]
+    assert (await stand.chat(user("hi")))["status"] == 200
+    postgres_server.execute(f"alter database {name} allow_connections false")
+    postgres_server.execute(f"select pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}'")
+    gone = [await stand.chat(user("hi")), await stand.chat(user("hi"), key="stranger")]
+    assert [(answer["status"], answer["error"]["code"]) for answer in gone] == [
+        (507, "pool_write_failed"),
+        (503, "pool_unavailable"),
+    ]
+    assert postgres_server.password not in str(gone)
+    postgres_server.execute(f"alter database {name} allow_connections true")
+    assert (await stand.chat(user("hi")))["status"] == 200 and len(stand.recorded()) == 2
+    assert by_key(stand.pool, "stranger") is None
+
+
+async def test_health_does_not_tell_the_address_of_a_server(start: Start, database: str) -> None:
+    stand = await start(database)
+    async with stand.http.get(f"{stand.url}/health") as answer:
+        health = await answer.json()
+    assert health.get("pool") == (database if database.startswith("sqlite") else None)

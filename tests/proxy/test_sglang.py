@@ -1,0 +1,170 @@
+"""The proxy before the real SGLang: what is recorded is what the engine sampled, streamed or not, updated or not."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+
+from proxy.engine.sglang import Sglang
+from proxy.handler import RESERVED
+from proxy.pool.records import Completion, VersionSpan
+from proxy.template import ChatTemplate
+from tests.proxy.conftest import SHELL, Serve, listening, user
+
+
+class Relay:
+    """Passes calls on to the engine and keeps the bytes that the engine sent."""
+
+    def __init__(self, target: str):
+        self.target = target
+        self.sent: list[bytes] = []
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        headers = {"Content-Type": request.content_type}
+        url, body = self.target + request.path, await request.read()
+        async with aiohttp.request(request.method, url, data=body, headers=headers) as answer:
+            response = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.content_type})
+            await response.prepare(request)
+            self.sent.append(b"")
+            async for chunk in answer.content.iter_any():
+                self.sent[-1] += chunk
+                await response.write(chunk)
+        return response
+
+    def events(self) -> list[dict[str, Any]]:
+        """The JSON objects of the last answer."""
+        lines = [line.removeprefix(b"data: ") for line in self.sent[-1].splitlines()]
+        return [msgspec.json.decode(line) for line in lines if line.startswith(b"{")]
+
+
+@pytest.fixture
+async def relay(sglang_engine: Sglang) -> AsyncIterator[tuple[Relay, str]]:
+    async with AsyncExitStack() as stack:
+        app = web.Application()
+        found = Relay(sglang_engine.url)
+        app.router.add_route("*", "/{path:.*}", found.handle)
+        yield found, await listening(app, stack)
+
+
+GEMINI = {"contents": [{"parts": [{"text": "hello"}]}], "generationConfig": {"maxOutputTokens": 40}}
+ASKED: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("/v1/chat/completions", {"messages": [user("hello")], "max_tokens": 40, "tools": [SHELL]}),
+    "messages": ("/v1/messages", {"messages": [user("hello")], "max_tokens": 40}),
+    "responses": ("/v1/responses", {"input": "hello", "max_output_tokens": 40}),
+    "completions": ("/v1/completions", {"prompt": "hello", "max_tokens": 40}),
+    "gemini": ("/v1beta/models/tiny:generateContent", GEMINI),
+    "gemini streamed": ("/v1beta/models/tiny:streamGenerateContent?alt=sse", GEMINI),
+}
+CASES: list[Any] = [(*asked, {}) for asked in ASKED.values()]
+CASES += [(*asked, {"stream": True}) for name, asked in ASKED.items() if not name.startswith("gemini")]
+
+
+@pytest.mark.parametrize(("path", "body", "more"), CASES)
+async def test_ids_and_logprobs_are_the_engines(
+    serve: Serve, relay: tuple[Relay, str], path: str, body: dict[str, Any], more: dict[str, Any]
+) -> None:
+    stand = await serve(url=relay[1])
+    async with stand.send(path, body | more) as answer:
+        assert answer.status == 200 and await answer.read()
+    events = relay[0].events()
+    (row,) = stand.recorded()
+    assert row.sampled.tolist() == [token for event in events for token in event["output_ids"]]
+    entries = [entry for event in events for entry in event["meta_info"]["output_token_logprobs"]]
+    assert row.logprobs.tolist() == pytest.approx([entry[0] for entry in entries], rel=1e-6)
+    assert [vars(span) for span in row.versions] == events[-1]["meta_info"]["weight_versions"]
+    assert row.untrainable is None and len(row.sampled) > 0
+
+
+async def test_logprobs_are_those_of_the_recorded_path(serve: Serve, sglang_engine: Sglang) -> None:
+    stand = await serve(url=sglang_engine.url)
+    await stand.chat(user("hello"), max_tokens=60)
+    (row,) = stand.recorded()
+    scored = await rescore(sglang_engine, stand.path(), row)
+    assert row.logprobs.tolist() == pytest.approx(scored, abs=1e-4)
+
+
+async def rescore(engine: Sglang, path: list[int], row: Completion) -> list[float]:
+    """The engine's own logprobs of the sampled tokens, from a prefill of the whole path."""
+    body = {"input_ids": path, "return_logprob": True, "logprob_start_len": row.prompt_length - 1}
+    body["sampling_params"] = {"max_new_tokens": 1}
+    async with aiohttp.request("POST", f"{engine.url}/generate", json=body) as answer:
+        meta = (await answer.json())["meta_info"]
+    return [entry[0] for entry in meta["input_token_logprobs"][-len(row.sampled) :]]
+
+
+async def test_the_next_turn_continues_the_sampled_tokens(serve: Serve, sglang_engine: Sglang) -> None:
+    stand = await serve(url=sglang_engine.url)
+    message = (await stand.chat(user("hello"), max_tokens=30))["choices"][0]["message"]
+    await stand.chat(user("hello"), message, user("go on"), max_tokens=5)
+    assert stand.path(1)[: len(stand.path(0))] == stand.path(0)
+
+
+async def test_version_spans_across_an_update_in_mid_stream(
+    serve: Serve, sglang_engine: Sglang, tiny_model: Path
+) -> None:
+    stand = await serve(url=sglang_engine.url)
+    for attempt in range(5):  # the random model may end its turn before the update
+        version = f"update-{attempt}"
+        await asyncio.gather(stand.stream(user("talk"), max_tokens=500), update(sglang_engine, tiny_model, version))
+        row = stand.recorded()[-1]
+        if len(row.versions) == 2:
+            break
+    before, after = row.versions
+    assert after.version == version and before.version != version
+    assert (before.start, before.end, after.end) == (0, after.start, len(row.sampled))
+    assert row.untrainable is None
+
+
+async def update(engine: Sglang, model: Path, version: str) -> None:
+    await asyncio.sleep(0.3)
+    steps: list[tuple[str, dict[str, Any]]] = [
+        ("pause_generation", {"mode": "retract"}),
+        ("update_weights_from_disk", {"model_path": str(model), "weight_version": version}),
+        ("continue_generation", {}),
+    ]
+    for route, body in steps:
+        async with aiohttp.request("POST", f"{engine.url}/{route}", json=body) as answer:
+            assert answer.status == 200, await answer.text()
+
+
+@pytest.mark.long  # a prefill of 40,000 tokens takes most of a minute on the CPU
+async def test_the_context_can_be_filled_to_the_last_token(
+    serve: Serve, sglang_engine: Sglang, template: ChatTemplate
+) -> None:
+    stand = await serve(url=sglang_engine.url)
+    assert template.context_length is not None
+    frame = len(template.encode(template.render([user(" a")], []))) - len(template.encode(" a"))
+    answer = await stand.chat(user(" a" * (template.context_length - frame - RESERVED - 2)), max_tokens=32000)
+    assert answer["status"] == 200, answer
+    row = stand.recorded()[-1]
+    assert len(row.sampled) == 2 or row.finish_reason == "stop"
+    answer = await stand.chat(user(" a" * (template.context_length - frame - RESERVED)))
+    assert (answer["status"], answer["error"]["code"]) == (400, "context_length_exceeded")
+
+
+async def test_a_stop_string_ends_the_sampling(serve: Serve, sglang_engine: Sglang, template: ChatTemplate) -> None:
+    stand = await serve(url=sglang_engine.url)
+    choice = (await stand.chat(user("hello"), max_tokens=400, stop=["e"]))["choices"][0]
+    row = stand.recorded()[0]
+    assert "e" not in (choice["message"]["content"] or "")
+    assert choice["finish_reason"] == "stop" and "e" in template.decode(row.sampled)
+    assert isinstance(row.versions[0], VersionSpan) and row.versions[0].end == len(row.sampled)
+
+
+async def test_a_client_that_goes_away_frees_the_engine(serve: Serve, sglang_engine: Sglang) -> None:
+    stand = await serve(url=sglang_engine.url)
+    async with stand.post({"messages": [user("talk")], "stream": True, "max_tokens": 20000}) as answer:
+        await answer.content.readany()
+    for _ in range(100):
+        if stand.recorded():
+            break
+        await asyncio.sleep(0.05)
+    (row,) = stand.recorded()
+    assert row.untrainable == "abandoned: the client went away" or row.finish_reason == "stop"
+    assert len(row.sampled) < 5000 and len(row.logprobs) == len(row.sampled)

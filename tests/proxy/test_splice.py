@@ -1,0 +1,181 @@
+"""Exact tokens across turns: what was sampled stands in the next prompt, and nothing else ever does."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from proxy.engine.scripted import Reply
+from proxy.pool.attempts import by_key
+from proxy.template import ChatTemplate
+from tests.proxy.conftest import SHELL, Seen, Serve, Stand, shell_call, user
+
+ODD_CALL = '<tool_call>\n{"arguments":  {"command": "ls"}, "name":"shell"}\n</tool_call>'
+"""Means the same as the template's own form of the call, in other tokens."""
+
+
+def tool_result(message: dict[str, Any], text: str = "file") -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": text}
+
+
+async def two_turns(stand: Stand, change: Any = None, **fields: Any) -> tuple[list[int], list[int]]:
+    """A call, its echo (changed by `change`) with a tool result, and the paths of both completions."""
+    answer = await stand.chat(user("list"), tools=[SHELL])
+    message = answer["choices"][0]["message"]
+    echo = change(msgspec.json.decode(msgspec.json.encode(message))) if change else message
+    await stand.chat(user("list"), echo, tool_result(message), tools=[SHELL], **fields)
+    return stand.path(0), stand.path(1)
+
+
+def script(prompt: str, ids: Any) -> str:
+    return "done" if "<tool_response>" in prompt else ODD_CALL
+
+
+async def test_sampled_tokens_are_the_prefix_of_the_next_prompt(serve: Serve) -> None:
+    stand = await serve(script)
+    first, second = await two_turns(stand)
+    row = stand.recorded()[1]
+    assert second[: len(first)] == first
+    assert (row.prefix_of, row.prefix_length, row.follows) == (
+        stand.recorded()[0].id,
+        len(first),
+        stand.recorded()[0].id,
+    )
+
+
+async def test_the_joined_text_is_the_template_with_the_raw_turn(serve: Serve, template: ChatTemplate) -> None:
+    seen = Seen(script)
+    stand = await serve(seen)
+    await two_turns(stand)
+    raw = {"role": "assistant", "content": ODD_CALL}
+    messages = [user("list"), raw, {"role": "tool", "content": "file"}]
+    assert seen.prompts[1] == template.render(messages, [SHELL])
+
+
+def reserialised(message: dict[str, Any]) -> dict[str, Any]:
+    message["tool_calls"][0]["function"]["arguments"] = '{ "command" : "\\u006cs" }'
+    return message
+
+
+def other_id(message: dict[str, Any]) -> dict[str, Any]:
+    message["tool_calls"][0]["id"] = "renamed"
+    return message
+
+
+def text_parts(message: dict[str, Any]) -> dict[str, Any]:
+    return {**message, "content": [{"type": "text", "text": ""}], "provider_specific_fields": {}}
+
+
+@pytest.mark.parametrize("change", [reserialised, other_id, text_parts])
+async def test_an_echo_of_equal_meaning_is_joined(serve: Serve, change: Any) -> None:
+    first, second = await two_turns(await serve(script), change)
+    assert second[: len(first)] == first
+
+
+def other_command(message: dict[str, Any]) -> dict[str, Any]:
+    message["tool_calls"][0]["function"]["arguments"] = '{"command": "pwd"}'
+    return message
+
+
+def other_name(message: dict[str, Any]) -> dict[str, Any]:
+    message["tool_calls"][0]["function"]["name"] = "invalid"
+    return message
+
+
+def added_text(message: dict[str, Any]) -> dict[str, Any]:
+    return {**message, "content": "I think"}
+
+
+@pytest.mark.parametrize("change", [other_command, other_name, added_text])
+async def test_an_echo_that_was_changed_is_served_as_sent(serve: Serve, template: ChatTemplate, change: Any) -> None:
+    stand = await serve(script)
+    first, second = await two_turns(stand, change)
+    row = stand.recorded()[1]
+    assert row.follows is None and row.prefix_length < len(first)
+    assert second[: row.prompt_length] == template.encode(template.decode(second[: row.prompt_length]))
+
+
+async def test_another_system_prompt_is_another_branch(serve: Serve) -> None:
+    stand = await serve(script)
+    message = (await stand.chat(user("list"), tools=[SHELL]))["choices"][0]["message"]
+    await stand.chat({"role": "system", "content": "new"}, user("list"), message, tool_result(message), tools=[SHELL])
+    assert stand.recorded()[1].prefix_length < 5
+
+
+async def test_faithful_never_joins(serve: Serve, template: ChatTemplate) -> None:
+    stand = await serve(script, history="faithful")
+    first, second = await two_turns(stand)
+    assert second[: len(first)] != first
+    assert stand.recorded()[1].follows == stand.recorded()[0].id
+
+
+async def test_a_cut_turn_goes_on_with_the_templates_end(serve: Serve, template: ChatTemplate) -> None:
+    stand = await serve(lambda prompt, ids: Reply("one two", end=False))
+    message = (await stand.chat(user("count")))["choices"][0]["message"]
+    await stand.chat(user("count"), message, user("on"))
+    first, second = stand.path(0), stand.path(1)
+    assert second[: len(first)] == first and second[len(first)] == template.end
+
+
+async def test_an_unusual_tokenisation_survives(serve: Serve, template: ChatTemplate) -> None:
+    """Sampled ids that the tokenizer would never choose for their own text."""
+    letters = tuple(token for letter in "hello" for token in template.encode(letter))
+    assert list(letters) != template.encode("hello")
+    stand = await serve(lambda prompt, ids: Reply("", ids=letters))
+    message = (await stand.chat(user("x")))["choices"][0]["message"]
+    await stand.chat(user("x"), message, user("y"))
+    assert stand.path(1)[: len(stand.path(0))] == stand.path(0)
+
+
+async def test_dropped_reasoning_follows_the_template(serve: Serve, template: ChatTemplate) -> None:
+    stand = await serve(lambda prompt, ids: "<think>\nhm\n</think>\n\nyes")
+    message = (await stand.chat(user("a?")))["choices"][0]["message"]
+    await stand.chat(user("a?"), message, user("b?"))
+    row = stand.recorded()[1]
+    text = template.decode(stand.path(1)[: row.prompt_length])
+    assert "<think>" not in text and row.prefix_length < len(stand.path(0)) and row.follows is not None
+
+
+async def test_equal_replies_in_a_row_keep_their_order(serve: Serve) -> None:
+    stand = await serve(lambda prompt, ids: "again")
+    messages = [user("0")]
+    for turn in range(1, 5):
+        answer = await stand.chat(*messages)
+        messages += [answer["choices"][0]["message"], user(str(turn))]
+    rows = stand.recorded()
+    assert [row.follows for row in rows] == [None, *(row.id for row in rows[:-1])]
+    assert all(stand.path(i)[: len(stand.path(i - 1))] == stand.path(i - 1) for i in range(1, 4))
+
+
+async def test_branches_share_what_they_have_in_common(serve: Serve) -> None:
+    stand = await serve(lambda prompt, ids: "ok")
+    await stand.chat(user("one long question about everything and then A"))
+    await stand.chat(user("one long question about everything and then B"))
+    rows = stand.recorded()
+    assert rows[1].prefix_of == rows[0].id and rows[1].follows is None
+    assert len(rows[1].prompt_tail) < len(rows[0].prompt_tail) / 2
+
+
+async def test_a_restarted_proxy_goes_on_where_it_was(serve: Serve) -> None:
+    stand = await serve(script)
+    message = (await stand.chat(user("list"), tools=[SHELL]))["choices"][0]["message"]
+    again = await serve(script)
+    await again.chat(user("list"), message, tool_result(message), tools=[SHELL])
+    row = again.recorded()[1]
+    assert again.path(1)[: len(again.path(0))] == again.path(0)
+    assert row.follows == row.prefix_of == again.recorded()[0].id
+
+
+async def test_sessions_do_not_see_each_other(serve: Serve) -> None:
+    stand = await serve(script)
+    message = (await stand.chat(user("list"), tools=[SHELL]))["choices"][0]["message"]
+    await stand.chat(user("list"), message, tool_result(message), tools=[SHELL], key="other")
+    (row,) = stand.recorded("other")
+    assert row.follows is None and row.prefix_of is None
+    assert by_key(stand.pool, "other") != by_key(stand.pool, "agent")
+
+
+async def test_plain_turns_of_a_call_in_the_templates_form(serve: Serve) -> None:
+    stand = await serve(lambda prompt, ids: "done" if "<tool_response>" in prompt else shell_call("ls"))
+    first, second = await two_turns(stand)
+    assert second[: len(first)] == first

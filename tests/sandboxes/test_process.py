@@ -1,0 +1,135 @@
+"""Process sandboxes, with real processes: their limits, their files, and that nothing survives them."""
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from sandboxes.base import Limits, SandboxError
+from sandboxes.process import ProcessSandbox, ProcessSandboxes
+from sandboxes.processes import belonging, table
+
+PYTHON = sys.executable
+
+
+@pytest.fixture
+async def sandbox(tmp_path: Path) -> AsyncIterator[ProcessSandbox]:
+    made = await ProcessSandboxes(tmp_path / "sandboxes").start()
+    yield made
+    await made.stop()
+
+
+def daemon(sandbox: ProcessSandbox) -> str:
+    """A command that leaves a process with its own session, a dead parent and another title."""
+    sandbox.write("daemon.sh", "setsid sh -c 'echo up > up; sleep 600' >/dev/null 2>&1 &\n")
+    return "sh daemon.sh; while ! test -e up; do sleep 0.01; done"
+
+
+async def test_a_command_has_an_exit_code_both_outputs_and_a_clean_environment(
+    sandbox: ProcessSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "the owner's own")
+    result = await sandbox.run("echo $HOME; echo $GIVEN >&2; env | grep -c OPENAI; exit 3", Limits(), {"GIVEN": "x"})
+    assert (result.ended, result.exit_code) == ("exit", 3)
+    assert result.output == f"{sandbox.home}\nx\n0\n"
+
+
+async def test_a_timeout_ends_daemons_too(sandbox: ProcessSandbox) -> None:
+    result = await sandbox.run(daemon(sandbox) + "; sleep 600", Limits(seconds=1), {})
+    assert result.ended == "timeout" and result.seconds < 5
+    assert belonging(table(), sandbox.id) == []
+
+
+async def until(reached: Callable[[], bool], seconds: float = 10) -> None:
+    """A process is in the table without its mark for the moment of its exec, so a look may come too early."""
+    deadline = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+async def test_what_a_command_leaves_running_stays_until_it_is_ended(sandbox: ProcessSandbox) -> None:
+    began = time.monotonic()
+    result = await sandbox.run(daemon(sandbox), Limits(), {})
+    assert result.ended == "exit" and time.monotonic() - began < 10
+    await until(lambda: len(belonging(table(), sandbox.id)) == 2)
+    assert await sandbox.end_processes() == 2
+    assert belonging(table(), sandbox.id) == []
+
+
+async def test_a_process_without_the_mark_is_found_by_its_session(sandbox: ProcessSandbox) -> None:
+    await sandbox.run("env -i sleep 600 >/dev/null 2>&1 &", Limits(), {})
+    assert await sandbox.end_processes() == 1
+
+
+async def test_the_memory_limit_counts_all_processes(sandbox: ProcessSandbox) -> None:
+    hog = f"{PYTHON} -I -S -c 'import time; x = bytearray(60 << 20); time.sleep(600)'"
+    result = await sandbox.run(f"{hog} & {hog}", Limits(seconds=20, memory_mb=100), {})
+    assert result.ended == "memory" and belonging(table(), sandbox.id) == []
+
+
+async def test_the_cpu_limit_ends_a_busy_loop(sandbox: ProcessSandbox) -> None:
+    result = await sandbox.run("while :; do :; done", Limits(seconds=60, cpu_seconds=0.5), {})
+    assert result.ended == "cpu" and result.seconds < 30
+
+
+async def test_output_is_bounded_and_says_what_is_missing(sandbox: ProcessSandbox) -> None:
+    command = "echo first; head -c 3000000 /dev/zero | tr '\\0' x; echo; echo last"
+    result = await sandbox.run(command, Limits(output_bytes=1000), {})
+    assert result.output.startswith("first\nxxx") and result.output.endswith("x\nlast\n")
+    assert result.dropped == 3000000 + 12 - 1000 and f"[{result.dropped} bytes dropped]" in result.output
+
+
+async def test_a_cancelled_command_leaves_nothing(sandbox: ProcessSandbox) -> None:
+    running = asyncio.create_task(sandbox.run(daemon(sandbox) + "; sleep 600", Limits(), {}))
+    while not Path(sandbox.work, "up").exists():
+        await asyncio.sleep(0.01)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert belonging(table(), sandbox.id) == []
+
+
+async def test_stop_removes_everything_and_may_be_repeated(sandbox: ProcessSandbox) -> None:
+    await sandbox.run("mkdir locked; touch locked/file; chmod 000 locked", Limits(), {})
+    await sandbox.stop()
+    await sandbox.stop()
+    assert not Path(sandbox.work).parent.exists()
+
+
+async def test_files_go_in_and_out(sandbox: ProcessSandbox, tmp_path: Path) -> None:
+    sandbox.write("a/b.txt", "text")
+    sandbox.write("~/.config/c", b"\0")
+    assert (sandbox.read("a/b.txt"), sandbox.read("~/.config/c"), sandbox.read("missing")) == (b"text", b"\0", None)
+    sandbox.get("a", tmp_path / "out")
+    sandbox.put(tmp_path / "out", "back/again")
+    assert sandbox.read("back/again/b.txt", limit=2) == b"te"
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x", "~/../x", "", "~/", "a\0b"])
+async def test_no_path_leads_outside(sandbox: ProcessSandbox, path: str) -> None:
+    with pytest.raises(SandboxError, match="must lead into the sandbox"):
+        sandbox.write(path, "x")
+
+
+async def test_write_replaces_what_stands_in_the_way(sandbox: ProcessSandbox, tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    await sandbox.run(f"ln -s {tmp_path}/outside tests; mkfifo pipe; mkdir -p dir/sub; touch file", Limits(), {})
+    for path in ("tests/check.sh", "pipe", "dir", "file/below"):
+        sandbox.write(path, "ours")
+        assert sandbox.read(path) == b"ours"
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
+async def test_reading_a_fifo_or_a_link_gives_nothing(sandbox: ProcessSandbox) -> None:
+    await sandbox.run("mkfifo pipe; ln -s /etc/passwd link; mkdir dir", Limits(), {})
+    assert [sandbox.read(path) for path in ("pipe", "link", "dir")] == [None, None, None]
+
+
+async def test_a_root_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SandboxError, match="cannot be made"):
+        await ProcessSandboxes(tmp_path / "file" / "x").start()

@@ -1,0 +1,150 @@
+"""From completions to rows to micro-batches: contexts stay exact, nothing is lost without a reason."""
+
+import math
+from array import array
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from proxy.pool.errors import UserError
+from proxy.pool.records import Completion
+from proxy.pool.schedule import LeasedGroup, LeasedRollout
+from tests.trainer.make import chain, make_config, make_rows, write_model
+from trainer.batch import Row, assemble, merge, pack, plan, why_not_imitable, why_not_trainable
+from trainer.config import Control
+from trainer.loss import cispo
+from trainer.megatron.parallel import Ranks
+from trainer.policy import Policy
+
+GROWING = [([1, 2, 3], [4, 5]), ([1, 2, 3, 4, 5, 6], [7]), ([1, 2, 3, 4, 5, 6, 7, 8, 9], [10, 11])]
+REWRITTEN = [([1, 2, 3], [4, 5]), ([1, 2, 9], [7, 8]), ([1, 2, 3, 4, 5, 6], [7])]
+
+
+def merged(completions: list[Completion]) -> tuple[list[Row], Counter[str]]:
+    excluded: Counter[str] = Counter()
+    return merge(completions, 1.0, excluded, why_not_trainable), excluded
+
+
+def test_a_growing_history_is_one_sequence() -> None:
+    rows, excluded = merged(chain(GROWING))
+    assert [row.tokens.tolist() for row in rows] == [list(range(1, 12))]
+    assert np.flatnonzero(rows[0].trained).tolist() == [3, 4, 6, 9, 10] and not excluded
+
+
+def test_a_rewritten_history_is_a_sequence_of_its_own() -> None:
+    rows, _ = merged(chain(REWRITTEN))
+    assert [row.tokens.tolist() for row in rows] == [[1, 2, 3, 4, 5, 6, 7], [1, 2, 9, 7, 8]]
+    assert [int(row.trained.sum()) for row in rows] == [3, 2]
+
+
+def test_rollout_logprobs_stay_with_their_tokens() -> None:
+    completions = chain(GROWING)
+    rows, _ = merged(completions)
+    expected = [value for item in completions for value in item.logprobs]
+    assert rows[0].rollout_logp[rows[0].trained].tolist() == expected
+
+
+def test_what_is_not_trained_is_counted_by_reason() -> None:
+    first, second, third = chain(GROWING)
+    second = replace(second, untrainable="temperature 0")
+    third = replace(third, logprobs=array("f", [-1.0, -math.inf]))
+    rows, excluded = merged([first, second, third])
+    assert excluded == {"temperature 0": 1, "logprob is not finite": 1}
+    assert np.flatnonzero(rows[0].trained).tolist() == [3, 4, 9] and np.isfinite(rows[0].rollout_logp).all()
+
+
+def test_imitation_needs_no_logprobs_but_a_finished_reply() -> None:
+    first, second, _ = chain(GROWING)
+    teacher = [replace(first, logprobs=array("f"), untrainable="scripted"), replace(second, finish_reason="length")]
+    excluded: Counter[str] = Counter()
+    rows = merge(teacher, 1.0, excluded, why_not_imitable)
+    assert [int(row.trained.sum()) for row in rows] == [2] and excluded == {"finish reason length": 1}
+
+
+def test_stored_tokens_that_changed_are_excluded() -> None:
+    first, second, _ = chain(GROWING)
+    rows, excluded = merged([first, replace(second, path_crc=0)])
+    assert rows == [] and excluded == {"stored tokens do not match their checksum": 3}
+
+
+def group(rewards: list[float | None]) -> LeasedGroup:
+    members = [
+        LeasedRollout(index, index, reward, None if reward is not None else "verifier", chain(GROWING))
+        for index, reward in enumerate(rewards)
+    ]
+    return LeasedGroup(1, 0, {}, 0, members)
+
+
+def test_members_without_a_verdict_and_equal_groups_are_left_out() -> None:
+    batch = assemble([group([1.0, 0.0, None]), group([1.0, 1.0])], Control())
+    assert batch.tokens == 10 and batch.dropped_groups == 1
+    assert batch.excluded == {"rollout: verifier": 5, "all rewards of the group are equal": 10}
+    assert batch.rewards == [1.0, 0.0, 1.0, 1.0]
+
+
+def test_the_control_run_keeps_reported_rewards() -> None:
+    batches = [assemble([group([1.0, 0.0, 0.0, 0.0])], Control(shuffle_rewards=True, seed=seed)) for seed in range(9)]
+    winners = {int(np.argmax([row.advantage[0] for row in batch.rows])) for batch in batches}
+    assert len(winners) > 1 and all(batch.rewards == [1.0, 0.0, 0.0, 0.0] for batch in batches)
+
+
+@pytest.mark.parametrize("ranks_count", [1, 2, 3])
+def test_a_plan_holds_every_row_once_within_the_budget(ranks_count: int) -> None:
+    rows = make_rows(50)
+    found = plan(rows, ranks_count, 100)
+    placed = [row for rank in found for micro in rank for row in micro]
+    assert sorted(map(id, placed)) == sorted(map(id, rows))
+    assert all(sum(row.inputs for row in micro) <= 100 for rank in found for micro in rank)
+    assert len({len(rank) for rank in found}) == 1
+
+
+def test_a_path_over_the_budget_is_refused() -> None:
+    with pytest.raises(UserError, match="batch.max_tokens = 7 is below"):
+        plan(make_rows(3), 1, 7)
+
+
+def gradients(policy: Policy, micros: list[list[Row]], denominator: int) -> dict[str, torch.Tensor]:
+    """The loss and every parameter's gradient as Megatron's DDP accumulates it."""
+    policy.ddp.zero_grad_buffer()
+    total = torch.zeros(())
+    for rows in micros:
+        packed, tokens = pack(rows, policy.ranks.device)
+        loss = cispo(policy.ddp(packed), tokens, 0.0, 5.0)[0] / denominator
+        loss.backward()
+        total += loss.detach()
+    return {name: param.main_grad.clone() for name, param in policy.model.named_parameters()} | {"loss": total}
+
+
+def close(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return all(
+        right[name].norm() > 0 and (left[name] - right[name]).norm() <= 1e-5 * right[name].norm() for name in right
+    )
+
+
+@pytest.mark.parametrize("history", [GROWING, REWRITTEN], ids=["growing", "rewritten"])
+def test_merged_sequences_give_the_gradient_of_separate_completions(
+    history: list[tuple[list[int], list[int]]], ranks: Ranks, tmp_path: Path
+) -> None:
+    completions = chain(history)
+    policy = Policy(write_model(tmp_path / "model"), make_config(tmp_path), ranks)
+    together, _ = merged(completions)
+    separate = [row for item in alone(history) for row in merged([item])[0]]
+    assert sum(row.inputs for row in together) < sum(row.inputs for row in separate)
+    assert close(gradients(policy, [together], 5), gradients(policy, [separate], 5))
+
+
+def alone(history: list[tuple[list[int], list[int]]]) -> list[Completion]:
+    """The same completions, each as if it were its attempt's only one."""
+    return [chain([pair])[0] for pair in history]
+
+
+def test_the_gradient_is_the_same_for_any_split_into_micro_batches(ranks: Ranks, tmp_path: Path) -> None:
+    policy = Policy(write_model(tmp_path / "model"), make_config(tmp_path), ranks)
+    rows = make_rows(12)
+    whole = gradients(policy, [rows], 60)
+    assert close(gradients(policy, plan(rows, 1, 80)[0], 60), whole)
+    assert close(gradients(policy, [[row] for row in rows] + [[]], 60), whole)

@@ -1,0 +1,89 @@
+"""Checkpoints: bit-exact resumption, and nothing half-written under a checkpoint's name."""
+
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from proxy.pool.errors import UserError
+from tests.trainer.make import make_config, make_rows
+from trainer.config import Config
+from trainer.loss import cispo
+from trainer.megatron import durable
+from trainer.megatron.parallel import Ranks
+from trainer.policy import Policy, Update
+
+LOSS = partial(cispo, floor=0.0, cap=5.0)
+
+
+def step(policy: Policy, seed: int) -> Update:
+    return policy.update([make_rows(4, seed), make_rows(3, seed + 100)], 35, LOSS, 1e-2)
+
+
+def weights(policy: Policy) -> dict[str, torch.Tensor]:
+    return {name: param.detach().clone() for name, param in policy.model.named_parameters()}
+
+
+def equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(left[name], right[name]) for name in left)
+
+
+@pytest.mark.parametrize(
+    "parallel",
+    [{}, {"distributed_optimizer": True}, {"precision": "bfloat16"}],
+    ids=["float32", "distributed", "bfloat16"],
+)
+@pytest.mark.parametrize("steps", [0, 1])
+def test_the_step_after_resuming_is_the_same_bit_for_bit(
+    steps: int, parallel: dict[str, object], ranks: Ranks, model: Path, tmp_path: Path
+) -> None:
+    config = make_config(tmp_path, parallel=parallel)
+    first, second = Policy(model, config, ranks), Policy(model, config, ranks)
+    for seed in range(steps):
+        step(first, seed)
+    first.checkpoints.save(tmp_path / "saved", steps)
+    before = step(first, 2)
+    assert second.checkpoints.load(tmp_path / "saved") == steps
+    assert step(second, 2).loss == before.loss
+    assert equal(weights(first), weights(second))
+
+
+def test_learning_changes_every_weight(ranks: Ranks, model: Path, tmp_path: Path) -> None:
+    policy = Policy(model, make_config(tmp_path), ranks)
+    before = weights(policy)
+    update = step(policy, 1)
+    assert update.grad_norm > 0
+    assert [name for name, param in weights(policy).items() if torch.equal(param, before[name])] == []
+
+
+def test_an_empty_batch_changes_nothing(ranks: Ranks, model: Path, tmp_path: Path) -> None:
+    policy = Policy(model, make_config(tmp_path), ranks)
+    before = weights(policy)
+    assert policy.update([[]], 0, LOSS, 1e-2).sums is None
+    assert equal(weights(policy), before)
+
+
+def test_saving_again_is_cheap(ranks: Ranks, model: Path, tmp_path: Path) -> None:
+    policy: Policy = Policy(model, make_config(tmp_path), ranks)
+    policy.checkpoints.save(tmp_path / "one", 1)
+    started = time.perf_counter()
+    policy.checkpoints.save(tmp_path / "two", 2)
+    assert time.perf_counter() - started < 1
+
+
+def test_a_write_that_broke_off_leaves_the_old_directory(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    with durable.replace_directory(target) as directory:
+        (directory / "file").write_text("old")
+    with pytest.raises(OSError), durable.replace_directory(target) as directory:
+        (directory / "file").write_text("half")
+        raise OSError("disk full")
+    assert (target / "file").read_text() == "old"
+
+
+def test_an_incomplete_checkpoint_is_refused(ranks: Ranks, model: Path, tmp_path: Path) -> None:
+    config: Config = make_config(tmp_path)
+    with pytest.raises(UserError, match="nowhere is not a complete checkpoint"):
+        Policy(model, config, ranks).checkpoints.load(tmp_path / "nowhere")

@@ -1,0 +1,90 @@
+"""Every wrong setting fails before anything starts, in one sentence with the value, the rule and the way out."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from proxy.pool.errors import UserError
+from tests.trainer.make import write_model
+from trainer.cli import main, parse
+from trainer.config import load_config
+from trainer.shape import read_shape
+
+SMALLEST = 'pool = "pool.db"\nrun = "r"\nmodel = "model"\noutput = "out"\n'
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "trainer.toml"
+    path.write_text(SMALLEST)
+    return path
+
+
+def test_the_smallest_file_and_its_relative_paths(file: Path) -> None:
+    config = load_config(file)
+    assert config.model == str(file.parent / "model") and config.loss.cap == 5.0
+
+
+def test_overrides_are_read_as_toml_or_as_a_word(file: Path) -> None:
+    config = load_config(file, ["optimizer.lr=5e-4", "run=other", 'push.engines=["http://127.0.0.1:1"]'])
+    assert (config.optimizer.lr, config.run, config.push.engines) == (5e-4, "other", ("http://127.0.0.1:1",))
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("batch.groups=0", "batch.groups = 0 leaves a step empty"),
+        ("batch.window=2", "window = 2 is smaller than groups = 8"),
+        ("batch.queue_limit=3", "batch.queue_limit = 3 is below batch.groups = 8"),
+        ("batch.max_staleness=-1", "max_staleness = -1 is negative"),
+        ("loss.floor=6", "loss.floor = 6.0 and loss.cap = 5.0"),
+        ("optimizer.lr=0", "optimizer.lr = 0.0 would not learn"),
+        ("optimizer.betas=[0.9, 1.0]", "must lie in"),
+        ("optimizer.clip=-1", "optimizer.clip = -1.0 is negative"),
+        ("parallel.precision=float16", "parallel.precision = float16 is unknown"),
+        ("parallel.tensor=2", "parallel.processes = 1 is no multiple of parallel.tensor = 2"),
+        ("push.engines=['127.0.0.1:1']", "no http URL"),
+        ("checkpoint.keep=0", "checkpoint.keep = 0"),
+        ("sft.held_out=1", "sft.held_out = 1.0"),
+        ("batch.grops=1", "unknown field `grops`.*groups, window"),
+        ("optimizer.lr=fast", "Expected `float`, got `str`.*optimizer.lr"),
+        ("steps", "write --set section.key=value"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_a_way_out(override: str, sentence: str, file: Path) -> None:
+    with pytest.raises(UserError, match=sentence):
+        load_config(file, [override])
+
+
+def test_the_command_line_prints_one_sentence(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", str(file)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {file.parent / 'model' / 'config.json'} cannot be read")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ('"model_type": "qwen3"', '"model_type": "gpt2"', "model_type gpt2; the trainer maps llama, qwen2, qwen3"),
+        ('"attention_bias": false', '"attention_bias": true', "attention_bias = True"),
+        ('"hidden_act": "silu"', '"hidden_act": "gelu"', "hidden_act gelu"),
+        ('"rope_theta": 10000.0', '"rope_theta": 1e4, "rope_scaling": {"rope_type": "yarn"}', "rope type yarn"),
+    ],
+)
+def test_a_model_that_is_not_mapped_is_refused(old: str, new: str, sentence: str, tmp_path: Path) -> None:
+    config = write_model(tmp_path / "model") / "config.json"
+    config.write_text(config.read_text().replace(old, new))
+    with pytest.raises(UserError, match=sentence):
+        read_shape(config.parent)
+
+
+def test_ranks_are_passed_on_as_settings(file: Path) -> None:
+    command = parse(["launch", str(file), "--nproc", "2", "--steps", "3"])
+    assert command.arguments == ["launch", str(file), "--set=steps=3", "--set=parallel.processes=2"]
+
+
+def test_the_command_line_does_not_load_torch() -> None:
+    code = "import sys, trainer.cli; print('torch' in sys.modules or 'megatron' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"

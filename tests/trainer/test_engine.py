@@ -1,0 +1,101 @@
+"""Against the real SGLang: a push lands, and both sides then compute the same logprobs."""
+
+import json
+from array import array
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+from zlib import crc32
+
+import numpy as np
+import pytest
+
+from proxy.config import EngineConfig
+from proxy.engine.sglang import Sglang
+from proxy.engine.tiny import make_tiny_model
+from proxy.pool import runs, steps
+from proxy.pool.attempts import open_attempt
+from proxy.pool.completions import to_row
+from proxy.pool.database import Pool, insert_row
+from proxy.pool.groups import Outcome, finish_rollout, open_group
+from proxy.pool.records import NewCompletion, VersionSpan, int_bytes
+from proxy.pool.schema import completions
+from tests.conftest import need
+from tests.trainer.make import make_config
+from trainer.check import compare_logprobs
+from trainer.config import Config, Push
+from trainer.ledger import Ledger
+from trainer.loop import resume, train
+from trainer.megatron.parallel import Ranks
+from trainer.policy import Policy
+
+PROMPTS, SAMPLED = 8, 160
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Sglang]:
+    """A real server with a tiny model, which stands at tmp_path/model."""
+    need("sglang", find_spec("sglang") is not None)
+    make_tiny_model(tmp_path / "model")
+    server = Sglang(EngineConfig(model=str(tmp_path / "model"), dtype="float32"), tmp_path / "engine.log")
+    try:
+        server.wait_healthy()
+        yield server
+    finally:
+        server.stop()
+
+
+def generate(url: str, prompts: list[list[int]]) -> list[dict[str, Any]]:
+    sampling = {"temperature": 1.0, "max_new_tokens": SAMPLED, "ignore_eos": True}
+    body = {"input_ids": prompts, "sampling_params": sampling, "return_logprob": True}
+    request = Request(url + "/generate", json.dumps(body).encode(), {"content-type": "application/json"})
+    with urlopen(request, timeout=300) as answer:
+        return json.loads(answer.read())
+
+
+def record(pool: Pool, run_id: int, url: str) -> None:
+    """Groups of two rollouts, sampled from the engine; one of each is rewarded."""
+    prompts = np.random.default_rng(0).integers(10, 1900, (PROMPTS, 100)).tolist()
+    members = [member for _ in range(PROMPTS // 2) for member in open_group(pool, run_id, {"id": "t"}, 2)]
+    for member, prompt, answer in zip(members, prompts, generate(url, prompts), strict=True):
+        attempt, _ = open_attempt(pool, member.rollout_id, "command")
+        row = to_row(completion(attempt.id, prompt, answer)) | {"ordinal": 0}
+        with pool.write() as connection:
+            insert_row(connection, completions, row)
+        finish_rollout(pool, member.rollout_id, Outcome(attempt_id=attempt.id, reward=float(member.member)))
+
+
+def completion(attempt_id: int, prompt: list[int], answer: dict[str, Any]) -> NewCompletion:
+    meta = answer["meta_info"]
+    return NewCompletion(
+        attempt_id=attempt_id,
+        prompt_tail=array("i", prompt),
+        sampled=array("i", answer["output_ids"]),
+        logprobs=array("f", [entry[0] for entry in meta["output_token_logprobs"]]),
+        versions=tuple(VersionSpan(span["version"], span["start"], span["end"]) for span in meta["weight_versions"]),
+        finish_reason="length",
+        reply={},
+        path_crc=crc32(int_bytes([*prompt, *answer["output_ids"]])),
+        started_at=0,
+        finished_at=1,
+    )
+
+
+def test_engine_and_trainer_agree_after_a_push(engine: Sglang, pool: Pool, ranks: Ranks, tmp_path: Path) -> None:
+    config: Config = make_config(tmp_path, push=Push(engines=(engine.url,)), steps=1, optimizer={"lr": 3e-3})
+    resume(config, Policy(Path(config.model), config, ranks), Ledger(config, ranks))
+    run = runs.find_run(pool, config.run)
+    record(pool, run.id, engine.url)
+    first = compare_logprobs(config, ranks, config.run)
+    train(config, ranks)
+    evaluation = runs.open_run(pool, "after", "eval", {})
+    record(pool, evaluation.id, engine.url)
+    second = compare_logprobs(config, ranks, "after")
+    newest = steps.latest(pool, run.id)
+    assert newest is not None and newest.step == 1 and second["policy_version"] == newest.name
+    assert second["logprob_tokens_compared"] == PROMPTS * SAMPLED
+    assert max(first["max_abs_logprob_diff"], second["max_abs_logprob_diff"]) <= 1e-4
+    learned = steps.metrics(pool, run.id)[-1]
+    assert learned["clip_fraction"] == 0 and abs(learned["ratio_mean"] - 1) < 1e-4  # on policy: every ratio is 1

@@ -1,0 +1,179 @@
+"""The whole loop on a real pool: published steps, kill -9 between its stages, and the same run afterwards."""
+
+import importlib.util
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from proxy.pool import runs, steps
+from proxy.pool.database import Pool, open_pool
+from proxy.pool.errors import UserError
+from tests.conftest import need
+from tests.postgres import Server
+from tests.trainer.make import fill, write_model
+from tests.trainer.test_weights import same_files
+from trainer.config import load_config
+from trainer.push import Weights, push
+from trainer.worker import hold
+
+STEPS = 3
+CONFIG = """
+pool = "pool.db"
+run = "demo"
+model = "model"
+output = "out"
+steps = 3
+[batch]
+groups = 2
+max_staleness = 100
+max_tokens = 64
+[optimizer]
+lr = 1e-2
+warmup_steps = 2
+[checkpoint]
+keep = 10
+[parallel]
+threads = 1
+"""
+
+
+def prepare(directory: Path, groups: int = 2 * STEPS, url: str = "pool.db") -> Path:
+    """A pool with a train run whose groups are finished, a model, a configuration."""
+    need("megatron-core", importlib.util.find_spec("megatron") is not None)
+    write_model(directory / "model")
+    (directory / "trainer.toml").write_text(CONFIG.replace("pool.db", url))
+    pool = open_pool(load_config(directory / "trainer.toml").pool)
+    fill(pool, runs.open_run(pool, "demo", "train", {}).id, groups)
+    pool.close()
+    return directory
+
+
+def start(directory: Path, *arguments: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "trainer", "launch", str(directory / "trainer.toml"), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(directory: Path, *arguments: str) -> str:
+    output, _ = (process := start(directory, *arguments)).communicate(timeout=120)
+    assert process.returncode == 0, output
+    return output
+
+
+def query(directory: Path, sql: str) -> list[tuple[object, ...]]:
+    with sqlite3.connect(directory / "pool.db") as connection:
+        return connection.execute(sql).fetchall()
+
+
+def wait(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def kill(process: "subprocess.Popen[str]") -> None:
+    """kill -9 of the launcher; its worker must follow."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    wait(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
+
+
+def test_a_run_with_kills_between_its_stages_is_the_undisturbed_run(tmp_path: Path) -> None:
+    smooth, rough = prepare(tmp_path / "smooth"), prepare(tmp_path / "rough")
+    output = finish(smooth)
+    assert [line.split()[1] for line in output.splitlines()] == ["1", "2", "3"] and "reward 0.500" in output
+
+    process = start(rough)  # killed between lease and checkpoint
+    wait(lambda: query(rough, "select 1 from groups where state = 'LEASED'") != [])
+    kill(process)
+
+    process = start(rough)  # killed between a checkpoint and its publication, which the lock holds up
+    with sqlite3.connect(rough / "pool.db", isolation_level=None) as lock:
+        known = set((rough / "out" / "checkpoints").iterdir())
+        wait(lambda: not set((rough / "out" / "checkpoints").iterdir()) <= known)
+        lock.execute("begin immediate")
+        published = len(query(rough, "select 1 from policy_versions"))
+        wait(lambda: len(list((rough / "out" / "models").glob("step-*"))) > published)
+        kill(process)
+        lock.execute("rollback")
+
+    finish(rough)
+    every = "select queue_index, state, step from groups order by queue_index"
+    assert query(rough, every) == query(smooth, every) == [(i, "CONSUMED", 1 + i // 2) for i in range(2 * STEPS)]
+    assert query(rough, "select step from policy_versions order by id") == [(step,) for step in range(STEPS + 1)]
+    for step in range(STEPS + 1):
+        name = f"out/models/step-{step:06d}"
+        assert same_files(smooth / name, rough / name), step
+    losses = [[row["loss"] for row in metrics(where)[1:]] for where in (smooth, rough)]
+    assert losses[0] == losses[1]
+
+
+def metrics(directory: Path) -> list[dict[str, float]]:
+    pool = open_pool(load_config(directory / "trainer.toml").pool)
+    return steps.metrics(pool, runs.find_run(pool, "demo").id)
+
+
+def test_two_ranks_train_the_run_of_one(tmp_path: Path) -> None:
+    one, two = prepare(tmp_path / "one"), prepare(tmp_path / "two")
+    finish(one, "--steps", "2")
+    finish(two, "--steps", "2", "--nproc", "2")
+    left, right = metrics(one), metrics(two)
+    assert [row["loss"] for row in left[1:]] == pytest.approx([row["loss"] for row in right[1:]], rel=1e-4)
+    assert [row["trained_tokens"] for row in right[1:]] == [64, 64]
+
+
+def test_training_from_postgresql_is_training_from_sqlite(tmp_path: Path, postgres_server: Server) -> None:
+    here, there = prepare(tmp_path / "here"), prepare(tmp_path / "there", url=postgres_server.database())
+    finish(here, "--steps", "2")
+    finish(there, "--steps", "2")
+    assert [row["loss"] for row in metrics(here)[1:]] == [row["loss"] for row in metrics(there)[1:]]
+    assert same_files(here / "out/models/step-000002", there / "out/models/step-000002")
+
+
+def test_old_checkpoints_are_deleted(tmp_path: Path) -> None:
+    directory = prepare(tmp_path)
+    finish(directory, "--set", "checkpoint.keep=1", "--steps", "2")
+    kept = sorted(path.name for path in (directory / "out").glob("*/step-*"))
+    assert kept == ["step-000002", "step-000002"]
+    config = load_config(directory / "trainer.toml")
+    pool: Pool = open_pool(config.pool)
+    version = steps.latest(pool, runs.find_run(pool, "demo").id)
+    assert version is not None and (version.step, version.pushed_at is not None) == (2, True)
+    assert Path(version.hf_dir).name == "step-000002" and push(Weights(version.name, Path()), config.push) == 0
+
+
+def test_a_batch_that_never_fills_is_told(tmp_path: Path) -> None:
+    directory = prepare(tmp_path, groups=1)
+    process = start(directory, "--set", "batch.patience_seconds=0.1")
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "error: waited batch.patience_seconds = 0.1 for 2 finished groups for step 1" in output
+
+
+def test_a_stopped_trainer_says_so_and_a_second_one_is_refused(tmp_path: Path) -> None:
+    directory = prepare(tmp_path, groups=0)
+    waiting = start(directory)
+    wait(lambda: (directory / "pool.db").exists() and query(directory, "select 1 from policy_versions") != [])
+    with pytest.raises(UserError, match="another trainer works on .*out; stop it or set another output"):
+        hold(directory / "out", seconds=0)
+    waiting.terminate()
+    output, _ = waiting.communicate(timeout=30)
+    assert waiting.returncode == 128 + signal.SIGTERM and "ended by signal 15; repeat the same command" in output
+    hold(directory / "out")
+
+
+def test_a_pool_that_refuses_writes_is_told(tmp_path: Path) -> None:
+    directory = prepare(tmp_path)
+    with sqlite3.connect(directory / "pool.db") as connection:
+        connection.execute("drop table train_steps")
+    process = start(directory)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 2 and "Traceback" not in output
+    assert "error: the pool" in output and "refused a write (no such table: train_steps)" in output

@@ -1,0 +1,78 @@
+"""The warm start: it imitates what was recorded, stops by its measure, and writes a model that can be trained on."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from proxy.pool import runs
+from proxy.pool.database import Pool
+from proxy.pool.errors import UserError
+from tests.trainer.make import fill, make_config, make_rows
+from tests.trainer.test_loop import prepare
+from trainer.config import Config
+from trainer.megatron.parallel import Ranks
+from trainer.policy import Policy
+from trainer.recorded import demonstrations
+from trainer.sft import batches, split, warm_start
+
+
+def config_for(pool: Pool, directory: Path, **sft: object) -> Config:
+    fill(pool, runs.open_run(pool, "teacher", "collect", {}).id, 6)
+    options = {"runs": ["teacher"], "output": str(directory / "warm"), "batch": 4, "measure_every": 5, **sft}
+    return make_config(directory, sft=options)
+
+
+def test_imitation_lowers_the_loss_until_it_is_enough(pool: Pool, ranks: Ranks, model: Path, tmp_path: Path) -> None:
+    config = config_for(pool, tmp_path, max_steps=60, stop_loss=1.0, held_out=0.2, lr=2e-2)
+    train_loss = []
+    for steps in (5, 60):
+        options = msgspec.structs.replace(config.sft, max_steps=steps)
+        train_loss.append(warm_start(msgspec.structs.replace(config, sft=options), ranks)["train_loss"])
+    assert train_loss[1] < 0.5 * train_loss[0]
+    Policy(Path(config.sft.output), config, ranks)
+
+
+def test_only_good_enough_rollouts_are_imitated(pool: Pool, tmp_path: Path) -> None:
+    config = config_for(pool, tmp_path)
+    everything = demonstrations(config)
+    good = demonstrations(msgspec.structs.replace(config, sft=msgspec.structs.replace(config.sft, min_reward=0.5)))
+    assert len(everything) == len(good) == 6  # groups
+    assert (sum(map(len, everything)), sum(map(len, good))) == (24, 12)
+    with pytest.raises(UserError, match="hold 0 groups to imitate"):
+        demonstrations(msgspec.structs.replace(config, sft=msgspec.structs.replace(config.sft, min_reward=2.0)))
+
+
+def test_held_out_groups_are_never_trained_on() -> None:
+    groups = [[row] for row in make_rows(40)]
+    train, held = split(groups, make_config(Path()).sft)
+    assert len(held) == 2 and len(train) == 38
+    assert not {id(row) for row in train} & {id(row) for row in held}
+
+
+def test_both_sides_get_a_group_whatever_the_share() -> None:
+    for share in (0.01, 0.99):
+        options = msgspec.structs.replace(make_config(Path()).sft, held_out=share)
+        train, held = split([[row] for row in make_rows(2)], options)
+        assert len(train) == len(held) == 1
+
+
+def test_an_epoch_holds_every_row_once() -> None:
+    rows = make_rows(10)
+    stream = batches(rows, 4, seed=1)
+    epoch = [next(stream) for _ in range(3)]
+    assert [len(batch) for batch in epoch] == [4, 4, 2]
+    assert {id(row) for batch in epoch for row in batch} == {id(row) for row in rows}
+
+
+def test_the_command_prints_what_was_reached(tmp_path: Path) -> None:
+    directory = prepare(tmp_path)
+    settings = ["sft.runs=['demo']", "sft.output=warm", "sft.max_steps=2"]
+    command = [sys.executable, "-m", "trainer", "sft", str(directory / "trainer.toml")]
+    command += [word for setting in settings for word in ("--set", setting)]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert json.loads(output.splitlines()[-1])["step"] == 2
+    assert (directory / "warm" / "model.safetensors").exists()

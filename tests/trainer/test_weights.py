@@ -1,0 +1,71 @@
+"""Hugging Face weights in and out of Megatron, and the model against transformers."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from proxy.engine.sglang import CPU_PATH
+from proxy.pool.errors import UserError
+from tests.conftest import need
+from tests.trainer.make import FAMILIES, VOCABULARY, make_config, write_model
+from trainer.megatron.parallel import Ranks
+from trainer.packed import Packed
+from trainer.policy import Policy
+
+REFERENCE = """
+import sys, torch
+from transformers import AutoModelForCausalLM
+for directory in sys.argv[1:]:
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        torch.save([model(ids[None]).logits[0] for ids in torch.load(directory + "/ids.pt")], directory + "/logits.pt")
+"""
+
+
+def same_files(left: Path, right: Path) -> bool:
+    first, second = load_file(left / "model.safetensors"), load_file(right / "model.safetensors")
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_come_back_bit_exact_with_their_files(family: str, ranks: Ranks, tmp_path: Path) -> None:
+    source = write_model(tmp_path / "model", family)
+    Policy(source, make_config(tmp_path), ranks).write_hf(tmp_path / "out")
+    assert same_files(source, tmp_path / "out")
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
+
+
+def packed(sequences: list[torch.Tensor]) -> Packed:
+    tokens = torch.cat(sequences)
+    positions = torch.cat([torch.arange(len(ids)) for ids in sequences])
+    lengths = tuple(len(ids) for ids in sequences)
+    return Packed(tokens, positions, lengths, torch.arange(len(tokens)), tokens)
+
+
+def test_logits_of_packed_sequences_equal_those_of_transformers(ranks: Ranks, tmp_path: Path) -> None:
+    need("transformers", importlib.util.find_spec("transformers") is not None)
+    sequences = [torch.randint(VOCABULARY, (length,)) for length in (90, 7, 33)]
+    sources = [write_model(tmp_path / family, family) for family in FAMILIES]
+    for source in sources:
+        torch.save(sequences, source / "ids.pt")
+    environment = {**os.environ, "PYTHONPATH": str(CPU_PATH), "HF_HUB_OFFLINE": "1"}
+    subprocess.run([sys.executable, "-c", REFERENCE, *map(str, sources)], check=True, env=environment)
+    for source in sources:
+        expected = torch.cat(torch.load(source / "logits.pt"))
+        found = Policy(source, make_config(tmp_path), ranks).model.logits(packed(sequences)).detach()
+        assert expected.abs().max() > 1 and (found - expected).abs().max() < 1e-4, source.name
+
+
+def test_a_missing_tensor_is_named(ranks: Ranks, tmp_path: Path) -> None:
+    qwen2 = write_model(tmp_path / "other", "llama")
+    source = write_model(tmp_path / "model")
+    (qwen2 / "model.safetensors").rename(source / "model.safetensors")
+    with pytest.raises(UserError, match="has no tensor model.layers.0.self_attn.q_norm.weight"):
+        Policy(source, make_config(tmp_path), ranks)

@@ -1,0 +1,209 @@
+"""From recorded completions to packed micro-batches.
+
+Each completion is trained on exactly the context it was sampled in. Where a completion's prompt begins with the whole
+path of an earlier one of its attempt (a history that only grew), both become one sequence: causal attention makes that
+exact, and the shared tokens are computed once. Left out: sharing between branches or members of a group.
+"""
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from proxy.pool.completions import paths
+from proxy.pool.errors import UserError
+from proxy.pool.records import Completion
+from proxy.pool.schedule import LeasedGroup, LeasedRollout
+from trainer import advantages, config
+from trainer.loss import Tokens
+from trainer.packed import Packed
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sequence. The arrays have one entry per token; `trained` marks the tokens that the loss is taken of."""
+
+    tokens: np.ndarray
+    trained: np.ndarray
+    rollout_logp: np.ndarray
+    advantage: np.ndarray
+
+    @property
+    def inputs(self) -> int:
+        """Tokens the model computes: the last one predicts nothing."""
+        return len(self.tokens) - 1
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a step trains on, and what it leaves out."""
+
+    rows: list[Row]
+    excluded: Counter[str]
+    """Sampled tokens that are not trained, by reason."""
+    rewards: list[float]
+    """Rewards of the valid members, as the verifier gave them."""
+    dropped_groups: int
+    """Groups whose rewards do not differ."""
+
+    @property
+    def tokens(self) -> int:
+        """Trained tokens: the flat denominator of the loss."""
+        return sum(int(row.trained.sum()) for row in self.rows)
+
+
+def why_not_trainable(item: Completion) -> str | None:
+    """The reason why a completion takes no part in policy training, or None."""
+    if item.untrainable is not None:
+        return item.untrainable
+    if len(item.logprobs) != len(item.sampled):
+        return "logprobs are missing"
+    return None
+
+
+def why_not_imitable(item: Completion) -> str | None:
+    """The same for imitation, which needs no logprobs: only replies that came to their end."""
+    return None if item.finish_reason in ("stop", "tool_calls") else f"finish reason {item.finish_reason}"
+
+
+def assemble(groups: Sequence[LeasedGroup], control: config.Control) -> Batch:
+    """The rows of a step's groups, with their advantages."""
+    rows: list[Row] = []
+    excluded: Counter[str] = Counter()
+    rewards: list[float] = []
+    dropped = 0
+    for group in groups:
+        valid = [member.reward if member.failure is None else None for member in group.rollouts]
+        rewards += [reward for reward in valid if reward is not None]
+        used = advantages.shuffled(valid, control.seed + group.group_id) if control.shuffle_rewards else valid
+        scores = advantages.group_relative(used)
+        dropped += scores is None
+        for index, member in enumerate(group.rollouts):
+            score = scores[index] if scores is not None else None
+            if score is None:
+                excluded[_reason(member)] += sum(len(item.sampled) for item in member.completions)
+            else:
+                rows += merge(member.completions, score, excluded, why_not_trainable)
+    return Batch(rows, excluded, rewards, dropped)
+
+
+def _reason(member: LeasedRollout) -> str:
+    return f"rollout: {member.failure}" if member.failure is not None else "all rewards of the group are equal"
+
+
+@dataclass
+class _Draft:
+    """A sequence that is still growing: its longest path, and the completions trained in it."""
+
+    tokens: "array[int]"
+    parts: list[Completion] = field(default_factory=list)
+
+
+def merge(
+    chain: Sequence[Completion],
+    advantage: float,
+    excluded: Counter[str],
+    why_not: Callable[[Completion], str | None],
+) -> list[Row]:
+    """The sequences of one attempt's completions (in commit order); adds to `excluded` what they leave out."""
+    try:
+        whole = paths(chain)
+    except ValueError:
+        excluded["stored tokens do not match their checksum"] += sum(len(item.sampled) for item in chain)
+        return []
+    drafts: list[_Draft] = []
+    for item in chain:
+        reason = why_not(item)
+        if reason is not None:
+            excluded[reason] += len(item.sampled)
+        elif len(item.sampled):
+            draft = _continued(drafts, whole[item.id], item.prompt_length)
+            draft.tokens = whole[item.id]
+            draft.parts.append(item)
+    return [_row(draft, advantage, excluded) for draft in drafts]
+
+
+def _continued(drafts: list[_Draft], path: "array[int]", prompt_length: int) -> _Draft:
+    """The longest sequence that the prompt begins with, or a new one."""
+    for draft in sorted(drafts, key=lambda draft: -len(draft.tokens)):
+        if len(draft.tokens) <= prompt_length and path[: len(draft.tokens)] == draft.tokens:
+            return draft
+    drafts.append(_Draft(array("i")))
+    return drafts[-1]
+
+
+def _row(draft: _Draft, advantage: float, excluded: Counter[str]) -> Row:
+    tokens = np.array(draft.tokens, dtype=np.int64)
+    trained = np.zeros(len(tokens), dtype=bool)
+    logp = np.zeros(len(tokens), dtype=np.float32)
+    for item in draft.parts:
+        place = slice(item.prompt_length, item.prompt_length + len(item.sampled))
+        trained[place] = True
+        if len(item.logprobs) == len(item.sampled):
+            logp[place] = item.logprobs
+    impossible = trained & ~np.isfinite(logp)
+    impossible[0] |= trained[0]  # the first token of all has no context to be predicted from
+    if impossible.any():
+        excluded["logprob is not finite"] += int(impossible.sum())
+        trained &= ~impossible
+    return Row(tokens, trained, np.where(trained, logp, 0), np.full(len(tokens), advantage, dtype=np.float32))
+
+
+def plan(rows: Sequence[Row], ranks: int, max_tokens: int) -> list[list[list[Row]]]:
+    """[rank][micro-batch] -> rows. Deterministic; every rank gets the same number of micro-batches, some maybe empty.
+
+    Longest rows first, each to the rank with the least work, then into the first micro-batch with room.
+    """
+    longest = max((row.inputs for row in rows), default=0)
+    if longest > max_tokens:
+        raise UserError(f"batch.max_tokens = {max_tokens} is below a recorded path of {longest} tokens; raise it")
+    loads = [0] * ranks
+    bins: list[list[list[Row]]] = [[] for _ in range(ranks)]
+    for row in sorted(rows, key=lambda row: -row.inputs):  # stable: ties keep the order of the queue
+        rank = loads.index(min(loads))
+        loads[rank] += row.inputs
+        _place(bins[rank], row, max_tokens)
+    count = max(1, *(len(mine) for mine in bins))
+    return [mine + [[] for _ in range(count - len(mine))] for mine in bins]
+
+
+def _place(bins: list[list[Row]], row: Row, max_tokens: int) -> None:
+    for micro in bins:
+        if sum(other.inputs for other in micro) + row.inputs <= max_tokens:
+            micro.append(row)
+            return
+    bins.append([row])
+
+
+def pack(rows: Sequence[Row], device: torch.device) -> tuple[Packed, Tokens]:
+    """One micro-batch as tensors: what the model computes, and what the loss needs for each asked logprob."""
+    if not rows:
+        return _empty(device)
+    lengths = [row.inputs for row in rows]
+    asked = np.concatenate([row.trained[1:] for row in rows])
+
+    def flat(arrays: Sequence[np.ndarray]) -> np.ndarray:
+        return np.concatenate([values[1:] for values in arrays])[asked]
+
+    def tensor(values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(values).to(device)
+
+    packed = Packed(
+        tokens=tensor(np.concatenate([row.tokens[:-1] for row in rows])),
+        positions=tensor(np.concatenate([np.arange(length) for length in lengths])),
+        lengths=tuple(lengths),
+        rows=tensor(np.flatnonzero(asked)),
+        labels=tensor(flat([row.tokens for row in rows])),
+    )
+    logp, advantage = flat([row.rollout_logp for row in rows]), flat([row.advantage for row in rows])
+    return packed, Tokens(tensor(logp), tensor(advantage), tensor(np.ones_like(logp)))
+
+
+def _empty(device: torch.device) -> tuple[Packed, Tokens]:
+    """A micro-batch without a loss, so that every rank takes part in every collective."""
+    one, none = torch.zeros(1, dtype=torch.long, device=device), torch.zeros(0, dtype=torch.long, device=device)
+    nothing = torch.zeros(0, device=device)
+    return Packed(one, one, (1,), none, none), Tokens(nothing, nothing, nothing)

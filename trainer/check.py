@@ -1,0 +1,47 @@
+"""Engine against trainer: the logprobs that the engine recorded, computed again with the same weights."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from proxy.pool.database import open_pool
+from proxy.pool.errors import UserError
+from proxy.pool.runs import find_run
+from proxy.pool.steps import latest
+from trainer.batch import Row, pack, plan
+from trainer.config import Config
+from trainer.megatron.parallel import Ranks
+from trainer.policy import Policy
+from trainer.recorded import sampled_by
+
+
+def compare_logprobs(config: Config, ranks: Ranks, run: str) -> dict[str, Any]:
+    """The largest difference over the completions of `run` that the current version of `config.run` sampled.
+
+    The training run's newest published version is the current one; `run` may be another run of the pool, say an
+    evaluation after the last push.
+    """
+    pool = open_pool(config.pool)
+    version = latest(pool, find_run(pool, config.run).id)
+    if version is None:
+        raise UserError(f"run {config.run!r} has published no version yet; train it first")
+    rows = sampled_by(version.name, config, run)
+    if not rows:
+        raise UserError(f"run {run!r} holds no completion sampled by {version.name} alone; run it after the last push")
+    return difference(Policy(Path(version.hf_dir), config, ranks), rows, config.batch.max_tokens) | {
+        "policy_version": version.name
+    }
+
+
+def difference(policy: Policy, rows: Sequence[Row], max_tokens: int) -> dict[str, Any]:
+    """max |rollout logprob - recomputed logprob| over the trained tokens of these rows, and their number."""
+    gaps = [torch.zeros(0)]
+    for micro in plan(rows, 1, max_tokens)[0]:
+        packed, tokens = pack(micro, policy.ranks.device)
+        gaps.append((policy.logprobs(packed) - tokens.rollout_logp).abs().cpu())
+    found = torch.cat(gaps)  # its maximum is NaN where one gap is: python's max would pass over it
+    largest = found.max().item() if len(found) else math.nan
+    return {"max_abs_logprob_diff": largest, "logprob_tokens_compared": len(found)}

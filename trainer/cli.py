@@ -1,0 +1,73 @@
+"""`trainer launch CONFIG`, `trainer sft CONFIG`, `trainer logprobs CONFIG --run NAME`.
+
+The command line checks configuration and model directory, then starts the ranks (trainer/launch.py). It does not import
+torch; the ranks do.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from proxy.pool.errors import UserError
+from trainer.config import Config, load_config
+from trainer.launch import run_ranks
+from trainer.shape import read_shape
+
+
+@dataclass(frozen=True)
+class Command:
+    """A parsed command line."""
+
+    verb: str
+    config: Config
+    run: str
+    arguments: list[str]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The console script. Returns the exit status: 2 for a mistake of the user, told in one sentence."""
+    try:
+        command = parse(sys.argv[1:] if argv is None else argv)
+        read_shape(Path(command.config.model))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return run_ranks(command.arguments, command.config.parallel)
+
+
+def parse(argv: Sequence[str]) -> Command:
+    """Read the command line and the configuration it names. UserError when the configuration is wrong."""
+    arguments = _parser().parse_args(argv)
+    overrides = list(arguments.set)
+    if arguments.steps is not None:
+        overrides.append(f"steps={arguments.steps}")
+    if arguments.nproc is not None:
+        overrides.append(f"parallel.processes={arguments.nproc}")
+    config = load_config(Path(arguments.config), overrides)
+    run = arguments.run or config.run
+    # Joined by "=" and only these two, for torchrun looks through these arguments for its own.
+    passed = [f"--set={override}" for override in overrides] + ([f"--run={run}"] if arguments.run else [])
+    return Command(arguments.verb, config, run, [arguments.verb, arguments.config, *passed])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="trainer", description="Turn recorded rollouts into a better policy.")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    texts = {
+        "launch": "train a run: CISPO on its finished groups, new weights to the engines after every step",
+        "sft": "warm start: imitate recorded rollouts and write a model directory",
+        "logprobs": "compare the engine's logprobs with the trainer's and print JSON",
+    }
+    for verb, text in texts.items():
+        sub = verbs.add_parser(verb, help=text, description=text)
+        sub.add_argument("config", help="a TOML file; trainer/config.py explains every field")
+        sub.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a field")
+        sub.add_argument("--nproc", type=int, help="ranks on this machine (parallel.processes)")
+        sub.set_defaults(steps=None, run=None)
+        if verb == "launch":
+            sub.add_argument("--steps", type=int, help="the run ends when this many steps are published")
+        if verb == "logprobs":
+            sub.add_argument("--run", help="the run that holds the completions; default: the configuration's run")
+    return parser

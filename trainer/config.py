@@ -1,0 +1,256 @@
+"""The trainer's configuration: one TOML file, checked completely before anything starts.
+
+Relative paths are relative to the file. `--set section.key=value` on the command line overrides a field; the value
+is read as TOML. Which samples a rollout may hold is the proxy's matter, not this file's.
+"""
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from proxy.pool.errors import UserError
+from proxy.pool.schedule import LeaseRule
+
+
+def _demand(holds: bool, sentence: str) -> None:
+    if not holds:
+        raise UserError(sentence)
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    groups: int = 8
+    """Groups of rollouts that one train step takes."""
+    window: int = 0
+    """How many groups behind the oldest unfinished one the step may look for finished ones. 0 means `groups`."""
+    queue_limit: int = 0
+    """Groups that the harness may have open or waiting at a time: what bounds staleness. 0 means twice `groups`."""
+    max_staleness: int = 4
+    """Published steps that a group's oldest token may lag behind before the group is dropped. 0: strictly on-policy."""
+    max_tokens: int = 32_768
+    """Tokens of one micro-batch: what bounds memory. No single path may be longer."""
+    patience_seconds: float = 3600.0
+    """How long the trainer waits for its run to open, or for a full batch, before it gives up."""
+
+    def __post_init__(self) -> None:
+        _demand(self.groups >= 1, f"batch.groups = {self.groups} leaves a step empty; set it to 1 or more")
+        _demand(self.max_tokens >= 2, f"batch.max_tokens = {self.max_tokens} fits no sequence; set it to 2 or more")
+        limit = self.queue_limit or self.groups
+        _demand(
+            limit >= self.groups,
+            f"batch.queue_limit = {self.queue_limit} is below batch.groups = {self.groups}, so that no step could "
+            "fill; raise it",
+        )
+        self.rule()
+
+    def rule(self) -> LeaseRule:
+        """What the pool's scheduler is asked for."""
+        return LeaseRule(groups=self.groups, window=self.window or self.groups, max_staleness=self.max_staleness)
+
+
+class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    cap: float = 5.0
+    """Largest importance weight of a token (its absolute value, not 1 + epsilon). Above it the token still learns."""
+    floor: float = 0.0
+    """Smallest importance weight. 0 is MiniMax-M1's choice: no floor."""
+
+    def __post_init__(self) -> None:
+        _demand(
+            0 <= self.floor <= self.cap and self.cap > 0,
+            f"loss.floor = {self.floor} and loss.cap = {self.cap} are no interval of weights; keep 0 <= floor <= cap",
+        )
+
+
+class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    lr: float = 1e-6
+    """Learning rate after the warm-up."""
+    warmup_steps: int = 0
+    """Steps of linear warm-up, counted from the first step of the run."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Adam's decay rates of the first and second moment."""
+    eps: float = 1e-15
+    """Adam's epsilon; small, because gradients of large models range from 1e-18 to 1e-5 (MiniMax-M1)."""
+    clip: float = 1.0
+    """Largest norm of the whole gradient. 0 switches clipping off; the norm is measured all the same."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay per unit of learning rate."""
+
+    def __post_init__(self) -> None:
+        _demand(self.lr > 0, f"optimizer.lr = {self.lr} would not learn; set it above 0")
+        _demand(
+            all(0 <= beta < 1 for beta in self.betas),
+            f"optimizer.betas = {self.betas} must lie in [0, 1); correct them",
+        )
+        for name in ("warmup_steps", "eps", "clip", "weight_decay"):
+            value = msgspec.structs.asdict(self)[name]
+            _demand(value >= 0, f"optimizer.{name} = {value} is negative; set it to 0 or more")
+
+
+class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    processes: int = 1
+    """Ranks on this machine; `--nproc` overrides it. More than one are started by torchrun."""
+    tensor: int = 1
+    """Ranks that share one copy of the model. The others hold further copies (data parallel)."""
+    threads: int = 0
+    """Threads of one rank. 0 means all cores divided by the ranks."""
+    precision: str = "float32"
+    """float32 or bfloat16 (then with fp32 main weights in the optimizer)."""
+    distributed_optimizer: bool = False
+    """Shard the optimizer's state over the data-parallel ranks."""
+
+    def __post_init__(self) -> None:
+        for name in ("processes", "tensor"):
+            value = msgspec.structs.asdict(self)[name]
+            _demand(value >= 1, f"parallel.{name} = {value} starts nothing; set it to 1 or more")
+        _demand(self.threads >= 0, f"parallel.threads = {self.threads} is negative; 0 divides the cores")
+        _demand(
+            self.precision in ("float32", "bfloat16"),
+            f"parallel.precision = {self.precision} is unknown; choose float32 or bfloat16",
+        )
+        _demand(
+            self.processes % self.tensor == 0,
+            f"parallel.processes = {self.processes} is no multiple of parallel.tensor = {self.tensor}; change one",
+        )
+
+
+class Push(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    engines: tuple[str, ...] = ()
+    """Base URLs of every SGLang server that samples for this run. Empty: weights are written but pushed nowhere."""
+    timeout_seconds: float = 300.0
+    """How long one engine may take to pause, load or continue."""
+    tries: int = 3
+    """How often a failing engine is asked again before the trainer stops."""
+
+    def __post_init__(self) -> None:
+        for url in self.engines:
+            _demand(url.startswith("http"), f"push.engines names {url}, which is no http URL; write http://HOST:PORT")
+        _demand(self.tries >= 1, f"push.tries = {self.tries} never asks an engine; set it to 1 or more")
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    keep: int = 2
+    """Checkpoints and exported models that are kept, newest first; older ones are deleted."""
+
+    def __post_init__(self) -> None:
+        _demand(self.keep >= 1, f"checkpoint.keep = {self.keep} would delete the current one; set it to 1 or more")
+
+
+class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    shuffle_rewards: bool = False
+    """Deal the rewards of each group out at random before training: a control run that must not learn."""
+    seed: int = 0
+    """Seed of that shuffling."""
+
+
+class Sft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    runs: tuple[str, ...] = ()
+    """Names of the runs whose recorded rollouts are imitated."""
+    min_reward: float | None = None
+    """Imitate rollouts of at least this reward. Absent: all of them, whatever their reward."""
+    output: str = ""
+    """Directory of the resulting model. Required by `trainer sft`."""
+    lr: float = 3e-3
+    """Learning rate of the warm start; the other optimizer settings are those of [optimizer]."""
+    warmup_steps: int = 20
+    """Steps of linear warm-up."""
+    batch: int = 32
+    """Sequences of one step."""
+    max_steps: int = 400
+    """Steps at most."""
+    held_out: float = 0.05
+    """Share of the groups that is not trained on but measures when to stop."""
+    measure_every: int = 25
+    """Steps between two measurements."""
+    stop_accuracy: float | None = None
+    """Stop when this share of held-out tokens is the model's first choice. Absent: not a criterion."""
+    stop_loss: float | None = None
+    """Stop when the held-out loss per token falls to this. Absent: not a criterion."""
+    seed: int = 0
+    """Seed of the shuffling and of the held-out choice."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "max_steps", "measure_every"):
+            value = msgspec.structs.asdict(self)[name]
+            _demand(value >= 1, f"sft.{name} = {value} does nothing; set it to 1 or more")
+        _demand(0 < self.held_out < 1, f"sft.held_out = {self.held_out} is no share; choose one between 0 and 1")
+        _demand(self.lr > 0, f"sft.lr = {self.lr} would not learn; set it above 0")
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pool: str
+    """The data pool: a SQLite file or a database URL, the same that proxy and harness use."""
+    run: str
+    """Name of the run whose rollouts are trained on; the harness opens it."""
+    model: str
+    """Hugging Face directory of the initial weights, with config and tokenizer."""
+    output: str
+    """Directory for checkpoints and exported models."""
+    steps: int = 100
+    """The run ends when this many steps are published; `--steps` overrides it."""
+    batch: Batch = Batch()
+    loss: Loss = Loss()
+    optimizer: Optimizer = Optimizer()
+    parallel: Parallel = Parallel()
+    push: Push = Push()
+    checkpoint: Checkpoint = Checkpoint()
+    control: Control = Control()
+    sft: Sft = Sft()
+
+    def __post_init__(self) -> None:
+        _demand(self.steps >= 0, f"steps = {self.steps} is negative; set it to 0 or more")
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read and check a configuration file. Overrides are `section.key=value`, applied in order."""
+    try:
+        values = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); name a trainer configuration") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path} is no valid TOML ({error}); correct it") from error
+    for override in overrides:
+        _apply(values, override)
+    try:
+        config = msgspec.convert(values, Config)
+    except msgspec.ValidationError as error:
+        known = ", ".join(name for name in _fields(str(error)))
+        raise UserError(f"{path}: {error}; correct or remove it (fields there: {known})") from error
+    return _absolute(config, path.parent.absolute())
+
+
+def _absolute(config: Config, base: Path) -> Config:
+    pool = config.pool if "://" in config.pool else str(base / config.pool)
+    sft = (
+        config.sft
+        if not config.sft.output
+        else msgspec.structs.replace(config.sft, output=str(base / config.sft.output))
+    )
+    model, output = str(base / config.model), str(base / config.output)
+    return msgspec.structs.replace(config, pool=pool, model=model, output=output, sft=sft)
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
+    name, equals, text = override.partition("=")
+    if not equals or not name:
+        raise UserError(f"--set {override} has no value; write --set section.key=value")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text  # a bare word is a string, so that a shell needs no second pair of quotes
+    *sections, key = name.split(".")
+    for section in sections:
+        values = values.setdefault(section, {})
+        if not isinstance(values, dict):
+            raise UserError(f"--set {override} goes through {section}, which is no section; name a table")
+    values[key] = value
+
+
+def _fields(message: str) -> list[str]:
+    """The fields of the section that a validation message points into (`... - at `$.batch.groups``)."""
+    _, _, place = message.partition("`$.")
+    sections = {name: Config.__annotations__[name] for name in ("batch", "loss", "optimizer", "parallel", "push")}
+    sections |= {name: Config.__annotations__[name] for name in ("checkpoint", "control", "sft")}
+    struct = sections.get(place.split(".")[0].rstrip("`"), Config)
+    return [field.name for field in msgspec.structs.fields(struct)]

@@ -1,0 +1,64 @@
+"""AdamW with the state layout of apex's and Transformer Engine's FusedAdam, in plain torch.
+
+Megatron reloads the distributed optimizer's checkpoints only in that layout (`step` an integer of the parameter group,
+`exp_avg` and `exp_avg_sq` per parameter), so this class stands in wherever neither library is installed. Left out:
+amsgrad, capturable steps and anything fused.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+
+class Adam(torch.optim.Optimizer):
+    """m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; p = (1 - lr wd) p - lr m^ / (sqrt(v^) + eps)."""
+
+    def __init__(
+        self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.95), **options: Any
+    ):
+        kept = {"eps": options.get("eps", 1e-8), "weight_decay": options.get("weight_decay", 0.0)}
+        super().__init__(params, {"lr": lr, "betas": betas, "bias_correction": True, **kept})
+        self.decoupled = options.get("adam_w_mode", True)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # Megatron passes no closure
+        for group in self.param_groups:
+            params = [param for param in group["params"] if param.grad is not None]
+            if group["params"]:
+                group["step"] = group.get("step", 0) + 1
+            if params:
+                self._update(group, params)
+
+    def _update(self, group: dict[str, Any], params: list[torch.Tensor]) -> None:
+        (beta1, beta2), rate, decay = group["betas"], group["lr"], group["weight_decay"]
+        grads = [param.grad for param in params if param.grad is not None]
+        first, second = self._moments(params)
+        if decay and self.decoupled:
+            torch._foreach_mul_(params, 1 - rate * decay)
+        elif decay:
+            grads = list(torch._foreach_add(grads, params, alpha=decay))
+        torch._foreach_lerp_(first, grads, 1 - beta1)
+        torch._foreach_mul_(second, beta2)
+        torch._foreach_addcmul_(second, grads, grads, value=1 - beta2)
+        scale = torch._foreach_sqrt(second)
+        torch._foreach_div_(scale, (1 - beta2 ** group["step"]) ** 0.5)
+        torch._foreach_add_(scale, group["eps"])
+        torch._foreach_addcdiv_(params, first, scale, value=-rate / (1 - beta1 ** group["step"]))
+
+    def _moments(self, params: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        for param in params:
+            if not self.state[param]:
+                self.state[param] = {"exp_avg": torch.zeros_like(param), "exp_avg_sq": torch.zeros_like(param)}
+        return [self.state[p]["exp_avg"] for p in params], [self.state[p]["exp_avg_sq"] for p in params]
+
+
+def install() -> None:
+    """Make Megatron use this class where it found neither Transformer Engine nor apex."""
+    import megatron.core.optimizer as optimizer  # only after trainer.megatron.cpu.setup()
+    import megatron.core.optimizer.distrib_optimizer as distributed
+
+    if optimizer.USING_PYTORCH_OPTIMIZER:
+        optimizer.Adam = distributed.Adam = Adam
+        optimizer.USING_PYTORCH_OPTIMIZER = False
+        distributed.HAVE_APEX_OR_TE = distributed.USING_APEX_OPTIMIZER = True

@@ -1,0 +1,176 @@
+"""The device this process trains on, and Megatron-core's port to machines without CUDA.
+
+The only place in the trainer that asks whether there is a GPU. Where there is none, `setup` installs an import hook
+that loads `megatron.core` from its own source with a few textual substitutions (`torch.cuda.X` becomes a stub of this
+module, `device="cuda"` the CPU). Torch itself is not touched and line numbers stay true. Left out: inference, FSDP and
+resharding packages of Megatron, which nothing here uses; CUDA streams and graphs, which become no-ops.
+"""
+
+import contextlib
+import importlib.abc
+import importlib.machinery
+import os
+import re
+import sys
+import types
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where tensors live and which backend carries the collectives."""
+
+    name: torch.device
+    backend: str
+
+
+def setup() -> None:
+    """Install the port where CUDA is absent; must run before the first import of megatron.core. May be repeated."""
+    if torch.cuda.is_available() or any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        return
+    if "megatron.core" in sys.modules:
+        raise RuntimeError("megatron.core was imported before trainer.megatron; import trainer.megatron first")
+    sys.meta_path.insert(0, _Finder())
+    warnings.filterwarnings("ignore", message="(Transformer Engine and )?Apex (are|is) not installed")
+
+
+def choose_device(local_rank: int) -> Device:
+    """This rank's GPU and NCCL, or the CPU and gloo."""
+    if not torch.cuda.is_available():
+        return Device(torch.device("cpu"), "gloo")
+    torch.cuda.set_device(local_rank)
+    return Device(torch.device("cuda", local_rank), "nccl")
+
+
+class _Nothing:
+    """A CUDA stream or event that does nothing."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def __enter__(self) -> "_Nothing":
+        return self
+
+    def __exit__(self, *args: object) -> None: ...
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Nothing)
+
+    __hash__ = object.__hash__
+
+    def nothing(self, *args: Any) -> None: ...
+
+    wait_stream = wait_event = synchronize = record = wait = nothing
+
+    def record_event(self, *args: Any) -> "_Nothing":
+        return _Nothing()
+
+    def query(self) -> bool:
+        return True
+
+
+class _CpuCuda(types.ModuleType):
+    """Stands for `torch.cuda` inside megatron.core."""
+
+    amp = torch.cuda.amp
+    nvtx = types.SimpleNamespace(range_push=lambda *args: None, range_pop=lambda *args: None)
+    Stream = Event = _Nothing
+    CUDAGraph = torch.cuda.CUDAGraph
+    OutOfMemoryError = torch.cuda.OutOfMemoryError
+
+    def current_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def is_available(self) -> bool:
+        return False
+
+    def device_count(self) -> int:
+        return 1
+
+    def nothing(self, *args: Any) -> None: ...
+
+    set_device = synchronize = empty_cache = nothing
+
+    def is_current_stream_capturing(self) -> bool:
+        return False
+
+    def current_stream(self, *args: Any) -> _Nothing:
+        return _Nothing()
+
+    default_stream = current_stream
+
+    def stream(self, stream: Any) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    # One random generator, the CPU's.
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def get_rng_state(self, device: Any = None) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
+        torch.set_rng_state(state)
+
+    def __getattr__(self, name: str) -> Any:
+        return vars(torch.cuda)[name]
+
+
+_stub = _CpuCuda("_cpu_cuda")
+_stub.__dict__["random"] = _stub
+
+_SUBSTITUTIONS = [
+    (re.compile(r"torch\.cuda\.(Half|BFloat16|Float)Tensor"), r"torch.\1Tensor"),  # comparisons of param.type()
+    (re.compile(r"(?<!from )(?<!import )\btorch\.cuda\."), "_cpu_cuda."),
+    (re.compile(r"""device=(['"])cuda\1"""), "device=_cpu_cuda.current_device()"),
+    (re.compile(r"""init_data\((['"])cuda\1\)"""), "init_data('cpu')"),
+    (re.compile(r"\.cuda\((non_blocking=True|_cpu_cuda\.current_device\(\))?\)"), ".cpu()"),
+    (re.compile(r"pin_memory=True"), "pin_memory=False"),
+    # The MoE all-to-all dispatcher turns split sizes into lists only for CUDA tensors.
+    (re.compile(r"if torch\.is_tensor\(tensor\) and tensor\.is_cuda:"), "if torch.is_tensor(tensor):"),
+]
+_UNTOUCHED = tuple(f"megatron.core.{part}" for part in ("inference", "distributed.fsdp", "resharding", "ssm"))
+
+
+def _set_rng_state(state: torch.Tensor, device: Any = -1, graph_safe: bool = False) -> None:
+    torch.set_rng_state(state)
+
+
+def _get_rng_state(device: Any = "cpu", clone: bool = False, graph_safe: bool = False) -> torch.Tensor:
+    return torch.get_rng_state()
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    def get_code(self, fullname: str) -> types.CodeType:
+        """Compile the substituted source; never from or into a .pyc."""
+        source = self.get_data(self.path).decode()
+        for pattern, replacement in _SUBSTITUTIONS:
+            source = pattern.sub(replacement, source)
+        code = compile(source, self.path, "exec", dont_inherit=True)
+        assert isinstance(code, types.CodeType)
+        return code
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        module.__dict__["_cpu_cuda"] = _stub
+        super().exec_module(module)
+        if module.__name__ == "megatron.core.tensor_parallel.random":
+            module.__dict__["_set_cuda_rng_state"] = _set_rng_state
+            module.__dict__["_get_cuda_rng_state"] = _get_rng_state
+        if module.__name__ == "megatron.core.transformer.moe.moe_utils":
+            module.__dict__.setdefault("te_general_gemm", None)  # 0.16.1 names it even without Transformer Engine
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if not fullname.startswith("megatron.core") or fullname.startswith(_UNTOUCHED):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        if spec is not None and type(spec.loader) is importlib.machinery.SourceFileLoader:
+            spec.loader = _Loader(fullname, os.fspath(spec.loader.path))
+        return spec

@@ -1,0 +1,124 @@
+"""Megatron's GPTModel, built from the config.json of a Hugging Face model directory.
+
+Families: dense Qwen3, Qwen2 and Llama (also with Llama-3 rope scaling), tied or untied embeddings. Left out: mixture of
+experts, sliding windows, biases outside q/k/v, pipeline stages.
+"""
+
+from typing import Any
+
+import torch
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+from proxy.pool.errors import UserError
+from trainer.megatron.attention import PackedAttention
+from trainer.packed import Packed
+from trainer.shape import Shape
+
+
+def transformer_config(shape: Shape, dtype: torch.dtype, tensor_parallel: int) -> TransformerConfig:
+    """Megatron's config of this shape. Raises UserError when the heads or the vocabulary do not split."""
+    for name, count in (("key-value heads", shape.kv_heads), ("vocabulary entries", shape.vocab)):
+        if count % tensor_parallel:
+            raise UserError(
+                f"parallel.tensor = {tensor_parallel} does not divide the model's {count} {name}; choose a divisor"
+            )
+    return TransformerConfig(
+        num_layers=shape.layers,
+        hidden_size=shape.hidden,
+        ffn_hidden_size=shape.ffn,
+        num_attention_heads=shape.heads,
+        num_query_groups=shape.kv_heads,
+        kv_channels=shape.head_dim,
+        layernorm_epsilon=shape.norm_eps,
+        # Needed here as well as in the layer spec: without it the q/k norm gradients are not summed over tensor ranks.
+        qk_layernorm=shape.family == "qwen3",
+        add_qkv_bias=shape.family == "qwen2",
+        add_bias_linear=False,
+        normalization="RMSNorm",
+        gated_linear_unit=True,
+        activation_func=torch.nn.functional.silu,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        use_cpu_initialization=True,
+        params_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        tensor_model_parallel_size=tensor_parallel,
+        calculate_per_token_loss=True,  # gradients are summed over ranks, never averaged: the loss divides globally
+        bias_dropout_fusion=False,
+        bias_activation_fusion=False,
+        masked_softmax_fusion=False,
+        gradient_accumulation_fusion=False,
+        apply_rope_fusion=False,
+    )
+
+
+def build_model(shape: Shape, config: TransformerConfig) -> "PolicyModel":
+    """An uninitialised model of this shape."""
+    spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=config.qk_layernorm)
+    spec.submodules.self_attention.submodules.core_attention = ModuleSpec(module=PackedAttention)
+    model = PolicyModel(
+        config,
+        spec,
+        vocab_size=shape.vocab,
+        max_sequence_length=shape.context,
+        position_embedding_type="rope",
+        share_embeddings_and_output_weights=shape.tied,
+    )
+    model.rotary_pos_emb = PackedRotary(shape, model.rotary_pos_emb.cp_group)
+    return model
+
+
+class PolicyModel(GPTModel):
+    """GPTModel on packed sequences. Computes logits only where a logprob is asked for."""
+
+    def forward(self, packed: Packed) -> Tensor:
+        """The logprob of each of `packed.labels`, in fp32."""
+        return -self._run(packed, packed.labels)[0]
+
+    def logits(self, packed: Packed) -> Tensor:
+        """[len(rows), vocabulary of this tensor rank]."""
+        return self._run(packed, None)[0]
+
+    def _run(self, packed: Packed, labels: Tensor | None) -> Tensor:
+        self.rotary_pos_emb.positions = packed.positions
+        return super().forward(
+            packed.tokens[None],
+            packed.positions[None],
+            attention_mask=None,
+            labels=None if labels is None else labels[None],
+            loss_mask=packed.rows,  # GPTModel passes it on to _postprocess, which here takes it as the rows to keep
+            extra_block_kwargs={"attention_bias": packed.lengths},
+        )
+
+    def _postprocess(self, hidden_states: Tensor, *args: Any, loss_mask: Tensor, **kwargs: Any) -> Tensor:
+        return super()._postprocess(hidden_states.index_select(0, loss_mask), *args, **kwargs)
+
+
+class PackedRotary(RotaryEmbedding):
+    """RoPE by explicit positions: Megatron's own counts 0..S-1 through the whole packed row."""
+
+    positions: Tensor
+    inv_freq: Tensor
+
+    def __init__(self, shape: Shape, cp_group: Any):
+        super().__init__(
+            shape.head_dim,
+            1.0,
+            rotary_base=shape.rope["rope_theta"],
+            use_cpu_initialization=True,
+            cp_group=cp_group,
+        )
+        if shape.rope.get("rope_type", shape.rope.get("type")) == "llama3":
+            names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+            self.inv_freq = self._apply_scaling(self.inv_freq, **{name: shape.rope[name] for name in names})
+
+    def forward(self, max_seq_len: int, *args: Any, **kwargs: Any) -> Tensor:
+        """[S, 1, 1, head_dim] angles of the current positions."""
+        self.inv_freq = self.inv_freq.to(self.positions.device)
+        angles = torch.outer(self.positions.to(self.inv_freq.dtype), self.inv_freq)
+        return torch.cat((angles, angles), dim=-1)[:, None, None, :]

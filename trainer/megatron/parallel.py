@@ -1,0 +1,104 @@
+"""Process groups of one training job: who this rank is, and the few collectives the trainer calls by name.
+
+Ranks come from torchrun's environment variables. Left out: pipeline, context and expert parallelism.
+"""
+
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel.mappings import gather_from_tensor_model_parallel_region
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+
+from proxy.pool.errors import PoolError, UserError
+from trainer.megatron.cpu import choose_device
+
+# Rank 0 may wait for rollouts for hours while the others sit in a broadcast.
+PATIENCE = timedelta(days=7)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process within the job."""
+
+    rank: int
+    world: int
+    data_rank: int
+    data_world: int
+    device: torch.device
+    control: dist.ProcessGroup
+    """All ranks, on the CPU: for Python objects and for waiting."""
+
+    def share(self, make: Callable[[], Any]) -> Any:
+        """What rank 0 makes, on every rank. Its error is raised on every rank, so that none is left waiting."""
+        box = [_attempt(make) if self.rank == 0 else None]
+        if self.world > 1:
+            dist.broadcast_object_list(box, src=0, group=self.control)
+        if isinstance(box[0], UserError | PoolError):
+            raise box[0]
+        return box[0]
+
+
+def _attempt(make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except (UserError, PoolError) as error:
+        return error
+
+
+@contextmanager
+def process_groups(tensor_parallel: int, seed: int = 0) -> Iterator[Ranks]:
+    """Join the job that torchrun started and leave it at the end of the block."""
+    world = int(os.environ["WORLD_SIZE"])
+    if world % tensor_parallel:
+        raise UserError(f"{world} processes do not split by parallel.tensor = {tensor_parallel}; start a multiple")
+    device = choose_device(int(os.environ["LOCAL_RANK"]))
+    _quiet()
+    dist.init_process_group(device.backend, timeout=PATIENCE)
+    try:
+        parallel_state.initialize_model_parallel(tensor_model_parallel_size=tensor_parallel)
+        torch.manual_seed(seed)
+        model_parallel_cuda_manual_seed(seed)
+        yield Ranks(
+            rank=dist.get_rank(),
+            world=world,
+            data_rank=parallel_state.get_data_parallel_rank(),
+            data_world=parallel_state.get_data_parallel_world_size(),
+            device=device.name,
+            control=dist.new_group(backend="gloo", timeout=PATIENCE),
+        )
+    finally:
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
+
+
+def sum_over_data_ranks(values: torch.Tensor) -> torch.Tensor:
+    """The elementwise sum over the data-parallel ranks."""
+    dist.all_reduce(values, group=parallel_state.get_data_parallel_group())
+    return values
+
+
+def max_over_data_ranks(values: torch.Tensor) -> torch.Tensor:
+    """The elementwise maximum over the data-parallel ranks."""
+    dist.all_reduce(values, op=dist.ReduceOp.MAX, group=parallel_state.get_data_parallel_group())
+    return values
+
+
+def whole_vocabulary(logits: torch.Tensor) -> torch.Tensor:
+    """Logits over the whole vocabulary from each tensor rank's part."""
+    return gather_from_tensor_model_parallel_region(logits)
+
+
+def _quiet() -> None:
+    """Megatron warns at import time about libraries that a machine without a GPU cannot have."""
+    warnings.filterwarnings("ignore", module="megatron.*")
+    warnings.filterwarnings("ignore", module="torch.distributed.*")
+    logging.getLogger("megatron").setLevel(logging.ERROR)

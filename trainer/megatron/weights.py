@@ -1,0 +1,149 @@
+"""Weights between Hugging Face safetensors and Megatron's modules, bit-exact in both directions, for any tensor split.
+
+`write_model` leaves a complete directory (config, tokenizer, weights) or none: it is filled under another name, synced
+to disk and renamed. Left out: pipeline stages and expert weights.
+"""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.transformer.transformer_config import TransformerConfig
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from proxy.pool.errors import UserError
+from trainer.megatron.durable import replace_directory
+from trainer.megatron.model import PolicyModel
+
+_TOP = {
+    "embedding.word_embeddings.weight": "model.embed_tokens.weight",
+    "decoder.final_layernorm.weight": "model.norm.weight",
+    "output_layer.weight": "lm_head.weight",
+}
+_LAYER = {
+    "input_layernorm.weight": ["input_layernorm.weight"],
+    "pre_mlp_layernorm.weight": ["post_attention_layernorm.weight"],
+    "self_attention.q_layernorm.weight": ["self_attn.q_norm.weight"],
+    "self_attention.k_layernorm.weight": ["self_attn.k_norm.weight"],
+    "self_attention.linear_qkv.weight": [f"self_attn.{x}_proj.weight" for x in "qkv"],
+    "self_attention.linear_qkv.bias": [f"self_attn.{x}_proj.bias" for x in "qkv"],
+    "self_attention.linear_proj.weight": ["self_attn.o_proj.weight"],
+    "mlp.linear_fc1.weight": ["mlp.gate_proj.weight", "mlp.up_proj.weight"],
+    "mlp.linear_fc2.weight": ["mlp.down_proj.weight"],
+}
+_NOT_COPIED = re.compile(r".*\.(safetensors|safetensors\.index\.json|bin|pt|pth|gguf)$")
+
+
+def _hf_names(name: str) -> list[str]:
+    if name in _TOP:
+        return [_TOP[name]]
+    match = re.fullmatch(r"decoder\.layers\.(\d+)\.(.+)", name)
+    assert match is not None, name
+    return [f"model.layers.{match[1]}.{suffix}" for suffix in _LAYER[match[2]]]
+
+
+@torch.no_grad()
+def load_weights(model: PolicyModel, directory: Path) -> None:
+    """Fill this rank's shard of the model from a Hugging Face directory."""
+    tensors = _Safetensors(directory)
+    for name, param in model.named_parameters():
+        parts = [tensors.read(hf_name) for hf_name in _hf_names(name)]
+        full = _join(name, parts, model.config)
+        param.copy_(_shard(name, full, param))
+
+
+def export_weights(model: PolicyModel) -> Iterator[tuple[str, Tensor]]:
+    """(Hugging Face name, whole tensor on the CPU); every tensor rank must iterate to the end."""
+    for name, param in model.named_parameters():
+        full = _gather(name, param).cpu()
+        for hf_name, part in zip(_hf_names(name), _split(name, full, model.config), strict=True):
+            yield hf_name, part.contiguous()
+
+
+def write_model(model: PolicyModel, source: Path, target: Path) -> None:
+    """Write a complete Hugging Face directory: the weights of `model`, everything else as in `source`. Collective."""
+    tensors = dict(export_weights(model))
+    if dist.get_rank() == 0:
+        with replace_directory(target) as directory:
+            for path in source.iterdir():
+                if path.is_file() and path.name != "config.json" and not _NOT_COPIED.fullmatch(path.name):
+                    shutil.copyfile(path, directory / path.name)
+            _write_config(source, directory, next(iter(tensors.values())).dtype)
+            save_file(tensors, os.fspath(directory / "model.safetensors"), metadata={"format": "pt"})
+    dist.barrier()
+
+
+def _write_config(source: Path, directory: Path, dtype: torch.dtype) -> None:
+    config = json.loads((source / "config.json").read_text())
+    config["dtype" if "dtype" in config else "torch_dtype"] = str(dtype).removeprefix("torch.")
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+class _Safetensors:
+    """The tensors of a directory, in one file or several with an index."""
+
+    def __init__(self, directory: Path):
+        paths = sorted(directory.glob("*.safetensors"))
+        if not paths:
+            raise UserError(f"{directory} holds no *.safetensors file; name a model directory with weights")
+        self.handles = [safe_open(os.fspath(path), framework="pt") for path in paths]
+        self.where = {name: handle for handle in self.handles for name in handle.keys()}
+        self.directory = directory
+
+    def read(self, name: str) -> Tensor:
+        if name not in self.where:
+            raise UserError(f"{self.directory} has no tensor {name}, which its config.json implies; complete it")
+        return self.where[name].get_tensor(name)
+
+
+def _join(name: str, parts: list[Tensor], config: TransformerConfig) -> Tensor:
+    if len(parts) == 3:  # q, k, v -> rows grouped per key-value head: its queries, its key, its value
+        groups, size = config.num_query_groups, config.kv_channels
+        rest = parts[0].shape[1:]
+        return torch.cat([part.view(groups, -1, size, *rest) for part in parts], dim=1).reshape(-1, *rest)
+    return torch.cat(parts)
+
+
+def _split(name: str, full: Tensor, config: TransformerConfig) -> list[Tensor]:
+    count = len(_hf_names(name))
+    if count < 3:
+        return list(full.chunk(count))
+    groups, size, rest = config.num_query_groups, config.kv_channels, full.shape[1:]
+    per_group = config.num_attention_heads // groups
+    blocks = full.view(groups, per_group + 2, size, *rest).split([per_group, 1, 1], dim=1)
+    return [block.reshape(-1, *rest) for block in blocks]
+
+
+def _is_split(param: Tensor) -> bool:
+    return vars(param).get("tensor_model_parallel", False) and parallel_state.get_tensor_model_parallel_world_size() > 1
+
+
+def _shard(name: str, full: Tensor, param: Tensor) -> Tensor:
+    if not _is_split(param):
+        return full
+    rank, size = (
+        parallel_state.get_tensor_model_parallel_rank(),
+        parallel_state.get_tensor_model_parallel_world_size(),
+    )
+    if name.endswith("mlp.linear_fc1.weight"):  # each rank holds its part of gate, then its part of up
+        return torch.cat([half.chunk(size)[rank] for half in full.chunk(2)])
+    return full.chunk(size, vars(param)["partition_dim"])[rank]
+
+
+def _gather(name: str, param: Tensor) -> Tensor:
+    if not _is_split(param):
+        return param.data
+    group = parallel_state.get_tensor_model_parallel_group()
+    parts = [torch.empty_like(param) for _ in range(group.size())]
+    dist.all_gather(parts, param.data.contiguous(), group=group)
+    if name.endswith("mlp.linear_fc1.weight"):
+        return torch.cat([part.chunk(2)[0] for part in parts] + [part.chunk(2)[1] for part in parts])
+    return torch.cat(parts, vars(param)["partition_dim"])

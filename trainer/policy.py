@@ -1,0 +1,91 @@
+"""The policy being trained: model, optimizer and checkpoints of this rank, and one update of the weights."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from proxy.pool.errors import UserError
+from trainer import config as settings
+from trainer.batch import Row, pack
+from trainer.loss import Sums, Tokens
+from trainer.megatron.checkpoint import Checkpoints
+from trainer.megatron.model import build_model, transformer_config
+from trainer.megatron.optimizer import build_optimizer, set_learning_rate, sum_gradients, wrap
+from trainer.megatron.parallel import Ranks, max_over_data_ranks, sum_over_data_ranks, whole_vocabulary
+from trainer.megatron.weights import load_weights, write_model
+from trainer.packed import Packed
+from trainer.shape import read_shape
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+LossOf = Callable[[torch.Tensor, Tokens], tuple[torch.Tensor, Sums]]
+"""Logprobs and tokens of a micro-batch -> the sum of its losses, and what is said about it."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """One optimizer step: its loss per token over all ranks, and the gradient norm before clipping."""
+
+    loss: float
+    grad_norm: float
+    sums: Sums | None
+    """None when there was nothing to learn from."""
+
+
+class Policy:
+    """A model from a Hugging Face directory, ready to be trained."""
+
+    def __init__(self, source: Path, config: settings.Config, ranks: Ranks):
+        self.source, self.ranks = source, ranks
+        shape = read_shape(source)
+        megatron = transformer_config(shape, DTYPES[config.parallel.precision], config.parallel.tensor)
+        self.model = build_model(shape, megatron).to(ranks.device, megatron.params_dtype)
+        load_weights(self.model, source)
+        self.ddp = wrap(self.model, config.parallel)
+        self.optimizer = build_optimizer(self.ddp, config.optimizer, config.parallel)
+        self.checkpoints = Checkpoints(self.model, self.optimizer)
+
+    def write_hf(self, target: Path) -> None:
+        """Export the current weights as a Hugging Face directory."""
+        write_model(self.model, self.source, target)
+
+    def update(self, micros: Iterable[Sequence[Row]], denominator: int, loss_of: LossOf, rate: float) -> Update:
+        """One optimizer step on this rank's micro-batches. `denominator` counts the tokens of the whole batch.
+
+        Nothing changes when it is 0. Raises UserError when the gradient is not finite; the checkpoints are then intact.
+        """
+        if denominator == 0:
+            return Update(0.0, 0.0, None)
+        self.ddp.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        said = [self._backward(rows, denominator, loss_of) for rows in micros]
+        sum_gradients(self.ddp)
+        set_learning_rate(self.optimizer, rate)
+        _, norm, _ = self.optimizer.step()
+        if not math.isfinite(norm):
+            raise UserError(f"the gradient norm is {norm}; lower optimizer.lr or raise optimizer.eps and start again")
+        losses = torch.stack([loss for loss, _ in said]).sum()
+        totals = sum_over_data_ranks(torch.cat((losses[None], torch.stack([part.sums for _, part in said]).sum(0))))
+        peak = max_over_data_ranks(torch.stack([part.peak for _, part in said]).max())
+        return Update(totals[0].item(), float(norm), Sums(totals[1:], peak))
+
+    def _backward(self, rows: Sequence[Row], denominator: int, loss_of: LossOf) -> tuple[torch.Tensor, Sums]:
+        packed, tokens = pack(rows, self.ranks.device)
+        loss, said = loss_of(self.ddp(packed), tokens)
+        loss = loss / denominator
+        loss.backward()
+        return loss.detach(), said
+
+    @torch.no_grad()
+    def logprobs(self, packed: Packed) -> torch.Tensor:
+        """The current logprob of every asked token."""
+        return self.model(packed)
+
+    @torch.no_grad()
+    def best(self, packed: Packed) -> torch.Tensor:
+        """The token that the model itself would choose at every asked place."""
+        return whole_vocabulary(self.model.logits(packed)).argmax(-1).view(-1)

@@ -1,0 +1,53 @@
+"""Rows from rollouts that are in the pool already: for imitation and for checking logprobs."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from proxy.pool.database import open_pool
+from proxy.pool.errors import UserError
+from proxy.pool.recorded import finished_rollouts
+from proxy.pool.records import Completion
+from proxy.pool.runs import find_run
+from trainer.batch import Row, merge, why_not_imitable
+from trainer.config import Config
+
+
+def demonstrations(config: Config) -> list[list[Row]]:
+    """The rows to imitate, by group: members of a group share their task. UserError when there is too little."""
+    groups: dict[int, list[Row]] = {}
+    pool = open_pool(config.pool)
+    for name in config.sft.runs:
+        for rollout in finished_rollouts(pool, find_run(pool, name).id):
+            if _good_enough(rollout.reward, config.sft.min_reward):
+                rows = merge(rollout.completions, 1.0, Counter(), why_not_imitable)
+                groups.setdefault(rollout.group_id, []).extend(rows)
+    found = [rows for rows in groups.values() if rows]
+    if len(found) < 2:
+        raise UserError(
+            f"sft.runs = {list(config.sft.runs)} hold {len(found)} groups to imitate, at least 2 are needed; "
+            "record more or lower sft.min_reward"
+        )
+    return found
+
+
+def _good_enough(reward: float | None, bound: float | None) -> bool:
+    return bound is None or (reward is not None and reward >= bound)
+
+
+def sampled_by(version: str, config: Config, run: str) -> list[Row]:
+    """Rows of a run's completions that this version sampled from first to last token."""
+
+    def why_not(item: Completion) -> str | None:
+        if {span.version for span in item.versions} != {version}:
+            return "another version"
+        return None if len(item.logprobs) == len(item.sampled) else "logprobs are missing"
+
+    return _rows(config, run, why_not)
+
+
+def _rows(config: Config, run: str, why_not: Callable[[Completion], str | None]) -> list[Row]:
+    pool = open_pool(config.pool)
+    chains: Sequence[Sequence[Completion]] = [
+        rollout.completions for rollout in finished_rollouts(pool, find_run(pool, run).id)
+    ]
+    return [row for chain in chains for row in merge(chain, 0.0, Counter(), why_not)]

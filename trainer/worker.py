@@ -1,0 +1,72 @@
+"""One rank: `python -m trainer.worker VERB CONFIG [--run NAME] [--set section.key=value]`, started by the launcher.
+
+Takes the arguments of the command line (trainer/cli.py), which has checked them.
+"""
+
+import fcntl
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from proxy.pool.errors import PoolError, UserError
+from trainer.check import compare_logprobs
+from trainer.cli import Command, parse
+from trainer.launch import die_with_parent
+from trainer.loop import train
+from trainer.megatron.parallel import Ranks, process_groups
+from trainer.sft import warm_start
+
+
+def main(argv: Sequence[str]) -> int:
+    die_with_parent(signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher too, which ends the ranks
+    command = parse(argv)
+    parallel = command.config.parallel
+    try:
+        with process_groups(parallel.tensor) as ranks:
+            result = _run(command, ranks)
+            if result is not None and ranks.rank == 0:
+                print(msgspec.json.encode(result).decode())
+    except (UserError, PoolError, OSError) as error:  # OSError: a full disk under checkpoints, a lost directory
+        if os.environ["RANK"] == "0":
+            print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _run(command: Command, ranks: Ranks) -> dict[str, Any] | None:
+    if command.verb == "logprobs":
+        return compare_logprobs(command.config, ranks, command.run)
+    if command.verb == "sft":
+        return warm_start(command.config, ranks)
+    ranks.share(lambda: hold(Path(command.config.output)))
+    train(command.config, ranks)
+    return None
+
+
+def hold(output: Path, seconds: float = 10) -> int:
+    """Keep other trainers away from a directory while this process lives. One that was just killed may linger."""
+    deadline = time.monotonic() + seconds
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        lock = os.open(output / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise UserError(f"the output directory {output} cannot be used ({error.strerror}); name another") from error
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise UserError(f"another trainer works on {output}; stop it or set another output") from None
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
