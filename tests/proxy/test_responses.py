@@ -187,7 +187,7 @@ async def test_a_silent_engine_is_bridged_by_events(serve: Serve) -> None:
 
 async def test_events_are_numbered_in_the_order_in_which_they_leave(serve: Serve) -> None:
     script = Reply("yes no maybe " * 40, seconds_per_token=0.002)
-    stand = await serve(lambda prompt, ids: script, keepalive=0.001)
+    stand = await serve(lambda prompt, ids: script, keepalive=1e-6)
     for _ in range(5):
         events = await stand.events("/v1/responses", {"input": "sure?", "stream": True})
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
