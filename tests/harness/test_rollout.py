@@ -58,7 +58,7 @@ async def test_a_verdict_is_written_with_its_attempt(bench: Bench) -> None:
 
 
 async def test_a_timeout_gets_its_verdict_and_ends_daemons(bench: Bench) -> None:
-    came, tries = await outcome(bench, f"{SHELL_AGENT}; setsid sleep 631 & sleep 632", timeout=4)
+    came, tries = await outcome(bench, f"{SHELL_AGENT}; setsid sleep 631 & sleep 632", timeout=10)
     assert (came.reward, came.failure, len(tries)) == (1.0, "agent_timeout", 1)
     assert not [process for process in table() if process.sandbox.startswith(f"{os.getpid()}-")]
 

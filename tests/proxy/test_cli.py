@@ -39,7 +39,7 @@ def launch(*arguments: object, ready: Path) -> tuple[subprocess.Popen[bytes], st
     return started, msgspec.json.decode(ready.read_bytes())["url"]
 
 
-def wait_until(happened: Callable[[], bool], seconds: float = 60) -> None:
+def wait_until(happened: Callable[[], bool], seconds: float = 180) -> None:
     deadline = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < deadline, f"nothing happened in {seconds} s"

@@ -109,9 +109,12 @@ async def test_version_spans_across_an_update_in_mid_stream(
     serve: Serve, sglang_engine: Sglang, tiny_model: Path
 ) -> None:
     stand = await serve(url=sglang_engine.url)
-    for attempt in range(5):  # the random model may end its turn before the update
+    for attempt in range(20):  # the random model may end its turn before the update
         version = f"update-{attempt}"
-        await asyncio.gather(stand.stream(user("talk"), max_tokens=500), update(sglang_engine, tiny_model, version))
+        async with stand.post({"messages": [user("talk")], "stream": True, "max_tokens": 500}) as answer:
+            await answer.content.readany()
+            await update(sglang_engine, tiny_model, version)
+            await answer.read()
         row = stand.recorded()[-1]
         if len(row.versions) == 2:
             break
@@ -122,7 +125,6 @@ async def test_version_spans_across_an_update_in_mid_stream(
 
 
 async def update(engine: Sglang, model: Path, version: str) -> None:
-    await asyncio.sleep(0.3)
     steps: list[tuple[str, dict[str, Any]]] = [
         ("pause_generation", {"mode": "retract"}),
         ("update_weights_from_disk", {"model_path": str(model), "weight_version": version}),
@@ -161,7 +163,7 @@ async def test_a_client_that_goes_away_frees_the_engine(serve: Serve, sglang_eng
     stand = await serve(url=sglang_engine.url)
     async with stand.post({"messages": [user("talk")], "stream": True, "max_tokens": 20000}) as answer:
         await answer.content.readany()
-    for _ in range(100):
+    for _ in range(1200):
         if stand.recorded():
             break
         await asyncio.sleep(0.05)

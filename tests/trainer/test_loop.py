@@ -60,7 +60,7 @@ def start(directory: Path, *arguments: str) -> "subprocess.Popen[str]":
 
 
 def finish(directory: Path, *arguments: str) -> str:
-    output, _ = (process := start(directory, *arguments)).communicate(timeout=120)
+    output, _ = (process := start(directory, *arguments)).communicate(timeout=240)
     assert process.returncode == 0, output
     return output
 
@@ -71,7 +71,7 @@ def query(directory: Path, sql: str) -> list[tuple[object, ...]]:
 
 
 def wait(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.002)
@@ -152,7 +152,7 @@ def test_old_checkpoints_are_deleted(tmp_path: Path) -> None:
 def test_a_batch_that_never_fills_is_told(tmp_path: Path) -> None:
     directory = prepare(tmp_path, groups=1)
     process = start(directory, "--set", "batch.patience_seconds=0.1")
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=180)
     assert process.returncode == 2
     assert "error: waited batch.patience_seconds = 0.1 for 2 finished groups for step 1" in output
 
@@ -164,7 +164,7 @@ def test_a_stopped_trainer_says_so_and_a_second_one_is_refused(tmp_path: Path) -
     with pytest.raises(UserError, match="another trainer works on .*out; stop it or set another output"):
         hold(directory / "out", seconds=0)
     waiting.terminate()
-    output, _ = waiting.communicate(timeout=30)
+    output, _ = waiting.communicate(timeout=180)
     assert waiting.returncode == 128 + signal.SIGTERM and "ended by signal 15; repeat the same command" in output
     hold(directory / "out")
 
@@ -174,6 +174,6 @@ def test_a_pool_that_refuses_writes_is_told(tmp_path: Path) -> None:
     with sqlite3.connect(directory / "pool.db") as connection:
         connection.execute("drop table train_steps")
     process = start(directory)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=180)
     assert process.returncode == 2 and "Traceback" not in output
     assert "error: the pool" in output and "refused a write (no such table: train_steps)" in output
