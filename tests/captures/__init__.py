@@ -1,0 +1,1 @@
+"""Recorded traffic of real agents with its texts replaced, and what plays it through a gateway."""
