@@ -44,7 +44,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     serve = commands.add_parser("serve", help="serve agents and record every model call")
     serve.add_argument("config", type=Path)
-    serve.add_argument("--engine", metavar="URL", help="the running engine (default: engine.url)")
+    serve.add_argument(
+        "--engine", metavar="URL", action="append", help="a running engine, once per replica (default: engine.url)"
+    )
     serve.add_argument("--pool", metavar="URL", help="SQLite file or database URL (default: pool)")
     serve.add_argument("--port", type=int, help="port to listen on, 0 for a free one (default: proxy.port)")
     serve.add_argument("--ready-file", type=Path, metavar="FILE", help="written when the server accepts calls")
@@ -67,12 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _serve(arguments: argparse.Namespace) -> int:
     config = _overridden(load_config(arguments.config), arguments)
-    url = arguments.engine or config.engine.url
-    if not url:
-        raise UserError(
-            "the engine's address is empty; set engine.url or give --engine URL of a running `proxy engine`"
-        )
-    gateway = Gateway(config, url)
+    gateway = Gateway(config, tuple(arguments.engine or ()) or config.engine.url)
     listener = _listen(config.proxy.host, config.proxy.port)
     return _run_app(gateway.app(), listener, arguments.ready_file)
 

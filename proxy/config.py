@@ -26,8 +26,9 @@ class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: str
     """Directory of the model in Hugging Face format."""
-    url: str = ""
-    """Address of the running engine; empty where `proxy serve --engine` says it, or for `proxy engine` itself."""
+    url: str | tuple[str, ...] = ""
+    """Address of the running engine, or a list of its replicas; how many data-parallel ranks each has, it says itself.
+    Empty where `proxy serve --engine` says it, or for `proxy engine` itself."""
     device: str = "auto"
     """auto | cpu | cuda. auto is cuda where a CUDA device exists."""
     dtype: str = "auto"
@@ -68,6 +69,21 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "device": ("auto", "cpu", "cuda"),
     "tool_format": ("auto", *FORMATS),
 }
+
+
+def engine_urls(url: str | tuple[str, ...]) -> tuple[str, ...]:
+    """The addresses in `engine.url` or --engine; UserError when there are none, or one that cannot be an engine's."""
+    urls = tuple(one.rstrip("/") for one in ((url,) if isinstance(url, str) else url) if one)
+    if not urls:
+        raise UserError(
+            "the engine's address is empty; set engine.url or give --engine URL of a running `proxy engine`"
+        )
+    for one in urls:
+        if not one.startswith(("http://", "https://")):
+            raise UserError(f"the engine's address {one!r} is no http URL; write http://HOST:PORT")
+        if urls.count(one) > 1:
+            raise UserError(f"the engine's address {one} is named twice; name every replica once")
+    return urls
 
 
 def load_config(path: Path) -> Config:

@@ -18,7 +18,9 @@ from aiohttp import web
 
 from proxy.call import Call, CallError, Overflow, Reply
 from proxy.dialects.base import Counting, Dialect, EventStream
-from proxy.engine.client import Ask, EngineClient, EngineError
+from proxy.engine.client import Ask, EngineError
+from proxy.engine.fleet import Fleet, Route
+from proxy.engine.replica import Origin
 from proxy.pool.completions import CompletionWriter
 from proxy.pool.errors import AttemptClosed, PoolWriteError
 from proxy.pool.records import NewCompletion, int_bytes
@@ -69,7 +71,7 @@ class Handler:
 
     def __init__(
         self, settings: Settings, template: ChatTemplate, threads: ThreadPoolExecutor, *, sessions: Sessions,
-        engine: EngineClient, writer: CompletionWriter,
+        engine: Fleet, writer: CompletionWriter,
     ):  # fmt: skip
         self._settings = settings
         self._template = template
@@ -88,7 +90,7 @@ class Handler:
         record = _Record(self._writer, session, turn, started)
         wire = self._wire(request, call, dialect.Stream(call, len(prompt.ids))) if call.stream else None
         try:
-            await self._sample(session, turn, wire)
+            await self._sample(record, turn, wire)
             reply = turn.reply()
             await asyncio.shield(record.store(reply, _untrainable(session, turn)))
         except (EngineError, CallError) as error:
@@ -124,9 +126,22 @@ class Handler:
             raise Overflow(length, limit, dialect.PROMPT)
         return prompt
 
-    async def _sample(self, session: Session, turn: Turn, wire: "_Wire | None") -> None:
-        """Sample the whole turn, sending what may leave early."""
-        async with aclosing(self._tokens(session, turn)) as events:
+    async def _sample(self, record: "_Record", turn: Turn, wire: "_Wire | None") -> None:
+        """Sample the whole turn; anew on another replica when one fails before anything of it has left."""
+        attempt = record.session.attempt
+        route = self._engine.route(Origin(attempt.id, attempt.group_id, turn.prompt.prefix_length))
+        while True:
+            try:
+                return await self._sample_at(route, record.session, turn, wire)
+            except EngineError as error:
+                if (wire is not None and wire.told) or not route.goes_on(error):
+                    raise
+                await asyncio.shield(record.lost(error))
+                turn.restart()
+
+    async def _sample_at(self, route: Route, session: Session, turn: Turn, wire: "_Wire | None") -> None:
+        """Sample the whole turn on one replica, sending what may leave early."""
+        async with aclosing(self._tokens(route, session, turn)) as events:
             async for ids in events:
                 pieces = turn.take(ids)
                 if wire is not None:
@@ -138,7 +153,7 @@ class Handler:
         if wire is not None:
             await wire.send(pieces)
 
-    def _tokens(self, session: Session, turn: Turn) -> AsyncGenerator[list[int], None]:
+    def _tokens(self, route: Route, session: Session, turn: Turn) -> AsyncGenerator[list[int], None]:
         call, room = turn.call, self._settings.context_length - RESERVED - len(turn.prompt.ids)
         limits = [limit for limit in (call.max_new_tokens, self._settings.max_new_tokens, room) if limit is not None]
         params: dict[str, Any] = TRAINING | (call.sampling if session.attempt.purpose == "session" else {})
@@ -148,15 +163,15 @@ class Handler:
         if call.stop:
             params |= {"stop": list(call.stop), "no_stop_trim": True}
         stream = call.stream or limit > LONG  # a long answer comes in events, so that a dead engine is noticed
-        return self._engine.sample(Ask(turn.prompt.ids, params, stream), turn.sampling)
+        return route.sample(Ask(turn.prompt.ids, params, stream), turn.sampling)
 
 
 class _Record:
     """Stores one turn, at most once."""
 
     def __init__(self, writer: CompletionWriter, session: Session, turn: Turn, started: float):
+        self.session = session
         self._writer = writer
-        self._session = session
         self._turn = turn
         self._started = started
         self._stored = False
@@ -175,24 +190,29 @@ class _Record:
             raise CallError(
                 507, "pool_write_failed", f"the call was not recorded, so it is not answered: {error}"
             ) from error
-        self._session.tree.add(id, item, path, self._turn.prompt.text)
+        self.session.tree.add(id, item, path, self._turn.prompt.text)
 
     async def fail(self, error: EngineError | CallError) -> CallError:
         """Keep what the engine sent before it failed, and return what the client is told."""
         if isinstance(error, CallError):
             return error
         try:
-            if self._turn.sampling.ids:
-                await self.store(self._turn.reply(), f"{error.kind}: {error}", "error")
+            await self.lost(error)
         except CallError as problem:
             return problem
         return _engine_problem(error)
+
+    async def lost(self, error: EngineError) -> None:
+        """Keep what the engine sent before it failed, as a row of its own: the turn may be sampled anew elsewhere."""
+        if self._turn.sampling.ids:
+            await self.store(self._turn.reply(), f"{error.kind}: {error}", "error")
+        self._stored = False
 
     def _row(self, reply: Reply, untrainable: str | None, finish: str) -> tuple[NewCompletion, "array[int]"]:
         prompt, sampling = self._turn.prompt, self._turn.sampling
         path = prompt.ids + sampling.ids
         item = NewCompletion(
-            attempt_id=self._session.attempt.id,
+            attempt_id=self.session.attempt.id,
             prefix_of=prompt.prefix_of,
             prefix_length=prompt.prefix_length,
             follows=prompt.follows,
@@ -218,6 +238,8 @@ class _Wire:
         self._headers = headers
         self._events = events
         self._response: web.StreamResponse | None = None
+        self.told = False
+        """Whether anything of the answer has left."""
         self._opened = False
         self._resting = False
         self._writing = asyncio.Lock()
@@ -226,6 +248,7 @@ class _Wire:
 
     async def send(self, pieces: list[Any]) -> None:
         if any(isinstance(piece, Text | Reasoning) for piece in pieces):
+            self.told = True
             async with self._writing:
                 await self._write(self._opening() + self._events.deltas(pieces))
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from aiohttp import web
 
 from proxy.call import CallError
-from proxy.config import Config
+from proxy.config import Config, engine_urls
 from proxy.dialects import chat, completions, gemini, messages, responses
 from proxy.dialects.base import Counting, Dialect
-from proxy.engine.client import EngineClient
+from proxy.engine.fleet import Fleet
 from proxy.handler import Handler, Settings
 from proxy.pool.completions import CompletionWriter
 from proxy.pool.database import Pool, open_pool
@@ -44,12 +44,12 @@ Route = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Gateway:
-    """The proxy: one model, one engine, one pool."""
+    """The proxy: one model, the replicas that serve it, one pool."""
 
-    def __init__(self, config: Config, engine_url: str):
+    def __init__(self, config: Config, engine: str | tuple[str, ...]):
         self.config = config
         self.model = Path(config.engine.model).name
-        self.engine_url = engine_url
+        self.engines = engine_urls(engine)
         self.template = ChatTemplate(Path(config.engine.model), config.engine.tool_format)
         self.settings = _settings(config, self.template)
         self.pool: Pool = open_pool(config.pool)
@@ -70,7 +70,7 @@ class Gateway:
     async def _live(self, _app: web.Application) -> AsyncIterator[None]:
         threads = ThreadPoolExecutor(THREADS, "render")
         writer = CompletionWriter(self.pool)
-        self._engine = EngineClient(self.engine_url, self.config.engine.silence_seconds)
+        self._engine = Fleet(self.engines, self.config.engine.silence_seconds)
         sessions = Sessions(self.pool, self.template, threads, self.loopback)
         self._handler = Handler(
             self.settings, self.template, threads, sessions=sessions, engine=self._engine, writer=writer
@@ -97,8 +97,9 @@ class Gateway:
         return web.json_response(chat.models(self.model))
 
     async def _health(self, _request: web.Request) -> web.Response:
-        engine = {"url": self.engine_url, "ok": await self._engine.healthy()}
+        engine = {"url": ", ".join(self.engines), "ok": await self._engine.healthy()}
         status: dict[str, object] = {"status": "ok", "model": self.model, "engine": engine}
+        status["replicas"] = [replica.status() for replica in self._engine.replicas]
         status["context_length"] = self.settings.context_length
         if self.loopback and self.pool.url.startswith("sqlite"):  # local clients may share the file, nobody else
             status["pool"] = self.pool.url

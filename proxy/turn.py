@@ -46,6 +46,11 @@ class Turn:
         self._parsed = 0  # how much of the decoded text the parser has
         self._pieces: list[Piece] = []
 
+    def restart(self) -> None:
+        """Begin again, as nothing of what came has been used."""
+        self.sampling = Sampling()
+        self.__post_init__()
+
     def take(self, ids: list[int]) -> list[Piece]:
         """The pieces that have become certain with these ids."""
         for token in ids:

@@ -1,7 +1,7 @@
 """Samples from an engine over SGLang's `/generate`: token ids in; ids, logprobs and weight versions out.
 
 One `Sampling` is one call. It fills up while the engine sends; what has come stays readable when the engine dies or the
-client goes away. Left out: choosing between replicas, and any retry, which is the caller's decision.
+client goes away. Left out: choosing between replicas and any retry (fleet.py).
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from array import array
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
@@ -18,6 +18,8 @@ import msgspec
 from proxy.pool.records import VersionSpan
 
 ABORT_SECONDS = 5
+ASK_TIMEOUT = aiohttp.ClientTimeout(total=10)
+T = TypeVar("T")
 
 
 class EngineError(Exception):
@@ -50,6 +52,15 @@ class _Meta(msgspec.Struct):
     cached_tokens: int = 0
 
 
+class _Model(msgspec.Struct):
+    weight_version: str | None = None
+
+
+class _Server(msgspec.Struct):
+    dp_size: int = 1
+    hicache_storage_backend: str | None = None
+
+
 class _Event(msgspec.Struct):
     output_ids: list[int] = []
     meta_info: _Meta = msgspec.field(default_factory=_Meta)
@@ -66,6 +77,10 @@ class Ask:
     prompt: "array[int]"
     params: dict[str, Any]
     stream: bool
+    rank: int | None = None
+    """The data-parallel rank that is to sample; the engine's choice when None."""
+    salt: str = ""
+    """Cached prefixes of calls with another salt are not used."""
 
 
 @dataclass
@@ -78,6 +93,8 @@ class Sampling:
     finish: str = ""
     matched: int | str | list[int] | None = None
     cached_tokens: int = 0
+    version: str = ""
+    """The weights that sampled the last tokens so far."""
 
     def extend(self, event: _Event) -> list[int]:
         """Take what an event adds and return the new ids; events that repeat what came before are understood."""
@@ -93,6 +110,7 @@ class Sampling:
         entries = meta.output_token_logprobs[-fresh:] if fresh else []
         if [entry[1] for entry in entries] == new:
             self.logprobs.extend(entry[0] for entry in entries if entry[0] is not None)
+        self.cached_tokens, self.version = meta.cached_tokens, meta.weight_version or self.version
         if meta.finish_reason is not None:
             self._end(meta, meta.finish_reason)
         return new
@@ -102,7 +120,7 @@ class Sampling:
         self.versions = tuple(VersionSpan(span.version, span.start, span.end) for span in spans)
         if not spans and meta.weight_version is not None and self.ids:
             self.versions = (VersionSpan(meta.weight_version, 0, len(self.ids)),)
-        self.finish, self.matched, self.cached_tokens = finish.type, finish.matched, meta.cached_tokens
+        self.finish, self.matched = finish.type, finish.matched
         if finish.type == "abort" and finish.status_code:
             kind = "refused" if finish.status_code < 500 else "failed"
             raise EngineError(kind, f"the engine ended the call: {finish.message}")
@@ -135,6 +153,29 @@ class EngineClient:
         except (aiohttp.ClientError, TimeoutError):
             return False
 
+    async def version(self) -> str:
+        """The weights that the engine serves, empty when it names none; EngineError when it does not answer."""
+        return (await self._ask("/model_info", _Model)).weight_version or ""
+
+    async def description(self) -> tuple[int, bool]:
+        """How many data-parallel ranks it has, and whether it stores cached prefixes outside of itself."""
+        try:
+            server = await self._ask("/server_info", _Server)
+        except EngineError:  # what is not an SGLang server need not know; an engine that is busy says so later
+            server = _Server()
+        return server.dp_size, server.hicache_storage_backend is not None
+
+    async def _ask(self, path: str, kind: type[T]) -> T:
+        try:
+            async with self._http.get(f"{self.url}{path}", timeout=ASK_TIMEOUT) as answer:
+                if answer.status != 200:
+                    raise EngineError("failed", f"the engine at {self.url} answers {path} with HTTP {answer.status}")
+                return msgspec.json.decode(await answer.read(), type=kind)
+        except aiohttp.ClientConnectorError as error:
+            raise EngineError("unreachable", f"the engine at {self.url} does not answer ({error})") from error
+        except (aiohttp.ClientError, TimeoutError, ConnectionError, msgspec.DecodeError) as error:
+            raise EngineError("failed", f"the engine at {self.url} did not answer {path} ({error})") from error
+
     async def sample(self, ask: Ask, into: Sampling) -> AsyncGenerator[list[int], None]:
         """Yield the new token ids of each event (of the whole answer when not streamed) while filling `into`.
 
@@ -155,6 +196,10 @@ class EngineClient:
     async def _pump(self, rid: str, ask: Ask, into: Sampling, inbox: "asyncio.Queue[list[int] | None]") -> None:
         body = {"rid": rid, "input_ids": ask.prompt.tolist(), "sampling_params": ask.params, "stream": ask.stream}
         body["return_logprob"] = True
+        if ask.rank is not None:
+            body["routed_dp_rank"] = ask.rank
+        if ask.salt:
+            body["cache_salt"] = ask.salt
         try:
             await self._exchange(msgspec.json.encode(body), into, inbox)
         except TimeoutError as error:

@@ -26,6 +26,7 @@ class Attempt:
     agent: str
     purpose: str
     open: bool
+    group_id: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,7 @@ def open_attempt(pool: Pool, rollout_id: int, agent: str) -> tuple[Attempt, str]
     with pool.write() as connection:
         locked(connection, select(rollouts.c.id).where(rollouts.c.id == rollout_id))
         query = (
-            select(groups.c.run_id, runs.c.purpose, rollouts.c.finished_at)
+            select(groups.c.run_id, rollouts.c.group_id, runs.c.purpose, rollouts.c.finished_at)
             .join_from(rollouts, groups)
             .join(runs, runs.c.id == groups.c.run_id)
             .where(rollouts.c.id == rollout_id)
@@ -65,7 +66,7 @@ def open_attempt(pool: Pool, rollout_id: int, agent: str) -> tuple[Attempt, str]
         number = connection.scalar(select(func.count()).where(attempts.c.rollout_id == rollout_id)) or 0
         identity = {"run_id": row.run_id, "rollout_id": rollout_id, "number": number}
         attempt_id = insert_row(connection, attempts, _values(key, agent) | identity)
-    return Attempt(attempt_id, row.run_id, rollout_id, agent, row.purpose, True), key
+    return Attempt(attempt_id, row.run_id, rollout_id, agent, row.purpose, True, row.group_id), key
 
 
 @retried
@@ -129,8 +130,9 @@ def _values(key: str, agent: str) -> dict[str, Any]:
 
 def _by_key(key: str) -> Select[Any]:
     return (
-        select(attempts, runs.c.purpose)
+        select(attempts, runs.c.purpose, rollouts.c.group_id)
         .outerjoin(runs, runs.c.id == attempts.c.run_id)
+        .outerjoin(rollouts, rollouts.c.id == attempts.c.rollout_id)
         .where(attempts.c.key_hash == _hash(key))
     )
 
@@ -140,4 +142,5 @@ def _hash(key: str) -> str:
 
 
 def _attempt(row: Row[Any]) -> Attempt:
-    return Attempt(row.id, row.run_id, row.rollout_id, row.agent, row.purpose or "session", row.closed_at is None)
+    purpose, is_open = row.purpose or "session", row.closed_at is None
+    return Attempt(row.id, row.run_id, row.rollout_id, row.agent, purpose, is_open, row.group_id)

@@ -1,6 +1,6 @@
 """Fixtures of the proxy's tests: a tiny model, and a real gateway in front of a scripted engine, both on real ports.
 
-Not covered: a GPU engine, several engines behind one gateway, listeners other than loopback on a real network.
+Not covered: a GPU engine, listeners other than loopback on a real network.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -72,6 +72,8 @@ class Stand:
     pool: Pool
     http: aiohttp.ClientSession
     engine: ScriptedEngine | None = None
+    replicas: tuple[ScriptedEngine, ...] = ()
+    """All scripted engines, the first of which is `engine`."""
 
     async def chat(self, *messages: dict[str, Any], key: str = "agent", **fields: Any) -> dict[str, Any]:
         """One chat completion that is not streamed; `status` is added to the answer."""
@@ -119,17 +121,20 @@ Serve = Callable[..., Awaitable[Stand]]
 
 @pytest.fixture
 async def serve(tiny_model: Path, tmp_path: Path) -> AsyncIterator[Serve]:
-    """Starts a gateway: before a scripted engine, or before the engine at `url`."""
+    """Starts a gateway: before replicas of a scripted engine, or before the engine (engines) at `url`."""
     async with AsyncExitStack() as stack:
 
-        async def start(script: Script | None = None, url: str = "", **config: Any) -> Stand:
-            engine = None if script is None else ScriptedEngine(script, ChatTemplate(tiny_model))
-            if engine is not None:
-                url = await listening(engine.app(), stack)
+        async def start(
+            script: Script | None = None, url: str | tuple[str, ...] = "", replicas: int = 1, **config: Any
+        ) -> Stand:
+            count = 0 if script is None else replicas
+            engines = tuple(ScriptedEngine(script, ChatTemplate(tiny_model)) for _ in range(count) if script)
+            url = tuple([await listening(engine.app(), stack) for engine in engines]) or url
             gateway = Gateway(_config(tiny_model, tmp_path / "pool.db", config), url)
             http = await stack.enter_async_context(aiohttp.ClientSession())
             pool = open_pool(str(tmp_path / "pool.db"))
-            return Stand(await listening(gateway.app(), stack), pool, http, engine)
+            served = await listening(gateway.app(), stack)
+            return Stand(served, pool, http, engines[0] if engines else None, engines)
 
         yield start
 
@@ -154,12 +159,12 @@ def _config(model: Path, pool: Path, values: dict[str, Any]) -> Config:
     )
 
 
-async def listening(app: web.Application, stack: AsyncExitStack) -> str:
-    """Serve an application on a free port until the stack unwinds."""
+async def listening(app: web.Application, stack: AsyncExitStack, port: int = 0) -> str:
+    """Serve an application on a free port, or on this one, until the stack unwinds."""
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.TCPSite(runner, "127.0.0.1", port)
     await site.start()
     return f"http://127.0.0.1:{runner.addresses[0][1]}"
 

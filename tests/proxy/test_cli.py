@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.request import urlopen
 
 import aiohttp
 import msgspec
@@ -63,6 +64,19 @@ async def test_a_killed_proxy_loses_no_acknowledged_call(config: Path, tmp_path:
     assert attempt is not None and len(of_attempt(pool, attempt.id)) == 3
 
 
+def test_several_engines_can_be_named(config: Path, tmp_path: Path) -> None:
+    urls = [f"http://127.0.0.1:{process.free_port()}" for _ in range(2)]
+    named = [word for url in urls for word in ("--engine", url)]
+    proxy, url = launch("serve", config, *named, ready=tmp_path / "p")
+    try:
+        with urlopen(f"{url}/health") as answer:
+            health = msgspec.json.decode(answer.read())
+    finally:
+        proxy.kill()
+        proxy.wait()
+    assert [replica["url"] for replica in health["replicas"]] == urls and not health["engine"]["ok"]
+
+
 def test_sigterm_ends_the_gateway_cleanly(config: Path, tmp_path: Path) -> None:
     proxy, _ = launch("serve", config, "--engine", "http://127.0.0.1:9", ready=tmp_path / "p")
     proxy.terminate()
@@ -77,6 +91,9 @@ def test_sigterm_ends_the_gateway_cleanly(config: Path, tmp_path: Path) -> None:
         ("[engine]\nmodel = 'm'\nspeed = 3\n", "unknown field `speed`"),
         ("[engine]\nmodel = 'm'\ndevice = 'tpu'\n", "use one of auto, cpu, cuda"),
         ("[engine]\nmodel = 'm'\n", "set engine.url or give --engine URL"),
+        ("[engine]\nmodel = 'm'\nurl = []\n", "set engine.url or give --engine URL"),
+        ("[engine]\nmodel = 'm'\nurl = ['http://a', 'b:30000']\n", "'b:30000' is no http URL; write http://HOST:PORT"),
+        ("[engine]\nmodel = 'm'\nurl = ['http://a', 'http://a/']\n", "http://a is named twice"),
         ("[engine\n", "is refused"),
     ],
 )

@@ -1,0 +1,130 @@
+"""The engine's replicas as the handler uses them: one choice per call, and another one where a replica fails.
+
+Every replica has a circuit (circuit.py). A replica that is lost is asked for its health after growing pauses; one that
+comes back with other weights than those that serve gets calls only after it was brought up to date. Several proxies
+before one fleet agree by the hash; they do not see each other's load. Left out: starting replicas, pushing weights.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
+
+from proxy.engine.circuit import REPLICA
+from proxy.engine.client import Ask, EngineError, Sampling
+from proxy.engine.replica import KEEP, Origin, Place, Replica, Visit
+from proxy.engine.routing import choose, rates
+
+TRIES = 3
+"""Replicas that one call is sampled on at most, one after the other."""
+CHECK_SECONDS = 5.0
+"""How often a replica that serves is asked how it is, and which weights it has."""
+
+
+class Fleet:
+    """All replicas. Make it inside the running event loop."""
+
+    def __init__(self, urls: Sequence[str], silence_seconds: float = 600):
+        self.replicas = [Replica(url, silence_seconds) for url in urls]
+        self._failed_for: OrderedDict[int, str] = OrderedDict()  # attempt -> the replica that failed its last call
+        self._watching = [asyncio.create_task(self._watch(replica)) for replica in self.replicas]
+
+    async def close(self) -> None:
+        for task in self._watching:
+            task.cancel()
+        await asyncio.gather(*self._watching, return_exceptions=True)
+        for replica in self.replicas:
+            await replica.client.close()
+
+    async def healthy(self) -> bool:
+        """Whether any replica answers its health check now."""
+        return any(await asyncio.gather(*(replica.client.healthy() for replica in self.replicas)))
+
+    def route(self, origin: Origin) -> "Route":
+        return Route(self, origin)
+
+    def pick(self, origin: Origin, length: int, tried: set[str]) -> Place:
+        """The place for a prompt of `length` tokens on a replica that is not in `tried`."""
+        places = [place for replica in self._candidates(origin, tried) for place in replica.places]
+        if len(places) == 1:
+            return places[0]
+        measured = rates([place.meter for place in places])
+        loads = [place.load(origin, length, rate) for place, rate in zip(places, measured, strict=True)]
+        slot = choose(origin.key, length, loads)
+        return next(place for place in places if place.slot == slot)
+
+    def others(self, tried: set[str]) -> list[Replica]:
+        """Replicas that take calls and are not in `tried`."""
+        return [replica for replica in self.replicas if replica.url not in tried and replica.circuit.admits()]
+
+    def failed_for(self, attempt: int, url: str | None) -> None:
+        """Note the replica that failed the attempt's last call, so that a retry goes elsewhere; None: it was served."""
+        self._failed_for.pop(attempt, None)
+        if url is not None:
+            self._failed_for[attempt] = url
+            if len(self._failed_for) > KEEP:
+                self._failed_for.popitem(last=False)
+
+    def _candidates(self, origin: Origin, tried: set[str]) -> list[Replica]:
+        failed = self._failed_for.get(origin.attempt)
+        found = self.others(tried | {failed}) if failed else []
+        if not found:
+            found = self.others(tried)  # when all circuits are open, the call goes out all the same: it can but fail
+        return found or [replica for replica in self.replicas if replica.url not in tried]
+
+    async def _watch(self, replica: Replica) -> None:
+        """Ask a replica how it is, for ever: regularly while it serves, after growing pauses while it does not."""
+        while True:
+            if replica.circuit.state == "open":
+                await asyncio.sleep(replica.circuit.pause())
+            await self._check(replica)
+            if replica.circuit.state != "open":
+                replica.woken.clear()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(replica.woken.wait(), CHECK_SECONDS)
+
+    async def _check(self, replica: Replica) -> None:
+        try:
+            version = await replica.client.version()
+        except EngineError as error:
+            replica.failed(error.kind)
+            return
+        if replica.circuit.state == "open" or not replica.version:
+            replica.described(*await replica.client.description())
+        replica.serves(version)
+        serving = {other.version for other in self.others({replica.url})}
+        if not serving or version in serving:
+            replica.circuit.answered()
+
+
+class Route:
+    """One call's way through the replicas."""
+
+    def __init__(self, fleet: Fleet, origin: Origin):
+        self._fleet = fleet
+        self._origin = origin
+        self._tried: set[str] = set()
+
+    async def sample(self, ask: Ask, into: Sampling) -> AsyncGenerator[list[int], None]:
+        """As EngineClient.sample, at the place that is best for this call and was not tried before."""
+        place = self._fleet.pick(self._origin, len(ask.prompt), self._tried)
+        self._tried.add(place.replica.url)
+        visit = Visit(place, self._origin, len(ask.prompt))
+        try:
+            async with aclosing(place.replica.client.sample(place.addressed(ask), into)) as events:
+                async for ids in events:
+                    visit.sampled(into)
+                    yield ids
+            visit.served(into)
+            self._fleet.failed_for(self._origin.attempt, None)
+        except EngineError as error:
+            if error.kind in REPLICA:
+                place.replica.failed(error.kind)
+                self._fleet.failed_for(self._origin.attempt, place.replica.url)
+            raise
+        finally:
+            visit.end()
+
+    def goes_on(self, error: EngineError) -> bool:
+        """Whether the call, of which nothing has reached the client, is to be sampled anew elsewhere."""
+        return error.kind in REPLICA and len(self._tried) < TRIES and bool(self._fleet.others(self._tried))

@@ -1,0 +1,332 @@
+"""Several replicas: a lost one costs retries and no rollout, comes back by itself, and only with the current weights.
+
+Not covered: data-parallel ranks of a real engine, replicas on other machines.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from proxy.engine import process
+from proxy.engine.circuit import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, Circuit
+from proxy.engine.replica import Origin, Replica
+from proxy.engine.scripted import Fault, Reply, ScriptedEngine
+from proxy.template import ChatTemplate
+from tests.proxy.conftest import Serve, Stand, listening, user
+
+ROOT = Path(__file__).parents[2]
+
+
+class FailsFirst:
+    """A script of all replicas together whose first answer is a failure."""
+
+    def __init__(self, fault: Fault):
+        self.answers: list[str | Fault] = [fault]
+
+    def __call__(self, prompt: str, ids: Sequence[int]) -> str | Fault:
+        return self.answers.pop() if self.answers else "all is well"
+
+
+def calls(stand: Stand) -> list[int]:
+    return sorted(engine.calls for engine in stand.replicas)
+
+
+async def states(stand: Stand) -> list[str]:
+    async with stand.http.get(f"{stand.url}/health") as answer:
+        return [replica["state"] for replica in (await answer.json())["replicas"]]
+
+
+async def until(holds: Any) -> None:
+    while not await holds():
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("fault", [Fault(status=500), Fault(text="one two three four", after=3)])
+async def test_a_call_that_fails_is_sampled_again_elsewhere(serve: Serve, fault: Fault) -> None:
+    stand = await serve(FailsFirst(fault), replicas=2)
+    answer = await stand.chat(user("hi"))
+    assert answer["status"] == 200 and answer["choices"][0]["message"]["content"] == "all is well"
+    *partial, row = stand.recorded()
+    assert row.untrainable is None and row.finish_reason == "stop" and calls(stand) == [1, 1]
+    assert [(len(lost.sampled), lost.finish_reason) for lost in partial] == ([(3, "error")] if fault.after else [])
+    assert all((lost.untrainable or "").startswith("died") for lost in partial)
+
+
+async def test_a_stream_of_which_nothing_has_left_goes_on_elsewhere(serve: Serve) -> None:
+    stand = await serve(FailsFirst(Fault(status=500)), replicas=2)
+    *events, last, done = await stand.stream(user("hi"))
+    text = "".join(event["choices"][0]["delta"].get("content") or "" for event in events)
+    assert text == "all is well" and last["choices"][0]["finish_reason"] == "stop" and done == "[DONE]"
+
+
+async def test_a_stream_that_has_begun_ends_and_its_retry_goes_elsewhere(serve: Serve) -> None:
+    stand = await serve(FailsFirst(Fault(text="one two three four", after=3)), replicas=2)
+    *_, event, done = await stand.stream(user("hi"))
+    assert event["error"]["code"] == "engine_died" and done == "[DONE]"
+    assert (await stand.chat(user("hi")))["status"] == 200
+    assert calls(stand) == [1, 1]
+
+
+async def test_tries_are_bounded_and_a_refusal_is_not_tried_again(serve: Serve) -> None:
+    broken = await serve(lambda prompt, ids: Fault(status=500), replicas=5)
+    assert (await broken.chat(user("hi")))["status"] == 502 and calls(broken) == [0, 0, 1, 1, 1]
+    strict = await serve(lambda prompt, ids: Fault(status=400), replicas=5)
+    assert (await strict.chat(user("hi")))["status"] == 400 and calls(strict) == [0, 0, 0, 0, 1]
+
+
+async def test_an_abandoned_call_is_stopped_at_the_replica_that_serves_it(serve: Serve) -> None:
+    stand = await serve(lambda prompt, ids: Reply("word " * 500, seconds_per_token=0.05), replicas=3)
+    async with stand.post({"messages": [user("talk")], "stream": True}) as answer:
+        await answer.content.readany()
+
+    async def stopped() -> bool:
+        return sum(engine.aborted for engine in stand.replicas) == 1
+
+    await until(stopped)
+    assert [engine.calls for engine in stand.replicas] == [engine.aborted for engine in stand.replicas]
+
+
+async def test_calls_of_one_session_meet_at_one_replica_and_sessions_spread(serve: Serve) -> None:
+    stand = await serve(lambda prompt, ids: "ok", replicas=2)
+    for number in range(30):
+        before = [engine.calls for engine in stand.replicas]
+        for _ in range(3):
+            await stand.chat(user("hi"), key=f"agent-{number}")
+        grown = [engine.calls - count for engine, count in zip(stand.replicas, before, strict=True)]
+        assert sorted(grown) == [0, 3]
+    assert min(engine.calls for engine in stand.replicas) > 0
+
+
+@pytest.fixture
+async def ranked(tiny_model: Path) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
+    """A replica with four data-parallel ranks and a cache store, and the calls that it is sent."""
+    bodies: list[dict[str, Any]] = []
+
+    @web.middleware
+    async def keep(request: web.Request, handler: Any) -> web.StreamResponse:
+        if request.path == "/generate":
+            bodies.append(await request.json())
+        return await handler(request)
+
+    async def info(_request: web.Request) -> web.Response:
+        return web.json_response({"dp_size": 4, "hicache_storage_backend": "file"})
+
+    async with AsyncExitStack() as stack:
+        app = ScriptedEngine(lambda prompt, ids: "ok", ChatTemplate(tiny_model)).app()
+        app.middlewares.append(keep)
+        app.router.add_get("/server_info", info)
+        yield await listening(app, stack), bodies
+
+
+async def test_ranks_are_chosen_like_replicas_and_a_store_is_salted(
+    serve: Serve, ranked: tuple[str, list[dict[str, Any]]]
+) -> None:
+    url, bodies = ranked
+    stand = await serve(url=url)
+
+    async def described() -> bool:
+        async with stand.http.get(f"{stand.url}/health") as answer:
+            return (await answer.json())["replicas"][0]["ranks"] == 4
+
+    await until(described)
+    for number in range(24):
+        await stand.chat(user("hi"), key=f"agent-{number // 2}")
+    ranks = [body["routed_dp_rank"] for body in bodies]
+    assert ranks[::2] == ranks[1::2] and len(set(ranks)) > 1 and set(ranks) <= set(range(4))
+    assert {body["cache_salt"] for body in bodies} == {"scripted"}
+
+
+async def test_new_weights_and_a_lost_replica_forget_what_was_cached() -> None:
+    replica, call = Replica("http://127.0.0.1:9", 1), Origin(1, 7, 900)
+    (place,) = replica.places
+    for lose in (lambda: replica.serves("v2"), lambda: replica.failed("died")):
+        place.held.note(call, 1000)
+        assert place.held.of(call, 1200) == 900
+        lose()
+        assert place.held.of(call, 1200) == 0
+    await replica.client.close()
+
+
+def test_a_group_shares_its_first_prompt() -> None:
+    replica_holds = Origin(1, 7, 0), Origin(2, 7, 0), Origin(3, 8, 0)
+    assert [one.key for one in replica_holds] == ["group 7", "group 7", "group 8"]
+    assert Origin(3, None, 0).key == "attempt 3"
+
+
+def test_a_circuit_opens_tries_one_call_and_closes() -> None:
+    circuit = Circuit()
+    for _ in range(FAILURES - 1):
+        circuit.failed("failed")
+    assert circuit.admits()
+    circuit.failed("failed")
+    assert circuit.state == "open" and not circuit.admits()
+    circuit.answered()
+    circuit.begun()
+    assert circuit.state == "half-open" and not circuit.admits()
+    circuit.failed("failed")
+    assert circuit.state == "open"
+    circuit.answered()
+    circuit.begun()
+    circuit.served()
+    assert circuit.state == "closed" and circuit.admits()
+    circuit.failed("died")
+    assert circuit.state == "open"
+
+
+def test_pauses_grow_until_a_call_is_served() -> None:
+    circuit = Circuit()
+    pauses = [circuit.pause() for _ in range(10)]
+    assert pauses[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE] and pauses[-1] == LONGEST_PAUSE
+    circuit.served()
+    assert circuit.pause() == FIRST_PAUSE
+
+
+async def update(stand: Stand, url: str, version: str) -> None:
+    body = {"model_path": "any", "weight_version": version}
+    async with stand.http.post(f"{url}/update_weights_from_disk", json=body) as answer:
+        assert answer.status == 200
+
+
+async def test_a_replica_with_other_weights_stays_out_until_it_is_up_to_date(serve: Serve, tiny_model: Path) -> None:
+    def engine() -> web.Application:
+        return ScriptedEngine(lambda prompt, ids: "ok", ChatTemplate(tiny_model)).app()
+
+    async with AsyncExitStack() as stack:
+        kept, port = await listening(engine(), stack), process.free_port()
+        lost = f"http://127.0.0.1:{port}"
+        stand = await serve(url=(kept, lost))
+
+        async def opened() -> bool:
+            return await states(stand) == ["closed", "open"]
+
+        await until(opened)
+        await update(stand, kept, "v2")
+
+        async def noticed() -> bool:
+            await stand.chat(user("hi"))
+            async with stand.http.get(f"{stand.url}/health") as answer:
+                return (await answer.json())["replicas"][0]["version"] == "v2"
+
+        await until(noticed)
+        asked: list[str] = []
+
+        @web.middleware
+        async def note(request: web.Request, handler: Any) -> web.StreamResponse:
+            asked.append(request.path)
+            return await handler(request)
+
+        app = engine()
+        app.middlewares.append(note)
+        await listening(app, stack, port)
+
+        async def probed() -> bool:
+            return asked.count("/model_info") >= 2
+
+        await until(probed)
+        assert await states(stand) == ["closed", "open"] and "/generate" not in asked
+        await update(stand, lost, "v2")
+
+        async def admitted() -> bool:
+            return await states(stand) == ["closed", "half-open"]
+
+        await until(admitted)
+
+
+class Fleet:
+    """Scripted engines in processes of their own."""
+
+    def __init__(self, model: Path, directory: Path):
+        self.directory = directory
+        self.ports = [process.free_port() for _ in range(2)]
+        self.running: dict[int, subprocess.Popen[bytes]] = {}
+        (directory / "script.py").write_text(SLOW)
+        for port in self.ports:
+            (directory / f"{port}.toml").write_text(f'[engine]\nmodel = "{model}"\nport = {port}\n')
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return tuple(f"http://127.0.0.1:{port}" for port in self.ports)
+
+    async def start(self, number: int) -> None:
+        port = self.ports[number]
+        ready = self.directory / f"{port}.ready"
+        ready.unlink(missing_ok=True)
+        words = ["engine", f"{port}.toml", "--scripted", "script.py:answer", "--ready-file", str(ready)]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "proxy", *words]
+        self.running[number] = subprocess.Popen(command, cwd=self.directory, env=environment)
+        while not ready.exists():
+            assert self.running[number].poll() is None
+            await asyncio.sleep(0.05)
+
+    def kill(self, number: int) -> None:
+        engine = self.running.pop(number)
+        engine.send_signal(signal.SIGKILL)
+        engine.wait()
+
+
+SLOW = """
+from proxy.engine.scripted import Reply
+
+def answer(prompt, ids):
+    return Reply("one two three four five", seconds_per_token=0.01)
+"""
+
+
+@pytest.fixture
+async def fleet(tiny_model: Path, tmp_path: Path) -> AsyncIterator[Fleet]:
+    found = Fleet(tiny_model, tmp_path)
+    try:
+        await asyncio.gather(found.start(0), found.start(1))
+        yield found
+    finally:
+        for number in list(found.running):
+            found.kill(number)
+
+
+ROLLOUTS, TURNS = 16, 8
+
+
+async def test_a_replica_that_is_killed_costs_no_rollout(serve: Serve, fleet: Fleet) -> None:
+    stand = await serve(url=fleet.urls)
+    served = 0
+
+    async def rollout(key: str) -> None:
+        nonlocal served
+        messages = [user("begin")]
+        for _ in range(TURNS):
+            answer = await stand.chat(*messages, key=key)
+            assert answer["status"] == 200, answer
+            messages += [answer["choices"][0]["message"], user("go on")]
+            served += 1
+
+    running = asyncio.gather(*(rollout(f"agent-{number}") for number in range(ROLLOUTS)))
+    while served < ROLLOUTS and not running.done():
+        await asyncio.sleep(0.01)
+    fleet.kill(0)
+    await running
+    rows = [row for number in range(ROLLOUTS) for row in stand.recorded(f"agent-{number}")]
+    assert len([row for row in rows if row.untrainable is None]) == ROLLOUTS * TURNS
+    assert {row.finish_reason for row in rows if row.untrainable} <= {"error"}
+
+    async def opened() -> bool:
+        return await states(stand) == ["open", "closed"]
+
+    await until(opened)
+    await fleet.start(0)
+    newcomers = iter(range(10_000))
+
+    async def joined() -> bool:
+        assert (await stand.chat(user("hi"), key=f"newcomer-{next(newcomers)}"))["status"] == 200
+        return await states(stand) == ["closed", "closed"]
+
+    await until(joined)
