@@ -79,6 +79,7 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--run-dir", type=Path, help="where the run lives, to resume it (runs/<verb>-<tasks>-<agent>)")
     run.add_argument("--name", help="name of the run in the pool (name of the run directory)")
     run.add_argument("--proxy", metavar="URL", help="a running proxy; without it, one is brought up")
+    run.add_argument("--admin-key-file", type=Path, metavar="FILE", help="the running proxy's admin key, if it has one")
     run.add_argument("--pool", metavar="URL", help="SQLite file or database URL (the proxy's)")
     run.add_argument("--model", type=Path, metavar="DIR", help="model for the proxy that is brought up (a tiny one)")
     run.add_argument("--scripted", metavar="FILE.py:NAME", help="bring up a scripted engine in place of the real one")
@@ -120,7 +121,13 @@ def _run(given: argparse.Namespace) -> int:
         if directory.resumes(config | identity):
             console.print(f"resuming the run in {directory.path}; --run-dir starts another", highlight=False)
         collect()  # what a killed run left at work
-        wanted = Wanted(proxy=given.proxy, pool=given.pool, model=given.model, script=given.scripted)
+        wanted = Wanted(
+            proxy=given.proxy,
+            pool=given.pool,
+            model=given.model,
+            admin_key_file=given.admin_key_file,
+            script=given.scripted,
+        )
         if wanted.proxy is None:
             console.print("bringing up an engine and a proxy ...", highlight=False)
         with service(wanted, directory) as proxy:

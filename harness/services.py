@@ -16,7 +16,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -55,6 +55,8 @@ class Wanted:
     """URL of a running proxy; None brings one up."""
     pool: str | None = None
     model: Path | None = None
+    admin_key_file: Path | None = None
+    """The key that a running proxy wants before it tells its model and pool. A file, since arguments show in `ps`."""
     script: str | None = None
     """FILE.py:NAME of a scripted engine in place of the real one."""
 
@@ -67,11 +69,12 @@ class Service:
     pool: str
     model: str
     context_length: int
+    admin_key: str | None = field(default=None, repr=False)
 
     async def trouble(self) -> Failed | None:
         """What is wrong with the proxy or its engine, if anything is."""
         try:
-            health = await asyncio.to_thread(ask_health, self.url)
+            health = await asyncio.to_thread(ask_health, self.url, self.admin_key)
         except OSError as error:
             return Failed("proxy", f"the proxy {self.url} does not answer ({_reason(error)})")
         if not health.engine.ok:
@@ -79,22 +82,27 @@ class Service:
         return None
 
 
-def ask_health(url: str, timeout: float = 20) -> Health:
+def ask_health(url: str, admin_key: str | None = None, timeout: float = 20) -> Health:
     """The health of the proxy at a URL; OSError when it does not answer, UserError when it is no proxy of ours."""
+    request = urllib.request.Request(
+        f"{url}/health", headers={"Authorization": f"Bearer {admin_key}"} if admin_key else {}
+    )
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=timeout) as answer:
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
             return msgspec.json.decode(answer.read(), type=Health)
     except http.client.HTTPException as error:
         raise ConnectionError(f"no whole HTTP answer: {error!r}") from error
     except msgspec.DecodeError as error:
-        raise UserError(f"{url}/health is not that of `proxy serve` ({error}); check --proxy") from error
+        raise UserError(
+            f"{url}/health is not that of `proxy serve` ({error}); check --proxy, and --admin-key-file where it has one"
+        ) from error
 
 
-def connect(url: str, pool: str | None) -> Service:
+def connect(url: str, pool: str | None, admin_key: str | None = None) -> Service:
     """The running proxy at a URL; UserError when it does not answer or does not say where its pool is."""
     url = url.rstrip("/").removesuffix("/v1")
     try:
-        health = ask_health(url)
+        health = ask_health(url, admin_key)
     except (OSError, ValueError) as error:
         raise UserError(
             f"the proxy {url} does not answer ({_reason(error)}); start `proxy serve` or correct --proxy"
@@ -106,14 +114,21 @@ def connect(url: str, pool: str | None) -> Service:
     pool = pool or health.pool
     if pool is None:
         raise UserError(f"the proxy {url} does not name its pool; give its database URL with --pool")
-    return Service(url, pool, health.model, health.context_length)
+    return Service(url, pool, health.model, health.context_length, admin_key)
+
+
+def _admin_key(file: Path | None) -> str | None:
+    try:
+        return None if file is None else file.read_text(encoding="ascii").strip()
+    except (OSError, ValueError) as error:
+        raise UserError(f"the admin key cannot be read ({error}); name the proxy's with --admin-key-file") from error
 
 
 @contextmanager
 def service(wanted: Wanted, directory: RunDir) -> Iterator[Service]:
     """The proxy that this run uses, for as long as the block lasts."""
     if wanted.proxy is not None:
-        yield connect(wanted.proxy, wanted.pool)
+        yield connect(wanted.proxy, wanted.pool, _admin_key(wanted.admin_key_file))
         return
     children: list[subprocess.Popen[bytes]] = []
     try:

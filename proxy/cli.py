@@ -22,14 +22,18 @@ from proxy.engine.scripted import ScriptedEngine, load_script
 from proxy.engine.sglang import Sglang
 from proxy.engine.tiny import make_tiny_model
 from proxy.pool.errors import UserError
+from proxy.redact import Formatter
 from proxy.server import Gateway
 from proxy.template import ChatTemplate
+
+STOP_SECONDS = 5
+"""How long calls in progress may take when the server is told to stop."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command; 2 and one sentence on stderr for what the user must change."""
     arguments = _parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    _log_to_stderr()
     for chatty in ("aiohttp.access", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     try:
@@ -37,6 +41,12 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def _log_to_stderr() -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -71,7 +81,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     config = _overridden(load_config(arguments.config), arguments)
     gateway = Gateway(config, tuple(arguments.engine or ()) or config.engine.url)
     listener = _listen(config.proxy.host, config.proxy.port)
-    return _run_app(gateway.app(), listener, arguments.ready_file)
+    return _run(gateway.runner(STOP_SECONDS), listener, arguments.ready_file)
 
 
 def _overridden(config: Config, arguments: argparse.Namespace) -> Config:
@@ -87,7 +97,8 @@ def _engine(arguments: argparse.Namespace) -> int:
     template = ChatTemplate(Path(config.model))  # SGLang would notice what is missing half a minute later, in its log
     if arguments.scripted:
         engine = ScriptedEngine(load_script(arguments.scripted), template)
-        return _run_app(engine.app(), _listen("127.0.0.1", config.port), arguments.ready_file)
+        runner = web.AppRunner(engine.app(), access_log=None, shutdown_timeout=STOP_SECONDS, handler_cancellation=True)
+        return _run(runner, _listen("127.0.0.1", config.port), arguments.ready_file)
     if config.port:
         _listen("127.0.0.1", config.port).close()
     server = Sglang(config, arguments.log or arguments.config.parent / "engine.log")
@@ -128,18 +139,16 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _run_app(app: web.Application, listener: socket.socket, ready_file: Path | None) -> int:
+def _run(runner: web.AppRunner, listener: socket.socket, ready_file: Path | None) -> int:
     host, port = listener.getsockname()[:2]
-    asyncio.run(_until_stopped(app, listener, f"http://{f'[{host}]' if ':' in host else host}:{port}", ready_file))
+    asyncio.run(_until_stopped(runner, listener, f"http://{f'[{host}]' if ':' in host else host}:{port}", ready_file))
     return 0
 
 
-async def _until_stopped(app: web.Application, listener: socket.socket, url: str, ready_file: Path | None) -> None:
+async def _until_stopped(runner: web.AppRunner, listener: socket.socket, url: str, ready_file: Path | None) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    # A handler whose client has gone is cancelled: it tells the engine to stop and marks the row as abandoned.
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=5)
     await runner.setup()
     await web.SockSite(runner, listener).start()
     _ready(url, ready_file)

@@ -4,16 +4,20 @@ Relative paths are relative to the file. The smallest file names the pool and th
 """
 
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from proxy.formats import FORMATS
 from proxy.pool.errors import UserError
 
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+
 
 class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     host: str = "127.0.0.1"
-    """Listening address. On any other than loopback, only issued keys are served."""
+    """Listening address. On any other than loopback, only issued keys are served and there must be an admin key."""
     port: int = 0
     """0 takes a free one; the ready file and the first line of output say which."""
     history: str = "splice"
@@ -21,6 +25,29 @@ class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     keepalive_seconds: float = 25
     """How long a stream may be silent before the client is told to go on waiting, in the way its dialect has for it."""
+
+    admin_key_file: str = ""
+    """File with the admin key, which then guards all routes but the models'. Never an agent's to read."""
+    admin_key_env: str = ""
+    """Environment variable with the admin key, in place of a file."""
+
+
+class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one request may cost; more is refused in its dialect's error form."""
+
+    body_bytes: Count = 1 << 25
+    """After decompression."""
+    body_seconds: Seconds = 120
+    """Until the last byte of the body has come."""
+    header_bytes: Count = 1 << 16
+    """Of the request line, and of each header."""
+    nesting: Count = 200
+    """Levels of objects and arrays in a tool, in a call of it, and in options. Templates recurse into all of them."""
+    messages: Count = 20_000
+    tools: Count = 2_000
+    stop_strings: Count = 64
+    """Each is looked for in every token's text."""
+    key_chars: Count = 512
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,6 +89,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """SQLite file or database URL."""
     proxy: ProxyConfig = ProxyConfig()
     sampling: SamplingConfig = SamplingConfig()
+    limits: LimitsConfig = LimitsConfig()
 
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -100,4 +128,7 @@ def load_config(path: Path) -> Config:
             raise UserError(f"the configuration {path} has {name} = {value!r}; use one of {', '.join(CHOICES[name])}")
     model = str((path.parent / config.engine.model).absolute())
     pool = config.pool if "://" in config.pool else str((path.parent / config.pool).absolute())
-    return msgspec.structs.replace(config, pool=pool, engine=msgspec.structs.replace(config.engine, model=model))
+    key_file = config.proxy.admin_key_file and str((path.parent / config.proxy.admin_key_file).absolute())
+    proxy = msgspec.structs.replace(config.proxy, admin_key_file=key_file)
+    engine = msgspec.structs.replace(config.engine, model=model)
+    return msgspec.structs.replace(config, pool=pool, engine=engine, proxy=proxy)

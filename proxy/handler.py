@@ -17,10 +17,12 @@ from zlib import crc32
 from aiohttp import web
 
 from proxy.call import Call, CallError, Overflow, Reply
+from proxy.config import LimitsConfig
 from proxy.dialects.base import Counting, Dialect, EventStream
 from proxy.engine.client import Ask, EngineError
 from proxy.engine.fleet import Fleet, Route
 from proxy.engine.replica import Origin
+from proxy.limits import read_call
 from proxy.pool.completions import CompletionWriter
 from proxy.pool.errors import AttemptClosed, PoolWriteError
 from proxy.pool.records import NewCompletion, int_bytes
@@ -64,6 +66,7 @@ class Settings:
     max_new_tokens: int | None
     splice: bool
     keepalive_seconds: float
+    limits: LimitsConfig
 
 
 class Handler:
@@ -84,7 +87,7 @@ class Handler:
         """One model call: authenticate, read, render, sample, record, reply."""
         started = time.time()
         session = await self._sessions.of(request)
-        call = dialect.read(await request.read(), request.path_qs)
+        call = await read_call(request, dialect, self._settings.limits)
         prompt = await self._render(session, call, dialect)
         turn = Turn(call, prompt, self._template)
         record = _Record(self._writer, session, turn, started)
@@ -111,7 +114,7 @@ class Handler:
     async def count(self, request: web.Request, dialect: Counting) -> web.Response:
         """How long the prompt of a request would be. Nothing is sampled or recorded."""
         session = await self._sessions.of(request)
-        call = dialect.read(await request.read(), request.path_qs)
+        call = await read_call(request, dialect, self._settings.limits)
         prompt = await self._render(session, call, dialect, any_length=True)
         return web.Response(body=dialect.count(len(prompt.ids)), content_type="application/json")
 

@@ -4,18 +4,18 @@ Base URLs may have any prefix before /v1, and /r/<key>/ in it names the attempt 
 """
 
 import logging
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from ipaddress import ip_address
 from pathlib import Path
 
 from aiohttp import web
 
+from proxy.access import Access
 from proxy.call import CallError
 from proxy.config import Config, engine_urls
 from proxy.dialects import chat, completions, gemini, messages, responses
 from proxy.dialects.base import Counting, Dialect
+from proxy.door import Runner
 from proxy.engine.fleet import Fleet
 from proxy.handler import Handler, Settings
 from proxy.pool.completions import CompletionWriter
@@ -26,7 +26,6 @@ from proxy.template import ChatTemplate
 
 log = logging.getLogger(__name__)
 THREADS = 4
-MAX_BODY = 1 << 28
 PREFIX = r"/{prefix:(?:.*/)?}"
 DIALECTS: dict[str, Dialect] = {
     "chat/completions": chat,
@@ -48,30 +47,43 @@ class Gateway:
 
     def __init__(self, config: Config, engine: str | tuple[str, ...]):
         self.config = config
+        self.access = Access(config.proxy, config.limits.key_chars)
         self.model = Path(config.engine.model).name
         self.engines = engine_urls(engine)
         self.template = ChatTemplate(Path(config.engine.model), config.engine.tool_format)
         self.settings = _settings(config, self.template)
         self.pool: Pool = open_pool(config.pool)
-        self.loopback = is_loopback(config.proxy.host)
 
     def app(self) -> web.Application:
         """The application; its engine client and writer live as long as it runs."""
-        app = web.Application(client_max_size=MAX_BODY, middlewares=[_errors])
-        app.router.add_get("/health", self._health)
-        app.router.add_get(PREFIX + "models", self._models)
-        for path, dialect in DIALECTS.items():
-            app.router.add_post(PREFIX + path, self._completing(dialect))
-        for path, counting in COUNTING.items():
-            app.router.add_post(PREFIX + path, self._counting(counting))
+        app = web.Application(client_max_size=self.config.limits.body_bytes, middlewares=[_errors, self._guard])
+        open_to_agents = [
+            app.router.add_get("/health", self._health),
+            app.router.add_get(PREFIX + "models", self._models),
+            *(app.router.add_post(PREFIX + path, self._completing(dialect)) for path, dialect in DIALECTS.items()),
+            *(app.router.add_post(PREFIX + path, self._counting(dialect)) for path, dialect in COUNTING.items()),
+        ]
+        self._open = {route.resource for route in open_to_agents} | {None}  # None: no such path, or not this method
         app.cleanup_ctx.append(self._live)
         return app
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Route) -> web.StreamResponse:
+        """Whatever is added later is the administrator's, unless it joins the routes that are open to agents."""
+        if request.match_info.route.resource not in self._open:
+            self.access.check_administrator(request)
+        return await handler(request)
+
+    def runner(self, shutdown_seconds: float) -> Runner:
+        """What serves the application on a socket."""
+        return Runner(self.app(), self.config.limits, refusal, shutdown_seconds=shutdown_seconds)
 
     async def _live(self, _app: web.Application) -> AsyncIterator[None]:
         threads = ThreadPoolExecutor(THREADS, "render")
         writer = CompletionWriter(self.pool)
         self._engine = Fleet(self.engines, self.config.engine.silence_seconds)
-        sessions = Sessions(self.pool, self.template, threads, self.loopback)
+        sessions = Sessions(self.pool, self.template, threads, self.access)
+        self._sessions = sessions
         self._handler = Handler(
             self.settings, self.template, threads, sessions=sessions, engine=self._engine, writer=writer
         )
@@ -93,15 +105,20 @@ class Gateway:
 
         return count
 
-    async def _models(self, _request: web.Request) -> web.Response:
+    async def _models(self, request: web.Request) -> web.Response:
+        await self._sessions.admit(request)
         return web.json_response(chat.models(self.model))
 
-    async def _health(self, _request: web.Request) -> web.Response:
+    async def _health(self, request: web.Request) -> web.Response:
+        """That the proxy is up, for everybody; what it is made of, for the administrator."""
+        if not self.access.is_administrator(request):
+            return web.json_response({"status": "ok"})
         engine = {"url": ", ".join(self.engines), "ok": await self._engine.healthy()}
         status: dict[str, object] = {"status": "ok", "model": self.model, "engine": engine}
         status["replicas"] = [replica.status() for replica in self._engine.replicas]
         status["context_length"] = self.settings.context_length
-        if self.loopback and self.pool.url.startswith("sqlite"):  # local clients may share the file, nobody else
+        local = self.access.open_to_all  # then clients may share the file, else nobody
+        if local and self.pool.url.startswith("sqlite"):
             status["pool"] = self.pool.url
         return web.json_response(status)
 
@@ -115,11 +132,8 @@ def _settings(config: Config, template: ChatTemplate) -> Settings:
         max_new_tokens=config.sampling.max_new_tokens,
         splice=config.proxy.history == "splice",
         keepalive_seconds=config.proxy.keepalive_seconds,
+        limits=config.limits,
     )
-
-
-def is_loopback(host: str) -> bool:
-    return host == "localhost" or (re.fullmatch(r"[0-9a-f.:]+", host) is not None and ip_address(host).is_loopback)
 
 
 @web.middleware
@@ -142,8 +156,16 @@ async def _errors(request: web.Request, handler: Route) -> web.StreamResponse:
     except Exception:  # the last line of defence: a bug must not look like a broken connection to the agent
         log.exception("bug while serving %s %s", request.method, request.path)
         problem = CallError(500, "internal_error", "the proxy failed; its log has the traceback")
+    return refusal(request.path, problem)
+
+
+def refusal(path: str, problem: CallError) -> web.Response:
+    """The error in the form of the path's dialect."""
     retry = {"Retry-After": "1"} if problem.status in (502, 503, 504) else {}
-    return web.json_response(_dialect(request.path).error(problem), status=problem.status, headers=retry)
+    response = web.json_response(_dialect(path).error(problem), status=problem.status, headers=retry)
+    if problem.status in (408, 413):
+        response.force_close()  # the rest of the body is still to come
+    return response
 
 
 def _dialect(path: str) -> Dialect:
@@ -152,7 +174,5 @@ def _dialect(path: str) -> Dialect:
 
 
 def _explain(request: web.Request, error: web.HTTPException) -> str:
-    if error.status == 413:
-        return f"the body is larger than {MAX_BODY} bytes; send less"
     served = ", ".join(f"POST .../{path.replace(':.+', '')}" for path in [*DIALECTS, *COUNTING])
     return f"{request.method} {request.path}: {error.reason}; served are {served} and GET .../models"

@@ -5,7 +5,6 @@ loopback an unknown key (or none) opens a session of its own; elsewhere only iss
 """
 
 import asyncio
-import re
 import time
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
+from proxy.access import ISSUED, Access
 from proxy.call import CallError
 from proxy.pool.attempts import Attempt, by_key, open_session
 from proxy.pool.completions import of_attempt, paths
@@ -24,9 +24,6 @@ KEEP = 512
 """Sessions in memory; the least recently used one is forgotten first."""
 RECHECK_SECONDS = 1.0
 """How long an attempt is believed to be open. A reply of a closed one is refused by the pool in any case."""
-KEY_IN_PATH = re.compile(r"/r/([^/]+)/")
-KEY_HEADERS = ("x-api-key", "x-goog-api-key")
-ISSUED = "bf-"
 
 
 @dataclass
@@ -39,19 +36,19 @@ class Session:
 
 
 class Sessions:
-    """All sessions of this proxy. `open_to_all`: whether unknown keys may open sessions (loopback only)."""
+    """All sessions of this proxy."""
 
-    def __init__(self, pool: Pool, template: ChatTemplate, threads: ThreadPoolExecutor, open_to_all: bool):
+    def __init__(self, pool: Pool, template: ChatTemplate, threads: ThreadPoolExecutor, access: Access):
         self._pool = pool
         self._template = template
         self._threads = threads
-        self._open_to_all = open_to_all
+        self._access = access
         self._known: OrderedDict[str, Session] = OrderedDict()
         self._opening: dict[str, asyncio.Task[Session]] = {}
 
     async def of(self, request: web.Request) -> Session:
         """The session that the request's key names; CallError 401 when it is unknown here or closed."""
-        key = key_of(request)
+        key = self._access.agent_key(request)
         session = self._known.get(key)
         if session is None or time.monotonic() - session.checked_at > RECHECK_SECONDS:
             task = self._opening.get(key)
@@ -62,6 +59,11 @@ class Sessions:
         if key in self._known:
             self._known.move_to_end(key)
         return session
+
+    async def admit(self, request: web.Request) -> None:
+        """Raise what `of` would, and open nothing."""
+        key = self._access.agent_key(request)
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._issued, key)
 
     async def _check(self, key: str, known: Session | None) -> Session:
         loop = asyncio.get_running_loop()
@@ -77,9 +79,13 @@ class Sessions:
         return session
 
     def _attempt(self, key: str) -> Attempt:
+        return self._issued(key) or open_session(self._pool, key)
+
+    def _issued(self, key: str) -> Attempt | None:
+        """The open attempt of a key; None where the key of nobody may open a session."""
         attempt = by_key(self._pool, key)
         if attempt is None:
-            if not self._open_to_all:
+            if not self._access.open_to_all:
                 raise CallError(
                     401, "invalid_api_key", "this key was not issued for a run; start agents by harness run"
                 )
@@ -87,7 +93,7 @@ class Sessions:
                 raise CallError(
                     401, "invalid_api_key", f"the pool {self._pool.name} has not issued this key; check --pool"
                 )
-            attempt = open_session(self._pool, key)
+            return None
         if not attempt.open:
             raise CallError(
                 401, "invalid_api_key", f"attempt {attempt.id} has ended, its key is revoked; open a new one"
@@ -101,14 +107,3 @@ class Sessions:
         for completion in recorded:
             tree.add(completion.id, completion, found[completion.id])
         return tree
-
-
-def key_of(request: web.Request) -> str:
-    """The key in the path, the Authorization header, x-api-key, x-goog-api-key or ?key=; empty when there is none."""
-    in_path = KEY_IN_PATH.search(request.path)
-    if in_path:
-        return in_path[1]
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() == "bearer":
-        return token.strip()
-    return next((found for name in KEY_HEADERS if (found := request.headers.get(name))), request.query.get("key", ""))

@@ -185,7 +185,9 @@ def _engine(address: URL) -> Engine:
     sqlite = address.get_backend_name() == "sqlite"
     options: dict[str, Any] = {} if sqlite else {"pool_pre_ping": True, "connect_args": _postgres_settings(address)}
     try:
-        engine = create_engine(address, json_serializer=_to_json, json_deserializer=msgspec.json.decode, **options)
+        engine = create_engine(
+            address, json_serializer=_to_json, json_deserializer=msgspec.json.decode, hide_parameters=True, **options
+        )
     except ModuleNotFoundError as error:
         raise UserError(
             f"the pool {shown(str(address))} needs the driver {error.name}; install blackforge[postgres]"

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from proxy.config import Config, EngineConfig, ProxyConfig, SamplingConfig
+from proxy.config import Config, EngineConfig, LimitsConfig, ProxyConfig, SamplingConfig
 from proxy.engine.scripted import Script, ScriptedEngine
 from proxy.engine.sglang import Sglang
 from proxy.engine.tiny import make_tiny_model
@@ -133,8 +133,8 @@ async def serve(tiny_model: Path, tmp_path: Path) -> AsyncIterator[Serve]:
             gateway = Gateway(_config(tiny_model, tmp_path / "pool.db", config), url)
             http = await stack.enter_async_context(aiohttp.ClientSession())
             pool = open_pool(str(tmp_path / "pool.db"))
-            served = await listening(gateway.app(), stack)
-            return Stand(served, pool, http, engines[0] if engines else None, engines)
+            where = await served(gateway, stack)
+            return Stand(where, pool, http, engines[0] if engines else None, engines)
 
         yield start
 
@@ -153,15 +153,36 @@ def _config(model: Path, pool: Path, values: dict[str, Any]) -> Config:
         sampling=sampling,
         proxy=ProxyConfig(
             host=values.get("host", "127.0.0.1"),
+            admin_key_file=_admin_key_file(pool, values),
             history=values.get("history", "splice"),
             keepalive_seconds=values.get("keepalive", 25),
         ),
+        limits=LimitsConfig(**values.get("limits", {})),
     )
+
+
+def _admin_key_file(pool: Path, values: dict[str, Any]) -> str:
+    """The file of the admin key where the test wants one, or the listening address needs it."""
+    key = values.get("admin_key") or ("an admin key of tests" if "host" in values else "")
+    if not key:
+        return ""
+    file = pool.with_name("admin.key")
+    file.write_text(f"{key}\n")
+    return str(file)
+
+
+async def served(gateway: Gateway, stack: AsyncExitStack) -> str:
+    """Serve a gateway on a free port, as `proxy serve` does, until the stack unwinds."""
+    return await _started(gateway.runner(shutdown_seconds=1), stack)
 
 
 async def listening(app: web.Application, stack: AsyncExitStack, port: int = 0) -> str:
     """Serve an application on a free port, or on this one, until the stack unwinds."""
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1)
+    return await _started(runner, stack, port)
+
+
+async def _started(runner: web.AppRunner, stack: AsyncExitStack, port: int = 0) -> str:
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
     site = web.TCPSite(runner, "127.0.0.1", port)

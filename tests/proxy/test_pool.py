@@ -19,7 +19,7 @@ from proxy.server import Gateway
 from proxy.template import ChatTemplate
 from tests.pool.make import TASK
 from tests.postgres import Server
-from tests.proxy.conftest import Stand, listening, user
+from tests.proxy.conftest import Stand, listening, served, user
 
 Start = Callable[[str], Awaitable[Stand]]
 
@@ -32,8 +32,8 @@ async def start(tiny_model: Path) -> AsyncIterator[Start]:
         http = await stack.enter_async_context(aiohttp.ClientSession())
 
         async def gateway(url: str) -> Stand:
-            served = Gateway(Config(engine=EngineConfig(model=str(tiny_model)), pool=url), engine)
-            return Stand(await listening(served.app(), stack), open_pool(url), http)
+            made = Gateway(Config(engine=EngineConfig(model=str(tiny_model)), pool=url), engine)
+            return Stand(await served(made, stack), open_pool(url), http)
 
         yield gateway
 
