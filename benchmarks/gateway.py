@@ -1,0 +1,317 @@
+"""What the gateway costs: one JSON object as the last line of output, and in the file that --out names.
+
+The gateway runs as users start it (`proxy serve`, SQLite) in a process of its own on one core; the engine (precomputed
+bytes) and the load generator are two more. A bare aiohttp relay and litellm's proxy are measured beside it. docs/
+performance.md says what each figure is. Left out: PostgreSQL, other dialects than chat completions.
+"""
+
+import argparse
+import http.client
+import os
+import platform
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from benchmarks.answers import chat_answer, make_answers
+from benchmarks.engine import Script
+from benchmarks.load import Job
+from proxy.engine.tiny import make_tiny_model
+from proxy.template import ChatTemplate
+
+HERE = Path(__file__).parent
+STREAMS = 64
+STREAMED = 256
+"""Tokens of a streamed answer."""
+PARTS = ("calls", "conversations", "latency", "streams", "relay", "litellm", "rss")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured."""
+
+    calls: int = 3000
+    conversations: int = 8
+    turns: int = 50
+    slow_turns: int = 6
+    at_once: int = STREAMS
+    rounds: int = 2
+    rss_calls: int = 100_000
+
+
+QUICK = Sizes(calls=100, conversations=2, turns=12, slow_turns=1, at_once=8, rounds=1, rss_calls=300)
+
+
+@dataclass(frozen=True)
+class Stand:
+    """What runs: the engine, the model, and where files go."""
+
+    engine: str
+    model: Path
+    folder: Path
+    sizes: Sizes
+
+
+def main() -> int:
+    """Measure the parts asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a minute instead of ten; the figures mean little")
+    parser.add_argument("--parts", default=",".join(PARTS), help="some of " + ",".join(PARTS))
+    parser.add_argument("--rss-calls", type=int, help="calls over which memory is watched")
+    parser.add_argument("--litellm", default=shutil.which("litellm"), help="litellm's proxy command, if there is one")
+    parser.add_argument("--out", type=Path, help="also write the object here")
+    arguments = parser.parse_args()
+    sizes = QUICK if arguments.quick else Sizes()
+    if arguments.rss_calls:
+        sizes = Sizes(**{**vars(sizes), "rss_calls": arguments.rss_calls})
+    found = measure(sizes, arguments.parts.split(","), arguments.litellm)
+    line = msgspec.json.encode(found)
+    if arguments.out:
+        arguments.out.write_bytes(msgspec.json.format(line, indent=2) + b"\n")
+    print(line.decode(), flush=True)
+    return 0
+
+
+def measure(sizes: Sizes, parts: list[str], litellm: str | None) -> dict[str, Any]:
+    """The figures of these parts by name; null where a part did not run."""
+    with tempfile.TemporaryDirectory(prefix="gateway-") as folder:
+        stand = _model(Path(folder), sizes)
+        with _process([HERE / "engine.py", stand.folder / "answers"], core=0) as (engine, _):
+            stand = Stand(engine, stand.model, stand.folder, sizes)
+            found: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "command": " ".join(sys.argv)}
+            found["machine"] = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+            found |= dict.fromkeys(KEYS)
+            for part in parts:
+                print(f"{part} ...", file=sys.stderr, flush=True)
+                found |= _litellm(stand, litellm) if part == "litellm" else MEASURES[part](stand)
+    return found
+
+
+# ---- the parts
+
+
+def _calls(stand: Stand) -> dict[str, Any]:
+    calls = stand.sizes.calls
+    with _gateway(stand) as job:
+        found = _load(job, kind="calls", concurrency=4, calls=calls, warm=calls // 10)
+    return {"cpu_ms_1k": found["cpu_ms"]}
+
+
+def _conversations(stand: Stand) -> dict[str, Any]:
+    sizes = stand.sizes
+    with _gateway(stand) as job:
+        found = _load(job, kind="conversations", concurrency=sizes.conversations, turns=sizes.turns, measured=10)
+    stored = _stored(stand.folder / "pool.db")
+    names = {"cpu_ms_32k": "cpu_ms", "cpu_ms_mean_50_turns": "cpu_ms_mean", "turns_per_s_32k": "turns_per_s"}
+    return {name: found[key] for name, key in names.items()} | stored
+
+
+def _latency(stand: Stand) -> dict[str, Any]:
+    """64 conversations at 32k with an engine that takes a second; the event loop is probed meanwhile."""
+    sizes = stand.sizes
+    turns = sizes.turns - sizes.slow_turns
+    with _gateway(stand) as job:
+        kind = {"kind": "conversations", "turns": turns, "slow_turns": sizes.slow_turns}
+        with subprocess.Popen(_command(job, concurrency=sizes.at_once, **kind), stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            stalls = _probe(job["url"], process)
+            found = msgspec.json.decode(process.stdout.read())
+    added = found["added_ms"]
+    return {"added_p50_ms": median(added), "added_p99_ms": _p99(added), "stall_p99_ms": _p99(stalls)}
+
+
+def _streams(stand: Stand) -> dict[str, Any]:
+    with _gateway(stand) as job:
+        found = _load(job, kind="streams", concurrency=stand.sizes.at_once, rounds=stand.sizes.rounds)
+    first = found["first_byte_ms"]
+    return {"stream_us_per_event": _per_event(found), "first_byte_ms": median(first), "first_byte_p99_ms": _p99(first)}
+
+
+def _relay(stand: Stand) -> dict[str, Any]:
+    with _process([HERE / "relay.py", stand.engine], core=1) as (url, pid):
+        job = {"url": url, "path": "/generate", "pid": pid, "engine": stand.engine}
+        body = {"input_ids": list(range(1000)), "stream": True, "return_logprob": True}
+        sizes = stand.sizes
+        found = _load(job, kind="streams", concurrency=sizes.at_once, rounds=sizes.rounds, body=body)
+    return {"relay_us_per_event": _per_event(found)}
+
+
+def _rss(stand: Stand) -> dict[str, Any]:
+    """Keys with 10 calls each, so that more sessions come than the gateway keeps in memory."""
+    calls = stand.sizes.rss_calls
+    with _gateway(stand) as job:
+        found = _load(job, kind="calls", concurrency=4, calls=calls, warm=calls // 5, per_key=10)
+    return {"rss_growth_mb": found["rss_growth_mb"], "rss_mb": found["rss_mb"], "rss_calls": calls}
+
+
+def _litellm(stand: Stand, command: str | None) -> dict[str, Any]:
+    if command is None or not Path(command).exists():
+        reason = "litellm is not installed; `pip install litellm[proxy]` in a venv of its own, and name it by --litellm"
+        return {"litellm_cpu_ms_1k": None, "litellm_reason": reason}
+    model = {"model": "openai/tiny", "api_base": f"{stand.engine}/v1", "api_key": "none"}
+    config = stand.folder / "litellm.yaml"
+    settings = {"dangerously_permit_weak_or_unset_master_key": True}  # any key is served, as the gateway does
+    models = [{"model_name": "tiny", "litellm_params": model}]
+    config.write_bytes(msgspec.json.encode({"model_list": models, "general_settings": settings}))
+    port = _free_port()
+    words = [command, "--config", str(config), "--port", str(port), "--host", "127.0.0.1", "--num_workers", "1"]
+    with open(stand.folder / "litellm.log", "wb") as log:
+        process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
+        try:
+            _pin(process.pid, 1)
+            _wait_for(port, "/health/liveliness", process)
+            job = {"url": f"http://127.0.0.1:{port}", "path": "/v1/chat/completions", "pid": process.pid}
+            calls = max(50, stand.sizes.calls // 10)
+            found = _load({**job, "engine": stand.engine}, kind="calls", concurrency=4, calls=calls, warm=calls // 10)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return {"litellm_cpu_ms_1k": found["cpu_ms"]}
+
+
+MEASURES = {
+    "calls": _calls,
+    "conversations": _conversations,
+    "latency": _latency,
+    "streams": _streams,
+    "relay": _relay,
+    "rss": _rss,
+}
+KEYS = (
+    "cpu_ms_1k", "cpu_ms_32k", "stream_us_per_event", "relay_us_per_event", "turns_per_s_32k", "added_p99_ms",
+    "stall_p99_ms", "first_byte_ms", "bytes_per_call_32k", "new_tokens_per_call_32k", "rss_growth_mb",
+    "litellm_cpu_ms_1k",
+)  # fmt: skip
+
+
+# ---- processes
+
+
+def _model(folder: Path, sizes: Sizes) -> Stand:
+    """The tiny model and what the engine will say."""
+    make_tiny_model(folder / "tiny")
+    template = ChatTemplate(folder / "tiny")
+    kinds = {"short": (128, False), "stream": (STREAMED, False), "turn": (512, True)}
+    answers = {kind: make_answers(template, tokens, calls) for kind, (tokens, calls) in kinds.items()}
+    (folder / "answers").write_bytes(msgspec.msgpack.encode(Script(answers, chat_answer(template, 128))))
+    return Stand("", folder / "tiny", folder, sizes)
+
+
+@contextmanager
+def _gateway(stand: Stand) -> Iterator[dict[str, Any]]:
+    """`proxy serve` with an empty pool; what a job must know of it."""
+    for file in stand.folder.glob("pool.db*"):
+        file.unlink()
+    config = stand.folder / "serve.toml"
+    config.write_text('pool = "pool.db"\n[engine]\nmodel = "tiny"\n')
+    words = ["-m", "proxy", "serve", config, "--engine", stand.engine]
+    with _process(words, core=1) as (url, pid):
+        yield {"url": url, "path": "/v1/chat/completions", "pid": pid, "engine": stand.engine}
+
+
+@contextmanager
+def _process(words: list[Any], core: int) -> Iterator[tuple[str, int]]:
+    """A Python process on one core that says `ready: URL`; its URL and pid."""
+    command = [sys.executable, *map(str, words)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            _pin(process.pid, core)
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line.startswith("ready: "):
+                raise SystemExit(f"{' '.join(command)} did not start; see its error above")
+            yield line.split()[1], process.pid
+        finally:
+            process.terminate()
+
+
+def _pin(pid: int, core: int) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(pid, {cores[core % len(cores)]})
+
+
+def _command(job: dict[str, Any], **more: Any) -> list[str]:
+    return [sys.executable, str(HERE / "load.py"), msgspec.json.encode(Job(**job, **more)).decode()]
+
+
+def _load(job: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """The result of one job, run by a process of its own."""
+    done = subprocess.run(_command(job, **more), stdout=subprocess.PIPE, check=True)
+    return dict(msgspec.json.decode(done.stdout.splitlines()[-1]))
+
+
+def _probe(url: str, process: "subprocess.Popen[bytes]") -> list[float]:
+    """Milliseconds until GET /v1/models was answered, every 5 ms until the process closes its output."""
+    address = urlsplit(url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port)
+    stalls = []
+    while process.poll() is None:
+        started = time.perf_counter()
+        connection.request("GET", "/v1/models")
+        connection.getresponse().read()
+        stalls.append((time.perf_counter() - started) * 1e3)
+        time.sleep(0.005)
+    connection.close()
+    return stalls
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def _wait_for(port: int, path: str, process: "subprocess.Popen[bytes]") -> None:
+    while process.poll() is None:
+        try:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+            connection.request("GET", path)
+            if connection.getresponse().status == 200:
+                return
+        except OSError:
+            pass
+        time.sleep(0.2)
+    raise SystemExit(f"litellm's proxy ended with status {process.returncode} before it was ready")
+
+
+# ---- numbers
+
+
+def _per_event(found: dict[str, Any]) -> float:
+    """Microseconds of CPU per engine event (one per token)."""
+    return float(found["cpu_s"] / (found["streams"] * STREAMED) * 1e6)
+
+
+def _p99(values: list[float]) -> float:
+    return quantiles(values, n=100)[98]
+
+
+def _stored(pool: Path) -> dict[str, Any]:
+    """What the pool's file holds per call, and how many new tokens a call had."""
+    connection = sqlite3.connect(pool)
+    connection.execute("pragma wal_checkpoint(truncate)")
+    calls, tokens = connection.execute(
+        "select count(*), sum(length(prompt_tail) + length(sampled)) / 4 from completions"
+    ).fetchone()
+    connection.close()
+    return {"bytes_per_call_32k": pool.stat().st_size / calls, "new_tokens_per_call_32k": tokens / calls}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
