@@ -23,9 +23,12 @@ from proxy.engine.client import Ask, EngineError
 from proxy.engine.fleet import Fleet, Route
 from proxy.engine.replica import Origin
 from proxy.limits import read_call
+from proxy.metrics import Metrics
 from proxy.pool.completions import CompletionWriter
+from proxy.pool.deliveries import Missing
 from proxy.pool.errors import AttemptClosed, PoolWriteError
-from proxy.pool.records import NewCompletion, int_bytes
+from proxy.pool.records import ABANDONED, NewCompletion, int_bytes
+from proxy.retries import Again, Retries, fingerprint
 from proxy.sessions import Session, Sessions
 from proxy.splice import Prompt
 from proxy.template import ChatTemplate, TemplateError
@@ -74,7 +77,7 @@ class Handler:
 
     def __init__(
         self, settings: Settings, template: ChatTemplate, threads: ThreadPoolExecutor, *, sessions: Sessions,
-        engine: Fleet, writer: CompletionWriter,
+        engine: Fleet, writer: CompletionWriter, retries: Retries, metrics: Metrics,
     ):  # fmt: skip
         self._settings = settings
         self._template = template
@@ -82,31 +85,47 @@ class Handler:
         self._sessions = sessions
         self._engine = engine
         self._writer = writer
+        self._retries = retries
+        self._metrics = metrics
 
     async def complete(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         """One model call: authenticate, read, render, sample, record, reply."""
         started = time.time()
         session = await self._sessions.of(request)
         call = await read_call(request, dialect, self._settings.limits)
-        prompt = await self._render(session, call, dialect)
+        prompt, mark = await self._render(session, call, dialect)
         turn = Turn(call, prompt, self._template)
-        record = _Record(self._writer, session, turn, started)
+        record = _Record(self._writer, self._retries, session, turn, mark, started)
         wire = self._wire(request, call, dialect.Stream(call, len(prompt.ids))) if call.stream else None
+        sent: _Record | Again = record
         try:
-            await self._sample(record, turn, wire)
-            reply = turn.reply()
-            await asyncio.shield(record.store(reply, _untrainable(session, turn)))
+            again = await self._retries.claim(session.undelivered, mark, self._limit(turn), prompt.follows)
+            if again is None:
+                await self._sample(record, turn, wire)
+                reply = turn.reply()
+                await asyncio.shield(record.store(reply, _untrainable(session, turn)))
+            else:
+                sent, reply = again, await _repeat(again, turn, wire)
+                self._metrics.served_again += 1
+            _until_flushed(request)
+            response = await (_whole(request, dialect, call, reply) if wire is None else wire.close(reply))
         except (EngineError, CallError) as error:
-            return await _fail(wire, await asyncio.shield(record.fail(error)))
+            return await self._fail(wire, await asyncio.shield(record.fail(error)))
         except (asyncio.CancelledError, ConnectionResetError):
-            await asyncio.shield(record.store(turn.reply(), "abandoned: the client went away", "abort"))
+            self._metrics.abandoned += 1
+            await asyncio.shield(sent.abandon())
             raise
         finally:
             if wire is not None:
                 wire.rest()
-        if wire is not None:
-            return await wire.close(reply)
-        return web.Response(body=dialect.reply(call, reply), content_type="application/json", headers=_headers(call))
+        await sent.arrived()
+        return response
+
+    async def _fail(self, wire: "_Wire | None", problem: CallError) -> web.StreamResponse:
+        if wire is None or not wire.begun:
+            raise problem
+        self._metrics.failures[problem.code] += 1
+        return await wire.fail(problem)
 
     def _wire(self, request: web.Request, call: Call, events: EventStream) -> "_Wire":
         return _Wire(request, _headers(call), events, self._settings.keepalive_seconds)
@@ -115,19 +134,26 @@ class Handler:
         """How long the prompt of a request would be. Nothing is sampled or recorded."""
         session = await self._sessions.of(request)
         call = await read_call(request, dialect, self._settings.limits)
-        prompt = await self._render(session, call, dialect, any_length=True)
+        prompt, _ = await self._render(session, call, dialect, any_length=True)
         return web.Response(body=dialect.count(len(prompt.ids)), content_type="application/json")
 
-    async def _render(self, session: Session, call: Call, dialect: Dialect, any_length: bool = False) -> Prompt:
+    async def _render(
+        self, session: Session, call: Call, dialect: Dialect, any_length: bool = False
+    ) -> tuple[Prompt, bytes]:
+        """The prompt, and the fingerprint of the request."""
         loop = asyncio.get_running_loop()
         try:
-            prompt = await loop.run_in_executor(self._threads, session.tree.prepare, call, self._settings.splice)
+            prompt, mark = await loop.run_in_executor(self._threads, self._prepared, session, call)
         except TemplateError as error:
             raise CallError(400, "invalid_request", str(error), dialect.PROMPT) from error
         limit, length = self._settings.context_length - RESERVED, len(prompt.ids)
         if length >= limit and not any_length:
             raise Overflow(length, limit, dialect.PROMPT)
-        return prompt
+        return prompt, mark
+
+    def _prepared(self, session: Session, call: Call) -> tuple[Prompt, bytes]:
+        prompt = session.tree.prepare(call, self._settings.splice)
+        return prompt, fingerprint(call, prompt)
 
     async def _sample(self, record: "_Record", turn: Turn, wire: "_Wire | None") -> None:
         """Sample the whole turn; anew on another replica when one fails before anything of it has left."""
@@ -140,7 +166,7 @@ class Handler:
                 if (wire is not None and wire.told) or not route.goes_on(error):
                     raise
                 await asyncio.shield(record.lost(error))
-                turn.restart()
+                record.anew()
 
     async def _sample_at(self, route: Route, session: Session, turn: Turn, wire: "_Wire | None") -> None:
         """Sample the whole turn on one replica, sending what may leave early."""
@@ -157,10 +183,8 @@ class Handler:
             await wire.send(pieces)
 
     def _tokens(self, route: Route, session: Session, turn: Turn) -> AsyncGenerator[list[int], None]:
-        call, room = turn.call, self._settings.context_length - RESERVED - len(turn.prompt.ids)
-        limits = [limit for limit in (call.max_new_tokens, self._settings.max_new_tokens, room) if limit is not None]
+        call, limit = turn.call, self._limit(turn)
         params: dict[str, Any] = TRAINING | (call.sampling if session.attempt.purpose == "session" else {})
-        limit = min(limits)
         params |= {"max_new_tokens": limit, "skip_special_tokens": False}
         params["stop_token_ids"] = list(self._template.ends)
         if call.stop:
@@ -168,32 +192,66 @@ class Handler:
         stream = call.stream or limit > LONG  # a long answer comes in events, so that a dead engine is noticed
         return route.sample(Ask(turn.prompt.ids, params, stream), turn.sampling)
 
+    def _limit(self, turn: Turn) -> int:
+        """How many tokens the answer may have."""
+        room = self._settings.context_length - RESERVED - len(turn.prompt.ids)
+        limits = (turn.call.max_new_tokens, self._settings.max_new_tokens, room)
+        return min(limit for limit in limits if limit is not None)
+
 
 class _Record:
-    """Stores one turn, at most once."""
+    """Stores one turn, at most once, and knows whether its client got it."""
 
-    def __init__(self, writer: CompletionWriter, session: Session, turn: Turn, started: float):
-        self.session = session
+    def __init__(
+        self, writer: CompletionWriter, retries: Retries, session: Session, turn: Turn, mark: bytes, started: float
+    ):
         self._writer = writer
+        self._retries = retries
+        self.session = session
         self._turn = turn
+        self._mark = mark
         self._started = started
-        self._stored = False
+        self._id: int | None = None
+        self._begun = False
+        self._done = asyncio.Event()
 
     async def store(self, reply: Reply, untrainable: str | None, finish: str = "") -> None:
         """Return when the row is committed; CallError when it cannot be."""
-        if self._stored:
+        if self._begun:
             return
-        self._stored = True
+        self._begun = True
         item, path = self._row(reply, untrainable, finish)
         try:
-            id = await self._writer.add(item)
+            self._id = await self._writer.add(item)
         except AttemptClosed as error:
             raise CallError(401, "invalid_api_key", str(error)) from error
         except PoolWriteError as error:
             raise CallError(
                 507, "pool_write_failed", f"the call was not recorded, so it is not answered: {error}"
             ) from error
-        self.session.tree.add(id, item, path, self._turn.prompt.text)
+        finally:
+            self._done.set()
+        self.session.tree.add(self._id, item, path, self._turn.prompt.text)
+        if finish:
+            await self.arrived()  # not a whole answer: nobody waits for it
+
+    async def arrived(self) -> None:
+        """The last event has been flushed."""
+        if self._id is not None:
+            self._retries.arrived(self._id)
+
+    async def abandon(self) -> None:
+        """The client has gone. What was sampled is kept; a whole answer waits for a retry."""
+        if not self._begun:
+            with suppress(CallError):  # nobody is there to be told
+                await self.store(self._turn.reply(), ABANDONED, "abort")
+            return
+        with self.session.undelivered.leaving(self._mark):
+            await self._done.wait()
+            if self._id is not None:
+                sampling = self._turn.sampling
+                missing = Missing(self._id, self._mark, len(sampling.ids), sampling.finish == "length")
+                await self._retries.lost(self.session.undelivered, missing)
 
     async def fail(self, error: EngineError | CallError) -> CallError:
         """Keep what the engine sent before it failed, and return what the client is told."""
@@ -209,7 +267,11 @@ class _Record:
         """Keep what the engine sent before it failed, as a row of its own: the turn may be sampled anew elsewhere."""
         if self._turn.sampling.ids:
             await self.store(self._turn.reply(), f"{error.kind}: {error}", "error")
-        self._stored = False
+
+    def anew(self) -> None:
+        """What was sampled is stored; the turn begins again."""
+        self._turn.restart()
+        self._id, self._begun, self._done = None, False, asyncio.Event()
 
     def _row(self, reply: Reply, untrainable: str | None, finish: str) -> tuple[NewCompletion, "array[int]"]:
         prompt, sampling = self._turn.prompt, self._turn.sampling
@@ -229,6 +291,7 @@ class _Record:
             path_crc=crc32(int_bytes(path)),
             started_at=self._started,
             finished_at=time.time(),
+            fingerprint=self._mark,
         )
         return item, path
 
@@ -262,10 +325,13 @@ class _Wire:
         return response
 
     async def fail(self, problem: CallError) -> web.StreamResponse:
-        if self._response is None:
-            raise problem
         async with self._writing:
             return await self._write(self._events.failure(problem))
+
+    @property
+    def begun(self) -> bool:
+        """Whether the client has the headers."""
+        return self._response is not None
 
     def rest(self) -> None:
         """No more signs of life."""
@@ -321,7 +387,23 @@ def _engine_problem(error: EngineError) -> CallError:
     return CallError(STATUS.get(error.kind, 502), code, str(error))
 
 
-async def _fail(wire: _Wire | None, problem: CallError) -> web.StreamResponse:
-    if wire is None:
-        raise problem
-    return await wire.fail(problem)
+async def _repeat(again: Again, turn: Turn, wire: "_Wire | None") -> Reply:
+    """A recorded answer once more."""
+    pieces, reply = turn.again(again.recorded)
+    if wire is not None:
+        await wire.send(pieces)
+    return reply
+
+
+async def _whole(request: web.Request, dialect: Dialect, call: Call, reply: Reply) -> web.StreamResponse:
+    response = web.Response(body=dialect.reply(call, reply), content_type="application/json", headers=_headers(call))
+    await response.prepare(request)
+    await response.write_eof()
+    return response
+
+
+def _until_flushed(request: web.Request) -> None:
+    """From now on a write returns only when the kernel has all of it."""
+    if request.transport is None:
+        raise ConnectionResetError("the client went away")
+    request.transport.set_write_buffer_limits(high=0)

@@ -3,6 +3,7 @@
 Base URLs may have any prefix before /v1, and /r/<key>/ in it names the attempt for tools that cannot set a key.
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,9 +19,12 @@ from proxy.dialects.base import Counting, Dialect
 from proxy.door import Runner
 from proxy.engine.fleet import Fleet
 from proxy.handler import Handler, Settings
+from proxy.metrics import Metrics
 from proxy.pool.completions import CompletionWriter
 from proxy.pool.database import Pool, open_pool
+from proxy.pool.deliveries import open_ledger
 from proxy.pool.errors import PoolReadError, PoolWriteError, UserError
+from proxy.retries import Retries
 from proxy.sessions import Sessions
 from proxy.template import ChatTemplate
 
@@ -53,10 +57,11 @@ class Gateway:
         self.template = ChatTemplate(Path(config.engine.model), config.engine.tool_format)
         self.settings = _settings(config, self.template)
         self.pool: Pool = open_pool(config.pool)
+        self.metrics = Metrics()
 
     def app(self) -> web.Application:
         """The application; its engine client and writer live as long as it runs."""
-        app = web.Application(client_max_size=self.config.limits.body_bytes, middlewares=[_errors, self._guard])
+        app = web.Application(client_max_size=self.config.limits.body_bytes, middlewares=[self._errors, self._guard])
         open_to_agents = [
             app.router.add_get("/health", self._health),
             app.router.add_get(PREFIX + "models", self._models),
@@ -64,6 +69,7 @@ class Gateway:
             *(app.router.add_post(PREFIX + path, self._counting(dialect)) for path, dialect in COUNTING.items()),
         ]
         self._open = {route.resource for route in open_to_agents} | {None}  # None: no such path, or not this method
+        app.router.add_get("/metrics", self._metrics)
         app.cleanup_ctx.append(self._live)
         return app
 
@@ -80,18 +86,53 @@ class Gateway:
 
     async def _live(self, _app: web.Application) -> AsyncIterator[None]:
         threads = ThreadPoolExecutor(THREADS, "render")
-        writer = CompletionWriter(self.pool)
+        ledger = open_ledger(self.pool)
+        writer = self._writer = CompletionWriter(self.pool, ledger)
+        retries = Retries(self.pool, ledger, threads)
+        keeping = asyncio.create_task(retries.keep())
         self._engine = Fleet(self.engines, self.config.engine.silence_seconds)
         sessions = Sessions(self.pool, self.template, threads, self.access)
         self._sessions = sessions
         self._handler = Handler(
-            self.settings, self.template, threads, sessions=sessions, engine=self._engine, writer=writer
+            self.settings,
+            self.template,
+            threads,
+            sessions=sessions,
+            engine=self._engine,
+            writer=writer,
+            retries=retries,
+            metrics=self.metrics,
         )
         yield
+        keeping.cancel()
         await writer.close()
+        await retries.confirm()
         await self._engine.close()
         threads.shutdown()
         self.pool.close()
+
+    @web.middleware
+    async def _errors(self, request: web.Request, handler: Route) -> web.StreamResponse:
+        """Every error in the form of the path's dialect; a bug is logged with its traceback and answered with 500."""
+        try:
+            return await handler(request)
+        except CallError as error:
+            problem = error
+        except PoolWriteError as error:  # a session could not be opened; what a call recorded is the handler's matter
+            problem = CallError(507, "pool_write_failed", str(error))
+        except PoolReadError as error:
+            problem = CallError(503, "pool_unavailable", str(error))
+        except web.HTTPException as error:
+            problem = CallError(
+                error.status, "not_found" if error.status == 404 else "http_error", _explain(request, error)
+            )
+        except ConnectionResetError:
+            return web.Response(status=499)  # nobody is listening any more
+        except Exception:  # the last line of defence: a bug must not look like a broken connection to the agent
+            log.exception("bug while serving %s %s", request.method, request.path)
+            problem = CallError(500, "internal_error", "the proxy failed; its log has the traceback")
+        self.metrics.failures[problem.code] += 1
+        return refusal(request.path, problem)
 
     def _completing(self, dialect: Dialect) -> Route:
         async def complete(request: web.Request) -> web.StreamResponse:
@@ -108,6 +149,9 @@ class Gateway:
     async def _models(self, request: web.Request) -> web.Response:
         await self._sessions.admit(request)
         return web.json_response(chat.models(self.model))
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        return web.Response(text=self.metrics.text(self._writer.uncommitted))
 
     async def _health(self, request: web.Request) -> web.Response:
         """That the proxy is up, for everybody; what it is made of, for the administrator."""
@@ -134,29 +178,6 @@ def _settings(config: Config, template: ChatTemplate) -> Settings:
         keepalive_seconds=config.proxy.keepalive_seconds,
         limits=config.limits,
     )
-
-
-@web.middleware
-async def _errors(request: web.Request, handler: Route) -> web.StreamResponse:
-    """Every error in the form of the path's dialect; a bug is logged with its traceback and answered with 500."""
-    try:
-        return await handler(request)
-    except CallError as error:
-        problem = error
-    except PoolWriteError as error:  # a session could not be opened; what a call recorded is the handler's matter
-        problem = CallError(507, "pool_write_failed", str(error))
-    except PoolReadError as error:
-        problem = CallError(503, "pool_unavailable", str(error))
-    except web.HTTPException as error:
-        problem = CallError(
-            error.status, "not_found" if error.status == 404 else "http_error", _explain(request, error)
-        )
-    except ConnectionResetError:
-        return web.Response(status=499)  # nobody is listening any more
-    except Exception:  # the last line of defence: a bug must not look like a broken connection to the agent
-        log.exception("bug while serving %s %s", request.method, request.path)
-        problem = CallError(500, "internal_error", "the proxy failed; its log has the traceback")
-    return refusal(request.path, problem)
 
 
 def refusal(path: str, problem: CallError) -> web.Response:

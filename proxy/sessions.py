@@ -17,6 +17,8 @@ from proxy.call import CallError
 from proxy.pool.attempts import Attempt, by_key, open_session
 from proxy.pool.completions import of_attempt, paths
 from proxy.pool.database import Pool
+from proxy.pool.deliveries import missing_of, settle_the_dead
+from proxy.retries import Undelivered
 from proxy.splice import Tree
 from proxy.template import ChatTemplate
 
@@ -32,6 +34,7 @@ class Session:
 
     attempt: Attempt
     tree: Tree
+    undelivered: Undelivered
     checked_at: float = field(default_factory=time.monotonic)
 
 
@@ -73,7 +76,9 @@ class Sessions:
             self._known.pop(key, None)
             raise
         tree = known.tree if known else await loop.run_in_executor(self._threads, self._tree, attempt)
-        session = self._known[key] = Session(attempt, tree)
+        undelivered = known.undelivered if known else Undelivered()
+        undelivered.learn(await loop.run_in_executor(self._threads, missing_of, self._pool, attempt.id))
+        session = self._known[key] = Session(attempt, tree, undelivered)
         if len(self._known) > KEEP:
             self._known.popitem(last=False)
         return session
@@ -106,4 +111,6 @@ class Sessions:
         found = paths(recorded)
         for completion in recorded:
             tree.add(completion.id, completion, found[completion.id])
+        if recorded:
+            settle_the_dead(self._pool)  # the attempt has come from another proxy, which may be gone
         return tree

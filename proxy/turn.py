@@ -4,13 +4,14 @@ The same pieces come out streamed or not. Left out of the visible text: the end-
 what follows it.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tokenizers.decoders import DecodeStream
 
 from proxy.call import Call, Reply, ToolCall
 from proxy.engine.client import Sampling
 from proxy.formats import Schemas
+from proxy.pool.records import Completion
 from proxy.splice import Prompt
 from proxy.template import ChatTemplate
 from proxy.toolcalls import ParsedCall, Piece, Reasoning, Text, TurnParser
@@ -98,6 +99,15 @@ class Turn:
             cached_tokens=self.sampling.cached_tokens,
             stop_sequence=self._stop(),
         )
+
+    def again(self, recorded: Completion) -> tuple[list[Piece], Reply]:
+        """The answer that was recorded for this request: its pieces, and the whole with its own call ids."""
+        self.sampling.ids = recorded.sampled
+        self.sampling.finish = recorded.finish_reason
+        pieces = self.take(recorded.sampled.tolist()) + self.close()
+        functions = [(call["id"], call["function"]) for call in recorded.reply.get("tool_calls", ())]
+        calls = tuple(ToolCall(id, made["name"], made["arguments"]) for id, made in functions)
+        return pieces, replace(self.reply(), tool_calls=calls)
 
     def _taken_ids(self) -> set[str]:
         """The ids of the calls in the conversation so far."""

@@ -85,7 +85,8 @@ class ScriptedEngine:
         """The sampling parameters of the last call."""
         self.aborted = 0
         """Calls ended by /abort_request."""
-        self._script = script
+        self.script = script
+        """What answers; may be changed at any time."""
         self._template = template
         self._running = asyncio.Event()
         self._running.set()
@@ -132,7 +133,7 @@ class ScriptedEngine:
         except msgspec.DecodeError as error:
             return _error(400, str(error))
         self.last_params = ask.sampling_params
-        answer = self._script(self._template.decode(ask.input_ids), ask.input_ids)
+        answer = self.script(self._template.decode(ask.input_ids), ask.input_ids)
         if isinstance(answer, Fault) and answer.status:
             return _error(answer.status, "the script says so")
         turn = _Turn(ask, answer, self._template)

@@ -20,12 +20,40 @@ IDS_PER_QUERY = 10_000
 Waiting = tuple[NewCompletion, "asyncio.Future[int]"]
 
 
-class CompletionWriter:
-    """Group commit: while one transaction is being written, the completions that arrive wait for the next one."""
+class Ledger:
+    """The completions of one proxy on their way to their clients (proxy/pool/deliveries.py). Use it in one thread."""
 
-    def __init__(self, pool: Pool):
+    def __init__(self, proxy_id: int):
+        self.proxy_id = proxy_id
+        self._on_the_way: set[int] = set()
+        self._last = 0
+
+    def committed(self, completion_id: int) -> None:
+        self._on_the_way.add(completion_id)
+        self._last = completion_id
+
+    def settled(self, completion_id: int) -> None:
+        """It was delivered, or marked as undelivered."""
+        self._on_the_way.discard(completion_id)
+
+    @property
+    def confirmed(self) -> int:
+        """The last completion up to which all are settled; 0 before the first."""
+        return min(self._on_the_way) - 1 if self._on_the_way else self._last
+
+
+class CompletionWriter:
+    """Group commit: while one transaction is being written, the completions that arrive wait for the next one.
+
+    What it writes for a proxy stands in that one's ledger until the proxy has settled it.
+    """
+
+    def __init__(self, pool: Pool, ledger: Ledger | None = None):
         self._pool = pool
+        self._ledger = ledger
         self._waiting: list[Waiting] = []
+        self.uncommitted = 0
+        """Completions that were added and are not committed yet."""
         self._thread = ThreadPoolExecutor(1, "pool-writer")
         self._flusher: asyncio.Task[None] | None = None
 
@@ -38,6 +66,7 @@ class CompletionWriter:
         self._waiting.append((completion, future))
         if self._flusher is None or self._flusher.done():
             self._flusher = asyncio.create_task(self._flush())
+        self.uncommitted += 1
         return await future
 
     async def close(self) -> None:
@@ -56,14 +85,27 @@ class CompletionWriter:
                 )
             except Exception as error:  # whatever broke the commit, none of these callers may wait for ever
                 results = [error if isinstance(error, PoolWriteError) else PoolWriteError(str(error))] * len(batch)
+            self.uncommitted -= len(batch)
             for (_, future), result in zip(batch, results, strict=True):
+                if self._ledger is not None and isinstance(result, int):
+                    self._ledger.committed(result)
                 _resolve(future, result)
 
     @retried
     def _commit(self, batch: list[NewCompletion]) -> list[int | Exception]:
         with self._pool.write() as connection:
             next_ordinal = _open_attempts(connection, {item.attempt_id for item in batch})
-            return [_insert(connection, item, next_ordinal) for item in batch]
+            return [self._insert(connection, item, next_ordinal) for item in batch]
+
+    def _insert(self, connection: Connection, item: NewCompletion, next_ordinal: dict[int, int]) -> int | Exception:
+        if item.attempt_id not in next_ordinal:
+            return AttemptClosed(
+                f"attempt {item.attempt_id} has ended, so its key no longer serves; open a new attempt"
+            )
+        values = to_row(item) | {"ordinal": next_ordinal[item.attempt_id]}
+        values["proxy_id"] = None if self._ledger is None else self._ledger.proxy_id
+        next_ordinal[item.attempt_id] += 1
+        return insert_row(connection, completions, values)
 
 
 def _resolve(future: "asyncio.Future[int]", result: int | Exception) -> None:
@@ -84,14 +126,6 @@ def _open_attempts(connection: Connection, ids: set[int]) -> dict[int, int]:
     return found | {attempt_id: ordinal + 1 for attempt_id, ordinal in counted}
 
 
-def _insert(connection: Connection, item: NewCompletion, next_ordinal: dict[int, int]) -> int | Exception:
-    if item.attempt_id not in next_ordinal:
-        return AttemptClosed(f"attempt {item.attempt_id} has ended, so its key no longer serves; open a new attempt")
-    values = to_row(item) | {"ordinal": next_ordinal[item.attempt_id]}
-    next_ordinal[item.attempt_id] += 1
-    return insert_row(connection, completions, values)
-
-
 def to_row(item: NewCompletion) -> dict[str, Any]:
     """The columns of a completion, without id and ordinal."""
     return {
@@ -109,6 +143,7 @@ def to_row(item: NewCompletion) -> dict[str, Any]:
         "path_crc": item.path_crc,
         "started_at": item.started_at,
         "finished_at": item.finished_at,
+        "fingerprint": item.fingerprint or None,
     }
 
 
@@ -130,6 +165,7 @@ def from_row(row: Row[Any]) -> Completion:
         path_crc=row.path_crc,
         started_at=row.started_at,
         finished_at=row.finished_at,
+        fingerprint=row.fingerprint or b"",
     )
 
 

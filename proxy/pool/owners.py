@@ -28,7 +28,7 @@ STALE_SECONDS = 60
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
-    """A process at work on a run."""
+    """A process at work on a run, or serving a pool."""
 
     token: str
     """New for every claim."""
@@ -79,13 +79,13 @@ def owned(pool: Pool, run: Run) -> Iterator[Claim]:
 
 @retried
 def _claim(pool: Pool, run: Run) -> Owner:
-    me = _this_process()
+    me = this_process()
     with pool.write() as connection:
         [row] = locked(connection, select(runs.c.owner, runs.c.owner_seen_at).where(runs.c.id == run.id))
-        now = _now(connection, pool)
+        now = database_time(connection, pool)
         if row.owner is not None:
             holder = msgspec.convert(row.owner, Owner)
-            if _at_work(holder, me, now - row.owner_seen_at):
+            if at_work(holder, me, now - row.owner_seen_at):
                 raise UserError(
                     f"run {run.name!r} of the pool {pool.name} is at work in process {holder.pid} on {holder.host}; "
                     "wait for it, stop it, or choose another --name"
@@ -102,18 +102,20 @@ def _change(pool: Pool, run: Run, owner: Owner, values: dict[str, Any]) -> bool:
         [row] = locked(connection, select(runs.c.owner).where(runs.c.id == run.id))
         if row.owner is None or row.owner["token"] != owner.token:
             return False
-        values = values | {"owner_seen_at": _now(connection, pool)}
+        values = values | {"owner_seen_at": database_time(connection, pool)}
         connection.execute(update(runs).where(runs.c.id == run.id).values(values))
         return True
 
 
-def _at_work(holder: Owner, me: Owner, silent_seconds: float) -> bool:
+def at_work(holder: Owner, me: Owner, silent_seconds: float) -> bool:
+    """Whether a process still lives: exact on its own machine, by its last sign of life elsewhere."""
     if holder.machine == me.machine:
         return _started(holder.pid) == holder.started
     return silent_seconds < STALE_SECONDS
 
 
-def _this_process() -> Owner:
+def this_process() -> Owner:
+    """A new owner: this process."""
     pid = os.getpid()
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     machine = f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -129,7 +131,7 @@ def _started(pid: int) -> str:
     return "" if fields[0] in "ZX" else fields[19]
 
 
-def _now(connection: Connection, pool: Pool) -> float:
+def database_time(connection: Connection, pool: Pool) -> float:
     """The time by the one clock that all machines share: the database's. SQLite's is this machine's."""
     if pool.dialect == "sqlite":
         return time.time()

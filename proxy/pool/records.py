@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+ABANDONED = "abandoned in transport"
+"""Why a completion is not trained whose client went away before it had the end of the answer."""
+
 
 @dataclass(frozen=True)
 class VersionSpan:
@@ -43,6 +46,8 @@ class NewCompletion:
     """zlib.crc32 of the whole path as little-endian int32, computed from what the engine saw."""
     started_at: float
     finished_at: float
+    fingerprint: bytes = b""
+    """Of the request: repeats of it have the same. Empty where no repeat is served from this completion."""
 
     @property
     def prompt_length(self) -> int:

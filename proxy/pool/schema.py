@@ -120,6 +120,16 @@ attempts = Table(
     Index(None, "run_id"),
 )
 
+proxies = Table(
+    "proxies",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("owner", JSON, nullable=False),  # the process (proxy/pool/owners.py)
+    Column("seen_at", Float, nullable=False),  # its last sign of life
+    Column("confirmed", Integer, nullable=False),  # of its completions, those up to this id were delivered or marked
+    Column("ended_at", Float),  # set: nothing of it is in doubt any more
+)
+
 completions = Table(
     "completions",
     metadata,
@@ -137,9 +147,21 @@ completions = Table(
     Column("untrainable", Said),  # null: trainable
     Column("reply", JSON, nullable=False),
     Column("path_crc", BigInteger, nullable=False),
+    Column("proxy_id", Integer),  # who delivers it; null: nobody keeps account of that
+    Column("fingerprint", LargeBinary),  # of the request (proxy/retries.py)
     Column("started_at", Float, nullable=False),
     Column("finished_at", Float, nullable=False),
     UniqueConstraint("attempt_id", "ordinal"),
+)
+
+undelivered = Table(
+    "undelivered",
+    metadata,
+    Column("completion_id", ForeignKey("completions.id"), primary_key=True),  # whole answers that did not arrive
+    Column("attempt_id", ForeignKey("attempts.id"), nullable=False),
+    Column("fingerprint", LargeBinary, nullable=False),
+    Column("claimed_by", ForeignKey("proxies.id")),  # null: nobody is serving it again
+    Index(None, "attempt_id"),
 )
 
 TOKENS = func.length(completions.c.sampled, type_=Integer) // 4

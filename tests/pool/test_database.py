@@ -50,7 +50,7 @@ def test_starters_at_the_same_time_make_one_pool(database: str) -> None:
 def test_a_pool_of_a_newer_schema_is_refused_and_left_alone(pool: Pool) -> None:
     with pool.write() as connection:
         connection.execute(text("update alembic_version set version_num = '9999'"))
-    with pytest.raises(UserError, match="schema 9999, newer than this blackforge's 0002; upgrade"):
+    with pytest.raises(UserError, match=f"schema 9999, newer than this blackforge's {HEAD}; upgrade"):
         open_pool(pool.url)
     with pool.read() as connection:
         assert connection.execute(text("select version_num from alembic_version")).scalar() == "9999"

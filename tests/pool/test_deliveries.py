@@ -1,0 +1,124 @@
+"""Deliveries: what a proxy confirms, what a killed one leaves in doubt, and that one claim wins."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from proxy.pool.attempts import Ending, close_attempt, open_session
+from proxy.pool.completions import CompletionWriter, Ledger, of_attempt
+from proxy.pool.database import Pool, open_pool
+from proxy.pool.deliveries import (
+    claim,
+    confirm,
+    mark_delivered,
+    mark_undelivered,
+    missing_of,
+    open_ledger,
+    release,
+    settle_the_dead,
+)
+from proxy.pool.records import ABANDONED
+from tests.pool.make import new_completion
+
+MARK = b"0123456789abcdef"
+
+
+def test_a_ledger_confirms_up_to_the_first_that_is_on_its_way() -> None:
+    ledger = Ledger(1)
+    assert ledger.confirmed == 0
+    for completion_id in (4, 5, 8):
+        ledger.committed(completion_id)
+    ledger.settled(5)
+    assert ledger.confirmed == 3
+    ledger.settled(4)
+    assert ledger.confirmed == 7
+    ledger.settled(8)
+    assert ledger.confirmed == 8
+
+
+async def add(pool: Pool, ledger: Ledger | None, *finish_reasons: str, key: str = "k") -> list[int]:
+    attempt, writer = open_session(pool, key), CompletionWriter(pool, ledger)
+    item = replace(new_completion(attempt.id), fingerprint=MARK)
+    ids = [await writer.add(replace(item, finish_reason=reason)) for reason in finish_reasons]
+    await writer.close()
+    return ids
+
+
+def reasons(pool: Pool, key: str = "k") -> list[str | None]:
+    return [item.untrainable for item in of_attempt(pool, open_session(pool, key).id)]
+
+
+async def test_a_marked_answer_is_claimed_once_and_trained_when_it_arrives(pool: Pool) -> None:
+    ledger = open_ledger(pool)
+    lost, _ = await add(pool, ledger, "stop", "stop")
+    mark_undelivered(pool, lost)
+    assert reasons(pool) == [ABANDONED, None]
+    with ThreadPoolExecutor(8) as threads:
+        claims = list(threads.map(lambda _: claim(pool, lost, ledger.proxy_id), range(8)))
+    [won] = [item for item in claims if item is not None]
+    assert won.id == lost and missing_of(pool, won.attempt_id) == []
+    release(pool, lost)
+    assert [item.completion_id for item in missing_of(pool, won.attempt_id)] == [lost]
+    assert claim(pool, lost, ledger.proxy_id) is not None
+    mark_delivered(pool, lost)
+    assert reasons(pool) == [None, None] and missing_of(pool, won.attempt_id) == []
+
+
+async def test_a_reason_of_its_own_stays_and_a_part_of_an_answer_is_not_kept(pool: Pool) -> None:
+    attempt, writer = open_session(pool, "k"), CompletionWriter(pool)
+    item = replace(new_completion(attempt.id), fingerprint=MARK, untrainable="temperature")
+    cold, cut = [await writer.add(replace(item, finish_reason=reason)) for reason in ("stop", "abort")]
+    await writer.close()
+    for completion_id in (cold, cut):
+        mark_undelivered(pool, completion_id)
+    assert [missing.completion_id for missing in missing_of(pool, attempt.id)] == [cold]
+    mark_delivered(pool, cold)
+    assert reasons(pool) == ["temperature", "temperature"]
+
+
+async def test_an_attempt_that_has_ended_keeps_its_marks(pool: Pool) -> None:
+    ledger = open_ledger(pool)
+    lost, arrived = await add(pool, ledger, "stop", "stop")
+    mark_undelivered(pool, lost)
+    close_attempt(pool, open_session(pool, "k").id, Ending())
+    mark_undelivered(pool, arrived)
+    mark_delivered(pool, lost)
+    assert claim(pool, lost, ledger.proxy_id) is None
+    assert reasons(pool) == [ABANDONED, None]
+
+
+def test_what_a_killed_proxy_did_not_confirm_is_in_doubt(pool: Pool) -> None:
+    killed = subprocess.run([sys.executable, __file__, pool.url], cwd=Path(__file__).parents[2], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    attempt_id = open_session(pool, "k").id
+    assert reasons(pool) == [ABANDONED, None, None, None] and missing_of(pool, attempt_id) == []
+    settle_the_dead(pool)
+    assert reasons(pool) == [ABANDONED, None, None, ABANDONED]
+    claimed, _, _, last = of_attempt(pool, attempt_id)
+    assert [item.completion_id for item in missing_of(pool, attempt_id)] == [claimed.id, last.id]
+
+
+async def be_killed(url: str) -> None:
+    """A proxy that is killed with four answers: one that it serves again, one that it confirmed, one that another
+    follows, and that other one.
+    """
+    pool = open_pool(url)
+    ledger = open_ledger(pool)
+    lost, arrived, followed = await add(pool, ledger, "stop", "length", "tool_calls")
+    mark_undelivered(pool, lost)
+    assert claim(pool, lost, ledger.proxy_id) is not None
+    for completion_id in (lost, arrived):
+        ledger.settled(completion_id)
+    confirm(pool, ledger.proxy_id, ledger.confirmed)
+    writer = CompletionWriter(pool, ledger)
+    await writer.add(replace(new_completion(open_session(pool, "k").id), fingerprint=MARK, follows=followed))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    asyncio.run(be_killed(sys.argv[1]))

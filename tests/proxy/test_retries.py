@@ -1,0 +1,283 @@
+"""Retries: an answer that did not arrive is served again, once; everything else that is asked is sampled."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, contextmanager
+from itertools import count
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from sqlalchemy import select, update
+
+from proxy.config import Config, EngineConfig
+from proxy.engine.scripted import Fault, Reply, ScriptedEngine
+from proxy.pool.attempts import Ending, by_key, close_attempt
+from proxy.pool.database import Pool, locked, open_pool
+from proxy.pool.deliveries import missing_of, open_ledger
+from proxy.pool.owners import this_process
+from proxy.pool.records import ABANDONED
+from proxy.pool.schema import attempts, proxies
+from proxy.retries import Retries, Undelivered
+from proxy.server import Gateway
+from proxy.template import ChatTemplate
+from tests.proxy.conftest import SHELL, Stand, listening, shell_call, user
+from tests.proxy.wires import WIRES, Wire
+
+Start = Callable[[], Awaitable[Stand]]
+ONCE_MORE = user("once more")
+
+
+@pytest.fixture
+async def start(tiny_model: Path, database: str) -> AsyncIterator[Start]:
+    """Starts a gateway on the test's database; all of a test share one engine, whose answers are numbered."""
+    async with AsyncExitStack() as stack:
+        numbers = count()
+        engine = ScriptedEngine(lambda prompt, ids: f"answer {next(numbers)}", ChatTemplate(tiny_model))
+        url = await listening(engine.app(), stack)
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+
+        async def gateway() -> Stand:
+            served = Gateway(Config(engine=EngineConfig(model=str(tiny_model)), pool=database), url)
+            return Stand(await listening(served.app(), stack), open_pool(database), http, engine)
+
+        yield gateway
+
+
+@contextmanager
+def no_commits(pool: Pool) -> Iterator[None]:
+    """While the block lasts, completions of open attempts cannot be committed."""
+    held, over = Event(), Event()
+
+    def hold() -> None:
+        with pool.write() as connection:
+            locked(connection, select(attempts.c.id).order_by(attempts.c.id))
+            held.set()
+            over.wait(60)
+
+    with ThreadPoolExecutor(1) as thread:
+        holding = thread.submit(hold)
+        assert held.wait(60)
+        try:
+            yield
+        finally:
+            over.set()
+            holding.result()
+
+
+async def until_at_commit(stand: Stand) -> None:
+    """Wait until one answer is complete and its row waits for the commit."""
+    while "blackforge_uncommitted_completions 1\n" not in await metrics(stand):
+        await asyncio.sleep(0.01)
+
+
+async def until_abandoned(stand: Stand, calls: int) -> None:
+    while f"blackforge_abandoned_calls_total {calls}\n" not in await metrics(stand):
+        await asyncio.sleep(0.01)
+
+
+async def metrics(stand: Stand) -> str:
+    async with stand.http.get(f"{stand.url}/metrics") as answer:
+        return str(await answer.text())
+
+
+async def ask(stand: Stand, wire: Wire, stream: bool, text: str = "once more") -> str:
+    path, body = wire.request(text, stream)
+    async with stand.send(path, body) as answer:
+        data = await answer.read()
+    assert answer.status == 200, data
+    return wire.said(data, stream)
+
+
+async def lose(stand: Stand, call: Awaitable[Any]) -> None:
+    """Make a call whose client goes away while the row is being committed."""
+    running = asyncio.ensure_future(call)
+    await until_at_commit(stand)
+    running.cancel()
+    await asyncio.wait([running])
+    await until_abandoned(stand, 1)
+
+
+async def until_settled(stand: Stand, reason: str | None, index: int) -> None:
+    """Wait until a completion is untrainable for this reason, or trainable."""
+    while len(stand.recorded()) <= index or stand.recorded()[index].untrainable != reason:
+        await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def stand(start: Start) -> Stand:
+    """A gateway whose session has one delivered answer, number 0."""
+    stand = await start()
+    await stand.chat(user("first"))
+    return stand
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("again", [True, False], ids=["streamed again", "whole again"])
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("wire", WIRES, ids=[wire.name for wire in WIRES])
+async def test_an_answer_that_did_not_arrive_is_served_again(
+    stand: Stand, wire: Wire, stream: bool, again: bool
+) -> None:
+    with no_commits(stand.pool):
+        await lose(stand, ask(stand, wire, stream))
+    await until_settled(stand, ABANDONED, 1)
+    assert await ask(stand, wire, again) == "answer 1"
+    await until_settled(stand, None, 1)
+    assert stand.engine is not None and stand.engine.calls == 2
+    assert await ask(stand, wire, again) == "answer 2"  # it has arrived by now: a new sample
+
+
+async def test_a_repeat_that_comes_before_the_commit_waits_for_it(stand: Stand) -> None:
+    with no_commits(stand.pool):
+        await lose(stand, stand.chat(ONCE_MORE))
+        repeat = asyncio.ensure_future(stand.chat(ONCE_MORE))
+        await metrics(stand)
+    assert content(await repeat) == "answer 1"
+    await until_settled(stand, None, 1)
+    assert len(stand.recorded()) == 2
+
+
+async def test_an_answer_that_nobody_asks_for_again_is_not_trained(stand: Stand) -> None:
+    with no_commits(stand.pool):
+        await lose(stand, stand.chat(ONCE_MORE))
+    await until_settled(stand, ABANDONED, 1)
+    await stand.chat(user("something else"))
+    first, lost, other = stand.recorded()
+    assert (first.untrainable, lost.untrainable, other.untrainable) == (None, ABANDONED, None)
+    assert lost.finish_reason == "stop" and len(lost.logprobs) == len(lost.sampled)
+
+
+async def test_one_of_two_repeats_at_two_proxies_gets_the_answer_and_the_other_a_sample(start: Start) -> None:
+    here, there = await start(), await start()
+    await here.chat(user("first"))
+    with no_commits(here.pool):
+        await lose(here, here.chat(ONCE_MORE))
+    await until_settled(here, ABANDONED, 1)
+    repeats = await asyncio.gather(here.chat(ONCE_MORE), there.chat(ONCE_MORE), there.chat(ONCE_MORE))
+    assert sorted(map(content, repeats)) == ["answer 1", "answer 2", "answer 3"]
+    await until_settled(here, None, 1)
+    assert [item.untrainable for item in here.recorded()] == [None] * 4
+
+
+async def test_a_claim_whose_client_goes_away_is_given_back(stand: Stand) -> None:
+    with no_commits(stand.pool):
+        await lose(stand, stand.chat(ONCE_MORE))
+    await until_settled(stand, ABANDONED, 1)
+    known = Undelivered()
+    known.learn(missing_of(stand.pool, stand.recorded()[1].attempt_id))
+    [(completion_id, missing)] = known.missing.items()
+    with ThreadPoolExecutor(1) as threads:
+        retries = Retries(stand.pool, open_ledger(stand.pool), threads)
+        with no_commits(stand.pool):
+            claiming = asyncio.ensure_future(retries.claim(known, missing.fingerprint, 4000, None))
+            while known.missing:
+                await asyncio.sleep(0)
+            claiming.cancel()
+            await asyncio.sleep(0)
+        await asyncio.wait([claiming])
+        assert claiming.cancelled() and list(known.missing) == [completion_id]
+        again = await retries.claim(known, missing.fingerprint, 4000, None)
+        assert again is not None and again.recorded.id == completion_id
+        assert missing_of(stand.pool, again.recorded.attempt_id) == []
+        await again.abandon()
+    assert missing_of(stand.pool, again.recorded.attempt_id) == [missing]
+
+
+async def test_two_live_requests_that_are_the_same_are_two_samples(stand: Stand) -> None:
+    answers = await asyncio.gather(stand.chat(ONCE_MORE), stand.chat(ONCE_MORE))
+    assert sorted(map(content, answers)) == ["answer 1", "answer 2"]
+    assert [item.untrainable for item in stand.recorded()] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "answer"),
+    [
+        ({}, "answer 1"),
+        ({"model": "another name", "max_tokens": 3999}, "answer 1"),
+        ({"max_tokens": 1}, "ans"),
+        ({"stop": ["x"]}, "answer 2"),
+        ({"temperature": 0.5}, "answer 2"),
+        ({"tools": [SHELL]}, "answer 2"),
+    ],
+)
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_what_decides_the_answer_makes_another_request(stand: Stand, fields: dict[str, Any], answer: str) -> None:
+    with no_commits(stand.pool):
+        await lose(stand, stand.chat(ONCE_MORE))
+    await until_settled(stand, ABANDONED, 1)
+    assert content(await stand.chat(ONCE_MORE, **fields)) == answer
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_a_tool_call_is_served_again_with_its_own_id(start: Start) -> None:
+    stand = await start()
+    assert stand.engine is not None
+    stand.engine.script = lambda prompt, ids: Reply(f"running {shell_call('ls')}")
+    await stand.chat(user("first"), tools=[SHELL])
+    with no_commits(stand.pool):
+        await lose(stand, stand.chat(ONCE_MORE, tools=[SHELL]))
+    message = (await stand.chat(ONCE_MORE, tools=[SHELL]))["choices"][0]["message"]
+    await until_settled(stand, None, 1)
+    assert message == stand.recorded()[1].reply and stand.engine.calls == 2
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "file"}
+    await stand.chat(ONCE_MORE, message, result, tools=[SHELL])
+    assert stand.recorded()[2].follows == stand.recorded()[1].id
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_a_call_that_was_aborted_is_sampled_anew(start: Start) -> None:
+    stand = await start()
+    assert stand.engine is not None
+    stand.engine.script = lambda prompt, ids: Fault(text="one two three", after=1, hang=True)
+    running = asyncio.ensure_future(stand.stream(ONCE_MORE))
+    while not stand.engine.calls:
+        await asyncio.sleep(0.01)
+    running.cancel()
+    await until_settled(stand, ABANDONED, 0)
+    stand.engine.script = lambda prompt, ids: "whole"
+    assert content(await stand.chat(ONCE_MORE)) == "whole"
+    assert [item.untrainable for item in stand.recorded()] == [ABANDONED, None]
+    assert [item.finish_reason for item in stand.recorded()] == ["abort", "stop"]
+
+
+async def test_what_a_killed_proxy_had_not_confirmed_is_served_again_by_the_next(stand: Stand, start: Start) -> None:
+    await stand.chat(ONCE_MORE)
+    kill_on_paper(stand.pool)
+    after = await start()
+    await until_settled(after, ABANDONED, 1)
+    assert content(await after.chat(ONCE_MORE)) == "answer 1"
+    await until_settled(after, None, 1)
+
+
+async def test_what_a_later_request_follows_has_evidently_arrived(stand: Stand, start: Start) -> None:
+    kill_on_paper(stand.pool)
+    after = await start()
+    await until_settled(after, ABANDONED, 0)
+    await after.chat(user("first"), {"role": "assistant", "content": "answer 0"}, user("go on"))
+    await until_settled(after, None, 0)
+
+
+async def test_the_marks_of_an_attempt_that_has_ended_stay(stand: Stand, start: Start) -> None:
+    attempt = by_key(stand.pool, "agent")
+    assert attempt is not None
+    close_attempt(stand.pool, attempt.id, Ending())
+    kill_on_paper(stand.pool)
+    await start()
+    assert [item.untrainable for item in stand.recorded()] == [None]
+
+
+def kill_on_paper(pool: Pool) -> None:
+    """The pool as it is when every proxy was killed before it confirmed anything."""
+    me = this_process()
+    dead = msgspec.structs.replace(me, started="0")
+    with pool.write() as connection:
+        connection.execute(update(proxies).values(owner=msgspec.to_builtins(dead), confirmed=0))
+
+
+def content(answer: dict[str, Any]) -> str:
+    return str(answer["choices"][0]["message"]["content"])

@@ -1,0 +1,87 @@
+"""The five dialects as a client sees them: how each asks for one user message, and where the answer's text stands."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+
+@dataclass(frozen=True)
+class Wire:
+    """One dialect: its path not streamed and streamed, its request, the text in an answer and in each event."""
+
+    name: str
+    path: str
+    streamed: str
+    body: Callable[[str], dict[str, Any]]
+    text: Callable[[dict[str, Any]], str]
+    delta: Callable[[dict[str, Any]], str]
+
+    def request(self, text: str, stream: bool, **fields: Any) -> tuple[str, dict[str, Any]]:
+        """Path and body that ask for an answer to this text."""
+        marked = {"stream": True} if stream and self.name != "gemini" else {}
+        return self.streamed if stream else self.path, {**self.body(text), **marked, **fields}
+
+    def said(self, data: bytes, stream: bool) -> str:
+        """The text of a whole answer, or of all events of one."""
+        if not stream:
+            return self.text(msgspec.json.decode(data))
+        return "".join(map(self.delta, events(data)))
+
+
+def events(data: bytes) -> Sequence[dict[str, Any]]:
+    """The events of a stream, without comments and `[DONE]`."""
+    return [msgspec.json.decode(line[6:]) for line in data.splitlines() if line.startswith(b"data: {")]
+
+
+def _user(text: str) -> dict[str, Any]:
+    return {"model": "tiny", "messages": [{"role": "user", "content": text}]}
+
+
+def _parts(answer: dict[str, Any]) -> str:
+    found = answer.get("candidates") or [{"content": {"parts": []}}]
+    return "".join(part.get("text", "") for part in found[0]["content"]["parts"])
+
+
+def _chat_delta(event: dict[str, Any]) -> str:
+    return "".join(choice["delta"].get("content") or "" for choice in event.get("choices", ()))
+
+
+def _messages_delta(event: dict[str, Any]) -> str:
+    return str(event["delta"]["text"]) if event["type"] == "content_block_delta" else ""
+
+
+def _responses_delta(event: dict[str, Any]) -> str:
+    return str(event["delta"]) if event["type"] == "response.output_text.delta" else ""
+
+
+def _output(answer: dict[str, Any]) -> str:
+    return "".join(part["text"] for item in answer["output"] for part in item["content"])
+
+
+GEMINI = "/v1beta/models/tiny:"
+WIRES = (
+    Wire(
+        "chat", "/v1/chat/completions", "/v1/chat/completions", _user,
+        lambda answer: str(answer["choices"][0]["message"]["content"]), _chat_delta,
+    ),
+    Wire(
+        "responses", "/v1/responses", "/v1/responses", lambda text: {"model": "tiny", "input": text},
+        _output, _responses_delta,
+    ),
+    Wire(
+        "messages", "/v1/messages", "/v1/messages", lambda text: {**_user(text), "max_tokens": 4000},
+        lambda answer: "".join(block["text"] for block in answer["content"]), _messages_delta,
+    ),
+    Wire(
+        "gemini", GEMINI + "generateContent", GEMINI + "streamGenerateContent?alt=sse",
+        lambda text: {"contents": [{"role": "user", "parts": [{"text": text}]}]}, _parts, _parts,
+    ),
+    Wire(
+        "completions", "/v1/completions", "/v1/completions",
+        lambda text: {"model": "tiny", "prompt": text, "max_tokens": 4000},
+        lambda answer: str(answer["choices"][0]["text"]),
+        lambda event: "".join(choice["text"] for choice in event.get("choices", ())),
+    ),
+)  # fmt: skip
