@@ -40,8 +40,7 @@ class Slot(NamedTuple):
     rank: int | None = None
 
 
-@dataclass(frozen=True)
-class Load:
+class Load(NamedTuple):
     """A slot as one call finds it."""
 
     slot: Slot

@@ -18,6 +18,7 @@ from aiohttp import web
 
 from proxy.engine import process
 from proxy.engine.circuit import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, Circuit
+from proxy.engine.fleet import Fleet
 from proxy.engine.replica import Origin, Replica
 from proxy.engine.scripted import Fault, Reply, ScriptedEngine
 from proxy.template import ChatTemplate
@@ -74,6 +75,18 @@ async def test_a_stream_that_has_begun_ends_and_its_retry_goes_elsewhere(serve: 
     assert event["error"]["code"] == "engine_died" and done == "[DONE]"
     assert (await stand.chat(user("hi")))["status"] == 200
     assert calls(stand) == [1, 1]
+
+
+async def test_the_call_after_a_failure_avoids_that_replica_until_one_is_served() -> None:
+    fleet = Fleet(("http://127.0.0.1:9", "http://127.0.0.1:19"))
+    for attempt in range(8):
+        call = Origin(attempt, None, 0)
+        home = fleet.pick(call, 100, set()).replica.url
+        fleet.failed_for(attempt, home)
+        assert fleet.pick(call, 100, set()).replica.url != home
+        fleet.failed_for(attempt, None)
+        assert fleet.pick(call, 100, set()).replica.url == home
+    await fleet.close()
 
 
 async def test_tries_are_bounded_and_a_refusal_is_not_tried_again(serve: Serve) -> None:
@@ -241,7 +254,7 @@ async def test_a_replica_with_other_weights_stays_out_until_it_is_up_to_date(ser
         await until(admitted)
 
 
-class Fleet:
+class Processes:
     """Scripted engines in processes of their own."""
 
     def __init__(self, model: Path, directory: Path):
@@ -283,8 +296,8 @@ def answer(prompt, ids):
 
 
 @pytest.fixture
-async def fleet(tiny_model: Path, tmp_path: Path) -> AsyncIterator[Fleet]:
-    found = Fleet(tiny_model, tmp_path)
+async def engines(tiny_model: Path, tmp_path: Path) -> AsyncIterator[Processes]:
+    found = Processes(tiny_model, tmp_path)
     try:
         await asyncio.gather(found.start(0), found.start(1))
         yield found
@@ -296,8 +309,8 @@ async def fleet(tiny_model: Path, tmp_path: Path) -> AsyncIterator[Fleet]:
 ROLLOUTS, TURNS = 16, 8
 
 
-async def test_a_replica_that_is_killed_costs_no_rollout(serve: Serve, fleet: Fleet) -> None:
-    stand = await serve(url=fleet.urls)
+async def test_a_replica_that_is_killed_costs_no_rollout(serve: Serve, engines: Processes) -> None:
+    stand = await serve(url=engines.urls)
     served = 0
 
     async def rollout(key: str) -> None:
@@ -312,7 +325,7 @@ async def test_a_replica_that_is_killed_costs_no_rollout(serve: Serve, fleet: Fl
     running = asyncio.gather(*(rollout(f"agent-{number}") for number in range(ROLLOUTS)))
     while served < ROLLOUTS and not running.done():
         await asyncio.sleep(0.01)
-    fleet.kill(0)
+    engines.kill(0)
     await running
     rows = [row for number in range(ROLLOUTS) for row in stand.recorded(f"agent-{number}")]
     assert len([row for row in rows if row.untrainable is None]) == ROLLOUTS * TURNS
@@ -322,7 +335,7 @@ async def test_a_replica_that_is_killed_costs_no_rollout(serve: Serve, fleet: Fl
         return await states(stand) == ["open", "closed"]
 
     await until(opened)
-    await fleet.start(0)
+    await engines.start(0)
     newcomers = iter(range(10_000))
 
     async def joined() -> bool:
