@@ -65,8 +65,8 @@ class Gateway:
         open_to_agents = [
             app.router.add_get("/health", self._health),
             app.router.add_get(PREFIX + "models", self._models),
-            *(app.router.add_post(PREFIX + path, self._completing(dialect)) for path, dialect in DIALECTS.items()),
-            *(app.router.add_post(PREFIX + path, self._counting(dialect)) for path, dialect in COUNTING.items()),
+            *(_add_post(app, path, self._completing(dialect)) for path, dialect in DIALECTS.items()),
+            *(_add_post(app, path, self._counting(dialect)) for path, dialect in COUNTING.items()),
         ]
         self._open = {route.resource for route in open_to_agents} | {None}  # None: no such path, or not this method
         app.router.add_get("/metrics", self._metrics)
@@ -165,6 +165,18 @@ class Gateway:
         if local and self.pool.url.startswith("sqlite"):
             status["pool"] = self.pool.url
         return web.json_response(status)
+
+
+def _add_post(app: web.Application, path: str, route: Route) -> web.AbstractRoute:
+    return app.router.add_post(PREFIX + path, route, expect_handler=_expect)
+
+
+async def _expect(request: web.Request) -> web.StreamResponse | None:
+    """Let a client go on that asks first; aiohttp's own refusal of anything else has no dialect's form."""
+    if request.headers["Expect"].lower() != "100-continue":
+        return refusal(request.path, CallError(417, "expectation_failed", "only Expect: 100-continue is served"))
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    return None
 
 
 def _settings(config: Config, template: ChatTemplate) -> Settings:
