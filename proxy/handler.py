@@ -121,12 +121,13 @@ class Handler:
     async def _render(self, session: Session, call: Call, dialect: Dialect, any_length: bool = False) -> Prompt:
         loop = asyncio.get_running_loop()
         try:
-            prompt = await loop.run_in_executor(self._threads, session.tree.prepare, call, self._settings.splice)
+            prompt = await loop.run_in_executor(self._threads, session.prepare, call, self._settings.splice)
         except TemplateError as error:
             raise CallError(400, "invalid_request", str(error), dialect.PROMPT) from error
         limit, length = self._settings.context_length - RESERVED, len(prompt.ids)
         if length >= limit and not any_length:
             raise Overflow(length, limit, dialect.PROMPT)
+        self._sessions.counted.update(() if any_length else prompt.counted)
         return prompt
 
     async def _sample(self, record: "_Record", turn: Turn, wire: "_Wire | None") -> None:
@@ -193,7 +194,7 @@ class _Record:
             raise CallError(
                 507, "pool_write_failed", f"the call was not recorded, so it is not answered: {error}"
             ) from error
-        self.session.tree.add(id, item, path, self._turn.prompt.text)
+        self.session.tree.add(id, item, path, self._turn.prompt)
 
     async def fail(self, error: EngineError | CallError) -> CallError:
         """Keep what the engine sent before it failed, and return what the client is told."""
