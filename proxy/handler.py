@@ -149,10 +149,11 @@ class Handler:
         limit, length = self._settings.context_length - RESERVED, len(prompt.ids)
         if length >= limit and not any_length:
             raise Overflow(length, limit, dialect.PROMPT)
+        self._sessions.counted.update(() if any_length else prompt.counted)
         return prompt, mark
 
     def _prepared(self, session: Session, call: Call) -> tuple[Prompt, bytes]:
-        prompt = session.tree.prepare(call, self._settings.splice)
+        prompt = session.prepare(call, self._settings.splice)
         return prompt, fingerprint(call, prompt)
 
     async def _sample(self, record: "_Record", turn: Turn, wire: "_Wire | None") -> None:
@@ -231,7 +232,7 @@ class _Record:
             ) from error
         finally:
             self._done.set()
-        self.session.tree.add(self._id, item, path, self._turn.prompt.text)
+        self.session.tree.add(self._id, item, path, self._turn.prompt)
         if finish:
             await self.arrived()  # not a whole answer: nobody waits for it
 

@@ -46,10 +46,10 @@ T = TypeVar("T")
 def fingerprint(call: Call, prompt: Prompt) -> bytes:
     """Of what decides the answer, its length limit apart: 16 bytes, the same in every dialect and at every proxy.
 
-    The prompt counts by its text, since another proxy may know other tokens for it.
+    The prompt counts as the recorded path that it begins with and the text behind that.
     """
-    ids = call.prompt if isinstance(call.prompt, tuple) else ()
-    rest = msgspec.json.encode((ids, call.tools, call.stop, sorted(call.sampling.items())))
+    ids, base = call.prompt if isinstance(call.prompt, tuple) else (), prompt.base.id if prompt.base else None
+    rest = msgspec.json.encode((ids, base, call.tools, call.stop, sorted(call.sampling.items())))
     state = blake2b(prompt.text.encode("utf-8", "surrogatepass"), digest_size=16)
     state.update(b"\0" + rest)
     return state.digest()

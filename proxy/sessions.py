@@ -6,20 +6,20 @@ loopback an unknown key (or none) opens a session of its own; elsewhere only iss
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from aiohttp import web
 
 from proxy.access import ISSUED, Access
-from proxy.call import CallError
+from proxy.call import Call, CallError
 from proxy.pool.attempts import Attempt, by_key, open_session
-from proxy.pool.completions import of_attempt, paths
+from proxy.pool.completions import newer, paths
 from proxy.pool.database import Pool
 from proxy.pool.deliveries import missing_of, settle_the_dead
 from proxy.retries import Undelivered
-from proxy.splice import Tree
+from proxy.splice import Prompt, Tree
 from proxy.template import ChatTemplate
 
 KEEP = 512
@@ -35,7 +35,21 @@ class Session:
     attempt: Attempt
     tree: Tree
     undelivered: Undelivered
+    pool: Pool
     checked_at: float = field(default_factory=time.monotonic)
+
+    def prepare(self, call: Call, splice: bool) -> Prompt:
+        """A request as tokens, with its place in the attempt. In any thread."""
+        return self.tree.prepare(call, splice, self.catch_up)
+
+    def catch_up(self) -> None:
+        """Take in what the pool has of the attempt and this proxy did not record itself. In any thread."""
+        rows = newer(self.pool, self.attempt.id, self.tree.read_to, self.tree.known_after(self.tree.read_to))
+        shared = {row.prefix_of for row in rows if row.prefix_of is not None} - {row.id for row in rows}
+        found = paths(rows, {id: self.tree.path(id) for id in shared})
+        for row in rows:
+            self.tree.add(row.id, row, found[row.id])
+        self.tree.read_to = max([self.tree.read_to, *found])
 
 
 class Sessions:
@@ -46,6 +60,8 @@ class Sessions:
         self._template = template
         self._threads = threads
         self._access = access
+        self.counted: Counter[str] = Counter()
+        """How the calls were joined to what was recorded, by the names of proxy/splice.py."""
         self._known: OrderedDict[str, Session] = OrderedDict()
         self._opening: dict[str, asyncio.Task[Session]] = {}
 
@@ -75,10 +91,13 @@ class Sessions:
         except CallError:
             self._known.pop(key, None)
             raise
-        tree = known.tree if known else await loop.run_in_executor(self._threads, self._tree, attempt)
+        tree = known.tree if known else Tree(self._template, attempt.opened_at)
         undelivered = known.undelivered if known else Undelivered()
+        session = Session(attempt, tree, undelivered, self._pool)
+        if known is None:
+            await loop.run_in_executor(self._threads, self._take_up, session)
         undelivered.learn(await loop.run_in_executor(self._threads, missing_of, self._pool, attempt.id))
-        session = self._known[key] = Session(attempt, tree, undelivered)
+        self._known[key] = session
         if len(self._known) > KEEP:
             self._known.popitem(last=False)
         return session
@@ -105,12 +124,7 @@ class Sessions:
             )
         return attempt
 
-    def _tree(self, attempt: Attempt) -> Tree:
-        tree = Tree(self._template)
-        recorded = of_attempt(self._pool, attempt.id)
-        found = paths(recorded)
-        for completion in recorded:
-            tree.add(completion.id, completion, found[completion.id])
-        if recorded:
+    def _take_up(self, session: Session) -> None:
+        session.catch_up()
+        if session.tree.read_to:
             settle_the_dead(self._pool)  # the attempt has come from another proxy, which may be gone
-        return tree

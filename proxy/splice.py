@@ -1,28 +1,39 @@
 """Exact tokens: where a request continues a turn sampled in the same attempt, its recorded ids stand in for it.
 
 A turn of equal meaning nominates a recorded completion; the rendered text decides. The request is rendered with the
-recorded raw text of its turns; if that begins with exactly the text of the completion's path, the path's ids are taken
-and only the rest, which starts at a special token, is tokenised. Otherwise (the agent changed something, the template
-drops old reasoning, the turn ended by another token) the request is rendered and tokenised as it stands: a new branch.
-Left out: re-inserting reasoning that the agent did not echo.
+recorded turns as placeholders (`proxy/slots.py`). Where it reads, from its beginning on, as the completion's path does,
+and each turn's slot shows what the turn says, the path's ids are taken and only what follows is tokenised. The first
+turn for which that fails (the agent changed something before it, the template drops its reasoning) and all that follow
+are rendered as the agent sent them: a new branch. Reasoning that the agent does not send back is put back where the
+template has a place for it.
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from hashlib import blake2b
-from itertools import islice
+from itertools import chain, islice
+from threading import Lock
 from typing import Any
 
 from proxy.call import Call, meaning
-from proxy.formats import Format, Recorded
+from proxy.formats import Recorded
+from proxy.pieces import Pieces
 from proxy.pool.records import Completion, NewCompletion
+from proxy.slots import MARK, Mask, find, mask, read
 from proxy.template import ChatTemplate, TemplateError
-from proxy.toolcalls import ParsedCall, Reasoning, Text, TurnParser
 
 SERVED = ("stop", "length", "tool_calls")
-MAX_TRIES = 2
-"""Renderings spent on finding recorded ids; a template that drops old reasoning makes all of them fail."""
+MAX_PLANS = 3
+"""Paths that are tried for one request, each by rendering it."""
+
+RESTORED = "reasoning_restored"
+"""Counts calls whose prompt holds reasoning that the agent did not send back."""
+ENDED = "ended_otherwise"
+"""Counts calls that continue a turn whose last token, or stop string, is not the end that the template gives it."""
+BRANCHED = "branched"
+"""Counts calls that continue a recorded turn but not its path: agent or template changed what comes before its end."""
 
 
 @dataclass(frozen=True)
@@ -31,142 +42,269 @@ class Prompt:
 
     ids: "array[int]"
     text: str
+    """What was rendered behind the path of `base` (without its end of turn); all of it where there is no base."""
     follows: int | None
     prefix_of: int | None
     prefix_length: int
+    base: "Node | None" = None
+    """The completion whose recorded ids the prompt begins with."""
+    counted: tuple[str, ...] = ()
+    plain: bool = False
+    """Whether it is a text completion's."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Node:
     """A recorded completion, as far as later requests need it."""
 
     id: int
     path: "array[int]"
+    length: int
+    """Of the path without its end of turn."""
     follows: int | None
-    raw: str | None
-    """The sampled text without the end of turn; None where the agent saw something else than what was sampled."""
-    text_length: int
-    text_digest: bytes
-    """Of the text of the whole path."""
+    base: "Node | None"
+    """The nearest earlier turn of the conversation that stands in this one's prompt as it was sampled."""
+    glue: str
+    """The text of the prompt behind the path of `base` without its end of turn."""
+    said: tuple[Any, ...]
     call_ids: tuple[str, ...]
-    seen_length: int
-    """Of the text of the path without the end of turn, and its digest: what a client of text completions has seen."""
-    seen_digest: bytes
+    spliceable: bool
+    """Whether the agent saw all that was sampled."""
+    opened: bool
+    """Whether the prompt has opened the reasoning."""
+    slot: str = field(default="", compare=False)
+    """How the turn showed last in a prompt, in placeholders."""
+
+    @property
+    def thinks(self) -> bool:
+        return bool(self.said[1]) or self.opened
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A message of the request that a recorded turn stands in for."""
+
+    index: int
+    node: Node
+
+
+Plan = tuple[Node, list[_Step]]
+"""A completion that the request may continue, and the turns up to it that stand in its path as they were sampled."""
 
 
 class Tree:
-    """The completions of one attempt. Adding is for the event loop; a prompt may be prepared in any thread."""
+    """The completions of one attempt. Adding and preparing may happen in any threads."""
 
-    def __init__(self, template: ChatTemplate):
+    def __init__(self, template: ChatTemplate, clock: float | None = None):
+        """`clock`: unix time of the attempt's beginning, at which the template's date stamps stand still."""
         self._template = template
+        self._pieces = Pieces(template)
+        self._clock = None if clock is None else datetime.fromtimestamp(clock)
+        self.read_to = 0
+        """The last of the ids up to which the pool has nothing that is missing here."""
+        self._adding = Lock()
         self._nodes: dict[int, Node] = {}
-        self._by_meaning: dict[Any, list[Node]] = {}
-        self._by_text: dict[bytes, Node] = {}
+        self._by_words: dict[Any, list[Node]] = {}
+        self._by_text: dict[bytes, tuple[Node, int]] = {}  # texts as clients of text completions have seen them
+        self._unread: list[Node] = []  # whose text nobody has asked for yet
 
-    def add(self, id: int, item: NewCompletion | Completion, path: "array[int]", prompt: str | None = None) -> None:
-        """Take in a committed completion. Without its prompt's text, as after a restart, that is decoded."""
-        prompt = self._template.decode(path[: item.prompt_length]) if prompt is None else prompt
-        text = prompt + self._template.decode(item.sampled)
-        visible = item.sampled[:-1] if item.sampled and item.sampled[-1] in self._template.ends else item.sampled
-        raw = self._template.decode(visible)
-        seen = prompt + raw
-        form = self._template.form
-        shown = _shown(form, raw, item.reply, form.opens_reasoning(prompt))
-        spliceable = item.finish_reason in SERVED and shown == meaning(item.reply)
-        call_ids = tuple(call["id"] for call in item.reply.get("tool_calls", ()))
-        raw_text = raw if spliceable else None
-        digest, seen_digest = _digests(text, seen)
-        node = Node(id, path, item.follows, raw_text, len(text), digest, call_ids, len(seen), seen_digest)
-        self._nodes[id] = node
-        if item.finish_reason in SERVED:
-            self._by_text[node.seen_digest] = node
-        if item.finish_reason in SERVED:
-            self._by_meaning.setdefault(meaning(item.reply), []).append(node)
+    def known_after(self, id: int) -> list[int]:
+        return [known for known in list(self._nodes) if known > id]
 
-    def prepare(self, call: Call, splice: bool) -> Prompt:
-        """Render and tokenise a request, with recorded ids where they stand for the same text."""
+    def path(self, id: int) -> "array[int]":
+        return self._nodes[id].path
+
+    def add(self, id: int, item: NewCompletion | Completion, path: "array[int]", prompt: Prompt | None = None) -> None:
+        """Take in a committed completion. Without its prompt, as after a restart, the text is decoded."""
+        ids = path[: item.prompt_length]
+        base = self._base(item.follows, ids) if prompt is None else prompt.base
+        glue = prompt.text if prompt is not None else self._template.decode(ids[base.length if base else 0 :])
+        form, said = self._template.form, meaning(item.reply)
+        calls, opened = item.reply.get("tool_calls"), form.opens_reasoning(glue)
+        sampled = self._without_end(item.sampled)
+        raw = self._template.decode(sampled)
+        spliceable = read(form, raw, Recorded(calls) if calls else None, opened) == said
+        call_ids = tuple(call["id"] for call in calls or ())
+        length = len(ids) + len(sampled)
+        node = Node(id, path, length, item.follows, base, glue, said, call_ids, spliceable, opened)
+        with self._adding:
+            if id in self._nodes:  # read from the pool before its own handler came to it
+                return
+            self._nodes[id] = node
+        if item.finish_reason not in SERVED:
+            return
+        self._by_words.setdefault(_words(said), []).append(node)
+        if prompt is not None and prompt.plain:
+            self._by_text[_digest(glue + raw)] = node, len(glue) + len(raw)
+        else:
+            self._unread.append(node)
+
+    def _base(self, follows: int | None, ids: "array[int]") -> Node | None:
+        """The nearest of the turns before whose path, but for its end, these ids begin with."""
+        node = self._nodes.get(follows or -1)
+        while node is not None:
+            if node.spliceable and node.path[: node.length] == ids[: node.length]:
+                return node
+            node = self._nodes.get(node.follows or -1)
+        return None
+
+    def prepare(self, call: Call, splice: bool, newer: Callable[[], None] = lambda: None) -> Prompt:
+        """Render and tokenise a request, with recorded ids where they stand for the same text.
+
+        `newer` adds what other gateways have recorded; it is called where the request holds a turn unknown here.
+        """
         if call.prompt is not None:
             return self._continued(call.prompt, splice)
-        lines = list(islice(self._lines(call.messages), MAX_TRIES))
-        node, ids, text = lines[0][0] if lines else None, None, ""
-        for candidate, turns in lines if splice else ():
-            ids, text = self._joined(call, candidate, turns)
-            if ids is not None:
-                node = candidate
-                break
-        if ids is None:
-            text = self._template.render(call.messages, call.tools, **call.options)
-        tokens = array("i", self._template.encode(text)) if ids is None else ids
-        prefix_of, length = self._longest_prefix(tokens)
-        follows = None if node is None else node.id
-        return Prompt(tokens, text, follows, prefix_of, length)
+        turns = [(i, meaning(message)) for i, message in enumerate(call.messages) if message["role"] == "assistant"]
+        if any(not self._candidates(said) for _, said in turns):
+            newer()
+        plans = self._plans(call.messages, turns)
+        first = next(plans, None)
+        follows = None if first is None else first[0]
+        steps, text = self._best(call, islice(chain([first], plans), MAX_PLANS)) if first and splice else ([], None)
+        if text is None:
+            text = self._render(call, call.messages)
+        base = steps[-1].node if steps else None
+        ids, counted = self._tokens(base, text)
+        if any(step.node.said[1] and not call.messages[step.index].get("reasoning_content") for step in steps):
+            counted.append(RESTORED)
+        if splice and follows is not None and base is not follows:
+            counted.append(BRANCHED if follows.spliceable else ENDED)
+        prefix_of, length = self._longest_prefix(ids)
+        return Prompt(ids, text, follows.id if follows else None, prefix_of, length, base, tuple(counted))
+
+    def _render(self, call: Call, messages: Sequence[dict[str, Any]]) -> str:
+        fixed = {} if self._clock is None else {"strftime_now": self._clock.strftime}
+        return self._template.render(messages, call.tools, **(call.options | fixed))
+
+    def _tokens(self, base: Node | None, text: str) -> tuple["array[int]", list[str]]:
+        """The path of `base`, then the text behind it. An end of turn that the text repeats is not repeated."""
+        if base is None:
+            return self._pieces.encode(text), []
+        if base.length == len(base.path):
+            return base.path + self._pieces.encode(text), []
+        end = self._template.decode(base.path[-1:])
+        if text.startswith(end):
+            return base.path + self._pieces.encode(text[len(end) :], after=base.path[-1]), []
+        return base.path[: base.length] + self._pieces.encode(text), [ENDED]
+
+    # ---- which recorded turns a request holds
+
+    def _candidates(self, said: tuple[Any, ...]) -> list[Node]:
+        """Recorded turns of this meaning. A message without reasoning may be one whose reasoning was not sent back."""
+        return [node for node in self._by_words.get(_words(said), ()) if said[1] in ("", node.said[1])]
+
+    def _plans(self, messages: Sequence[dict[str, Any]], turns: list[tuple[int, Any]]) -> Iterator[Plan]:
+        """Completions that the request may continue, the last turn first, with the turns that stand in their paths."""
+        turns = list(turns)
+        while turns:
+            index, said = turns.pop()
+            for node in _preferred(self._candidates(said), messages[index]):
+                before = self._before(turns, node)
+                if before is not None:
+                    yield node, before + ([_Step(index, node)] if node.spliceable else [])
+
+    def _before(self, turns: list[tuple[int, Any]], node: Node) -> list[_Step] | None:
+        """The turns that stand in the node's prompt as sampled; None when the request does not hold one of them."""
+        found: list[_Step] = []
+        standing, at = node.base, len(turns)
+        before = self._nodes.get(node.follows or -1)
+        while before is not None and standing is not None:
+            while at > 0 and before not in self._candidates(turns[at - 1][1]):
+                at -= 1
+            if at == 0:
+                return None
+            at -= 1
+            if before is standing:
+                found.append(_Step(turns[at][0], before))
+                standing = standing.base
+            before = self._nodes.get(before.follows or -1)
+        return found[::-1]
+
+    # ---- whether their ids may stand in for them
+
+    def _best(self, call: Call, plans: Iterable[Plan]) -> tuple[list[_Step], str | None]:
+        """The steps of the plan that reaches furthest, and the text behind them; no text when there are none."""
+        best: list[_Step] = []
+        failed: set[Node] = set()
+        for _, plan in plans:
+            if not plan or any(step.node in failed for step in plan):
+                continue
+            reached, text = self._joined(call, plan)
+            if text is not None:
+                return plan, text
+            failed.add(plan[reached].node)
+            best = max(best, plan[:reached], key=len)
+        while best:
+            reached, text = self._joined(call, best)
+            if text is not None:
+                return best, text
+            best = best[:reached]
+        return [], None
+
+    def _joined(self, call: Call, plan: list[_Step]) -> tuple[int, str | None]:
+        """How many of the steps hold, and the text behind the last one if all do."""
+        messages, masks = list(call.messages), []
+        for step in plan:
+            masks.append(mask(str(step.node.id), messages[step.index], step.node.thinks, self._template))
+            messages[step.index] = masks[-1].message
+        try:
+            text = self._render(call, messages)
+        except TemplateError:
+            return 0, None
+        at = 0
+        for number, step in enumerate(plan):
+            end = self._slot_end(text, at, step.node, masks[number])
+            if end is None:
+                return number, None
+            at = end
+        return (len(plan), text[at:]) if MARK not in text[at:] else (len(plan) - 1, None)
+
+    def _slot_end(self, text: str, at: int, node: Node, masked: Mask) -> int | None:
+        """Where the turn's slot ends, if the text from `at` on is what the turn was sampled from, then the turn."""
+        if not text.startswith(node.glue, at):
+            return None
+        start = at + len(node.glue)
+        end = start + len(node.slot)
+        if node.slot and text.startswith(node.slot, start) and self._template.any_end.match(text, end):
+            return end
+        found = find(text, start, masked, node.opened, self._template)
+        if found is not None:
+            node.slot = text[start:found]
+        return found
+
+    # ---- text completions
 
     def _continued(self, prompt: str | tuple[int, ...], splice: bool) -> Prompt:
         """A prompt without a template: recorded ids where it begins with a recorded prompt and its completion."""
         if isinstance(prompt, str):
-            node = self._seen_in(prompt) if splice else None
-            start = 0 if node is None else node.seen_length
+            node, start = self._seen_in(prompt) if splice else (None, 0)
             ids = array("i", self._template.encode(prompt[start:]))
-            tokens, text = ids if node is None else self._without_end(node.path) + ids, prompt
+            tokens, text = ids if node is None else node.path[: node.length] + ids, prompt
         else:
             size = self._template.tokenizer.get_vocab_size()
             if not all(0 <= id < size for id in prompt):
                 raise TemplateError(f"prompt holds ids outside of 0 to {size - 1}; send this model's tokens")
             tokens, text = array("i", prompt), self._template.decode(prompt)
         prefix_of, length = self._longest_prefix(tokens)
-        whole = prefix_of is not None and length >= len(self._without_end(self._nodes[prefix_of].path))
-        return Prompt(tokens, text, prefix_of if whole else None, prefix_of, length)
+        whole = prefix_of is not None and length >= self._nodes[prefix_of].length
+        return Prompt(tokens, text, prefix_of if whole else None, prefix_of, length, plain=True)
 
-    def _seen_in(self, text: str) -> Node | None:
-        """The completion with the longest text that this text begins with."""
-        lengths = sorted({node.seen_length for node in self._by_text.values() if node.seen_length <= len(text)})
+    def _seen_in(self, text: str) -> tuple[Node | None, int]:
+        """The completion with the longest text that this text begins with, and that text's length."""
+        unread, self._unread = self._unread, []
+        for node in unread:
+            seen = self._template.decode(node.path[: node.length])
+            self._by_text[_digest(seen)] = node, len(seen)
+        lengths = sorted({length for _, length in self._by_text.values() if length <= len(text)})
         digest, at, found = blake2b(digest_size=16), 0, None
         for length in lengths:
             digest.update(text[at:length].encode("utf-8", "surrogatepass"))
             at, found = length, self._by_text.get(digest.digest(), found)
-        return found
+        return found or (None, 0)
 
-    def _without_end(self, path: "array[int]") -> "array[int]":
-        return path[:-1] if path[-1] in self._template.ends else path
-
-    def _lines(self, messages: Sequence[dict[str, Any]]) -> Iterator[tuple[Node, dict[int, str]]]:
-        """Completions that the request may continue, the last turn first, with their raw texts by message index."""
-        turns = [(i, meaning(messages[i])) for i in range(len(messages)) if messages[i]["role"] == "assistant"]
-        while turns:
-            index, said = turns.pop()
-            for node in _preferred(self._by_meaning.get(said, []), messages[index]):
-                line = self._line(turns, node)
-                if line is not None:
-                    yield node, {index: node.raw, **line} if node.raw is not None else line
-
-    def _line(self, turns: list[tuple[int, Any]], node: Node) -> dict[int, str] | None:
-        """Raw texts of what the node follows, by message index; None when one of them is not among the turns."""
-        found, turns = {}, list(turns)
-        before = self._nodes.get(node.follows or -1)
-        while before is not None:
-            index = next((i for i, said in reversed(turns) if before in self._by_meaning.get(said, ())), None)
-            if index is None:
-                return None
-            if before.raw is not None:
-                found[index] = before.raw
-            turns = [turn for turn in turns if turn[0] < index]
-            before = self._nodes.get(before.follows or -1)
-        return found
-
-    def _joined(self, call: Call, node: Node, turns: dict[int, str]) -> tuple["array[int] | None", str]:
-        """The node's path with the tokens of what follows it; None when the texts do not agree."""
-        if node.raw is None:
-            return None, ""
-        messages = [
-            {"role": "assistant", "content": turns[i]} if i in turns else message
-            for i, message in enumerate(call.messages)
-        ]
-        text = self._template.render(messages, call.tools, **call.options)
-        rest = text[node.text_length :]
-        at_boundary = node.path[-1] in self._template.ends or rest.startswith(self._template.special)
-        if not at_boundary or _digest(text[: node.text_length]) != node.text_digest:
-            return None, ""
-        return node.path + array("i", self._template.encode(rest)), text
+    def _without_end(self, sampled: "array[int]") -> "array[int]":
+        return sampled[:-1] if sampled and sampled[-1] in self._template.ends else sampled
 
     def _longest_prefix(self, tokens: "array[int]") -> tuple[int | None, int]:
         """The completion that shares the most leading tokens with these, and how many."""
@@ -178,6 +316,11 @@ class Tree:
             if min(len(path), len(wanted)) >= longer and path[:longer] == wanted[:longer]:
                 best, length = node.id, _common(path, wanted)
         return best, length
+
+
+def _words(said: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A meaning without the reasoning."""
+    return said[0], said[2]
 
 
 def _preferred(candidates: list[Node], message: dict[str, Any]) -> list[Node]:
@@ -198,26 +341,5 @@ def _common(a: memoryview, b: memoryview) -> int:
     return low
 
 
-def _shown(form: Format, raw: str, reply: dict[str, Any], reasoning: bool) -> tuple[Any, ...]:
-    """What the raw text says; where the tools' schemas decide on types, as the reply took it."""
-    recorded = reply.get("tool_calls")
-    parser = TurnParser(form, tools=Recorded(recorded) if recorded else None, reasoning=reasoning)
-    pieces = [*parser.feed(raw), *parser.finish()]
-    calls = [{"name": p.name, "arguments": p.arguments} for p in pieces if isinstance(p, ParsedCall)]
-    content = "".join(p.text for p in pieces if isinstance(p, Text))
-    thoughts = "".join(p.text for p in pieces if isinstance(p, Reasoning))
-    return meaning({"content": content, "reasoning_content": thoughts, "tool_calls": calls})
-
-
 def _digest(text: str) -> bytes:
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-
-def _digests(text: str, start: str) -> tuple[bytes, bytes]:
-    """Of a text and of its start, in one pass where it is its start."""
-    if not text.startswith(start):
-        return _digest(text), _digest(start)
-    state = blake2b(start.encode("utf-8", "surrogatepass"), digest_size=16)
-    of_start = state.digest()
-    state.update(text[len(start) :].encode("utf-8", "surrogatepass"))
-    return state.digest(), of_start

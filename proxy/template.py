@@ -5,7 +5,8 @@ format. Left out: multimodal templates, and slow (python) tokenizers.
 """
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -46,12 +47,24 @@ class ChatTemplate:
         model = _json(directory / "config.json")
         self.context_length: int | None = model.get("max_position_embeddings")
         self.ends = self._end_ids(model)
-        added = self.tokenizer.get_added_tokens_decoder()
-        self.special = tuple(token.content for token in added.values())
+        added = self.tokenizer.get_added_tokens_decoder().values()
+        self.special = tuple(token.content for token in added)
         """Texts that are always one token of their own, whatever stands around them."""
-        self.form = choose(tool_format, "\n".join(self._sources.values()), self.special)
+        raw = [token for token in added if not token.normalized or self.tokenizer.normalizer is None]
+        self._raw_special = _any_of(token.content for token in raw)
+        self._plain = {token.content for token in raw if not (token.lstrip or token.rstrip or token.single_word)}
+        self.any_end = _any_of(self.decode([end]) for end in self.ends)
+        """Finds the next token that ends a turn."""
+        self.form = choose(tool_format, *self._described())
+        self.written = self.form if tool_format == "auto" else choose("auto", *self._described())
+        """The format in which the template writes calls; `form` is the one in which the model samples them."""
         self._arguments_as_text = False
         self._arguments_as_text = self._refuses({"a": 1}) and not self._refuses('{"a": 1}')
+        self.takes_reasoning = self._shows_reasoning()
+        """Whether the template reads a turn's `reasoning_content`; others see reasoning in the content, if at all."""
+
+    def _described(self) -> tuple[str, tuple[str, ...]]:
+        return "\n".join(self._sources.values()), self.special
 
     def _refuses(self, arguments: Any) -> bool:
         """Whether the template fails on tool-call arguments of this type; DeepSeek's take JSON text only."""
@@ -62,6 +75,13 @@ class ChatTemplate:
         except TemplateError:
             return True
         return False
+
+    def _shows_reasoning(self) -> bool:
+        turn = {"role": "assistant", "content": "said", "reasoning_content": "thought"}
+        try:
+            return "thought" in self.render([{"role": "user", "content": "x"}, turn], ())
+        except TemplateError:
+            return False
 
     def _end_ids(self, model: dict[str, Any]) -> tuple[int, ...]:
         """End-of-turn tokens, the tokenizer's own first."""
@@ -86,6 +106,10 @@ class ChatTemplate:
         except Exception as error:  # the template is foreign code over the agent's data: it may raise anything
             raise TemplateError(f"the model's chat template refuses these messages: {error}") from error
 
+    def cuts(self, text: str) -> list[int]:
+        """Where the tokenizer splits the text whatever its parts say: the beginnings of plain added tokens."""
+        return [match.start() for match in self._raw_special.finditer(text) if match[0] in self._plain]
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; markers in it become their special tokens, nothing is added around it."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
@@ -95,6 +119,12 @@ class ChatTemplate:
         """The text of token ids, special tokens included."""
         text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
         return text
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Finds the first of these texts, the longest where several begin at one place; nothing when there are none."""
+    longest_first = sorted(texts, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
 
 def _json(path: Path) -> dict[str, Any]:

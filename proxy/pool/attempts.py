@@ -26,6 +26,8 @@ class Attempt:
     agent: str
     purpose: str
     open: bool
+    opened_at: float
+    """Unix time."""
     group_id: int | None = None
 
 
@@ -65,8 +67,10 @@ def open_attempt(pool: Pool, rollout_id: int, agent: str) -> tuple[Attempt, str]
             raise UserError(f"rollout {rollout_id} has its outcome already; open a new group instead")
         number = connection.scalar(select(func.count()).where(attempts.c.rollout_id == rollout_id)) or 0
         identity = {"run_id": row.run_id, "rollout_id": rollout_id, "number": number}
-        attempt_id = insert_row(connection, attempts, _values(key, agent) | identity)
-    return Attempt(attempt_id, row.run_id, rollout_id, agent, row.purpose, True, row.group_id), key
+        values = _values(key, agent) | identity
+        attempt_id = insert_row(connection, attempts, values)
+    opened_at = values["opened_at"]
+    return Attempt(attempt_id, row.run_id, rollout_id, agent, row.purpose, True, opened_at, row.group_id), key
 
 
 @retried
@@ -143,4 +147,4 @@ def _hash(key: str) -> str:
 
 def _attempt(row: Row[Any]) -> Attempt:
     purpose, is_open = row.purpose or "session", row.closed_at is None
-    return Attempt(row.id, row.run_id, row.rollout_id, row.agent, purpose, is_open, row.group_id)
+    return Attempt(row.id, row.run_id, row.rollout_id, row.agent, purpose, is_open, row.opened_at, row.group_id)

@@ -2,7 +2,8 @@
 
 import asyncio
 from array import array
-from collections.abc import Sequence
+from collections import ChainMap
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from zlib import crc32
@@ -175,6 +176,15 @@ def of_attempt(pool: Pool, attempt_id: int) -> list[Completion]:
         return of_attempts(connection, [attempt_id])[attempt_id]
 
 
+def newer(pool: Pool, attempt_id: int, after: int, known: Collection[int]) -> list[Completion]:
+    """The completions of an attempt with ids above `after`, without the `known` ones, in the order of their commits."""
+    query = select(completions).where(completions.c.attempt_id == attempt_id, completions.c.id > after)
+    some = query if len(known) > IDS_PER_QUERY else query.where(completions.c.id.not_in(known))
+    with pool.read() as connection:
+        rows = [from_row(row) for row in connection.execute(some.order_by(completions.c.id))]
+    return [row for row in rows if row.id not in known]
+
+
 def of_attempts(connection: Connection, attempt_ids: Sequence[int]) -> dict[int, list[Completion]]:
     """The completions of each of these attempts in the order of their commits."""
     found: dict[int, list[Completion]] = {attempt_id: [] for attempt_id in attempt_ids}
@@ -185,14 +195,16 @@ def of_attempts(connection: Connection, attempt_ids: Sequence[int]) -> dict[int,
     return found
 
 
-def paths(chain: Sequence[Completion]) -> dict[int, "array[int]"]:
+def paths(chain: Sequence[Completion], known: Mapping[int, "array[int]"] | None = None) -> dict[int, "array[int]"]:
     """Completion id -> its whole token path (prompt, then sampled), for an attempt's completions in commit order.
 
-    Raises ValueError when a path does not match the checksum taken when it was served.
+    `known`: paths of completions before these. Raises ValueError when a path does not match the checksum taken when it
+    was served.
     """
     found: dict[int, array[int]] = {}
+    before = ChainMap(found, dict(known or {}))
     for item in chain:
-        shared = found[item.prefix_of][: item.prefix_length] if item.prefix_of is not None else array("i")
+        shared = before[item.prefix_of][: item.prefix_length] if item.prefix_of is not None else array("i")
         path = shared + item.prompt_tail + item.sampled
         if crc32(int_bytes(path)) != item.path_crc:
             raise ValueError(f"completion {item.id}: its stored tokens do not match checksum {item.path_crc}")

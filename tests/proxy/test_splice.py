@@ -136,6 +136,71 @@ async def test_dropped_reasoning_follows_the_template(serve: Serve, template: Ch
     assert "<think>" not in text and row.prefix_length < len(stand.path(0)) and row.follows is not None
 
 
+THOUGHT_CALL = "<think>\nI list.</think>" + ODD_CALL
+"""Reasoning that ends without the line end which the template puts there."""
+
+
+async def counted(stand: Stand) -> dict[str, int]:
+    async with stand.http.get(f"{stand.url}/health") as answer:
+        found: dict[str, int] = (await answer.json())["continued"]
+    return found
+
+
+async def test_reasoning_keeps_its_own_line_ends(serve: Serve) -> None:
+    first, second = await two_turns(await serve(lambda prompt, ids: THOUGHT_CALL))
+    assert second[: len(first)] == first
+
+
+def without_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    del message["reasoning_content"]
+    return message
+
+
+async def test_reasoning_that_is_not_echoed_is_put_back_and_counted(serve: Serve) -> None:
+    stand = await serve(lambda prompt, ids: THOUGHT_CALL)
+    first, second = await two_turns(stand, without_reasoning)
+    assert second[: len(first)] == first
+    assert await counted(stand) == {"reasoning_restored": 1}
+
+
+async def test_reasoning_that_the_template_drops_is_not_put_back(serve: Serve, template: ChatTemplate) -> None:
+    stand = await serve(lambda prompt, ids: "<think>hm</think>yes")
+    message = (await stand.chat(user("a?")))["choices"][0]["message"]
+    await stand.chat(user("a?"), without_reasoning(message), user("b?"))
+    prompt = template.decode(stand.path(1)[: stand.recorded()[1].prompt_length])
+    assert "hm" not in prompt and "yes" in prompt
+    assert await counted(stand) == {"branched": 1}
+
+
+async def test_a_fork_keeps_the_turns_before_it(serve: Serve) -> None:
+    """A changed tool result: the call before it stays as sampled, the turn behind it is rendered as it was sent."""
+    stand = await serve(script)
+    message = (await stand.chat(user("list"), tools=[SHELL]))["choices"][0]["message"]
+    first = [user("list"), message, tool_result(message, "long output")]
+    done = (await stand.chat(*first, tools=[SHELL]))["choices"][0]["message"]
+    await stand.chat(user("list"), message, tool_result(message, "[masked]"), done, user("more"), tools=[SHELL])
+    row = stand.recorded()[2]
+    assert stand.path(2)[: len(stand.path(0))] == stand.path(0)
+    assert row.follows == stand.recorded()[1].id and row.prefix_length < len(stand.path(1))
+
+
+async def test_a_stop_string_begins_a_new_branch(serve: Serve) -> None:
+    stand = await serve(lambda prompt, ids: "one STOP", max_new_tokens=50)
+    message = (await stand.chat(user("count"), stop=["STOP"]))["choices"][0]["message"]
+    await stand.chat(user("count"), message, user("on"))
+    assert stand.recorded()[1].prefix_length < len(stand.path(0))
+    assert await counted(stand) == {"ended_otherwise": 1}
+
+
+async def test_a_turn_sampled_through_another_gateway_is_joined(serve: Serve) -> None:
+    stand, other = await serve(script), await serve(script)
+    await other.chat(user("hello"))
+    message = (await stand.chat(user("list"), tools=[SHELL]))["choices"][0]["message"]
+    await other.chat(user("list"), message, tool_result(message), tools=[SHELL])
+    rows = other.recorded()
+    assert other.path(2)[: len(other.path(1))] == other.path(1) and rows[2].follows == rows[1].id
+
+
 async def test_equal_replies_in_a_row_keep_their_order(serve: Serve) -> None:
     stand = await serve(lambda prompt, ids: "again")
     messages = [user("0")]
