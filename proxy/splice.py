@@ -1,16 +1,16 @@
 """Exact tokens: where a request continues a turn sampled in the same attempt, its recorded ids stand in for it.
 
-A turn of equal meaning nominates a recorded completion; the rendered text decides. The request is rendered with the
-recorded turns as placeholders (`proxy/slots.py`). Where it reads, from its beginning on, as the completion's path does,
-and each turn's slot shows what the turn says, the path's ids are taken and only what follows is tokenised. The first
-turn for which that fails (the agent changed something before it, the template drops its reasoning) and all that follow
-are rendered as the agent sent them: a new branch. Reasoning that the agent does not send back is put back where the
-template has a place for it.
+A turn of equal meaning after an equal history (`proxy/history.py`) nominates a recorded completion: the request follows
+it. The rendered text decides on its tokens. The request is rendered with the recorded turns as placeholders
+(`proxy/slots.py`). Where it reads, from its beginning on, as the completion's path does, and each turn's slot shows
+what the turn says, the path's ids are taken and only what follows is tokenised. The first turn for which that fails
+(the agent changed something before it, the template drops its reasoning) and all that follow are rendered as the agent
+sent them: a new branch. Reasoning that the agent does not send back is put back where the template has a place for it.
 """
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from hashlib import blake2b
 from itertools import chain, islice
@@ -19,6 +19,7 @@ from typing import Any
 
 from proxy.call import Call, meaning
 from proxy.formats import Recorded
+from proxy.history import History, Turn, turns
 from proxy.pieces import Pieces
 from proxy.pool.records import Completion, NewCompletion
 from proxy.slots import MARK, Mask, find, mask, read
@@ -51,6 +52,8 @@ class Prompt:
     counted: tuple[str, ...] = ()
     plain: bool = False
     """Whether it is a text completion's."""
+    history: History | None = None
+    """None without messages."""
 
 
 @dataclass(eq=False)
@@ -105,6 +108,8 @@ class Tree:
         self._adding = Lock()
         self._nodes: dict[int, Node] = {}
         self._by_words: dict[Any, list[Node]] = {}
+        self._histories: dict[int, History] = {}
+        """By completion id; of those read from the pool, as far as a request has shown them again."""
         self._by_text: dict[bytes, tuple[Node, int]] = {}  # texts as clients of text completions have seen them
         self._unread: list[Node] = []  # whose text nobody has asked for yet
 
@@ -127,6 +132,8 @@ class Tree:
         call_ids = tuple(call["id"] for call in calls or ())
         length = len(ids) + len(sampled)
         node = Node(id, path, length, item.follows, base, glue, said, call_ids, spliceable, opened)
+        if prompt is not None and prompt.history is not None:
+            self._histories[id] = prompt.history
         with self._adding:
             if id in self._nodes:  # read from the pool before its own handler came to it
                 return
@@ -155,10 +162,10 @@ class Tree:
         """
         if call.prompt is not None:
             return self._continued(call.prompt, splice)
-        turns = [(i, meaning(message)) for i, message in enumerate(call.messages) if message["role"] == "assistant"]
-        if any(not self._candidates(said) for _, said in turns):
+        said, history = turns(call.messages)
+        if any(not self._candidates(turn.said) for turn in said):
             newer()
-        plans = self._plans(call.messages, turns)
+        plans = self._plans(call, said)
         first = next(plans, None)
         follows = None if first is None else first[0]
         steps, text = self._best(call, islice(chain([first], plans), MAX_PLANS)) if first and splice else ([], None)
@@ -171,7 +178,8 @@ class Tree:
         if splice and follows is not None and base is not follows:
             counted.append(BRANCHED if follows.spliceable else ENDED)
         prefix_of, length = self._longest_prefix(ids)
-        return Prompt(ids, text, follows.id if follows else None, prefix_of, length, base, tuple(counted))
+        follows_id = follows.id if follows else None
+        return Prompt(ids, text, follows_id, prefix_of, length, base, tuple(counted), history=history)
 
     def _render(self, call: Call, messages: Sequence[dict[str, Any]]) -> str:
         fixed = {} if self._clock is None else {"strftime_now": self._clock.strftime}
@@ -194,29 +202,44 @@ class Tree:
         """Recorded turns of this meaning. A message without reasoning may be one whose reasoning was not sent back."""
         return [node for node in self._by_words.get(_words(said), ()) if said[1] in ("", node.said[1])]
 
-    def _plans(self, messages: Sequence[dict[str, Any]], turns: list[tuple[int, Any]]) -> Iterator[Plan]:
-        """Completions that the request may continue, the last turn first, with the turns that stand in their paths."""
-        turns = list(turns)
-        while turns:
-            index, said = turns.pop()
-            for node in _preferred(self._candidates(said), messages[index]):
-                before = self._before(turns, node)
-                if before is not None:
-                    yield node, before + ([_Step(index, node)] if node.spliceable else [])
+    def _plans(self, call: Call, said: list[Turn]) -> Iterator[Plan]:
+        """Completions that the request continues, the last turn first, with the turns that stand in their paths."""
+        said = list(said)
+        while said:
+            turn = said.pop()
+            for node in self._preferred(turn, call.messages[turn.index]):
+                before = self._before(said, node)
+                if before is not None and self._same_history(call, turn, node, before):
+                    yield node, before + ([_Step(turn.index, node)] if node.spliceable else [])
 
-    def _before(self, turns: list[tuple[int, Any]], node: Node) -> list[_Step] | None:
+    def _preferred(self, turn: Turn, message: dict[str, Any]) -> list[Node]:
+        """Turns that say the same: those after the same tool results first, then with the same ids, then the newest."""
+        ids = tuple(call.get("id") for call in message.get("tool_calls", ()))
+        found = reversed(self._candidates(turn.said))
+        return sorted(found, key=lambda node: (self._histories.get(node.id) != turn.history, node.call_ids != ids))
+
+    def _same_history(self, call: Call, turn: Turn, node: Node, before: list[_Step]) -> bool:
+        """Whether the same stood before a completion as before this turn. Without its messages its prompt tells."""
+        known = self._histories.get(node.id)
+        if known is None and turn.index > 0:
+            _, text = self._joined(replace(call, messages=call.messages[: turn.index]), before)
+            if text == node.glue:
+                known = self._histories[node.id] = turn.history
+        return known is not None and known.outline == turn.history.outline
+
+    def _before(self, said: list[Turn], node: Node) -> list[_Step] | None:
         """The turns that stand in the node's prompt as sampled; None when the request does not hold one of them."""
         found: list[_Step] = []
-        standing, at = node.base, len(turns)
+        standing, at = node.base, len(said)
         before = self._nodes.get(node.follows or -1)
         while before is not None and standing is not None:
-            while at > 0 and before not in self._candidates(turns[at - 1][1]):
+            while at > 0 and before not in self._candidates(said[at - 1].said):
                 at -= 1
             if at == 0:
                 return None
             at -= 1
             if before is standing:
-                found.append(_Step(turns[at][0], before))
+                found.append(_Step(said[at].index, before))
                 standing = standing.base
             before = self._nodes.get(before.follows or -1)
         return found[::-1]
@@ -321,12 +344,6 @@ class Tree:
 def _words(said: tuple[Any, ...]) -> tuple[Any, ...]:
     """A meaning without the reasoning."""
     return said[0], said[2]
-
-
-def _preferred(candidates: list[Node], message: dict[str, Any]) -> list[Node]:
-    """Turns that say the same: those with the message's tool-call ids first, then the newest."""
-    ids = tuple(call.get("id") for call in message.get("tool_calls", ()))
-    return sorted(reversed(candidates), key=lambda node: node.call_ids != ids)
 
 
 def _common(a: memoryview, b: memoryview) -> int:

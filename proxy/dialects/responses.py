@@ -196,12 +196,12 @@ def _custom(name: str, tool: _Tool) -> dict[str, Any]:
 
 
 def _messages(items: str | list[_Item]) -> list[dict[str, Any]]:
-    """Items as messages: what the assistant says in a row is one turn."""
+    """Items as messages: the assistant's reasoning, text and calls in a row are one turn, a second text is another."""
     items = [_Item(role="user", content=items)] if isinstance(items, str) else items
     found: list[dict[str, Any]] = []
     for i, item in enumerate(items):
         message = _message(item, f"input[{i}]")
-        if message["role"] == "assistant" and found and found[-1]["role"] == "assistant":
+        if message["role"] == "assistant" and found and _goes_on(found[-1], message):
             _extend(found[-1], message)
         else:
             found.append(message)
@@ -224,6 +224,12 @@ def _message(item: _Item, where: str) -> dict[str, Any]:
     if item.type in ("function_call_output", "custom_tool_call_output"):
         return {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output, f"{where}.output", "\n")}
     refuse(where, f"is of type {item.type!r}, which is not served; send messages, reasoning and tool calls in full")
+
+
+def _goes_on(turn: dict[str, Any], more: dict[str, Any]) -> bool:
+    """Whether the assistant's next item is part of its turn. codex keeps the text of a reply that broke off."""
+    spoken = turn["content"] and not turn.get("tool_calls")
+    return turn["role"] == "assistant" and not (spoken and "tool_calls" not in more)
 
 
 def _extend(turn: dict[str, Any], more: dict[str, Any]) -> None:

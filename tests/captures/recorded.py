@@ -39,7 +39,9 @@ class Exchange:
     """None where the connection was reset instead of answered."""
     stream: bool
     cut: bool
-    """The answer broke off, or the client did not wait for its end."""
+    """The answer broke off."""
+    gone: bool
+    """The client did not wait for its end."""
     reply: dict[str, Any] | None
     """As `replies.reply_of` says."""
 
@@ -86,6 +88,7 @@ def _exchange(row: dict[str, Any]) -> Exchange:
         ended=row["t_end"],
         status=answer.get("status"),
         stream=bool(answer.get("stream")),
-        cut="cut_after_events" in answer or "client_gone" in answer,
+        cut="cut_after_events" in answer,
+        gone="client_gone" in answer,
         reply=answer["reply"],
     )

@@ -72,6 +72,16 @@ async def test_the_second_turn_continues_with_recorded_ids(serve: Serve, echo: A
     assert second.follows == first.id and stand.path(1)[: len(stand.path(0))] == stand.path(0)
 
 
+async def test_a_text_behind_a_text_is_another_turn(serve: Serve) -> None:
+    """codex keeps the text of a reply that broke off, and sends the history with it again."""
+    stand = await serve(script)
+    kept = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I begin."}]}
+    output = (await ask(stand, QUESTION, kept))["output"]
+    await ask(stand, QUESTION, kept, *output, *outputs(output))
+    assert stand.recorded()[1].follows == stand.recorded()[0].id
+    assert stand.path(1)[: len(stand.path(0))] == stand.path(0)
+
+
 @pytest.mark.parametrize(
     ("turn", "item"),
     [

@@ -99,7 +99,50 @@ async def test_another_system_prompt_is_another_branch(serve: Serve) -> None:
     stand = await serve(script)
     message = (await stand.chat(user("list"), tools=[SHELL]))["choices"][0]["message"]
     await stand.chat({"role": "system", "content": "new"}, user("list"), message, tool_result(message), tools=[SHELL])
-    assert stand.recorded()[1].prefix_length < 5
+    row = stand.recorded()[1]
+    assert row.prefix_length < 5 and row.follows is None
+
+
+async def test_a_reply_quoted_in_another_conversation_is_not_continued_there(serve: Serve) -> None:
+    """As agents begin again from a summary that the model wrote about the history."""
+    stand = await serve(lambda prompt, ids: "a summary")
+    message = (await stand.chat(user("sum up: ...")))["choices"][0]["message"]
+    await stand.chat(user("what did we do?"), message, user("go on"))
+    assert stand.recorded()[1].follows is None
+
+
+@pytest.mark.parametrize("reply", ["ok", "<think>\nhm\n</think>\n\nok"])
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_conversations_with_equal_replies_stay_apart(serve: Serve, reply: str, restarted: bool) -> None:
+    """The second case: a template that drops the reasoning, so that no tokens tell which one goes on."""
+    stand = await serve(lambda prompt, ids: reply)
+    message = [(await stand.chat(user(f"task {i}")))["choices"][0]["message"] for i in range(4)][0]
+    stand = await serve(lambda prompt, ids: reply) if restarted else stand
+    for i in (1, 0):
+        await stand.chat(user(f"task {i}"), message, user("more"))
+    rows = stand.recorded()
+    assert [row.follows for row in rows[4:]] == [rows[1].id, rows[0].id]
+
+
+async def test_other_tools_are_another_branch_of_the_conversation(serve: Serve) -> None:
+    stand = await serve(script)
+    message = (await stand.chat(user("list"), tools=[SHELL]))["choices"][0]["message"]
+    await stand.chat(user("list"), message, tool_result(message), user("now sum up"))
+    first, second = stand.recorded()
+    assert second.follows == first.id and second.prefix_length < 5
+
+
+async def test_a_tool_result_that_is_shortened_later_is_another_branch_of_the_conversation(serve: Serve) -> None:
+    stand = await serve(lambda prompt, ids: "done" if prompt.count("<tool_response>") > 1 else ODD_CALL)
+    turns: list[Any] = [user("list")]
+    for _ in range(2):
+        message = (await stand.chat(*turns, tools=[SHELL]))["choices"][0]["message"]
+        turns += [message, tool_result(message)]
+    turns[2] = tool_result(turns[1], "cleared")
+    await stand.chat(*turns, tools=[SHELL])
+    first, second, third = stand.recorded()
+    assert (third.follows, third.prefix_of) == (second.id, second.id)
+    assert len(stand.path(0)) < third.prefix_length < len(stand.path(1)) - 10
 
 
 async def test_faithful_never_joins(serve: Serve, template: ChatTemplate) -> None:

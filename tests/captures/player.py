@@ -1,0 +1,160 @@
+"""Plays recorded sessions through a real gateway: the agent's requests as recorded, the replies written by a model.
+
+The engine samples each recorded reply in the model's own format and in tokens that the tokenizer would not choose, so
+that a turn that was tokenised again shows. Later requests name tool calls by the ids that the gateway gave. Requests go
+one after the other in the order of their arrival. Left out: the pace, and calls that overlap.
+"""
+
+import asyncio
+import json
+import re
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from proxy.engine.scripted import Fault, Reply
+from proxy.pool.completions import paths
+from proxy.pool.records import Completion
+from proxy.template import ChatTemplate
+from tests.captures.recorded import Exchange, Session
+from tests.captures.replies import reply_of
+from tests.proxy.conftest import Stand
+
+
+@dataclass(frozen=True)
+class Played:
+    """What became of an exchange. Without a row: the engine had sampled nothing."""
+
+    exchange: Exchange
+    status: int | None
+    """None where the client went away."""
+    delivered: dict[str, Any] | None
+    """What the client read, in the form of a recorded reply."""
+    row: Completion | None
+    path: "array[int]"
+
+
+class Player:
+    """The scripted engine's script, and the agent."""
+
+    def __init__(self, template: ChatTemplate):
+        self._template = template
+        self._answer: Reply | Fault = Fault(status=500)
+        self.unusual, self.sampled = 0, 0
+        """Replies sampled in other tokens than the tokenizer's, and all."""
+
+    def __call__(self, prompt: str, ids: Sequence[int]) -> Reply | Fault:
+        return self._answer
+
+    async def play(self, stand: Stand, session: Session) -> list[Played]:
+        """All exchanges of a session, as an attempt of its own."""
+        ids: dict[str, str] = {}
+        known: set[int] = set()
+        found = []
+        for exchange in session.exchanges:
+            self._answer = self._planned(exchange)
+            send = _leave if exchange.gone else _ask
+            status, delivered = await send(stand, exchange, _renamed(exchange.body, ids), session.name)
+            if delivered is not None and exchange.reply is not None:
+                ids |= _given(exchange.reply, delivered)
+            rows = await _rows(stand, session.name, known, wait=exchange.gone)
+            new = [row for row in rows if row.id not in known]
+            assert len(new) <= 1, f"{len(new)} rows of one call"
+            known |= {row.id for row in new}
+            path = paths(rows)[new[0].id] if new else array("i")
+            found.append(Played(exchange, status, delivered, new[0] if new else None, path))
+        return found
+
+    def _planned(self, exchange: Exchange) -> Reply | Fault:
+        """What the engine does."""
+        text = "" if exchange.reply is None else written(exchange.reply)
+        if exchange.gone:
+            return Fault(hang=True)
+        if exchange.cut or exchange.status is None:
+            return Fault(text=text, after=len(self._template.encode(text)))
+        if exchange.status != 200:
+            return Fault(status=exchange.status)
+        ids = self._unusual(text)
+        self.sampled += 1
+        self.unusual += list(ids) != self._template.encode(text)
+        return Reply("", ids=ids)
+
+    def _unusual(self, text: str) -> tuple[int, ...]:
+        """Tokens of the text, every second word of it letter by letter."""
+        marks = "|".join(map(re.escape, self._template.special))
+        ids: list[int] = []
+        for i, piece in enumerate(re.findall(rf"{marks}|\w+|\W", text)):
+            parts = piece if i % 2 == 0 and piece not in self._template.special else [piece]
+            ids += [id for part in parts for id in self._template.encode(part)]
+        return tuple(ids)
+
+
+def written(reply: dict[str, Any]) -> str:
+    """A reply as a model of Qwen's format writes it, its texts and arguments as they were recorded."""
+    content, thought = reply["content"], reply["reasoning"]
+    text = f"<think>\n{thought}</think>\n\n{content}" if thought else content
+    calls = []
+    for call in reply["calls"]:
+        name = f"{call['namespace']}__{call['name']}" if "namespace" in call else call["name"]
+        calls.append(f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {call["arguments"]}}}\n</tool_call>')
+    glue = "\n" if content and calls and not content.endswith("\n") else ""
+    return text + glue + "\n".join(calls)
+
+
+def _renamed(value: Any, ids: dict[str, str]) -> Any:
+    """The body with the tool calls' ids that this gateway gave."""
+    if isinstance(value, dict):
+        return {name: _renamed(inner, ids) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_renamed(inner, ids) for inner in value]
+    return ids.get(value, value) if isinstance(value, str) else value
+
+
+def _given(recorded: dict[str, Any], delivered: dict[str, Any]) -> dict[str, str]:
+    """Recorded id -> the gateway's, as far as the calls arrived."""
+    return {was["id"]: now["id"] for was, now in zip(recorded["calls"], delivered["calls"], strict=False)}
+
+
+def _posted(stand: Stand, exchange: Exchange, body: Any, key: str) -> Any:
+    headers = {**exchange.headers, "Authorization": f"Bearer {key}"}
+    return stand.http.post(f"{stand.url}{exchange.path}", data=json.dumps(body).encode(), headers=headers)
+
+
+async def _ask(stand: Stand, exchange: Exchange, body: Any, key: str) -> tuple[int | None, dict[str, Any] | None]:
+    try:
+        async with _posted(stand, exchange, body, key) as answer:
+            data = (await answer.read()).decode()
+            status = answer.status
+    except aiohttp.ClientPayloadError:  # the gateway cut its own answer
+        return None, None
+    said = {"events": data.split("\n\n")} if exchange.stream else {"body": json.loads(data)}
+    return status, reply_of(exchange.api, {"status": status, **said})
+
+
+async def _leave(stand: Stand, exchange: Exchange, body: Any, key: str) -> tuple[None, None]:
+    """Send the request and go away as soon as the engine has it."""
+    assert stand.engine is not None
+    before = stand.engine.calls
+
+    async def wait() -> None:
+        async with _posted(stand, exchange, body, key) as answer:
+            await answer.read()
+
+    client = asyncio.create_task(wait())
+    while stand.engine.calls == before:
+        await asyncio.sleep(0.005)
+    client.cancel()
+    await asyncio.gather(client, return_exceptions=True)
+    return None, None
+
+
+async def _rows(stand: Stand, key: str, known: set[int], wait: bool) -> list[Completion]:
+    """The attempt's completions so far; after a client that left, as soon as its own is among them."""
+    while True:
+        rows = stand.recorded(key)
+        if not wait or len(rows) > len(known):
+            return rows
+        await asyncio.sleep(0.005)
