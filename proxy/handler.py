@@ -152,7 +152,7 @@ class Handler:
         return prompt, mark
 
     def _prepared(self, session: Session, call: Call) -> tuple[Prompt, bytes]:
-        prompt = session.tree.prepare(call, self._settings.splice)
+        prompt = session.prepare(call, self._settings.splice)
         return prompt, fingerprint(call, prompt)
 
     async def _sample(self, record: "_Record", turn: Turn, wire: "_Wire | None") -> None:
@@ -231,7 +231,7 @@ class _Record:
             ) from error
         finally:
             self._done.set()
-        self.session.tree.add(self._id, item, path, self._turn.prompt.text)
+        self.session.add(self._id, item, path, self._turn.prompt.text)
         if finish:
             await self.arrived()  # not a whole answer: nobody waits for it
 
@@ -288,6 +288,7 @@ class _Record:
             finish_reason=finish or reply.finish_reason,
             untrainable=untrainable,
             reply=reply.message(),
+            shape=prompt.shape,
             path_crc=crc32(int_bytes(path)),
             started_at=self._started,
             finished_at=time.time(),

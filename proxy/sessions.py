@@ -6,20 +6,23 @@ loopback an unknown key (or none) opens a session of its own; elsewhere only iss
 
 import asyncio
 import time
+from array import array
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from aiohttp import web
 
 from proxy.access import ISSUED, Access
-from proxy.call import CallError
+from proxy.call import Call, CallError
 from proxy.pool.attempts import Attempt, by_key, open_session
 from proxy.pool.completions import of_attempt, paths
 from proxy.pool.database import Pool
 from proxy.pool.deliveries import missing_of, settle_the_dead
+from proxy.pool.records import NewCompletion
 from proxy.retries import Undelivered
-from proxy.splice import Tree
+from proxy.shapes import Shapes
+from proxy.splice import Prompt, Tree
 from proxy.template import ChatTemplate
 
 KEEP = 512
@@ -34,8 +37,19 @@ class Session:
 
     attempt: Attempt
     tree: Tree
-    undelivered: Undelivered
+    shapes: Shapes
+    undelivered: Undelivered = field(default_factory=Undelivered)
     checked_at: float = field(default_factory=time.monotonic)
+
+    def prepare(self, call: Call, splice: bool) -> Prompt:
+        """A request as tokens, with its place in the attempt. In any thread."""
+        prompt = self.tree.prepare(call, splice)
+        return replace(prompt, shape=self.shapes.of(call, prompt.follows))
+
+    def add(self, id: int, item: NewCompletion, path: "array[int]", prompt: str) -> None:
+        """Take in a committed completion. On the event loop."""
+        self.tree.add(id, item, path, prompt)
+        self.shapes.add(id, item)
 
 
 class Sessions:
@@ -75,10 +89,12 @@ class Sessions:
         except CallError:
             self._known.pop(key, None)
             raise
-        tree = known.tree if known else await loop.run_in_executor(self._threads, self._tree, attempt)
-        undelivered = known.undelivered if known else Undelivered()
-        undelivered.learn(await loop.run_in_executor(self._threads, missing_of, self._pool, attempt.id))
-        session = self._known[key] = Session(attempt, tree, undelivered)
+        if known:
+            session = Session(attempt, known.tree, known.shapes, known.undelivered)
+        else:
+            session = await loop.run_in_executor(self._threads, self._recorded, attempt)
+        session.undelivered.learn(await loop.run_in_executor(self._threads, missing_of, self._pool, attempt.id))
+        self._known[key] = session
         if len(self._known) > KEEP:
             self._known.popitem(last=False)
         return session
@@ -105,12 +121,13 @@ class Sessions:
             )
         return attempt
 
-    def _tree(self, attempt: Attempt) -> Tree:
-        tree = Tree(self._template)
+    def _recorded(self, attempt: Attempt) -> Session:
+        tree, shapes = Tree(self._template), Shapes()
         recorded = of_attempt(self._pool, attempt.id)
         found = paths(recorded)
         for completion in recorded:
             tree.add(completion.id, completion, found[completion.id])
+            shapes.add(completion.id, completion)
         if recorded:
             settle_the_dead(self._pool)  # the attempt has come from another proxy, which may be gone
-        return tree
+        return Session(attempt, tree, shapes)

@@ -16,7 +16,7 @@ from typing import Any
 
 from proxy.call import Call, meaning
 from proxy.formats import Format, Recorded
-from proxy.pool.records import Completion, NewCompletion
+from proxy.pool.records import Completion, NewCompletion, Shape
 from proxy.template import ChatTemplate, TemplateError
 from proxy.toolcalls import ParsedCall, Reasoning, Text, TurnParser
 
@@ -34,6 +34,8 @@ class Prompt:
     follows: int | None
     prefix_of: int | None
     prefix_length: int
+    shape: Shape | None = None
+    """What the completion's label is made from."""
 
 
 @dataclass(frozen=True, eq=False)
