@@ -22,6 +22,8 @@ class Call:
     stop: tuple[str, ...] = ()
     sampling: dict[str, float] = field(default_factory=dict)
     """The sampling parameters that the agent named, in SGLang's names."""
+    constraint: dict[str, Any] = field(default_factory=dict)
+    """The sampling parameter that prescribes the answer's form, in SGLang's name; nothing where it is free."""
     stream: bool = False
     include_usage: bool = False
     options: dict[str, Any] = field(default_factory=dict)

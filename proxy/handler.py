@@ -232,7 +232,7 @@ class _Record:
             ) from error
         finally:
             self._done.set()
-        self.session.tree.add(self._id, item, path, self._turn.prompt)
+        self.session.add(self._id, item, path, self._turn.prompt)
         if finish:
             await self.arrived()  # not a whole answer: nobody waits for it
 
@@ -289,6 +289,7 @@ class _Record:
             finish_reason=finish or reply.finish_reason,
             untrainable=untrainable,
             reply=reply.message(),
+            shape=prompt.shape,
             path_crc=crc32(int_bytes(path)),
             started_at=self._started,
             finished_at=time.time(),

@@ -6,9 +6,10 @@ loopback an unknown key (or none) opens a session of its own; elsewhere only iss
 
 import asyncio
 import time
+from array import array
 from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from aiohttp import web
 
@@ -18,7 +19,9 @@ from proxy.pool.attempts import Attempt, by_key, open_session
 from proxy.pool.completions import newer, paths
 from proxy.pool.database import Pool
 from proxy.pool.deliveries import missing_of, settle_the_dead
+from proxy.pool.records import NewCompletion
 from proxy.retries import Undelivered
+from proxy.shapes import Shapes
 from proxy.splice import Prompt, Tree
 from proxy.template import ChatTemplate
 
@@ -36,11 +39,18 @@ class Session:
     tree: Tree
     undelivered: Undelivered
     pool: Pool
+    shapes: Shapes = field(default_factory=Shapes)
     checked_at: float = field(default_factory=time.monotonic)
 
     def prepare(self, call: Call, splice: bool) -> Prompt:
         """A request as tokens, with its place in the attempt. In any thread."""
-        return self.tree.prepare(call, splice, self.catch_up)
+        prompt = self.tree.prepare(call, splice, self.catch_up)
+        return replace(prompt, shape=self.shapes.of(call, prompt.follows))
+
+    def add(self, id: int, item: NewCompletion, path: "array[int]", prompt: Prompt) -> None:
+        """Take in a committed completion. On the event loop."""
+        self.tree.add(id, item, path, prompt)
+        self.shapes.add(id, item)
 
     def catch_up(self) -> None:
         """Take in what the pool has of the attempt and this proxy did not record itself. In any thread."""
@@ -49,6 +59,7 @@ class Session:
         found = paths(rows, {id: self.tree.path(id) for id in shared})
         for row in rows:
             self.tree.add(row.id, row, found[row.id])
+            self.shapes.add(row.id, row)
         self.tree.read_to = max([self.tree.read_to, *found])
 
 
@@ -91,12 +102,12 @@ class Sessions:
         except CallError:
             self._known.pop(key, None)
             raise
-        tree = known.tree if known else Tree(self._template, attempt.opened_at)
-        undelivered = known.undelivered if known else Undelivered()
-        session = Session(attempt, tree, undelivered, self._pool)
-        if known is None:
+        if known:
+            session = replace(known, attempt=attempt, checked_at=time.monotonic())
+        else:
+            session = Session(attempt, Tree(self._template, attempt.opened_at), Undelivered(), self._pool)
             await loop.run_in_executor(self._threads, self._take_up, session)
-        undelivered.learn(await loop.run_in_executor(self._threads, missing_of, self._pool, attempt.id))
+        session.undelivered.learn(await loop.run_in_executor(self._threads, missing_of, self._pool, attempt.id))
         self._known[key] = session
         if len(self._known) > KEEP:
             self._known.popitem(last=False)

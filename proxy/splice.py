@@ -21,7 +21,7 @@ from proxy.call import Call, meaning
 from proxy.formats import Recorded
 from proxy.history import History, Turn, turns
 from proxy.pieces import Pieces
-from proxy.pool.records import Completion, NewCompletion
+from proxy.pool.records import Completion, NewCompletion, Shape
 from proxy.slots import MARK, Mask, find, mask, read
 from proxy.template import ChatTemplate, TemplateError
 
@@ -54,6 +54,8 @@ class Prompt:
     """Whether it is a text completion's."""
     history: History | None = None
     """None without messages."""
+    shape: Shape | None = None
+    """What the completion's label is made from."""
 
 
 @dataclass(eq=False)

@@ -9,6 +9,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -55,22 +56,27 @@ class Batch:
         return sum(int(row.trained.sum()) for row in self.rows)
 
 
-def why_not_trainable(item: Completion) -> str | None:
-    """The reason why a completion takes no part in policy training, or None."""
+def why_not_trainable(item: Completion, labels: Sequence[str] = config.TRAINED) -> str | None:
+    """The reason why a completion takes no part in policy training, or None. One without a label does take part."""
     if item.untrainable is not None:
         return item.untrainable
+    if item.label is not None and item.label not in labels:
+        return f"label {item.label}"
     if len(item.logprobs) != len(item.sampled):
         return "logprobs are missing"
     return None
 
 
-def why_not_imitable(item: Completion) -> str | None:
+def why_not_imitable(item: Completion, labels: Sequence[str] = config.TRAINED) -> str | None:
     """The same for imitation, which needs no logprobs: only replies that came to their end."""
+    if item.label is not None and item.label not in labels:
+        return f"label {item.label}"
     return None if item.finish_reason in ("stop", "tool_calls") else f"finish reason {item.finish_reason}"
 
 
-def assemble(groups: Sequence[LeasedGroup], control: config.Control) -> Batch:
-    """The rows of a step's groups, with their advantages."""
+def assemble(groups: Sequence[LeasedGroup], control: config.Control, labels: Sequence[str] = config.TRAINED) -> Batch:
+    """The rows of a step's groups, with their advantages; of completions with these labels only."""
+    why_not = partial(why_not_trainable, labels=labels)
     rows: list[Row] = []
     excluded: Counter[str] = Counter()
     rewards: list[float] = []
@@ -86,7 +92,7 @@ def assemble(groups: Sequence[LeasedGroup], control: config.Control) -> Batch:
             if score is None:
                 excluded[_reason(member)] += sum(len(item.sampled) for item in member.completions)
             else:
-                rows += merge(member.completions, score, excluded, why_not_trainable)
+                rows += merge(member.completions, score, excluded, why_not)
     return Batch(rows, excluded, rewards, dropped)
 
 

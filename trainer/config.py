@@ -12,7 +12,11 @@ from typing import Any
 import msgspec
 
 from proxy.pool.errors import UserError
+from proxy.pool.labels import LABELS
 from proxy.pool.schedule import LeaseRule
+
+TRAINED = ("main", "subagent", "compaction")
+"""The labels of what an agent works with: side calls (titles, commit messages) are not its task."""
 
 
 def _demand(holds: bool, sentence: str) -> None:
@@ -29,6 +33,9 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Groups that the harness may have open or waiting at a time: what bounds staleness. 0 means twice `groups`."""
     max_staleness: int = 4
     """Published steps that a group's oldest token may lag behind before the group is dropped. 0: strictly on-policy."""
+    labels: tuple[str, ...] = TRAINED
+    """Completions that are learned from, by what they were for (main, subagent, compaction, side); the others are
+    counted. Those without a label, of before there were any, are learned from. Holds for imitation too."""
     max_tokens: int = 32_768
     """Tokens of one micro-batch: what bounds memory. No single path may be longer."""
     patience_seconds: float = 3600.0
@@ -36,6 +43,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def __post_init__(self) -> None:
         _demand(self.groups >= 1, f"batch.groups = {self.groups} leaves a step empty; set it to 1 or more")
+        for label in self.labels:
+            _demand(label in LABELS, f"batch.labels has {label!r}, which is no label; choose from {', '.join(LABELS)}")
         _demand(self.max_tokens >= 2, f"batch.max_tokens = {self.max_tokens} fits no sequence; set it to 2 or more")
         limit = self.queue_limit or self.groups
         _demand(

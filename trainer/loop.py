@@ -34,7 +34,7 @@ def train(config: Config, ranks: Ranks) -> None:
         clock = Clock()
         groups = ledger.wait_for_lease(step).groups
         clock.lap("wait")
-        batch = assemble(groups, config.control)
+        batch = assemble(groups, config.control, config.batch.labels)
         micros = plan(batch.rows, ranks.data_world, config.batch.max_tokens)[ranks.data_rank]
         rate = learning_rate(config.optimizer, step)
         update = policy.update(micros, batch.tokens, partial(cispo, floor=config.loss.floor, cap=config.loss.cap), rate)

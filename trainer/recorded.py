@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
@@ -16,10 +17,11 @@ def demonstrations(config: Config) -> list[list[Row]]:
     """The rows to imitate, by group: members of a group share their task. UserError when there is too little."""
     groups: dict[int, list[Row]] = {}
     pool = open_pool(config.pool)
+    why_not = partial(why_not_imitable, labels=config.batch.labels)
     for name in config.sft.runs:
         for rollout in finished_rollouts(pool, find_run(pool, name).id):
             if _good_enough(rollout.reward, config.sft.min_reward):
-                rows = merge(rollout.completions, 1.0, Counter(), why_not_imitable)
+                rows = merge(rollout.completions, 1.0, Counter(), why_not)
                 groups.setdefault(rollout.group_id, []).extend(rows)
     found = [rows for rows in groups.values() if rows]
     if len(found) < 2:

@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlalchemy import Row, Select, func, select, update
 
+from proxy.pool.completions import write_labels
 from proxy.pool.database import Pool, insert_if_new, insert_row, locked, retried
 from proxy.pool.errors import UserError
 from proxy.pool.schema import TOKENS, attempts, completions, groups, rollouts, runs
@@ -93,7 +94,7 @@ def by_key(pool: Pool, key: str) -> Attempt | None:
 
 @retried
 def close_attempt(pool: Pool, attempt_id: int, ending: Ending) -> None:
-    """End an attempt and revoke its key. A second ending changes nothing."""
+    """End an attempt, revoke its key and label its completions. A second ending changes nothing."""
     values = {
         "failure": ending.failure,
         "detail": ending.detail,
@@ -103,7 +104,9 @@ def close_attempt(pool: Pool, attempt_id: int, ending: Ending) -> None:
     }
     with pool.write() as connection:
         still_open = attempts.c.closed_at.is_(None)
-        connection.execute(update(attempts).where(attempts.c.id == attempt_id, still_open).values(values))
+        closing = update(attempts).where(attempts.c.id == attempt_id, still_open).values(values)
+        if connection.execute(closing).rowcount:
+            write_labels(connection, [attempt_id])
 
 
 @retried
@@ -113,7 +116,10 @@ def close_interrupted(pool: Pool, run_id: int) -> int:
     with pool.write() as connection:
         left_open = (attempts.c.run_id == run_id) & attempts.c.closed_at.is_(None)
         found = [row.id for row in locked(connection, select(attempts.c.id).where(left_open).order_by(attempts.c.id))]
-        return connection.execute(update(attempts).where(left_open, attempts.c.id.in_(found)).values(values)).rowcount
+        closing = update(attempts).where(left_open, attempts.c.id.in_(found)).values(values)
+        count = connection.execute(closing).rowcount
+        write_labels(connection, found)
+        return count
 
 
 def completion_stats(pool: Pool, attempt_id: int) -> Stats:

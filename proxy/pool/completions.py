@@ -5,14 +5,17 @@ from array import array
 from collections import ChainMap
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any
 from zlib import crc32
 
-from sqlalchemy import Connection, Row, func, select
+import msgspec
+from sqlalchemy import Connection, Row, func, select, update
 
 from proxy.pool.database import Pool, insert_row, locked, retried
 from proxy.pool.errors import AttemptClosed, PoolWriteError
-from proxy.pool.records import Completion, NewCompletion, VersionSpan, float_bytes, floats, int_bytes, ints
+from proxy.pool.labels import LABELS, labels
+from proxy.pool.records import Completion, NewCompletion, Shape, VersionSpan, float_bytes, floats, int_bytes, ints
 from proxy.pool.schema import attempts, completions
 
 IDS_PER_QUERY = 10_000
@@ -145,6 +148,7 @@ def to_row(item: NewCompletion) -> dict[str, Any]:
         "started_at": item.started_at,
         "finished_at": item.finished_at,
         "fingerprint": item.fingerprint or None,
+        "shape": None if item.shape is None else msgspec.to_builtins(item.shape),
     }
 
 
@@ -167,7 +171,13 @@ def from_row(row: Row[Any]) -> Completion:
         started_at=row.started_at,
         finished_at=row.finished_at,
         fingerprint=row.fingerprint or b"",
+        shape=_shape(row.shape),
+        label=row.label,
     )
+
+
+def _shape(stored: Any) -> Shape | None:
+    return msgspec.convert(stored, Shape | None)
 
 
 def of_attempt(pool: Pool, attempt_id: int) -> list[Completion]:
@@ -193,6 +203,34 @@ def of_attempts(connection: Connection, attempt_ids: Sequence[int]) -> dict[int,
         for row in connection.execute(select(completions).where(some).order_by(completions.c.id)):
             found[row.attempt_id].append(from_row(row))
     return found
+
+
+def write_labels(connection: Connection, attempt_ids: Sequence[int]) -> None:
+    """Label the completions of attempts that this transaction has closed: none can join them any more."""
+    query = select(completions.c.id, completions.c.finish_reason, completions.c.shape).order_by(completions.c.id)
+    for attempt_id in attempt_ids:
+        rows = connection.execute(query.where(completions.c.attempt_id == attempt_id))
+        found = labels([_Unlabelled(row.id, row.finish_reason, _shape(row.shape)) for row in rows])
+        for label in LABELS:
+            ids = [id for id in found if found[id] == label]
+            for start in range(0, len(ids), IDS_PER_QUERY):
+                some = completions.c.id.in_(ids[start : start + IDS_PER_QUERY])
+                connection.execute(update(completions).where(some).values(label=label))
+
+
+@dataclass(frozen=True)
+class _Unlabelled:
+    """As much of a completion as its label needs."""
+
+    id: int
+    finish_reason: str
+    shape: Shape | None
+
+
+def labelled(chain: Sequence[Completion]) -> list[Completion]:
+    """The same completions with the labels that they would have if their attempt ended now, where they have none."""
+    found = labels(chain) if any(item.label is None for item in chain) else {}
+    return [replace(item, label=item.label or found.get(item.id)) for item in chain]
 
 
 def paths(chain: Sequence[Completion], known: Mapping[int, "array[int]"] | None = None) -> dict[int, "array[int]"]:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import select
 
-from proxy.pool.completions import of_attempt, paths
+from proxy.pool.completions import labelled, of_attempt, paths
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
 from proxy.pool.parquet import Write, parquet_writer
@@ -45,6 +45,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     ordinal: int
     follows: int | None
     message: dict[str, Any]
+    label: str | None
+    """main | subagent | side | compaction; provisional while the attempt is open."""
     finish_reason: str
     untrainable: str | None
     tokens: list[int]
@@ -71,7 +73,7 @@ def records(pool: Pool, run: Run) -> Iterator[Record]:
     with pool.read() as connection:
         rows = connection.execute(query).all()
     for row in rows:
-        chain = of_attempt(pool, row.attempt)
+        chain = labelled(of_attempt(pool, row.attempt))
         try:
             found = paths(chain)
         except (ValueError, KeyError) as error:
@@ -93,6 +95,7 @@ def _record(run: Run, row: Any, item: Completion, tokens: list[int]) -> Record:
         ordinal=item.ordinal,
         follows=item.follows,
         message=item.reply,
+        label=item.label,
         finish_reason=item.finish_reason,
         untrainable=item.untrainable,
         tokens=tokens,

@@ -27,6 +27,7 @@ COLUMNS = {
     "ordinal": "int64",
     "follows": "int64",
     "message": "json",
+    "label": "string",
     "finish_reason": "string",
     "untrainable": "string",
     "tokens": "list int32",

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 ABANDONED = "abandoned in transport"
 """Why a completion is not trained whose client went away before it had the end of the answer."""
 
@@ -17,6 +19,26 @@ class VersionSpan:
     version: str
     start: int
     end: int
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What of a request tells its label (proxy/pool/labels.py). The numbers name a text, they do not hold it."""
+
+    tools: int = 0
+    """Names the set of offered tools; 0: none."""
+    system: int = 0
+    """Names the system prompt; 0: none."""
+    opening: int = 0
+    """Names the first message after the system prompt."""
+    turns: int = 0
+    """Assistant turns in the request."""
+    continues: int | None = None
+    """The completion that its last recorded assistant turn repeats, whatever else the agent changed."""
+    quotes: int | None = None
+    """The newest completion whose own words stand in it outside of assistant turns. Looked for where the history is new
+    or rewritten only."""
+    constrained: bool = False
+    """The answer's form was prescribed: a grammar, or a tool that must be called."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +64,8 @@ class NewCompletion:
     """None: every sampled token has its id, logprob and version. Otherwise the reason why it is not trained."""
     reply: dict[str, Any]
     """The assistant message as the agent saw it: role, content, tool_calls, reasoning_content."""
+    shape: Shape | None = None
+    """What its label is made from; None in rows of before labels."""
     path_crc: int
     """zlib.crc32 of the whole path as little-endian int32, computed from what the engine saw."""
     started_at: float
@@ -60,6 +84,8 @@ class Completion(NewCompletion):
 
     id: int
     ordinal: int
+    label: str | None = None
+    """main | subagent | side | compaction; None while the attempt is open, and in rows of before labels."""
 
 
 def int_bytes(tokens: Iterable[int]) -> bytes:

@@ -151,6 +151,8 @@ completions = Table(
     Column("fingerprint", LargeBinary),  # of the request (proxy/retries.py)
     Column("started_at", Float, nullable=False),
     Column("finished_at", Float, nullable=False),
+    Column("shape", JSON(none_as_null=True)),  # what the label is made from (proxy/pool/records.py: Shape)
+    Column("label", Text),  # main | subagent | side | compaction; null: the attempt is open, or older than labels
     UniqueConstraint("attempt_id", "ordinal"),
 )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from proxy.pool.completions import of_attempts
+from proxy.pool.completions import labelled, of_attempts
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
 from proxy.pool.records import Completion
@@ -56,7 +56,7 @@ def show(pool: Pool, attempt_id: int) -> list[str]:
     if row is None:
         newest = ", ".join(map(str, known))
         raise UserError(f"attempt {attempt_id} is not in the pool {pool.name}; its newest are: {newest or 'none'}")
-    return [*_heading(row._mapping), *(_line(branch) for branch in tree(chain))]
+    return [*_heading(row._mapping), *(_line(branch) for branch in tree(labelled(chain)))]
 
 
 def _heading(row: Any) -> Iterator[str]:
@@ -83,6 +83,7 @@ def _line(branch: Branch) -> str:
         f"shared {shared}",
         f"new {len(item.prompt_tail)}",
         f"sampled {len(item.sampled)}",
+        *([] if item.label is None else [item.label]),
         item.finish_reason,
         *[span.version for span in item.versions],
     ]

@@ -17,11 +17,14 @@ from sqlalchemy import Row, Text, cast, select
 
 from proxy.pool.database import Pool
 from proxy.pool.errors import PoolError
-from proxy.pool.records import VersionSpan, floats, int_bytes, ints
+from proxy.pool.labels import LABELS
+from proxy.pool.records import Shape, VersionSpan, floats, int_bytes, ints
 from proxy.pool.schema import attempts, completions
 
 Spans = list[tuple[str, int, int]]
 NUMBER_BYTES = 4
+ENCODED = ("versions", "reply", "shape")
+"""Columns of JSON, read as text: a broken one is a damage."""
 
 
 @dataclass
@@ -58,8 +61,8 @@ def verify(pool: Pool) -> Report:
 
 
 def _verify_attempt(pool: Pool, attempt_id: int, report: Report) -> None:
-    raw = [cast(completions.c[name], Text).label(name) for name in ("versions", "reply")]
-    others = [column for column in completions.c if column.name not in ("versions", "reply")]
+    raw = [cast(completions.c[name], Text).label(name) for name in ENCODED]
+    others = [column for column in completions.c if column.name not in ENCODED]
     query = select(*others, *raw).where(completions.c.attempt_id == attempt_id).order_by(completions.c.id)
     with pool.read() as connection:
         if connection.scalar(select(attempts.c.id).where(attempts.c.id == attempt_id)) is None:
@@ -93,6 +96,10 @@ def _problems(row: Row[Any], seen: _Seen) -> Iterator[str]:
         yield from _sampling_problems(row)
     if _decoded(row.reply, dict[str, Any]) is None:
         yield "its reply is no JSON object"
+    if row.shape is not None and _decoded(row.shape, Shape | None) is None and row.shape != "null":
+        yield "its shape cannot be read"
+    if row.label is not None and row.label not in LABELS:
+        yield f"its label {row.label!r} is none of {', '.join(LABELS)}"
 
 
 def _link_problems(row: Row[Any], seen: _Seen) -> Iterator[str]:

@@ -1,12 +1,13 @@
 """Small pools for the tests: completions whose tokens a reader can check by eye."""
 
+import asyncio
 import time
 from array import array
 from collections.abc import Sequence
 from zlib import crc32
 
 from proxy.pool.attempts import open_attempt
-from proxy.pool.completions import to_row
+from proxy.pool.completions import CompletionWriter, to_row
 from proxy.pool.database import Pool, insert_row
 from proxy.pool.groups import Outcome, finish_rollout, open_group
 from proxy.pool.records import NewCompletion, VersionSpan, int_bytes
@@ -29,6 +30,18 @@ def new_completion(attempt_id: int, prompt: Sequence[int] = (1, 2), sampled: Seq
         started_at=time.time(),
         finished_at=time.time(),
     )
+
+
+def record(pool: Pool, items: Sequence[NewCompletion]) -> list[int]:
+    """Store completions as the proxy does; their ids."""
+
+    async def write() -> list[int]:
+        writer = CompletionWriter(pool)
+        ids = [await writer.add(item) for item in items]
+        await writer.close()
+        return ids
+
+    return asyncio.run(write())
 
 
 def finished_group(pool: Pool, run_id: int, rewards: Sequence[float | None], version: str = "v1") -> list[int]:

@@ -13,7 +13,7 @@ from proxy.pool.attempts import Ending, close_attempt, open_session
 from proxy.pool.completions import CompletionWriter, of_attempt, paths
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import AttemptClosed, PoolWriteError
-from proxy.pool.records import int_bytes
+from proxy.pool.records import Shape, int_bytes
 from proxy.pool.schema import completions
 from tests.pool.make import new_completion
 
@@ -29,10 +29,11 @@ async def test_concurrent_completions_get_consecutive_ordinals(pool: Pool) -> No
 
 async def test_a_completion_comes_back_as_it_went_in(pool: Pool) -> None:
     attempt, writer = open_session(pool, "k"), CompletionWriter(pool)
-    sent = new_completion(attempt.id)
+    sent = replace(new_completion(attempt.id), shape=Shape(tools=7, turns=2, continues=1))
     await writer.add(sent)
-    stored = of_attempt(pool, attempt.id)[0]
-    assert {name: value for name, value in vars(stored).items() if name not in ("id", "ordinal")} == vars(sent)
+    stored = vars(of_attempt(pool, attempt.id)[0])
+    assert {name: stored[name] for name in vars(sent)} == vars(sent)
+    assert (stored["ordinal"], stored["label"]) == (0, None)
 
 
 async def test_paths_follow_the_prefix_links_also_into_the_middle(pool: Pool) -> None:

@@ -120,7 +120,7 @@ def test_transactions_that_lock_each_other_out_are_run_again(remote: Pool) -> No
 
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(lock_both, [ids, ids[::-1]]))
-    assert len(tries) == 3
+    assert len(tries) > 2  # the one that is run again may lose again
     set_queue_limit(remote, ids[0], 1)
 
 

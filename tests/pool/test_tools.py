@@ -1,6 +1,5 @@
 """`proxy pool verify`, `show` and `export` through the console script."""
 
-import asyncio
 import json
 from array import array
 from collections.abc import Callable, Sequence
@@ -14,26 +13,15 @@ from sqlalchemy import update
 
 from proxy.cli import main
 from proxy.pool.attempts import Ending, close_attempt, open_attempt
-from proxy.pool.completions import CompletionWriter
 from proxy.pool.database import Pool
 from proxy.pool.groups import Outcome, finish_rollout, open_group
 from proxy.pool.records import NewCompletion, int_bytes
 from proxy.pool.runs import open_run
 from proxy.pool.schema import completions
 from tests.conftest import need
-from tests.pool.make import TASK, new_completion
+from tests.pool.make import TASK, new_completion, record
 
 Said = Callable[..., str]
-
-
-def record(pool: Pool, items: Sequence[NewCompletion]) -> list[int]:
-    async def write() -> list[int]:
-        writer = CompletionWriter(pool)
-        ids = [await writer.add(item) for item in items]
-        await writer.close()
-        return ids
-
-    return asyncio.run(write())
 
 
 def followed(attempt_id: int, first: int, words: str, ids: Sequence[int]) -> NewCompletion:
@@ -92,6 +80,8 @@ def test_verify_counts_what_is_whole(attempt: int, said: Said) -> None:
         ({"follows": 2}, "it follows completion 2, which is none before it in its attempt"),
         ({"ordinal": 9}, "its ordinal is 9, and 1 is its place"),
         ({"reply": "text"}, "its reply is no JSON object"),
+        ({"shape": {"tools": 1}}, "its shape cannot be read"),
+        ({"label": "chief"}, "its label 'chief' is none of main, subagent, side, compaction"),
     ],
 )
 def test_verify_names_every_damaged_row(

@@ -57,6 +57,16 @@ def test_what_is_not_trained_is_counted_by_reason() -> None:
     assert np.flatnonzero(rows[0].trained).tolist() == [3, 4, 9] and np.isfinite(rows[0].rollout_logp).all()
 
 
+def test_side_calls_are_counted_and_what_has_no_label_is_trained() -> None:
+    labels: list[str | None] = ["side", None, "compaction"]
+    items = [replace(item, label=label) for item, label in zip(chain(GROWING), labels, strict=True)]
+    rows, excluded = merged(items)
+    assert excluded == {"label side": 2} and np.flatnonzero(rows[0].trained).tolist() == [6, 9, 10]
+    members = [LeasedRollout(i, i, float(i), None, items) for i in range(2)]
+    batch = assemble([LeasedGroup(1, 0, {}, 0, members)], Control(), ("main", "side"))
+    assert batch.excluded == {"label compaction": 4} and batch.tokens == 6
+
+
 def test_imitation_needs_no_logprobs_but_a_finished_reply() -> None:
     first, second, _ = chain(GROWING)
     teacher = [replace(first, logprobs=array("f"), untrainable="scripted"), replace(second, finish_reason="length")]

@@ -39,6 +39,7 @@ def test_overrides_are_read_as_toml_or_as_a_word(file: Path) -> None:
         ("batch.window=2", "window = 2 is smaller than groups = 8"),
         ("batch.queue_limit=3", "batch.queue_limit = 3 is below batch.groups = 8"),
         ("batch.max_staleness=-1", "max_staleness = -1 is negative"),
+        ("batch.labels=['main', 'title']", "batch.labels has 'title'.*choose from main, subagent, side, compaction"),
         ("loss.floor=6", "loss.floor = 6.0 and loss.cap = 5.0"),
         ("optimizer.lr=0", "optimizer.lr = 0.0 would not learn"),
         ("optimizer.betas=[0.9, 1.0]", "must lie in"),
