@@ -105,14 +105,18 @@ def meaning(message: dict[str, Any]) -> tuple[Any, ...]:
     )
 
 
-def _canonical(arguments: Any) -> str:
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    try:
-        return json.dumps(json.loads(text, parse_float=_number), sort_keys=True)
-    except (ValueError, RecursionError):
-        return text
-
-
 def _number(text: str) -> float | int:
     value = float(text)
     return int(value) if value.is_integer() else value  # JavaScript writes 1.0 as 1
+
+
+_read = json.JSONDecoder(parse_float=_number).decode
+_write = json.JSONEncoder(sort_keys=True).encode
+
+
+def _canonical(arguments: Any) -> str:
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    try:
+        return _write(_read(text))
+    except (ValueError, RecursionError):
+        return text

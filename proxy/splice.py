@@ -334,12 +334,13 @@ class Tree:
     def _longest_prefix(self, tokens: "array[int]") -> tuple[int | None, int]:
         """The completion that shares the most leading tokens with these, and how many."""
         best, length = None, 0
-        wanted = memoryview(tokens).cast("B")
-        for node in reversed(list(self._nodes.values())):
-            path = memoryview(node.path).cast("B")
-            longer = length * 4 + 4
-            if min(len(path), len(wanted)) >= longer and path[:longer] == wanted[:longer]:
-                best, length = node.id, _common(path, wanted)
+        wanted = tokens.tobytes()
+        for node in reversed(self._nodes.values()):
+            path = node.path
+            if length < min(len(path), len(tokens)) and path[length] == tokens[length]:
+                common = _common(path.tobytes(), wanted)
+                if common > length:
+                    best, length = node.id, common
         return best, length
 
 
@@ -348,12 +349,14 @@ def _words(said: tuple[Any, ...]) -> tuple[Any, ...]:
     return said[0], said[2]
 
 
-def _common(a: memoryview, b: memoryview) -> int:
-    """How many leading int32 of two byte views are equal."""
+def _common(a: bytes, b: bytes) -> int:
+    """How many leading int32 of two byte strings are equal; bytes, because only they are compared by memcmp."""
     low, high = 0, min(len(a), len(b)) // 4
+    if a[: high * 4] == b[: high * 4]:
+        return high
     while low < high:
         middle = (low + high + 1) // 2
-        if a[: middle * 4] == b[: middle * 4]:
+        if a[low * 4 : middle * 4] == b[low * 4 : middle * 4]:
             low = middle
         else:
             high = middle - 1

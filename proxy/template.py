@@ -15,9 +15,9 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from proxy.environment import FieldsFirst
 from proxy.formats import choose
 from proxy.pool.errors import UserError
 
@@ -172,18 +172,20 @@ class _GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-    )
+def _environment() -> FieldsFirst:
+    environment = FieldsFirst(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment
 
 
+_plain_json = json.JSONEncoder(ensure_ascii=False).encode
+
+
 def _tojson(value: Any, **options: Any) -> str:
-    return json.dumps(value, **{"ensure_ascii": False, **options})  # jinja's own filter escapes HTML characters
+    """JSON as transformers' templates expect it; jinja's own filter escapes HTML characters."""
+    return json.dumps(value, **{"ensure_ascii": False, **options}) if options else _plain_json(value)
 
 
 def _raise_exception(message: str) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 from zlib import crc32
 
 import msgspec
-from sqlalchemy import Connection, Row, func, select, update
+from sqlalchemy import Connection, Row, bindparam, func, insert, select, update
 
-from proxy.pool.database import Pool, insert_row, locked, retried
+from proxy.pool.database import Pool, for_update, retried
 from proxy.pool.errors import AttemptClosed, PoolWriteError
 from proxy.pool.labels import LABELS, labels
 from proxy.pool.records import Completion, NewCompletion, Shape, VersionSpan, float_bytes, floats, int_bytes, ints
@@ -20,6 +20,13 @@ from proxy.pool.schema import attempts, completions
 
 IDS_PER_QUERY = 10_000
 """Databases bound the parameters of one statement (SQLite 32766, PostgreSQL 65535)."""
+
+# Statements of every commit, made once: SQLAlchemy takes longer to make them than SQLite to run them.
+_named = attempts.c.id.in_(bindparam("ids", expanding=True))
+OPEN = for_update(select(attempts.c.id).where(_named, attempts.c.closed_at.is_(None)).order_by(attempts.c.id))
+_last = select(func.max(completions.c.ordinal)).where(completions.c.attempt_id == attempts.c.id)
+LAST = select(attempts.c.id, _last.scalar_subquery()).where(_named)
+INSERT = insert(completions).returning(completions.c.id, sort_by_parameter_order=True)
 
 Waiting = tuple[NewCompletion, "asyncio.Future[int]"]
 
@@ -99,17 +106,15 @@ class CompletionWriter:
     def _commit(self, batch: list[NewCompletion]) -> list[int | Exception]:
         with self._pool.write() as connection:
             next_ordinal = _open_attempts(connection, {item.attempt_id for item in batch})
-            return [self._insert(connection, item, next_ordinal) for item in batch]
+            rows = [self._row(item, next_ordinal) for item in batch if item.attempt_id in next_ordinal]
+            ids = iter(connection.execute(INSERT, rows).scalars().all() if rows else ())
+            return [next(ids) if item.attempt_id in next_ordinal else _closed(item.attempt_id) for item in batch]
 
-    def _insert(self, connection: Connection, item: NewCompletion, next_ordinal: dict[int, int]) -> int | Exception:
-        if item.attempt_id not in next_ordinal:
-            return AttemptClosed(
-                f"attempt {item.attempt_id} has ended, so its key no longer serves; open a new attempt"
-            )
-        values = to_row(item) | {"ordinal": next_ordinal[item.attempt_id]}
-        values["proxy_id"] = None if self._ledger is None else self._ledger.proxy_id
+    def _row(self, item: NewCompletion, next_ordinal: dict[int, int]) -> dict[str, Any]:
+        ordinal = next_ordinal[item.attempt_id]
         next_ordinal[item.attempt_id] += 1
-        return insert_row(connection, completions, values)
+        proxy_id = None if self._ledger is None else self._ledger.proxy_id
+        return to_row(item) | {"ordinal": ordinal, "proxy_id": proxy_id}
 
 
 def _resolve(future: "asyncio.Future[int]", result: int | Exception) -> None:
@@ -123,11 +128,12 @@ def _resolve(future: "asyncio.Future[int]", result: int | Exception) -> None:
 
 def _open_attempts(connection: Connection, ids: set[int]) -> dict[int, int]:
     """The next ordinal of each of these attempts that is still open."""
-    still_open = select(attempts.c.id).where(attempts.c.id.in_(ids), attempts.c.closed_at.is_(None))
-    found = {row.id: 0 for row in locked(connection, still_open.order_by(attempts.c.id))}
-    last = select(completions.c.attempt_id, func.max(completions.c.ordinal)).group_by(completions.c.attempt_id)
-    counted = connection.execute(last.where(completions.c.attempt_id.in_(found)))
-    return found | {attempt_id: ordinal + 1 for attempt_id, ordinal in counted}
+    found = connection.execute(OPEN, {"ids": sorted(ids)}).scalars().all()  # locked, before the ordinals are read
+    return {id: 0 if last is None else last + 1 for id, last in connection.execute(LAST, {"ids": found})}
+
+
+def _closed(attempt_id: int) -> AttemptClosed:
+    return AttemptClosed(f"attempt {attempt_id} has ended, so its key no longer serves; open a new attempt")
 
 
 def to_row(item: NewCompletion) -> dict[str, Any]:

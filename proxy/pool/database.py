@@ -117,11 +117,13 @@ def retried(work: Callable[P, T]) -> Callable[P, T]:
 
 
 def locked(connection: Connection, query: Select[Any]) -> list[Row[Any]]:
-    """The rows of a query, in its order, held until the transaction ends. SQLite's writer holds everything anyway.
+    """The rows of a query, in its order, held until the transaction ends. SQLite's writer holds everything anyway."""
+    return list(connection.execute(for_update(query)))
 
-    The lock is the weaker one that lets other transactions insert rows that point here.
-    """
-    return list(connection.execute(query.with_for_update(key_share=True)))
+
+def for_update(query: Select[Any]) -> Select[Any]:
+    """The query with a lock on its rows, the weaker one that lets other transactions insert rows that point here."""
+    return query.with_for_update(key_share=True)
 
 
 def insert_row(connection: Connection, table: Table, values: dict[str, Any]) -> int:

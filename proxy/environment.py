@@ -1,0 +1,33 @@
+"""jinja2's sandbox with a shorter way to the fields of dicts, `loop` and namespaces, which templates read all the time.
+
+What a template may do and what it gets is the sandbox's own; only the way there is shorter. `message.role` on a dict
+otherwise goes through an AttributeError first, then through checks that no plain value can fail.
+"""
+
+from typing import Any
+
+from jinja2.runtime import LoopContext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+DICT_ATTRIBUTES = frozenset(dir(dict))
+LOOP_ATTRIBUTES = frozenset(name for name in dir(LoopContext) if not name.startswith("_"))
+
+
+class FieldsFirst(ImmutableSandboxedEnvironment):
+    """The sandbox with a short way to these fields."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        kind = type(obj)
+        if kind is dict and attribute not in DICT_ATTRIBUTES:
+            if attribute in obj:
+                return obj[attribute]
+            return self.undefined(obj=obj, name=attribute)
+        if kind is LoopContext and attribute in LOOP_ATTRIBUTES:
+            return getattr(obj, attribute)
+        if kind is Namespace and not attribute.startswith("_"):
+            try:
+                return getattr(obj, attribute)
+            except AttributeError:
+                return self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)

@@ -1,0 +1,45 @@
+"""The environment of chat templates gives what jinja2's own sandbox gives, field by field."""
+
+import pytest
+from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from proxy.environment import FieldsFirst
+
+VALUES = {
+    "message": {"role": "user", "items": "not the method", "none": None, "f": "{0}".format, 1: "one"},
+    "messages": [{"role": "user"}, {"role": "tool"}],
+}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ message.role }}",
+        "{{ message['role'] }}{{ message.get('role') }}",
+        "{{ message.missing }}|{{ message.missing is defined }}|{{ message.none is none }}",
+        "{{ message.missing.deeper }}",
+        "{{ message.items is string }}{{ message.items() | length }}{{ message['items'] }}",
+        "{{ message.f('x') }}",
+        "{{ message.__class__ }}",
+        "{{ message.__class__.__mro__ }}",
+        "{{ message.update({'a': 1}) }}",
+        "{{ 'a{}'.format(1) }}{{ ' a '.strip() }}",
+        "{% for m in messages %}{{ loop.index0 }}{{ loop.first }}{{ loop.last }}{{ loop.nextitem.role }}{% endfor %}",
+        "{% for m in messages %}{{ loop.nothing is defined }}{{ loop._iterator }}{% endfor %}",
+        "{% for m in messages %}{{ loop.__class__ }}{% endfor %}",
+        "{% set n = namespace(at=1) %}{% set n.at = 2 %}{{ n.at }}{{ n.nothing }}{{ n.__class__ }}",
+        "{% set n = namespace(f='{0.__class__}'.format) %}{{ n.f('x') }}",
+        "{% set n = namespace() %}{{ n.nothing.deeper }}",
+    ],
+)
+def test_a_template_reads_what_the_sandbox_lets_it_read(source: str) -> None:
+    assert outcome(FieldsFirst(), source) == outcome(ImmutableSandboxedEnvironment(), source)
+
+
+def outcome(environment: ImmutableSandboxedEnvironment, source: str) -> str:
+    """What is rendered, or the error."""
+    try:
+        return environment.from_string(source).render(**VALUES)
+    except TemplateError as error:
+        return f"{type(error).__name__}: {error}"
