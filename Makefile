@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 SEED ?= 0
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo demo-control test test-all check install agents all-agents clean
+.PHONY: demo demo-control test test-all check install agents all-agents agents-table clean
 
 demo: install  ## learn the demo tasks from scratch on this machine: minutes, no GPU
 	$(BIN)/python examples/demo/run.py runs/demo --seed $(SEED)
@@ -27,10 +27,13 @@ check: install
 install: $(VENV)/.installed
 
 agents: install  ## the unmodified agent CLIs that tests and examples drive
-	$(BIN)/harness agents install mini-swe-agent opencode
+	$(BIN)/harness agents install mini-swe-agent opencode codex
 
 all-agents: agents
-	$(BIN)/harness agents install codex claude-code gemini-cli
+	$(BIN)/harness agents install claude-code qwen-code gemini-cli aider
+
+agents-table: install all-agents  ## every agent at its tasks before a scripted engine, as a table
+	BLACKFORGE_AGENTS_TABLE=benchmarks/results/agents.md $(BIN)/python -m pytest tests/harness/test_agents.py
 
 $(VENV)/.installed: pyproject.toml constraints.txt requirements/sglang-cpu.txt
 	$(PYTHON) -m venv $(VENV)

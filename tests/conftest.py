@@ -2,12 +2,19 @@
 
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from proxy.pool.database import Pool, open_pool
 from tests import postgres
+
+if TYPE_CHECKING:
+    from trainer.megatron.parallel import Ranks
+
+ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 
 def need(what: str, present: bool) -> None:
@@ -42,3 +49,16 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path / 'pool.db'}"
     server: postgres.Server = request.getfixturevalue("postgres_server")
     return server.database()
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator["Ranks"]:
+    """The only rank of a training job in the test process; Megatron's groups are global, so there is one."""
+    need("megatron-core", find_spec("megatron") is not None)
+    from trainer.megatron.parallel import process_groups  # loads torch, which only some tests need
+
+    os.environ.update(ALONE)
+    with process_groups(tensor_parallel=1) as ranks:
+        for name in ALONE:  # what other tests start is no rank
+            del os.environ[name]
+        yield ranks

@@ -1,15 +1,27 @@
 """The agents that the harness can start, by name."""
 
+from harness.agents.aider import Aider
 from harness.agents.base import Agent
 from harness.agents.claude_code import ClaudeCode
 from harness.agents.codex import Codex
 from harness.agents.command import Command
 from harness.agents.gemini_cli import GeminiCli
+from harness.agents.install import Installable
 from harness.agents.mini_swe_agent import MiniSweAgent
-from harness.agents.opencode import Opencode
+from harness.agents.opencode import CLIENTS, Opencode
+from harness.agents.qwen_code import QwenCode
 from proxy.pool.errors import UserError
 
-INSTALLED = {agent.name: agent for agent in (MiniSweAgent(), Opencode(), Codex(), ClaudeCode(), GeminiCli())}
+_ADAPTERS: tuple[Installable, ...] = (
+    MiniSweAgent(),
+    *(Opencode(dialect) for dialect in CLIENTS),
+    Codex(),
+    ClaudeCode(),
+    QwenCode(),
+    GeminiCli(),
+    Aider(),
+)
+INSTALLED = {adapter.name: adapter for adapter in _ADAPTERS}
 """Agents that `harness agents install` knows."""
 
 

@@ -10,7 +10,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
+from harness.agents.base import Agent
 from proxy.pool.errors import UserError
 
 VERSION_FILE = "blackforge-version"
@@ -50,6 +52,17 @@ class Package:
                 f"the agent {self.name} {state} in {self.directory}; run: harness agents install {self.name}"
             )
         return self.directory / self.executable
+
+
+class Installable(Agent, Protocol):
+    """An adapter of an agent that comes from a registry."""
+
+    @property
+    def package(self) -> Package:
+        """Where it stands and in which version."""
+
+    def install(self) -> None:
+        """Fetch that version; UserError when it cannot be had."""
 
 
 def pip_install(package: Package, requirements: Sequence[str]) -> None:

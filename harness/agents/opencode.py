@@ -1,4 +1,4 @@
-"""opencode from npm: streamed chat completions. A provider of its own in its configuration points it at the proxy.
+"""opencode from npm, streamed, in any of three dialects. A provider in its configuration points it at the proxy.
 
 Its session title is a second, tool-less conversation with the same model, recorded like every call.
 """
@@ -11,14 +11,19 @@ from harness.agents.base import Endpoint, Launch
 from harness.agents.install import Package, npm_install
 
 PROVIDER = "blackforge"
+CLIENTS = {"chat": "@ai-sdk/openai-compatible", "responses": "@ai-sdk/openai", "messages": "@ai-sdk/anthropic"}
+"""Dialect -> the client for it; opencode brings them along."""
 PATIENT = {"timeout": False, "headerTimeout": False, "chunkTimeout": 1_200_000}  # calls wait out weight updates
 
 
 class Opencode:
-    """`opencode run` with every permission."""
+    """`opencode run` with every permission. In another dialect than chat completions it has another name."""
 
-    name = "opencode"
-    package = Package(name, "1.18.33", Path("node_modules/.bin/opencode"))
+    package = Package("opencode", "1.18.33", Path("node_modules/.bin/opencode"))
+
+    def __init__(self, dialect: str = "chat"):
+        self.name = "opencode" if dialect == "chat" else f"opencode-{dialect}"
+        self._client = CLIENTS[dialect]
 
     def check(self) -> None:
         self.package.binary()
@@ -30,16 +35,16 @@ class Opencode:
         return Launch(
             command=f'exec {shlex.quote(str(self.package.binary()))} run -- "$INSTRUCTION"',
             env={"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1"},
-            files={"~/.config/opencode/opencode.json": json.dumps(_config(endpoint))},
+            files={"~/.config/opencode/opencode.json": json.dumps(_config(endpoint, self._client))},
         )
 
 
-def _config(endpoint: Endpoint) -> dict[str, object]:
+def _config(endpoint: Endpoint, client: str) -> dict[str, object]:
     model = f"{PROVIDER}/{endpoint.model}"
     # opencode compacts its history when less than `output` is left of `context`
     limit = {"context": endpoint.context_length, "output": min(32_000, endpoint.context_length // 4)}
     provider = {
-        "npm": "@ai-sdk/openai-compatible",
+        "npm": client,
         "options": {"baseURL": endpoint.url, "apiKey": "{env:OPENAI_API_KEY}"} | PATIENT,
         "models": {endpoint.model: {"name": endpoint.model, "tool_call": True, "limit": limit}},
     }

@@ -1,10 +1,27 @@
-"""Scripts for the scripted engine: models that obey. `proxy engine CONFIG --scripted tests/harness/scripts.py:NAME`."""
+"""Scripts for the scripted engine: models that obey. `proxy engine CONFIG --scripted tests/harness/scripts.py:NAME`.
+
+`hello` plays whoever asks: the agent at its task, its sub-agents, who summarises its history, who finds a title. Who it
+is follows from the prompt: the tools on offer, the user's words, the turns so far.
+"""
 
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+HELLO = "Write hello.txt"
+CHECKED = "Write hello.txt and check it"
+SHARED = "Write hello.txt with two helpers"
+LONG = "Write hello.txt after reading much"
+TOO_LONG = "Write hello.txt after reading too much"
+"""Instructions of tasks, each with turns of its own."""
 
 WRITE_HELLO = "echo hello > hello.txt"
+HALVES = {"Write the first half": "printf hel > half-1", "Write the second half": "echo lo > half-2"}
+"""Instructions of sub-agents -> what they run."""
+READ = "seq -s ' '"
+"""Fills the context: each digit is a token, so are the spaces."""
+SUMMARY = "A lot was read; hello.txt is to be written."
 SHELLS = {
     "shell": "command",
     "bash": "command",
@@ -14,22 +31,114 @@ SHELLS = {
 }
 """Shell tools of the agents -> the argument that holds the command."""
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+"""How mini-swe-agent ends."""
+FILE_LISTING = "*file listing*"
+"""What aider's instructions call the text that holds a whole file."""
+WHOLE_FILE = "hello.txt\n```\nhello\n```\n"
+OPENCODES_HELPER, CODEXS_HELPER, CODEXS_WAIT = "task", "multi_agent_v1__spawn_agent", "multi_agent_v1__wait_agent"
+PATIENCE_MS = 200_000
 
 
-def call(tool: str, **arguments: str) -> str:
-    return f'<tool_call>\n{{"name": "{tool}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
+@dataclass(frozen=True)
+class Asked:
+    """A prompt, read."""
+
+    text: str
+    tools: tuple[str, ...]
+    users: str
+    """All that the user said, without the results of tools."""
+
+    @classmethod
+    def of(cls, prompt: str) -> "Asked":
+        said = re.findall(r"<\|im_start\|>user\n(?!<tool_response>)(.*?)<\|im_end\|>", prompt, re.DOTALL)
+        tools = re.findall(r'^\{"type": "function", "function": \{"name": "(\w+)"', prompt, re.MULTILINE)
+        return cls(prompt, tuple(tools), "\n".join(said))
+
+    def turns_since(self, words: str) -> int:
+        """How often the assistant has spoken since then; some agents put words into its mouth before the task."""
+        return self.text.rpartition(words)[2].count("<|im_start|>assistant\n") - 1
+
+    def run(self, *commands: str) -> str:
+        """Calls of the one shell tool on offer, written as no serialiser would."""
+        tool = next(name for name in SHELLS if name in self.tools)
+        more = {"description": "Runs a command"} if "edit" in self.tools else {}
+        return "\n".join(call(tool, **{SHELLS[tool]: command}, **more) for command in commands)
+
+    def end(self, words: str) -> str:
+        """The last turn."""
+        return self.run(SUBMIT) if SUBMIT in self.text else words
+
+
+def call(tool: str, **arguments: object) -> str:
+    body = json.dumps(arguments, separators=(" , ", ":  "))  # ä stays \u00e4: what is sampled is seldom canonical
+    return f'<tool_call>\n{{"name": "{tool}", "arguments": {body}}}\n</tool_call>'
 
 
 def hello(prompt_text: str, prompt_ids: Sequence[int]) -> str:
-    """Writes hello.txt with the one shell tool that is offered, then stops as that agent's protocol wants it."""
-    tools = re.findall(r'"name": ?"(\w+)"', prompt_text.split("<|im_end|>", 1)[0])
-    tool = next((name for name in SHELLS if name in tools), None)
-    if tool is None:
-        return "A title"
-    more = {"description": "Writes the file"} if "edit" in tools else {}
-    if prompt_text.count("<tool_response>") == 0:
-        return call(tool, **{SHELLS[tool]: WRITE_HELLO}, **more)
-    return call(tool, **{SHELLS[tool]: SUBMIT}) if SUBMIT in prompt_text else "Done."
+    """The next turn of whoever asks. Each turn is its own, so that a conversation shows by what is said in it."""
+    asked = Asked.of(prompt_text)
+    if not asked.tools:
+        return aside(asked)
+    told = SUMMARY if SUMMARY in asked.text else next((words for words in SCENES if words in asked.users), HELLO)
+    turns = SCENES[told](asked)
+    return turns[min(asked.turns_since(told), len(turns) - 1)]
+
+
+def aside(asked: Asked) -> str:
+    """What is asked without tools."""
+    if FILE_LISTING in asked.text:
+        return WHOLE_FILE
+    return SUMMARY if READ in asked.text else "A title"
+
+
+def plain(asked: Asked) -> list[str]:
+    return [asked.run(WRITE_HELLO), asked.end("Done.")]
+
+
+def checked(asked: Asked) -> list[str]:
+    return [f"I write it.\n{asked.run(WRITE_HELLO)}", asked.run("cat hello.txt", "ls"), asked.end("Done and checked.")]
+
+
+def long(asked: Asked) -> list[str]:
+    """Two thirds of the context are full after the second turn."""
+    return [asked.run(f"{READ} 1 2500"), asked.run(f"{READ} 2501 5000"), asked.run("ls"), "Nothing is written."]
+
+
+def too_long(asked: Asked) -> list[str]:
+    """What is read does not fit into the context."""
+    return [asked.run(f"{READ} 1 8000"), "Nothing is written."]
+
+
+def shared(asked: Asked) -> list[str]:
+    """Sub-agents at work beside each other; their parent joins what they wrote."""
+    join = [asked.run("cat half-1 half-2 > hello.txt"), "Done with helpers."]
+    if OPENCODES_HELPER in asked.tools:
+        told = [{"description": half, "prompt": half, "subagent_type": "general"} for half in HALVES]
+        return ["\n".join(call(OPENCODES_HELPER, **words) for words in told), *join]
+    spawned = re.findall(r'"agent_id": ?"([\w-]+)"', asked.text)
+    waits = [call(CODEXS_WAIT, targets=[agent], timeout_ms=PATIENCE_MS) for agent in spawned]
+    return ["\n".join(call(CODEXS_HELPER, message=half) for half in HALVES), *waits, *join]
+
+
+def half(asked: Asked) -> list[str]:
+    command = next(command for told, command in HALVES.items() if told in asked.users)
+    return [asked.run(command), f"Done: {command}"]
+
+
+def summarised(asked: Asked) -> list[str]:
+    return [asked.run(WRITE_HELLO), "Done after the summary."]
+
+
+SCENES = {
+    SUMMARY: summarised,
+    **dict.fromkeys(HALVES, half),
+    CHECKED: checked,
+    SHARED: shared,
+    LONG: long,
+    TOO_LONG: too_long,
+    HELLO: plain,
+}
+"""What was told -> the turns of whoever was told so; the last one is said again."""
 
 
 def silent(prompt_text: str, prompt_ids: Sequence[int]) -> str:

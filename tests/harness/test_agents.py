@@ -1,6 +1,10 @@
-"""The unmodified agents, driven through the real proxy by a script: tool call, file, passing verifier."""
+"""The unmodified agents, driven through the real proxy by a script: tool calls, the recorded tree, a passing verifier.
 
-from collections.abc import Callable
+Sub-agents and compaction are live for opencode and codex. Most cases are long; CI runs three agents.
+"""
+
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +14,83 @@ from harness.agents import INSTALLED
 from harness.agents.base import Endpoint
 from harness.cli import main
 from harness.services import Service
+from proxy.pool.database import open_pool
+from proxy.pool.recorded import finished_rollouts
+from proxy.pool.runs import find_run
 from tests.conftest import need
+from tests.harness import scripts
 from tests.harness.conftest import HELLO, results, write_tasks
+from tests.harness.live import Conversation, Line, tree, write_table
 
-IN_CI = ("mini-swe-agent", "opencode")
+IN_CI = ("mini-swe-agent", "opencode", "codex")
 AGENTS = [pytest.param(name, marks=() if name in IN_CI else pytest.mark.long) for name in sorted(INSTALLED)]
+TABLE = "BLACKFORGE_AGENTS_TABLE"
+"""The environment variable that names the file for the table of live runs."""
+
+
+def case(name: str, instruction: str, *expected: Conversation, long: bool = False) -> Any:
+    return pytest.param(
+        name,
+        instruction,
+        sorted(expected),
+        marks=pytest.mark.long if long or name not in IN_CI else (),
+        id=f"{name}: {instruction}",
+    )
+
+
+def said(*words: str, after: str = "") -> Conversation:
+    return Conversation(words, after)
+
+
+def checked(shell: str, last: str = "Done and checked.") -> Conversation:
+    return said(shell, f"{shell}, {shell}", last)
+
+
+TITLE = said("A title")
+HALVES = scripts.HALVES.values()
+SUMMARISED = "Done after the summary."
+OPENCODE_LONG = (
+    TITLE,
+    said("bash", "bash", "bash"),
+    said(scripts.SUMMARY),
+    said("bash", SUMMARISED, after=scripts.SUMMARY),
+)
+OPENCODE_TOO_LONG = (TITLE, said("bash"), *OPENCODE_LONG[2:])
+OPENCODES = [name for name in INSTALLED if name.startswith("opencode")]
+SPAWN, WAIT = scripts.CODEXS_HELPER, scripts.CODEXS_WAIT
+LIVE = [
+    case("mini-swe-agent", scripts.CHECKED, checked("bash", last="bash")),
+    *(case(name, scripts.CHECKED, TITLE, checked("bash")) for name in OPENCODES),
+    case("codex", scripts.CHECKED, checked("exec_command")),
+    case("claude-code", scripts.CHECKED, checked("Bash")),
+    case("qwen-code", scripts.CHECKED, checked("run_shell_command")),
+    case("gemini-cli", scripts.CHECKED, checked("run_shell_command")),
+    case(
+        "aider", scripts.CHECKED, said(" ".join(scripts.WHOLE_FILE.split())), TITLE
+    ),  # what it asks for is a commit message
+    case(
+        "opencode",
+        scripts.SHARED,
+        TITLE,
+        said("task, task", "bash", "Done with helpers."),
+        *(said("bash", f"Done: {half}") for half in HALVES),
+    ),
+    case(
+        "codex",
+        scripts.SHARED,
+        said(f"{SPAWN}, {SPAWN}", WAIT, WAIT, "exec_command", "Done with helpers."),
+        *(said("exec_command", f"Done: {half}") for half in HALVES),
+    ),
+    *(case(name, scripts.LONG, *OPENCODE_LONG, long=True) for name in OPENCODES),
+    *(case(name, scripts.TOO_LONG, *OPENCODE_TOO_LONG, long=True) for name in OPENCODES),
+    case(
+        "codex",
+        scripts.LONG,
+        said("exec_command", "exec_command", "exec_command"),
+        said(scripts.SUMMARY, after="exec_command"),
+        said("exec_command", SUMMARISED),
+    ),
+]
 
 
 def need_agent(name: str) -> None:
@@ -22,15 +98,32 @@ def need_agent(name: str) -> None:
     need(f"{name} {package.version} (harness agents install {name})", package.installed_version() == package.version)
 
 
-@pytest.mark.parametrize("name", AGENTS)
-def test_an_unmodified_agent_does_what_the_script_says(name: str, proxy: Service, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def table() -> Iterator[list[Line]]:
+    """Takes a line of each live run, and writes them where it is asked."""
+    lines: list[Line] = []
+    yield lines
+    if TABLE in os.environ:
+        write_table(Path(os.environ[TABLE]), lines)
+
+
+@pytest.mark.parametrize(("name", "instruction", "expected"), LIVE)
+def test_an_unmodified_agent_finishes_its_task_and_leaves_this_tree(
+    name: str, instruction: str, expected: list[Conversation], *, proxy: Service, tmp_path: Path, table: list[Line]
+) -> None:
     need_agent(name)
-    tasks = write_tasks(tmp_path / "tasks.jsonl", HELLO | {"timeout": 240})
+    tasks = write_tasks(tmp_path / "tasks.jsonl", HELLO | {"instruction": instruction, "timeout": 240})
     where = ["--run-dir", str(tmp_path / "run"), "--name", tmp_path.name, "--proxy", proxy.url]
     assert main(["run", str(tasks), "--agent", name, *where]) == 0
     (row,) = results(tmp_path / "run")
-    assert (row["reward"], row["failure"]) == (1.0, None), row
-    assert row["completions"] >= 2 and row["trainable"] == row["completions"]
+    assert (row["reward"], row["failure"], row["attempts"]) == (1.0, None, 1), row
+    assert row["trainable"] == row["completions"]
+    pool = open_pool(proxy.pool)
+    (rollout,) = finished_rollouts(pool, find_run(pool, tmp_path.name).id)
+    found = tree(rollout.completions)
+    assert found == expected
+    version = INSTALLED[name].package.version
+    table.append(Line(name, version, instruction, row["seconds"], row["completions"], tuple(found)))
 
 
 def test_the_shell_agent_tells_the_model_no_more_than_the_task(run: Callable[..., list[dict[str, Any]]]) -> None:
@@ -39,7 +132,7 @@ def test_the_shell_agent_tells_the_model_no_more_than_the_task(run: Callable[...
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_an_instruction_that_looks_like_an_option_stays_an_argument(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_instruction_that_looks_like_an_option_stays_an_argument(name: str) -> None:
     need_agent(name)
     launch = INSTALLED[name].launch(Endpoint("http://127.0.0.1:1/v1", "bf-key", "model", 4096))
     assert '"$INSTRUCTION"' in launch.command and "bf-key" not in str(launch)

@@ -6,12 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from harness.agents import INSTALLED
 from harness.cli import main
 from harness.rundir import RunDir
 from harness.services import Service, Wanted, service
 from tests.conftest import need
 from tests.harness.conftest import HELLO, results, write_tasks
-from tests.harness.test_agents import AGENTS, need_agent
+from tests.harness.test_agents import need_agent
+
+IN_CI = ("mini-swe-agent", "opencode")
+AGENTS = [pytest.param(name, marks=() if name in IN_CI else pytest.mark.long) for name in INSTALLED]
 
 
 @pytest.fixture(scope="module")

@@ -1,30 +1,8 @@
-"""One rank of a training job inside the test process."""
+"""A small model for the tests of the trainer."""
 
-import importlib.util
-import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-from tests.conftest import need
-
-if TYPE_CHECKING:
-    from trainer.megatron.parallel import Ranks
-
-ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-
-
-@pytest.fixture(scope="session")
-def ranks() -> Iterator["Ranks"]:
-    """The only rank of a job; Megatron's groups are global, so there is one for the session."""
-    need("megatron-core", importlib.util.find_spec("megatron") is not None)
-    from trainer.megatron.parallel import process_groups  # loads torch, which only these tests need
-
-    os.environ.update(ALONE)
-    with process_groups(tensor_parallel=1) as ranks:
-        yield ranks
 
 
 @pytest.fixture

@@ -1,0 +1,50 @@
+"""aider from PyPI: streamed chat completions without tools, through litellm; it edits files by what the model writes.
+
+Each round of edits is committed in the sandbox's git repository, for which it asks the model for a commit message.
+"""
+
+import json
+import shlex
+from pathlib import Path
+
+from harness.agents.base import Endpoint, Launch
+from harness.agents.install import Package, pip_install
+
+OPTIONS = (
+    "--yes-always --no-check-update --no-analytics --no-show-model-warnings --no-show-release-notes "
+    "--no-gitignore --no-detect-urls --timeout 1200"  # calls wait out weight updates
+)
+
+
+class Aider:
+    """`aider` with one message and a yes to every question."""
+
+    name = "aider"
+    package = Package(name, "0.86.2", Path("bin/aider"))
+    requirements = ("aider-chat==0.86.2",)
+
+    def check(self) -> None:
+        self.package.binary()
+
+    def install(self) -> None:
+        pip_install(self.package, self.requirements)
+
+    def launch(self, endpoint: Endpoint) -> Launch:
+        binary, model = shlex.quote(str(self.package.binary())), shlex.quote(f"openai/{endpoint.model}")
+        return Launch(
+            command=f'exec {binary} --model {model} {OPTIONS} --message="$INSTRUCTION"',
+            env={"OPENAI_API_BASE": endpoint.url, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+            # what it knows of the model, so that it looks for no list of models in the network
+            files={"~/.aider.model.metadata.json": json.dumps({f"openai/{endpoint.model}": _limits(endpoint)})},
+        )
+
+
+def _limits(endpoint: Endpoint) -> dict[str, object]:
+    length = endpoint.context_length
+    return {
+        "max_tokens": length // 4,
+        "max_input_tokens": length,
+        "max_output_tokens": length // 4,
+        "litellm_provider": "openai",
+        "mode": "chat",
+    }

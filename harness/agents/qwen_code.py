@@ -1,0 +1,45 @@
+"""qwen-code from npm: streamed chat completions, by environment variables and a settings file.
+
+It compacts its history by itself when that fills most of the context length.
+"""
+
+import json
+import shlex
+from pathlib import Path
+
+from harness.agents.base import Endpoint, Launch
+from harness.agents.install import Package, npm_install
+
+PATIENCE_MS = 1_200_000  # calls wait out weight updates; its own choice is two minutes
+
+
+class QwenCode:
+    """`qwen` with every permission."""
+
+    name = "qwen-code"
+    # later versions want a Node.js of 22 or newer
+    package = Package(name, "0.15.10", Path("node_modules/.bin/qwen"))
+
+    def check(self) -> None:
+        self.package.binary()
+
+    def install(self) -> None:
+        npm_install(self.package, "@qwen-code/qwen-code")
+
+    def launch(self, endpoint: Endpoint) -> Launch:
+        binary = shlex.quote(str(self.package.binary()))
+        return Launch(
+            command=f'exec {binary} --yolo --prompt="$INSTRUCTION"',
+            env={"OPENAI_MODEL": endpoint.model},
+            files={"~/.qwen/settings.json": json.dumps(_settings(endpoint))},
+        )
+
+
+def _settings(endpoint: Endpoint) -> dict[str, object]:
+    generation = {"contextWindowSize": endpoint.context_length, "timeout": PATIENCE_MS}
+    return {
+        "security": {"auth": {"selectedType": "openai"}},
+        "privacy": {"usageStatisticsEnabled": False},
+        "general": {"enableAutoUpdate": False},
+        "model": {"name": endpoint.model, "generationConfig": generation},
+    }

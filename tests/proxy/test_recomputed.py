@@ -1,0 +1,152 @@
+"""What the trainer computes for recorded rows is what the engine sampled them with: every dialect, streamed and not.
+
+The real SGLang and the trainer's Megatron model hold the same weights in float32. Each conversation is an attempt of a
+training run and asks for a temperature that such a run does not grant.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from proxy.engine.sglang import Sglang
+from proxy.pool.attempts import open_attempt
+from proxy.pool.completions import of_attempt
+from proxy.pool.groups import open_group
+from proxy.pool.records import Completion
+from proxy.pool.runs import open_run
+from tests.proxy.conftest import Serve, Stand, user
+
+if TYPE_CHECKING:
+    from trainer.megatron.parallel import Ranks
+
+PER_TURN, PER_CONVERSATION = 64, 120
+COLD = 0.3
+
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a conversation goes on in a dialect. `said` alternates between user and model."""
+
+    path: str
+    body: Callable[[list[str]], Body]
+    text: Callable[[Body], str]
+    """The text in an answer that is not streamed, or in one event of one that is."""
+    streamed_path: str = ""
+
+
+def chat(said: list[str]) -> Body:
+    return {"messages": list(map(message, range(len(said)), said)), "max_tokens": PER_TURN, "temperature": COLD}
+
+
+def message(index: int, text: str) -> Body:
+    return {"role": "assistant", "content": text} if index % 2 else user(text)
+
+
+def chat_text(said: Body) -> str:
+    choice = said["choices"][0]
+    return (choice.get("message") or choice["delta"]).get("content") or ""
+
+
+def responses(said: list[str]) -> Body:
+    return {"input": list(map(message, range(len(said)), said)), "max_output_tokens": PER_TURN, "temperature": COLD}
+
+
+def responses_text(said: Body) -> str:
+    if "type" in said:
+        return str(said["delta"]) if said["type"] == "response.output_text.delta" else ""
+    return "".join(part["text"] for item in said["output"] if item["type"] == "message" for part in item["content"])
+
+
+def messages_text(said: Body) -> str:
+    if said["type"] == "content_block_delta":
+        return str(said["delta"].get("text", ""))
+    return "".join(block.get("text", "") for block in said.get("content", ()))
+
+
+def gemini(said: list[str]) -> Body:
+    roles = ("user", "model")
+    contents = [{"role": roles[index % 2], "parts": [{"text": text}]} for index, text in enumerate(said)]
+    return {"contents": contents, "generationConfig": {"maxOutputTokens": PER_TURN, "temperature": COLD}}
+
+
+def gemini_text(said: Body) -> str:
+    return "".join(part.get("text", "") for part in said["candidates"][0]["content"].get("parts", ()))
+
+
+def completions(said: list[str]) -> Body:
+    return {"prompt": "".join(said), "max_tokens": PER_TURN, "temperature": COLD}
+
+
+DIALECTS = {
+    "chat": Dialect("/v1/chat/completions", chat, chat_text),
+    "responses": Dialect("/v1/responses", responses, responses_text),
+    "messages": Dialect("/v1/messages", chat, messages_text),
+    "gemini": Dialect(
+        "/v1beta/models/m:generateContent", gemini, gemini_text, "/v1beta/models/m:streamGenerateContent?alt=sse"
+    ),
+    "completions": Dialect("/v1/completions", completions, lambda said: said["choices"][0]["text"]),
+}
+
+
+async def converse(stand: Stand, rollout_id: int, dialect: Dialect, stream: bool) -> list[Completion]:
+    """Talk until enough is sampled; the recorded rows."""
+    attempt, key = open_attempt(stand.pool, rollout_id, "command")
+    said, rows = ["hello"], list[Completion]()
+    while sum(len(row.sampled) for row in rows) < PER_CONVERSATION:
+        said += [await answer(stand, key, dialect, said, stream), " and then?"]
+        rows = of_attempt(stand.pool, attempt.id)
+    return rows
+
+
+async def answer(stand: Stand, key: str, dialect: Dialect, said: list[str], stream: bool) -> str:
+    path, body = dialect.path, dialect.body(said)
+    if stream and dialect.streamed_path:
+        path = dialect.streamed_path
+    elif stream:
+        body["stream"] = True
+    async with stand.send(path, body, **{"x-api-key": key}) as got:
+        whole = await got.read()
+    assert got.status == 200, whole
+    if not stream:
+        return dialect.text(msgspec.json.decode(whole)) or "."
+    events = [line.removeprefix(b"data: ") for line in whole.splitlines() if line.startswith(b"data: {")]
+    return "".join(dialect.text(msgspec.json.decode(event)) for event in events) or "."
+
+
+async def test_recomputed_logprobs_are_the_engines(
+    serve: Serve, sglang_engine: Sglang, tiny_model: Path, ranks: "Ranks", tmp_path: Path
+) -> None:
+    from tests.trainer.make import make_config  # load torch, which only this test needs
+    from trainer.batch import merge, why_not_trainable
+    from trainer.check import difference
+    from trainer.policy import Policy
+
+    stand = await serve(url=sglang_engine.url)
+    cases = [(name, stream) for name in DIALECTS for stream in (False, True)]
+    members = open_group(stand.pool, open_run(stand.pool, "run", "train", {}).id, {"id": "t"}, len(cases))
+    recorded = await asyncio.gather(
+        *(
+            converse(stand, member.rollout_id, DIALECTS[name], stream)
+            for member, (name, stream) in zip(members, cases, strict=True)
+        )
+    )
+    policy = Policy(tiny_model, make_config(tmp_path), ranks)
+    compared = shared = 0
+    for case, rows in zip(cases, recorded, strict=True):
+        excluded = Counter[str]()
+        sequences = merge(rows, 0.0, excluded, why_not_trainable)
+        found = difference(policy, sequences, 32_768)
+        sampled = sum(len(row.sampled) for row in rows)
+        assert found["max_abs_logprob_diff"] <= 1e-4, case
+        assert found["logprob_tokens_compared"] == sampled >= 100 and not excluded, case
+        compared += sampled
+        shared += len(rows) - len(sequences)
+    assert compared >= 1000
+    assert shared > 0  # later turns were trained behind the tokens of earlier ones
