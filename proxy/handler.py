@@ -18,7 +18,7 @@ from aiohttp import web
 
 from proxy.call import Call, CallError, Overflow, Reply
 from proxy.config import LimitsConfig
-from proxy.dialects.base import Counting, Dialect, EventStream
+from proxy.dialects.base import Counting, Dialect
 from proxy.engine.client import Ask, EngineError
 from proxy.engine.fleet import Fleet, Route
 from proxy.engine.replica import Origin
@@ -32,8 +32,8 @@ from proxy.retries import Again, Retries, fingerprint
 from proxy.sessions import Session, Sessions
 from proxy.splice import Prompt
 from proxy.template import ChatTemplate, TemplateError
-from proxy.toolcalls import Reasoning, Text
 from proxy.turn import Turn
+from proxy.wire import Stream, Whole, Wire
 
 TRAINING: dict[str, float] = {
     "temperature": 1.0,
@@ -54,9 +54,6 @@ RESERVED = 8
 
 TOO_LONG = ("maximum context length", "maximum allowed length", "model's context length")
 """How SGLang words that a prompt is too long for it, its KV cache included."""
-
-IGNORED = "X-Blackforge-Ignored"
-"""The header that names what was asked and changes nothing here."""
 
 STATUS = {"unreachable": 503, "silent": 504, "refused": 400}
 
@@ -96,7 +93,7 @@ class Handler:
         prompt, mark = await self._render(session, call, dialect)
         turn = Turn(call, prompt, self._template)
         record = _Record(self._writer, self._retries, session, turn, mark, started)
-        wire = self._wire(request, call, dialect.Stream(call, len(prompt.ids))) if call.stream else None
+        wire = self._wire(request, dialect, call, prompt)
         sent: _Record | Again = record
         try:
             again = await self._retries.claim(session.undelivered, mark, self._limit(turn), prompt.follows)
@@ -105,10 +102,10 @@ class Handler:
                 reply = turn.reply()
                 await asyncio.shield(record.store(reply, _untrainable(session, turn)))
             else:
-                sent, reply = again, await _repeat(again, turn, wire)
                 self._metrics.served_again += 1
-            _until_flushed(request)
-            response = await (_whole(request, dialect, call, reply) if wire is None else wire.close(reply))
+                sent, (pieces, reply) = again, turn.again(again.recorded)
+                await wire.send(pieces)
+            response = await wire.close(reply)
         except (EngineError, CallError) as error:
             return await self._fail(wire, await asyncio.shield(record.fail(error)))
         except (asyncio.CancelledError, ConnectionResetError):
@@ -116,19 +113,20 @@ class Handler:
             await asyncio.shield(sent.abandon())
             raise
         finally:
-            if wire is not None:
-                wire.rest()
+            wire.rest()
         await sent.arrived()
         return response
 
-    async def _fail(self, wire: "_Wire | None", problem: CallError) -> web.StreamResponse:
-        if wire is None or not wire.begun:
+    async def _fail(self, wire: Wire, problem: CallError) -> web.StreamResponse:
+        if not wire.begun:
             raise problem
         self._metrics.failures[problem.code] += 1
         return await wire.fail(problem)
 
-    def _wire(self, request: web.Request, call: Call, events: EventStream) -> "_Wire":
-        return _Wire(request, _headers(call), events, self._settings.keepalive_seconds)
+    def _wire(self, request: web.Request, dialect: Dialect, call: Call, prompt: Prompt) -> Wire:
+        if call.stream:
+            return Stream(request, call, dialect.Stream(call, len(prompt.ids)), self._settings.keepalive_seconds)
+        return Whole(request, call, dialect)
 
     async def count(self, request: web.Request, dialect: Counting) -> web.Response:
         """How long the prompt of a request would be. Nothing is sampled or recorded."""
@@ -156,7 +154,7 @@ class Handler:
         prompt = session.prepare(call, self._settings.splice)
         return prompt, fingerprint(call, prompt)
 
-    async def _sample(self, record: "_Record", turn: Turn, wire: "_Wire | None") -> None:
+    async def _sample(self, record: "_Record", turn: Turn, wire: Wire) -> None:
         """Sample the whole turn; anew on another replica when one fails before anything of it has left."""
         attempt = record.session.attempt
         route = self._engine.route(Origin(attempt.id, attempt.group_id, turn.prompt.prefix_length))
@@ -164,24 +162,20 @@ class Handler:
             try:
                 return await self._sample_at(route, record.session, turn, wire)
             except EngineError as error:
-                if (wire is not None and wire.told) or not route.goes_on(error):
+                if wire.told or not route.goes_on(error):
                     raise
                 await asyncio.shield(record.lost(error))
                 record.anew()
 
-    async def _sample_at(self, route: Route, session: Session, turn: Turn, wire: "_Wire | None") -> None:
+    async def _sample_at(self, route: Route, session: Session, turn: Turn, wire: Wire) -> None:
         """Sample the whole turn on one replica, sending what may leave early."""
         async with aclosing(self._tokens(route, session, turn)) as events:
             async for ids in events:
-                pieces = turn.take(ids)
-                if wire is not None:
-                    await wire.send(pieces)
+                await wire.send(turn.take(ids))
         turn.sampling.check()
         if turn.sampling.finish == "abort":
             raise EngineError("failed", "the engine aborted the call (paused or restarted?); send it again")
-        pieces = turn.close()
-        if wire is not None:
-            await wire.send(pieces)
+        await wire.send(turn.close())
 
     def _tokens(self, route: Route, session: Session, turn: Turn) -> AsyncGenerator[list[int], None]:
         call, limit = turn.call, self._limit(turn)
@@ -298,81 +292,6 @@ class _Record:
         return item, path
 
 
-class _Wire:
-    """The event stream to one client, opened by the first thing to send."""
-
-    def __init__(self, request: web.Request, headers: dict[str, str], events: EventStream, patience: float):
-        self._request = request
-        self._headers = headers
-        self._events = events
-        self._response: web.StreamResponse | None = None
-        self.told = False
-        """Whether anything of the answer has left."""
-        self._opened = False
-        self._resting = False
-        self._writing = asyncio.Lock()
-        self._written = time.monotonic()
-        self._beat = asyncio.create_task(self._keep_alive(patience))
-
-    async def send(self, pieces: list[Any]) -> None:
-        if any(isinstance(piece, Text | Reasoning) for piece in pieces):
-            self.told = True
-            async with self._writing:
-                await self._write(self._opening() + self._events.deltas(pieces))
-
-    async def close(self, reply: Reply) -> web.StreamResponse:
-        async with self._writing:
-            response = await self._write(self._opening() + self._events.closing(reply))
-        await response.write_eof()
-        return response
-
-    async def fail(self, problem: CallError) -> web.StreamResponse:
-        async with self._writing:
-            return await self._write(self._events.failure(problem))
-
-    @property
-    def begun(self) -> bool:
-        """Whether the client has the headers."""
-        return self._response is not None
-
-    def rest(self) -> None:
-        """No more signs of life."""
-        self._resting = True
-        self._beat.cancel()
-
-    async def _keep_alive(self, patience: float) -> None:
-        with suppress(ConnectionResetError):  # the handler learns of it by itself
-            while True:
-                await asyncio.sleep(self._written + patience - time.monotonic())
-                if time.monotonic() - self._written >= patience:
-                    await asyncio.shield(self._sign_of_life())  # half a write would break the stream
-
-    async def _sign_of_life(self) -> None:
-        async with self._writing:
-            if not self._resting:  # else the last event has left, or an answer of another kind
-                await self._write(self._opening() + self._events.keepalive())
-
-    def _opening(self) -> bytes:
-        """The first events, once."""
-        opened, self._opened = self._opened, True
-        return b"" if opened else self._events.opening()
-
-    async def _write(self, events: bytes) -> web.StreamResponse:
-        """Under the lock, in which events are made as well: they number themselves in the order in which they leave."""
-        self._written = time.monotonic()
-        if self._response is None:
-            headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **self._headers}
-            self._response = web.StreamResponse(headers=headers)
-            await self._response.prepare(self._request)
-        if events:
-            await self._response.write(events)
-        return self._response
-
-
-def _headers(call: Call) -> dict[str, str]:
-    return {IGNORED: ", ".join(call.ignored)} if call.ignored else {}
-
-
 def _untrainable(session: Session, turn: Turn) -> str | None:
     """Why a turn that was sampled to its end cannot be trained on; None when it can."""
     versions, sampled = sum(span.end - span.start for span in turn.sampling.versions), len(turn.sampling.ids)
@@ -387,25 +306,3 @@ def _engine_problem(error: EngineError) -> CallError:
     too_long = error.kind == "refused" and any(words in str(error) for words in TOO_LONG)
     code = "context_length_exceeded" if too_long else f"engine_{error.kind}"
     return CallError(STATUS.get(error.kind, 502), code, str(error))
-
-
-async def _repeat(again: Again, turn: Turn, wire: "_Wire | None") -> Reply:
-    """A recorded answer once more."""
-    pieces, reply = turn.again(again.recorded)
-    if wire is not None:
-        await wire.send(pieces)
-    return reply
-
-
-async def _whole(request: web.Request, dialect: Dialect, call: Call, reply: Reply) -> web.StreamResponse:
-    response = web.Response(body=dialect.reply(call, reply), content_type="application/json", headers=_headers(call))
-    await response.prepare(request)
-    await response.write_eof()
-    return response
-
-
-def _until_flushed(request: web.Request) -> None:
-    """From now on a write returns only when the kernel has all of it."""
-    if request.transport is None:
-        raise ConnectionResetError("the client went away")
-    request.transport.set_write_buffer_limits(high=0)
