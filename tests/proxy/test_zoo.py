@@ -1,0 +1,140 @@
+"""Exact tokens over the model families, on turns that a real engine sampled at temperature 1 (tests/proxy/play.py).
+
+What each family's template drops is written in tests/proxy/zoo.py; everything else must stay as it was sampled.
+"""
+
+import asyncio
+import random
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from proxy.config import EngineConfig
+from proxy.engine.sglang import Sglang
+from proxy.template import ChatTemplate
+from tests.conftest import need
+from tests.proxy.play import ECHOES, Rollout, Speaker
+from tests.proxy.zoo import FAMILIES, Family, make_zoo, make_zoo_model
+
+EVERY = pytest.mark.parametrize("name", FAMILIES)
+ANSWERS, LENGTH = 12, 40
+"""Sampled for each family: how many, and tokens at most."""
+UNFRIENDLY = 0.2
+"""The share of turns that must tokenise differently from how they were sampled, or the tests prove nothing."""
+ROLLOUTS = 12
+
+
+@pytest.fixture(scope="module")
+def zoo(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, ChatTemplate]:
+    return make_zoo(tiny_model, tmp_path_factory.mktemp("zoo"))
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sglang]:
+    need("sglang", find_spec("sglang") is not None)
+    model = tmp_path_factory.mktemp("zoo-model") / "model"
+    make_zoo_model(tiny_model, model)
+    engine = Sglang(EngineConfig(model=str(model), dtype="float32"), model.parent / "engine.log")
+    try:
+        engine.wait_healthy()
+        yield engine
+    finally:
+        engine.stop()
+
+
+@pytest.fixture(scope="module")
+def sampled(engine: Sglang, zoo: dict[str, ChatTemplate]) -> dict[str, list[list[int]]]:
+    """Answers to each family's prompt at temperature 1, some of them cut by their length early."""
+    return asyncio.run(sample_all(engine, zoo))
+
+
+async def sample_all(engine: Sglang, zoo: dict[str, ChatTemplate]) -> dict[str, list[list[int]]]:
+    async with aiohttp.ClientSession() as http:
+
+        async def sample(template: ChatTemplate, options: dict[str, Any], length: int) -> list[int]:
+            text = template.render([{"role": "user", "content": "go on"}], (), **options)
+            params: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": length, "skip_special_tokens": False}
+            params["stop_token_ids"] = list(template.ends)
+            body = {"input_ids": template.encode(text), "sampling_params": params}
+            async with http.post(f"{engine.url}/generate", json=body) as answer:
+                return list((await answer.json())["output_ids"])
+
+        lengths = [LENGTH if i % 3 else 3 + i for i in range(ANSWERS)]
+        asked = [(name, length) for name in zoo for length in lengths]
+        found = await asyncio.gather(*(sample(zoo[name], FAMILIES[name].options, length) for name, length in asked))
+    answers: dict[str, list[list[int]]] = {name: [] for name in zoo}
+    for (name, _), ids in zip(asked, found, strict=True):
+        answers[name].append(ids)
+    return answers
+
+
+def unfriendly(template: ChatTemplate, turns: list[list[int]]) -> float:
+    return sum(template.encode(template.decode(turn)) != turn for turn in turns) / len(turns)
+
+
+def has(message: dict[str, Any], *names: str) -> bool:
+    return all(message.get(name) for name in names)
+
+
+def keeps(family: Family, rollout: Rollout, episode: list[tuple[int, dict[str, Any]]], new_user: bool) -> bool:
+    """Whether the template leaves the last turn, and all before it in its path, as they were sampled.
+
+    `episode`: the turns since the last user message but for a new one, by their completions.
+    """
+    index, message = episode[-1]
+    thinking = any(has(said, "reasoning_content") or rollout.opened(i) == "<think>" for i, said in episode)
+    if family.one_of and has(message, "content", "tool_calls"):
+        return False
+    if family.forgets == "all" and rollout.opened(index):
+        return False
+    return not (new_user and (family.moves or (family.forgets == "old" and thinking)))
+
+
+def play(rollout: Rollout, speaker: Speaker, turns: int, pure: bool) -> list[list[int]]:
+    """A conversation of so many turns; every prompt is checked against what the family keeps. The sampled turns."""
+    family, rng, said = rollout.family, speaker.rng, []
+    rollout.messages = [{"role": "system", "content": "Be brief & <b>."}, {"role": "user", "content": "first"}]
+    episode: list[tuple[int, dict[str, Any]]] = []
+    for number in range(turns):
+        said.append(speaker.as_sampled() if pure else speaker.framed())
+        message = rollout.ask(said[-1])
+        if number:
+            check(rollout, keeps(family, rollout, episode, rollout.messages[-1]["role"] == "user"))
+        episode = [*episode, (number, message)] if rollout.messages[-1]["role"] == "tool" else [(number, message)]
+        calls = message.get("tool_calls") or ()
+        results = [{"role": "tool", "tool_call_id": c["id"], "content": f"result {number}\n"} for c in calls]
+        rollout.messages.append(rng.choice(ECHOES)(message))
+        rollout.messages += results or [{"role": "user", "content": f" and {number}?"}]
+    return said
+
+
+def check(rollout: Rollout, kept: bool) -> None:
+    """The last prompt continues the path before it, or begins a branch that says what the template says."""
+    prompt, before = rollout.prompts[-1], rollout.standing(-2)
+    text, rendered = rollout.template.decode(prompt.ids), rollout.rendered(rollout.messages)
+    assert (prompt.ids[: len(before)] == before) is kept
+    if kept:
+        assert rendered.endswith(rollout.template.decode(prompt.ids[len(before) :]))
+        ended = rollout.paths[-2]
+        assert prompt.ids[: len(ended)] == ended or "ended_otherwise" in prompt.counted
+    assert rendered.endswith(prompt.text)
+    assert text == rendered or prompt.base is not None
+
+
+@EVERY
+@pytest.mark.parametrize("pure", [True, False], ids=["as sampled", "framed"])
+def test_turns_stay_as_they_were_sampled(
+    name: str, pure: bool, zoo: dict[str, ChatTemplate], sampled: dict[str, list[list[int]]]
+) -> None:
+    turns: list[list[int]] = []
+    for seed in range(ROLLOUTS):
+        rollout = Rollout(FAMILIES[name], zoo[name])
+        speaker = Speaker(FAMILIES[name], zoo[name], sampled[name], random.Random(seed))
+        turns += play(rollout, speaker, 7, pure)
+        last = rollout.tree.prepare(rollout.call(rollout.messages), True)
+        assert rollout.restarted().prepare(rollout.call(rollout.messages), True).ids == last.ids
+    assert unfriendly(zoo[name], turns) >= UNFRIENDLY
