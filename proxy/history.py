@@ -10,14 +10,7 @@ from hashlib import blake2b
 from typing import Any
 
 from proxy.call import meaning
-
-
-@dataclass(frozen=True)
-class History:
-    """Digests of messages: of all, and of the same without tool results, which agents shorten later on."""
-
-    whole: bytes
-    outline: bytes
+from proxy.pool.records import History
 
 
 @dataclass(frozen=True)
@@ -31,15 +24,21 @@ class Turn:
 
 def turns(messages: Sequence[dict[str, Any]]) -> tuple[list[Turn], History]:
     """The assistant turns of a request, and the history of the turn that it asks for."""
-    whole, outline = blake2b(digest_size=16), blake2b(digest_size=16)
+    whole, outline = blake2b(digest_size=8), blake2b(digest_size=8)
     found = []
     for i, message in enumerate(messages):
-        key: tuple[Any, ...] = message["role"], message.get("name"), message.get("content")
         if message["role"] == "assistant":
             said = meaning(message)
-            found.append(Turn(i, said, History(whole.digest(), outline.digest())))
-            key = "assistant", said[0], said[2]
-        text = repr(key).encode("utf-8", "surrogatepass")
-        whole.update(text)
-        outline.update(b"result" if message["role"] == "tool" else text)
-    return found, History(whole.digest(), outline.digest())
+            found.append(Turn(i, said, _named(whole.digest(), outline.digest())))
+            text = repr((said[0], said[2]))
+        else:
+            text = message.get("content") or ""
+        sender = f"{message['role']} {message.get('name')} ".encode("utf-8", "surrogatepass")
+        one = sender + blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        whole.update(one)
+        outline.update(sender if message["role"] == "tool" else one)
+    return found, _named(whole.digest(), outline.digest())
+
+
+def _named(*digests: bytes) -> History:
+    return History(*(int.from_bytes(digest, "little") for digest in digests))

@@ -11,6 +11,7 @@ from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
+import msgspec
 from aiohttp import web
 
 from proxy.access import ISSUED, Access
@@ -45,7 +46,8 @@ class Session:
     def prepare(self, call: Call, splice: bool) -> Prompt:
         """A request as tokens, with its place in the attempt. In any thread."""
         prompt = self.tree.prepare(call, splice, self.catch_up)
-        return replace(prompt, shape=self.shapes.of(call, prompt.follows))
+        shape = self.shapes.of(call, prompt.follows)
+        return replace(prompt, shape=msgspec.structs.replace(shape, history=prompt.history))
 
     def add(self, id: int, item: NewCompletion, path: "array[int]", prompt: Prompt) -> None:
         """Take in a committed completion. On the event loop."""

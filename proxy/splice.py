@@ -10,7 +10,7 @@ sent them: a new branch. Reasoning that the agent does not send back is put back
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import blake2b
 from itertools import chain, islice
@@ -19,9 +19,9 @@ from typing import Any
 
 from proxy.call import Call, meaning
 from proxy.formats import Recorded
-from proxy.history import History, Turn, turns
+from proxy.history import Turn, turns
 from proxy.pieces import Pieces
-from proxy.pool.records import Completion, NewCompletion, Shape
+from proxy.pool.records import Completion, History, NewCompletion, Shape
 from proxy.slots import MARK, Mask, find, mask, read
 from proxy.template import ChatTemplate, TemplateError
 
@@ -72,6 +72,8 @@ class Node:
     glue: str
     """The text of the prompt behind the path of `base` without its end of turn."""
     said: tuple[Any, ...]
+    history: History | None
+    """What its reply followed; None without messages, and for rows of before shapes."""
     call_ids: tuple[str, ...]
     spliceable: bool
     """Whether the agent saw all that was sampled."""
@@ -109,9 +111,8 @@ class Tree:
         """The last of the ids up to which the pool has nothing that is missing here."""
         self._adding = Lock()
         self._nodes: dict[int, Node] = {}
-        self._by_words: dict[Any, list[Node]] = {}
-        self._histories: dict[int, History] = {}
-        """By completion id; of those read from the pool, as far as a request has shown them again."""
+        self._by_turn: dict[Any, list[Node]] = {}
+        """By what they follow and what they say, both without what agents leave out later."""
         self._by_text: dict[bytes, tuple[Node, int]] = {}  # texts as clients of text completions have seen them
         self._unread: list[Node] = []  # whose text nobody has asked for yet
 
@@ -133,16 +134,16 @@ class Tree:
         spliceable = read(form, raw, Recorded(calls) if calls else None, opened) == said
         call_ids = tuple(call["id"] for call in calls or ())
         length = len(ids) + len(sampled)
-        node = Node(id, path, length, item.follows, base, glue, said, call_ids, spliceable, opened)
-        if prompt is not None and prompt.history is not None:
-            self._histories[id] = prompt.history
+        history = item.shape.history if item.shape else None
+        node = Node(id, path, length, item.follows, base, glue, said, history, call_ids, spliceable, opened)
         with self._adding:
             if id in self._nodes:  # read from the pool before its own handler came to it
                 return
             self._nodes[id] = node
         if item.finish_reason not in SERVED:
             return
-        self._by_words.setdefault(_words(said), []).append(node)
+        if history is not None:
+            self._by_turn.setdefault((history.outline, *_words(said)), []).append(node)
         if prompt is not None and prompt.plain:
             self._by_text[_digest(glue + raw)] = node, len(glue) + len(raw)
         else:
@@ -165,7 +166,7 @@ class Tree:
         if call.prompt is not None:
             return self._continued(call.prompt, splice)
         said, history = turns(call.messages)
-        if any(not self._candidates(turn.said) for turn in said):
+        if any(not self._candidates(turn) for turn in said):
             newer()
         plans = self._plans(call, said)
         first = next(plans, None)
@@ -200,9 +201,10 @@ class Tree:
 
     # ---- which recorded turns a request holds
 
-    def _candidates(self, said: tuple[Any, ...]) -> list[Node]:
-        """Recorded turns of this meaning. A message without reasoning may be one whose reasoning was not sent back."""
-        return [node for node in self._by_words.get(_words(said), ()) if said[1] in ("", node.said[1])]
+    def _candidates(self, turn: Turn) -> list[Node]:
+        """Recorded turns that say this after this. The reasoning of one that is sent without may be missing only."""
+        found = self._by_turn.get((turn.history.outline, *_words(turn.said)), ())
+        return [node for node in found if turn.said[1] in ("", node.said[1])]
 
     def _plans(self, call: Call, said: list[Turn]) -> Iterator[Plan]:
         """Completions that the request continues, the last turn first, with the turns that stand in their paths."""
@@ -211,23 +213,14 @@ class Tree:
             turn = said.pop()
             for node in self._preferred(turn, call.messages[turn.index]):
                 before = self._before(said, node)
-                if before is not None and self._same_history(call, turn, node, before):
+                if before is not None:
                     yield node, before + ([_Step(turn.index, node)] if node.spliceable else [])
 
     def _preferred(self, turn: Turn, message: dict[str, Any]) -> list[Node]:
-        """Turns that say the same: those after the same tool results first, then with the same ids, then the newest."""
+        """The candidates: those after the same tool results first, then with the same ids, then the newest."""
         ids = tuple(call.get("id") for call in message.get("tool_calls", ()))
-        found = reversed(self._candidates(turn.said))
-        return sorted(found, key=lambda node: (self._histories.get(node.id) != turn.history, node.call_ids != ids))
-
-    def _same_history(self, call: Call, turn: Turn, node: Node, before: list[_Step]) -> bool:
-        """Whether the same stood before a completion as before this turn. Without its messages its prompt tells."""
-        known = self._histories.get(node.id)
-        if known is None and turn.index > 0:
-            _, text = self._joined(replace(call, messages=call.messages[: turn.index]), before)
-            if text == node.glue:
-                known = self._histories[node.id] = turn.history
-        return known is not None and known.outline == turn.history.outline
+        found = reversed(self._candidates(turn))
+        return sorted(found, key=lambda node: (node.history != turn.history, node.call_ids != ids))
 
     def _before(self, said: list[Turn], node: Node) -> list[_Step] | None:
         """The turns that stand in the node's prompt as sampled; None when the request does not hold one of them."""
@@ -235,7 +228,7 @@ class Tree:
         standing, at = node.base, len(said)
         before = self._nodes.get(node.follows or -1)
         while before is not None and standing is not None:
-            while at > 0 and before not in self._candidates(said[at - 1].said):
+            while at > 0 and before not in self._candidates(said[at - 1]):
                 at -= 1
             if at == 0:
                 return None

@@ -21,8 +21,17 @@ class VersionSpan:
     end: int
 
 
+class History(msgspec.Struct, frozen=True, array_like=True):
+    """Names the messages before a turn, each by 64 bits of a digest (proxy/history.py)."""
+
+    whole: int
+    outline: int
+    """Of the same without tool results, which agents shorten later on."""
+
+
 class Shape(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What of a request tells its label (proxy/pool/labels.py). The numbers name a text, they do not hold it."""
+    """What of a request tells its label (proxy/pool/labels.py) and its place. The numbers name a text, they do not hold
+    it."""
 
     tools: int = 0
     """Names the set of offered tools; 0: none."""
@@ -39,6 +48,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     or rewritten only."""
     constrained: bool = False
     """The answer's form was prescribed: a grammar, or a tool that must be called."""
+    history: History | None = None
+    """What stood before the turn, by which later requests know that they continue it; None without messages."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import aiohttp
@@ -49,12 +50,12 @@ class Player:
     def __call__(self, prompt: str, ids: Sequence[int]) -> Reply | Fault:
         return self._answer
 
-    async def play(self, stand: Stand, session: Session) -> list[Played]:
-        """All exchanges of a session, as an attempt of its own."""
+    async def play(self, session: Session, *stands: Stand) -> list[Played]:
+        """All exchanges of a session, as an attempt of its own, through gateways of one pool that take turns."""
         ids: dict[str, str] = {}
         known: set[int] = set()
         found = []
-        for exchange in session.exchanges:
+        for exchange, stand in zip(session.exchanges, cycle(stands), strict=False):
             self._answer = self._planned(exchange)
             send = _leave if exchange.gone else _ask
             status, delivered = await send(stand, exchange, _renamed(exchange.body, ids), session.name)

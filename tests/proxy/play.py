@@ -17,7 +17,7 @@ from zlib import crc32
 
 from proxy.call import Call
 from proxy.dialects import chat
-from proxy.pool.records import NewCompletion, int_bytes
+from proxy.pool.records import NewCompletion, Shape, int_bytes
 from proxy.splice import Prompt, Tree
 from proxy.template import ChatTemplate
 from proxy.turn import Turn
@@ -214,6 +214,7 @@ class Rollout:
             versions=(),
             finish_reason=reply.finish_reason,
             reply=reply.message(),
+            shape=Shape(history=prompt.history),
             path_crc=crc32(int_bytes(prompt.ids + turn.sampling.ids)),
             started_at=0.0,
             finished_at=0.0,

@@ -2,6 +2,8 @@
 
 from collections import Counter
 
+import pytest
+
 from proxy.template import ChatTemplate
 from tests.captures.oracle import Continuation, continuations
 from tests.captures.player import Played, Player
@@ -12,19 +14,19 @@ ROOM = 1 << 20
 """A context that no recorded session fills."""
 
 
-async def test_no_false_fork_and_no_false_join(serve: Serve, template: ChatTemplate) -> None:
+@pytest.mark.parametrize("gateways", [1, 2])
+async def test_no_false_fork_and_no_false_join(serve: Serve, template: ChatTemplate, gateways: int) -> None:
+    """Two gateways on one pool take turns, as one that is restarted before each call would."""
     player = Player(template)
-    stand = await serve(player, context_length=ROOM)
+    stands = [await serve(player, context_length=ROOM) for _ in range(gateways)]
     wrong, counts = [], Counter[str]()
     for session in sessions():
-        played = await player.play(stand, session)
-        expected = continuations(session.exchanges)
-        verdicts = judged(played, expected)
+        verdicts = judged(await player.play(session, *stands), continuations(session.exchanges))
         counts.update(verdict for _, verdict in verdicts)
         wrong += [f"{session.name} {seq}: {verdict}" for seq, verdict in verdicts if "false" in verdict]
     assert wrong == []
-    assert player.unusual > 0.9 * player.sampled
     assert counts == {"new": 110, "exact": 219, "rendered afresh": 4}
+    assert player.unusual > 0.9 * player.sampled
 
 
 def judged(played: list[Played], expected: list[Continuation]) -> list[tuple[int, str]]:
