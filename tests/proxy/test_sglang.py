@@ -23,7 +23,8 @@ class Relay:
 
     def __init__(self, target: str):
         self.target = target
-        self.sent: list[bytes] = []
+        self.sent: list[bytearray] = []
+        """One per call of /generate."""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         headers = {"Content-Type": request.content_type}
@@ -31,9 +32,11 @@ class Relay:
         async with aiohttp.request(request.method, url, data=body, headers=headers) as answer:
             response = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.content_type})
             await response.prepare(request)
-            self.sent.append(b"")
+            kept = bytearray()
+            if request.path == "/generate":
+                self.sent.append(kept)
             async for chunk in answer.content.iter_any():
-                self.sent[-1] += chunk
+                kept += chunk
                 await response.write(chunk)
         return response
 
