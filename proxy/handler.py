@@ -55,7 +55,8 @@ RESERVED = 8
 TOO_LONG = ("maximum context length", "maximum allowed length", "model's context length")
 """How SGLang words that a prompt is too long for it, its KV cache included."""
 
-STATUS = {"unreachable": 503, "silent": 504, "refused": 400}
+STATUS = {"unreachable": 503, "busy": 503, "silent": 504, "refused": 400}
+"""What a client is told of an engine's failure; 502 of any other. Never 429: codex gives up on its first one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,9 +295,13 @@ class _Record:
 
 def _untrainable(session: Session, turn: Turn) -> str | None:
     """Why a turn that was sampled to its end cannot be trained on; None when it can."""
-    versions, sampled = sum(span.end - span.start for span in turn.sampling.versions), len(turn.sampling.ids)
-    if versions != sampled:
-        return f"the engine named the weight version of {versions} of {sampled} tokens"
+    sampled, known = len(turn.sampling.ids), 0
+    for span in turn.sampling.versions:
+        if span.start != known or span.end > sampled:
+            break
+        known = span.end
+    if known != sampled:
+        return f"the engine named the weight version of the first {known} of {sampled} tokens"
     asked = turn.call.sampling if session.attempt.purpose == "session" else {}
     other = {name: value for name, value in asked.items() if value != TRAINING[name]}
     return f"sampled with {other}, not from the training distribution" if other else None

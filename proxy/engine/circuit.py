@@ -12,7 +12,7 @@ FAILURES = 3
 """Failures in a row after which a replica that still answers gets no more calls."""
 LOST = ("unreachable", "died", "silent")
 """Kinds of EngineError that open the circuit at once."""
-REPLICA = (*LOST, "failed")
+REPLICA = (*LOST, "busy", "failed")
 """Kinds of EngineError that speak against the replica rather than the request: another one may do better."""
 
 

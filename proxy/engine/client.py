@@ -10,7 +10,7 @@ from array import array
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import aiohttp
 import msgspec
@@ -18,16 +18,23 @@ import msgspec
 from proxy.pool.records import VersionSpan
 
 ABORT_SECONDS = 5
+REFUSALS = (400, 413, 422)
 ASK_TIMEOUT = aiohttp.ClientTimeout(total=10)
 T = TypeVar("T")
 
 
 class EngineError(Exception):
-    """A call that the engine did not serve. `kind` is unreachable | died | silent | refused | failed | no_logprobs."""
+    """A call that the engine did not serve.
+
+    `kind` is unreachable | died | silent | busy | refused | failed | no_logprobs.
+    """
 
     def __init__(self, kind: str, message: str):
         super().__init__(message)
         self.kind = kind
+
+
+Id = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
 class _Span(msgspec.Struct):
@@ -62,7 +69,7 @@ class _Server(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    output_ids: list[int] = []
+    output_ids: list[Id] = []
     meta_info: _Meta = msgspec.field(default_factory=_Meta)
     error: Any = None
 
@@ -118,12 +125,9 @@ class Sampling:
     def _end(self, meta: _Meta, finish: _Finish) -> None:
         spans = meta.weight_versions or []
         self.versions = tuple(VersionSpan(span.version, span.start, span.end) for span in spans)
-        if not spans and meta.weight_version is not None and self.ids:
-            self.versions = (VersionSpan(meta.weight_version, 0, len(self.ids)),)
         self.finish, self.matched = finish.type, finish.matched
         if finish.type == "abort" and finish.status_code:
-            kind = "refused" if finish.status_code < 500 else "failed"
-            raise EngineError(kind, f"the engine ended the call: {finish.message}")
+            raise EngineError(_kind(finish.status_code), f"the engine ended the call: {finish.message}")
 
     def check(self) -> None:
         """Every token must have come with its logprob."""
@@ -246,5 +250,9 @@ def _take(data: bytes, into: Sampling) -> list[int]:
 
 
 def _refused(status: int, text: str) -> EngineError:
-    kind = "refused" if status < 500 else "failed"
-    return EngineError(kind, f"the engine answered HTTP {status}: {text[:300]}")
+    return EngineError(_kind(status), f"the engine answered HTTP {status}: {text[:300]}")
+
+
+def _kind(status: int) -> str:
+    """What a status says: the request is at fault, the engine has too much to do, or it is broken."""
+    return "refused" if status in REFUSALS else "busy" if status in (429, 503) else "failed"

@@ -30,16 +30,25 @@ class Reply:
     end: bool = True
     seconds_per_token: float = 0.0
     tokens_per_event: int = 1
-    logprobs: bool = True
+    logprobs: int | None = None
+    """How many of the tokens come with one; all when None."""
     ids: tuple[int, ...] = ()
+    versions: tuple[tuple[str, int, int], ...] | None = None
+    """Weight versions that it names instead of the true ones: each with its first token and the one after its last."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A failure on purpose: an HTTP status (without `text`), or a reset or a hang after `after` tokens of `text`."""
+    """A failure on purpose: an HTTP status (without `text`), or one after `after` tokens of `text`.
+
+    That is a hang until the call is aborted, an end without a finish reason (`cut`), an event of these words
+    (`garbage`), or else a reset of the connection.
+    """
 
     status: int = 0
     hang: bool = False
+    cut: bool = False
+    garbage: str = ""
     text: str = ""
     after: int = 0
 
@@ -74,6 +83,10 @@ class _Cut(Exception):
     """The script wants the connection reset."""
 
 
+class _Ended(Exception):
+    """The script wants the answer to end here; the text is its last event."""
+
+
 class ScriptedEngine:
     """The routes of SGLang that the proxy and the trainer use."""
 
@@ -88,8 +101,9 @@ class ScriptedEngine:
         self.script = script
         """What answers; may be changed at any time."""
         self._template = template
-        self._running = asyncio.Event()
-        self._running.set()
+        self.running = asyncio.Event()
+        """Cleared while the engine is paused."""
+        self.running.set()
         self._live: dict[str, asyncio.Event] = {}
 
     def app(self) -> web.Application:
@@ -108,11 +122,11 @@ class ScriptedEngine:
         return web.json_response({"weight_version": self.version, "model_path": str(self._template.directory)})
 
     async def _pause(self, _request: web.Request) -> web.Response:
-        self._running.clear()
+        self.running.clear()
         return web.json_response({"status": "ok"})
 
     async def _continue(self, _request: web.Request) -> web.Response:
-        self._running.set()
+        self.running.set()
         return web.json_response({"status": "ok"})
 
     async def _update(self, request: web.Request) -> web.Response:
@@ -152,22 +166,30 @@ class ScriptedEngine:
         await response.prepare(request)
         while turn.finish is None:
             start = len(turn.sent)
-            await self._advance(turn, turn.reply.tokens_per_event)
+            try:
+                await self._advance(turn, turn.reply.tokens_per_event)
+            except _Ended as end:
+                await response.write(b"data: " + str(end).encode() + b"\n\n" if str(end) else b"")
+                return response
             await response.write(b"data: " + msgspec.json.encode(turn.event(start, self.version)) + b"\n\n")
         await response.write(b"data: [DONE]\n\n")
         return response
 
     async def _whole(self, _request: web.Request, turn: "_Turn") -> web.Response:
         while turn.finish is None:
-            await self._advance(turn, len(turn.ids) + 1)
+            try:
+                await self._advance(turn, len(turn.ids) + 1)
+            except _Ended as end:
+                body = str(end).encode() or msgspec.json.encode(turn.event(0, self.version))
+                return web.Response(body=body, content_type="application/json")
         return web.Response(body=msgspec.json.encode(turn.event(0, self.version)), content_type="application/json")
 
     async def _advance(self, turn: "_Turn", tokens: int) -> None:
-        await self._running.wait()
+        await self.running.wait()
         if isinstance(turn.fault, Fault):
             tokens = min(tokens, turn.fault.after - len(turn.sent))
             if tokens <= 0:
-                await turn.fail()
+                await turn.fail(turn.fault)
         if turn.reply.seconds_per_token:
             await asyncio.sleep(turn.reply.seconds_per_token * tokens)
         turn.advance(tokens, self.version)
@@ -182,7 +204,7 @@ class _Turn:
         self.fault = answer if isinstance(answer, Fault) else None
         self.reply = answer if isinstance(answer, Reply) else Reply(answer if isinstance(answer, str) else answer.text)
         self.prompt_tokens = len(ask.input_ids)
-        self.logprobs = ask.return_logprob and self.reply.logprobs
+        self.logprobs = self.reply.logprobs if ask.return_logprob else 0
         limit = ask.sampling_params.get("max_new_tokens", 128)
         ids = list(self.reply.ids or template.encode(self.reply.text)) + ([template.end] if self.reply.end else [])
         self.ids, self.cut = ids[:limit], len(ids) > limit or not self.reply.end
@@ -190,9 +212,11 @@ class _Turn:
         self.spans: list[dict[str, Any]] = []
         self.finish: dict[str, Any] | None = None
 
-    async def fail(self) -> None:
-        if self.fault is not None and self.fault.hang:
+    async def fail(self, fault: Fault) -> None:
+        if fault.hang:
             await self.aborted.wait()
+        if fault.cut or fault.garbage:
+            raise _Ended(fault.garbage)
         raise _Cut
 
     def advance(self, tokens: int, version: str) -> None:
@@ -212,10 +236,13 @@ class _Turn:
         new = self.sent[start:]
         meta: dict[str, Any] = {"id": self.rid, "finish_reason": self.finish, "prompt_tokens": self.prompt_tokens}
         meta |= {"completion_tokens": len(self.sent), "weight_version": version, "cached_tokens": 0}
-        if self.logprobs:
-            meta["output_token_logprobs"] = [(0.0, token, None) for token in new]
+        known = len(new) if self.logprobs is None else max(0, min(len(new), self.logprobs - start))
+        if known:
+            meta["output_token_logprobs"] = [(0.0, token, None) for token in new[:known]]
         if self.finish is not None:
-            meta["weight_versions"] = self.spans
+            named = self.reply.versions
+            spans = self.spans if named is None else [{"version": v, "start": a, "end": b} for v, a, b in named]
+            meta["weight_versions"] = spans
         return {"output_ids": new, "meta_info": meta}
 
 

@@ -119,7 +119,7 @@ async def test_an_engine_that_falls_silent(serve: Serve) -> None:
 
 
 async def test_an_engine_without_logprobs(serve: Serve) -> None:
-    stand = await serve(lambda prompt, ids: Reply("hello", logprobs=False))
+    stand = await serve(lambda prompt, ids: Reply("hello", logprobs=0))
     answer = await stand.chat(user("hi"))
     assert answer["status"] == 502 and "0 logprobs for" in answer["error"]["message"]
     assert (stand.recorded()[0].untrainable or "").startswith("no_logprobs")

@@ -214,6 +214,17 @@ async def test_what_decides_the_answer_makes_another_request(stand: Stand, field
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_the_same_last_words_after_another_history_make_another_request(stand: Stand) -> None:
+    await stand.chat(user("second"))
+    with no_commits(stand.pool):
+        await lose(stand, stand.chat(user("first"), {"role": "assistant", "content": "answer 0"}, user("go on")))
+    await until_settled(stand, ABANDONED, 2)
+    other = await stand.chat(user("second"), {"role": "assistant", "content": "answer 1"}, user("go on"))
+    same = await stand.chat(user("first"), {"role": "assistant", "content": "answer 0"}, user("go on"))
+    assert (content(other), content(same)) == ("answer 3", "answer 2")
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_a_tool_call_is_served_again_with_its_own_id(start: Start) -> None:
     stand = await start()
     assert stand.engine is not None

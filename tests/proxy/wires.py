@@ -17,6 +17,8 @@ class Wire:
     body: Callable[[str], dict[str, Any]]
     text: Callable[[dict[str, Any]], str]
     delta: Callable[[dict[str, Any]], str]
+    error: Callable[[dict[str, Any]], tuple[Any, str]]
+    """What an error says of its kind, and its message: of a whole answer, or of the event that ends a stream."""
 
     def request(self, text: str, stream: bool, **fields: Any) -> tuple[str, dict[str, Any]]:
         """Path and body that ask for an answer to this text."""
@@ -60,28 +62,43 @@ def _output(answer: dict[str, Any]) -> str:
     return "".join(part["text"] for item in answer["output"] for part in item["content"])
 
 
+def _openai_error(answer: dict[str, Any]) -> tuple[Any, str]:
+    error = answer["error"]
+    return error["code"], error["message"]
+
+
+def _responses_error(answer: dict[str, Any]) -> tuple[Any, str]:
+    assert answer.get("type") in (None, "response.failed")
+    return _openai_error(answer.get("response", answer))
+
+
+def _typed_error(answer: dict[str, Any]) -> tuple[Any, str]:
+    assert answer["type"] == "error"
+    return answer["error"]["type"], answer["error"]["message"]
+
+
 GEMINI = "/v1beta/models/tiny:"
 WIRES = (
     Wire(
         "chat", "/v1/chat/completions", "/v1/chat/completions", _user,
-        lambda answer: str(answer["choices"][0]["message"]["content"]), _chat_delta,
+        lambda answer: str(answer["choices"][0]["message"]["content"]), _chat_delta, _openai_error,
     ),
     Wire(
         "responses", "/v1/responses", "/v1/responses", lambda text: {"model": "tiny", "input": text},
-        _output, _responses_delta,
+        _output, _responses_delta, _responses_error,
     ),
     Wire(
         "messages", "/v1/messages", "/v1/messages", lambda text: {**_user(text), "max_tokens": 4000},
-        lambda answer: "".join(block["text"] for block in answer["content"]), _messages_delta,
+        lambda answer: "".join(block["text"] for block in answer["content"]), _messages_delta, _typed_error,
     ),
     Wire(
         "gemini", GEMINI + "generateContent", GEMINI + "streamGenerateContent?alt=sse",
-        lambda text: {"contents": [{"role": "user", "parts": [{"text": text}]}]}, _parts, _parts,
+        lambda text: {"contents": [{"role": "user", "parts": [{"text": text}]}]}, _parts, _parts, _openai_error,
     ),
     Wire(
         "completions", "/v1/completions", "/v1/completions",
         lambda text: {"model": "tiny", "prompt": text, "max_tokens": 4000},
         lambda answer: str(answer["choices"][0]["text"]),
-        lambda event: "".join(choice["text"] for choice in event.get("choices", ())),
+        lambda event: "".join(choice["text"] for choice in event.get("choices", ())), _openai_error,
     ),
 )  # fmt: skip

@@ -1,0 +1,165 @@
+"""Every fault of an engine in every dialect, streamed and not: what the client is told and what the pool keeps.
+
+Each fault meets all ten kinds of call at once, at one gateway. What clients do with it is in test_agents (harness).
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import msgspec
+import pytest
+
+from proxy.engine.scripted import Fault, Reply
+from proxy.pool.verify import verify
+from tests.proxy.conftest import Serve, Stand
+from tests.proxy.wires import WIRES, Wire, events
+
+CALLS = list(product(WIRES, (False, True)))
+TEXT = "one two three four five"
+OPENAI = ("chat", "responses", "completions")
+TYPES = {502: "api_error", 503: "overloaded_error", 504: "timeout_error"}
+"""Anthropic's names of what its clients send again."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What one client got: an answer of some status, the kind of its error and the message."""
+
+    status: int
+    kind: Any
+    message: str
+    retry_after: str | None
+    begun: bool
+    """Whether text had come before."""
+
+
+async def ask(stand: Stand, wire: Wire, stream: bool) -> Told:
+    path, body = wire.request("count", stream)
+    async with stand.send(path, body, **{"x-api-key": f"{wire.name} {stream}"}) as answer:
+        data, status, retry = await answer.read(), answer.status, answer.headers.get("Retry-After")
+    streamed = answer.content_type == "text/event-stream"
+    kind, message = wire.error(events(data)[-1] if streamed else msgspec.json.decode(data))
+    return Told(status, kind, message, retry, streamed and wire.said(data, True) != "")
+
+
+async def ask_all(stand: Stand) -> list[Told]:
+    return await asyncio.gather(*(ask(stand, *call) for call in CALLS))
+
+
+def kind(wire: Wire, status: int, code: str) -> Any:
+    """How a dialect names an error that is worth another try."""
+    return code if wire.name in OPENAI else status if wire.name == "gemini" else TYPES[status]
+
+
+def ended(status: int | None) -> str:
+    """The event by which SGLang ends a call on its own."""
+    finish = {"type": "abort", "message": "The request queue is full.", "status_code": status}
+    return msgspec.json.encode({"output_ids": [], "meta_info": {"finish_reason": finish}}).decode()
+
+
+FAULTS: dict[str, tuple[Fault | Reply, int, str, str]] = {
+    "429": (Fault(status=429), 503, "busy", "HTTP 429"),
+    "503": (Fault(status=503), 503, "busy", "HTTP 503"),
+    "500": (Fault(status=500), 502, "failed", "HTTP 500"),
+    "404": (Fault(status=404), 502, "failed", "HTTP 404"),
+    "reset": (Fault(text=TEXT), 502, "died", "broke off after 0 tokens"),
+    "reset late": (Fault(text=TEXT, after=3), 502, "died", "broke off after"),
+    "cut": (Fault(text=TEXT, cut=True), 502, "died", "ended its stream after 0 tokens"),
+    "cut late": (Fault(text=TEXT, after=3, cut=True), 502, "died", "ended its stream after 3 tokens"),
+    "no event": (Fault(text=TEXT, after=3, garbage='{"output_ids": ["x"]}'), 502, "died", "Expected `int`"),
+    "no token": (Fault(text=TEXT, after=3, garbage='{"output_ids": [-1]}'), 502, "died", "Expected `int` >= 0"),
+    "no JSON": (Fault(text=TEXT, after=3, garbage='{"output_ids": [1'), 502, "died", "Input data was truncated"),
+    "error": (Fault(text=TEXT, after=3, garbage='{"error": {"message": "boom"}}'), 502, "failed", "boom"),
+    "queue full": (Fault(text=TEXT, after=3, garbage=ended(503)), 503, "busy", "queue is full"),
+    "aborted": (Fault(text=TEXT, after=3, garbage=ended(None)), 502, "failed", "the engine aborted the call"),
+    "few logprobs": (Reply(TEXT, logprobs=3), 502, "no_logprobs", "logprobs for"),
+}
+"""Of each: the status where nothing has left yet, the kind of the engine's failure, words of the message."""
+
+
+@pytest.mark.parametrize("name", FAULTS)
+async def test_a_failed_call_says_so_in_its_dialect_and_is_not_trained(serve: Serve, name: str) -> None:
+    fault, status, failure, words = FAULTS[name]
+    stand = await serve(lambda prompt, ids: fault, max_new_tokens=100)
+    for (wire, stream), told in zip(CALLS, await ask_all(stand), strict=True):
+        begun = stream and (isinstance(fault, Reply) or fault.after > 0)
+        expected = (200, None, True) if begun else (status, "1", False)
+        assert (told.status, told.retry_after, told.begun) == expected, wire.name
+        assert told.kind == kind(wire, status, f"engine_{failure}") and words in told.message, wire.name
+        for row in stand.recorded(f"{wire.name} {stream}"):
+            assert row.finish_reason == "error" and (row.untrainable or "").startswith(failure), wire.name
+            assert begun or row.untrainable is not None
+        assert bool(stand.recorded(f"{wire.name} {stream}")) or not begun
+    assert verify(stand.pool).damages == []
+
+
+async def test_a_hanging_engine_is_given_up(serve: Serve) -> None:
+    fault = Fault(text=TEXT, after=3, hang=True)
+    stand = await serve(lambda prompt, ids: fault, silence=3, max_new_tokens=100)
+    for (wire, stream), told in zip(CALLS, await ask_all(stand), strict=True):
+        assert told.kind == kind(wire, 504, "engine_silent") and "sent nothing for too long" in told.message
+        assert (told.status, told.retry_after) == ((200, None) if stream else (504, "1"))
+        assert [len(row.sampled) for row in stand.recorded(f"{wire.name} {stream}")] == ([3] if stream else [])
+
+
+VERSIONS = {
+    "none": (),
+    "a gap": (("a", 0, 2), ("b", 3, 6)),
+    "twice": (("a", 0, 3), ("b", 0, 3)),
+    "too few": (("a", 0, 5),),
+    "too many": (("a", 0, 7),),
+}
+
+
+@pytest.mark.parametrize("name", VERSIONS)
+async def test_tokens_of_unknown_weights_are_served_and_not_trained(serve: Serve, name: str) -> None:
+    stand = await serve(lambda prompt, ids: Reply("", ids=(20, 21, 22, 23, 24), versions=VERSIONS[name]))
+    for stream in (False, True):
+        path, body = WIRES[0].request("hi", stream)
+        async with stand.send(path, body) as answer:
+            assert answer.status == 200 and await answer.read()
+    for row in stand.recorded():
+        assert len(row.sampled) == 6 and "weight version of the first" in (row.untrainable or "")
+
+
+ALIVE = {
+    "chat": b": keep-alive",
+    "completions": b": keep-alive",
+    "messages": b'"text_delta","text":""',
+    "responses": b"response.in_progress",
+}
+"""What a dialect's clients take for a sign of life. Gemini's wait once they have the headers."""
+
+
+async def test_an_engine_that_is_paused_and_updated_in_mid_stream(serve: Serve) -> None:
+    stand = await serve(lambda prompt, ids: Reply(TEXT, seconds_per_token=0.01), keepalive=0.1)
+    assert stand.engine is not None
+    got = {wire.name: bytearray() for wire in WIRES}
+    reading = [asyncio.ensure_future(read(stand, wire, got[wire.name])) for wire in WIRES]
+    await until(lambda: all(wire.said(bytes(got[wire.name]), True) for wire in WIRES))
+    stand.engine.running.clear()
+    begun = {name: data.count(ALIVE.get(name, b"")) for name, data in got.items()}
+    await until(lambda: all(got[name].count(mark) > begun[name] for name, mark in ALIVE.items()))
+    stand.engine.version = "after"
+    stand.engine.running.set()
+    await asyncio.gather(*reading)
+    for wire in WIRES:
+        assert wire.said(bytes(got[wire.name]), True) == TEXT
+        [row] = stand.recorded(wire.name)
+        assert row.untrainable is None and [span.version for span in row.versions] == ["scripted", "after"]
+    assert verify(stand.pool).damages == []
+
+
+async def read(stand: Stand, wire: Wire, into: bytearray) -> None:
+    path, body = wire.request("count", True)
+    async with stand.send(path, body, **{"x-api-key": wire.name}) as answer:
+        async for chunk in answer.content.iter_any():
+            into += chunk
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    while not reached():
+        await asyncio.sleep(0.01)
