@@ -22,6 +22,7 @@ from proxy.call import CallError
 from proxy.config import Config
 from proxy.engine.fleet import Fleet
 from proxy.handler import Handler
+from proxy.pool.attempts import by_id
 from proxy.pool.completions import of_attempt, paths
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
@@ -65,15 +66,17 @@ class Recording:
     """What of an attempt can be played, and what has been. `report`: where differences go, a JSON line each."""
 
     def __init__(self, pool: Pool, attempt_id: int, template: ChatTemplate, report: Path):
-        chain = of_attempt(pool, attempt_id)
+        attempt, chain = by_id(pool, attempt_id), of_attempt(pool, attempt_id)
         try:
             found = paths(chain)
         except (ValueError, KeyError) as error:
             raise UserError(f"attempt {attempt_id} is damaged ({error}); see `proxy pool verify`") from error
         served = [item for item in chain if item.finish_reason in SERVED]
-        if not served:
+        if attempt is None or not served:
             raise UserError(f"the pool {pool.name} has no answer to play again of attempt {attempt_id}")
         self.attempt_id = attempt_id
+        self.opened_at = attempt.opened_at
+        """When the attempt began, which dates in its prompts tell."""
         self.answers = len(served)
         self.differences: list[Difference] = []
         self._template = template
@@ -178,6 +181,7 @@ class ReplayGateway(Gateway):
         super().__init__(config, "http://recorded", partial(Replayer, recording))
         self.engines = (f"attempt {recording.attempt_id}",)
         self.recording = recording
+        self.clock = recording.opened_at
 
     def fleet(self) -> Fleet:
         return _NoFleet()

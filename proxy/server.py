@@ -52,6 +52,7 @@ class Gateway:
     def __init__(self, config: Config, engine: str | tuple[str, ...], handler: Callable[..., Handler] = Handler):
         self.config = config
         self._make_handler = handler
+        self.clock: float | None = None
         self.access = Access(config.proxy, config.limits.key_chars)
         self.model = Path(config.engine.model).name
         self.engines = engine_urls(engine)
@@ -96,7 +97,7 @@ class Gateway:
         retries = Retries(self.pool, ledger, threads)
         keeping = asyncio.create_task(retries.keep())
         self._engine = self.fleet()
-        sessions = Sessions(self.pool, self.template, threads, self.access)
+        sessions = Sessions(self.pool, self.template, threads, self.access, self.clock)
         self._sessions = sessions
         self._handler = self._make_handler(
             self.settings,

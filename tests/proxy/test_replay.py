@@ -1,6 +1,7 @@
 """A recorded attempt served again: the same answers in every dialect, and the place where a request differs."""
 
 import asyncio
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,18 +12,21 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
+from sqlalchemy import update
 
 from proxy.cli import main
 from proxy.config import Config, EngineConfig
 from proxy.engine import process
-from proxy.engine.scripted import Fault, Reply
-from proxy.pool.attempts import by_key
+from proxy.engine.scripted import Fault, Reply, ScriptedEngine
+from proxy.pool.attempts import by_key, open_session
 from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
+from proxy.pool.schema import attempts
 from proxy.pool.verify import verify
 from proxy.replay import Recording, ReplayGateway
+from proxy.server import Gateway
 from proxy.template import ChatTemplate
-from tests.proxy.conftest import SHELL, Serve, Stand, served, shell_call, user
+from tests.proxy.conftest import SHELL, Seen, Serve, Stand, listening, served, shell_call, user
 from tests.proxy.test_cli import wait_until
 
 PARAMETERS: dict[str, Any] = {"type": "object", "properties": {"command": {"type": "string"}}}
@@ -186,6 +190,29 @@ async def test_the_first_difference_is_told(
     assert answer["status"] == 400 and line["where"] == where
     assert expected in line["expected"] and got in line["got"] and line["expected"] != line["got"]
     assert where in answer["error"]["message"] and [item.reply for item in stand.recorded()] == before
+
+
+async def test_a_date_in_the_prompt_is_the_recorded_one(tiny_model: Path, tmp_path: Path) -> None:
+    """The recorded attempt began in the year 2001; its template writes the date."""
+    dated = tmp_path / "dated"
+    shutil.copytree(tiny_model, dated)
+    template = msgspec.json.decode((dated / "tokenizer_config.json").read_bytes())["chat_template"]
+    (dated / "chat_template.jinja").write_text("{{ strftime_now('%Y') }}" + template)
+    async with AsyncExitStack() as stack:
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        seen = Seen(lambda prompt, ids: "ok")
+        engine = await listening(ScriptedEngine(seen, ChatTemplate(dated)).app(), stack)
+        config = Config(engine=EngineConfig(model=str(dated)), pool=str(tmp_path / "pool.db"))
+        pool = open_pool(config.pool)
+        open_session(pool, "agent")
+        with pool.write() as connection:
+            connection.execute(update(attempts).values(opened_at=1e9))
+        stand = Stand(await served(Gateway(config, engine), stack), pool, http)
+        await stand.chat(user("hi"))
+        assert seen.prompts[0].startswith("2001")
+        recording = Recording(pool, 1, ChatTemplate(dated), tmp_path / "report.jsonl")
+        replayed = ReplayGateway(msgspec.structs.replace(config, pool=str(tmp_path / "replayed.db")), recording)
+        assert (await Stand(await served(replayed, stack), pool, http).chat(user("hi")))["status"] == 200
 
 
 async def test_other_tools_are_a_difference_before_the_messages(serve: Serve, replay: Replay, tmp_path: Path) -> None:
