@@ -9,6 +9,7 @@ sent them: a new branch. Reasoning that the agent does not send back is put back
 """
 
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -165,7 +166,8 @@ class Tree:
         if call.prompt is not None:
             return self._continued(call.prompt, splice)
         said, history = turns(call.messages)
-        if any(not self._candidates(turn.said) for turn in said):
+        wanted = Counter(turn.said for turn in said)
+        if any(len(self._candidates(words)) < times for words, times in wanted.items()):
             newer()
         plans = self._plans(call, said)
         first = next(plans, None)
