@@ -18,7 +18,7 @@ import msgspec
 import uvloop
 from aiohttp import web
 
-from proxy import pool_cli
+from proxy import pool_cli, replay_cli
 from proxy.config import Config, load_config
 from proxy.engine.scripted import ScriptedEngine, load_script
 from proxy.engine.sglang import Sglang
@@ -73,6 +73,10 @@ def _parser() -> argparse.ArgumentParser:
         "--log", type=Path, metavar="FILE", help="SGLang's output (default: engine.log beside the config)"
     )
     engine.set_defaults(run=_engine)
+    replay = commands.add_parser("replay", help="serve a recorded attempt again, without an engine")
+    replay.add_argument("config", type=Path)
+    replay_cli.add_arguments(replay)
+    replay.set_defaults(run=_replay)
     tiny = commands.add_parser("tiny-model", help="make a tiny random Qwen3 model")
     tiny.add_argument("directory", type=Path)
     tiny.add_argument("--seed", type=int, default=0)
@@ -86,6 +90,14 @@ def _serve(arguments: argparse.Namespace) -> int:
     gateway = Gateway(config, tuple(arguments.engine or ()) or config.engine.url)
     listener = _listen(config.proxy.host, config.proxy.port)
     return _run(gateway.runner(STOP_SECONDS), listener, arguments.ready_file)
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    config = _overridden(load_config(arguments.config), arguments)
+    with replay_cli.opened(config, arguments) as gateway:
+        listener = _listen(config.proxy.host, config.proxy.port)
+        _run(gateway.runner(STOP_SECONDS), listener, arguments.ready_file)
+        return replay_cli.summed_up(gateway)
 
 
 def _overridden(config: Config, arguments: argparse.Namespace) -> Config:

@@ -56,11 +56,17 @@ def _verify(given: argparse.Namespace) -> int:
 
 
 def _show(given: argparse.Namespace) -> int:
-    if not given.attempt.isdecimal() or len(given.attempt) > 9:
-        raise UserError(f"{given.attempt!r} is no number of an attempt; results.jsonl and the proxy's rows have them")
+    number = attempt_number(given.attempt)
     with _opened(given.pool) as pool:
-        print("\n".join(show(pool, int(given.attempt))))
+        print("\n".join(show(pool, number)))
     return 0
+
+
+def attempt_number(text: str) -> int:
+    """UserError for what is none."""
+    if not text.isdecimal() or len(text) > 9:
+        raise UserError(f"{text!r} is no number of an attempt; results.jsonl and the proxy's rows have them")
+    return int(text)
 
 
 def _export(given: argparse.Namespace) -> int:

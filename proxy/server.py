@@ -49,8 +49,10 @@ Route = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Gateway:
     """The proxy: one model, the replicas that serve it, one pool."""
 
-    def __init__(self, config: Config, engine: str | tuple[str, ...]):
+    def __init__(self, config: Config, engine: str | tuple[str, ...], handler: Callable[..., Handler] = Handler):
         self.config = config
+        self._make_handler = handler
+        self.clock: float | None = None
         self.access = Access(config.proxy, config.limits.key_chars)
         self.model = Path(config.engine.model).name
         self.engines = engine_urls(engine)
@@ -73,6 +75,10 @@ class Gateway:
         app.cleanup_ctx.append(self._live)
         return app
 
+    def fleet(self) -> Fleet:
+        """The engine; to be called inside the running event loop."""
+        return Fleet(self.engines, self.config.engine.silence_seconds)
+
     @web.middleware
     async def _guard(self, request: web.Request, handler: Route) -> web.StreamResponse:
         """Whatever is added later is the administrator's, unless it joins the routes that are open to agents."""
@@ -90,10 +96,10 @@ class Gateway:
         writer = self._writer = CompletionWriter(self.pool, ledger)
         retries = Retries(self.pool, ledger, threads)
         keeping = asyncio.create_task(retries.keep())
-        self._engine = Fleet(self.engines, self.config.engine.silence_seconds)
-        sessions = Sessions(self.pool, self.template, threads, self.access)
+        self._engine = self.fleet()
+        sessions = Sessions(self.pool, self.template, threads, self.access, self.clock)
         self._sessions = sessions
-        self._handler = Handler(
+        self._handler = self._make_handler(
             self.settings,
             self.template,
             threads,

@@ -66,13 +66,17 @@ class Session:
 
 
 class Sessions:
-    """All sessions of this proxy."""
+    """All sessions of this proxy. `clock`: unix time of the templates' dates; each attempt's beginning when None."""
 
-    def __init__(self, pool: Pool, template: ChatTemplate, threads: ThreadPoolExecutor, access: Access):
+    def __init__(
+        self, pool: Pool, template: ChatTemplate, threads: ThreadPoolExecutor, access: Access,
+        clock: float | None = None,
+    ):  # fmt: skip
         self._pool = pool
         self._template = template
         self._threads = threads
         self._access = access
+        self._clock = clock
         self.counted: Counter[str] = Counter()
         """How the calls were joined to what was recorded, by the names of proxy/splice.py."""
         self._known: OrderedDict[str, Session] = OrderedDict()
@@ -107,7 +111,9 @@ class Sessions:
         if known:
             session = replace(known, attempt=attempt, checked_at=time.monotonic())
         else:
-            session = Session(attempt, Tree(self._template, attempt.opened_at), Undelivered(), self._pool)
+            session = Session(
+                attempt, Tree(self._template, self._clock or attempt.opened_at), Undelivered(), self._pool
+            )
             await loop.run_in_executor(self._threads, self._take_up, session)
         session.undelivered.learn(await loop.run_in_executor(self._threads, missing_of, self._pool, attempt.id))
         self._known[key] = session

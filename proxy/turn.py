@@ -35,6 +35,8 @@ class Turn:
     prompt: Prompt
     template: ChatTemplate
     sampling: Sampling = field(default_factory=Sampling)
+    call_ids: tuple[str, ...] = ()
+    """Of the tool calls, where the turn is a recorded one; new ones are made otherwise."""
 
     def __post_init__(self) -> None:
         form = self.template.form
@@ -87,7 +89,7 @@ class Turn:
     def reply(self) -> Reply:
         """The answer, from all pieces so far."""
         calls = [piece for piece in self._pieces if isinstance(piece, ParsedCall)]
-        ids = self.template.form.ids(calls, self._taken_ids())
+        ids = self.call_ids or self.template.form.ids(calls, self._taken_ids())
         finish = "length" if self.sampling.finish == "length" else "tool_calls" if calls else "stop"
         return Reply(
             content="".join(piece.text for piece in self._pieces if isinstance(piece, Text)),

@@ -92,6 +92,13 @@ def by_key(pool: Pool, key: str) -> Attempt | None:
     return None if row is None else _attempt(row)
 
 
+def by_id(pool: Pool, attempt_id: int) -> Attempt | None:
+    """The attempt of this number."""
+    with pool.read() as connection:
+        row = connection.execute(_with_run().where(attempts.c.id == attempt_id)).one_or_none()
+    return None if row is None else _attempt(row)
+
+
 @retried
 def close_attempt(pool: Pool, attempt_id: int, ending: Ending) -> None:
     """End an attempt, revoke its key and label its completions. A second ending changes nothing."""
@@ -139,11 +146,14 @@ def _values(key: str, agent: str) -> dict[str, Any]:
 
 
 def _by_key(key: str) -> Select[Any]:
+    return _with_run().where(attempts.c.key_hash == _hash(key))
+
+
+def _with_run() -> Select[Any]:
     return (
         select(attempts, runs.c.purpose, rollouts.c.group_id)
         .outerjoin(runs, runs.c.id == attempts.c.run_id)
         .outerjoin(rollouts, rollouts.c.id == attempts.c.rollout_id)
-        .where(attempts.c.key_hash == _hash(key))
     )
 
 

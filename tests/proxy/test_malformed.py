@@ -56,7 +56,7 @@ LAST_EVENTS = {
     "completions": b"data: [DONE]",
     "messages": b'"message_stop"',
     "gemini": b'"finishReason"',
-    "responses": b'"type":"response.',
+    "responses": b'"usage":{',
 }
 
 
@@ -88,8 +88,9 @@ class Target:
         before, self.rows = self.rows, self._count()
         if status == 200:
             assert self.rows - before == request.samples
-            streamed = not body.startswith(b"{")
-            assert not streamed or (LAST_EVENTS[request.dialect] in body[-4000:] and b'"error":{' not in body)
+            if not body.startswith(b"{"):
+                assert LAST_EVENTS[request.dialect] in body.rstrip().rpartition(b"\n\n")[2], body[-300:]
+                assert b'"error":{' not in body
             return
         assert status in REFUSALS and self.rows == before
         if request.method != "HEAD":

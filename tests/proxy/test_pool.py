@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -56,6 +58,32 @@ async def test_an_attempt_that_goes_on_at_another_gateway_keeps_its_tokens(start
     before, after = first.recorded()
     assert after.follows == before.id and after.prefix_of == before.id
     assert after.prefix_length == before.prompt_length + len(before.sampled)
+
+
+async def test_attempts_at_once_that_change_gateways_at_every_turn(start: Start, database: str) -> None:
+    """Eight conversations, of which each turn goes to the other gateway: each row once, each turn on the one before."""
+    stands = [await start(database), await start(database)]
+    pool = stands[0].pool
+    opened = open_group(pool, open_run(pool, "r", "train", {}).id, TASK, 8)
+    keys = [open_attempt(pool, rollout.rollout_id, "command")[1] for rollout in opened]
+
+    async def talk(number: int) -> None:
+        messages: list[dict[str, Any]] = []
+        for turn in range(6):
+            messages.append(user(f"attempt {number} turn {turn}"))
+            answer = await stands[(number + turn) % 2].chat(*messages, key=keys[number])
+            messages.append(answer["choices"][0]["message"])
+
+    await asyncio.gather(*map(talk, range(len(keys))))
+    for key in keys:
+        rows = stands[0].recorded(key)
+        assert [row.ordinal for row in rows] == list(range(6)) and not any(row.untrainable for row in rows)
+        for before, after in pairwise(rows):
+            assert after.follows == after.prefix_of == before.id
+        lengths = [row.prompt_length + len(row.sampled) for row in rows]
+        assert [row.prefix_length for row in rows[1:]] == lengths[:-1]
+    report = verify(pool)
+    assert (report.attempts, report.completions, report.trainable, report.damages) == (8, 48, 48, [])
 
 
 async def test_the_key_of_a_closed_attempt_is_refused_everywhere(start: Start, database: str) -> None:
