@@ -56,9 +56,9 @@ class Turn:
 
     def take(self, ids: list[int]) -> list[Piece]:
         """The pieces that have become certain with these ids."""
-        for token in ids:
-            if token not in self.template.ends:
-                self._decoded += self._decoder.step(self.template.tokenizer, token) or ""
+        visible = [token for token in ids if token not in self.template.ends]
+        if visible:
+            self._decoded += self._decoder.step(self.template.tokenizer, visible) or ""
         held = max(map(len, self.call.stop), default=0)  # a stop string may have begun in the last characters
         return self._parse(max(self._parsed, len(self._decoded) - held))
 

@@ -1,0 +1,28 @@
+"""The benchmark of the gateway runs and says what it should. Its figures are no matter of tests."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+ROOT = Path(__file__).parent.parent
+KEYS = {
+    "cpu_ms_1k", "cpu_ms_32k", "stream_us_per_event", "relay_us_per_event", "turns_per_s_32k", "added_p99_ms",
+    "stall_p99_ms", "first_byte_ms", "bytes_per_call_32k", "new_tokens_per_call_32k", "rss_growth_mb",
+    "litellm_cpu_ms_1k",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("parts", ["conversations,streams", pytest.param("", marks=pytest.mark.long)])
+def test_the_benchmark_of_the_gateway_ends_with_one_json_object(parts: str, tmp_path: Path) -> None:
+    command = [sys.executable, "benchmarks/gateway.py", "--quick", "--out", str(tmp_path / "found.json")]
+    command += ["--parts", parts] if parts else []
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=240)
+    found = msgspec.json.decode(done.stdout.splitlines()[-1])
+    assert found == msgspec.json.decode((tmp_path / "found.json").read_bytes())
+    assert found.keys() >= KEYS
+    measured = KEYS - {"litellm_cpu_ms_1k"} if not parts else {"cpu_ms_32k", "stream_us_per_event"}
+    assert all(found[key] > 0 for key in measured - {"rss_growth_mb"})
+    assert found["litellm_cpu_ms_1k"] is not None or "litellm_reason" in found or parts
