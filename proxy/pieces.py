@@ -18,7 +18,8 @@ class Pieces:
 
     def __init__(self, template: ChatTemplate):
         self._template = template
-        self._known: dict[str, array[int]] = {}
+        self.known: dict[str, array[int]] = {}
+        """The long pieces so far."""
 
     def encode(self, text: str, after: int | None = None) -> "array[int]":
         """The ids of a text that begins at an added token, or the prompt, or right behind the token `after`."""
@@ -28,9 +29,9 @@ class Pieces:
             if len(piece) < LONG:
                 ids += self._encode(piece)
             else:
-                found = self._known.get(piece)
+                found = self.known.get(piece)
                 if found is None:
-                    found = self._known[piece] = self._encode(piece)
+                    found = self.known[piece] = self._encode(piece)
                 ids += found
         return ids if after is None else ids[1:]
 

@@ -328,7 +328,7 @@ class Tree:
         """The completion that shares the most leading tokens with these, and how many."""
         best, length = None, 0
         wanted = tokens.tobytes()
-        for node in reversed(list(self._nodes.values())):  # the loop may add some meanwhile
+        for node in reversed(list(self._nodes.values())):  # a copy: others may be added meanwhile
             path = node.path
             if length < min(len(path), len(tokens)) and path[length] == tokens[length]:
                 common = _common(path.tobytes(), wanted)

@@ -4,9 +4,11 @@ What each family's template drops is written in tests/proxy/zoo.py; everything e
 """
 
 import asyncio
+import json
 import random
 from collections.abc import Iterator
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,10 @@ import pytest
 
 from proxy.config import EngineConfig
 from proxy.engine.sglang import Sglang
-from proxy.template import ChatTemplate
+from proxy.template import ChatTemplate, TemplateError
 from tests.conftest import need
 from tests.proxy.play import ECHOES, Rollout, Speaker
+from tests.proxy.written import TOOLS
 from tests.proxy.zoo import FAMILIES, Family, make_zoo, make_zoo_model
 
 EVERY = pytest.mark.parametrize("name", FAMILIES)
@@ -25,7 +28,7 @@ ANSWERS, LENGTH = 12, 40
 """Sampled for each family: how many, and tokens at most."""
 UNFRIENDLY = 0.2
 """The share of turns that must tokenise differently from how they were sampled, or the tests prove nothing."""
-ROLLOUTS = 12
+ROLLOUTS = 8
 
 
 @pytest.fixture(scope="module")
@@ -138,3 +141,97 @@ def test_turns_stay_as_they_were_sampled(
         last = rollout.tree.prepare(rollout.call(rollout.messages), True)
         assert rollout.restarted().prepare(rollout.call(rollout.messages), True).ids == last.ids
     assert unfriendly(zoo[name], turns) >= UNFRIENDLY
+
+
+Mutation = tuple[str, int, list[dict[str, Any]]]
+"""What was changed, in which message, and the conversation that has come of it."""
+
+
+def mutations(messages: list[dict[str, Any]], rng: random.Random) -> Iterator[Mutation]:
+    """Conversations that differ from this one in one place."""
+    for at, message in enumerate(messages):
+        for what, changed in _changed(message, rng):
+            yield what, at, [*messages[:at], changed, *messages[at + 1 :]]
+    turns = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+    at = rng.choice(turns)
+    behind = next((i for i in range(at + 1, len(messages)) if messages[i]["role"] != "tool"), len(messages))
+    yield "a turn and its results left out", at, messages[:at] + messages[behind:]
+    yield "a user's message put before a turn", at, [*messages[:at], {"role": "user", "content": ""}, *messages[at:]]
+
+
+def outgrown(rollout: Rollout) -> Iterator[Mutation]:
+    """Tool results that go on as the prompt went on behind them, up to the turn, and beyond: it seems to follow."""
+    messages = rollout.messages
+    turns = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+    for number, at in enumerate(turns[1:], 1):
+        result = messages[at - 1]["content"].strip()
+        _, _, behind = rollout.template.decode(rollout.prompts[number].ids).rpartition(result)
+        if messages[at - 1]["role"] == "tool" and len(behind) < 100:
+            changed = {**messages[at - 1], "content": f"{result}{behind}junk"}
+            yield "a result that outgrows its place", at - 1, [*messages[: at - 1], changed, *messages[at:]]
+
+
+def _changed(message: dict[str, Any], rng: random.Random) -> Iterator[tuple[str, dict[str, Any]]]:
+    if message["role"] != "assistant":
+        yield "text", {**message, "content": f"{message['content']}."}
+        return
+    yield "content", {**message, "content": "Other words."}
+    yield "reasoning", {**message, "reasoning_content": "Other thoughts."}
+    calls = message.get("tool_calls") or []
+    for number, call in enumerate(calls):
+        function = call["function"]
+        arguments = json.loads(function["arguments"])
+        for what, other in (
+            ("name", {**function, "name": "edit_file"}),
+            ("argument", {**function, "arguments": json.dumps(arguments | {"count": str(arguments["count"])})}),
+            ("one more argument", {**function, "arguments": json.dumps(arguments | {"text": ""})}),
+            ("one argument less", {**function, "arguments": json.dumps({"command": arguments["command"]})}),
+        ):
+            yield what, {**message, "tool_calls": [*calls[:number], {**call, "function": other}, *calls[number + 1 :]]}
+    if len(calls) > 1:
+        yield "one call less", {**message, "tool_calls": calls[:1]}
+
+
+@EVERY
+def test_nothing_that_was_changed_is_joined(
+    name: str, zoo: dict[str, ChatTemplate], sampled: dict[str, list[list[int]]]
+) -> None:
+    seen = set()
+    for seed in range(2):
+        rollout = Rollout(FAMILIES[name], zoo[name])
+        speaker = Speaker(FAMILIES[name], zoo[name], sampled[name], random.Random(seed))
+        play(rollout, speaker, 5, pure=False)
+        for what, at, messages in chain(mutations(rollout.messages, speaker.rng), outgrown(rollout)):
+            seen.add(what)
+            unchanged(rollout, messages, at, what)
+        rollout.tools = [*TOOLS, {"type": "function", "function": {"name": "more"}}]
+        unchanged(rollout, rollout.messages, 0, "tools")
+    assert {
+        "text",
+        "content",
+        "reasoning",
+        "name",
+        "argument",
+        "a turn and its results left out",
+        "a result that outgrows its place",
+    } <= seen
+
+
+def unchanged(rollout: Rollout, messages: list[dict[str, Any]], at: int, what: str) -> None:
+    """The prompt of a changed conversation has no path of a turn from the changed message on, and says what is sent.
+
+    Where the template does not show the change, later turns may stay, and so may tokens that a tokenizer would choose.
+    """
+    try:
+        rendered = rollout.rendered(messages)
+    except TemplateError:  # Mistral's, where roles do not alternate any more
+        return
+    prompt = rollout.tree.prepare(rollout.call(messages), True)
+    assert rendered.endswith(prompt.text)
+    hidden = rendered == rollout.rendered(rollout.messages)
+    turns = [i for i, message in enumerate(rollout.messages) if message["role"] == "assistant"]
+    for number, index in enumerate(turns):
+        path, own = rollout.standing(number), rollout.rows[number].sampled.tolist()
+        if prompt.ids[: len(path)] == path:
+            friendly = unfriendly(rollout.template, [own]) == 0
+            assert index < at or (hidden and (index > at or friendly)), (what, at, index)

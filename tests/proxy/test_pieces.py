@@ -1,0 +1,84 @@
+"""Texts tokenised in pieces have the ids of the whole, whatever the tokenizer's way with white space and markers."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from proxy.pieces import LONG, Pieces
+from proxy.template import ChatTemplate
+
+PLAIN, INSIDE, LEFT, RIGHT, WORD, NORMAL = "<|a|>", "<|a|>b", "<left>", "<right>", "word", "<N>"
+WORDS = ("the", " the", "  ", "\n", "é", "e\u0301", "x" * LONG, " y" * LONG)
+
+
+def byte_level() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def prefix_space() -> Tokenizer:
+    """Puts a space before the text, but not behind a marker in the middle of it."""
+    tokenizer = Tokenizer(models.BPE(unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
+    return tokenizer
+
+
+def composing() -> Tokenizer:
+    tokenizer = byte_level()
+    tokenizer.normalizer = normalizers.NFC()
+    return tokenizer
+
+
+@pytest.fixture(scope="module", params=[byte_level, prefix_space, composing])
+def template(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
+    tokenizer: Tokenizer = request.param()
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["?"], show_progress=False)
+    tokenizer.train_from_iterator(["the house of the mouse, the end. éé yy xx"] * 9, trainer)
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in (PLAIN, INSIDE)])
+    tokenizer.add_special_tokens([AddedToken(LEFT, lstrip=True, normalized=False)])
+    tokenizer.add_special_tokens([AddedToken(RIGHT, rstrip=True, normalized=False)])
+    tokenizer.add_tokens([AddedToken(WORD, single_word=True, normalized=False), AddedToken(NORMAL, normalized=True)])
+    directory: Path = tmp_path_factory.mktemp("model")
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "chat_template.jinja").write_text("{{ messages }}")
+    return ChatTemplate(directory)
+
+
+TEXTS = st.lists(st.sampled_from((PLAIN, INSIDE, LEFT, RIGHT, WORD, NORMAL, *WORDS)), max_size=12).map("".join)
+
+
+@given(text=TEXTS)
+@example(text=PLAIN + " the" + LEFT + "  " + "x" * LONG + " " + LEFT)
+@example(text="the" + PLAIN + " y" * LONG + RIGHT + "  \n" + PLAIN + "b" + " y" * LONG)
+@settings(deadline=None, max_examples=150)
+def test_pieces_are_the_whole(template: ChatTemplate, text: str) -> None:
+    pieces = Pieces(template)
+    first = pieces.encode(text).tolist()
+    assert first == template.encode(text) == pieces.encode(text).tolist()
+
+
+@given(text=TEXTS, after=st.sampled_from((PLAIN, RIGHT)))
+@settings(deadline=None, max_examples=150)
+def test_what_stands_behind_a_marker_is_the_rest_of_the_whole(template: ChatTemplate, text: str, after: str) -> None:
+    (marker,) = template.encode(after)
+    whole = template.encode(f"the{after}{text}")
+    found = Pieces(template).encode(text, after=marker).tolist()
+    if (after + text).startswith(INSIDE):  # then it is another marker
+        return
+    assert [*template.encode("the"), marker, *found] == whole
+
+
+def test_a_long_piece_is_tokenised_once(template: ChatTemplate) -> None:
+    """Counted by what is remembered: a second text that shares the first's pieces adds its own only."""
+    pieces = Pieces(template)
+    shared = f"{PLAIN}{'the house ' * LONG}"
+    pieces.encode(f"{shared}{PLAIN}{'the mouse ' * LONG}")
+    assert len(pieces.known) == 2
+    pieces.encode(f"{shared}{PLAIN}{'the end ' * LONG}")
+    assert len(pieces.known) == 3
