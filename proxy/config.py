@@ -55,6 +55,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Directory of the model in Hugging Face format."""
     url: str | tuple[str, ...] = ""
     """Address of the running engine, or a list of its replicas; how many data-parallel ranks each has, it says itself.
+    litellm:PROVIDER/MODEL is another provider's model, recorded as text and never trained (proxy/provider.py).
     Empty where `proxy serve --engine` says it, or for `proxy engine` itself."""
     device: str = "auto"
     """auto | cpu | cuda. auto is cuda where a CUDA device exists."""
@@ -107,8 +108,12 @@ def engine_urls(url: str | tuple[str, ...]) -> tuple[str, ...]:
             "the engine's address is empty; set engine.url or give --engine URL of a running `proxy engine`"
         )
     for one in urls:
+        if one.startswith("litellm:") and len(urls) == 1:
+            continue
         if not one.startswith(("http://", "https://")):
-            raise UserError(f"the engine's address {one!r} is no http URL; write http://HOST:PORT")
+            raise UserError(
+                f"the engine's address {one!r} is no http URL; write http://HOST:PORT, or litellm:PROVIDER/MODEL alone"
+            )
         if urls.count(one) > 1:
             raise UserError(f"the engine's address {one} is named twice; name every replica once")
     return urls

@@ -28,6 +28,7 @@ from proxy.pool.completions import CompletionWriter
 from proxy.pool.deliveries import Missing
 from proxy.pool.errors import AttemptClosed, PoolWriteError
 from proxy.pool.records import ABANDONED, NewCompletion, int_bytes
+from proxy.provider import Provider, ProviderRoute
 from proxy.retries import Again, Retries, fingerprint
 from proxy.sessions import Session, Sessions
 from proxy.splice import Prompt
@@ -68,6 +69,7 @@ class Settings:
     splice: bool
     keepalive_seconds: float
     limits: LimitsConfig
+    turn: type[Turn] = Turn
 
 
 class Handler:
@@ -75,7 +77,7 @@ class Handler:
 
     def __init__(
         self, settings: Settings, template: ChatTemplate, threads: ThreadPoolExecutor, *, sessions: Sessions,
-        engine: Fleet, writer: CompletionWriter, retries: Retries, metrics: Metrics,
+        engine: Fleet | Provider, writer: CompletionWriter, retries: Retries, metrics: Metrics,
     ):  # fmt: skip
         self._settings = settings
         self._template = template
@@ -92,7 +94,7 @@ class Handler:
         session = await self._sessions.of(request)
         call = await read_call(request, dialect, self._settings.limits)
         prompt, mark = await self._render(session, call, dialect)
-        turn = Turn(call, prompt, self._template)
+        turn = self._settings.turn(call, prompt, self._template)
         record = _Record(self._writer, self._retries, session, turn, mark, started)
         wire = self._wire(request, dialect, call, prompt)
         sent: _Record | Again = record
@@ -168,7 +170,7 @@ class Handler:
                 await asyncio.shield(record.lost(error))
                 record.anew()
 
-    async def _sample_at(self, route: Route, session: Session, turn: Turn, wire: Wire) -> None:
+    async def _sample_at(self, route: Route | ProviderRoute, session: Session, turn: Turn, wire: Wire) -> None:
         """Sample the whole turn on one replica, sending what may leave early."""
         async with aclosing(self._tokens(route, session, turn)) as events:
             async for ids in events:
@@ -178,7 +180,7 @@ class Handler:
             raise EngineError("failed", "the engine aborted the call (paused or restarted?); send it again")
         await wire.send(turn.close())
 
-    def _tokens(self, route: Route, session: Session, turn: Turn) -> AsyncGenerator[list[int], None]:
+    def _tokens(self, route: Route | ProviderRoute, session: Session, turn: Turn) -> AsyncGenerator[list[int], None]:
         call, limit = turn.call, self._limit(turn)
         params: dict[str, Any] = TRAINING | (call.sampling if session.attempt.purpose == "session" else {})
         params |= {"max_new_tokens": limit, "skip_special_tokens": False}
@@ -261,7 +263,7 @@ class _Record:
 
     async def lost(self, error: EngineError) -> None:
         """Keep what the engine sent before it failed, as a row of its own: the turn may be sampled anew elsewhere."""
-        if self._turn.sampling.ids:
+        if self._turn.begun:
             await self.store(self._turn.reply(), f"{error.kind}: {error}", "error")
 
     def anew(self) -> None:
@@ -295,6 +297,8 @@ class _Record:
 
 def _untrainable(session: Session, turn: Turn) -> str | None:
     """Why a turn that was sampled to its end cannot be trained on; None when it can."""
+    if turn.untrainable is not None:
+        return turn.untrainable
     sampled, known = len(turn.sampling.ids), 0
     for span in turn.sampling.versions:
         if span.start != known or span.end > sampled:

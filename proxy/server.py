@@ -24,9 +24,11 @@ from proxy.pool.completions import CompletionWriter
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.deliveries import open_ledger
 from proxy.pool.errors import PoolReadError, PoolWriteError, UserError
+from proxy.provider import SCHEME, Provider, TextTurn
 from proxy.retries import Retries
 from proxy.sessions import Sessions
 from proxy.template import ChatTemplate
+from proxy.turn import Turn
 
 log = logging.getLogger(__name__)
 THREADS = 4
@@ -57,7 +59,8 @@ class Gateway:
         self.model = Path(config.engine.model).name
         self.engines = engine_urls(engine)
         self.template = ChatTemplate(Path(config.engine.model), config.engine.tool_format)
-        self.settings = _settings(config, self.template)
+        self.provider = _provider(config, self.engines[0])
+        self.settings = _settings(config, self.template, TextTurn if self.provider else Turn)
         self.pool: Pool = open_pool(config.pool)
         self.metrics = Metrics()
 
@@ -75,9 +78,9 @@ class Gateway:
         app.cleanup_ctx.append(self._live)
         return app
 
-    def fleet(self) -> Fleet:
+    def fleet(self) -> Fleet | Provider:
         """The engine; to be called inside the running event loop."""
-        return Fleet(self.engines, self.config.engine.silence_seconds)
+        return self.provider or Fleet(self.engines, self.config.engine.silence_seconds)
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Route) -> web.StreamResponse:
@@ -186,7 +189,14 @@ async def _expect(request: web.Request) -> web.StreamResponse | None:
     return None
 
 
-def _settings(config: Config, template: ChatTemplate) -> Settings:
+def _provider(config: Config, url: str) -> Provider | None:
+    """The provider that the address names, if it names one."""
+    if not url.startswith(SCHEME):
+        return None
+    return Provider(url, config.sampling.max_new_tokens, config.engine.silence_seconds)
+
+
+def _settings(config: Config, template: ChatTemplate, turn: type[Turn]) -> Settings:
     length = config.engine.context_length or template.context_length
     if length is None:
         raise UserError(f"the model {config.engine.model} names no max_position_embeddings; set engine.context_length")
@@ -196,6 +206,7 @@ def _settings(config: Config, template: ChatTemplate) -> Settings:
         splice=config.proxy.history == "splice",
         keepalive_seconds=config.proxy.keepalive_seconds,
         limits=config.limits,
+        turn=turn,
     )
 
 

@@ -49,6 +49,16 @@ class Turn:
         self._parsed = 0  # how much of the decoded text the parser has
         self._pieces: list[Piece] = []
 
+    @property
+    def begun(self) -> bool:
+        """Whether anything has come."""
+        return bool(self.sampling.ids)
+
+    @property
+    def untrainable(self) -> str | None:
+        """Why no such turn can be trained on, whatever it says."""
+        return None
+
     def restart(self) -> None:
         """Begin again, as nothing of what came has been used."""
         self.sampling = Sampling()
