@@ -50,6 +50,17 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     key_chars: Count = 512
 
 
+class AdmissionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many model calls may be at work at a time. Others wait in turn, run by run."""
+
+    calls: Count = 4096
+    calls_per_run: Count = 2048
+    """A session outside of runs counts as a run of its own."""
+    wait_seconds: Seconds = 240
+    """How long a call may wait before it is answered with 429; streams show signs of life meanwhile. Longer than
+    proxy.keepalive_seconds, so that codex, which gives up on a 429, learns of it from its stream."""
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: str
     """Directory of the model in Hugging Face format."""
@@ -91,6 +102,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     proxy: ProxyConfig = ProxyConfig()
     sampling: SamplingConfig = SamplingConfig()
     limits: LimitsConfig = LimitsConfig()
+    admission: AdmissionConfig = AdmissionConfig()
 
 
 CHOICES: dict[str, tuple[str, ...]] = {

@@ -24,11 +24,10 @@ LARGEST = 2**31 - 1
 """Engines keep integers in 32 bits."""
 
 
-async def read_call(request: web.Request, dialect: Dialect, limits: LimitsConfig) -> Call:
-    """The request's body as a call; CallError (400, 408, 413, 415) says what is wrong or too much."""
-    body = await _body(request, limits)
+def parse_call(body: bytes, path: str, dialect: Dialect, limits: LimitsConfig) -> Call:
+    """The body as a call; CallError 400 says what is wrong or too much."""
     try:
-        call = dialect.read(body, request.path_qs)
+        call = dialect.read(body, path)
     except RecursionError as error:
         raise _too_deep(limits) from error
     arguments = [made for message in call.messages for made in message.get("tool_calls", ())]
@@ -47,7 +46,8 @@ async def read_call(request: web.Request, dialect: Dialect, limits: LimitsConfig
     return call
 
 
-async def _body(request: web.Request, limits: LimitsConfig) -> bytes:
+async def read_body(request: web.Request, limits: LimitsConfig) -> bytes:
+    """The request's body; CallError (400, 408, 413, 415) says what is wrong or too much."""
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("identity", *WINDOWS):
         rule = f"the body is encoded as {encoding!r}; served are {', '.join(WINDOWS)} and no encoding"

@@ -1,4 +1,4 @@
-"""What goes on in this proxy, in Prometheus' text format: rows on their way, failures by kind, retries.
+"""What goes on in this proxy, in Prometheus' text format: calls by run, rows on their way, failures by kind, retries.
 
 Counted since the start, in memory. Left out: latencies and tokens, which the pool has for every completion.
 """
@@ -6,6 +6,8 @@ Counted since the start, in memory. Left out: latencies and tokens, which the po
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from proxy.admission import Gate
 
 
 @dataclass
@@ -17,9 +19,11 @@ class Metrics:
     served_again: int = 0
     abandoned: int = 0
 
-    def text(self, uncommitted: int) -> str:
+    def text(self, uncommitted: int, admission: Gate) -> str:
         """All of them, a family after the other. `uncommitted`: completions that wait for their commit."""
         families = [
+            _family("calls_at_work", "gauge", {f'{{run="{run}"}}': n for run, n in admission.inside.items()}),
+            _family("calls_waiting", "gauge", {f'{{run="{run}"}}': n for run, n in admission.waiting.items()}),
             _family("uncommitted_completions", "gauge", {"": uncommitted}),
             _family("failures_total", "counter", {f'{{kind="{kind}"}}': n for kind, n in self.failures.items()}),
             _family("answers_served_again_total", "counter", {"": self.served_again}),

@@ -27,10 +27,12 @@ from proxy.pool.completions import of_attempt, paths
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
 from proxy.pool.records import Completion
+from proxy.record import Record
 from proxy.server import Gateway
 from proxy.splice import SERVED
 from proxy.template import ChatTemplate
 from proxy.turn import Turn
+from proxy.wire import Wire
 
 log = logging.getLogger(__name__)
 SHOWN = 60
@@ -146,22 +148,18 @@ class Replayer(Handler):
         super().__init__(*args, **kwargs)
         self._recording = recording
 
-    async def _sample(self, record: Any, turn: Turn, wire: Any) -> None:
+    async def _sample(self, record: Record, turn: Turn, wire: Wire) -> None:
         item = self._recording.next(record.session.attempt.id, turn)
         turn.call_ids = tuple(call["id"] for call in item.reply.get("tool_calls", ()))
         sampling = turn.sampling
         for number, token in enumerate(item.sampled):
             sampling.ids.append(token)
-            pieces = turn.take([token])
-            if wire is not None:
-                await wire.send(pieces)
+            await wire.send(turn.take([token]))
             if number % REST_TOKENS == 0:
                 await asyncio.sleep(0)
         sampling.logprobs, sampling.versions = item.logprobs, item.versions
         sampling.finish = "length" if item.finish_reason == "length" else "stop"
-        pieces = turn.close()
-        if wire is not None:
-            await wire.send(pieces)
+        await wire.send(turn.close())
 
 
 class _NoFleet(Fleet):

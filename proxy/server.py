@@ -12,6 +12,7 @@ from pathlib import Path
 from aiohttp import web
 
 from proxy.access import Access
+from proxy.admission import RETRY_SECONDS, Gate, Room, Work
 from proxy.call import CallError
 from proxy.config import Config, engine_urls
 from proxy.dialects import chat, completions, gemini, messages, responses
@@ -25,6 +26,7 @@ from proxy.pool.database import Pool, open_pool
 from proxy.pool.deliveries import open_ledger
 from proxy.pool.errors import PoolReadError, PoolWriteError, UserError
 from proxy.provider import SCHEME, Provider, TextTurn
+from proxy.record import Means
 from proxy.retries import Retries
 from proxy.sessions import Sessions
 from proxy.template import ChatTemplate
@@ -32,6 +34,9 @@ from proxy.turn import Turn
 
 log = logging.getLogger(__name__)
 THREADS = 4
+"""That run SQL."""
+ROOM = Room(total=4, per_run=3, per_attempt=2)
+"""Threads that render, tokenise and parse: one run, and one attempt, always leaves some to the others."""
 PREFIX = r"/{prefix:(?:.*/)?}"
 DIALECTS: dict[str, Dialect] = {
     "chat/completions": chat,
@@ -63,6 +68,9 @@ class Gateway:
         self.settings = _settings(config, self.template, TextTurn if self.provider else Turn)
         self.pool: Pool = open_pool(config.pool)
         self.metrics = Metrics()
+        room = config.admission
+        calls = Room(total=room.calls, per_run=room.calls_per_run, per_attempt=room.calls_per_run)
+        self.admission = Gate(calls)
 
     def app(self) -> web.Application:
         """The application; its engine client and writer live as long as it runs."""
@@ -94,22 +102,22 @@ class Gateway:
         return Runner(self.app(), self.config.limits, refusal, shutdown_seconds=shutdown_seconds)
 
     async def _live(self, _app: web.Application) -> AsyncIterator[None]:
-        threads = ThreadPoolExecutor(THREADS, "render")
+        threads, workers = ThreadPoolExecutor(THREADS, "pool"), ThreadPoolExecutor(ROOM.total, "work")
+        work = Work(workers, ROOM)
         ledger = open_ledger(self.pool)
         writer = self._writer = CompletionWriter(self.pool, ledger)
         retries = Retries(self.pool, ledger, threads)
         keeping = asyncio.create_task(retries.keep())
         self._engine = self.fleet()
-        sessions = Sessions(self.pool, self.template, threads, self.access, self.clock)
+        sessions = Sessions(self.pool, self.template, self.access, threads=threads, work=work, clock=self.clock)
         self._sessions = sessions
         self._handler = self._make_handler(
             self.settings,
             self.template,
-            threads,
+            Means(writer, retries, work),
             sessions=sessions,
             engine=self._engine,
-            writer=writer,
-            retries=retries,
+            admission=self.admission,
             metrics=self.metrics,
         )
         yield
@@ -118,6 +126,7 @@ class Gateway:
         await retries.confirm()
         await self._engine.close()
         threads.shutdown()
+        workers.shutdown()
         self.pool.close()
 
     @web.middleware
@@ -160,7 +169,7 @@ class Gateway:
         return web.json_response(chat.models(self.model))
 
     async def _metrics(self, _request: web.Request) -> web.Response:
-        return web.Response(text=self.metrics.text(self._writer.uncommitted))
+        return web.Response(text=self.metrics.text(self._writer.uncommitted, self.admission))
 
     async def _health(self, request: web.Request) -> web.Response:
         """That the proxy is up, for everybody; what it is made of, for the administrator."""
@@ -205,6 +214,7 @@ def _settings(config: Config, template: ChatTemplate, turn: type[Turn]) -> Setti
         max_new_tokens=config.sampling.max_new_tokens,
         splice=config.proxy.history == "splice",
         keepalive_seconds=config.proxy.keepalive_seconds,
+        wait_seconds=config.admission.wait_seconds,
         limits=config.limits,
         turn=turn,
     )
@@ -212,7 +222,8 @@ def _settings(config: Config, template: ChatTemplate, turn: type[Turn]) -> Setti
 
 def refusal(path: str, problem: CallError) -> web.Response:
     """The error in the form of the path's dialect."""
-    retry = {"Retry-After": "1"} if problem.status in (502, 503, 504) else {}
+    seconds = RETRY_SECONDS if problem.status == 429 else 1
+    retry = {"Retry-After": str(seconds)} if problem.status in (429, 502, 503, 504) else {}
     response = web.json_response(_dialect(path).error(problem), status=problem.status, headers=retry)
     if problem.status in (408, 413):
         response.force_close()  # the rest of the body is still to come

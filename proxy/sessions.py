@@ -8,13 +8,14 @@ import asyncio
 import time
 from array import array
 from collections import Counter, OrderedDict
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
 import msgspec
 from aiohttp import web
 
 from proxy.access import ISSUED, Access
+from proxy.admission import Work
 from proxy.call import Call, CallError
 from proxy.pool.attempts import Attempt, by_key, open_session
 from proxy.pool.completions import newer, paths
@@ -50,7 +51,7 @@ class Session:
         return replace(prompt, shape=msgspec.structs.replace(shape, history=prompt.history))
 
     def add(self, id: int, item: NewCompletion, path: "array[int]", prompt: Prompt) -> None:
-        """Take in a committed completion. On the event loop."""
+        """Take in a committed completion. In any thread."""
         self.tree.add(id, item, path, prompt)
         self.shapes.add(id, item)
 
@@ -69,13 +70,14 @@ class Sessions:
     """All sessions of this proxy. `clock`: unix time of the templates' dates; each attempt's beginning when None."""
 
     def __init__(
-        self, pool: Pool, template: ChatTemplate, threads: ThreadPoolExecutor, access: Access,
+        self, pool: Pool, template: ChatTemplate, access: Access, *, threads: Executor, work: Work,
         clock: float | None = None,
     ):  # fmt: skip
         self._pool = pool
         self._template = template
         self._threads = threads
         self._access = access
+        self._work = work
         self._clock = clock
         self.counted: Counter[str] = Counter()
         """How the calls were joined to what was recorded, by the names of proxy/splice.py."""
@@ -111,10 +113,9 @@ class Sessions:
         if known:
             session = replace(known, attempt=attempt, checked_at=time.monotonic())
         else:
-            session = Session(
-                attempt, Tree(self._template, self._clock or attempt.opened_at), Undelivered(), self._pool
-            )
-            await loop.run_in_executor(self._threads, self._take_up, session)
+            clock = self._clock or attempt.opened_at
+            session = Session(attempt, Tree(self._template, clock), Undelivered(), self._pool)
+            await self._work.run(attempt, self._take_up, session)
         session.undelivered.learn(await loop.run_in_executor(self._threads, missing_of, self._pool, attempt.id))
         self._known[key] = session
         if len(self._known) > KEEP:

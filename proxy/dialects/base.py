@@ -136,6 +136,7 @@ def event(value: dict[str, Any]) -> bytes:
 
 def openai_error(problem: CallError) -> dict[str, Any]:
     kind = "invalid_request_error" if problem.status < 500 else "server_error"
+    kind = "rate_limit_error" if problem.status == 429 else kind
     return {"error": {"message": str(problem), "type": kind, "param": problem.param, "code": problem.code}}
 
 

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from proxy.config import Config, EngineConfig, LimitsConfig, ProxyConfig, SamplingConfig
+from proxy.config import AdmissionConfig, Config, EngineConfig, LimitsConfig, ProxyConfig, SamplingConfig
 from proxy.engine.scripted import Script, ScriptedEngine
 from proxy.engine.sglang import Sglang
 from proxy.engine.tiny import make_tiny_model
@@ -158,6 +158,7 @@ def _config(model: Path, pool: Path, values: dict[str, Any]) -> Config:
             keepalive_seconds=values.get("keepalive", 25),
         ),
         limits=LimitsConfig(**values.get("limits", {})),
+        admission=AdmissionConfig(**values.get("admission", {})),
     )
 
 

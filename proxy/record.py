@@ -1,0 +1,152 @@
+"""The row of one model call: stored once what was sampled is all there, or as much as there is when the call fails.
+
+Left out: what the client is sent (proxy/wire.py), and how an answer that did not arrive is found again
+(proxy/retries.py).
+"""
+
+import asyncio
+import time
+from array import array
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
+from zlib import crc32
+
+from proxy.admission import Work
+from proxy.call import CallError, Reply
+from proxy.engine.client import EngineError
+from proxy.pool.completions import CompletionWriter
+from proxy.pool.deliveries import Missing
+from proxy.pool.errors import AttemptClosed, PoolWriteError
+from proxy.pool.records import ABANDONED, NewCompletion, int_bytes
+from proxy.retries import Retries
+from proxy.sessions import Session
+from proxy.turn import Turn
+
+P = ParamSpec("P")
+T = TypeVar("T")
+CHEAP = 16
+"""Tokens of a path that cost as much as one that is sampled."""
+TOO_LONG = ("maximum context length", "maximum allowed length", "model's context length")
+"""How SGLang words that a prompt is too long for it, its KV cache included."""
+
+STATUS = {"unreachable": 503, "busy": 503, "silent": 504, "refused": 400}
+"""What a client is told of an engine's failure; 502 of any other. Never 429: codex gives up on its first one."""
+
+
+@dataclass(frozen=True)
+class Means:
+    """What every record is stored with."""
+
+    writer: CompletionWriter
+    retries: Retries
+    work: Work
+
+
+class Record:
+    """Stores one turn, at most once, and knows whether its client got it."""
+
+    def __init__(self, means: Means, session: Session, turn: Turn, *, mark: bytes, started: float):
+        """`mark`: the fingerprint of the request; `started`: when it came, unix time."""
+        self._means = means
+        self.session = session
+        self._turn = turn
+        self._mark = mark
+        self._started = started
+        self._id: int | None = None
+        self._begun = False
+        self._done = asyncio.Event()
+
+    async def store(self, reply: Reply, untrainable: str | None, finish: str = "") -> None:
+        """Return when the row is committed; CallError when it cannot be."""
+        if self._begun:
+            return
+        self._begun = True
+        sampled = self._turn.sampling.ids
+        try:
+            size = (len(self._turn.prompt.ids) + len(sampled)) // CHEAP
+            item, path = await self._sized(size, self._row, reply, untrainable, finish)
+            self._id = await self._means.writer.add(item)
+        except AttemptClosed as error:
+            raise CallError(401, "invalid_api_key", str(error)) from error
+        except PoolWriteError as error:
+            raise CallError(
+                507, "pool_write_failed", f"the call was not recorded, so it is not answered: {error}"
+            ) from error
+        finally:
+            self._done.set()
+        await self._sized(len(sampled), self.session.add, self._id, item, path, self._turn.prompt)
+        if finish:
+            await self.arrived()  # not a whole answer: nobody waits for it
+
+    async def arrived(self) -> None:
+        """The last event has been flushed."""
+        if self._id is not None:
+            self._means.retries.arrived(self._id)
+
+    async def abandon(self) -> None:
+        """The client has gone. What was sampled is kept; a whole answer waits for a retry."""
+        if not self._begun:
+            with suppress(CallError):  # nobody is there to be told
+                await self.store(self._turn.reply(), ABANDONED, "abort")
+            return
+        with self.session.undelivered.leaving(self._mark):
+            await self._done.wait()
+            if self._id is not None:
+                sampling = self._turn.sampling
+                missing = Missing(self._id, self._mark, len(sampling.ids), sampling.finish == "length")
+                await self._means.retries.lost(self.session.undelivered, missing)
+
+    async def fail(self, error: EngineError | CallError) -> CallError:
+        """Keep what the engine sent before it failed, and return what the client is told."""
+        if isinstance(error, CallError):
+            return error
+        try:
+            await self.lost(error)
+        except CallError as problem:
+            return problem
+        return engine_problem(error)
+
+    async def lost(self, error: EngineError) -> None:
+        """Keep what the engine sent before it failed, as a row of its own: the turn may be sampled anew elsewhere."""
+        if self._turn.begun:
+            await self.store(self._turn.reply(), f"{error.kind}: {error}", "error")
+
+    def anew(self) -> None:
+        """What was sampled is stored; the turn begins again."""
+        self._turn.restart()
+        self._id, self._begun, self._done = None, False, asyncio.Event()
+
+    async def _sized(self, size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._means.work.sized(size, self.session.attempt, work, *args, **kwargs)
+
+    def _row(self, reply: Reply, untrainable: str | None, finish: str) -> tuple[NewCompletion, "array[int]"]:
+        prompt, sampling = self._turn.prompt, self._turn.sampling
+        path = prompt.ids + sampling.ids
+        item = NewCompletion(
+            attempt_id=self.session.attempt.id,
+            prefix_of=prompt.prefix_of,
+            prefix_length=prompt.prefix_length,
+            follows=prompt.follows,
+            prompt_tail=prompt.ids[prompt.prefix_length :],
+            sampled=sampling.ids,
+            logprobs=sampling.logprobs,
+            versions=sampling.versions,
+            finish_reason=finish or reply.finish_reason,
+            untrainable=untrainable,
+            reply=reply.message(),
+            shape=prompt.shape,
+            path_crc=crc32(int_bytes(path)),
+            started_at=self._started,
+            finished_at=time.time(),
+            fingerprint=self._mark,
+        )
+        return item, path
+
+
+def engine_problem(error: EngineError) -> CallError:
+    """What the client is told of a failed engine."""
+    too_long = error.kind == "refused" and any(words in str(error) for words in TOO_LONG)
+    code = "context_length_exceeded" if too_long else f"engine_{error.kind}"
+    return CallError(STATUS.get(error.kind, 502), code, str(error))

@@ -1,0 +1,295 @@
+"""Places for calls and for work: handed out in turn, up to their limits, and given back whatever happens."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from threading import Event, current_thread, main_thread
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+
+from proxy.admission import SMALL, Gate, Room, Work
+from proxy.call import CallError
+from proxy.config import Config, EngineConfig
+from proxy.engine.scripted import ScriptedEngine
+from proxy.pool.attempts import Attempt, open_attempt
+from proxy.pool.groups import open_group
+from proxy.pool.runs import open_run
+from proxy.server import Gateway
+from proxy.template import ChatTemplate
+from tests.pool.make import TASK
+from tests.proxy.conftest import Serve, Stand, listening, served, user
+from tests.proxy.wires import WIRES, Wire, events
+
+
+def attempt(number: int, run: int | None) -> Attempt:
+    return Attempt(number, run, None, "command", "train", True, 0.0)
+
+
+class Crowd:
+    """Callers at a gate: who got in, in order, and a way to let each out."""
+
+    def __init__(self, gate: Gate):
+        self.gate = gate
+        self.entered: list[str] = []
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+        self._out: dict[str, asyncio.Event] = {}
+
+    async def come(self, name: str, who: Attempt) -> None:
+        self._out[name] = asyncio.Event()
+        self.tasks[name] = asyncio.ensure_future(self._stay(name, who))
+        await settle()
+
+    async def leave(self, *names: str) -> None:
+        for name in names:
+            self._out[name].set()
+            await self.tasks[name]
+        await settle()
+
+    async def _stay(self, name: str, who: Attempt) -> None:
+        async with self.gate.place(who):
+            self.entered.append(name)
+            await self._out[name].wait()
+
+
+async def settle() -> None:
+    """Let every task run until it waits."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_runs_take_turns_and_a_flood_leaves_a_place_to_others() -> None:
+    crowd = Crowd(Gate(Room(total=3, per_run=2, per_attempt=2)))
+    for name in ("a1", "a2", "a3", "a4"):
+        await crowd.come(name, attempt(1, 1))
+    for name in ("b1", "b2"):
+        await crowd.come(name, attempt(2, 2))
+    assert crowd.entered == ["a1", "a2", "b1"]
+    assert (crowd.gate.inside, crowd.gate.waiting) == ({"run 1": 2, "run 2": 1}, {"run 1": 2, "run 2": 1})
+    await crowd.leave("a1")
+    await crowd.leave("a2")
+    assert crowd.entered[3:] == ["a3", "b2"]
+    await crowd.leave("b1", "b2", "a3", "a4")
+    assert crowd.entered[5:] == ["a4"]
+    assert (crowd.gate.inside, crowd.gate.waiting) == ({}, {})
+
+
+async def test_attempts_of_a_run_take_turns() -> None:
+    crowd = Crowd(Gate(Room(total=2, per_run=2, per_attempt=1)))
+    for name in ("a1", "a2", "a3"):
+        await crowd.come(name, attempt(1, 1))
+    await crowd.come("b1", attempt(2, 1))
+    assert crowd.entered == ["a1", "b1"]
+    await crowd.leave("a1")
+    assert crowd.entered == ["a1", "b1", "a2"]
+    await crowd.come("b2", attempt(2, 1))
+    await crowd.leave("b1", "a2")
+    assert crowd.entered[3:] == ["b2", "a3"]
+    await crowd.leave("b2", "a3")
+
+
+async def test_who_gives_up_leaves_no_place_taken() -> None:
+    crowd = Crowd(Gate(Room(total=1, per_run=1, per_attempt=1)))
+    for name in ("in", "waiting", "next"):
+        await crowd.come(name, attempt(1, None))
+    crowd.tasks["waiting"].cancel()
+    crowd._out["in"].set()
+    await asyncio.wait([crowd.tasks["waiting"]])
+    await settle()
+    assert crowd.entered == ["in", "next"] and crowd.tasks["waiting"].cancelled()
+    crowd.tasks["next"].cancel()
+    await asyncio.wait([crowd.tasks["next"]])
+    assert (crowd.gate.inside, crowd.gate.waiting) == ({}, {})
+    await crowd.come("last", attempt(1, None))
+    assert crowd.entered[-1] == "last"
+    await crowd.leave("last")
+
+
+async def test_the_deadline_says_what_is_full() -> None:
+    gate = Gate(Room(total=1, per_run=1, per_attempt=1))
+    async with gate.place(attempt(1, 7)):
+        with pytest.raises(CallError, match="run 7 has 1 calls at work and 1 waiting.*0.01 s; try again in 5s") as told:
+            async with gate.place(attempt(2, 7), 0.01):
+                pass
+    assert told.value.status == 429 and (gate.inside, gate.waiting) == ({}, {})
+
+
+async def test_work_keeps_its_place_until_the_thread_is_done() -> None:
+    begun, over = Event(), Event()
+
+    def block() -> None:
+        begun.set()
+        over.wait(60)
+
+    with ThreadPoolExecutor(1) as threads:
+        work = Work(threads, Room(total=1, per_run=1, per_attempt=1))
+        running = asyncio.ensure_future(work.run(attempt(1, 1), block))
+        await asyncio.to_thread(begun.wait, 60)
+        running.cancel()
+        await settle()
+        assert work.gate.inside == {"run 1": 1} and not running.done()
+        over.set()
+        await asyncio.wait([running])
+        assert running.cancelled() and work.gate.inside == {}
+
+
+async def test_large_work_leaves_the_event_loop_and_small_work_stays() -> None:
+    with ThreadPoolExecutor(1) as threads:
+        work = Work(threads, Room(total=1, per_run=1, per_attempt=1))
+        assert await work.sized(SMALL, attempt(1, 1), current_thread) is main_thread()
+        assert await work.sized(SMALL + 1, attempt(1, 1), current_thread) is not main_thread()
+
+
+# ---- through a gateway
+
+
+class Slow(ChatTemplate):
+    """A template that stands still at texts and answers of one attempt until it is told to go on."""
+
+    def __init__(self, directory: Path):
+        super().__init__(directory)
+        self.plain = ChatTemplate(directory)
+        self.entered: Counter[str] = Counter()
+        self.go_on = Event()
+
+    def render(self, messages: Any, tools: Any, **options: Any) -> str:
+        text = super().render(messages, tools, **options)
+        if "slow" in text:
+            self.stand_still("render")
+        return text
+
+    def decode(self, ids: Any) -> str:
+        text = super().decode(ids)
+        if "sluggish" in text:
+            self.stand_still("decode")
+        return text
+
+    def stand_still(self, where: str) -> None:
+        self.entered[where] += 1
+        assert self.go_on.wait(60)
+
+
+@dataclass
+class SlowStand:
+    """A gateway whose template may stand still."""
+
+    stand: Stand
+    template: Slow
+    keys: list[str]
+    """Of two attempts in each of two runs."""
+
+
+@pytest.fixture
+async def slow(tiny_model: Path, tmp_path: Path) -> AsyncIterator[SlowStand]:
+    template = Slow(tiny_model)
+    async with AsyncExitStack() as stack:
+        script = ScriptedEngine(lambda prompt, ids: "sluggish " * SMALL if "long" in prompt else "ok", template.plain)
+        config = Config(engine=EngineConfig(model=str(tiny_model)), pool=str(tmp_path / "pool.db"))
+        gateway = Gateway(config, await listening(script.app(), stack))
+        gateway.template = template
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        groups = [open_group(gateway.pool, open_run(gateway.pool, name, "train", {}).id, TASK, 2) for name in "ab"]
+        keys = [open_attempt(gateway.pool, member.rollout_id, "command")[1] for group in groups for member in group]
+        stand = Stand(await served(gateway, stack), gateway.pool, http, script)
+        try:
+            yield SlowStand(stand, template, keys)
+        finally:
+            template.go_on.set()
+
+
+async def test_a_run_that_renders_slowly_leaves_a_thread_to_the_others(slow: SlowStand) -> None:
+    first, second, other, _ = slow.keys
+    calls = [asyncio.ensure_future(slow.stand.chat(user("slow"), key=key)) for key in (first, second) for _ in range(4)]
+    await until(lambda: slow.template.entered["render"] == 3)
+    assert (await slow.stand.chat(user("quick"), key=other))["status"] == 200
+    assert slow.template.entered["render"] == 3
+    slow.template.go_on.set()
+    assert {(await call)["status"] for call in calls} == {200}
+
+
+async def test_an_attempt_that_renders_slowly_leaves_a_thread_to_its_run(slow: SlowStand) -> None:
+    first, second, *_ = slow.keys
+    calls = [asyncio.ensure_future(slow.stand.chat(user("slow"), key=first)) for _ in range(4)]
+    await until(lambda: slow.template.entered["render"] == 2)
+    assert (await slow.stand.chat(user("quick"), key=second))["status"] == 200
+    slow.template.go_on.set()
+    assert {(await call)["status"] for call in calls} == {200}
+
+
+async def test_a_long_answer_is_read_off_the_event_loop(slow: SlowStand) -> None:
+    first, second, *_ = slow.keys
+    call = asyncio.ensure_future(slow.stand.chat(user("long"), key=first))
+    await until(lambda: slow.template.entered["decode"] > 0)
+    assert (await slow.stand.chat(user("quick"), key=second))["status"] == 200
+    slow.template.go_on.set()
+    assert (await call)["status"] == 200
+
+
+async def test_calls_beyond_the_limit_wait_and_are_counted_by_run(serve: Serve) -> None:
+    stand = await serve(lambda prompt, ids: "ok", admission={"calls_per_run": 1})
+    assert stand.engine is not None
+    stand.engine.running.clear()
+    calls = [asyncio.ensure_future(stand.chat(user("hi"))) for _ in range(3)]
+    await until_counted(stand, 'calls_at_work{run="session 1"} 1', 'calls_waiting{run="session 1"} 2')
+    calls.append(asyncio.ensure_future(stand.chat(user("hi"), key="another")))
+    await until_counted(stand, 'calls_at_work{run="session 2"} 1')
+    stand.engine.running.set()
+    assert {answer["status"] for answer in await asyncio.gather(*calls)} == {200}
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["before the headers", "in a stream"])
+async def test_a_call_that_waits_too_long_is_told_so_in_its_dialect(serve: Serve, begun: bool) -> None:
+    limits = {"calls_per_run": 1, "wait_seconds": 1}
+    stand = await serve(lambda prompt, ids: "ok", admission=limits, keepalive=0.1 if begun else 25)
+    assert stand.engine is not None
+    stand.engine.running.clear()
+    first = asyncio.ensure_future(stand.chat(user("hi")))
+    await until_counted(stand, 'calls_at_work{run="session 1"} 1')
+    calls = list(product(WIRES, (False, True)))
+    for (wire, stream), told in zip(calls, await asyncio.gather(*(ask(stand, *c) for c in calls)), strict=True):
+        assert (told.status, told.retry_after) == ((200, None) if begun and stream else (429, "5")), wire.name
+        assert told.kind == TOO_MANY.get(wire.name, "rate_limit_exceeded"), wire.name
+        assert "session 1 has 1 calls at work" in told.message
+    stand.engine.running.set()
+    assert (await first)["status"] == 200 and len(stand.recorded()) == 1
+
+
+TOO_MANY = {"messages": "rate_limit_error", "gemini": 429}
+"""How the dialects that have no codes name it."""
+
+
+@dataclass(frozen=True)
+class Told:
+    status: int
+    retry_after: str | None
+    kind: Any
+    message: str
+
+
+async def ask(stand: Stand, wire: Wire, stream: bool) -> Told:
+    path, body = wire.request("more", stream)
+    async with stand.send(path, body) as answer:
+        data, retry = await answer.read(), answer.headers.get("Retry-After")
+    streamed = answer.content_type == "text/event-stream"
+    return Told(answer.status, retry, *wire.error(events(data)[-1] if streamed else msgspec.json.decode(data)))
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    while not reached():
+        await asyncio.sleep(0.01)
+
+
+async def until_counted(stand: Stand, *lines: str) -> None:
+    while True:
+        async with stand.http.get(f"{stand.url}/metrics") as answer:
+            text = await answer.text()
+        if all(f"blackforge_{line}\n" in text for line in lines):
+            return
+        await asyncio.sleep(0.01)
