@@ -3,9 +3,11 @@
 A dialect reads its request into a `Call` and writes its answer from a `Reply`; nothing else of it crosses.
 """
 
-import json
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
+
+import msgspec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,17 +108,22 @@ def meaning(message: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _number(text: str) -> float | int:
+    """The value of a number that is no 64-bit integer; JavaScript writes 1.0 as 1."""
+    if text.removeprefix("-").isdigit():
+        return int(text)
     value = float(text)
-    return int(value) if value.is_integer() else value  # JavaScript writes 1.0 as 1
+    if not isfinite(value):
+        raise ValueError(f"{text} is beyond a double's range")
+    return int(value) if value.is_integer() else value
 
 
-_read = json.JSONDecoder(parse_float=_number).decode
-_write = json.JSONEncoder(sort_keys=True).encode
+_read = msgspec.json.Decoder(float_hook=_number).decode
+_write = msgspec.json.Encoder(order="deterministic").encode
 
 
 def _canonical(arguments: Any) -> str:
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    """The same text for equal values; arguments that are no JSON stand for themselves."""
     try:
-        return _write(_read(text))
-    except (ValueError, RecursionError):
-        return text
+        return _write(_read(arguments if isinstance(arguments, str) else _write(arguments))).decode()
+    except (msgspec.DecodeError, ValueError, OverflowError, RecursionError):
+        return arguments if isinstance(arguments, str) else repr(arguments)

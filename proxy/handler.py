@@ -186,7 +186,7 @@ class Handler:
         if call.stop:
             params |= {"stop": list(call.stop), "no_stop_trim": True}
         stream = call.stream or limit > LONG  # a long answer comes in events, so that a dead engine is noticed
-        return route.sample(Ask(turn.prompt.ids, params, stream), turn.sampling)
+        return route.sample(Ask(turn.prompt.written, len(turn.prompt.ids), params, stream), turn.sampling)
 
     def _limit(self, turn: Turn) -> int:
         """How many tokens the answer may have."""

@@ -6,7 +6,8 @@ system or user that an agent rewrites on its way; what follows those is a new co
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
+from hashlib import blake2b, sha256
+from itertools import chain
 from typing import Any
 
 from proxy.call import meaning
@@ -30,11 +31,11 @@ def turns(messages: Sequence[dict[str, Any]]) -> tuple[list[Turn], History]:
         if message["role"] == "assistant":
             said = meaning(message)
             found.append(Turn(i, said, _named(whole.digest(), outline.digest())))
-            text = repr((said[0], said[2]))
+            text = "".join(f"{len(part)}:{part}" for part in (said[0], *chain.from_iterable(said[2])))
         else:
             text = message.get("content") or ""
         sender = f"{message['role']} {message.get('name')} ".encode("utf-8", "surrogatepass")
-        one = sender + blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        one = sender + sha256(text.encode("utf-8", "surrogatepass")).digest()  # processors have instructions for it
         whole.update(one)
         outline.update(sender if message["role"] == "tool" else one)
     return found, _named(whole.digest(), outline.digest())

@@ -25,8 +25,8 @@ class Mask:
     """A turn in placeholders. `name` is the turn's own part of them."""
 
     message: dict[str, Any]
-    shown: tuple[Any, ...]
-    """The meaning of its slot."""
+    shown: dict[str, Any]
+    """A message that means what its slot must say."""
     marks: tuple[str, ...]
 
 
@@ -45,7 +45,7 @@ def mask(name: str, message: dict[str, Any], reasoning: bool, template: ChatTemp
         begin, end = template.form.think
         masked = {**masked, "content": f"{begin}{thought}{end}{content or ''}"}
     marks = [thought] * reasoning + [said] * (content == said)
-    return Mask(masked, meaning(shown), (*marks, *(f"{MARK}{name}a{number}x" for number in range(len(calls)))))
+    return Mask(masked, shown, (*marks, *(f"{MARK}{name}a{number}x" for number in range(len(calls)))))
 
 
 def _masked_call(call: dict[str, Any], mark: str) -> dict[str, Any]:
@@ -68,7 +68,8 @@ def find(text: str, start: int, masked: Mask, opened: bool, template: ChatTempla
         return None
     calls = masked.message.get("tool_calls")
     tools, slot = Schemas(calls) if calls else None, text[start : end.start()]
-    shown = any(read(form, slot, tools, opened) == masked.shown for form in {template.form, template.written})
+    said = meaning(masked.shown)
+    shown = any(read(form, slot, tools, opened) == said for form in {template.form, template.written})
     return end.start() if shown else None
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from proxy.call import Call, meaning
 from proxy.formats import Recorded
 from proxy.history import Turn, turns
+from proxy.idlists import IdLists
 from proxy.pieces import Pieces
 from proxy.pool.records import Completion, History, NewCompletion, Shape
 from proxy.slots import MARK, Mask, find, mask, read
@@ -50,6 +51,8 @@ class Prompt:
     base: "Node | None" = None
     """The completion whose recorded ids the prompt begins with."""
     counted: tuple[str, ...] = ()
+    written: bytes = b""
+    """The ids as a JSON list."""
     plain: bool = False
     """Whether it is a text completion's."""
     history: History | None = None
@@ -106,6 +109,7 @@ class Tree:
         """`clock`: unix time of the attempt's beginning, at which the template's date stamps stand still."""
         self._template = template
         self._pieces = Pieces(template)
+        self._lists = IdLists()
         self._clock = None if clock is None else datetime.fromtimestamp(clock)
         self.read_to = 0
         """The last of the ids up to which the pool has nothing that is missing here."""
@@ -142,6 +146,8 @@ class Tree:
             self._nodes[id] = node
         if item.finish_reason not in SERVED:
             return
+        if prompt is not None:
+            self._lists.add(id, path, prompt.written, len(prompt.ids))
         if history is not None:
             self._by_turn.setdefault((history.outline, *_words(said)), []).append(node)
         if prompt is not None and prompt.plain:
@@ -181,8 +187,9 @@ class Tree:
         if splice and follows is not None and base is not follows:
             counted.append(BRANCHED if follows.spliceable else ENDED)
         prefix_of, length = self._longest_prefix(ids)
+        written = self._lists.write(ids, prefix_of)
         follows_id = follows.id if follows else None
-        return Prompt(ids, text, follows_id, prefix_of, length, base, tuple(counted), history=history)
+        return Prompt(ids, text, follows_id, prefix_of, length, base, tuple(counted), written, history=history)
 
     def _render(self, call: Call, messages: Sequence[dict[str, Any]]) -> str:
         fixed = {} if self._clock is None else {"strftime_now": self._clock.strftime}
@@ -306,7 +313,8 @@ class Tree:
             tokens, text = array("i", prompt), self._template.decode(prompt)
         prefix_of, length = self._longest_prefix(tokens)
         whole = prefix_of is not None and length >= self._nodes[prefix_of].length
-        return Prompt(tokens, text, prefix_of if whole else None, prefix_of, length, plain=True)
+        written = self._lists.write(tokens, prefix_of)
+        return Prompt(tokens, text, prefix_of if whole else None, prefix_of, length, written=written, plain=True)
 
     def _seen_in(self, text: str) -> tuple[Node | None, int]:
         """The completion with the longest text that this text begins with, and that text's length."""

@@ -46,6 +46,7 @@ class Turn:
         self._parser = Plain() if plain else TurnParser(form, tools=tools, reasoning=reasoning)
         self._decoder = DecodeStream(skip_special_tokens=False)
         self._decoded = ""
+        self._incomplete = False  # the last ids have not become text yet
         self._parsed = 0  # how much of the decoded text the parser has
         self._pieces: list[Piece] = []
 
@@ -68,7 +69,8 @@ class Turn:
         """The pieces that have become certain with these ids."""
         visible = [token for token in ids if token not in self.template.ends]
         if visible:
-            self._decoded += self._decoder.step(self.template.tokenizer, visible) or ""
+            text = self._decoder.step(self.template.tokenizer, visible)
+            self._decoded, self._incomplete = self._decoded + (text or ""), text is None
         held = max(map(len, self.call.stop), default=0)  # a stop string may have begun in the last characters
         return self._parse(max(self._parsed, len(self._decoded) - held))
 
@@ -87,10 +89,9 @@ class Turn:
 
     def close(self) -> list[Piece]:
         """What was held back until the end of the turn."""
-        visible = [token for token in self.sampling.ids if token not in self.template.ends]
-        whole = self.template.decode(visible)
-        if whole.startswith(self._decoded):  # bytes of a character that never became whole
-            self._decoded = whole
+        if self._incomplete:  # bytes of a character that never became whole
+            whole = self.template.decode([token for token in self.sampling.ids if token not in self.template.ends])
+            self._decoded = whole if whole.startswith(self._decoded) else self._decoded
         first = self._parse(len(self._decoded))
         last = self._parser.finish()
         self._pieces += last

@@ -81,7 +81,10 @@ _decode = msgspec.json.Decoder(_Event).decode
 class Ask:
     """What the engine is asked: prompt tokens and SGLang's sampling parameters."""
 
-    prompt: "array[int]"
+    prompt: bytes
+    """The ids as a JSON list."""
+    length: int
+    """How many they are."""
     params: dict[str, Any]
     stream: bool
     rank: int | None = None
@@ -198,8 +201,8 @@ class EngineClient:
                 await asyncio.shield(self._abort(rid, pump))
 
     async def _pump(self, rid: str, ask: Ask, into: Sampling, inbox: "asyncio.Queue[list[int] | None]") -> None:
-        body = {"rid": rid, "input_ids": ask.prompt.tolist(), "sampling_params": ask.params, "stream": ask.stream}
-        body["return_logprob"] = True
+        body: dict[str, Any] = {"rid": rid, "input_ids": msgspec.Raw(ask.prompt), "sampling_params": ask.params}
+        body |= {"stream": ask.stream, "return_logprob": True}
         if ask.rank is not None:
             body["routed_dp_rank"] = ask.rank
         if ask.salt:

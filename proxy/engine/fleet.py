@@ -107,9 +107,9 @@ class Route:
 
     async def sample(self, ask: Ask, into: Sampling) -> AsyncGenerator[list[int], None]:
         """As EngineClient.sample, at the place that is best for this call and was not tried before."""
-        place = self._fleet.pick(self._origin, len(ask.prompt), self._tried)
+        place = self._fleet.pick(self._origin, ask.length, self._tried)
         self._tried.add(place.replica.url)
-        visit = Visit(place, self._origin, len(ask.prompt))
+        visit = Visit(place, self._origin, ask.length)
         try:
             async with aclosing(place.replica.client.sample(place.addressed(ask), into)) as events:
                 async for ids in events:

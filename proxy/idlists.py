@@ -1,0 +1,36 @@
+"""Prompts as the JSON lists that the engine takes, without writing the ids of a long history again for each call.
+
+The lists of an attempt's newest paths are kept; a prompt that begins with one of them only adds its further ids.
+"""
+
+from array import array
+
+import msgspec
+
+KEPT = 4
+"""Paths whose lists are kept, as several lines of a conversation may go on side by side; about 5 bytes per token."""
+
+
+class IdLists:
+    """Of one attempt. `add` is for one thread at a time, `write` for any."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[array[int], bytes]] = {}  # by completion; without the closing bracket
+
+    def write(self, ids: "array[int]", base: int | None) -> bytes:
+        """The ids as a JSON list. `base`: the completion with whose path they may begin."""
+        path, text = self._known.get(base or -1, (array("i"), b"["))
+        if ids[: len(path)] != path:
+            path, text = array("i"), b"["
+        return text + _further(ids[len(path) :], bool(path)) + b"]"
+
+    def add(self, id: int, path: "array[int]", prompt: bytes, length: int) -> None:
+        """A completion's path: its prompt as written, of so many ids, and what was sampled."""
+        self._known[id] = path, prompt[:-1] + _further(path[length:], length > 0)
+        while len(self._known) > KEPT:
+            del self._known[next(iter(self._known))]
+
+
+def _further(ids: "array[int]", behind: bool) -> bytes:
+    """What the ids add to a list, `behind` others."""
+    return b"," * (behind and len(ids) > 0) + msgspec.json.encode(ids.tolist())[1:-1]

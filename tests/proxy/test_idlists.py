@@ -1,0 +1,22 @@
+"""The JSON lists of prompts say their ids, whatever was written before."""
+
+from array import array
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.idlists import KEPT, IdLists
+
+IDS = st.lists(st.integers(0, 300_000), max_size=6)
+
+
+@given(st.lists(st.tuples(IDS, IDS, st.booleans()), max_size=2 * KEPT))
+def test_a_list_holds_the_ids_of_its_prompt(calls: list[tuple[list[int], list[int], bool]]) -> None:
+    lists, path = IdLists(), array("i")
+    for id, (further, sampled, goes_on) in enumerate(calls, start=1):
+        prompt = path + array("i", further) if goes_on else array("i", further)
+        written = lists.write(prompt, id - 1 or None)
+        assert msgspec.json.decode(written) == prompt.tolist()
+        path = prompt + array("i", sampled)
+        lists.add(id, path, written, len(prompt))
