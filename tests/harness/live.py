@@ -12,13 +12,14 @@ from proxy.pool.records import Completion
 class Conversation:
     """Calls of which each one's prompt begins with the whole path, prompt and reply, of the one before."""
 
+    label: str
     says: tuple[str, ...]
     """Of each reply the tools that it calls, or else its text."""
     after: str = ""
     """What the reply says that the first call continues by its meaning, though not by its tokens."""
 
     def __str__(self) -> str:
-        return f"{' → '.join(self.says)}{f' (after {self.after})' if self.after else ''}"
+        return f"{self.label}: {' → '.join(self.says)}{f' (after {self.after})' if self.after else ''}"
 
 
 def tree(chain: Sequence[Completion]) -> list[Conversation]:
@@ -42,7 +43,8 @@ def tree(chain: Sequence[Completion]) -> list[Conversation]:
 
 def _conversation(items: Sequence[Completion], by_id: dict[int, Completion]) -> Conversation:
     follows = items[0].follows
-    return Conversation(tuple(map(_words, items)), "" if follows is None else _words(by_id[follows]))
+    label = ", ".join(sorted({str(item.label) for item in items}))
+    return Conversation(label, tuple(map(_words, items)), "" if follows is None else _words(by_id[follows]))
 
 
 def _words(item: Completion) -> str:

@@ -38,24 +38,33 @@ def case(name: str, instruction: str, *expected: Conversation, long: bool = Fals
     )
 
 
-def said(*words: str, after: str = "") -> Conversation:
-    return Conversation(words, after)
+def work(*words: str) -> Conversation:
+    return Conversation("main", words)
+
+
+def halves(shell: str) -> Iterator[Conversation]:
+    for command in scripts.HALVES.values():
+        yield Conversation("subagent", (shell, f"Done: {command}"))
+
+
+def summary(after: str = "") -> Conversation:
+    return Conversation("compaction", (scripts.SUMMARY,), after)
 
 
 def checked(shell: str, last: str = "Done and checked.") -> Conversation:
-    return said(shell, f"{shell}, {shell}", last)
+    return work(shell, f"{shell}, {shell}", last)
 
 
-TITLE = said("A title")
-HALVES = scripts.HALVES.values()
+TITLE = Conversation("side", ("A title",))
+EDIT = " ".join(scripts.WHOLE_FILE.split())
 SUMMARISED = "Done after the summary."
 OPENCODE_LONG = (
     TITLE,
-    said("bash", "bash", "bash"),
-    said(scripts.SUMMARY),
-    said("bash", SUMMARISED, after=scripts.SUMMARY),
+    work("bash", "bash", "bash"),
+    summary(),
+    work("bash", SUMMARISED),
 )
-OPENCODE_TOO_LONG = (TITLE, said("bash"), *OPENCODE_LONG[2:])
+OPENCODE_TOO_LONG = (TITLE, work("bash"), *OPENCODE_LONG[2:])
 OPENCODES = [name for name in INSTALLED if name.startswith("opencode")]
 SPAWN, WAIT = scripts.CODEXS_HELPER, scripts.CODEXS_WAIT
 LIVE = [
@@ -65,30 +74,28 @@ LIVE = [
     case("claude-code", scripts.CHECKED, checked("Bash")),
     case("qwen-code", scripts.CHECKED, checked("run_shell_command")),
     case("gemini-cli", scripts.CHECKED, checked("run_shell_command")),
-    case(
-        "aider", scripts.CHECKED, said(" ".join(scripts.WHOLE_FILE.split())), TITLE
-    ),  # what it asks for is a commit message
+    case("aider", scripts.CHECKED, work(EDIT), TITLE),  # what it gets as a title is its commit message
     case(
         "opencode",
         scripts.SHARED,
         TITLE,
-        said("task, task", "bash", "Done with helpers."),
-        *(said("bash", f"Done: {half}") for half in HALVES),
+        work("task, task", "bash", "Done with helpers."),
+        *halves("bash"),
     ),
     case(
         "codex",
         scripts.SHARED,
-        said(f"{SPAWN}, {SPAWN}", WAIT, WAIT, "exec_command", "Done with helpers."),
-        *(said("exec_command", f"Done: {half}") for half in HALVES),
+        work(f"{SPAWN}, {SPAWN}", WAIT, WAIT, "exec_command", "Done with helpers."),
+        *halves("exec_command"),
     ),
     *(case(name, scripts.LONG, *OPENCODE_LONG, long=True) for name in OPENCODES),
     *(case(name, scripts.TOO_LONG, *OPENCODE_TOO_LONG, long=True) for name in OPENCODES),
     case(
         "codex",
         scripts.LONG,
-        said("exec_command", "exec_command", "exec_command"),
-        said(scripts.SUMMARY, after="exec_command"),
-        said("exec_command", SUMMARISED),
+        work("exec_command", "exec_command", "exec_command"),
+        summary(after="exec_command"),
+        work("exec_command", SUMMARISED),
     ),
 ]
 
