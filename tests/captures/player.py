@@ -9,7 +9,7 @@ import asyncio
 import json
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
@@ -20,6 +20,7 @@ from proxy.engine.scripted import Fault, Reply
 from proxy.pool.completions import paths
 from proxy.pool.records import Completion
 from proxy.template import ChatTemplate
+from tests.captures.oracle import Continuation, continuations
 from tests.captures.recorded import Exchange, Session
 from tests.captures.replies import reply_of
 from tests.proxy.conftest import Stand
@@ -38,11 +39,25 @@ class Played:
     path: "array[int]"
 
 
+def written(reply: dict[str, Any]) -> str:
+    """A reply as a model of Qwen's format writes it, its texts and arguments as they were recorded."""
+    content, thought = reply["content"], reply["reasoning"]
+    text = f"<think>\n{thought}</think>\n\n{content}" if thought else content
+    calls = []
+    for call in reply["calls"]:
+        name = f"{call['namespace']}__{call['name']}" if "namespace" in call else call["name"]
+        calls.append(f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {call["arguments"]}}}\n</tool_call>')
+    glue = "\n" if content and calls and not content.endswith("\n") else ""
+    return text + glue + "\n".join(calls)
+
+
 class Player:
     """The scripted engine's script, and the agent."""
 
-    def __init__(self, template: ChatTemplate):
+    def __init__(self, template: ChatTemplate, write: Callable[[dict[str, Any]], str] = written):
+        """`write`: a recorded reply as the model writes it."""
         self._template = template
+        self._write = write
         self._answer: Reply | Fault = Fault(status=500)
         self.unusual, self.sampled = 0, 0
         """Replies sampled in other tokens than the tokenizer's, and all."""
@@ -52,26 +67,28 @@ class Player:
 
     async def play(self, session: Session, *stands: Stand) -> list[Played]:
         """All exchanges of a session, as an attempt of its own, through gateways of one pool that take turns."""
-        ids: dict[str, str] = {}
+        given: dict[int, dict[str, str]] = {}
         known: set[int] = set()
         found = []
+        truths = {truth.exchange.seq: truth for truth in continuations(session.exchanges)}
         for exchange, stand in zip(session.exchanges, cycle(stands), strict=False):
             self._answer = self._planned(exchange)
+            ids = _ids_before(truths[exchange.seq], given)
             send = _leave if exchange.gone else _ask
             status, delivered = await send(stand, exchange, _renamed(exchange.body, ids), session.name)
-            if delivered is not None and exchange.reply is not None:
-                ids |= _given(exchange.reply, delivered)
+            new = _given(exchange.reply, delivered) if delivered and exchange.reply else {}
+            given[exchange.seq] = ids | new
             rows = await _rows(stand, session.name, known, wait=exchange.gone)
-            new = [row for row in rows if row.id not in known]
-            assert len(new) <= 1, f"{len(new)} rows of one call"
-            known |= {row.id for row in new}
-            path = paths(rows)[new[0].id] if new else array("i")
-            found.append(Played(exchange, status, delivered, new[0] if new else None, path))
+            added = [row for row in rows if row.id not in known]
+            assert len(added) <= 1, f"{len(added)} rows of one call"
+            known |= {row.id for row in added}
+            path = paths(rows)[added[0].id] if added else array("i")
+            found.append(Played(exchange, status, delivered, added[0] if added else None, path))
         return found
 
     def _planned(self, exchange: Exchange) -> Reply | Fault:
         """What the engine does."""
-        text = "" if exchange.reply is None else written(exchange.reply)
+        text = "" if exchange.reply is None else self._write(exchange.reply)
         if exchange.gone:
             return Fault(hang=True)
         if exchange.cut or exchange.status is None:
@@ -93,18 +110,6 @@ class Player:
         return tuple(ids)
 
 
-def written(reply: dict[str, Any]) -> str:
-    """A reply as a model of Qwen's format writes it, its texts and arguments as they were recorded."""
-    content, thought = reply["content"], reply["reasoning"]
-    text = f"<think>\n{thought}</think>\n\n{content}" if thought else content
-    calls = []
-    for call in reply["calls"]:
-        name = f"{call['namespace']}__{call['name']}" if "namespace" in call else call["name"]
-        calls.append(f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {call["arguments"]}}}\n</tool_call>')
-    glue = "\n" if content and calls and not content.endswith("\n") else ""
-    return text + glue + "\n".join(calls)
-
-
 def _renamed(value: Any, ids: dict[str, str]) -> Any:
     """The body with the tool calls' ids that this gateway gave."""
     if isinstance(value, dict):
@@ -112,6 +117,12 @@ def _renamed(value: Any, ids: dict[str, str]) -> Any:
     if isinstance(value, list):
         return [_renamed(inner, ids) for inner in value]
     return ids.get(value, value) if isinstance(value, str) else value
+
+
+def _ids_before(truth: Continuation, given: dict[int, dict[str, str]]) -> dict[str, str]:
+    """Recorded id -> the gateway's: those of the conversation, as calls that overlap were recorded under equal ids."""
+    anywhere = {was: now for ids in given.values() for was, now in ids.items()}
+    return anywhere | (given[truth.follows[-1].seq] if truth.follows else {})
 
 
 def _given(recorded: dict[str, Any], delivered: dict[str, Any]) -> dict[str, str]:

@@ -127,10 +127,10 @@ async def serve(tiny_model: Path, tmp_path: Path) -> AsyncIterator[Serve]:
         async def start(
             script: Script | None = None, url: str | tuple[str, ...] = "", replicas: int = 1, **config: Any
         ) -> Stand:
-            count = 0 if script is None else replicas
-            engines = tuple(ScriptedEngine(script, ChatTemplate(tiny_model)) for _ in range(count) if script)
+            count, model = 0 if script is None else replicas, config.pop("model", tiny_model)
+            engines = tuple(ScriptedEngine(script, ChatTemplate(model)) for _ in range(count) if script)
             url = tuple([await listening(engine.app(), stack) for engine in engines]) or url
-            gateway = Gateway(_config(tiny_model, tmp_path / "pool.db", config), url)
+            gateway = Gateway(_config(model, tmp_path / "pool.db", config), url)
             http = await stack.enter_async_context(aiohttp.ClientSession())
             pool = open_pool(str(tmp_path / "pool.db"))
             where = await served(gateway, stack)

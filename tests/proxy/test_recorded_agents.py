@@ -1,32 +1,105 @@
 """Recorded agents against the gateway: every continuation is found and keeps its tokens, nothing else is joined."""
 
+import json
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from proxy.template import ChatTemplate
 from tests.captures.oracle import Continuation, continuations
 from tests.captures.player import Played, Player
-from tests.captures.recorded import sessions
-from tests.proxy.conftest import Serve
+from tests.captures.recorded import Session, sessions
+from tests.proxy.conftest import Serve, Stand
+from tests.proxy.written import WRITERS
+from tests.proxy.zoo import FAMILIES, make_zoo
 
 ROOM = 1 << 20
 """A context that no recorded session fills."""
+EVERYTHING = {"new": 110, "exact": 219, "rendered afresh": 4}
+BRANCHING = ("subagent", "compact_ctx", "ctxlen", "echo")
+"""Runs in which conversations part or begin again."""
 
 
-@pytest.mark.parametrize("gateways", [1, 2])
-async def test_no_false_fork_and_no_false_join(serve: Serve, template: ChatTemplate, gateways: int) -> None:
-    """Two gateways on one pool take turns, as one that is restarted before each call would."""
+async def test_no_false_fork_and_no_false_join(serve: Serve, template: ChatTemplate) -> None:
     player = Player(template)
-    stands = [await serve(player, context_length=ROOM) for _ in range(gateways)]
-    wrong, counts = [], Counter[str]()
-    for session in sessions():
+    counts, wrong = await played(player, [await serve(player, context_length=ROOM)], sessions())
+    assert wrong == []
+    assert counts == EVERYTHING
+    assert player.unusual > 0.9 * player.sampled
+
+
+@pytest.mark.parametrize(
+    "runs", [pytest.param(BRANCHING, id="branching"), pytest.param(None, marks=pytest.mark.long, id="all")]
+)
+async def test_gateways_that_take_turns_know_the_same(
+    serve: Serve, template: ChatTemplate, runs: tuple[str, ...] | None
+) -> None:
+    """Two on one pool; one that is restarted before each call knows no more."""
+    player = Player(template)
+    stands = [await serve(player, context_length=ROOM) for _ in range(2)]
+    counts, wrong = await played(player, stands, [each for each in sessions() if runs is None or each.run in runs])
+    assert wrong == []
+    assert counts == EVERYTHING if runs is None else counts["exact"] > 50
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["DeepSeek-V3.1", "Kimi-K2"])
+async def test_other_templates_change_nothing(serve: Serve, tiny_model: Path, tmp_path: Path, family: str) -> None:
+    """The one has its own end of turn and markers, the other writes the calls' ids into the prompt."""
+    template = make_zoo(tiny_model, tmp_path / "zoo")[family]
+
+    def write(reply: dict[str, Any]) -> str:
+        return reply["content"] + written_in(FAMILIES[family].way, reply["calls"])
+
+    player = Player(template, write)
+    stand = await serve(player, context_length=ROOM, model=template.directory)
+    counts, wrong = await played(player, [stand], [without_reasoning(session) for session in sessions()])
+    assert wrong == []
+    assert counts == {"new": 110, "exact": 221, "rendered afresh": 2}
+
+
+async def test_a_turn_that_was_tokenised_again_is_noticed(serve: Serve, template: ChatTemplate) -> None:
+    player = Player(template)
+    stand = await serve(player, context_length=ROOM, history="faithful")
+    counts, wrong = await played(player, [stand], [session for session in sessions() if session.run == "basic"])
+    assert counts["exact"] == 0 and len(wrong) == counts["false fork of tokens"] > 5
+
+
+def written_in(way: str, calls: list[dict[str, Any]]) -> str:
+    """Calls in a family's format; arguments that are no JSON as they stand, as no format can hold them."""
+    named = [(f"{c['namespace']}__{c['name']}" if "namespace" in c else c["name"], c["arguments"]) for c in calls]
+    try:
+        return WRITERS[way][1]([(name, json.loads(arguments)) for name, arguments in named]) if calls else ""
+    except ValueError:
+        return "".join(arguments for _, arguments in named)
+
+
+def without_reasoning(session: Session) -> Session:
+    """The session of a model that does not reason."""
+
+    def without(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: without(inner) for name, inner in value.items() if name != "reasoning_content"}
+        return [without(inner) for inner in value] if isinstance(value, list) else value
+
+    exchanges = (
+        replace(each, body=without(each.body), reply=each.reply and {**each.reply, "reasoning": ""})
+        for each in session.exchanges
+    )
+    return replace(session, exchanges=tuple(exchanges))
+
+
+async def played(player: Player, stands: list[Stand], found: list[Session]) -> tuple[Counter[str], list[str]]:
+    """How often which verdict came, and which were wrong."""
+    counts, wrong = Counter[str](), []
+    for session in found:
         verdicts = judged(await player.play(session, *stands), continuations(session.exchanges))
         counts.update(verdict for _, verdict in verdicts)
         wrong += [f"{session.name} {seq}: {verdict}" for seq, verdict in verdicts if "false" in verdict]
-    assert wrong == []
-    assert counts == {"new": 110, "exact": 219, "rendered afresh": 4}
-    assert player.unusual > 0.9 * player.sampled
+    return counts, wrong
 
 
 def judged(played: list[Played], expected: list[Continuation]) -> list[tuple[int, str]]:
