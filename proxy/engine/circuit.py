@@ -12,8 +12,10 @@ FAILURES = 3
 """Failures in a row after which a replica that still answers gets no more calls."""
 LOST = ("unreachable", "died", "silent")
 """Kinds of EngineError that open the circuit at once."""
-REPLICA = (*LOST, "busy", "failed")
-"""Kinds of EngineError that speak against the replica rather than the request: another one may do better."""
+REPLICA = (*LOST, "failed")
+"""Kinds of EngineError that speak against the replica rather than the request."""
+ELSEWHERE = (*REPLICA, "busy")
+"""Kinds of EngineError where another replica may do better."""
 
 
 @dataclass

@@ -51,7 +51,7 @@ async def until(holds: Any) -> None:
         await asyncio.sleep(0.05)
 
 
-@pytest.mark.parametrize("fault", [Fault(status=500), Fault(text="one two three four", after=3)])
+@pytest.mark.parametrize("fault", [Fault(status=500), Fault(status=429), Fault(text="one two three four", after=3)])
 async def test_a_call_that_fails_is_sampled_again_elsewhere(serve: Serve, fault: Fault) -> None:
     stand = await serve(FailsFirst(fault), replicas=2)
     answer = await stand.chat(user("hi"))
