@@ -37,8 +37,13 @@ class Circuit:
         """A call is on its way."""
         self.trying = self.state == "half-open"
 
+    def sampled(self) -> None:
+        """The first tokens of a call have come. One failure from now on opens a circuit anew that was not closed."""
+        if self.state != "closed":
+            self.state, self.trying, self._failures = "closed", False, FAILURES - 1
+
     def served(self) -> None:
-        """The replica sampled something."""
+        """A call was sampled to its end."""
         self.state, self.trying, self._failures, self._pause = "closed", False, 0, FIRST_PAUSE
 
     def left(self) -> None:
