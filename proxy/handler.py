@@ -5,6 +5,7 @@ row is committed. A call that fails after tokens were sampled leaves a row too, 
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -30,6 +31,8 @@ from proxy.splice import Prompt
 from proxy.template import ChatTemplate, TemplateError
 from proxy.turn import Turn
 from proxy.wire import Stream, Whole, Wire
+
+log = logging.getLogger(__name__)
 
 TRAINING: dict[str, float] = {
     "temperature": 1.0,
@@ -108,6 +111,13 @@ class Handler:
             self._metrics.abandoned += 1
             await asyncio.shield(sent.abandon())
             raise
+        except Exception:  # a bug; a client whose stream has begun would wait for its end
+            if not wire.begun:
+                raise
+            log.exception("bug in the stream of %s", request.path)
+            return await self._fail(
+                wire, CallError(500, "internal_error", "the proxy failed; its log has the traceback")
+            )
         finally:
             wire.rest()
         await sent.arrived()

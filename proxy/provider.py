@@ -24,7 +24,7 @@ from proxy.toolcalls import Piece, Reasoning, Text
 from proxy.turn import Turn
 
 SCHEME = "litellm:"
-KINDS = {408: "silent", 429: "unreachable", 502: "unreachable", 503: "unreachable"}
+KINDS = {408: "silent", 429: "busy", 503: "busy"}
 """HTTP status of a provider -> kind of EngineError; other 4xx are "refused", all else "failed"."""
 
 

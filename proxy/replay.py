@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.call import CallError
+from proxy.call import CallError, meaning
 from proxy.config import Config
 from proxy.engine.fleet import Fleet
 from proxy.handler import Handler
@@ -76,6 +76,11 @@ class Recording:
         served = [item for item in chain if item.finish_reason in SERVED]
         if attempt is None or not served:
             raise UserError(f"the pool {pool.name} has no answer to play again of attempt {attempt_id}")
+        if any(not item.sampled and meaning(item.reply) != meaning({}) for item in served):
+            raise UserError(
+                f"attempt {attempt_id} was answered by a provider, as text without token ids; "
+                "name an attempt whose tokens an engine sampled"
+            )
         self.attempt_id = attempt_id
         self.opened_at = attempt.opened_at
         """When the attempt began, which dates in its prompts tell."""

@@ -12,8 +12,10 @@ FAILURES = 3
 """Failures in a row after which a replica that still answers gets no more calls."""
 LOST = ("unreachable", "died", "silent")
 """Kinds of EngineError that open the circuit at once."""
-REPLICA = (*LOST, "busy", "failed")
-"""Kinds of EngineError that speak against the replica rather than the request: another one may do better."""
+REPLICA = (*LOST, "failed")
+"""Kinds of EngineError that speak against the replica rather than the request."""
+ELSEWHERE = (*REPLICA, "busy")
+"""Kinds of EngineError where another replica may do better."""
 
 
 @dataclass
@@ -35,8 +37,13 @@ class Circuit:
         """A call is on its way."""
         self.trying = self.state == "half-open"
 
+    def sampled(self) -> None:
+        """The first tokens of a call have come. One failure from now on opens a circuit anew that was not closed."""
+        if self.state != "closed":
+            self.state, self.trying, self._failures = "closed", False, FAILURES - 1
+
     def served(self) -> None:
-        """The replica sampled something."""
+        """A call was sampled to its end."""
         self.state, self.trying, self._failures, self._pause = "closed", False, 0, FIRST_PAUSE
 
     def left(self) -> None:

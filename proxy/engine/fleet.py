@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 
-from proxy.engine.circuit import REPLICA
+from proxy.engine.circuit import ELSEWHERE, REPLICA
 from proxy.engine.client import Ask, EngineError, Sampling
 from proxy.engine.replica import KEEP, Origin, Place, Replica, Visit
 from proxy.engine.routing import choose, rates
@@ -127,4 +127,4 @@ class Route:
 
     def goes_on(self, error: EngineError) -> bool:
         """Whether the call, of which nothing has reached the client, is to be sampled anew elsewhere."""
-        return error.kind in REPLICA and len(self._tried) < TRIES and bool(self._fleet.others(self._tried))
+        return error.kind in ELSEWHERE and len(self._tried) < TRIES and bool(self._fleet.others(self._tried))

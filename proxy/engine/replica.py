@@ -101,7 +101,7 @@ class Visit:
             return
         self._silent = False
         self._place.waiting -= self._waits
-        self._place.replica.circuit.served()
+        self._place.replica.circuit.sampled()
         if into.version == self._version:  # otherwise the call waited for an update as well
             prefilled = self._ahead + self._length - into.cached_tokens
             self._place.meter = self._place.meter.measured(prefilled, time.monotonic() - self._sent)
@@ -112,6 +112,7 @@ class Visit:
         if into.finish == "abort":
             replica.failed("failed")
             return
+        replica.circuit.served()
         replica.serves(into.version)
         replica.prompt_tokens += self._length
         replica.cached_tokens += into.cached_tokens

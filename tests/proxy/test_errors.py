@@ -3,17 +3,25 @@
 import asyncio
 import resource
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from proxy.cli import main
-from proxy.engine.scripted import Fault, Reply
+from proxy.config import Config, EngineConfig
+from proxy.engine.client import Ask, Sampling
+from proxy.engine.fleet import Fleet, Route
+from proxy.engine.replica import Origin
+from proxy.engine.scripted import Fault, Reply, ScriptedEngine
 from proxy.pool.attempts import Ending, by_key, close_attempt
-from tests.proxy.conftest import SHELL, Serve, Stand, user
+from proxy.pool.database import open_pool
+from proxy.server import Gateway
+from proxy.template import ChatTemplate
+from tests.proxy.conftest import SHELL, Serve, Stand, listening, user
 
 SURROGATE = b'{"messages": [{"role": "user", "content": "\\ud800"}]}'
 IMAGE = [{"type": "image_url", "image_url": {"url": "data:"}}]
@@ -100,6 +108,37 @@ async def test_an_engine_that_refuses(serve: Serve, status: int, ours: int) -> N
     stand = await serve(lambda prompt, ids: Fault(status=status))
     answer = await stand.chat(user("hi"))
     assert answer["status"] == ours and f"HTTP {status}" in answer["error"]["message"]
+
+
+class Buggy(Route):
+    """Tokens, then a bug."""
+
+    async def sample(self, ask: Ask, into: Sampling) -> AsyncGenerator[list[int], None]:
+        async for ids in super().sample(ask, into):
+            yield ids
+            raise ZeroDivisionError
+
+
+class BuggyFleet(Fleet):
+    def route(self, origin: Origin) -> Route:
+        return Buggy(self, origin)
+
+
+class BuggyGateway(Gateway):
+    def fleet(self) -> Fleet:
+        return BuggyFleet(self.engines)
+
+
+async def test_a_bug_in_mid_stream_ends_the_stream(tiny_model: Path, tmp_path: Path) -> None:
+    config = Config(engine=EngineConfig(model=str(tiny_model)), pool=str(tmp_path / "pool.db"))
+    engine = ScriptedEngine(lambda prompt, ids: Reply("one two three"), ChatTemplate(tiny_model))
+    async with AsyncExitStack() as stack:
+        url = await listening(BuggyGateway(config, await listening(engine.app(), stack)).app(), stack)
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        stand = Stand(url, open_pool(config.pool), http)
+        first, *_, event, done = await stand.stream(user("count"))
+        assert first["choices"] and event["error"]["code"] == "internal_error" and done == "[DONE]"
+        assert (await stand.chat(user("count")))["error"]["code"] == "internal_error"
 
 
 async def test_an_engine_that_dies_in_mid_stream(serve: Serve) -> None:

@@ -13,11 +13,13 @@ import pytest
 from proxy.call import Call
 from proxy.cli import main
 from proxy.engine.scripted import Fault, Script
+from proxy.pool.errors import UserError
 from proxy.pool.export import export, records
 from proxy.pool.runs import find_run
 from proxy.pool.show import show
 from proxy.pool.verify import verify
 from proxy.provider import TextTurn
+from proxy.replay import Recording
 from proxy.splice import Tree
 from proxy.template import ChatTemplate
 from proxy.toolcalls import Text
@@ -129,7 +131,7 @@ async def test_a_text_completion_is_refused(behind: Any) -> None:
     assert answer["status"] == 400 and "send messages" in answer["error"]["message"]
 
 
-@pytest.mark.parametrize(("fault", "ours"), [(500, 503), (400, 400)])
+@pytest.mark.parametrize(("fault", "ours"), [(500, 502), (429, 503), (400, 400)])
 async def test_a_provider_that_fails(behind: Any, fault: int, ours: int) -> None:
     stand = await behind(lambda prompt, ids: Fault(status=fault))
     answer = await stand.chat(user("hi"))
@@ -161,7 +163,7 @@ async def test_a_stream_that_breaks_off_is_kept_as_far_as_it_came(behind: Any) -
     assert row.reply["content"] and row.finish_reason == "error" and row.untrainable and len(row.sampled) == 0
 
 
-async def test_the_pools_tools_read_rows_of_text(behind: Any, tmp_path: Path) -> None:
+async def test_the_pools_tools_read_rows_of_text(behind: Any, template: ChatTemplate, tmp_path: Path) -> None:
     stand = await behind(lambda prompt, ids: "bonjour")
     key = issued_key(stand, "collect")
     messages: list[dict[str, Any]] = [user("hello")]
@@ -177,6 +179,8 @@ async def test_the_pools_tools_read_rows_of_text(behind: Any, tmp_path: Path) ->
     assert all(sum(record.mask) == 0 and record.logprobs == [] for record in found)
     assert export(stand.pool, run, "jsonl", tmp_path / "run.jsonl") == 3
     assert any("text only" in line and "bonjour" in line for line in show(stand.pool, rows[0].attempt_id))
+    with pytest.raises(UserError, match="answered by a provider, as text without token ids"):
+        Recording(stand.pool, rows[0].attempt_id, template, tmp_path / "report.jsonl")
 
 
 def test_a_provider_that_litellm_does_not_know(

@@ -51,7 +51,7 @@ async def until(holds: Any) -> None:
         await asyncio.sleep(0.05)
 
 
-@pytest.mark.parametrize("fault", [Fault(status=500), Fault(text="one two three four", after=3)])
+@pytest.mark.parametrize("fault", [Fault(status=500), Fault(status=429), Fault(text="one two three four", after=3)])
 async def test_a_call_that_fails_is_sampled_again_elsewhere(serve: Serve, fault: Fault) -> None:
     stand = await serve(FailsFirst(fault), replicas=2)
     answer = await stand.chat(user("hi"))
@@ -189,10 +189,26 @@ def test_a_circuit_opens_tries_one_call_and_closes() -> None:
     assert circuit.state == "open"
     circuit.answered()
     circuit.begun()
-    circuit.served()
+    circuit.sampled()
     assert circuit.state == "closed" and circuit.admits()
+    circuit.failed("failed")
+    assert circuit.state == "open"
+    circuit.sampled()
+    circuit.served()
+    circuit.failed("failed")
+    assert circuit.state == "closed"
     circuit.failed("died")
     assert circuit.state == "open"
+
+
+def test_a_replica_that_always_fails_after_its_first_tokens_is_taken_out() -> None:
+    circuit = Circuit()
+    for _ in range(FAILURES):
+        assert circuit.admits()
+        circuit.begun()
+        circuit.sampled()
+        circuit.failed("failed")
+    assert not circuit.admits()
 
 
 def test_pauses_grow_until_a_call_is_served() -> None:
