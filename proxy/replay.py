@@ -10,6 +10,8 @@ a pool of its own, never in the recorded attempt.
 
 import asyncio
 import logging
+import re
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -65,9 +67,16 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recording:
-    """What of an attempt can be played, and what has been. `report`: where differences go, a JSON line each."""
+    """What of an attempt can be played, and what has been.
 
-    def __init__(self, pool: Pool, attempt_id: int, template: ChatTemplate, report: Path):
+    `report`: where differences go, a JSON line each. `ignored`: what of the prompts' texts is not compared; prompts are
+    compared by their tokens where it is empty.
+    """
+
+    def __init__(
+        self, pool: Pool, attempt_id: int, template: ChatTemplate, report: Path, *,
+        ignored: Sequence[re.Pattern[str]] = (),
+    ):  # fmt: skip
         attempt, chain = by_id(pool, attempt_id), of_attempt(pool, attempt_id)
         try:
             found = paths(chain)
@@ -87,11 +96,12 @@ class Recording:
         self.answers = len(served)
         self.differences: list[Difference] = []
         self._template = template
+        self._ignored = ignored
         self.report = report
         self._prompts = {item.id: found[item.id][: item.prompt_length] for item in served}
-        self._by_prompt: dict[bytes, list[Completion]] = defaultdict(list)
+        self._by_prompt: dict[bytes | str, list[Completion]] = defaultdict(list)
         for item in served:
-            self._by_prompt[self._prompts[item.id].tobytes()].append(item)
+            self._by_prompt[self._compared(self._prompts[item.id])].append(item)
         self._asked: Counter[int] = Counter()
         self._played: dict[int, list[int]] = defaultdict(list)
 
@@ -104,7 +114,7 @@ class Recording:
         """The recorded answer to a turn's prompt that this key has not had; CallError 400 where there is none."""
         number, played = self._asked[key], self._played[key]
         self._asked[key] += 1
-        left = (item for item in self._by_prompt[turn.prompt.ids.tobytes()] if item.id not in played)
+        left = (item for item in self._by_prompt[self._compared(turn.prompt.ids)] if item.id not in played)
         item = next(left, None)
         if item is None:
             raise self._differs(number, turn, played)
@@ -113,19 +123,22 @@ class Recording:
 
     def _differs(self, number: int, turn: Turn, played: Sequence[int]) -> CallError:
         ids = turn.prompt.ids
-        common = {id: _common(ids, prompt) for id, prompt in self._prompts.items()}
+        asked = self._text(ids) if self._ignored else ids
+        known = {id: self._text(prompt) if self._ignored else prompt for id, prompt in self._prompts.items()}
+        common = {id: _common(asked, prompt) for id, prompt in known.items()}
         nearest = max(common, key=lambda id: (common[id], id not in played, -id))
-        difference = self._difference(number, turn, nearest, common[nearest])
+        difference = self._difference(number, turn, nearest)
         self.differences.append(difference)
         log.warning("%s", difference.sentence())
         with self.report.open("ab") as lines:
             lines.write(msgspec.json.encode(difference) + b"\n")
         return CallError(400, "not_recorded", difference.sentence())
 
-    def _difference(self, number: int, turn: Turn, nearest: int, same: int) -> Difference:
-        expected, got = (self._template.decode(ids) for ids in (self._prompts[nearest], turn.prompt.ids))
+    def _difference(self, number: int, turn: Turn, nearest: int) -> Difference:
+        same = _common(self._prompts[nearest], turn.prompt.ids)
+        expected, got = (self._text(ids) for ids in (self._prompts[nearest], turn.prompt.ids))
         at = _common(expected, got)
-        if self._prompts[nearest] == turn.prompt.ids:
+        if self._compared(self._prompts[nearest]) == self._compared(turn.prompt.ids):
             where = "in how often it came"
             expected, got = (f"{count} times" for count in (self._times(nearest), self._times(nearest) + 1))
         else:
@@ -143,7 +156,17 @@ class Recording:
         )
 
     def _times(self, id: int) -> int:
-        return len(self._by_prompt[self._prompts[id].tobytes()])
+        return len(self._by_prompt[self._compared(self._prompts[id])])
+
+    def _compared(self, ids: "array[int]") -> bytes | str:
+        """What makes two prompts the same."""
+        return self._text(ids) if self._ignored else ids.tobytes()
+
+    def _text(self, ids: "array[int]") -> str:
+        text = self._template.decode(ids)
+        for pattern in self._ignored:
+            text = pattern.sub("...", text)
+        return text
 
 
 class Replayer(Handler):

@@ -1,6 +1,7 @@
 """A recorded attempt served again: the same answers in every dialect, and the place where a request differs."""
 
 import asyncio
+import re
 import shutil
 import subprocess
 import sys
@@ -52,7 +53,7 @@ REQUESTS: dict[str, Any] = {
 OWN = ("id", "created", "created_at", "item_id", "responseId", "obfuscation")
 """What is made anew for every answer. The ids of calls are not among them."""
 
-Replay = Callable[[Stand], Awaitable[Stand]]
+Replay = Callable[..., Awaitable[Stand]]
 
 
 @pytest.fixture
@@ -60,10 +61,11 @@ async def replay(tiny_model: Path, tmp_path: Path) -> AsyncIterator[Replay]:
     """Plays what a stand has recorded for its agent."""
     async with AsyncExitStack() as stack:
 
-        async def start(stand: Stand) -> Stand:
+        async def start(stand: Stand, *ignored: re.Pattern[str]) -> Stand:
             attempt = by_key(stand.pool, "agent")
             assert attempt is not None
-            recording = Recording(stand.pool, attempt.id, ChatTemplate(tiny_model), tmp_path / "report.jsonl")
+            report, template = tmp_path / "report.jsonl", ChatTemplate(tiny_model)
+            recording = Recording(stand.pool, attempt.id, template, report, ignored=ignored)
             file = str(tmp_path / "replayed.db")
             gateway = ReplayGateway(Config(engine=EngineConfig(model=str(tiny_model)), pool=file), recording)
             http = await stack.enter_async_context(aiohttp.ClientSession())
@@ -233,6 +235,20 @@ async def test_a_difference_has_the_dialects_error_form(serve: Serve, replay: Re
     assert answer["status"] == 400 and "is not in the recording of attempt 1" in answer["error"]["message"]
 
 
+async def test_what_is_ignored_is_no_difference(serve: Serve, replay: Replay, tmp_path: Path) -> None:
+    def messages(path: str, task: str) -> list[dict[str, Any]]:
+        return [{"role": "system", "content": f"You work in {path}/work."}, user(task)]
+
+    stand = await serve(lambda prompt, ids: "ok")
+    await stand.chat(*messages("/tmp/a1", "list"))
+    replayed = await replay(stand, re.compile("/tmp/[^/]+"))
+    assert (await replayed.chat(*messages("/tmp/b234", "list")))["status"] == 200
+    assert (await replayed.chat(*messages("/tmp/b234", "lost"), key="other"))["status"] == 400
+    ((line),) = report(tmp_path)
+    assert line["where"] == "in messages[1] (user), 1 characters into its text"
+    assert (await replayed.chat(*messages("/var/b234", "list"), key="third"))["status"] == 400
+
+
 def test_an_attempt_without_answers_is_refused(tmp_path: Path, template: ChatTemplate) -> None:
     pool = open_pool(str(tmp_path / "pool.db"))
     with pytest.raises(UserError, match="has no answer to play again of attempt 7"):
@@ -264,11 +280,18 @@ async def test_the_command_serves_reports_and_leaves_the_pool_as_it_was(
     assert [(item.id, item.reply) for item in stand.recorded()] == before
 
 
-@pytest.mark.parametrize(("attempt", "sentence"), [("x", "is no number of an attempt"), ("1", "holds no pool")])
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["x"], "is no number of an attempt"),
+        (["1"], "holds no pool"),
+        (["1", "--ignore", "a("], "is no regular expression"),
+    ],
+)
 def test_what_cannot_be_played(
-    attempt: str, sentence: str, tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], sentence: str, tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "proxy.toml"
     config.write_text(f'[engine]\nmodel = "{tiny_model}"\n')
-    assert main(["replay", str(config), attempt]) == 2
+    assert main(["replay", str(config), *words]) == 2
     assert sentence in capsys.readouterr().err
