@@ -1,4 +1,4 @@
-"""jinja2's sandbox with a shorter way to the fields of dicts, `loop` and namespaces, which templates read all the time.
+"""jinja2's sandbox with a shorter way to what templates do for every message: fields, and methods of texts.
 
 What a template may do and what it gets is the sandbox's own; only the way there is shorter. `message.role` on a dict
 otherwise goes through an AttributeError first, then through checks that no plain value can fail.
@@ -12,6 +12,8 @@ from jinja2.utils import Namespace
 
 DICT_ATTRIBUTES = frozenset(dir(dict))
 LOOP_ATTRIBUTES = frozenset(name for name in dir(LoopContext) if not name.startswith("_"))
+TEXT_METHODS = frozenset(name for name in dir(str) if not name.startswith("_")) - {"format", "format_map"}
+"""Without those that the sandbox replaces by its own."""
 
 
 class FieldsFirst(ImmutableSandboxedEnvironment):
@@ -23,7 +25,7 @@ class FieldsFirst(ImmutableSandboxedEnvironment):
             if attribute in obj:
                 return obj[attribute]
             return self.undefined(obj=obj, name=attribute)
-        if kind is LoopContext and attribute in LOOP_ATTRIBUTES:
+        if (kind is LoopContext and attribute in LOOP_ATTRIBUTES) or (kind is str and attribute in TEXT_METHODS):
             return getattr(obj, attribute)
         if kind is Namespace and not attribute.startswith("_"):
             try:

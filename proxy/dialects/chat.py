@@ -17,6 +17,7 @@ from proxy.toolcalls import Piece, Reasoning, Text
 
 PROMPT = "messages"
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+NAMES: dict[type, str] = {Text: "content", Reasoning: "reasoning_content"}
 OWN_VARIABLES = {"messages", "tools", "documents", "self"}
 """What the template is given anyway, so that no client can set it."""
 
@@ -180,15 +181,16 @@ class Stream:
         self._call = call
         created = int(time.time())
         self._envelope = {"id": _id(), "object": "chat.completion.chunk", "created": created, "model": call.model}
+        # Events come one per token and differ in their delta only, so what stands around it is written once.
+        self._before = b"data: " + msgspec.json.encode(self._envelope)[:-1] + b',"choices":[{"index":0,"delta":'
 
     def opening(self) -> bytes:
         return self._event({"role": "assistant", "content": ""})
 
     def deltas(self, pieces: Sequence[Piece]) -> bytes:
         """Text and reasoning may leave at once; tool calls wait for the closing."""
-        names = {Text: "content", Reasoning: "reasoning_content"}
         return b"".join(
-            self._event({names[type(piece)]: piece.text}) for piece in pieces if isinstance(piece, Text | Reasoning)
+            self._event({NAMES[type(piece)]: piece.text}) for piece in pieces if isinstance(piece, Text | Reasoning)
         )
 
     def closing(self, answer: Reply) -> bytes:
@@ -207,8 +209,8 @@ class Stream:
         return COMMENT
 
     def _event(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-        return data({**self._envelope, "choices": [choice]})
+        after = b',"logprobs":null,"finish_reason":%b}]}\n\n' % msgspec.json.encode(finish)
+        return self._before + msgspec.json.encode(delta) + after
 
 
 error = openai_error

@@ -227,7 +227,7 @@ class EngineClient:
             if answer.status != 200:
                 raise _refused(answer.status, await answer.text())
             if answer.content_type == "text/event-stream":
-                async for line in answer.content:
+                async for line in _lines(answer.content):
                     if line.startswith(b"data: {"):
                         inbox.put_nowait(_take(line[6:], into))
             else:
@@ -243,6 +243,16 @@ class EngineClient:
                 pass
             await asyncio.wait_for(pump, ABORT_SECONDS)
         pump.cancel()
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
+    """The lines of a stream; aiohttp's own way costs more than an event's decoding."""
+    begun = b""
+    async for chunk in content.iter_any():
+        *whole, begun = (begun + chunk).split(b"\n")
+        for line in whole:
+            yield line
+    yield begun
 
 
 def _take(data: bytes, into: Sampling) -> list[int]:

@@ -24,6 +24,10 @@ VALUES = {
         "{{ message.__class__ }}",
         "{{ message.__class__.__mro__ }}",
         "{{ message.update({'a': 1}) }}",
+        "{{ 'a-b'.split('-') }}{{ 'a'.join(['x', 'y']) }}{{ 'a'.title }}{{ 'x'.nothing }}",
+        "{% for m in messages %}{{ m.role.strip('r') }}{% endfor %}{{ 'a'.strip(1) }}",
+        "{{ '{0.__class__}'.format('x') }}{{ '{a}'.format_map({'a': 1}) }}",
+        "{{ 'x'.__class__ }}{{ 'x'.encode.__self__ }}",
         "{{ 'a{}'.format(1) }}{{ ' a '.strip() }}",
         "{% for m in messages %}{{ loop.index0 }}{{ loop.first }}{{ loop.last }}{{ loop.nextitem.role }}{% endfor %}",
         "{% for m in messages %}{{ loop.nothing is defined }}{{ loop._iterator }}{% endfor %}",
@@ -41,5 +45,5 @@ def outcome(environment: ImmutableSandboxedEnvironment, source: str) -> str:
     """What is rendered, or the error."""
     try:
         return environment.from_string(source).render(**VALUES)
-    except TemplateError as error:
+    except (TemplateError, TypeError) as error:
         return f"{type(error).__name__}: {error}"
