@@ -16,6 +16,7 @@ from aiohttp import web
 from proxy.admission import Gate
 from proxy.call import Call, CallError, Overflow
 from proxy.config import LimitsConfig
+from proxy.constraints import UNTRAINABLE, engine_params
 from proxy.dialects.base import Counting, Dialect
 from proxy.engine.client import Ask, EngineError
 from proxy.engine.fleet import Fleet, Route
@@ -183,6 +184,7 @@ class Handler:
         params: dict[str, Any] = TRAINING | (call.sampling if session.attempt.purpose == "session" else {})
         params |= {"max_new_tokens": limit, "skip_special_tokens": False}
         params["stop_token_ids"] = list(self._template.ends)
+        params |= engine_params(call, self._template.form)
         if call.stop:
             params |= {"stop": list(call.stop), "no_stop_trim": True}
         stream = call.stream or limit > LONG  # a long answer comes in events, so that a dead engine is noticed
@@ -206,6 +208,8 @@ def _untrainable(session: Session, turn: Turn) -> str | None:
         known = span.end
     if known != sampled:
         return f"the engine named the weight version of the first {known} of {sampled} tokens"
+    if turn.call.constraint is not None:
+        return UNTRAINABLE
     asked = turn.call.sampling if session.attempt.purpose == "session" else {}
     other = {name: value for name, value in asked.items() if value != TRAINING[name]}
     return f"sampled with {other}, not from the training distribution" if other else None

@@ -77,6 +77,13 @@ def refuse_any(fields: dict[str, Any], why: str = "is not served; leave it out")
             refuse(name, why)
 
 
+def at_least_one(limits: dict[str, int | None]) -> None:
+    """Refuse the first of these limits on sampled tokens that leaves no room."""
+    for name, limit in limits.items():
+        if limit is not None and limit < 1:
+            refuse(name, f"is {limit}; ask for at least 1 token")
+
+
 def unreadable(what: str, error: Exception) -> CallError:
     return CallError(400, "invalid_request", f"the body is not {what}: {error}")
 

@@ -1,7 +1,7 @@
 """OpenAI chat completions: reading the request, writing the answer, its events and its errors.
 
-Refused with a sentence instead of silently ignored: images and audio, n > 1, response_format, forced tool choice,
-logit_bias, logprobs, the old `functions`. Fields that nobody documents are ignored, as agents send many.
+Refused with a sentence instead of silently ignored: images and audio, n > 1, logit_bias, logprobs, the old `functions`.
+Fields that nobody documents are ignored, as agents send many.
 """
 
 import time
@@ -12,7 +12,20 @@ from typing import Any
 import msgspec
 
 from proxy.call import Call, CallError, Reply
-from proxy.dialects.base import COMMENT, DONE, SAMPLING, data, effort, openai_error, parsed, refuse, unreadable, usage
+from proxy.constraints import openai
+from proxy.dialects.base import (
+    COMMENT,
+    DONE,
+    SAMPLING,
+    at_least_one,
+    data,
+    effort,
+    openai_error,
+    parsed,
+    refuse,
+    unreadable,
+    usage,
+)
 from proxy.toolcalls import Piece, Reasoning, Text
 
 PROMPT = "messages"
@@ -93,11 +106,13 @@ def read(body: bytes, path: str) -> Call:
     limits = [limit for limit in (request.max_completion_tokens, request.max_tokens) if limit is not None]
     fields = msgspec.structs.asdict(request)
     asked = {name: fields[name] for name in SAMPLING}
+    tools = () if request.tool_choice == "none" else tuple(request.tools or ())
     stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
     return Call(
         model=request.model,
         messages=tuple(_message(message, i) for i, message in enumerate(request.messages)),
-        tools=() if request.tool_choice == "none" else tuple(request.tools or ()),
+        tools=tools,
+        constraint=openai(request.tool_choice, "response_format", request.response_format, tools),
         max_new_tokens=min(limits) if limits else None,
         stop=tuple(filter(None, stop)),
         sampling={name: value for name, value in asked.items() if value is not None},
@@ -112,18 +127,12 @@ def _check(request: _Request) -> None:
         refuse("messages", "is empty; send at least one message")
     if request.n not in (None, 1):
         refuse("n", f"is {request.n}; one choice per request is served, so send {request.n} requests")
-    if (request.response_format or {}).get("type", "text") != "text":
-        refuse("response_format", "asks for constrained output, which is not served; leave it out")
-    if request.tool_choice not in (None, "auto", "none"):
-        refuse("tool_choice", f"is {request.tool_choice!r}; only 'auto' and 'none' are served")
     for name, value in (("logit_bias", request.logit_bias), ("functions", request.functions)):
         if value:
             refuse(name, "is not served; leave it out")
     if request.logprobs:
         refuse("logprobs", "are recorded in the pool, not returned; leave it out")
-    for name, limit in (("max_tokens", request.max_tokens), ("max_completion_tokens", request.max_completion_tokens)):
-        if limit is not None and limit < 1:
-            refuse(name, f"is {limit}; ask for at least 1 token")
+    at_least_one({"max_tokens": request.max_tokens, "max_completion_tokens": request.max_completion_tokens})
     for name in OWN_VARIABLES & (request.chat_template_kwargs or {}).keys():
         refuse("chat_template_kwargs", f"sets {name!r}, which the request itself gives; leave it out")
     for i, tool in enumerate(request.tools or ()):

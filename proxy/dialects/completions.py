@@ -16,6 +16,7 @@ from proxy.dialects.base import (
     COMMENT,
     DONE,
     SAMPLING,
+    at_least_one,
     data,
     given,
     openai_error,
@@ -88,8 +89,7 @@ def _check(request: _Request) -> None:
     refuse_any({"echo": request.echo, "suffix": request.suffix, "logit_bias": request.logit_bias})
     if request.logprobs is not None:
         refuse("logprobs", "are recorded in the pool, not returned; leave it out")
-    if request.max_tokens is not None and request.max_tokens < 1:
-        refuse("max_tokens", f"is {request.max_tokens}; ask for at least 1 token")
+    at_least_one({"max_tokens": request.max_tokens})
 
 
 def _prompt(prompt: str | list[int | str | list[int]]) -> str | tuple[int, ...]:

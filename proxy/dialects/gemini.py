@@ -2,24 +2,27 @@
 
 The path names model and method. Reasoning comes as thought parts where the client asks for them, and always in the
 thought signature of the part behind it, which clients send back.
-Refused with a sentence: images and files, hosted tools, forced function calls, constrained output, several candidates,
-cached content, and every field that is not Google's (also its snake_case spelling). Accepted without an effect, but
-named in the answer's header: safety settings, since nothing filters here, a seed and a thinking budget.
+Refused with a sentence: images and files, hosted tools, several candidates, cached content, and every field that is not
+Google's (also its snake_case spelling). Accepted without an effect, but named in the answer's header: safety settings,
+since nothing filters here, a seed and a thinking budget.
 """
 
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
 import msgspec
 
-from proxy.call import Call, CallError, Overflow, Reply
+from proxy.call import Call, CallError, Constraint, Overflow, Reply
+from proxy.constraints import ANY_OBJECT, answer_of, call_of
 from proxy.dialects.base import data, function, given, refuse, refuse_any, sealed, tool_call, unreadable, unsealed
 from proxy.toolcalls import Piece, Reasoning, Text
 
 PROMPT = "contents"
 STREAMED = "streamGenerateContent"
+JSON = "application/json"
 STOPS = {"stop": "STOP", "length": "MAX_TOKENS", "tool_calls": "STOP"}
 KINDS = {
     400: "INVALID_ARGUMENT",
@@ -138,10 +141,12 @@ def read(body: bytes, path: str) -> Call:
     _check(request, config)
     model, method = _target(path)
     thinking = config.thinkingConfig or _ThinkingConfig()
+    tools = tuple(_tools(request))
     return Call(
         model=model,
         messages=(*_system(request.systemInstruction), *_messages(request.contents)),
-        tools=tuple(_tools(request)),
+        tools=tools,
+        constraint=_constraint(request, config, tools),
         max_new_tokens=config.maxOutputTokens,
         stop=tuple(filter(None, config.stopSequences or ())),
         sampling=_sampling(config),
@@ -167,11 +172,12 @@ def _check(request: _Request, config: _GenerationConfig) -> None:
     refuse_any({"cachedContent": request.cachedContent})
     if config.candidateCount not in (None, 1):
         refuse("generationConfig.candidateCount", f"is {config.candidateCount}; one candidate is served per request")
-    if config.responseMimeType not in (None, "text/plain"):
-        refuse("generationConfig.responseMimeType", f"is {config.responseMimeType!r}; only 'text/plain' is served")
+    if config.responseMimeType not in (None, "text/plain", JSON):
+        rule = f"is {config.responseMimeType!r}; 'text/plain' and {JSON!r} are served"
+        refuse("generationConfig.responseMimeType", rule)
     if any(modality != "TEXT" for modality in config.responseModalities or ()):
         refuse("generationConfig.responseModalities", f"is {config.responseModalities}; only TEXT is served")
-    for name in ("responseSchema", "responseJsonSchema", "speechConfig", "imageConfig"):
+    for name in ("speechConfig", "imageConfig"):
         refuse_any({f"generationConfig.{name}": msgspec.structs.asdict(config)[name]})
     for name in ("responseLogprobs", "logprobs"):
         refuse_any(
@@ -180,8 +186,22 @@ def _check(request: _Request, config: _GenerationConfig) -> None:
     if config.maxOutputTokens is not None and config.maxOutputTokens < 1:
         refuse("generationConfig.maxOutputTokens", f"is {config.maxOutputTokens}; ask for at least 1 token")
     calling = (request.toolConfig and request.toolConfig.functionCallingConfig) or _CallingConfig()
-    if calling.mode not in ("AUTO", "NONE", "MODE_UNSPECIFIED"):
-        refuse("toolConfig.functionCallingConfig.mode", f"is {calling.mode!r}; only 'AUTO' and 'NONE' are served")
+    if calling.mode not in ("AUTO", "NONE", "ANY", "MODE_UNSPECIFIED"):
+        refuse("toolConfig.functionCallingConfig.mode", f"is {calling.mode!r}; 'AUTO', 'ANY' and 'NONE' are served")
+
+
+def _constraint(request: _Request, config: _GenerationConfig, tools: Sequence[dict[str, Any]]) -> Constraint | None:
+    calling = (request.toolConfig and request.toolConfig.functionCallingConfig) or _CallingConfig()
+    if calling.mode == "ANY":
+        where = "toolConfig.functionCallingConfig"
+        return replace(call_of(where, calling.allowedFunctionNames or [], tools), once=False)
+    schemas = {"responseJsonSchema": config.responseJsonSchema, "responseSchema": _json_schema(config.responseSchema)}
+    field, schema = next(((name, found) for name, found in schemas.items() if found is not None), ("", None))
+    if config.responseMimeType != JSON:
+        if field:
+            refuse(f"generationConfig.{field}", f"needs responseMimeType {JSON!r}; set it")
+        return None
+    return answer_of(f"generationConfig.{field or 'responseMimeType'}", ANY_OBJECT if schema is None else schema, tools)
 
 
 def _sampling(config: _GenerationConfig) -> dict[str, float]:
