@@ -39,6 +39,8 @@ class Call:
     """The sampling parameters that the agent named, in SGLang's names."""
     constraint: Constraint | None = None
     """The prescribed form of the answer; None where it is free."""
+    choices: int = 1
+    """Answers that are wanted to the one prompt."""
     stream: bool = False
     include_usage: bool = False
     options: dict[str, Any] = field(default_factory=dict)

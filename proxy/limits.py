@@ -41,6 +41,8 @@ def parse_call(body: bytes, path: str, dialect: Dialect, limits: LimitsConfig) -
     ):
         if count > limit:
             refuse(name, f"has {count} entries; at most {limit} are served")
+    if not 1 <= call.choices <= limits.choices:
+        refuse(dialect.CHOICES, f"is {call.choices}; 1 to {limits.choices} answers to a request are served")
     for name, value in call.sampling.items():
         if not isfinite(value) or abs(value) > LARGEST:
             refuse(name, f"is {value}; send a number within 32 bits")

@@ -1,12 +1,12 @@
 """OpenAI chat completions: reading the request, writing the answer, its events and its errors.
 
-Refused with a sentence instead of silently ignored: images and audio, n > 1, logit_bias, logprobs, the old `functions`.
+Refused with a sentence instead of silently ignored: images and audio, logit_bias, logprobs, the old `functions`.
 Fields that nobody documents are ignored, as agents send many.
 """
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -28,7 +28,7 @@ from proxy.dialects.base import (
 )
 from proxy.toolcalls import Piece, Reasoning, Text
 
-PROMPT = "messages"
+PROMPT, CHOICES = "messages", "n"
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 OWN_VARIABLES = {"messages", "tools", "documents", "self"}
 """What the template is given anyway, so that no client can set it."""
@@ -116,6 +116,7 @@ def read(body: bytes, path: str) -> Call:
         max_new_tokens=min(limits) if limits else None,
         stop=tuple(filter(None, stop)),
         sampling={name: value for name, value in asked.items() if value is not None},
+        choices=1 if request.n is None else request.n,
         stream=bool(request.stream),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         options=effort(request.reasoning_effort) | (request.chat_template_kwargs or {}),
@@ -125,8 +126,6 @@ def read(body: bytes, path: str) -> Call:
 def _check(request: _Request) -> None:
     if not request.messages:
         refuse("messages", "is empty; send at least one message")
-    if request.n not in (None, 1):
-        refuse("n", f"is {request.n}; one choice per request is served, so send {request.n} requests")
     for name, value in (("logit_bias", request.logit_bias), ("functions", request.functions)):
         if value:
             refuse(name, "is not served; leave it out")
@@ -175,11 +174,14 @@ def _tool_call(call: _ToolCall) -> dict[str, Any]:
 # ---- answering
 
 
-def reply(call: Call, answer: Reply) -> bytes:
-    """The whole answer of a call that is not streamed."""
-    choice = {"index": 0, "message": answer.message(), "logprobs": None, "finish_reason": answer.finish_reason}
+def reply(call: Call, answer: Reply, *others: Reply) -> bytes:
+    """All answers of a call that is not streamed."""
+    choices = [
+        {"index": i, "message": each.message(), "logprobs": None, "finish_reason": each.finish_reason}
+        for i, each in enumerate((answer, *others))
+    ]
     envelope = {"id": _id(), "object": "chat.completion", "created": int(time.time()), "model": call.model}
-    return msgspec.json.encode({**envelope, "choices": [choice], "usage": usage(answer)})
+    return msgspec.json.encode({**envelope, "choices": choices, "usage": usage(answer, *others)})
 
 
 class Stream:
@@ -191,22 +193,22 @@ class Stream:
         self._envelope = {"id": _id(), "object": "chat.completion.chunk", "created": created, "model": call.model}
 
     def opening(self) -> bytes:
-        return self._event({"role": "assistant", "content": ""})
+        return b"".join(self._event(i, {"role": "assistant", "content": ""}) for i in range(self._call.choices))
 
-    def deltas(self, pieces: Sequence[Piece]) -> bytes:
+    def deltas(self, pieces: Sequence[Piece], choice: int = 0) -> bytes:
         """Text and reasoning may leave at once; tool calls wait for the closing."""
         names = {Text: "content", Reasoning: "reasoning_content"}
         return b"".join(
-            self._event({names[type(piece)]: piece.text}) for piece in pieces if isinstance(piece, Text | Reasoning)
+            self._event(choice, {names[type(piece)]: piece.text})
+            for piece in pieces
+            if isinstance(piece, Text | Reasoning)
         )
 
-    def closing(self, answer: Reply) -> bytes:
-        """The tool calls, the finish reason, the usage and the end: only after the row is committed."""
-        calls = answer.message().get("tool_calls", [])
-        events = [self._event({"tool_calls": [{"index": i, **call}]}) for i, call in enumerate(calls)]
-        events.append(self._event({}, answer.finish_reason))
+    def closing(self, answer: Reply, *others: Reply) -> bytes:
+        """The tool calls, the finish reasons, the usage and the end: only after the rows are committed."""
+        events = [event for i, each in enumerate((answer, *others)) for event in self._ends(i, each)]
         if self._call.include_usage:
-            events.append(data({**self._envelope, "choices": [], "usage": usage(answer)}))
+            events.append(data({**self._envelope, "choices": [], "usage": usage(answer, *others)}))
         return b"".join([*events, DONE])
 
     def failure(self, problem: CallError) -> bytes:
@@ -215,8 +217,13 @@ class Stream:
     def keepalive(self) -> bytes:
         return COMMENT
 
-    def _event(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+    def _ends(self, index: int, answer: Reply) -> Iterator[bytes]:
+        for i, call in enumerate(answer.message().get("tool_calls", [])):
+            yield self._event(index, {"tool_calls": [{"index": i, **call}]})
+        yield self._event(index, {}, answer.finish_reason)
+
+    def _event(self, index: int, delta: dict[str, Any], finish: str | None = None) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
         return data({**self._envelope, "choices": [choice]})
 
 

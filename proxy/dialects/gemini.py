@@ -2,7 +2,7 @@
 
 The path names model and method. Reasoning comes as thought parts where the client asks for them, and always in the
 thought signature of the part behind it, which clients send back.
-Refused with a sentence: images and files, hosted tools, several candidates, cached content, and every field that is not
+Refused with a sentence: images and files, hosted tools, cached content, and every field that is not
 Google's (also its snake_case spelling). Accepted without an effect, but named in the answer's header: safety settings,
 since nothing filters here, a seed and a thinking budget.
 """
@@ -20,7 +20,7 @@ from proxy.constraints import ANY_OBJECT, answer_of, call_of
 from proxy.dialects.base import data, function, given, refuse, refuse_any, sealed, tool_call, unreadable, unsealed
 from proxy.toolcalls import Piece, Reasoning, Text
 
-PROMPT = "contents"
+PROMPT, CHOICES = "contents", "generationConfig.candidateCount"
 STREAMED = "streamGenerateContent"
 JSON = "application/json"
 STOPS = {"stop": "STOP", "length": "MAX_TOKENS", "tool_calls": "STOP"}
@@ -150,6 +150,7 @@ def read(body: bytes, path: str) -> Call:
         max_new_tokens=config.maxOutputTokens,
         stop=tuple(filter(None, config.stopSequences or ())),
         sampling=_sampling(config),
+        choices=1 if config.candidateCount is None else config.candidateCount,
         stream=method == STREAMED,
         options={} if thinking.thinkingBudget is None else {"enable_thinking": thinking.thinkingBudget != 0},
         repeats={"thoughts": bool(thinking.includeThoughts)},
@@ -170,11 +171,8 @@ def _check(request: _Request, config: _GenerationConfig) -> None:
     if not request.contents:
         refuse("contents", "is empty; send at least one content")
     refuse_any({"cachedContent": request.cachedContent})
-    if config.candidateCount not in (None, 1):
-        refuse("generationConfig.candidateCount", f"is {config.candidateCount}; one candidate is served per request")
     if config.responseMimeType not in (None, "text/plain", JSON):
-        rule = f"is {config.responseMimeType!r}; 'text/plain' and {JSON!r} are served"
-        refuse("generationConfig.responseMimeType", rule)
+        refuse("generationConfig.responseMimeType", f"is {config.responseMimeType!r}; use 'text/plain' or {JSON!r}")
     if any(modality != "TEXT" for modality in config.responseModalities or ()):
         refuse("generationConfig.responseModalities", f"is {config.responseModalities}; only TEXT is served")
     for name in ("speechConfig", "imageConfig"):
@@ -309,11 +307,14 @@ def _text(parts: list[_Part], where: str, glue: str) -> str:
 # ---- answering
 
 
-def reply(call: Call, answer: Reply) -> bytes:
-    """The whole answer of a call that is not streamed."""
-    thoughts = [{"text": answer.reasoning, "thought": True}] if answer.reasoning and call.repeats["thoughts"] else []
-    text = [{"text": answer.content}] if answer.content else []
-    return msgspec.json.encode(_last(call, answer, _id(), [*thoughts, *_signed(answer, text)]))
+def reply(call: Call, answer: Reply, *others: Reply) -> bytes:
+    """All answers of a call that is not streamed."""
+    parts = []
+    for each in (answer, *others):
+        thoughts = [{"text": each.reasoning, "thought": True}] if each.reasoning and call.repeats["thoughts"] else []
+        text = [{"text": each.content}] if each.content else []
+        parts.append([*thoughts, *_signed(each, text)])
+    return msgspec.json.encode(_last(call, [answer, *others], _id(), parts))
 
 
 class Stream:
@@ -326,7 +327,7 @@ class Stream:
     def opening(self) -> bytes:
         return b""
 
-    def deltas(self, pieces: Sequence[Piece]) -> bytes:
+    def deltas(self, pieces: Sequence[Piece], choice: int = 0) -> bytes:
         """Text and reasoning may leave at once; function calls wait for the closing."""
         parts: list[dict[str, Any]] = [{"text": piece.text} for piece in pieces if isinstance(piece, Text)]
         if self._call.repeats["thoughts"]:
@@ -335,11 +336,12 @@ class Stream:
                 for piece in pieces
                 if isinstance(piece, Text | Reasoning)
             ]
-        return data(_chunk(self._call, self._id, parts)) if parts else b""
+        return data(_chunk(self._call, self._id, [_candidate(choice, parts)])) if parts else b""
 
-    def closing(self, answer: Reply) -> bytes:
-        """The function calls, the finish reason and the usage: only after the row is committed."""
-        return data(_last(self._call, answer, self._id, _signed(answer, [])))
+    def closing(self, answer: Reply, *others: Reply) -> bytes:
+        """The function calls, the finish reasons and the usage: only after the rows are committed."""
+        answers = [answer, *others]
+        return data(_last(self._call, answers, self._id, [_signed(each, []) for each in answers]))
 
     def failure(self, problem: CallError) -> bytes:
         return data(error(problem))
@@ -364,13 +366,13 @@ def count(tokens: int) -> bytes:
     return msgspec.json.encode({"totalTokens": tokens})
 
 
-def _last(call: Call, answer: Reply, id: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
-    chunk = _chunk(call, id, parts)
-    chunk["candidates"][0]["finishReason"] = STOPS[answer.finish_reason]
-    total = answer.prompt_tokens + answer.sampled_tokens
-    usage = {"promptTokenCount": answer.prompt_tokens, "candidatesTokenCount": answer.sampled_tokens}
-    cached = {"cachedContentTokenCount": answer.cached_tokens} if answer.cached_tokens else {}
-    return {**chunk, "usageMetadata": {**usage, **cached, "totalTokenCount": total}}
+def _last(call: Call, answers: list[Reply], id: str, parts: list[list[dict[str, Any]]]) -> dict[str, Any]:
+    ends = [{"finishReason": STOPS[answer.finish_reason]} for answer in answers]
+    chunk = _chunk(call, id, [_candidate(i, parts[i]) | end for i, end in enumerate(ends)])
+    prompt, sampled = answers[0].prompt_tokens, sum(answer.sampled_tokens for answer in answers)
+    usage = {"promptTokenCount": prompt, "candidatesTokenCount": sampled, "totalTokenCount": prompt + sampled}
+    cached = {"cachedContentTokenCount": answers[0].cached_tokens} if answers[0].cached_tokens else {}
+    return {**chunk, "usageMetadata": {**usage, **cached}}
 
 
 def _signed(answer: Reply, text: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -385,9 +387,12 @@ def _signed(answer: Reply, text: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return parts
 
 
-def _chunk(call: Call, id: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
-    candidate: dict[str, Any] = {"content": {"role": "model", "parts": parts}, "index": 0}
-    return {"candidates": [candidate], "modelVersion": call.model, "responseId": id}
+def _candidate(index: int, parts: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"content": {"role": "model", "parts": parts}, "index": index}
+
+
+def _chunk(call: Call, id: str, candidates: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"candidates": candidates, "modelVersion": call.model, "responseId": id}
 
 
 def _id() -> str:

@@ -16,7 +16,7 @@ from proxy.constraints import answer_of, call_of
 from proxy.dialects.base import at_least_one, event, function, given, refuse, refuse_any, tool_call, unreadable
 from proxy.toolcalls import Piece, Reasoning, Text
 
-PROMPT = "messages"
+PROMPT, CHOICES = "messages", ""
 SIGNATURE = "blackforge"
 """Thinking goes back and forth in the clear; clients want a signature all the same."""
 ROLES = ("user", "assistant", "system")
@@ -219,7 +219,7 @@ def _text_only(block: _Block, where: str) -> _Block:
 # ---- answering
 
 
-def reply(call: Call, answer: Reply) -> bytes:
+def reply(call: Call, answer: Reply, *_: Reply) -> bytes:
     """The whole answer of a call that is not streamed."""
     content: list[dict[str, Any]] = []
     if answer.reasoning:
@@ -247,7 +247,7 @@ class Stream:
         message = {**_envelope(self._call), "content": [], **stop, "usage": usage}
         return event({"type": "message_start", "message": message}) + event({"type": "ping"})
 
-    def deltas(self, pieces: Sequence[Piece]) -> bytes:
+    def deltas(self, pieces: Sequence[Piece], choice: int = 0) -> bytes:
         """Text and reasoning may leave at once; tool calls wait for the closing."""
         return b"".join(
             self._inside(type(piece)) + self._delta(piece.text)
@@ -255,7 +255,7 @@ class Stream:
             if isinstance(piece, Text | Reasoning)
         )
 
-    def closing(self, answer: Reply) -> bytes:
+    def closing(self, answer: Reply, *_: Reply) -> bytes:
         """The tool calls, the stop reason, the usage and the end: only after the row is committed."""
         events = [self._end()]
         for made in answer.tool_calls:

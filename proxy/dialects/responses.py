@@ -34,7 +34,7 @@ from proxy.dialects.base import (
 )
 from proxy.toolcalls import Piece, Reasoning, Text
 
-PROMPT = "input"
+PROMPT, CHOICES = "input", ""
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 ENCRYPTED = "reasoning.encrypted_content"
 TEXTS = ("input_text", "output_text", "text")
@@ -256,7 +256,7 @@ def _reasoning(item: _Item) -> str:
 # ---- answering
 
 
-def reply(call: Call, answer: Reply) -> bytes:
+def reply(call: Call, answer: Reply, *_: Reply) -> bytes:
     """The whole answer of a call that is not streamed."""
     stream = Stream(call, answer.prompt_tokens)
     stream.deltas([piece for piece in (Reasoning(answer.reasoning), Text(answer.content)) if piece.text])
@@ -278,12 +278,12 @@ class Stream:
     def opening(self) -> bytes:
         return self._event("created", response=self.response) + self._event("in_progress", response=self.response)
 
-    def deltas(self, pieces: Sequence[Piece]) -> bytes:
+    def deltas(self, pieces: Sequence[Piece], choice: int = 0) -> bytes:
         """Text and reasoning may leave at once; tool calls wait for the closing."""
         shown = (piece for piece in pieces if isinstance(piece, Text | Reasoning))
         return b"".join(self._inside(type(piece)) + self._delta(piece.text) for piece in shown)
 
-    def closing(self, answer: Reply) -> bytes:
+    def closing(self, answer: Reply, *_: Reply) -> bytes:
         """The end of the text, the tool calls and the whole response: only after the row is committed."""
         events = [self._end(), *(self._tool_call(made) for made in answer.tool_calls)]
         cut = {"reason": "max_output_tokens"} if answer.finish_reason == "length" else None

@@ -25,7 +25,6 @@ IMAGE = [{"type": "image_url", "image_url": {"url": "data:"}}]
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": IMAGE}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
-        ({"n": 2}, "n"),
         ({"response_format": {"type": "json_object"}, "tools": [SHELL]}, "response_format"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),

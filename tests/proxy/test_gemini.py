@@ -113,7 +113,6 @@ async def test_a_cut_answer_and_a_count(serve: Serve) -> None:
         ({"contents": [said("x", role="robot")]}, "contents[0].role"),
         ({"tools": [{"googleSearch": {}}]}, "tools[0]"),
         ({"toolConfig": {"functionCallingConfig": {"mode": "VALIDATED"}}}, "toolConfig.functionCallingConfig.mode"),
-        ({"generationConfig": {"candidateCount": 2}}, "generationConfig.candidateCount"),
         ({"generationConfig": {"responseMimeType": "application/json"}}, "generationConfig.responseMimeType"),
         ({"generationConfig": {"responseSchema": SCHEMA}}, "generationConfig.responseSchema"),
         ({"generationConfig": {"maxOutputTokens": 0}}, "generationConfig.maxOutputTokens"),
