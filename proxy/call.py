@@ -10,6 +10,19 @@ from typing import Any
 import msgspec
 
 
+@dataclass(frozen=True)
+class Constraint:
+    """What an answer must be (proxy/constraints.py): JSON of a schema, or calls of functions."""
+
+    field: str
+    """The request's field that says so."""
+    schema: Any = None
+    calls: tuple[str, ...] | None = None
+    """The functions that may be called."""
+    once: bool = False
+    """Exactly one call."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Call:
     """What the agent asks."""
@@ -24,8 +37,10 @@ class Call:
     stop: tuple[str, ...] = ()
     sampling: dict[str, float] = field(default_factory=dict)
     """The sampling parameters that the agent named, in SGLang's names."""
-    constraint: dict[str, Any] = field(default_factory=dict)
-    """The sampling parameter that prescribes the answer's form, in SGLang's name; nothing where it is free."""
+    constraint: Constraint | None = None
+    """The prescribed form of the answer; None where it is free."""
+    choices: int = 1
+    """Answers that are wanted to the one prompt."""
     stream: bool = False
     include_usage: bool = False
     options: dict[str, Any] = field(default_factory=dict)

@@ -47,6 +47,8 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tools: Count = 2_000
     stop_strings: Count = 64
     """Each is looked for in every token's text."""
+    choices: Count = 64
+    """Answers to one request (n, candidateCount), each of which is a call at work."""
     key_chars: Count = 512
 
 

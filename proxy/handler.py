@@ -15,8 +15,10 @@ from typing import Any
 from aiohttp import web
 
 from proxy.admission import Gate
-from proxy.call import Call, CallError, Overflow
+from proxy.call import Call, CallError, Overflow, Reply
+from proxy.choices import Choice, abandoned, answered, failed
 from proxy.config import LimitsConfig
+from proxy.constraints import UNTRAINABLE, engine_params
 from proxy.dialects.base import Counting, Dialect
 from proxy.engine.client import Ask, EngineError
 from proxy.engine.fleet import Fleet, Route
@@ -24,13 +26,13 @@ from proxy.engine.replica import Origin
 from proxy.limits import parse_call, read_body
 from proxy.metrics import Metrics
 from proxy.provider import Provider, ProviderRoute
-from proxy.record import Means, Record
-from proxy.retries import Again, fingerprint
+from proxy.record import Means, Record, Stored
+from proxy.retries import fingerprint
 from proxy.sessions import Session, Sessions
 from proxy.splice import Prompt
 from proxy.template import ChatTemplate, TemplateError
 from proxy.turn import Turn
-from proxy.wire import Stream, Whole, Wire
+from proxy.wire import Lane, Stream, Whole, Wire
 
 log = logging.getLogger(__name__)
 
@@ -89,27 +91,19 @@ class Handler:
         session = await self._sessions.of(request)
         call = await self._read(request, session, dialect)
         prompt, mark = await self._render(session, call, dialect)
-        turn = self._settings.turn(call, prompt, self._template)
-        record = Record(self._means, session, turn, mark=mark, started=started)
-        wire = self._wire(request, dialect, call, prompt)
-        sent: Record | Again = record
+        wire, stored = self._wire(request, dialect, call, prompt), Stored()
+        choices = []
+        for number in range(call.choices):
+            turn = self._settings.turn(call, prompt, self._template)
+            record = Record(self._means, session, turn, stored, mark=mark, started=started)
+            choices.append(Choice(record, turn, Lane(wire, number), record))
         try:
-            again = await self._means.retries.claim(session.undelivered, mark, self._limit(turn), prompt.follows)
-            if again is None:
-                async with self._admission.place(session.attempt, self._settings.wait_seconds):
-                    await self._sample(record, turn, wire)
-                reply = turn.reply()
-                await asyncio.shield(record.store(reply, _untrainable(session, turn)))
-            else:
-                self._metrics.served_again += 1
-                sent, (pieces, reply) = again, turn.again(again.recorded)
-                await wire.send(pieces)
-            response = await wire.close(reply)
-        except (EngineError, CallError) as error:
-            return await self._fail(wire, await asyncio.shield(record.fail(error)))
+            response = await wire.close(await answered(choices, self._answer))
+        except (EngineError, CallError):
+            return await self._fail(wire, await asyncio.shield(failed(choices)))
         except (asyncio.CancelledError, ConnectionResetError):
             self._metrics.abandoned += 1
-            await asyncio.shield(sent.abandon())
+            await asyncio.shield(abandoned(choices))
             raise
         except Exception:  # a bug; a client whose stream has begun would wait for its end
             if not wire.begun:
@@ -120,8 +114,26 @@ class Handler:
             )
         finally:
             wire.rest()
-        await sent.arrived()
+        for choice in choices:
+            await choice.sent.arrived()
         return response
+
+    async def _answer(self, choice: Choice) -> Reply:
+        """One answer, committed: sampled, or recorded before and not delivered."""
+        record, turn = choice.record, choice.turn
+        session = record.session
+        known, follows = session.undelivered, turn.prompt.follows
+        again = await self._means.retries.claim(known, record.mark, self._limit(turn), follows)
+        if again is not None:
+            self._metrics.served_again += 1
+            choice.sent, (pieces, reply) = again, turn.again(again.recorded)
+            await choice.lane.send(pieces)
+            return reply
+        async with self._admission.place(session.attempt, self._settings.wait_seconds):
+            await self._sample(record, turn, choice.lane)
+        reply = turn.reply()
+        await asyncio.shield(record.store(reply, _untrainable(session, turn)))
+        return reply
 
     async def _fail(self, wire: Wire, problem: CallError) -> web.StreamResponse:
         if not wire.begun:
@@ -165,7 +177,7 @@ class Handler:
         prompt = session.prepare(call, self._settings.splice)
         return prompt, fingerprint(call, prompt)
 
-    async def _sample(self, record: Record, turn: Turn, wire: Wire) -> None:
+    async def _sample(self, record: Record, turn: Turn, wire: Lane) -> None:
         """Sample the whole turn; anew on another replica when one fails before anything of it has left."""
         attempt = record.session.attempt
         route = self._engine.route(Origin(attempt.id, attempt.group_id, turn.prompt.prefix_length))
@@ -178,7 +190,7 @@ class Handler:
                 await asyncio.shield(record.lost(error))
                 record.anew()
 
-    async def _sample_at(self, route: Route | ProviderRoute, session: Session, turn: Turn, wire: Wire) -> None:
+    async def _sample_at(self, route: Route | ProviderRoute, session: Session, turn: Turn, wire: Lane) -> None:
         """Sample the whole turn on one replica, sending what may leave early."""
         async with aclosing(self._tokens(route, session, turn)) as events:
             async for ids in events:
@@ -193,6 +205,7 @@ class Handler:
         params: dict[str, Any] = TRAINING | (call.sampling if session.attempt.purpose == "session" else {})
         params |= {"max_new_tokens": limit, "skip_special_tokens": False}
         params["stop_token_ids"] = list(self._template.ends)
+        params |= engine_params(call, self._template.form)
         if call.stop:
             params |= {"stop": list(call.stop), "no_stop_trim": True}
         stream = call.stream or limit > LONG  # a long answer comes in events, so that a dead engine is noticed
@@ -216,6 +229,8 @@ def _untrainable(session: Session, turn: Turn) -> str | None:
         known = span.end
     if known != sampled:
         return f"the engine named the weight version of the first {known} of {sampled} tokens"
+    if turn.call.constraint is not None:
+        return UNTRAINABLE
     asked = turn.call.sampling if session.attempt.purpose == "session" else {}
     other = {name: value for name, value in asked.items() if value != TRAINING[name]}
     return f"sampled with {other}, not from the training distribution" if other else None

@@ -31,7 +31,8 @@ def parse_call(body: bytes, path: str, dialect: Dialect, limits: LimitsConfig) -
     except RecursionError as error:
         raise _too_deep(limits) from error
     arguments = [made for message in call.messages for made in message.get("tool_calls", ())]
-    if nests_deeper((*call.tools, *arguments, call.options, call.repeats), limits.nesting):
+    schema = call.constraint.schema if call.constraint else None
+    if nests_deeper((*call.tools, *arguments, call.options, call.repeats, schema), limits.nesting):
         raise _too_deep(limits)
     for name, count, limit in (
         (dialect.PROMPT, len(call.messages), limits.messages),
@@ -40,6 +41,8 @@ def parse_call(body: bytes, path: str, dialect: Dialect, limits: LimitsConfig) -
     ):
         if count > limit:
             refuse(name, f"has {count} entries; at most {limit} are served")
+    if not 1 <= call.choices <= limits.choices:
+        refuse(dialect.CHOICES, f"is {call.choices}; 1 to {limits.choices} answers to a request are served")
     for name, value in call.sampling.items():
         if not isfinite(value) or abs(value) > LARGEST:
             refuse(name, f"is {value}; send a number within 32 bits")
@@ -85,7 +88,7 @@ def _inflated(body: bytes, encoding: str, limit: int) -> bytes:
 
 
 def _too_deep(limits: LimitsConfig) -> CallError:
-    rule = f"a tool, its arguments or an option has more than {limits.nesting} levels; send a flatter one"
+    rule = f"a tool, its arguments, a schema or an option has more than {limits.nesting} levels; send a flatter one"
     return CallError(400, "invalid_request", rule)
 
 

@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import Any
 
 from proxy.call import Call, Reply, ToolCall
+from proxy.constraints import openai_fields
 from proxy.engine.client import Ask, EngineError, Sampling
 from proxy.engine.replica import Origin, Replica
 from proxy.pool.errors import UserError
@@ -197,7 +198,10 @@ def _request(call: Call) -> dict[str, Any]:
     if "reasoning_effort" in call.options:
         body["reasoning_effort"] = call.options["reasoning_effort"]
     if call.tools:
-        body["tools"] = list(call.tools)
+        allowed = call.constraint.calls if call.constraint else None
+        body["tools"] = [tool for tool in call.tools if allowed is None or tool["function"]["name"] in allowed]
+    if call.constraint:
+        body |= openai_fields(call.constraint)
     if call.stop:
         body["stop"] = list(call.stop)
     if call.stream:

@@ -9,7 +9,7 @@ import time
 from array import array
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 from zlib import crc32
 
@@ -44,15 +44,26 @@ class Means:
     work: Work
 
 
+@dataclass
+class Stored:
+    """The rows of one request's answers. They have the same prompt, which the first one of them holds for all."""
+
+    first: int | None = None
+    turns: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
 class Record:
     """Stores one turn, at most once, and knows whether its client got it."""
 
-    def __init__(self, means: Means, session: Session, turn: Turn, *, mark: bytes, started: float):
+    def __init__(
+        self, means: Means, session: Session, turn: Turn, stored: Stored, *, mark: bytes, started: float
+    ):  # fmt: skip
         """`mark`: the fingerprint of the request; `started`: when it came, unix time."""
         self._means = means
         self.session = session
         self._turn = turn
-        self._mark = mark
+        self._stored = stored
+        self.mark = mark
         self._started = started
         self._id: int | None = None
         self._begun = False
@@ -66,8 +77,10 @@ class Record:
         sampled = self._turn.sampling.ids
         try:
             size = (len(self._turn.prompt.ids) + len(sampled)) // CHEAP
-            item, path = await self._sized(size, self._row, reply, untrainable, finish)
-            self._id = await self._means.writer.add(item)
+            async with self._stored.turns:
+                item, path = await self._sized(size, self._row, reply, untrainable, finish)
+                self._id = await self._means.writer.add(item)
+                self._stored.first = self._stored.first or self._id
         except AttemptClosed as error:
             raise CallError(401, "invalid_api_key", str(error)) from error
         except PoolWriteError as error:
@@ -91,11 +104,11 @@ class Record:
             with suppress(CallError):  # nobody is there to be told
                 await self.store(self._turn.reply(), ABANDONED, "abort")
             return
-        with self.session.undelivered.leaving(self._mark):
+        with self.session.undelivered.leaving(self.mark):
             await self._done.wait()
             if self._id is not None:
                 sampling = self._turn.sampling
-                missing = Missing(self._id, self._mark, len(sampling.ids), sampling.finish == "length")
+                missing = Missing(self._id, self.mark, len(sampling.ids), sampling.finish == "length")
                 await self._means.retries.lost(self.session.undelivered, missing)
 
     async def fail(self, error: EngineError | CallError) -> CallError:
@@ -124,12 +137,15 @@ class Record:
     def _row(self, reply: Reply, untrainable: str | None, finish: str) -> tuple[NewCompletion, "array[int]"]:
         prompt, sampling = self._turn.prompt, self._turn.sampling
         path = prompt.ids + sampling.ids
+        of, length = prompt.prefix_of, prompt.prefix_length
+        if self._stored.first is not None:
+            of, length = self._stored.first, len(prompt.ids)
         item = NewCompletion(
             attempt_id=self.session.attempt.id,
-            prefix_of=prompt.prefix_of,
-            prefix_length=prompt.prefix_length,
+            prefix_of=of,
+            prefix_length=length,
             follows=prompt.follows,
-            prompt_tail=prompt.ids[prompt.prefix_length :],
+            prompt_tail=prompt.ids[length:],
             sampled=sampling.ids,
             logprobs=sampling.logprobs,
             versions=sampling.versions,
@@ -140,7 +156,7 @@ class Record:
             path_crc=crc32(int_bytes(path)),
             started_at=self._started,
             finished_at=time.time(),
-            fingerprint=self._mark,
+            fingerprint=self.mark,
         )
         return item, path
 

@@ -34,7 +34,7 @@ from proxy.server import Gateway
 from proxy.splice import SERVED
 from proxy.template import ChatTemplate
 from proxy.turn import Turn
-from proxy.wire import Wire
+from proxy.wire import Lane
 
 log = logging.getLogger(__name__)
 SHOWN = 60
@@ -176,7 +176,7 @@ class Replayer(Handler):
         super().__init__(*args, **kwargs)
         self._recording = recording
 
-    async def _sample(self, record: Record, turn: Turn, wire: Wire) -> None:
+    async def _sample(self, record: Record, turn: Turn, wire: Lane) -> None:
         item = self._recording.next(record.session.attempt.id, turn)
         turn.call_ids = tuple(call["id"] for call in item.reply.get("tool_calls", ()))
         sampling = turn.sampling

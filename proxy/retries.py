@@ -49,7 +49,8 @@ def fingerprint(call: Call, prompt: Prompt) -> bytes:
     The prompt counts as the recorded path that it begins with and the text behind that.
     """
     ids, base = call.prompt if isinstance(call.prompt, tuple) else (), prompt.base.id if prompt.base else None
-    rest = msgspec.json.encode((ids, base, call.tools, call.stop, sorted(call.sampling.items())))
+    form = call.constraint and (call.constraint.schema, call.constraint.calls, call.constraint.once)
+    rest = msgspec.json.encode((ids, base, call.tools, call.stop, sorted(call.sampling.items()), form))
     state = blake2b(prompt.text.encode("utf-8", "surrogatepass"), digest_size=16)
     state.update(b"\0" + rest)
     return state.digest()

@@ -52,7 +52,7 @@ class _Said:
 
 
 class Shapes:
-    """The replies of one attempt. Adding and `of` may run in any thread."""
+    """The replies of one attempt. Any thread may add and ask."""
 
     def __init__(self) -> None:
         self._said: dict[int, _Said] = {}
@@ -69,7 +69,7 @@ class Shapes:
 
     def of(self, call: Call, follows: int | None) -> Shape:
         """The shape of a request. `follows`: what a prompt without messages continues."""
-        tools, constrained = _name("\n".join(_tool_names(call.tools))), bool(call.constraint)
+        tools, constrained = _name("\n".join(_tool_names(call.tools))), call.constraint is not None
         if call.prompt is not None:
             before = self._said.get(follows or 0)
             return Shape(turns=before.shape.turns + 1 if before else 0, continues=follows, constrained=constrained)

@@ -41,7 +41,7 @@ class Turn:
     def __post_init__(self) -> None:
         form = self.template.form
         tools = Schemas(self.call.tools) if self.call.tools else None
-        reasoning = form.opens_reasoning(self.prompt.text)
+        reasoning = form.opens_reasoning(self.prompt.text) and self.call.constraint is None
         plain = self.call.prompt is not None
         self._parser = Plain() if plain else TurnParser(form, tools=tools, reasoning=reasoning)
         self._decoder = DecodeStream(skip_special_tokens=False)

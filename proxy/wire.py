@@ -6,8 +6,9 @@ act on them (proxy/handler.py).
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol
 
 from aiohttp import web
@@ -28,13 +29,13 @@ class Wire(Protocol):
         """Whether the client has the headers."""
 
     @property
-    def told(self) -> bool:
-        """Whether anything of the answer has left."""
+    def told(self) -> Collection[int]:
+        """The answers, by their number, of which anything has left."""
 
-    async def send(self, pieces: Sequence[Piece]) -> None:
-        """What may leave while the rest is sampled."""
+    async def send(self, pieces: Sequence[Piece], choice: int) -> None:
+        """What may leave of an answer while the rest is sampled."""
 
-    async def close(self, reply: Reply) -> web.StreamResponse:
+    async def close(self, replies: Sequence[Reply]) -> web.StreamResponse:
         """The end, which is all of it where nothing was sent. ConnectionResetError when the client left before it."""
 
     async def fail(self, problem: CallError) -> web.StreamResponse:
@@ -44,23 +45,39 @@ class Wire(Protocol):
         """No more signs of life."""
 
 
+@dataclass(frozen=True)
+class Lane:
+    """One answer's part of a wire."""
+
+    wire: Wire
+    choice: int
+
+    @property
+    def told(self) -> bool:
+        """Whether anything of the answer has left."""
+        return self.choice in self.wire.told
+
+    async def send(self, pieces: Sequence[Piece]) -> None:
+        await self.wire.send(pieces, self.choice)
+
+
 class Whole:
     """Nothing before the end."""
 
     begun = False
-    told = False
+    told: Collection[int] = ()
 
     def __init__(self, request: web.Request, call: Call, dialect: Dialect):
         self._request = request
         self._call = call
         self._dialect = dialect
 
-    async def send(self, pieces: Sequence[Piece]) -> None:
+    async def send(self, pieces: Sequence[Piece], choice: int) -> None:
         pass
 
-    async def close(self, reply: Reply) -> web.StreamResponse:
+    async def close(self, replies: Sequence[Reply]) -> web.StreamResponse:
         _until_flushed(self._request)
-        body, headers = self._dialect.reply(self._call, reply), _headers(self._call)
+        body, headers = self._dialect.reply(self._call, *replies), _headers(self._call)
         response = web.Response(body=body, content_type="application/json", headers=headers)
         await response.prepare(self._request)
         await response.write_eof()
@@ -81,24 +98,23 @@ class Stream:
         self._headers = _headers(call)
         self._events = events
         self._response: web.StreamResponse | None = None
-        self.told = False
-        """Whether anything of the answer has left."""
+        self.told: set[int] = set()
         self._opened = False
         self._resting = False
         self._writing = asyncio.Lock()
         self._written = time.monotonic()
         self._beat = asyncio.create_task(self._keep_alive(patience))
 
-    async def send(self, pieces: Sequence[Piece]) -> None:
+    async def send(self, pieces: Sequence[Piece], choice: int) -> None:
         if any(isinstance(piece, Text | Reasoning) for piece in pieces):
-            self.told = True
+            self.told.add(choice)
             async with self._writing:
-                await self._write(self._opening() + self._events.deltas(pieces))
+                await self._write(self._opening() + self._events.deltas(pieces, choice))
 
-    async def close(self, reply: Reply) -> web.StreamResponse:
+    async def close(self, replies: Sequence[Reply]) -> web.StreamResponse:
         _until_flushed(self._request)
         async with self._writing:
-            response = await self._write(self._opening() + self._events.closing(reply))
+            response = await self._write(self._opening() + self._events.closing(*replies))
         await response.write_eof()
         return response
 

@@ -26,11 +26,11 @@ class EventStream(Protocol):
     def opening(self) -> bytes:
         """What comes before everything else."""
 
-    def deltas(self, pieces: Sequence[Piece]) -> bytes:
-        """Text and reasoning, which may leave at once; tool calls wait for the closing."""
+    def deltas(self, pieces: Sequence[Piece], choice: int = 0) -> bytes:
+        """Text and reasoning of one answer, which may leave at once; tool calls wait for the closing."""
 
-    def closing(self, answer: Reply) -> bytes:
-        """What a client can act on: only after the row is committed."""
+    def closing(self, answer: Reply, *others: Reply) -> bytes:
+        """What a client can act on: only after the rows are committed."""
 
     def failure(self, problem: CallError) -> bytes:
         """An error after the stream has begun."""
@@ -46,11 +46,15 @@ class Dialect(Protocol):
     def PROMPT(self) -> str:
         """The field that holds the prompt."""
 
+    @property
+    def CHOICES(self) -> str:
+        """The field that says how many answers are wanted; empty where the dialect knows none."""
+
     def read(self, body: bytes, path: str) -> Call:
         """The request (path with query) as a call; CallError (400) names the field that is wrong or not supported."""
 
-    def reply(self, call: Call, answer: Reply) -> bytes:
-        """The whole answer of a call that is not streamed."""
+    def reply(self, call: Call, answer: Reply, *others: Reply) -> bytes:
+        """All answers of a call that is not streamed; where a dialect knows one, `others` are none."""
 
     def Stream(self, call: Call, prompt_tokens: int) -> EventStream:
         """The events of one streamed answer."""
@@ -75,6 +79,13 @@ def refuse_any(fields: dict[str, Any], why: str = "is not served; leave it out")
     for name, value in fields.items():
         if value:
             refuse(name, why)
+
+
+def at_least_one(limits: dict[str, int | None]) -> None:
+    """Refuse the first of these limits on sampled tokens that leaves no room."""
+    for name, limit in limits.items():
+        if limit is not None and limit < 1:
+            refuse(name, f"is {limit}; ask for at least 1 token")
 
 
 def unreadable(what: str, error: Exception) -> CallError:
@@ -140,11 +151,12 @@ def openai_error(problem: CallError) -> dict[str, Any]:
     return {"error": {"message": str(problem), "type": kind, "param": problem.param, "code": problem.code}}
 
 
-def usage(answer: Reply) -> dict[str, Any]:
-    """The tokens of an answer in the form of the older OpenAI dialects."""
+def usage(answer: Reply, *others: Reply) -> dict[str, Any]:
+    """The tokens of a prompt and its answers in the form of the older OpenAI dialects."""
+    sampled = sum(each.sampled_tokens for each in (answer, *others))
     return {
         "prompt_tokens": answer.prompt_tokens,
-        "completion_tokens": answer.sampled_tokens,
-        "total_tokens": answer.prompt_tokens + answer.sampled_tokens,
+        "completion_tokens": sampled,
+        "total_tokens": answer.prompt_tokens + sampled,
         "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
     }

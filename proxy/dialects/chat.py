@@ -1,21 +1,34 @@
 """OpenAI chat completions: reading the request, writing the answer, its events and its errors.
 
-Refused with a sentence instead of silently ignored: images and audio, n > 1, response_format, forced tool choice,
-logit_bias, logprobs, the old `functions`. Fields that nobody documents are ignored, as agents send many.
+Refused with a sentence instead of silently ignored: images and audio, logit_bias, logprobs, the old `functions`.
+Fields that nobody documents are ignored, as agents send many.
 """
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from proxy.call import Call, CallError, Reply
-from proxy.dialects.base import COMMENT, DONE, SAMPLING, data, effort, openai_error, parsed, refuse, unreadable, usage
+from proxy.constraints import openai
+from proxy.dialects.base import (
+    COMMENT,
+    DONE,
+    SAMPLING,
+    at_least_one,
+    data,
+    effort,
+    openai_error,
+    parsed,
+    refuse,
+    unreadable,
+    usage,
+)
 from proxy.toolcalls import Piece, Reasoning, Text
 
-PROMPT = "messages"
+PROMPT, CHOICES = "messages", "n"
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 NAMES: dict[type, str] = {Text: "content", Reasoning: "reasoning_content"}
 OWN_VARIABLES = {"messages", "tools", "documents", "self"}
@@ -94,14 +107,17 @@ def read(body: bytes, path: str) -> Call:
     limits = [limit for limit in (request.max_completion_tokens, request.max_tokens) if limit is not None]
     fields = msgspec.structs.asdict(request)
     asked = {name: fields[name] for name in SAMPLING}
+    tools = () if request.tool_choice == "none" else tuple(request.tools or ())
     stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
     return Call(
         model=request.model,
         messages=tuple(_message(message, i) for i, message in enumerate(request.messages)),
-        tools=() if request.tool_choice == "none" else tuple(request.tools or ()),
+        tools=tools,
+        constraint=openai(request.tool_choice, "response_format", request.response_format, tools),
         max_new_tokens=min(limits) if limits else None,
         stop=tuple(filter(None, stop)),
         sampling={name: value for name, value in asked.items() if value is not None},
+        choices=1 if request.n is None else request.n,
         stream=bool(request.stream),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         options=effort(request.reasoning_effort) | (request.chat_template_kwargs or {}),
@@ -111,20 +127,12 @@ def read(body: bytes, path: str) -> Call:
 def _check(request: _Request) -> None:
     if not request.messages:
         refuse("messages", "is empty; send at least one message")
-    if request.n not in (None, 1):
-        refuse("n", f"is {request.n}; one choice per request is served, so send {request.n} requests")
-    if (request.response_format or {}).get("type", "text") != "text":
-        refuse("response_format", "asks for constrained output, which is not served; leave it out")
-    if request.tool_choice not in (None, "auto", "none"):
-        refuse("tool_choice", f"is {request.tool_choice!r}; only 'auto' and 'none' are served")
     for name, value in (("logit_bias", request.logit_bias), ("functions", request.functions)):
         if value:
             refuse(name, "is not served; leave it out")
     if request.logprobs:
         refuse("logprobs", "are recorded in the pool, not returned; leave it out")
-    for name, limit in (("max_tokens", request.max_tokens), ("max_completion_tokens", request.max_completion_tokens)):
-        if limit is not None and limit < 1:
-            refuse(name, f"is {limit}; ask for at least 1 token")
+    at_least_one({"max_tokens": request.max_tokens, "max_completion_tokens": request.max_completion_tokens})
     for name in OWN_VARIABLES & (request.chat_template_kwargs or {}).keys():
         refuse("chat_template_kwargs", f"sets {name!r}, which the request itself gives; leave it out")
     for i, tool in enumerate(request.tools or ()):
@@ -167,11 +175,14 @@ def _tool_call(call: _ToolCall) -> dict[str, Any]:
 # ---- answering
 
 
-def reply(call: Call, answer: Reply) -> bytes:
-    """The whole answer of a call that is not streamed."""
-    choice = {"index": 0, "message": answer.message(), "logprobs": None, "finish_reason": answer.finish_reason}
+def reply(call: Call, answer: Reply, *others: Reply) -> bytes:
+    """All answers of a call that is not streamed."""
+    choices = [
+        {"index": i, "message": each.message(), "logprobs": None, "finish_reason": each.finish_reason}
+        for i, each in enumerate((answer, *others))
+    ]
     envelope = {"id": _id(), "object": "chat.completion", "created": int(time.time()), "model": call.model}
-    return msgspec.json.encode({**envelope, "choices": [choice], "usage": usage(answer)})
+    return msgspec.json.encode({**envelope, "choices": choices, "usage": usage(answer, *others)})
 
 
 class Stream:
@@ -182,24 +193,24 @@ class Stream:
         created = int(time.time())
         self._envelope = {"id": _id(), "object": "chat.completion.chunk", "created": created, "model": call.model}
         # Events come one per token and differ in their delta only, so what stands around it is written once.
-        self._before = b"data: " + msgspec.json.encode(self._envelope)[:-1] + b',"choices":[{"index":0,"delta":'
+        self._before = b"data: " + msgspec.json.encode(self._envelope)[:-1] + b',"choices":[{"index":'
 
     def opening(self) -> bytes:
-        return self._event({"role": "assistant", "content": ""})
+        return b"".join(self._event(i, {"role": "assistant", "content": ""}) for i in range(self._call.choices))
 
-    def deltas(self, pieces: Sequence[Piece]) -> bytes:
+    def deltas(self, pieces: Sequence[Piece], choice: int = 0) -> bytes:
         """Text and reasoning may leave at once; tool calls wait for the closing."""
         return b"".join(
-            self._event({NAMES[type(piece)]: piece.text}) for piece in pieces if isinstance(piece, Text | Reasoning)
+            self._event(choice, {NAMES[type(piece)]: piece.text})
+            for piece in pieces
+            if isinstance(piece, Text | Reasoning)
         )
 
-    def closing(self, answer: Reply) -> bytes:
-        """The tool calls, the finish reason, the usage and the end: only after the row is committed."""
-        calls = answer.message().get("tool_calls", [])
-        events = [self._event({"tool_calls": [{"index": i, **call}]}) for i, call in enumerate(calls)]
-        events.append(self._event({}, answer.finish_reason))
+    def closing(self, answer: Reply, *others: Reply) -> bytes:
+        """The tool calls, the finish reasons, the usage and the end: only after the rows are committed."""
+        events = [event for i, each in enumerate((answer, *others)) for event in self._ends(i, each)]
         if self._call.include_usage:
-            events.append(data({**self._envelope, "choices": [], "usage": usage(answer)}))
+            events.append(data({**self._envelope, "choices": [], "usage": usage(answer, *others)}))
         return b"".join([*events, DONE])
 
     def failure(self, problem: CallError) -> bytes:
@@ -208,9 +219,14 @@ class Stream:
     def keepalive(self) -> bytes:
         return COMMENT
 
-    def _event(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
+    def _ends(self, index: int, answer: Reply) -> Iterator[bytes]:
+        for i, call in enumerate(answer.message().get("tool_calls", [])):
+            yield self._event(index, {"tool_calls": [{"index": i, **call}]})
+        yield self._event(index, {}, answer.finish_reason)
+
+    def _event(self, index: int, delta: dict[str, Any], finish: str | None = None) -> bytes:
         after = b',"logprobs":null,"finish_reason":%b}]}\n\n' % msgspec.json.encode(finish)
-        return self._before + msgspec.json.encode(delta) + after
+        return b"%b%d%b%b%b" % (self._before, index, b',"delta":', msgspec.json.encode(delta), after)
 
 
 error = openai_error

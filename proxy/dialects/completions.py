@@ -1,6 +1,6 @@
 """OpenAI text completions: a prompt as text or token ids, continued as it stands, without a chat template.
 
-Refused with a sentence: several prompts or answers in one request, echo, suffix, best_of, logprobs, logit_bias. As in
+Refused with a sentence: several prompts in one request, echo, suffix, best_of, logprobs, logit_bias. As in
 OpenAI's own service, 16 tokens are sampled where max_tokens is left out. Other unknown fields are ignored.
 """
 
@@ -16,6 +16,7 @@ from proxy.dialects.base import (
     COMMENT,
     DONE,
     SAMPLING,
+    at_least_one,
     data,
     given,
     openai_error,
@@ -26,7 +27,7 @@ from proxy.dialects.base import (
 )
 from proxy.toolcalls import Piece, Text
 
-PROMPT = "prompt"
+PROMPT, CHOICES = "prompt", "n"
 DEFAULT_TOKENS = 16
 
 
@@ -76,20 +77,19 @@ def read(body: bytes, path: str) -> Call:
         max_new_tokens=DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens,
         stop=tuple(filter(None, stop)),
         sampling=given({name: msgspec.structs.asdict(request)[name] for name in SAMPLING}),
+        choices=1 if request.n is None else request.n,
         stream=bool(request.stream),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
     )
 
 
 def _check(request: _Request) -> None:
-    for name, value in (("n", request.n), ("best_of", request.best_of)):
-        if value not in (None, 1):
-            refuse(name, f"is {value}; one completion per request is served, so send {value} requests")
+    if request.best_of not in (None, request.n or 1):
+        refuse("best_of", f"is {request.best_of}; all answers are returned, so leave it out and send n")
     refuse_any({"echo": request.echo, "suffix": request.suffix, "logit_bias": request.logit_bias})
     if request.logprobs is not None:
         refuse("logprobs", "are recorded in the pool, not returned; leave it out")
-    if request.max_tokens is not None and request.max_tokens < 1:
-        refuse("max_tokens", f"is {request.max_tokens}; ask for at least 1 token")
+    at_least_one({"max_tokens": request.max_tokens})
 
 
 def _prompt(prompt: str | list[int | str | list[int]]) -> str | tuple[int, ...]:
@@ -109,9 +109,10 @@ def _prompt(prompt: str | list[int | str | list[int]]) -> str | tuple[int, ...]:
 # ---- answering
 
 
-def reply(call: Call, answer: Reply) -> bytes:
-    """The whole answer of a call that is not streamed."""
-    return msgspec.json.encode({**_chunk(call, answer.content, answer.finish_reason), "usage": usage(answer)})
+def reply(call: Call, answer: Reply, *others: Reply) -> bytes:
+    """All answers of a call that is not streamed."""
+    choices = [_choice(i, each.content, each.finish_reason) for i, each in enumerate((answer, *others))]
+    return msgspec.json.encode({**_envelope(call), "choices": choices, "usage": usage(answer, *others)})
 
 
 class Stream:
@@ -119,19 +120,19 @@ class Stream:
 
     def __init__(self, call: Call, prompt_tokens: int):
         self._call = call
-        self._id = {name: value for name, value in _chunk(call, "", None).items() if name in ("id", "created")}
+        self._envelope = _envelope(call)
 
     def opening(self) -> bytes:
         return b""
 
-    def deltas(self, pieces: Sequence[Piece]) -> bytes:
-        return b"".join(self._event(piece.text) for piece in pieces if isinstance(piece, Text))
+    def deltas(self, pieces: Sequence[Piece], choice: int = 0) -> bytes:
+        return b"".join(self._event(choice, piece.text) for piece in pieces if isinstance(piece, Text))
 
-    def closing(self, answer: Reply) -> bytes:
-        """The finish reason, the usage and the end: only after the row is committed."""
-        events = [self._event("", answer.finish_reason)]
+    def closing(self, answer: Reply, *others: Reply) -> bytes:
+        """The finish reasons, the usage and the end: only after the rows are committed."""
+        events = [self._event(i, "", each.finish_reason) for i, each in enumerate((answer, *others))]
         if self._call.include_usage:
-            events.append(data({**_chunk(self._call, "", None), **self._id, "choices": [], "usage": usage(answer)}))
+            events.append(data({**self._envelope, "choices": [], "usage": usage(answer, *others)}))
         return b"".join([*events, DONE])
 
     def failure(self, problem: CallError) -> bytes:
@@ -140,18 +141,17 @@ class Stream:
     def keepalive(self) -> bytes:
         return COMMENT
 
-    def _event(self, text: str, finish: str | None = None) -> bytes:
-        return data({**_chunk(self._call, text, finish), **self._id})
+    def _event(self, index: int, text: str, finish: str | None = None) -> bytes:
+        return data({**self._envelope, "choices": [_choice(index, text, finish)]})
 
 
 error = openai_error
 
 
-def _chunk(call: Call, text: str, finish: str | None) -> dict[str, Any]:
-    return {
-        "id": f"cmpl-{uuid.uuid4().hex}",
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": call.model,
-        "choices": [{"index": 0, "text": text, "logprobs": None, "finish_reason": finish}],
-    }
+def _envelope(call: Call) -> dict[str, Any]:
+    id, created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
+    return {"id": id, "object": "text_completion", "created": created, "model": call.model}
+
+
+def _choice(index: int, text: str, finish: str | None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish}

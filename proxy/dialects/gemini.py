@@ -2,24 +2,27 @@
 
 The path names model and method. Reasoning comes as thought parts where the client asks for them, and always in the
 thought signature of the part behind it, which clients send back.
-Refused with a sentence: images and files, hosted tools, forced function calls, constrained output, several candidates,
-cached content, and every field that is not Google's (also its snake_case spelling). Accepted without an effect, but
-named in the answer's header: safety settings, since nothing filters here, a seed and a thinking budget.
+Refused with a sentence: images and files, hosted tools, cached content, and every field that is not
+Google's (also its snake_case spelling). Accepted without an effect, but named in the answer's header: safety settings,
+since nothing filters here, a seed and a thinking budget.
 """
 
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
 import msgspec
 
-from proxy.call import Call, CallError, Overflow, Reply
+from proxy.call import Call, CallError, Constraint, Overflow, Reply
+from proxy.constraints import ANY_OBJECT, answer_of, call_of
 from proxy.dialects.base import data, function, given, refuse, refuse_any, sealed, tool_call, unreadable, unsealed
 from proxy.toolcalls import Piece, Reasoning, Text
 
-PROMPT = "contents"
+PROMPT, CHOICES = "contents", "generationConfig.candidateCount"
 STREAMED = "streamGenerateContent"
+JSON = "application/json"
 STOPS = {"stop": "STOP", "length": "MAX_TOKENS", "tool_calls": "STOP"}
 KINDS = {
     400: "INVALID_ARGUMENT",
@@ -138,13 +141,16 @@ def read(body: bytes, path: str) -> Call:
     _check(request, config)
     model, method = _target(path)
     thinking = config.thinkingConfig or _ThinkingConfig()
+    tools = tuple(_tools(request))
     return Call(
         model=model,
         messages=(*_system(request.systemInstruction), *_messages(request.contents)),
-        tools=tuple(_tools(request)),
+        tools=tools,
+        constraint=_constraint(request, config, tools),
         max_new_tokens=config.maxOutputTokens,
         stop=tuple(filter(None, config.stopSequences or ())),
         sampling=_sampling(config),
+        choices=1 if config.candidateCount is None else config.candidateCount,
         stream=method == STREAMED,
         options={} if thinking.thinkingBudget is None else {"enable_thinking": thinking.thinkingBudget != 0},
         repeats={"thoughts": bool(thinking.includeThoughts)},
@@ -165,13 +171,11 @@ def _check(request: _Request, config: _GenerationConfig) -> None:
     if not request.contents:
         refuse("contents", "is empty; send at least one content")
     refuse_any({"cachedContent": request.cachedContent})
-    if config.candidateCount not in (None, 1):
-        refuse("generationConfig.candidateCount", f"is {config.candidateCount}; one candidate is served per request")
-    if config.responseMimeType not in (None, "text/plain"):
-        refuse("generationConfig.responseMimeType", f"is {config.responseMimeType!r}; only 'text/plain' is served")
+    if config.responseMimeType not in (None, "text/plain", JSON):
+        refuse("generationConfig.responseMimeType", f"is {config.responseMimeType!r}; use 'text/plain' or {JSON!r}")
     if any(modality != "TEXT" for modality in config.responseModalities or ()):
         refuse("generationConfig.responseModalities", f"is {config.responseModalities}; only TEXT is served")
-    for name in ("responseSchema", "responseJsonSchema", "speechConfig", "imageConfig"):
+    for name in ("speechConfig", "imageConfig"):
         refuse_any({f"generationConfig.{name}": msgspec.structs.asdict(config)[name]})
     for name in ("responseLogprobs", "logprobs"):
         refuse_any(
@@ -180,8 +184,22 @@ def _check(request: _Request, config: _GenerationConfig) -> None:
     if config.maxOutputTokens is not None and config.maxOutputTokens < 1:
         refuse("generationConfig.maxOutputTokens", f"is {config.maxOutputTokens}; ask for at least 1 token")
     calling = (request.toolConfig and request.toolConfig.functionCallingConfig) or _CallingConfig()
-    if calling.mode not in ("AUTO", "NONE", "MODE_UNSPECIFIED"):
-        refuse("toolConfig.functionCallingConfig.mode", f"is {calling.mode!r}; only 'AUTO' and 'NONE' are served")
+    if calling.mode not in ("AUTO", "NONE", "ANY", "MODE_UNSPECIFIED"):
+        refuse("toolConfig.functionCallingConfig.mode", f"is {calling.mode!r}; 'AUTO', 'ANY' and 'NONE' are served")
+
+
+def _constraint(request: _Request, config: _GenerationConfig, tools: Sequence[dict[str, Any]]) -> Constraint | None:
+    calling = (request.toolConfig and request.toolConfig.functionCallingConfig) or _CallingConfig()
+    if calling.mode == "ANY":
+        where = "toolConfig.functionCallingConfig"
+        return replace(call_of(where, calling.allowedFunctionNames or [], tools), once=False)
+    schemas = {"responseJsonSchema": config.responseJsonSchema, "responseSchema": _json_schema(config.responseSchema)}
+    field, schema = next(((name, found) for name, found in schemas.items() if found is not None), ("", None))
+    if config.responseMimeType != JSON:
+        if field:
+            refuse(f"generationConfig.{field}", f"needs responseMimeType {JSON!r}; set it")
+        return None
+    return answer_of(f"generationConfig.{field or 'responseMimeType'}", ANY_OBJECT if schema is None else schema, tools)
 
 
 def _sampling(config: _GenerationConfig) -> dict[str, float]:
@@ -289,11 +307,14 @@ def _text(parts: list[_Part], where: str, glue: str) -> str:
 # ---- answering
 
 
-def reply(call: Call, answer: Reply) -> bytes:
-    """The whole answer of a call that is not streamed."""
-    thoughts = [{"text": answer.reasoning, "thought": True}] if answer.reasoning and call.repeats["thoughts"] else []
-    text = [{"text": answer.content}] if answer.content else []
-    return msgspec.json.encode(_last(call, answer, _id(), [*thoughts, *_signed(answer, text)]))
+def reply(call: Call, answer: Reply, *others: Reply) -> bytes:
+    """All answers of a call that is not streamed."""
+    parts = []
+    for each in (answer, *others):
+        thoughts = [{"text": each.reasoning, "thought": True}] if each.reasoning and call.repeats["thoughts"] else []
+        text = [{"text": each.content}] if each.content else []
+        parts.append([*thoughts, *_signed(each, text)])
+    return msgspec.json.encode(_last(call, [answer, *others], _id(), parts))
 
 
 class Stream:
@@ -306,7 +327,7 @@ class Stream:
     def opening(self) -> bytes:
         return b""
 
-    def deltas(self, pieces: Sequence[Piece]) -> bytes:
+    def deltas(self, pieces: Sequence[Piece], choice: int = 0) -> bytes:
         """Text and reasoning may leave at once; function calls wait for the closing."""
         parts: list[dict[str, Any]] = [{"text": piece.text} for piece in pieces if isinstance(piece, Text)]
         if self._call.repeats["thoughts"]:
@@ -315,11 +336,12 @@ class Stream:
                 for piece in pieces
                 if isinstance(piece, Text | Reasoning)
             ]
-        return data(_chunk(self._call, self._id, parts)) if parts else b""
+        return data(_chunk(self._call, self._id, [_candidate(choice, parts)])) if parts else b""
 
-    def closing(self, answer: Reply) -> bytes:
-        """The function calls, the finish reason and the usage: only after the row is committed."""
-        return data(_last(self._call, answer, self._id, _signed(answer, [])))
+    def closing(self, answer: Reply, *others: Reply) -> bytes:
+        """The function calls, the finish reasons and the usage: only after the rows are committed."""
+        answers = [answer, *others]
+        return data(_last(self._call, answers, self._id, [_signed(each, []) for each in answers]))
 
     def failure(self, problem: CallError) -> bytes:
         return data(error(problem))
@@ -344,13 +366,13 @@ def count(tokens: int) -> bytes:
     return msgspec.json.encode({"totalTokens": tokens})
 
 
-def _last(call: Call, answer: Reply, id: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
-    chunk = _chunk(call, id, parts)
-    chunk["candidates"][0]["finishReason"] = STOPS[answer.finish_reason]
-    total = answer.prompt_tokens + answer.sampled_tokens
-    usage = {"promptTokenCount": answer.prompt_tokens, "candidatesTokenCount": answer.sampled_tokens}
-    cached = {"cachedContentTokenCount": answer.cached_tokens} if answer.cached_tokens else {}
-    return {**chunk, "usageMetadata": {**usage, **cached, "totalTokenCount": total}}
+def _last(call: Call, answers: list[Reply], id: str, parts: list[list[dict[str, Any]]]) -> dict[str, Any]:
+    ends = [{"finishReason": STOPS[answer.finish_reason]} for answer in answers]
+    chunk = _chunk(call, id, [_candidate(i, parts[i]) | end for i, end in enumerate(ends)])
+    prompt, sampled = answers[0].prompt_tokens, sum(answer.sampled_tokens for answer in answers)
+    usage = {"promptTokenCount": prompt, "candidatesTokenCount": sampled, "totalTokenCount": prompt + sampled}
+    cached = {"cachedContentTokenCount": answers[0].cached_tokens} if answers[0].cached_tokens else {}
+    return {**chunk, "usageMetadata": {**usage, **cached}}
 
 
 def _signed(answer: Reply, text: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -365,9 +387,12 @@ def _signed(answer: Reply, text: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return parts
 
 
-def _chunk(call: Call, id: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
-    candidate: dict[str, Any] = {"content": {"role": "model", "parts": parts}, "index": 0}
-    return {"candidates": [candidate], "modelVersion": call.model, "responseId": id}
+def _candidate(index: int, parts: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"content": {"role": "model", "parts": parts}, "index": index}
+
+
+def _chunk(call: Call, id: str, candidates: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"candidates": candidates, "modelVersion": call.model, "responseId": id}
 
 
 def _id() -> str:

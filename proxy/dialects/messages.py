@@ -1,8 +1,8 @@
 """Anthropic Messages: reading the request, writing the answer, its events and its errors.
 
-Refused with a sentence: images and documents, hosted tools, forced tool choice, constrained output, edits of the
-context, prefilled answers. Accepted without an effect: cache_control (the engine caches every prefix) and, named in
-the answer's header, a thinking budget and an effort. Other unknown fields are ignored, as agents send many.
+Refused with a sentence: images and documents, hosted tools, edits of the context, prefilled answers. Accepted without
+an effect: cache_control (the engine caches every prefix) and, named in the answer's header, a thinking budget and an
+effort. Other unknown fields are ignored, as agents send many.
 """
 
 import uuid
@@ -11,11 +11,12 @@ from typing import Any
 
 import msgspec
 
-from proxy.call import Call, CallError, Overflow, Reply
-from proxy.dialects.base import event, function, given, refuse, refuse_any, tool_call, unreadable
+from proxy.call import Call, CallError, Constraint, Overflow, Reply
+from proxy.constraints import answer_of, call_of
+from proxy.dialects.base import at_least_one, event, function, given, refuse, refuse_any, tool_call, unreadable
 from proxy.toolcalls import Piece, Reasoning, Text
 
-PROMPT = "messages"
+PROMPT, CHOICES = "messages", ""
 SIGNATURE = "blackforge"
 """Thinking goes back and forth in the clear; clients want a signature all the same."""
 ROLES = ("user", "assistant", "system")
@@ -57,6 +58,7 @@ class _Tool(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     type: str
+    name: str = ""
     disable_parallel_tool_use: bool | None = None
 
 
@@ -106,10 +108,12 @@ def read(body: bytes, path: str) -> Call:
     system = [{"role": "system", "content": _joined(request.system, "system", "\n\n")}] if request.system else []
     said = [m for i, message in enumerate(request.messages) for m in _messages(message, f"messages[{i}]")]
     without_tools = request.tool_choice is not None and request.tool_choice.type == "none"
+    tools = () if without_tools else tuple(_tool(tool, i) for i, tool in enumerate(request.tools or ()))
     return Call(
         model=request.model,
         messages=(*system, *said),
-        tools=() if without_tools else tuple(_tool(tool, i) for i, tool in enumerate(request.tools or ())),
+        tools=tools,
+        constraint=_constraint(request, tools),
         max_new_tokens=request.max_tokens,
         stop=tuple(filter(None, request.stop_sequences or ())),
         sampling=given({"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}),
@@ -124,21 +128,28 @@ def _check(request: _Request) -> None:
         refuse("messages", "is empty; send at least one message")
     if request.messages[-1].role == "assistant":
         refuse(f"messages[{len(request.messages) - 1}].role", "is 'assistant'; prefilled answers are not served")
-    if request.max_tokens is not None and request.max_tokens < 1:
-        refuse("max_tokens", f"is {request.max_tokens}; ask for at least 1 token")
+    at_least_one({"max_tokens": request.max_tokens})
     choice = request.tool_choice
-    if choice is not None and choice.type not in ("auto", "none"):
-        refuse("tool_choice", f"is {choice.type!r}; only 'auto' and 'none' are served")
+    if choice is not None and choice.type not in ("auto", "none", "any", "tool"):
+        refuse("tool_choice", f"is {choice.type!r}; use 'auto', 'none', 'any' or 'tool'")
     if choice is not None and choice.disable_parallel_tool_use and request.tools:
         refuse("tool_choice.disable_parallel_tool_use", "is not served: the model decides how many calls it makes")
     if request.thinking is not None and request.thinking.type not in ("enabled", "adaptive", "disabled"):
         refuse("thinking.type", f"is {request.thinking.type!r}; use 'enabled', 'adaptive' or 'disabled'")
-    form = (request.output_config and request.output_config.format) or request.output_format
-    refuse_any({"output_config.format": form}, "asks for constrained output, which is not served; leave it out")
     refuse_any({"mcp_servers": request.mcp_servers, "container": request.container})
     for i, edit in enumerate((request.context_management or {}).get("edits") or ()):
         if not isinstance(edit, dict) or edit.get("keep") != "all":
             refuse(f"context_management.edits[{i}]", "would change the history here; agents must send what they mean")
+
+
+def _constraint(request: _Request, tools: Sequence[dict[str, Any]]) -> Constraint | None:
+    choice = request.tool_choice
+    if choice is not None and choice.type in ("any", "tool"):
+        return call_of("tool_choice", [choice.name] if choice.type == "tool" else [], tools)
+    form = (request.output_config and request.output_config.format) or request.output_format
+    if form and form.get("type") != "json_schema":
+        refuse("output_config.format", f"is of type {form.get('type')!r}; 'json_schema' is served")
+    return answer_of("output_config.format.schema", form.get("schema"), tools) if form else None
 
 
 def _ignored(request: _Request) -> tuple[str, ...]:
@@ -208,7 +219,7 @@ def _text_only(block: _Block, where: str) -> _Block:
 # ---- answering
 
 
-def reply(call: Call, answer: Reply) -> bytes:
+def reply(call: Call, answer: Reply, *_: Reply) -> bytes:
     """The whole answer of a call that is not streamed."""
     content: list[dict[str, Any]] = []
     if answer.reasoning:
@@ -236,7 +247,7 @@ class Stream:
         message = {**_envelope(self._call), "content": [], **stop, "usage": usage}
         return event({"type": "message_start", "message": message}) + event({"type": "ping"})
 
-    def deltas(self, pieces: Sequence[Piece]) -> bytes:
+    def deltas(self, pieces: Sequence[Piece], choice: int = 0) -> bytes:
         """Text and reasoning may leave at once; tool calls wait for the closing."""
         return b"".join(
             self._inside(type(piece)) + self._delta(piece.text)
@@ -244,7 +255,7 @@ class Stream:
             if isinstance(piece, Text | Reasoning)
         )
 
-    def closing(self, answer: Reply) -> bytes:
+    def closing(self, answer: Reply, *_: Reply) -> bytes:
         """The tool calls, the stop reason, the usage and the end: only after the row is committed."""
         events = [self._end()]
         for made in answer.tool_calls:

@@ -3,20 +3,22 @@
 Namespaced tools reach the model as `namespace__name`; a custom tool as a function with one string `input`, and its
 grammar as a part of its description. Reasoning comes as reasoning text, and once more in `encrypted_content` where the
 client asks for that, since some clients send nothing else of it back.
-Refused with a sentence: stored responses and what refers to them, hosted tools, images and files, forced tool choice,
-constrained output. Accepted without an effect, but named in the answer's header: a web_search tool, which codex offers
-always, and wishes about summaries and verbosity. Other unknown fields are ignored, as agents send many.
+Refused with a sentence: stored responses and what refers to them, hosted tools, images, files. Without an effect, but
+named in the answer's header: web_search, which codex offers always, and a summary or verbosity. Others are ignored.
 """
 
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import Any
 
 import msgspec
 
 from proxy.call import Call, CallError, Reply, ToolCall
+from proxy.constraints import openai
 from proxy.dialects.base import (
+    at_least_one,
     effort,
     event,
     function,
@@ -32,7 +34,7 @@ from proxy.dialects.base import (
 )
 from proxy.toolcalls import Piece, Reasoning, Text
 
-PROMPT = "input"
+PROMPT, CHOICES = "input", ""
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 ENCRYPTED = "reasoning.encrypted_content"
 TEXTS = ("input_text", "output_text", "text")
@@ -115,10 +117,12 @@ def read(body: bytes, path: str) -> Call:
     _check(request)
     system = [{"role": "system", "content": request.instructions}] if request.instructions else []
     found = dict(_tools(request.tools or (), "tools"))
+    tools = () if request.tool_choice == "none" else tuple(tool for tool, _ in found.values())
     return Call(
         model=request.model,
         messages=(*system, *_messages(request.input)),
-        tools=() if request.tool_choice == "none" else tuple(tool for tool, _ in found.values()),
+        tools=tools,
+        constraint=openai(request.tool_choice, "text.format", request.text.format if request.text else None, tools),
         max_new_tokens=request.max_output_tokens,
         sampling=given({"temperature": request.temperature, "top_p": request.top_p}),
         stream=bool(request.stream),
@@ -134,18 +138,13 @@ def _check(request: _Request) -> None:
     stored = "refers to something stored, and responses are not stored; send the whole input"
     refuse_any({"previous_response_id": request.previous_response_id, "conversation": request.conversation}, stored)
     refuse_any({"store": request.store}, "is true, and responses are not stored; send store false")
-    refuse_any({"background": request.background, "prompt": request.prompt, "top_logprobs": request.top_logprobs})
-    refuse_any({"max_tool_calls": request.max_tool_calls})
+    refuse_any({"background": request.background, "prompt": request.prompt})
+    refuse_any({"top_logprobs": request.top_logprobs, "max_tool_calls": request.max_tool_calls})
     if request.truncation not in (None, "disabled"):
         refuse("truncation", f"is {request.truncation!r}; only 'disabled' is served")
-    if request.tool_choice not in (None, "auto", "none"):
-        refuse("tool_choice", f"is {request.tool_choice!r}; only 'auto' and 'none' are served")
     if request.parallel_tool_calls is False and request.tools:
         refuse("parallel_tool_calls", "is false, which is not served: the model decides how many calls it makes")
-    if request.text and (request.text.format or {}).get("type", "text") != "text":
-        refuse("text.format", "asks for constrained output, which is not served; leave it out")
-    if request.max_output_tokens is not None and request.max_output_tokens < 1:
-        refuse("max_output_tokens", f"is {request.max_output_tokens}; ask for at least 1 token")
+    at_least_one({"max_output_tokens": request.max_output_tokens})
     if set(request.include or ()) - {ENCRYPTED}:
         refuse("include", f"is {request.include}; only {ENCRYPTED!r} is served")
 
@@ -242,9 +241,8 @@ def _extend(turn: dict[str, Any], more: dict[str, Any]) -> None:
 def _text(content: str | list[_Part] | None, where: str, glue: str) -> str:
     if not isinstance(content, list):
         return content or ""
-    for j, part in enumerate(content):
-        if part.type not in TEXTS:
-            refuse(f"{where}[{j}]", f"is of type {part.type!r}; only text is served")
+    for j, other in ((j, part.type) for j, part in enumerate(content) if part.type not in TEXTS):
+        refuse(f"{where}[{j}]", f"is of type {other!r}; only text is served")
     return glue.join(part.text for part in content)
 
 
@@ -258,7 +256,7 @@ def _reasoning(item: _Item) -> str:
 # ---- answering
 
 
-def reply(call: Call, answer: Reply) -> bytes:
+def reply(call: Call, answer: Reply, *_: Reply) -> bytes:
     """The whole answer of a call that is not streamed."""
     stream = Stream(call, answer.prompt_tokens)
     stream.deltas([piece for piece in (Reasoning(answer.reasoning), Text(answer.content)) if piece.text])
@@ -271,7 +269,7 @@ class Stream:
 
     def __init__(self, call: Call, prompt_tokens: int):
         self._call = call
-        self._sequence = 0
+        self._numbers = count()
         self._output: list[dict[str, Any]] = []
         self._open: type | None = None  # the kind of the item that is open, the last of the output
         self._texts: list[str] = []  # of that item
@@ -280,21 +278,18 @@ class Stream:
     def opening(self) -> bytes:
         return self._event("created", response=self.response) + self._event("in_progress", response=self.response)
 
-    def deltas(self, pieces: Sequence[Piece]) -> bytes:
+    def deltas(self, pieces: Sequence[Piece], choice: int = 0) -> bytes:
         """Text and reasoning may leave at once; tool calls wait for the closing."""
-        return b"".join(
-            self._inside(type(piece)) + self._delta(piece.text)
-            for piece in pieces
-            if isinstance(piece, Text | Reasoning)
-        )
+        shown = (piece for piece in pieces if isinstance(piece, Text | Reasoning))
+        return b"".join(self._inside(type(piece)) + self._delta(piece.text) for piece in shown)
 
-    def closing(self, answer: Reply) -> bytes:
+    def closing(self, answer: Reply, *_: Reply) -> bytes:
         """The end of the text, the tool calls and the whole response: only after the row is committed."""
         events = [self._end(), *(self._tool_call(made) for made in answer.tool_calls)]
-        cut = answer.finish_reason == "length"
-        self.response |= {"status": "incomplete" if cut else "completed", "usage": _usage(answer)}
-        self.response["incomplete_details"] = {"reason": "max_output_tokens"} if cut else None
-        return b"".join([*events, self._event(self.response["status"], response=self.response)])
+        cut = {"reason": "max_output_tokens"} if answer.finish_reason == "length" else None
+        status = "incomplete" if cut else "completed"
+        self.response |= {"status": status, "incomplete_details": cut, "usage": _usage(answer)}
+        return b"".join([*events, self._event(status, response=self.response)])
 
     def failure(self, problem: CallError) -> bytes:
         self.response |= {"status": "failed", "error": {"code": problem.code, "message": str(problem)}}
@@ -354,8 +349,8 @@ class Stream:
         item = {**origin, "id": _id("fc"), "call_id": made.id, field: "", "status": "in_progress"}
         added = self._add(item)
         item |= {field: text, "status": "completed"}
-        delta = self._item_event(f"{kind}.delta", delta=text)
-        return added + delta + self._item_event(f"{kind}.done", **{field: text}) + self._done()
+        told = self._item_event(f"{kind}.delta", delta=text) + self._item_event(f"{kind}.done", **{field: text})
+        return added + told + self._done()
 
     def _add(self, item: dict[str, Any]) -> bytes:
         self._output.append(item)
@@ -371,8 +366,7 @@ class Stream:
         return self._event(name, output_index=len(self._output) - 1, item_id=self._output[-1]["id"], **values)
 
     def _event(self, name: str, **values: Any) -> bytes:
-        self._sequence += 1
-        return event({"type": f"response.{name}", "sequence_number": self._sequence - 1, **values})
+        return event({"type": f"response.{name}", "sequence_number": next(self._numbers), **values})
 
 
 error = openai_error
@@ -397,8 +391,8 @@ def _response(call: Call, output: list[dict[str, Any]]) -> dict[str, Any]:
 def _usage(answer: Reply) -> dict[str, Any]:
     tokens = {"input_tokens": answer.prompt_tokens, "input_tokens_details": {"cached_tokens": answer.cached_tokens}}
     tokens |= {"output_tokens": answer.sampled_tokens, "total_tokens": answer.prompt_tokens + answer.sampled_tokens}
-    none = {"output_tokens_details": {"reasoning_tokens": 0}}
-    return tokens if answer.reasoning else tokens | none  # otherwise the tokens are not counted apart
+    none = {} if answer.reasoning else {"output_tokens_details": {"reasoning_tokens": 0}}  # else not counted apart
+    return tokens | none
 
 
 def _id(kind: str) -> str:

@@ -58,6 +58,8 @@ class Format:
     section_end: str = ""
     call: str = ""
     """Marker of one call."""
+    written: tuple[str, str, str] | None = None
+    """What the model writes before a call's name, between name and arguments, and behind them, where both are JSON."""
     ends: tuple[str, ...] = ()
     """One of these texts is the last of every call; none where a call ends with its JSON."""
 

@@ -9,6 +9,7 @@ CALL, END_CALL = "<tool_call>", "</tool_call>"
 class Qwen(Format):
     openers = (CALL,)
     ends = (END_CALL,)
+    written = (f'{CALL}\n{{"name": ', ', "arguments": ', f"}}\n{END_CALL}")
 
     def read(self, text: str, tools: Schemas) -> Reading | None:
         found = enclosed(text, len(CALL), (END_CALL,))

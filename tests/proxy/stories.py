@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.call import Call
+from proxy.call import Call, Constraint
 from proxy.dialects.base import function, tool_call
 from proxy.pool.labels import labels
 from proxy.pool.records import Shape
@@ -44,7 +44,7 @@ class Story:
     def begin(self, kind: str, messages: Sequence[Message], tools: int = 0, constrained: bool = False) -> "Open":
         """A call that stays in flight until `end`."""
         offered = tuple(function(f"tool{i}", None, {}) for i in range(tools))
-        constraint = {"json_schema": "{}"} if constrained else {}
+        constraint = Constraint("response_format", True) if constrained else None
         call = Call(model="m", messages=tuple(messages), tools=offered, constraint=constraint)
         return Open(kind, self._shapes.of(call, None))
 

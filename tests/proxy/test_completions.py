@@ -80,7 +80,6 @@ async def test_sixteen_tokens_where_nothing_is_asked(serve: Serve) -> None:
         ({"prompt": [[1], [2]]}, "prompt"),
         ({"prompt": [10_000_000]}, "prompt"),
         ({"prompt": [-1]}, "prompt"),
-        ({"n": 2}, "n"),
         ({"echo": True}, "echo"),
         ({"suffix": "x"}, "suffix"),
         ({"logprobs": 0}, "logprobs"),

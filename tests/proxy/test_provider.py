@@ -118,6 +118,18 @@ async def test_limits_and_sampling_are_passed_on(behind: Any) -> None:
     assert len(teacher.sampled) == 2 and "'temperature': 0.5, 'top_k': 5" in (teacher.untrainable or "")
 
 
+async def test_the_prescribed_form_is_passed_on(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    provider = await serve(lambda prompt, ids: '{"a": 1}')
+    monkeypatch.setenv("OPENAI_API_BASE", f"{provider.url}/v1")
+    stand = await serve(url="litellm:openai/tiny")
+    await stand.chat(user("hello"), response_format={"type": "json_object"})
+    assert provider.engine and json.loads(provider.engine.last_params["json_schema"]) == {"type": "object"}
+    provider.engine.script = lambda prompt, ids: shell_call("ls")
+    named = {"type": "function", "function": {"name": "shell"}}
+    await stand.chat(user("hello"), tools=[SHELL], tool_choice=named)
+    assert '"stop_after_first":true' in provider.engine.last_params["structural_tag"]
+
+
 async def test_template_arguments_are_refused(behind: Any) -> None:
     stand = await behind(lambda prompt, ids: "ok")
     answer = await stand.chat(user("hi"), chat_template_kwargs={"style": "x"})

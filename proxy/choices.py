@@ -1,0 +1,62 @@
+"""The answers to one request, most often one: sampled side by side, stored one after the other, delivered together.
+
+All of them have the same prompt, which the first committed row holds; the others are stored against it. When one fails,
+the others are ended: what is whole waits for a retry, as if the client had gone. Left out: how one answer is sampled
+(proxy/handler.py) and stored (proxy/record.py).
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from proxy.call import CallError, Reply
+from proxy.engine.client import EngineError
+from proxy.record import Record
+from proxy.retries import Again
+from proxy.turn import Turn
+from proxy.wire import Lane
+
+
+@dataclass
+class Choice:
+    """One answer on its way. `sent` is what its delivery settles: its own row, or a recorded answer once more."""
+
+    record: Record
+    turn: Turn
+    lane: Lane
+    sent: Record | Again
+    error: EngineError | CallError | None = None
+
+
+async def answered(choices: Sequence[Choice], answer: Callable[[Choice], Awaitable[Reply]]) -> list[Reply]:
+    """The replies of all, in order; the first error when one fails, and then none is being sampled any more."""
+    if len(choices) == 1:
+        return [await _one(choices[0], answer)]
+    tasks = [asyncio.create_task(_one(choice, answer)) for choice in choices]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def _one(choice: Choice, answer: Callable[[Choice], Awaitable[Reply]]) -> Reply:
+    try:
+        return await answer(choice)
+    except (EngineError, CallError) as error:
+        choice.error = error
+        raise
+
+
+async def failed(choices: Sequence[Choice]) -> CallError:
+    """Keep what the engine sent of each, and return what the client is told of the first that failed."""
+    problems = [await choice.record.fail(choice.error) for choice in choices if choice.error is not None]
+    await abandoned([choice for choice in choices if choice.error is None])
+    return problems[0]
+
+
+async def abandoned(choices: Sequence[Choice]) -> None:
+    """Nobody got these answers."""
+    for choice in choices:
+        await choice.sent.abandon()

@@ -1,0 +1,135 @@
+"""Answers of a prescribed form: what each dialect asks reaches the engine as its grammar, and is not trained."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from proxy.engine.sglang import Sglang
+from proxy.formats import Schemas
+from proxy.formats.qwen import Qwen
+from tests.proxy.conftest import SHELL, Serve, shell_call, user
+
+SCHEMA = {"type": "object", "properties": {"title": {"type": "string", "maxLength": 20}}, "required": ["title"]}
+GOOGLES = {"type": "OBJECT", "properties": {"title": {"type": "STRING", "maxLength": 20}}, "required": ["title"]}
+PARAMETERS = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+GEMINI = "/v1beta/models/tiny:generateContent"
+SAID: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [user("hello")]},
+    MESSAGES: {"messages": [user("hello")], "max_tokens": 99},
+    RESPONSES: {"input": "hello"},
+    GEMINI: {"contents": [{"parts": [{"text": "hello"}]}]},
+}
+NAMED = {"type": "json_schema", "name": "t", "schema": SCHEMA}
+JSON = "application/json"
+ANSWERS: list[tuple[str, dict[str, Any], Any]] = [
+    (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"name": "t", "schema": SCHEMA}}}, SCHEMA),
+    (CHAT, {"response_format": {"type": "json_object"}}, {"type": "object"}),
+    (RESPONSES, {"text": {"format": NAMED}}, SCHEMA),
+    (RESPONSES, {"text": {"format": {"type": "json_object"}}}, {"type": "object"}),
+    (MESSAGES, {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}, SCHEMA),
+    (MESSAGES, {"output_format": {"type": "json_schema", "schema": SCHEMA}}, SCHEMA),
+    (GEMINI, {"generationConfig": {"responseMimeType": JSON, "responseSchema": GOOGLES}}, SCHEMA),
+    (GEMINI, {"generationConfig": {"responseMimeType": JSON, "responseJsonSchema": SCHEMA}}, SCHEMA),
+    (GEMINI, {"generationConfig": {"responseMimeType": JSON}}, {"type": "object"}),
+]
+FREE = {"type": "function", "name": "shell", "parameters": PARAMETERS}
+ANTHROPIC = {"name": "shell", "input_schema": PARAMETERS}
+GOOGLE = [{"functionDeclarations": [{"name": "shell", "parametersJsonSchema": PARAMETERS}]}]
+CALLS: list[tuple[str, dict[str, Any], bool]] = [
+    (CHAT, {"tools": [SHELL], "tool_choice": "required"}, False),
+    (CHAT, {"tools": [SHELL], "tool_choice": {"type": "function", "function": {"name": "shell"}}}, True),
+    (RESPONSES, {"tools": [FREE], "tool_choice": "required"}, False),
+    (RESPONSES, {"tools": [FREE], "tool_choice": {"type": "function", "name": "shell"}}, True),
+    (MESSAGES, {"tools": [ANTHROPIC], "tool_choice": {"type": "any"}}, False),
+    (MESSAGES, {"tools": [ANTHROPIC], "tool_choice": {"type": "tool", "name": "shell"}}, True),
+    (GEMINI, {"tools": GOOGLE, "toolConfig": {"functionCallingConfig": {"mode": "ANY"}}}, False),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "schema"), ANSWERS)
+async def test_a_schema_reaches_the_engine(path: str, fields: dict[str, Any], schema: Any, serve: Serve) -> None:
+    stand = await serve(lambda prompt, ids: '{"title": "hello"}')
+    answer = await stand.ask(path, SAID[path] | fields)
+    assert answer["status"] == 200 and '{\\"title\\": \\"hello\\"}' in json.dumps(answer)
+    assert stand.engine is not None
+    assert msgspec.json.decode(stand.engine.last_params["json_schema"]) == schema
+    [row] = stand.recorded()
+    assert row.untrainable == "constrained" and row.shape and row.shape.constrained
+
+
+@pytest.mark.parametrize(("path", "fields", "once"), CALLS)
+async def test_a_call_is_forced(path: str, fields: dict[str, Any], once: bool, serve: Serve) -> None:
+    stand = await serve(lambda prompt, ids: shell_call("ls"))
+    answer = await stand.ask(path, SAID[path] | fields)
+    assert answer["status"] == 200 and '"shell"' in json.dumps(answer)
+    assert stand.engine is not None
+    rule = msgspec.json.decode(stand.engine.last_params["structural_tag"])["format"]
+    assert (rule["at_least_one"], rule["stop_after_first"]) == (True, once)
+    [tag] = rule["tags"]
+    assert tag["content"]["json_schema"] == PARAMETERS
+    read = Qwen().read(f'{tag["begin"]}{{"command":"ls"}}{tag["end"]}', Schemas([SHELL]))
+    assert read and read.call and (read.call.name, read.call.arguments) == ("shell", '{"command": "ls"}')
+    [row] = stand.recorded()
+    assert row.untrainable == "constrained" and row.finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "sentence"),
+    [
+        (CHAT, {"response_format": {"type": "xml"}}, "response_format is of type 'xml'"),
+        (CHAT, {"response_format": {"type": "json_schema"}}, "response_format holds no JSON schema"),
+        (CHAT, {"response_format": {"type": "json_object"}, "tools": [SHELL]}, "response_format stands beside tools"),
+        (CHAT, {"tool_choice": "required"}, "the request offers no tools"),
+        (CHAT, {"tools": [SHELL], "tool_choice": {"type": "allowed_tools"}}, "one named function are served"),
+        (RESPONSES, {"tools": [FREE], "tool_choice": {"type": "function", "name": "sh"}}, "tool_choice names 'sh'"),
+        (RESPONSES, {"text": {"format": {"type": "grammar"}}}, "text.format is of type 'grammar'"),
+        (MESSAGES, {"tool_choice": {"type": "any"}}, "the request offers no tools"),
+        (MESSAGES, {"output_format": {"type": "regex"}}, "output_config.format is of type 'regex'"),
+        (GEMINI, {"generationConfig": {"responseMimeType": "text/x.enum"}}, "'text/x.enum'"),
+        (GEMINI, {"generationConfig": {"responseSchema": GOOGLES}}, "needs responseMimeType 'application/json'"),
+    ],
+)
+async def test_what_cannot_be_prescribed_is_refused(
+    path: str, fields: dict[str, Any], sentence: str, serve: Serve
+) -> None:
+    stand = await serve(lambda prompt, ids: "never asked")
+    answer = await stand.ask(path, SAID[path] | fields)
+    assert answer["status"] == 400 and sentence in answer["error"]["message"]
+    assert stand.recorded() == []
+
+
+async def test_a_format_whose_calls_are_no_json_cannot_be_forced(serve: Serve) -> None:
+    stand = await serve(lambda prompt, ids: "never asked", tool_format="glm45")
+    answer = await stand.chat(user("hello"), tools=[SHELL], tool_choice="required")
+    assert answer["status"] == 400 and "tool_choice asks for a call" in answer["error"]["message"]
+
+
+async def test_a_prescribed_answer_is_no_reasoning_where_the_template_opens_one(serve: Serve) -> None:
+    stand = await serve(lambda prompt, ids: '{"title": "x"}')
+    options = {"enable_thinking": True}
+    form = {"type": "json_object"}
+    answer = await stand.chat(user("hello"), response_format=form, chat_template_kwargs=options)
+    assert answer["choices"][0]["message"]["content"] == '{"title": "x"}'
+
+
+async def test_the_real_engine_keeps_to_schema_and_call(sglang_engine: Sglang, serve: Serve) -> None:
+    stand = await serve(url=sglang_engine.url)
+    properties = {"done": {"type": "boolean"}}
+    asked = {"type": "object", "properties": properties, "required": ["done"], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "t", "schema": asked}}
+    answer = await stand.chat(user("hello"), response_format=form)
+    assert list(json.loads(answer["choices"][0]["message"]["content"])) == ["done"]
+    tool = {"type": "function", "function": {"name": "finish", "parameters": asked}}
+    answer = await stand.chat(
+        user("hello"), tools=[tool], tool_choice={"type": "function", "function": tool["function"]}
+    )
+    [call] = answer["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "finish" and list(json.loads(call["function"]["arguments"])) == ["done"]
+    rows = stand.recorded()
+    assert [row.untrainable for row in rows] == ["constrained"] * 2
+    assert all(len(row.logprobs) == len(row.sampled) for row in rows)
+    form["json_schema"] = {"name": "t", "schema": {"type": "nothing"}}
+    assert (await stand.chat(user("hello"), response_format=form))["status"] == 400
