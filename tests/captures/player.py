@@ -98,7 +98,7 @@ class Player:
         ids = self._unusual(text)
         self.sampled += 1
         self.unusual += list(ids) != self._template.encode(text)
-        return Reply("", ids=ids)
+        return Reply("", ids=ids, tokens_per_event=8)
 
     def _unusual(self, text: str) -> tuple[int, ...]:
         """Tokens of the text, every second word of it letter by letter."""
