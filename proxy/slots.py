@@ -2,9 +2,9 @@
 
 A turn is rendered with a placeholder for its reasoning, its content and each call's arguments, so that no template can
 reshape, split or drop what the model wrote without showing it. The slot is what the template writes between the text
-that the turn was sampled from and the token that ends a turn; it counts when it reads, in the model's format or the
-template's, as exactly these placeholders. Then the sampled text may stand in its place. Left out: templates that repeat
-a turn's words outside of the turn.
+that the turn was sampled from and the token that ends a turn. It counts when it reads, in the model's format or the
+template's, as exactly these placeholders, or when it is what the turn looks like as the answer to a first message. Then
+the sampled text may stand in its place. Left out: templates that repeat a turn's words outside of the turn.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from proxy.call import meaning
 from proxy.formats import Format, Schemas
-from proxy.template import ChatTemplate
+from proxy.template import ChatTemplate, TemplateError
 from proxy.toolcalls import ParsedCall, Reasoning, Text, TurnParser
 
 MARK = f"blackforge{uuid4().hex}"
@@ -70,7 +70,18 @@ def find(text: str, start: int, masked: Mask, opened: bool, template: ChatTempla
     tools, slot = Schemas(calls) if calls else None, text[start : end.start()]
     said = meaning(masked.shown)
     shown = any(read(form, slot, tools, opened) == said for form in {template.form, template.written})
-    return end.start() if shown else None
+    return end.start() if shown or slot == _alone(masked, template) else None
+
+
+def _alone(masked: Mask, template: ChatTemplate) -> str | None:
+    """The turn's slot where it answers a first message: the measure for templates that no format of ours can read."""
+    asked = [{"role": "user", "content": "x"}]
+    try:
+        before, text = template.render(asked, ()), template.render([*asked, masked.message], ())
+    except TemplateError:
+        return None
+    end = template.any_end.search(text, len(before))
+    return text[len(before) : end.start()] if end and text.startswith(before) else None
 
 
 def read(form: Format, text: str, tools: Schemas | None, opened: bool) -> tuple[Any, ...]:

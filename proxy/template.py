@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from tokenizers import Tokenizer
 from proxy.environment import FieldsFirst
 from proxy.formats import choose
 from proxy.pool.errors import UserError
+
+PROBE = "blackforgeprobe"
+"""A word that stands in no template."""
 
 
 class TemplateError(Exception):
@@ -58,28 +62,31 @@ class ChatTemplate:
         self.form = choose(tool_format, *self._described())
         self.written = self.form if tool_format == "auto" else choose("auto", *self._described())
         """The format in which the template writes calls; `form` is the one in which the model samples them."""
-        self._arguments_as_text = False
-        self._arguments_as_text = self._refuses({"a": 1}) and not self._refuses('{"a": 1}')
-        self.takes_reasoning = self._shows_reasoning()
+        self._calls: tuple[str | None, bool] = "", False
+        self._calls = self._way_of_calls()
+        self.takes_reasoning = self._shows({"content": "said", "reasoning_content": PROBE})
         """Whether the template reads a turn's `reasoning_content`; others see reasoning in the content, if at all."""
 
     def _described(self) -> tuple[str, tuple[str, ...]]:
         return "\n".join(self._sources.values()), self.special
 
-    def _refuses(self, arguments: Any) -> bool:
-        """Whether the template fails on tool-call arguments of this type; DeepSeek's take JSON text only."""
-        call = {"id": "a1b2c3d4e", "type": "function", "function": {"name": "f", "arguments": arguments}}
-        turn = {"role": "assistant", "content": "", "tool_calls": [call]}
-        try:
-            self.render([{"role": "user", "content": "x"}, turn], ())
-        except TemplateError:
-            return True
-        return False
+    def _way_of_calls(self) -> tuple[str | None, bool]:
+        """The content with which the template shows calls that stand alone, and whether arguments must be JSON text.
 
-    def _shows_reasoning(self) -> bool:
-        turn = {"role": "assistant", "content": "said", "reasoning_content": "thought"}
+        DeepSeek's take text only, and some of them look for calls only where there is no content.
+        """
+        parsed = {"a": PROBE}
+        for content, arguments in product(("", None), (parsed, _tojson(parsed))):
+            call = {"id": "a1b2c3d4e", "type": "function", "function": {"name": PROBE, "arguments": arguments}}
+            self._calls = content, isinstance(arguments, str)
+            if self._shows({"content": content, "tool_calls": [call]}):
+                return self._calls
+        return "", False
+
+    def _shows(self, turn: dict[str, Any]) -> bool:
+        """Whether PROBE is seen of this turn where it is the last one."""
         try:
-            return "thought" in self.render([{"role": "user", "content": "x"}, turn], ())
+            return PROBE in self.render([{"role": "user", "content": "x"}, {"role": "assistant", **turn}], ())
         except TemplateError:
             return False
 
@@ -99,8 +106,11 @@ class ChatTemplate:
         """The prompt text, up to where the assistant's turn begins. Tool-call arguments must be parsed objects."""
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         values = {**self._variables, "add_generation_prompt": True, **options}
-        if self._arguments_as_text:
+        content, as_text = self._calls
+        if as_text:
             messages = [_with_text_arguments(message) for message in messages]
+        if content is None:
+            messages = [m if m.get("content") or not m.get("tool_calls") else {**m, "content": None} for m in messages]
         try:
             return self._templates[name].render(messages=messages, tools=list(tools) or None, documents=None, **values)
         except Exception as error:  # the template is foreign code over the agent's data: it may raise anything

@@ -15,6 +15,8 @@ from datetime import datetime
 from typing import Any
 from zlib import crc32
 
+import aiohttp
+
 from proxy.call import Call
 from proxy.dialects import chat
 from proxy.pool.records import NewCompletion, Shape, int_bytes
@@ -26,6 +28,8 @@ from tests.proxy.zoo import SPECIAL, Family
 
 CLOCK = 1_700_000_000.0
 HOLE = "HOLE"
+UNFRIENDLY = 0.2
+"""The share of turns that must tokenise differently from how they were sampled, or the tests prove nothing."""
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>", *SPECIAL)
 
 
@@ -37,6 +41,7 @@ class Speaker:
     template: ChatTemplate
     sampled: Sequence[Sequence[int]]
     rng: random.Random
+    _added: dict[str, list[int]] = field(default_factory=dict)
 
     def as_sampled(self) -> list[int]:
         return list(self.rng.choice(self.sampled))
@@ -44,16 +49,26 @@ class Speaker:
     def framed(self) -> list[int]:
         """A turn with reasoning, text or calls, ended in one of the ways in which turns end."""
         rng, ids = self.rng, self._reasoning()
-        calls = rng.random() < 0.6
+        calls = self.family.calls and rng.random() < 0.6
         if not calls or (not self.family.one_of and rng.random() < 0.4):
-            ids += self._free(rng.randint(1, 12), self._plain)
+            ids += self._free(rng.randint(6, 16), self._plain)
         if calls:
             ids += self._spell(rng.choice(["", "\n"])) + self._calls()
-        if rng.random() < 0.15:
+        if ids and rng.random() < 0.15:
             return ids[: rng.randint(1, len(ids))]
         usual = self.family.call_end if calls and self.family.call_end else self.family.ends[0]
         end = rng.choice(self.family.ends) if rng.random() < 0.15 else usual
         return [*ids, self.template.encode(end)[0]]
+
+    def spoken(self, text: str) -> list[int]:
+        """This text in tokens of this model's own choice, with something sampled before its calls, or at its end.
+
+        Equal texts get the same words, in other tokens.
+        """
+        thoughts, mark, rest = text.rpartition("</think>")
+        said, call, calls = rest.partition("<tool_call>")
+        something = self._added.setdefault(text, self._free(self.rng.randint(1, 8), self._plain))
+        return self._spell(thoughts + mark + said) + something + self._spell(call + calls)
 
     def _reasoning(self) -> list[int]:
         if self.family.thinks == "no" or (self.family.thinks and self.rng.random() < 0.3):
@@ -75,9 +90,9 @@ class Speaker:
         return ids
 
     def _free(self, count: int, fits: Callable[[str], bool]) -> list[int]:
-        """The beginning of an answer, without the tokens that do not fit."""
-        found = [token for token in self.as_sampled() if fits(self.template.decode([token]))]
-        return found[:count]
+        """So many tokens of answers, without those that do not fit; fewer where these are rare."""
+        answers = [token for _ in range(4) for token in self.as_sampled()]
+        return [token for token in answers if fits(self.template.decode([token]))][:count]
 
     def _plain(self, text: str) -> bool:
         return text not in self.family.ends and text not in MARKERS and "{" not in text
@@ -92,6 +107,20 @@ class Speaker:
             cut = self.rng.randint(0, len(piece)) if piece not in self.template.special else 0
             ids += self.template.encode(piece[:cut]) + self.template.encode(piece[cut:])
         return ids
+
+
+async def sample(url: str, prompt: Sequence[int], ends: Sequence[int], length: int) -> list[int]:
+    """An answer of the engine at temperature 1, as token ids."""
+    params = {"temperature": 1.0, "max_new_tokens": length, "skip_special_tokens": False, "stop_token_ids": list(ends)}
+    async with aiohttp.request(
+        "POST", f"{url}/generate", json={"input_ids": list(prompt), "sampling_params": params}
+    ) as answer:
+        return list((await answer.json())["output_ids"])
+
+
+def unfriendly(template: ChatTemplate, turns: Sequence[Sequence[int]]) -> float:
+    """The share of turns whose text a tokenizer would write in other tokens."""
+    return sum(template.encode(template.decode(turn)) != list(turn) for turn in turns) / len(turns)
 
 
 def _markers(text: str, special: Sequence[str]) -> list[str]:
@@ -166,7 +195,7 @@ class Rollout:
 
     family: Family
     template: ChatTemplate
-    tools: list[dict[str, Any]] = field(default_factory=lambda: TOOLS)
+    tools: list[dict[str, Any]] = field(default_factory=list)
     messages: list[dict[str, Any]] = field(default_factory=list)
     rows: list[NewCompletion] = field(default_factory=list)
     paths: list["array[int]"] = field(default_factory=list)
@@ -174,6 +203,7 @@ class Rollout:
 
     def __post_init__(self) -> None:
         self.tree = Tree(self.template, CLOCK)
+        self.tools = TOOLS if self.family.calls else []
 
     def call(self, messages: list[dict[str, Any]]) -> Call:
         body = {"model": "m", "messages": messages, "tools": self.tools, "chat_template_kwargs": self.family.options}

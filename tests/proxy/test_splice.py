@@ -1,17 +1,70 @@
-"""Exact tokens across turns: what was sampled stands in the next prompt, and nothing else ever does."""
+"""Exact tokens across turns: what was sampled stands in the next prompt, and nothing else ever does.
 
+Every test runs on the scripted words as a tokenizer writes them, and on tokens that a model chooses: the same words cut
+at random, with a piece of what the real engine sampled at temperature 1 in them (tests/proxy/play.py).
+"""
+
+import asyncio
+import random
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
-from proxy.engine.scripted import Reply
+from proxy.engine.scripted import Fault, Reply, Script
+from proxy.engine.sglang import Sglang
 from proxy.pool.attempts import by_key
 from proxy.template import ChatTemplate
 from tests.proxy.conftest import SHELL, Seen, Serve, Stand, shell_call, user
+from tests.proxy.play import UNFRIENDLY, Speaker, sample, unfriendly
+from tests.proxy.zoo import FAMILIES
 
 ODD_CALL = '<tool_call>\n{"arguments":  {"command": "ls"}, "name":"shell"}\n</tool_call>'
 """Means the same as the template's own form of the call, in other tokens."""
+
+
+class Model:
+    """Says what a script says, in its own tokens; keeps what it said."""
+
+    def __init__(self, template: ChatTemplate, sampled: Sequence[Sequence[int]]):
+        self.turns: list[list[int]] = []
+        self._speaker = Speaker(FAMILIES["Qwen3"], template, sampled, random.Random(0))
+
+    def of(self, script: Script) -> Script:
+        def speak(prompt: str, ids: Sequence[int]) -> Reply | Fault:
+            answer = script(prompt, ids)
+            said = Reply(answer) if isinstance(answer, str) else answer
+            if isinstance(said, Fault) or said.ids:
+                return said
+            self.turns.append(self._speaker.spoken(said.text))
+            return Reply("", end=said.end, ids=tuple(self.turns[-1]))
+
+        return speak
+
+
+@pytest.fixture(scope="module")
+def model(template: ChatTemplate, sglang_engine: Sglang) -> Iterator[Model]:
+    async def answers() -> list[list[int]]:
+        prompt = template.encode(template.render([user("go on")], ()))
+        return await asyncio.gather(*(sample(sglang_engine.url, prompt, template.ends, 30) for _ in range(24)))
+
+    model = Model(template, asyncio.run(answers()))
+    yield model
+    assert unfriendly(template, model.turns) >= UNFRIENDLY
+
+
+@pytest.fixture(params=["written", "sampled"])
+def serve(request: pytest.FixtureRequest, serve: Serve) -> Serve:
+    """A gateway before an engine that speaks in the tokenizer's tokens, or in a model's."""
+    if request.param == "written":
+        return serve
+    model: Model = request.getfixturevalue("model")
+
+    async def start(script: Script, **config: Any) -> Stand:
+        return await serve(model.of(script), **config)
+
+    return start
 
 
 def tool_result(message: dict[str, Any], text: str = "file") -> dict[str, Any]:
@@ -47,7 +100,7 @@ async def test_the_joined_text_is_the_template_with_the_raw_turn(serve: Serve, t
     seen = Seen(script)
     stand = await serve(seen)
     await two_turns(stand)
-    raw = {"role": "assistant", "content": ODD_CALL}
+    raw = {"role": "assistant", "content": template.decode(stand.recorded()[0].sampled[:-1])}
     messages = [user("list"), raw, {"role": "tool", "content": "file"}]
     assert seen.prompts[1] == template.render(messages, [SHELL])
 
@@ -63,7 +116,7 @@ def other_id(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def text_parts(message: dict[str, Any]) -> dict[str, Any]:
-    return {**message, "content": [{"type": "text", "text": ""}], "provider_specific_fields": {}}
+    return {**message, "content": [{"type": "text", "text": message["content"] or ""}], "provider_specific_fields": {}}
 
 
 @pytest.mark.parametrize("change", [reserialised, other_id, text_parts])
@@ -207,11 +260,11 @@ async def test_reasoning_that_is_not_echoed_is_put_back_and_counted(serve: Serve
 
 
 async def test_reasoning_that_the_template_drops_is_not_put_back(serve: Serve, template: ChatTemplate) -> None:
-    stand = await serve(lambda prompt, ids: "<think>hm</think>yes")
+    stand = await serve(lambda prompt, ids: "<think>QXQX</think>yes")
     message = (await stand.chat(user("a?")))["choices"][0]["message"]
     await stand.chat(user("a?"), without_reasoning(message), user("b?"))
     prompt = template.decode(stand.path(1)[: stand.recorded()[1].prompt_length])
-    assert "hm" not in prompt and "yes" in prompt
+    assert "QXQX" not in prompt and "yes" in prompt
     assert await counted(stand) == {"branched": 1}
 
 

@@ -87,6 +87,17 @@ def test_arguments_come_as_the_template_takes_them(
     assert call["function"] == {"name": "shell", "arguments": {"command": "ls"}}
 
 
+def test_calls_come_without_content_where_the_template_asks_for_that(tmp_path: Path, tiny_model: Path) -> None:
+    """As in DeepSeek-V3's own: a turn has calls only if its content is none, and its arguments are text."""
+    shown = (
+        "{% if m.content is none %}{{ m.tool_calls[0].function.arguments + '!' }}{% else %}{{ m.content }}{% endif %}"
+    )
+    template = model_with(tmp_path, "{% for m in messages %}" + shown + "{% endfor %}", tiny_model)
+    call = {"id": "1", "type": "function", "function": {"name": "shell", "arguments": {"command": "ls"}}}
+    messages = [user("a"), {"role": "assistant", "content": "", "tool_calls": [call]}, user("")]
+    assert template.render(messages, []) == 'a{"command": "ls"}!'
+
+
 @pytest.mark.parametrize("source", ["{{ raise_exception('no system') }}", "{{ messages[9].content.x }}", "{{ 1 / 0 }}"])
 def test_a_template_that_refuses(tmp_path: Path, tiny_model: Path, source: str) -> None:
     with pytest.raises(TemplateError, match="template refuses these messages"):

@@ -12,22 +12,19 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
 from proxy.config import EngineConfig
 from proxy.engine.sglang import Sglang
 from proxy.template import ChatTemplate, TemplateError
 from tests.conftest import need
-from tests.proxy.play import ECHOES, Rollout, Speaker
+from tests.proxy.play import ECHOES, UNFRIENDLY, Rollout, Speaker, sample, unfriendly
 from tests.proxy.written import TOOLS
 from tests.proxy.zoo import FAMILIES, Family, make_zoo, make_zoo_model
 
 EVERY = pytest.mark.parametrize("name", FAMILIES)
 ANSWERS, LENGTH = 12, 40
 """Sampled for each family: how many, and tokens at most."""
-UNFRIENDLY = 0.2
-"""The share of turns that must tokenise differently from how they were sampled, or the tests prove nothing."""
 ROLLOUTS = 8
 
 
@@ -56,27 +53,21 @@ def sampled(engine: Sglang, zoo: dict[str, ChatTemplate]) -> dict[str, list[list
 
 
 async def sample_all(engine: Sglang, zoo: dict[str, ChatTemplate]) -> dict[str, list[list[int]]]:
-    async with aiohttp.ClientSession() as http:
-
-        async def sample(template: ChatTemplate, options: dict[str, Any], length: int) -> list[int]:
-            text = template.render([{"role": "user", "content": "go on"}], (), **options)
-            params: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": length, "skip_special_tokens": False}
-            params["stop_token_ids"] = list(template.ends)
-            body = {"input_ids": template.encode(text), "sampling_params": params}
-            async with http.post(f"{engine.url}/generate", json=body) as answer:
-                return list((await answer.json())["output_ids"])
-
-        lengths = [LENGTH if i % 3 else 3 + i for i in range(ANSWERS)]
-        asked = [(name, length) for name in zoo for length in lengths]
-        found = await asyncio.gather(*(sample(zoo[name], FAMILIES[name].options, length) for name, length in asked))
+    lengths = [LENGTH if i % 3 else 3 + i for i in range(ANSWERS)]
+    asked = [(name, length) for name in zoo for length in lengths]
+    hello = [{"role": "user", "content": "go on"}]
+    prompts = {name: zoo[name].encode(zoo[name].render(hello, (), **FAMILIES[name].options)) for name in zoo}
+    found = await asyncio.gather(*(sample(engine.url, prompts[n], zoo[n].ends, length) for n, length in asked))
     answers: dict[str, list[list[int]]] = {name: [] for name in zoo}
     for (name, _), ids in zip(asked, found, strict=True):
         answers[name].append(ids)
     return answers
 
 
-def unfriendly(template: ChatTemplate, turns: list[list[int]]) -> float:
-    return sum(template.encode(template.decode(turn)) != turn for turn in turns) / len(turns)
+def carried(zoo: dict[str, ChatTemplate], name: str) -> ChatTemplate:
+    """The family's template, if it is ours or a package here carries it."""
+    need(f"a package with the template of {name}", name in zoo)
+    return zoo[name]
 
 
 def has(message: dict[str, Any], *names: str) -> bool:
@@ -135,7 +126,7 @@ def test_turns_stay_as_they_were_sampled(
 ) -> None:
     turns: list[list[int]] = []
     for seed in range(ROLLOUTS):
-        rollout = Rollout(FAMILIES[name], zoo[name])
+        rollout = Rollout(FAMILIES[name], carried(zoo, name))
         speaker = Speaker(FAMILIES[name], zoo[name], sampled[name], random.Random(seed))
         turns += play(rollout, speaker, 7, pure)
         last = rollout.tree.prepare(rollout.call(rollout.messages), True)
@@ -192,32 +183,31 @@ def _changed(message: dict[str, Any], rng: random.Random) -> Iterator[tuple[str,
         yield "one call less", {**message, "tool_calls": calls[:1]}
 
 
+@pytest.fixture(scope="module")
+def seen() -> Iterator[set[str]]:
+    """The kinds of changes that were made; all of them, over all families."""
+    found: set[str] = set()
+    yield found
+    assert {"text", "content", "reasoning", "name", "argument", "a result that outgrows its place"} <= found
+
+
 @EVERY
 def test_nothing_that_was_changed_is_joined(
-    name: str, zoo: dict[str, ChatTemplate], sampled: dict[str, list[list[int]]]
+    name: str, zoo: dict[str, ChatTemplate], sampled: dict[str, list[list[int]]], seen: set[str]
 ) -> None:
-    seen = set()
     for seed in range(2):
-        rollout = Rollout(FAMILIES[name], zoo[name])
+        rollout = Rollout(FAMILIES[name], carried(zoo, name))
         speaker = Speaker(FAMILIES[name], zoo[name], sampled[name], random.Random(seed))
         play(rollout, speaker, 5, pure=False)
+        original = rollout.rendered(rollout.messages)
         for what, at, messages in chain(mutations(rollout.messages, speaker.rng), outgrown(rollout)):
             seen.add(what)
-            unchanged(rollout, messages, at, what)
-        rollout.tools = [*TOOLS, {"type": "function", "function": {"name": "more"}}]
-        unchanged(rollout, rollout.messages, 0, "tools")
-    assert {
-        "text",
-        "content",
-        "reasoning",
-        "name",
-        "argument",
-        "a turn and its results left out",
-        "a result that outgrows its place",
-    } <= seen
+            unchanged(rollout, messages, original, (what, at))
+        rollout.tools = [*TOOLS, {"type": "function", "function": {"name": "more", "parameters": {}}}]
+        unchanged(rollout, rollout.messages, original, ("tools", 0))
 
 
-def unchanged(rollout: Rollout, messages: list[dict[str, Any]], at: int, what: str) -> None:
+def unchanged(rollout: Rollout, messages: list[dict[str, Any]], original: str, change: tuple[str, int]) -> None:
     """The prompt of a changed conversation has no path of a turn from the changed message on, and says what is sent.
 
     Where the template does not show the change, later turns may stay, and so may tokens that a tokenizer would choose.
@@ -228,10 +218,10 @@ def unchanged(rollout: Rollout, messages: list[dict[str, Any]], at: int, what: s
         return
     prompt = rollout.tree.prepare(rollout.call(messages), True)
     assert rendered.endswith(prompt.text)
-    hidden = rendered == rollout.rendered(rollout.messages)
+    hidden, at = rendered == original, change[1]
     turns = [i for i, message in enumerate(rollout.messages) if message["role"] == "assistant"]
     for number, index in enumerate(turns):
         path, own = rollout.standing(number), rollout.rows[number].sampled.tolist()
         if prompt.ids[: len(path)] == path:
             friendly = unfriendly(rollout.template, [own]) == 0
-            assert index < at or (hidden and (index > at or friendly)), (what, at, index)
+            assert index < at or (hidden and (index > at or friendly)), (change, index)

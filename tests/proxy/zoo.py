@@ -4,14 +4,18 @@ All families share one byte-level BPE with all special tokens, so that one engin
 is theirs: the template, the format of calls, the tokens that end a turn. Left out: their vocabularies and wording.
 """
 
+import ast
 import json
+import sysconfig
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
+from harness.agents.install import agents_directory
 from proxy.template import ChatTemplate
+from tests.proxy.written import WRITERS
 
 HERE = Path(__file__).parent / "families"
 SPECIAL = """
@@ -23,6 +27,7 @@ SPECIAL = """
 <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_CALLS] [TOOL_RESULTS] [/TOOL_RESULTS]
 <|im_system|> <|im_user|> <|im_assistant|> <|im_middle|> <|tool_calls_section_begin|> <|tool_calls_section_end|>
 <|tool_call_begin|> <|tool_call_argument_begin|> <|tool_call_end|>
+<|header_start|> <|header_end|> <|eot|> <|eom|> <|python_start|> <|python_end|> <|separator|>
 """.split()
 VOCABULARY = 2048 + len(SPECIAL)
 
@@ -46,7 +51,25 @@ class Family:
     """The system prompt and the tools go to the last user message."""
     one_of: bool = False
     """A turn shows its calls or its text, never both, and one call at most."""
+    calls: bool = True
+    """Whether the template shows calls."""
     options: dict[str, Any] = field(default_factory=dict)
+    real: tuple[str, str] | None = None
+    """The Python file that carries the template, below one of PLACES, and words that tell it from others there."""
+
+    @property
+    def source(self) -> str | None:
+        """The template's text; None where the package that carries it is not installed."""
+        if self.real is None:
+            return (HERE / f"{self.file}.jinja").read_text()
+        file, words = self.real
+        found = next((place / file for place in PLACES if (place / file).is_file()), None)
+        texts = ast.walk(ast.parse(found.read_text())) if found else ()
+        strings = (text.value for text in texts if isinstance(text, ast.Constant) and isinstance(text.value, str))
+        return next((text for text in strings if "{%" in text and words in text), None)
+
+
+PLACES = (Path(sysconfig.get_path("purelib")), *agents_directory().glob("*/lib/python3*/site-packages"))
 
 
 def _im(file: str, way: str, **more: Any) -> Family:
@@ -78,7 +101,40 @@ FAMILIES: dict[str, Family] = {
     ),
     "Mistral": Family(file="mistral", way="mistral", ends=("</s>",), thinks="no", moves=True, one_of=True),
     "Kimi-K2": Family(file="kimi-k2", way="kimi_k2", ends=("<|im_end|>",), thinks="no"),
+    "Llama-4, real": Family(
+        file="",
+        way="llama3, no tag",
+        ends=("<|eot|>", "<|eom|>"),
+        thinks="no",
+        real=("transformers/models/llama4/processing_llama4.py", "<|python_start|>"),
+    ),
+    "Grok, real": Family(
+        file="",
+        way="qwen",
+        ends=("<|separator|>",),
+        thinks="no",
+        calls=False,
+        real=("sglang/srt/tokenizer/tiktoken_tokenizer.py", "<|separator|>"),
+    ),
+    "Llama-3, real": Family(
+        file="",
+        way="llama3",
+        ends=("<|eot_id|>",),
+        thinks="<think>",
+        calls=False,
+        real=("litellm/constants.py", "<|eot_id|>"),
+    ),
+    "DeepSeek-R1, real": Family(
+        file="",
+        way="deepseekv3",
+        ends=("<｜end▁of▁sentence｜>",),
+        thinks="",
+        forgets="all",
+        calls=False,
+        real=("litellm/constants.py", "<｜tool▁outputs▁begin｜>"),
+    ),
 }
+"""Those named real are the models' own templates, read from installed packages."""
 
 
 def make_zoo(tiny_model: Path, root: Path) -> dict[str, ChatTemplate]:
@@ -86,15 +142,17 @@ def make_zoo(tiny_model: Path, root: Path) -> dict[str, ChatTemplate]:
     tokenizer = zoo_tokenizer(tiny_model)
     found = {}
     for name, family in FAMILIES.items():
+        if (source := family.source) is None:
+            continue
         directory = root / name
         directory.mkdir(parents=True)
         tokenizer.save(str(directory / "tokenizer.json"))
-        (directory / "chat_template.jinja").write_text((HERE / f"{family.file}.jinja").read_text())
+        (directory / "chat_template.jinja").write_text(source)
         ends = [tokenizer.token_to_id(end) for end in family.ends]
-        _write(directory / "tokenizer_config.json", {"eos_token": family.ends[0]})
+        _write(directory / "tokenizer_config.json", {"eos_token": family.ends[0], "bos_token": "<s>"})
         _write(directory / "generation_config.json", {"eos_token_id": ends})
         _write(directory / "config.json", {"max_position_embeddings": 40960})
-        found[name] = ChatTemplate(directory)
+        found[name] = ChatTemplate(directory, WRITERS[family.way][0] if family.real else "auto")
     return found
 
 
