@@ -109,7 +109,7 @@ class Route:
         """As EngineClient.sample, at the place that is best for this call and was not tried before."""
         place = self._fleet.pick(self._origin, ask.length, self._tried)
         self._tried.add(place.replica.url)
-        visit = Visit(place, self._origin, ask.length)
+        visit = Visit(place, self._origin, ask)
         try:
             async with aclosing(place.replica.client.sample(place.addressed(ask), into)) as events:
                 async for ids in events:

@@ -83,8 +83,9 @@ class Place:
 class Visit:
     """One call at one place, from when it is sent until it ends in whatever way."""
 
-    def __init__(self, place: Place, origin: Origin, length: int):
-        self._place, self._origin, self._length = place, origin, length
+    def __init__(self, place: Place, origin: Origin, ask: Ask):
+        self._place, self._origin, self._streamed = place, origin, ask.stream
+        self._length = length = ask.length
         self._ahead = place.waiting
         self._waits = length - place.held.of(origin, length)
         self._sent = time.monotonic()
@@ -102,7 +103,7 @@ class Visit:
         self._silent = False
         self._place.waiting -= self._waits
         self._place.replica.circuit.sampled()
-        if into.version == self._version:  # otherwise the call waited for an update as well
+        if self._streamed and into.version == self._version:  # else the time holds more than the wait and the prefill
             prefilled = self._ahead + self._length - into.cached_tokens
             self._place.meter = self._place.meter.measured(prefilled, time.monotonic() - self._sent)
 

@@ -18,8 +18,9 @@ from aiohttp import web
 
 from proxy.engine import process
 from proxy.engine.circuit import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, Circuit
+from proxy.engine.client import Ask, Sampling
 from proxy.engine.fleet import Fleet
-from proxy.engine.replica import Origin, Replica
+from proxy.engine.replica import Origin, Replica, Visit
 from proxy.engine.scripted import Fault, Reply, ScriptedEngine
 from proxy.template import ChatTemplate
 from tests.proxy.conftest import Serve, Stand, listening, user
@@ -166,6 +167,22 @@ async def test_new_weights_and_a_lost_replica_forget_what_was_cached() -> None:
         assert place.held.of(call, 1200) == 900
         lose()
         assert place.held.of(call, 1200) == 0
+    await replica.client.close()
+
+
+@pytest.mark.parametrize(("stream", "version"), [(True, "v1"), (False, "v1"), (True, "v2")])
+async def test_only_the_first_token_of_a_stream_without_an_update_measures_the_prefill(
+    stream: bool, version: str
+) -> None:
+    replica = Replica("http://127.0.0.1:9", 1)
+    replica.serves("v1")
+    (place,) = replica.places
+    visit = Visit(place, Origin(1, None, 0), Ask(b"[]", 1000, {}, stream))
+    assert (place.in_flight, place.waiting) == (1, 1000)
+    visit.sampled(Sampling(version=version))
+    visit.end()
+    assert (place.in_flight, place.waiting) == (0, 0)
+    assert (place.meter.rate is not None) == (stream and version == "v1")
     await replica.client.close()
 
 
