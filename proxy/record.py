@@ -31,7 +31,7 @@ CHEAP = 16
 TOO_LONG = ("maximum context length", "maximum allowed length", "model's context length")
 """How SGLang words that a prompt is too long for it, its KV cache included."""
 
-STATUS = {"unreachable": 503, "busy": 503, "silent": 504, "refused": 400}
+STATUS = {"unreachable": 503, "busy": 503, "silent": 504}
 """What a client is told of an engine's failure; 502 of any other. Never 429: codex gives up on its first one."""
 
 
@@ -162,7 +162,8 @@ class Record:
 
 
 def engine_problem(error: EngineError) -> CallError:
-    """What the client is told of a failed engine."""
-    too_long = error.kind == "refused" and any(words in str(error) for words in TOO_LONG)
-    code = "context_length_exceeded" if too_long else f"engine_{error.kind}"
-    return CallError(STATUS.get(error.kind, 502), code, str(error))
+    """What the client is told of a failed engine. opencode decides by the words whether it asks again."""
+    if error.kind == "refused":
+        too_long = any(words in str(error) for words in TOO_LONG)
+        return CallError(400, "context_length_exceeded" if too_long else "engine_refused", str(error))
+    return CallError(STATUS.get(error.kind, 502), f"engine_{error.kind}", f"{error}; try again in 1s")

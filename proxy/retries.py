@@ -103,16 +103,16 @@ class Retries:
 
     async def keep(self) -> None:
         """Confirm in the pool what is settled, until cancelled."""
-        written, at = 0, time.monotonic()
+        written, at = (0, list[int]()), time.monotonic()
         while True:
             await asyncio.sleep(CONFIRM_SECONDS)
-            confirmed = self._ledger.confirmed
-            if confirmed != written or time.monotonic() - at > BEAT_SECONDS:
+            state = self._ledger.state()
+            if state != written or time.monotonic() - at > BEAT_SECONDS:
                 await self.confirm()
-                written, at = confirmed, time.monotonic()
+                written, at = state, time.monotonic()
 
     async def confirm(self) -> None:
-        await self._try(confirm, self._pool, self._ledger.proxy_id, self._ledger.confirmed)
+        await self._try(confirm, self._pool, self._ledger.proxy_id, *self._ledger.state())
 
     async def claim(self, known: Undelivered, mark: bytes, limit: int, follows: int | None) -> "Again | None":
         """The answer that this request is a retry of; None when it is none. What it follows has evidently arrived."""

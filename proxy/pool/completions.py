@@ -41,16 +41,15 @@ class Ledger:
 
     def committed(self, completion_id: int) -> None:
         self._on_the_way.add(completion_id)
-        self._last = completion_id
+        self._last = max(self._last, completion_id)
 
     def settled(self, completion_id: int) -> None:
         """It was delivered, or marked as undelivered."""
         self._on_the_way.discard(completion_id)
 
-    @property
-    def confirmed(self) -> int:
-        """The last completion up to which all are settled; 0 before the first."""
-        return min(self._on_the_way) - 1 if self._on_the_way else self._last
+    def state(self) -> tuple[int, list[int]]:
+        """The last completion, 0 before the first, and those up to it that are still on their way."""
+        return self._last, sorted(self._on_the_way)
 
 
 class CompletionWriter:

@@ -1,8 +1,8 @@
 """Which answers reached their clients. Only what did not arrive is written: such a completion is not trained, and a
 repeat of its request gets it again.
 
-Each proxy stands in `proxies` with the last completion up to which all of its own are settled, written about once a
-second. When it is killed, what lies beyond is in doubt: it counts as undelivered unless a later completion follows it.
+Each proxy stands in `proxies` with its last completion and those that were on their way, written about once a second.
+When it is killed, these and what lies beyond are in doubt: each counts as undelivered unless a later one follows it.
 Marks change only while the attempt is open, so that what a trainer has leased stays as it is. Left out: answers that
 were in doubt when their attempt ended; they count as delivered.
 """
@@ -43,17 +43,17 @@ def open_ledger(pool: Pool) -> Ledger:
     me = this_process()
     with pool.write() as connection:
         now = database_time(connection, pool)
-        values = {"owner": msgspec.to_builtins(me), "seen_at": now, "confirmed": 0}
+        values = {"owner": msgspec.to_builtins(me), "seen_at": now, "confirmed": 0, "on_the_way": []}
         proxy_id = insert_row(connection, proxies, values)
     settle_the_dead(pool)
     return Ledger(proxy_id)
 
 
 @retried
-def confirm(pool: Pool, proxy_id: int, confirmed: int) -> None:
-    """A sign of life: everything up to this completion is settled."""
+def confirm(pool: Pool, proxy_id: int, confirmed: int, on_the_way: list[int]) -> None:
+    """A sign of life: everything up to this completion is settled, but for those on their way."""
     with pool.write() as connection:
-        values = {"confirmed": confirmed, "seen_at": database_time(connection, pool)}
+        values = {"confirmed": confirmed, "on_the_way": on_the_way, "seen_at": database_time(connection, pool)}
         connection.execute(update(proxies).where(proxies.c.id == proxy_id).values(values))
 
 
@@ -78,8 +78,8 @@ def _settle(pool: Pool, me: Owner) -> None:
             later = completions.alias()
             same_attempt = later.c.attempt_id == completions.c.attempt_id
             followed = exists().where(later.c.follows == completions.c.id, same_attempt)
-            doubtful = (completions.c.proxy_id == proxy.id) & (completions.c.id > proxy.confirmed) & ~followed
-            _mark(connection, doubtful)
+            unsettled = (completions.c.id > proxy.confirmed) | completions.c.id.in_(proxy.on_the_way)
+            _mark(connection, (completions.c.proxy_id == proxy.id) & unsettled & ~followed)
             held = undelivered.c.claimed_by == proxy.id
             connection.execute(update(undelivered).where(held).values(claimed_by=None))
             connection.execute(update(proxies).where(proxies.c.id == proxy.id).values(ended_at=now))

@@ -126,7 +126,8 @@ proxies = Table(
     Column("id", Integer, primary_key=True),
     Column("owner", JSON, nullable=False),  # the process (proxy/pool/owners.py)
     Column("seen_at", Float, nullable=False),  # its last sign of life
-    Column("confirmed", Integer, nullable=False),  # of its completions, those up to this id were delivered or marked
+    Column("confirmed", Integer, nullable=False),  # of its completions, those up to this id were delivered or marked,
+    Column("on_the_way", JSON, nullable=False),  # but for these
     Column("ended_at", Float),  # set: nothing of it is in doubt any more
 )
 

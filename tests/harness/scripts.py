@@ -9,6 +9,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from proxy.engine.scripted import Fault
+
 HELLO = "Write hello.txt"
 CHECKED = "Write hello.txt and check it"
 SHARED = "Write hello.txt with two helpers"
@@ -144,3 +146,14 @@ SCENES = {
 def silent(prompt_text: str, prompt_ids: Sequence[int]) -> str:
     """Says nothing useful."""
     return "No."
+
+
+def failing(prompt_text: str, prompt_ids: Sequence[int]) -> str | Fault:
+    """As hello, but the engine breaks off in the middle of every turn when it is asked for the first time."""
+    if Asked.of(prompt_text).tools and (prompt := tuple(prompt_ids)) not in BROKEN_OFF:
+        BROKEN_OFF.add(prompt)
+        return Fault(text="This will break off soon, in the middle of a sentence.", after=6)
+    return hello(prompt_text, prompt_ids)
+
+
+BROKEN_OFF: set[tuple[int, ...]] = set()

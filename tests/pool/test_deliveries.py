@@ -28,17 +28,16 @@ from tests.pool.make import new_completion
 MARK = b"0123456789abcdef"
 
 
-def test_a_ledger_confirms_up_to_the_first_that_is_on_its_way() -> None:
+def test_a_ledger_knows_what_is_on_its_way() -> None:
     ledger = Ledger(1)
-    assert ledger.confirmed == 0
-    for completion_id in (4, 5, 8):
+    assert ledger.state() == (0, [])
+    for completion_id in (8, 4, 5):
         ledger.committed(completion_id)
     ledger.settled(5)
-    assert ledger.confirmed == 3
+    assert ledger.state() == (8, [4, 8])
     ledger.settled(4)
-    assert ledger.confirmed == 7
     ledger.settled(8)
-    assert ledger.confirmed == 8
+    assert ledger.state() == (8, [])
 
 
 async def add(pool: Pool, ledger: Ledger | None, *finish_reasons: str, key: str = "k") -> list[int]:
@@ -96,25 +95,27 @@ def test_what_a_killed_proxy_did_not_confirm_is_in_doubt(pool: Pool) -> None:
     killed = subprocess.run([sys.executable, __file__, pool.url], cwd=Path(__file__).parents[2], check=False)
     assert killed.returncode == -signal.SIGKILL
     attempt_id = open_session(pool, "k").id
-    assert reasons(pool) == [ABANDONED, None, None, None] and missing_of(pool, attempt_id) == []
+    assert reasons(pool) == [ABANDONED, None, None, None, None] and missing_of(pool, attempt_id) == []
     settle_the_dead(pool)
-    assert reasons(pool) == [ABANDONED, None, None, ABANDONED]
-    claimed, _, _, last = of_attempt(pool, attempt_id)
-    assert [item.completion_id for item in missing_of(pool, attempt_id)] == [claimed.id, last.id]
+    assert reasons(pool) == [ABANDONED, ABANDONED, None, None, ABANDONED]
+    claimed, slow, _, _, last = of_attempt(pool, attempt_id)
+    assert [item.completion_id for item in missing_of(pool, attempt_id)] == [claimed.id, slow.id, last.id]
 
 
 async def be_killed(url: str) -> None:
-    """A proxy that is killed with four answers: one that it serves again, one that it confirmed, one that another
-    follows, and that other one.
+    """A proxy that is killed with five answers: one that it serves again, one that it confirmed, one that was on its
+    way, one that another follows, and that other one.
     """
     pool = open_pool(url)
     ledger = open_ledger(pool)
-    lost, arrived, followed = await add(pool, ledger, "stop", "length", "tool_calls")
+    lost, slow, arrived = await add(pool, ledger, "stop", "stop", "length")
     mark_undelivered(pool, lost)
     assert claim(pool, lost, ledger.proxy_id) is not None
     for completion_id in (lost, arrived):
         ledger.settled(completion_id)
-    confirm(pool, ledger.proxy_id, ledger.confirmed)
+    confirm(pool, ledger.proxy_id, *ledger.state())
+    ledger = open_ledger(pool)  # a second proxy in this process, which confirms nothing
+    [followed] = await add(pool, ledger, "tool_calls")
     writer = CompletionWriter(pool, ledger)
     await writer.add(replace(new_completion(open_session(pool, "k").id), fingerprint=MARK, follows=followed))
     os.kill(os.getpid(), signal.SIGKILL)

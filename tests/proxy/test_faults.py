@@ -89,6 +89,7 @@ async def test_a_failed_call_says_so_in_its_dialect_and_is_not_trained(serve: Se
         expected = (200, None, True) if begun else (status, "1", False)
         assert (told.status, told.retry_after, told.begun) == expected, wire.name
         assert told.kind == kind(wire, status, f"engine_{failure}") and words in told.message, wire.name
+        assert told.message.endswith("; try again in 1s")
         for row in stand.recorded(f"{wire.name} {stream}"):
             assert row.finish_reason == "error" and (row.untrainable or "").startswith(failure), wire.name
             assert begun or row.untrainable is not None

@@ -287,7 +287,7 @@ def kill_on_paper(pool: Pool) -> None:
     me = this_process()
     dead = msgspec.structs.replace(me, started="0")
     with pool.write() as connection:
-        connection.execute(update(proxies).values(owner=msgspec.to_builtins(dead), confirmed=0))
+        connection.execute(update(proxies).values(owner=msgspec.to_builtins(dead), confirmed=0, on_the_way=[]))
 
 
 def content(answer: dict[str, Any]) -> str:

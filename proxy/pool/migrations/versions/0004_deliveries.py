@@ -14,6 +14,7 @@ def upgrade() -> None:
         sa.Column("owner", sa.JSON(), nullable=False),
         sa.Column("seen_at", sa.Float(), nullable=False),
         sa.Column("confirmed", sa.Integer(), nullable=False),
+        sa.Column("on_the_way", sa.JSON(), nullable=False),
         sa.Column("ended_at", sa.Float(), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_proxies")),
     )

@@ -1,0 +1,46 @@
+"""The unmodified agents before an engine that breaks off in the middle of every turn, once: they ask again and finish.
+
+Left out: qwen-code, which ends at the first broken stream, whatever it is told.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.cli import main
+from harness.rundir import RunDir
+from harness.services import Service, Wanted, service
+from proxy.pool.database import open_pool
+from proxy.pool.recorded import finished_rollouts
+from proxy.pool.runs import find_run
+from tests.harness.conftest import HELLO, HERE, results, write_tasks
+from tests.harness.test_agents import OPENCODES, need_agent
+
+IN_CI = ("codex",)
+AGENTS = ("claude-code", "codex", "gemini-cli", "mini-swe-agent", *OPENCODES)
+
+
+@pytest.fixture(scope="module")
+def breaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    directory = RunDir(tmp_path_factory.mktemp("breaking"))
+    with directory.held(), service(Wanted(script=f"{HERE / 'scripts.py'}:failing"), directory) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in IN_CI else pytest.mark.long) for name in AGENTS]
+)
+def test_an_agent_asks_again_when_the_engine_breaks_off(name: str, breaking: Service, tmp_path: Path) -> None:
+    need_agent(name)
+    tasks = write_tasks(tmp_path / "tasks.jsonl", HELLO | {"timeout": 240})
+    where = ["--run-dir", str(tmp_path / "run"), "--name", name, "--proxy", breaking.url]
+    assert main(["run", str(tasks), "--agent", name, *where]) == 0
+    (row,) = results(tmp_path / "run")
+    assert (row["reward"], row["failure"], row["attempts"]) == (1.0, None, 1), row
+    pool = open_pool(breaking.pool)
+    (rollout,) = finished_rollouts(pool, find_run(pool, name).id)
+    broken = [item for item in rollout.completions if item.finish_reason == "error"]
+    whole = [item for item in rollout.completions if item.untrainable is None]
+    assert whole and len(broken) + len(whole) == len(rollout.completions)
+    assert broken or name == "mini-swe-agent"  # which does not stream: nothing of what was sampled had come
