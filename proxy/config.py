@@ -41,6 +41,7 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Until the last byte of the body has come."""
     header_bytes: Count = 1 << 16
     """Of the request line, and of each header."""
+    headers: Count = 128
     nesting: Count = 200
     """Levels of objects and arrays in a tool, in a call of it, and in options. Templates recurse into all of them."""
     messages: Count = 20_000

@@ -19,6 +19,8 @@ from proxy.config import LimitsConfig
 log = logging.getLogger(__name__)
 Refusal = Callable[[str, CallError], web.Response]
 """The answer that refuses a request to this path."""
+TOO_MANY = "Too many headers"
+"""How aiohttp words it; its error has no type of its own."""
 
 
 class Runner(web.AppRunner):
@@ -45,21 +47,24 @@ class _Server(web.Server):
 
 
 class _Connection(web.RequestHandler):
-    __slots__ = ("_header_bytes", "_refusal")
+    __slots__ = ("_limits", "_refusal")
 
     def __init__(self, server: web.Server, limits: LimitsConfig, refusal: Refusal):
         size = limits.header_bytes
         options: dict[str, Any] = {"access_log": None, "auto_decompress": False}  # proxy/limits.py does it, bounded
-        options |= {"max_line_size": size, "max_field_size": size}
+        options |= {"max_line_size": size, "max_field_size": size, "max_headers": limits.headers}
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
-        self._header_bytes = size
+        self._limits = limits
         self._refusal = refusal
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
         if isinstance(exc, LineTooLong):
-            problem = CallError(431, "headers_too_large", f"the request has a header over {self._header_bytes} bytes")
+            rule = f"the request has a header over {self._limits.header_bytes} bytes; send shorter ones"
+            problem = CallError(431, "headers_too_large", rule)
+        elif TOO_MANY in str(exc):
+            problem = CallError(431, "headers_too_many", f"the request has more than {self._limits.headers} headers")
         elif status < 500:
             problem = CallError(status, "invalid_request", "the request is no HTTP that can be read")
         else:

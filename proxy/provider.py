@@ -21,6 +21,7 @@ from proxy.engine.client import Ask, EngineError, Sampling
 from proxy.engine.replica import Origin, Replica
 from proxy.pool.errors import UserError
 from proxy.pool.records import Completion
+from proxy.redact import redacted
 from proxy.toolcalls import Piece, Reasoning, Text
 from proxy.turn import Turn
 
@@ -164,14 +165,14 @@ class ProviderRoute:
 
     def _problem(self, error: Any) -> EngineError:
         """The base class of litellm's errors has no status; those of a provider all have one."""
-        errors = self._provider.litellm.exceptions
+        errors, told = self._provider.litellm.exceptions, redacted(str(error))  # some repeat the key they refuse
         if isinstance(error, errors.ContextWindowExceededError):
-            return EngineError("refused", f"the prompt is longer than the model's context length: {error}")
+            return EngineError("refused", f"the prompt is longer than the model's context length: {told}")
         if isinstance(error, errors.APIConnectionError):
-            return EngineError("unreachable", f"the provider of {self._provider.model} does not answer: {error}")
+            return EngineError("unreachable", f"the provider of {self._provider.model} does not answer: {told}")
         status = int(vars(error).get("status_code", 500))
         kind = KINDS.get(status, "refused" if 400 <= status < 500 else "failed")
-        return EngineError(kind, f"the provider of {self._provider.model} answered HTTP {status}: {error}")
+        return EngineError(kind, f"the provider of {self._provider.model} answered HTTP {status}: {told}")
 
 
 def _libraries() -> tuple[Any, type[Exception]]:

@@ -1,10 +1,12 @@
-"""Keeps secrets out of the log, whatever is logged: messages and tracebacks alike.
+"""Keeps secrets out of the log, whatever is logged, messages and tracebacks alike, and out of what others tell us.
 
-Hidden are issued keys, keys in paths, queries and headers, and passwords in URLs. The last line of defence: nothing is
-meant to log any of them. Left out: what agents and models say, which is not logged.
+Hidden are issued keys, keys in paths, queries and headers, passwords in URLs, and the values of environment variables
+whose names say that they are secret. In the log it is the last line of defence: nothing is meant to log any of them.
+Left out: what agents and models say, which is not logged.
 """
 
 import logging
+import os
 import re
 
 HIDDEN = "***"
@@ -18,6 +20,9 @@ SECRETS = re.compile(
       | (?<=://) [^\s/@'"]* : [^\s/@'"]* (?=@)                              # a user and a password
     )"""
 )
+SECRET_NAMES = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)$")
+SHORT = 8
+"""Values of environment variables below this many characters are words rather than secrets."""
 
 
 class Formatter(logging.Formatter):
@@ -28,5 +33,8 @@ class Formatter(logging.Formatter):
 
 
 def redacted(text: str) -> str:
-    """The text with a *** for every secret that its form tells."""
+    """The text with a *** for every secret that its form or the environment tells."""
+    for name, value in os.environ.items():
+        if len(value) >= SHORT and SECRET_NAMES.search(name):
+            text = text.replace(value, HIDDEN)
     return SECRETS.sub(HIDDEN, text)

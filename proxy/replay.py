@@ -3,9 +3,9 @@
 A request is rendered as ever; the recorded completion with the same prompt tokens is played, token by token, with its
 own call ids, so that the agent's next request can be the recorded one too. Where a prompt was sampled several times,
 its answers come in the order of their commits, for each key anew. A request that is not in the recording is refused
-with the place of its first difference, which is kept in a report. Calls that failed or whose client had gone are not
-played. Compared is what the model sees: not sampling parameters, limits or stop strings. What is played is recorded in
-a pool of its own, never in the recorded attempt.
+with the place of its first difference, which is kept in a report. Compared is what the model sees: not sampling
+parameters, limits or stop strings. What is played is recorded in a pool of its own, never in the recorded attempt.
+Left out: calls that failed or whose client had gone, and other providers' answers, which have no tokens.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ class Recording:
             found = paths(chain)
         except (ValueError, KeyError) as error:
             raise UserError(f"attempt {attempt_id} is damaged ({error}); see `proxy pool verify`") from error
-        served = [item for item in chain if item.finish_reason in SERVED]
+        served = [item for item in chain if item.finish_reason in SERVED and item.sampled]
         if attempt is None or not served:
             raise UserError(f"the pool {pool.name} has no answer to play again of attempt {attempt_id}")
         if any(not item.sampled and meaning(item.reply) != meaning({}) for item in served):

@@ -149,8 +149,10 @@ async def test_routes_that_are_added_later_are_the_administrators(tiny_model: Pa
     async with AsyncExitStack() as stack:
         url = await listening(app, stack)
         http = await stack.enter_async_context(aiohttp.ClientSession())
-        for headers, expected in (({}, 401), (carriers("bf-guess")[0], 401), (carriers(ADMIN)[0], 200)):
-            async with http.get(f"{url}/new", headers=headers) as answer:
+        given: list[tuple[dict[str, str], int]]
+        given = [({}, 401), (carriers("bf-guess")[0], 401), (carriers(ADMIN)[0], 200)]
+        for path, (headers, expected) in product(("/new", "/metrics"), given):
+            async with http.get(url + path, headers=headers) as answer:
                 assert answer.status == expected
 
 

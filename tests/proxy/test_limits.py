@@ -129,6 +129,15 @@ async def test_a_long_line_is_a_431(serve: Serve, line: str) -> None:
     assert status == 431 and "over 5000 bytes" in answer["error"]["message"]
 
 
+async def test_many_headers_are_a_431(serve: Serve) -> None:
+    stand = await serve(lambda prompt, ids: "ok", limits={"headers": 20})
+    for count, expected in ((10, 200), (30, 431)):
+        headers = "".join(f"X-{number}: 1\r\n" for number in range(count))
+        status, answer = await exchanged(stand, f"GET /v1/models HTTP/1.1\r\nHost: x\r\n{headers}\r\n".encode())
+        assert status == expected
+    assert "more than 20 headers" in answer["error"]["message"]
+
+
 @pytest.mark.parametrize(
     "raw",
     [

@@ -5,12 +5,14 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import aiohttp
 import msgspec
 import pytest
+from aiohttp import web
 
 from proxy.cli import main
 from proxy.engine import process
@@ -19,7 +21,8 @@ from proxy.pool.database import open_pool
 from proxy.pool.groups import open_group
 from proxy.pool.runs import open_run
 from proxy.redact import Formatter, redacted
-from tests.proxy.conftest import user
+from tests.conftest import need
+from tests.proxy.conftest import Serve, listening, user
 from tests.proxy.test_cli import SCRIPT, wait_until
 
 ADMIN = "an-admin-key-for-the-secrets-test"
@@ -139,3 +142,21 @@ def test_a_traceback_is_logged_without_its_secrets() -> None:
 def test_what_is_no_secret_stays() -> None:
     text = "the run bf-1 at http://host:80/run/a/b sampled 3 tokens, 50% of the keyboard's bearer tokens"
     assert redacted(text) == text.replace("bearer tokens", "bearer ***")
+
+
+async def test_a_provider_that_repeats_its_key_is_not_quoted(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    need("litellm (pip install blackforge[providers])", find_spec("litellm") is not None)
+    secret = "teachers-key-0123456789"
+
+    async def refuse(_request: web.Request) -> web.Response:
+        return web.json_response({"error": {"message": f"Incorrect API key provided: {secret}"}}, status=401)
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", refuse)
+    async with AsyncExitStack() as stack:
+        monkeypatch.setenv("OPENAI_API_BASE", f"{await listening(app, stack)}/v1")
+        monkeypatch.setenv("OPENAI_API_KEY", secret)
+        stand = await serve(url="litellm:openai/tiny")
+        answer = await stand.chat(user("hi"))
+    message = answer["error"]["message"]
+    assert answer["status"] >= 400 and "Incorrect API key provided: ***" in message and secret not in message
