@@ -94,6 +94,7 @@ def measure(sizes: Sizes, parts: list[str], litellm: str | None) -> dict[str, An
             stand = Stand(engine, stand.model, stand.folder, sizes)
             found: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "command": " ".join(sys.argv)}
             found["machine"] = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+            found["load_average"] = round(os.getloadavg()[0], 1)  # before: what others do on the machine
             found |= dict.fromkeys(KEYS)
             for part in parts:
                 print(f"{part} ...", file=sys.stderr, flush=True)
