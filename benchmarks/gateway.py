@@ -149,7 +149,9 @@ def _relay(stand: Stand) -> dict[str, Any]:
         body = {"input_ids": list(range(1000)), "stream": True, "return_logprob": True}
         sizes = stand.sizes
         found = _load(job, kind="streams", concurrency=sizes.at_once, rounds=sizes.rounds, body=body)
-    return {"relay_us_per_event": _per_event(found)}
+        whole = {**job, "path": "/v1/chat/completions"}
+        calls = _load(whole, kind="calls", concurrency=4, calls=sizes.calls, warm=sizes.calls // 10)
+    return {"relay_us_per_event": _per_event(found), "relay_cpu_ms_1k": calls["cpu_ms"]}
 
 
 def _rss(stand: Stand) -> dict[str, Any]:
