@@ -94,6 +94,7 @@ def measure(sizes: Sizes, parts: list[str], litellm: str | None) -> dict[str, An
             stand = Stand(engine, stand.model, stand.folder, sizes)
             found: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "command": " ".join(sys.argv)}
             found["machine"] = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+            found["load_average"] = round(os.getloadavg()[0], 1)  # before: what others do on the machine
             found |= dict.fromkeys(KEYS)
             for part in parts:
                 print(f"{part} ...", file=sys.stderr, flush=True)
@@ -148,7 +149,9 @@ def _relay(stand: Stand) -> dict[str, Any]:
         body = {"input_ids": list(range(1000)), "stream": True, "return_logprob": True}
         sizes = stand.sizes
         found = _load(job, kind="streams", concurrency=sizes.at_once, rounds=sizes.rounds, body=body)
-    return {"relay_us_per_event": _per_event(found)}
+        whole = {**job, "path": "/v1/chat/completions"}
+        calls = _load(whole, kind="calls", concurrency=4, calls=sizes.calls, warm=sizes.calls // 10)
+    return {"relay_us_per_event": _per_event(found), "relay_cpu_ms_1k": calls["cpu_ms"]}
 
 
 def _rss(stand: Stand) -> dict[str, Any]:

@@ -23,9 +23,10 @@ IDS_PER_QUERY = 10_000
 
 # Statements of every commit, made once: SQLAlchemy takes longer to make them than SQLite to run them.
 _named = attempts.c.id.in_(bindparam("ids", expanding=True))
-OPEN = for_update(select(attempts.c.id).where(_named, attempts.c.closed_at.is_(None)).order_by(attempts.c.id))
+_open = attempts.c.closed_at.is_(None)
+OPEN = for_update(select(attempts.c.id).where(_named, _open).order_by(attempts.c.id))
 _last = select(func.max(completions.c.ordinal)).where(completions.c.attempt_id == attempts.c.id)
-LAST = select(attempts.c.id, _last.scalar_subquery()).where(_named)
+LAST = select(attempts.c.id, _last.scalar_subquery()).where(_named, _open)
 INSERT = insert(completions).returning(completions.c.id, sort_by_parameter_order=True)
 
 Waiting = tuple[NewCompletion, "asyncio.Future[int]"]
@@ -127,7 +128,9 @@ def _resolve(future: "asyncio.Future[int]", result: int | Exception) -> None:
 
 def _open_attempts(connection: Connection, ids: set[int]) -> dict[int, int]:
     """The next ordinal of each of these attempts that is still open."""
-    found = connection.execute(OPEN, {"ids": sorted(ids)}).scalars().all()  # locked, before the ordinals are read
+    found = sorted(ids)
+    if connection.dialect.name != "sqlite":  # whose writer is alone; elsewhere the lock comes before the ordinals
+        found = list(connection.execute(OPEN, {"ids": found}).scalars())
     return {id: 0 if last is None else last + 1 for id, last in connection.execute(LAST, {"ids": found})}
 
 
