@@ -14,6 +14,8 @@ from typing import Any
 from tests.captures.replies import reply_of
 
 DATA = Path(__file__).parent / "data"
+TRUTH = {"main": "main", "sub": "subagent", "side": "side", "compaction": "compaction"}
+"""Kind -> label; calls that failed on purpose have none."""
 HEADERS_OF_ITS_CONNECTION = {"host", "connection", "content-length", "accept-encoding", "authorization", "x-api-key"}
 
 

@@ -12,10 +12,9 @@ from proxy.dialects.base import Dialect, tool_call
 from proxy.pool.labels import labels
 from proxy.pool.records import Shape
 from proxy.shapes import Shapes
-from tests.captures.recorded import Exchange, Session, sessions
+from tests.captures.recorded import TRUTH, Exchange, Session, sessions
 
 DIALECTS: dict[str, Dialect] = {"chat": chat, "responses": responses, "anthropic": messages}
-TRUTH = {"main": "main", "sub": "subagent", "side": "side", "compaction": "compaction"}
 SESSIONS = sessions()
 AGENTS = sorted({session.agent for session in SESSIONS})
 

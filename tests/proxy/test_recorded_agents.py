@@ -1,4 +1,5 @@
-"""Recorded agents against the gateway: every continuation is found and keeps its tokens, nothing else is joined."""
+"""Recorded agents against the gateway: continuations are found and keep their tokens, nothing else is joined, and every
+call has its label."""
 
 import json
 from collections import Counter
@@ -8,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from proxy.pool.labels import labels
 from proxy.template import ChatTemplate
 from tests.captures.oracle import Continuation, continuations
 from tests.captures.player import Played, Player
-from tests.captures.recorded import Session, sessions
+from tests.captures.recorded import TRUTH, Session, sessions
 from tests.proxy.conftest import Serve, Stand
 from tests.proxy.written import WRITERS
 from tests.proxy.zoo import FAMILIES, make_zoo
@@ -96,10 +98,20 @@ async def played(player: Player, stands: list[Stand], found: list[Session]) -> t
     """How often which verdict came, and which were wrong."""
     counts, wrong = Counter[str](), []
     for session in found:
-        verdicts = judged(await player.play(session, *stands), continuations(session.exchanges))
+        calls = await player.play(session, *stands)
+        verdicts = judged(calls, continuations(session.exchanges))
         counts.update(verdict for _, verdict in verdicts)
         wrong += [f"{session.name} {seq}: {verdict}" for seq, verdict in verdicts if "false" in verdict]
+        wrong += [f"{session.name} {seq}: label {label}" for seq, label in mislabelled(calls)]
     return counts, wrong
+
+
+def mislabelled(played: list[Played]) -> list[tuple[int, str]]:
+    """Rows whose label is not what their call was for."""
+    found = labels([call.row for call in played if call.row is not None])
+    known = [call for call in played if call.row is not None and call.exchange.kind in TRUTH]
+    pairs = [(call.exchange, found[call.row.id]) for call in known if call.row is not None]
+    return [(exchange.seq, label) for exchange, label in pairs if label != TRUTH[exchange.kind]]
 
 
 def judged(played: list[Played], expected: list[Continuation]) -> list[tuple[int, str]]:
