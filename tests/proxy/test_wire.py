@@ -29,7 +29,7 @@ class Large:
     def read(self, body: bytes, path: str) -> Call:
         return Call(model="")
 
-    def reply(self, call: Call, answer: Reply) -> bytes:
+    def reply(self, call: Call, answer: Reply, *others: Reply) -> bytes:
         return LARGE
 
     def error(self, problem: CallError) -> dict[str, Any]:
@@ -38,10 +38,10 @@ class Large:
     def opening(self) -> bytes:
         return b""
 
-    def deltas(self, pieces: Any) -> bytes:
+    def deltas(self, pieces: Any, choice: int = 0) -> bytes:
         return b""
 
-    def closing(self, answer: Reply) -> bytes:
+    def closing(self, answer: Reply, *others: Reply) -> bytes:
         return LARGE
 
     def failure(self, problem: CallError) -> bytes:
@@ -65,7 +65,7 @@ class Server:
         wire = Stream(request, call, large, 60) if request.path == "/stream" else Whole(request, call, large)
         try:
             self.closing.set()
-            response = await wire.close(REPLY)
+            response = await wire.close([REPLY])
             self.arrived = True
             return response
         finally:
