@@ -23,7 +23,7 @@ REPLY = Reply(
 class Large:
     """A dialect, and the events of it, whose answers are large."""
 
-    PROMPT = "prompt"
+    PROMPT, CHOICES = "prompt", ""
     Stream: Any = None
 
     def read(self, body: bytes, path: str) -> Call:
