@@ -52,7 +52,8 @@ async def _one(choice: Choice, answer: Callable[[Choice], Awaitable[Reply]]) -> 
 async def failed(choices: Sequence[Choice]) -> CallError:
     """Keep what the engine sent of each, and return what the client is told of the first that failed."""
     problems = [await choice.record.fail(choice.error) for choice in choices if choice.error is not None]
-    await abandoned([choice for choice in choices if choice.error is None])
+    others = [choice for choice in choices if choice.error is None]
+    await abandoned([choice for choice in others if choice.turn.begun or choice.sent is not choice.record])
     return problems[0]
 
 

@@ -18,6 +18,7 @@ class Llama3(Format):
     openers = (tag,)
     at_start = ("{",)
     inside = (";", "{")
+    written = ('{"name": ', ', "parameters": ', "}")
 
     def read(self, text: str, tools: Schemas) -> Reading | None:
         start = next((len(mark) for mark in (self.tag, ";") if text.startswith(mark)), 0)

@@ -6,9 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from proxy.call import Call
+from proxy.constraints import call_of, engine_params
 from proxy.engine.sglang import Sglang
-from proxy.formats import Schemas
+from proxy.formats import FORMATS, Schemas
 from proxy.formats.qwen import Qwen
+from proxy.toolcalls import ParsedCall, TurnParser
 from tests.proxy.conftest import SHELL, Serve, shell_call, user
 
 SCHEMA = {"type": "object", "properties": {"title": {"type": "string", "maxLength": 20}}, "required": ["title"]}
@@ -99,6 +102,18 @@ async def test_what_cannot_be_prescribed_is_refused(
     answer = await stand.ask(path, SAID[path] | fields)
     assert answer["status"] == 400 and sentence in answer["error"]["message"]
     assert stand.recorded() == []
+
+
+@pytest.mark.parametrize("name", ["qwen", "llama3"])
+def test_forced_calls_are_calls_of_the_format(name: str) -> None:
+    form, tools = FORMATS[name](), (SHELL, {"type": "function", "function": {"name": "stop"}})
+    asked = Call(model="m", tools=tools, constraint=call_of("tool_choice", [], tools))
+    rule = msgspec.json.decode(engine_params(asked, form)["structural_tag"])["format"]
+    bodies = ['{"command":"ls"}', "{}"]
+    text = rule["separator"].join(f"{t['begin']}{b}{t['end']}" for t, b in zip(rule["tags"], bodies, strict=True))
+    parser = TurnParser(form, tools=Schemas(tools), reasoning=False)
+    made = [piece for piece in [*parser.feed(text), *parser.finish()] if isinstance(piece, ParsedCall)]
+    assert [(call.name, call.arguments) for call in made] == [("shell", '{"command": "ls"}'), ("stop", "{}")]
 
 
 async def test_a_format_whose_calls_are_no_json_cannot_be_forced(serve: Serve) -> None:
