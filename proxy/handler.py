@@ -170,7 +170,7 @@ class Handler:
         limit, length = self._settings.context_length - RESERVED, len(prompt.ids)
         if length >= limit and not any_length:
             raise Overflow(length, limit, dialect.PROMPT)
-        self._sessions.counted.update(() if any_length else prompt.counted)
+        self._metrics.continued.update(() if any_length else prompt.counted)
         return prompt, mark
 
     def _prepared(self, session: Session, call: Call) -> tuple[Prompt, bytes]:

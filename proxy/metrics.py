@@ -16,6 +16,8 @@ class Metrics:
 
     failures: Counter[str] = field(default_factory=Counter)
     """By code: what clients were told."""
+    continued: Counter[str] = field(default_factory=Counter)
+    """How calls were joined to what was recorded, by the names of proxy/splice.py."""
     served_again: int = 0
     abandoned: int = 0
 
@@ -26,6 +28,7 @@ class Metrics:
             _family("calls_waiting", "gauge", {f'{{run="{run}"}}': n for run, n in admission.waiting.items()}),
             _family("uncommitted_completions", "gauge", {"": uncommitted}),
             _family("failures_total", "counter", {f'{{kind="{kind}"}}': n for kind, n in self.failures.items()}),
+            _family("continued_calls_total", "counter", {f'{{how="{how}"}}': n for how, n in self.continued.items()}),
             _family("answers_served_again_total", "counter", {"": self.served_again}),
             _family("abandoned_calls_total", "counter", {"": self.abandoned}),
         ]

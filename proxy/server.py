@@ -179,7 +179,7 @@ class Gateway:
         status: dict[str, object] = {"status": "ok", "model": self.model, "engine": engine}
         status["replicas"] = [replica.status() for replica in self._engine.replicas]
         status["context_length"] = self.settings.context_length
-        status["continued"] = dict(self._sessions.counted)
+        status["continued"] = dict(self.metrics.continued)
         local = self.access.open_to_all  # then clients may share the file, else nobody
         if local and self.pool.url.startswith("sqlite"):
             status["pool"] = self.pool.url

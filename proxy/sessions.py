@@ -7,7 +7,7 @@ loopback an unknown key (or none) opens a session of its own; elsewhere only iss
 import asyncio
 import time
 from array import array
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
@@ -79,8 +79,6 @@ class Sessions:
         self._access = access
         self._work = work
         self._clock = clock
-        self.counted: Counter[str] = Counter()
-        """How the calls were joined to what was recorded, by the names of proxy/splice.py."""
         self._known: OrderedDict[str, Session] = OrderedDict()
         self._opening: dict[str, asyncio.Task[Session]] = {}
 

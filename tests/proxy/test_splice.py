@@ -257,6 +257,8 @@ async def test_reasoning_that_is_not_echoed_is_put_back_and_counted(serve: Serve
     first, second = await two_turns(stand, without_reasoning)
     assert second[: len(first)] == first
     assert await counted(stand) == {"reasoning_restored": 1}
+    async with stand.http.get(f"{stand.url}/metrics") as answer:
+        assert 'blackforge_continued_calls_total{how="reasoning_restored"} 1' in await answer.text()
 
 
 async def test_reasoning_that_the_template_drops_is_not_put_back(serve: Serve, template: ChatTemplate) -> None:
