@@ -60,6 +60,9 @@ class Gate:
             self._leave(run, attempt.id)
 
     async def _enter(self, run: str, attempt: int, seconds: float | None) -> None:
+        if not self._queues and self._fits(run, attempt):
+            self._take(run, attempt)
+            return
         place: Place = asyncio.get_running_loop().create_future()
         self._queues.setdefault(run, OrderedDict()).setdefault(attempt, deque()).append(place)
         self.waiting[run] += 1
@@ -82,12 +85,20 @@ class Gate:
         _less(self._of_attempt, attempt)
         self._hand_out()
 
+    def _fits(self, run: str, attempt: int) -> bool:
+        room = self._room
+        alone = self.inside[run] < room.per_run and self._of_attempt[attempt] < room.per_attempt
+        return alone and self._taken < room.total
+
+    def _take(self, run: str, attempt: int) -> None:
+        self._taken += 1
+        self.inside[run] += 1
+        self._of_attempt[attempt] += 1
+
     def _hand_out(self) -> None:
         while self._taken < self._room.total and (found := self._next()) is not None:
             run, attempt, place = found
-            self._taken += 1
-            self.inside[run] += 1
-            self._of_attempt[attempt] += 1
+            self._take(run, attempt)
             place.set_result(None)
 
     def _next(self) -> tuple[str, int, Place] | None:

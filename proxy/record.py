@@ -26,7 +26,7 @@ from proxy.turn import Turn
 
 P = ParamSpec("P")
 T = TypeVar("T")
-CHEAP = 16
+CHEAP = 64
 """Tokens of a path that cost as much as one that is sampled."""
 TOO_LONG = ("maximum context length", "maximum allowed length", "model's context length")
 """How SGLang words that a prompt is too long for it, its KV cache included."""
