@@ -20,6 +20,8 @@ from proxy.dialects.base import Dialect, refuse
 
 WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 """Content encodings that are decompressed, and how zlib names their headers."""
+LEAVES = frozenset((str, int, float, bool, type(None)))
+"""What a decoded JSON value may be besides objects, arrays and the dialects' structs."""
 LARGEST = 2**31 - 1
 """Engines keep integers in 32 bits."""
 
@@ -94,13 +96,11 @@ def _too_deep(limits: LimitsConfig) -> CallError:
 
 def nests_deeper(values: Sequence[Any], limit: int) -> bool:
     """Whether one of the values has more than `limit` levels of objects and arrays, itself included."""
-    level = [value for value in values if isinstance(value, dict | list | tuple | Struct)]
+    level = [value for value in values if type(value) not in LEAVES]
     for _ in range(limit):
         if not level:
             return False
-        level = [
-            inner for value in level for inner in _inside(value) if isinstance(inner, dict | list | tuple | Struct)
-        ]
+        level = [inner for value in level for inner in _inside(value) if type(inner) not in LEAVES]
     return bool(level)
 
 

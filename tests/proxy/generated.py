@@ -103,7 +103,7 @@ CHAT = shape(
     stream_options={"include_usage": True},
     chat_template_kwargs=OBJECT,
     reasoning_effort=TEXT,
-    n=st.sampled_from([1, None, 1, 2]),
+    n=st.sampled_from([1, None, 1, 2, 10**4]),
     **SAMPLING,
 )
 ITEMS = some(
@@ -202,6 +202,7 @@ GEMINI = shape(
         maxOutputTokens=COUNTS,
         stopSequences=some(TEXT),
         seed=COUNTS,
+        candidateCount=st.sampled_from([1, 1, 2, 3]),
         thinkingConfig=shape({}, includeThoughts=st.booleans(), thinkingBudget=COUNTS),
     ),
 )
@@ -228,7 +229,7 @@ class Request:
 
     @property
     def samples(self) -> bool:
-        """Whether a 200 of it must have left a row."""
+        """Whether a 200 of it must have left rows."""
         return "count" not in self.path and "/models" != self.path[-7:]
 
 
