@@ -155,10 +155,10 @@ def _relay(stand: Stand) -> dict[str, Any]:
 
 
 def _rss(stand: Stand) -> dict[str, Any]:
-    """Keys with 10 calls each, so that more sessions come than the gateway keeps in memory."""
+    """Keys with 4 calls each, so that the gateway has begun to forget sessions when the measurement begins."""
     calls = stand.sizes.rss_calls
     with _gateway(stand) as job:
-        found = _load(job, kind="calls", concurrency=4, calls=calls, warm=calls // 5, per_key=10)
+        found = _load(job, kind="calls", concurrency=4, calls=calls, warm=calls // 4, per_key=4)
     return {"rss_growth_mb": found["rss_growth_mb"], "rss_mb": found["rss_mb"], "rss_calls": calls}
 
 
