@@ -75,6 +75,7 @@ def main() -> int:
     parser.add_argument("--litellm", default=shutil.which("litellm"), help="litellm's proxy command, if there is one")
     parser.add_argument("--out", type=Path, help="also write the object here")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # no process outlives this one
     sizes = QUICK if arguments.quick else Sizes()
     if arguments.rss_calls:
         sizes = Sizes(**{**vars(sizes), "rss_calls": arguments.rss_calls})
