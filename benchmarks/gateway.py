@@ -75,6 +75,7 @@ def main() -> int:
     parser.add_argument("--litellm", default=shutil.which("litellm"), help="litellm's proxy command, if there is one")
     parser.add_argument("--out", type=Path, help="also write the object here")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # no process outlives this one
     sizes = QUICK if arguments.quick else Sizes()
     if arguments.rss_calls:
         sizes = Sizes(**{**vars(sizes), "rss_calls": arguments.rss_calls})
@@ -155,10 +156,10 @@ def _relay(stand: Stand) -> dict[str, Any]:
 
 
 def _rss(stand: Stand) -> dict[str, Any]:
-    """Keys with 10 calls each, so that more sessions come than the gateway keeps in memory."""
+    """Keys with 4 calls each, so that the gateway has begun to forget sessions when the measurement begins."""
     calls = stand.sizes.rss_calls
     with _gateway(stand) as job:
-        found = _load(job, kind="calls", concurrency=4, calls=calls, warm=calls // 5, per_key=10)
+        found = _load(job, kind="calls", concurrency=4, calls=calls, warm=calls // 4, per_key=4)
     return {"rss_growth_mb": found["rss_growth_mb"], "rss_mb": found["rss_mb"], "rss_calls": calls}
 
 

@@ -29,6 +29,8 @@ HEAD = "0004"
 
 BUSY_SECONDS = 60
 """How long a transaction waits for another one's lock."""
+PAGE_BYTES = 2048
+"""Of a new SQLite file. A completion has some KB and shares pages badly: in 4096 it takes an eighth more."""
 TRIES = 8
 """How often a transaction is run that the database breaks off in favour of another one."""
 MIGRATION_LOCK = 0x626C6163
@@ -214,7 +216,13 @@ def _to_json(value: Any) -> str:
 
 def _configure_sqlite(connection: sqlite3.Connection, _record: object) -> None:
     connection.isolation_level = None  # SQLAlchemy's begin event opens the transactions instead of the driver
-    for pragma in (f"busy_timeout={BUSY_SECONDS * 1000}", "journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+    for pragma in (
+        f"busy_timeout={BUSY_SECONDS * 1000}",
+        f"page_size={PAGE_BYTES}",
+        "journal_mode=WAL",
+        "synchronous=NORMAL",
+        "foreign_keys=ON",
+    ):
         connection.execute(f"PRAGMA {pragma}")
 
 
