@@ -12,6 +12,7 @@ from proxy.pool.database import Pool, open_pool
 from tests import postgres
 
 if TYPE_CHECKING:
+    from tests.trainer.recompute import Recompute
     from trainer.megatron.parallel import Ranks
 
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
@@ -62,3 +63,11 @@ def ranks() -> Iterator["Ranks"]:
         for name in ALONE:  # what other tests start is no rank
             del os.environ[name]
         yield ranks
+
+
+@pytest.fixture(scope="session")
+def recompute(ranks: "Ranks", tmp_path_factory: pytest.TempPathFactory) -> "Recompute":
+    """The trainer's logprobs of recorded completions."""
+    from tests.trainer.recompute import Recompute  # loads torch, which only some tests need
+
+    return Recompute(ranks, tmp_path_factory.mktemp("recompute"))

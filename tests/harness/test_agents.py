@@ -58,6 +58,7 @@ def checked(shell: str, last: str = "Done and checked.") -> Conversation:
 TITLE = Conversation("side", ("A title",))
 EDIT = " ".join(scripts.WHOLE_FILE.split())
 SUMMARISED = "Done after the summary."
+OPENCODE_SHARED = (TITLE, work("task, task", "bash", "Done with helpers."), *halves("bash"))
 OPENCODE_LONG = (
     TITLE,
     work("bash", "bash", "bash"),
@@ -75,13 +76,7 @@ LIVE = [
     case("qwen-code", scripts.CHECKED, checked("run_shell_command")),
     case("gemini-cli", scripts.CHECKED, checked("run_shell_command")),
     case("aider", scripts.CHECKED, work(EDIT), TITLE),  # what it gets as a title is its commit message
-    case(
-        "opencode",
-        scripts.SHARED,
-        TITLE,
-        work("task, task", "bash", "Done with helpers."),
-        *halves("bash"),
-    ),
+    *(case(name, scripts.SHARED, *OPENCODE_SHARED) for name in OPENCODES),
     case(
         "codex",
         scripts.SHARED,

@@ -1,8 +1,13 @@
-"""The unmodified agents against the real SGLang with a tiny random model: noise, recorded exactly, verdict 0."""
+"""The unmodified agents against the real SGLang with a tiny random model: noise, recorded exactly, verdict 0.
+
+What they recorded is computed again by the trainer's model, whatever became of it in the agent's hands.
+"""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -10,29 +15,50 @@ from harness.agents import INSTALLED
 from harness.cli import main
 from harness.rundir import RunDir
 from harness.services import Service, Wanted, service
+from proxy.pool.database import open_pool
+from proxy.pool.recorded import finished_rollouts
+from proxy.pool.runs import find_run
 from tests.conftest import need
 from tests.harness.conftest import HELLO, results, write_tasks
 from tests.harness.test_agents import need_agent
+
+if TYPE_CHECKING:
+    from tests.trainer.recompute import Recompute
 
 IN_CI = ("mini-swe-agent", "opencode")
 AGENTS = [pytest.param(name, marks=() if name in IN_CI else pytest.mark.long) for name in INSTALLED]
 
 
+@dataclass(frozen=True)
+class Real:
+    """A proxy before the real engine, and the directory of its model."""
+
+    service: Service
+    model: Path
+
+
 @pytest.fixture(scope="module")
-def sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
     """What `harness run` brings up by itself."""
     need("SGLang", find_spec("sglang") is not None)
     directory = RunDir(tmp_path_factory.mktemp("sglang"))
     with directory.held(), service(Wanted(), directory) as running:
-        yield running
+        yield Real(running, directory.path / "model")
 
 
+@pytest.mark.timeout(600)  # the longest prompts have 30,000 tokens
 @pytest.mark.parametrize("name", AGENTS)
-def test_an_unmodified_agent_talks_to_sglang_and_fails_honestly(name: str, sglang: Service, tmp_path: Path) -> None:
+def test_an_unmodified_agent_talks_to_sglang_and_fails_honestly(
+    name: str, sglang: Real, tmp_path: Path, recompute: "Recompute"
+) -> None:
     need_agent(name)
     tasks = write_tasks(tmp_path / "tasks.jsonl", HELLO | {"timeout": 200})
-    where = ["--run-dir", str(tmp_path / "run"), "--name", tmp_path.name, "--proxy", sglang.url]
+    where = ["--run-dir", str(tmp_path / "run"), "--name", tmp_path.name, "--proxy", sglang.service.url]
     assert main(["run", str(tasks), "--agent", name, *where]) == 0
     (row,) = results(tmp_path / "run")
     assert row["reward"] == 0.0 and row["failure"] in (None, "agent_timeout"), row
     assert row["trainable"] >= 1 and row["sampled_tokens"] >= 1
+    pool = open_pool(sglang.service.pool)
+    (rollout,) = finished_rollouts(pool, find_run(pool, tmp_path.name).id)
+    again = recompute(sglang.model, rollout.completions)
+    assert again.gap <= 1e-4 and again.tokens >= 1

@@ -5,7 +5,6 @@ training run and asks for a temperature that such a run does not grant.
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from proxy.pool.runs import open_run
 from tests.proxy.conftest import Serve, Stand, user
 
 if TYPE_CHECKING:
-    from trainer.megatron.parallel import Ranks
+    from tests.trainer.recompute import Recompute
 
 PER_TURN, PER_CONVERSATION = 64, 120
 COLD = 0.3
@@ -121,13 +120,8 @@ async def answer(stand: Stand, key: str, dialect: Dialect, said: list[str], stre
 
 
 async def test_recomputed_logprobs_are_the_engines(
-    serve: Serve, sglang_engine: Sglang, tiny_model: Path, ranks: "Ranks", tmp_path: Path
+    serve: Serve, sglang_engine: Sglang, tiny_model: Path, recompute: "Recompute"
 ) -> None:
-    from tests.trainer.make import make_config  # load torch, which only this test needs
-    from trainer.batch import merge, why_not_trainable
-    from trainer.check import difference
-    from trainer.policy import Policy
-
     stand = await serve(url=sglang_engine.url)
     cases = [(name, stream) for name in DIALECTS for stream in (False, True)]
     members = open_group(stand.pool, open_run(stand.pool, "run", "train", {}).id, {"id": "t"}, len(cases))
@@ -137,16 +131,10 @@ async def test_recomputed_logprobs_are_the_engines(
             for member, (name, stream) in zip(members, cases, strict=True)
         )
     )
-    policy = Policy(tiny_model, make_config(tmp_path), ranks)
-    compared = shared = 0
-    for case, rows in zip(cases, recorded, strict=True):
-        excluded = Counter[str]()
-        sequences = merge(rows, 0.0, excluded, why_not_trainable)
-        found = difference(policy, sequences, 32_768)
-        sampled = sum(len(row.sampled) for row in rows)
-        assert found["max_abs_logprob_diff"] <= 1e-4, case
-        assert found["logprob_tokens_compared"] == sampled >= 100 and not excluded, case
-        compared += sampled
-        shared += len(rows) - len(sequences)
-    assert compared >= 1000
-    assert shared > 0  # later turns were trained behind the tokens of earlier ones
+    found = [recompute(tiny_model, rows) for rows in recorded]
+    for case, rows, again in zip(cases, recorded, found, strict=True):
+        assert again.gap <= 1e-4, case
+        assert again.tokens == sum(len(row.sampled) for row in rows) >= 100 and not again.excluded, case
+    assert sum(again.tokens for again in found) >= 1000
+    # later turns were computed behind the tokens of earlier ones
+    assert sum(again.sequences for again in found) < sum(map(len, recorded))
