@@ -82,14 +82,15 @@ class Recording:
             found = paths(chain)
         except (ValueError, KeyError) as error:
             raise UserError(f"attempt {attempt_id} is damaged ({error}); see `proxy pool verify`") from error
-        served = [item for item in chain if item.finish_reason in SERVED and item.sampled]
-        if attempt is None or not served:
-            raise UserError(f"the pool {pool.name} has no answer to play again of attempt {attempt_id}")
+        served = [item for item in chain if item.finish_reason in SERVED]
         if any(not item.sampled and meaning(item.reply) != meaning({}) for item in served):
             raise UserError(
                 f"attempt {attempt_id} was answered by a provider, as text without token ids; "
                 "name an attempt whose tokens an engine sampled"
             )
+        served = [item for item in served if item.sampled]
+        if attempt is None or not served:
+            raise UserError(f"the pool {pool.name} has no answer to play again of attempt {attempt_id}")
         self.attempt_id = attempt_id
         self.opened_at = attempt.opened_at
         """When the attempt began, which dates in its prompts tell."""
