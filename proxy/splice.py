@@ -9,6 +9,7 @@ sent them: a new branch. Reasoning that the agent does not send back is put back
 """
 
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -113,12 +114,12 @@ class Tree:
         self._clock = None if clock is None else datetime.fromtimestamp(clock)
         self.read_to = 0
         """The last of the ids up to which the pool has nothing that is missing here."""
-        self._adding = Lock()
+        self._adding, self._reading = Lock(), Lock()
         self._nodes: dict[int, Node] = {}
         self._by_turn: dict[Any, list[Node]] = {}
         """By what they follow and what they say, both without what agents leave out later."""
         self._by_text: dict[bytes, tuple[Node, int]] = {}  # texts as clients of text completions have seen them
-        self._unread: list[Node] = []  # whose text nobody has asked for yet
+        self._unread: deque[Node] = deque()  # whose text nobody has asked for yet
 
     def known_after(self, id: int) -> list[int]:
         return [known for known in list(self._nodes) if known > id]
@@ -290,8 +291,9 @@ class Tree:
         if not text.startswith(node.glue, at):
             return None
         start = at + len(node.glue)
-        end = start + len(node.slot)
-        if node.slot and text.startswith(node.slot, start) and self._template.any_end.match(text, end):
+        slot = node.slot  # another thread may find another one meanwhile
+        end = start + len(slot)
+        if slot and text.startswith(slot, start) and self._template.any_end.match(text, end):
             return end
         found = find(text, start, masked, node.opened, self._template)
         if found is not None:
@@ -318,11 +320,12 @@ class Tree:
 
     def _seen_in(self, text: str) -> tuple[Node | None, int]:
         """The completion with the longest text that this text begins with, and that text's length."""
-        unread, self._unread = self._unread, []
-        for node in unread:
-            seen = self._template.decode(node.path[: node.length])
-            self._by_text[_digest(seen)] = node, len(seen)
-        lengths = sorted({length for _, length in self._by_text.values() if length <= len(text)})
+        with self._reading:
+            while self._unread:
+                node = self._unread.popleft()
+                seen = self._template.decode(node.path[: node.length])
+                self._by_text[_digest(seen)] = node, len(seen)
+        lengths = sorted({length for _, length in list(self._by_text.values()) if length <= len(text)})
         digest, at, found = blake2b(digest_size=16), 0, None
         for length in lengths:
             digest.update(text[at:length].encode("utf-8", "surrogatepass"))
