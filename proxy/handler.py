@@ -16,7 +16,7 @@ from aiohttp import web
 
 from proxy.admission import Gate
 from proxy.call import Call, CallError, Overflow, Reply
-from proxy.choices import Choice, abandoned, answered, failed
+from proxy.choices import Choice, abandoned, answered, arrived, failed
 from proxy.config import LimitsConfig
 from proxy.constraints import UNTRAINABLE, engine_params
 from proxy.dialects.base import Counting, Dialect
@@ -114,8 +114,7 @@ class Handler:
             )
         finally:
             wire.rest()
-        for choice in choices:
-            await choice.sent.arrived()
+        await asyncio.shield(arrived(choices))  # clients may leave as soon as they have the end
         return response
 
     async def _answer(self, choice: Choice) -> Reply:
