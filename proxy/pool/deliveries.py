@@ -51,7 +51,7 @@ def open_ledger(pool: Pool) -> Ledger:
 
 @retried
 def confirm(pool: Pool, proxy_id: int, confirmed: int, on_the_way: list[int]) -> None:
-    """A sign of life, of one that counted as dead, too: up to this completion all but those on their way are settled."""
+    """A sign of life, of a dead one too: up to this completion, all but those on their way are settled."""
     with pool.write() as connection:
         state = {"confirmed": confirmed, "on_the_way": on_the_way, "ended_at": None}
         values = state | {"seen_at": database_time(connection, pool)}
