@@ -1,9 +1,10 @@
-"""What the calls of one attempt share may be asked and added to in several threads at a time."""
+"""What the calls of one attempt share: asked and added to in several threads at a time, and held once."""
 
 import sys
 from array import array
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import count
 from threading import Event
 
@@ -78,3 +79,16 @@ def test_lists_are_added_by_several_threads() -> None:
         lists.add(next(numbers), path, b"[1]", 1)
 
     while_adding(add, add, rounds=20_000)
+
+
+def test_a_conversation_is_held_once_and_not_once_per_turn(template: ChatTemplate) -> None:
+    tree, path, paths = Tree(template), array("i"), dict[int, "array[int]"]()
+    for id in range(1, 51):
+        item = replace(new_completion(1), prefix_of=id - 1 or None, prefix_length=len(path))
+        path = paths[id] = path + item.prompt_tail + item.sampled
+        tree.add(id, item, path)
+    branch = replace(new_completion(1, [9], [8]), prefix_of=30, prefix_length=len(paths[30]))
+    paths[51] = paths[30] + branch.prompt_tail + branch.sampled
+    tree.add(51, branch, paths[51])
+    assert tree.held == len(paths[50]) + len(paths[51])
+    assert {id: tree.path(id) for id in paths} == paths
