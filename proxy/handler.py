@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,6 +106,8 @@ class Handler:
             await asyncio.shield(abandoned(choices))
             raise
         except Exception:  # a bug; a client whose stream has begun would wait for its end
+            with suppress(Exception):  # the bug may be in the way; it is logged either way
+                await asyncio.shield(abandoned(choices))
             if not wire.begun:
                 raise
             log.exception("bug in the stream of %s", request.path)
