@@ -38,7 +38,12 @@ async def answered(choices: Sequence[Choice], answer: Callable[[Choice], Awaitab
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.wait(tasks)
+        ending = asyncio.ensure_future(asyncio.wait(tasks))
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:  # what they still get must be in their rows
+            await ending
+            raise
 
 
 async def _one(choice: Choice, answer: Callable[[Choice], Awaitable[Reply]]) -> Reply:
@@ -55,6 +60,12 @@ async def failed(choices: Sequence[Choice]) -> CallError:
     others = [choice for choice in choices if choice.error is None]
     await abandoned([choice for choice in others if choice.turn.begun or choice.sent is not choice.record])
     return problems[0]
+
+
+async def arrived(choices: Sequence[Choice]) -> None:
+    """The client has all of them."""
+    for choice in choices:
+        await choice.sent.arrived()
 
 
 async def abandoned(choices: Sequence[Choice]) -> None:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from aiohttp import web
 
 from proxy.admission import Gate
 from proxy.call import Call, CallError, Overflow, Reply
-from proxy.choices import Choice, abandoned, answered, failed
+from proxy.choices import Choice, abandoned, answered, arrived, failed
 from proxy.config import LimitsConfig
 from proxy.constraints import UNTRAINABLE, engine_params
 from proxy.dialects.base import Counting, Dialect
@@ -106,6 +106,8 @@ class Handler:
             await asyncio.shield(abandoned(choices))
             raise
         except Exception:  # a bug; a client whose stream has begun would wait for its end
+            with suppress(Exception):  # the bug may be in the way; it is logged either way
+                await asyncio.shield(abandoned(choices))
             if not wire.begun:
                 raise
             log.exception("bug in the stream of %s", request.path)
@@ -114,8 +116,7 @@ class Handler:
             )
         finally:
             wire.rest()
-        for choice in choices:
-            await choice.sent.arrived()
+        await asyncio.shield(arrived(choices))  # clients may leave as soon as they have the end
         return response
 
     async def _answer(self, choice: Choice) -> Reply:

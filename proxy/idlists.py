@@ -4,6 +4,7 @@ The lists of an attempt's newest paths are kept; a prompt that begins with one o
 """
 
 from array import array
+from threading import Lock
 
 import msgspec
 
@@ -12,10 +13,11 @@ KEPT = 4
 
 
 class IdLists:
-    """Of one attempt. `add` is for one thread at a time, `write` for any."""
+    """Of one attempt. Safe from any thread."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[array[int], bytes]] = {}  # by completion; without the closing bracket
+        self._adding = Lock()
 
     def write(self, ids: "array[int]", base: int | None) -> bytes:
         """The ids as a JSON list. `base`: the completion with whose path they may begin."""
@@ -26,9 +28,11 @@ class IdLists:
 
     def add(self, id: int, path: "array[int]", prompt: bytes, length: int) -> None:
         """A completion's path: its prompt as written, of so many ids, and what was sampled."""
-        self._known[id] = path, prompt[:-1] + _further(path[length:], length > 0)
-        while len(self._known) > KEPT:
-            del self._known[next(iter(self._known))]
+        written = prompt[:-1] + _further(path[length:], length > 0)
+        with self._adding:
+            self._known[id] = path, written
+            while len(self._known) > KEPT:
+                del self._known[next(iter(self._known))]
 
 
 def _further(ids: "array[int]", behind: bool) -> bytes:

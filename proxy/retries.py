@@ -133,7 +133,7 @@ class Retries:
         return None
 
     async def give_back(self, known: Undelivered, missing: Missing) -> None:
-        await self._try(release, self._pool, missing.completion_id)
+        await self._try(release, self._pool, missing.completion_id, self._ledger.proxy_id)
         known.learn([missing])
 
     def arrived(self, completion_id: int) -> None:

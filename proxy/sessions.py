@@ -29,6 +29,8 @@ from proxy.template import ChatTemplate
 
 KEEP = 512
 """Sessions in memory; the least recently used one is forgotten first."""
+KEEP_TOKENS = 1 << 28
+"""Token ids of theirs in memory, 4 bytes each; beyond, the same one is forgotten."""
 RECHECK_SECONDS = 1.0
 """How long an attempt is believed to be open. A reply of a closed one is refused by the pool in any case."""
 
@@ -116,9 +118,14 @@ class Sessions:
             await self._work.run(attempt, self._take_up, session)
         session.undelivered.learn(await loop.run_in_executor(self._threads, missing_of, self._pool, attempt.id))
         self._known[key] = session
-        if len(self._known) > KEEP:
-            self._known.popitem(last=False)
+        self._forget()
         return session
+
+    def _forget(self) -> None:
+        held = sum(session.tree.held for session in self._known.values())
+        while len(self._known) > 1 and (len(self._known) > KEEP or held > KEEP_TOKENS):
+            _, forgotten = self._known.popitem(last=False)
+            held -= forgotten.tree.held
 
     def _attempt(self, key: str) -> Attempt:
         return self._issued(key) or open_session(self._pool, key)

@@ -92,7 +92,8 @@ class Shapes:
     def _repeated(self, turns: Sequence[dict[str, Any]], tools: int, system: int) -> _Said | None:
         """The reply that the last recorded one of these turns repeats, of several the likeliest."""
         for turn in islice(reversed(turns), TURNS_BACK):
-            if found := self._by_meaning.get(_digest(turn)):
+            found = tuple(self._by_meaning.get(_digest(turn), ()))  # a copy: others may be added meanwhile
+            if found:
                 ids = _call_ids(turn)
                 alike = [
                     (said.call_ids == ids, said.shape.tools == tools, said.shape.system == system) for said in found

@@ -9,6 +9,7 @@ sent them: a new branch. Reasoning that the agent does not send back is put back
 """
 
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -66,7 +67,10 @@ class Node:
     """A recorded completion, as far as later requests need it."""
 
     id: int
-    path: "array[int]"
+    whole: "array[int]"
+    """Begins with the path; where a later path goes on from this one, it is that one's."""
+    size: int
+    """Of the path."""
     length: int
     """Of the path without its end of turn."""
     follows: int | None
@@ -84,6 +88,13 @@ class Node:
     """Whether the prompt has opened the reasoning."""
     slot: str = field(default="", compare=False)
     """How the turn showed last in a prompt, in placeholders."""
+
+    parent: "Node | None" = None
+    """Where the path begins as another one does, that one's."""
+
+    @property
+    def path(self) -> "array[int]":
+        return self.whole[: self.size]
 
     @property
     def thinks(self) -> bool:
@@ -113,12 +124,14 @@ class Tree:
         self._clock = None if clock is None else datetime.fromtimestamp(clock)
         self.read_to = 0
         """The last of the ids up to which the pool has nothing that is missing here."""
-        self._adding = Lock()
+        self.held = 0
+        """Token ids in memory."""
+        self._adding, self._reading = Lock(), Lock()
         self._nodes: dict[int, Node] = {}
         self._by_turn: dict[Any, list[Node]] = {}
         """By what they follow and what they say, both without what agents leave out later."""
         self._by_text: dict[bytes, tuple[Node, int]] = {}  # texts as clients of text completions have seen them
-        self._unread: list[Node] = []  # whose text nobody has asked for yet
+        self._unread: deque[Node] = deque()  # whose text nobody has asked for yet
 
     def known_after(self, id: int) -> list[int]:
         return [known for known in list(self._nodes) if known > id]
@@ -139,11 +152,12 @@ class Tree:
         call_ids = tuple(call["id"] for call in calls or ())
         length = len(ids) + len(sampled)
         history = item.shape.history if item.shape else None
-        node = Node(id, path, length, item.follows, base, glue, said, history, call_ids, spliceable, opened)
+        node = Node(id, path, len(path), length, item.follows, base, glue, said, history, call_ids, spliceable, opened)
         with self._adding:
             if id in self._nodes:  # read from the pool before its own handler came to it
                 return
             self._nodes[id] = node
+            self._share(node, item)
         if item.finish_reason not in SERVED:
             return
         if prompt is not None:
@@ -155,11 +169,22 @@ class Tree:
         else:
             self._unread.append(node)
 
+    def _share(self, node: Node, item: NewCompletion | Completion) -> None:
+        """Let the paths with which this one begins be parts of it: a conversation is held once, not once per turn."""
+        self.held += node.size
+        before = node.parent = self._nodes.get(item.prefix_of or -1)
+        if before is None or item.prefix_length < before.size or before.size < len(before.whole):
+            return
+        old = before.whole
+        self.held -= len(old)
+        while before is not None and before.whole is old:
+            before.whole, before = node.whole, before.parent
+
     def _base(self, follows: int | None, ids: "array[int]") -> Node | None:
         """The nearest of the turns before whose path, but for its end, these ids begin with."""
         node = self._nodes.get(follows or -1)
         while node is not None:
-            if node.spliceable and node.path[: node.length] == ids[: node.length]:
+            if node.spliceable and node.whole[: node.length] == ids[: node.length]:
                 return node
             node = self._nodes.get(node.follows or -1)
         return None
@@ -199,12 +224,12 @@ class Tree:
         """The path of `base`, then the text behind it. An end of turn that the text repeats is not repeated."""
         if base is None:
             return self._pieces.encode(text), []
-        if base.length == len(base.path):
+        if base.length == base.size:
             return base.path + self._pieces.encode(text), []
         end = self._template.decode(base.path[-1:])
         if text.startswith(end):
             return base.path + self._pieces.encode(text[len(end) :], after=base.path[-1]), []
-        return base.path[: base.length] + self._pieces.encode(text), [ENDED]
+        return base.whole[: base.length] + self._pieces.encode(text), [ENDED]
 
     # ---- which recorded turns a request holds
 
@@ -290,8 +315,9 @@ class Tree:
         if not text.startswith(node.glue, at):
             return None
         start = at + len(node.glue)
-        end = start + len(node.slot)
-        if node.slot and text.startswith(node.slot, start) and self._template.any_end.match(text, end):
+        slot = node.slot  # another thread may find another one meanwhile
+        end = start + len(slot)
+        if slot and text.startswith(slot, start) and self._template.any_end.match(text, end):
             return end
         found = find(text, start, masked, node.opened, self._template)
         if found is not None:
@@ -305,7 +331,7 @@ class Tree:
         if isinstance(prompt, str):
             node, start = self._seen_in(prompt) if splice else (None, 0)
             ids = array("i", self._template.encode(prompt[start:]))
-            tokens, text = ids if node is None else node.path[: node.length] + ids, prompt
+            tokens, text = ids if node is None else node.whole[: node.length] + ids, prompt
         else:
             size = self._template.tokenizer.get_vocab_size()
             if not all(0 <= id < size for id in prompt):
@@ -318,11 +344,12 @@ class Tree:
 
     def _seen_in(self, text: str) -> tuple[Node | None, int]:
         """The completion with the longest text that this text begins with, and that text's length."""
-        unread, self._unread = self._unread, []
-        for node in unread:
-            seen = self._template.decode(node.path[: node.length])
-            self._by_text[_digest(seen)] = node, len(seen)
-        lengths = sorted({length for _, length in self._by_text.values() if length <= len(text)})
+        with self._reading:
+            while self._unread:
+                node = self._unread.popleft()
+                seen = self._template.decode(node.whole[: node.length])
+                self._by_text[_digest(seen)] = node, len(seen)
+        lengths = sorted({length for _, length in list(self._by_text.values()) if length <= len(text)})
         digest, at, found = blake2b(digest_size=16), 0, None
         for length in lengths:
             digest.update(text[at:length].encode("utf-8", "surrogatepass"))
@@ -337,9 +364,8 @@ class Tree:
         best, length = None, 0
         wanted = tokens.tobytes()
         for node in reversed(list(self._nodes.values())):  # a copy: others may be added meanwhile
-            path = node.path
-            if length < min(len(path), len(tokens)) and path[length] == tokens[length]:
-                common = _common(path.tobytes(), wanted)
+            if length < min(node.size, len(tokens)) and node.whole[length] == tokens[length]:
+                common = _common(node.path.tobytes(), wanted)
                 if common > length:
                     best, length = node.id, common
         return best, length

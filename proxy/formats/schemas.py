@@ -84,7 +84,8 @@ def _literal(text: str) -> Any:
     if text[:1] not in ("[", "{"):
         return _WORDS.get(text.lower(), _NOTHING)
     try:
-        return json.loads(json.dumps(ast.literal_eval(text), allow_nan=False))
+        written = json.dumps(ast.literal_eval(text), allow_nan=False, ensure_ascii=False)
+        return json.loads(written.encode())  # ValueError where it names half of a surrogate pair
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return _NOTHING
 

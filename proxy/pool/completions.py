@@ -90,17 +90,23 @@ class CompletionWriter:
         loop = asyncio.get_running_loop()
         while self._waiting:
             batch, self._waiting = self._waiting, []
-            try:
-                results: list[int | Exception] = await loop.run_in_executor(
-                    self._thread, self._commit, [item for item, _ in batch]
-                )
-            except Exception as error:  # whatever broke the commit, none of these callers may wait for ever
-                results = [error if isinstance(error, PoolWriteError) else PoolWriteError(str(error))] * len(batch)
+            results = await loop.run_in_executor(self._thread, self._committed, [item for item, _ in batch])
             self.uncommitted -= len(batch)
             for (_, future), result in zip(batch, results, strict=True):
                 if self._ledger is not None and isinstance(result, int):
                     self._ledger.committed(result)
                 _resolve(future, result)
+
+    def _committed(self, batch: list[NewCompletion]) -> list[int | Exception]:
+        """What came of each; a row that cannot be written takes no other with it."""
+        try:
+            return self._commit(batch)
+        except PoolWriteError as error:
+            return [error] * len(batch)
+        except Exception as error:  # whatever broke the commit, none of these callers may wait for ever
+            if len(batch) == 1:
+                return [PoolWriteError(str(error))]
+            return [result for item in batch for result in self._committed([item])]
 
     @retried
     def _commit(self, batch: list[NewCompletion]) -> list[int | Exception]:

@@ -51,9 +51,10 @@ def open_ledger(pool: Pool) -> Ledger:
 
 @retried
 def confirm(pool: Pool, proxy_id: int, confirmed: int, on_the_way: list[int]) -> None:
-    """A sign of life: everything up to this completion is settled, but for those on their way."""
+    """A sign of life, of a dead one too: up to this completion, all but those on their way are settled."""
     with pool.write() as connection:
-        values = {"confirmed": confirmed, "on_the_way": on_the_way, "seen_at": database_time(connection, pool)}
+        state = {"confirmed": confirmed, "on_the_way": on_the_way, "ended_at": None}
+        values = state | {"seen_at": database_time(connection, pool)}
         connection.execute(update(proxies).where(proxies.c.id == proxy_id).values(values))
 
 
@@ -135,10 +136,10 @@ def claim(pool: Pool, completion_id: int, proxy_id: int) -> Completion | None:
 
 
 @retried
-def release(pool: Pool, completion_id: int) -> None:
-    """Let go of a claim: this client went away as well."""
+def release(pool: Pool, completion_id: int, proxy_id: int) -> None:
+    """Let go of this proxy's claim: this client went away as well."""
     with pool.write() as connection:
-        this = undelivered.c.completion_id == completion_id
+        this = (undelivered.c.completion_id == completion_id) & (undelivered.c.claimed_by == proxy_id)
         connection.execute(update(undelivered).where(this).values(claimed_by=None))
 
 

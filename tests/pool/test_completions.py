@@ -84,9 +84,12 @@ async def test_words_that_a_database_cannot_hold_are_stored_with_a_mark_in_their
     assert stored.untrainable == "a\N{REPLACEMENT CHARACTER}b?" and stored.reply == reply
 
 
-async def test_a_commit_that_the_database_refuses_answers_every_caller(pool: Pool) -> None:
+async def test_a_row_that_cannot_be_written_takes_no_other_with_it(pool: Pool) -> None:
     attempt, writer = open_session(pool, "k"), CompletionWriter(pool)
-    unknown = replace(new_completion(attempt.id), prefix_of=999)
-    results = await asyncio.gather(writer.add(unknown), writer.add(new_completion(attempt.id)), return_exceptions=True)
-    assert [type(result) for result in results] == [PoolWriteError, PoolWriteError]
-    assert of_attempt(pool, attempt.id) == []
+    item = new_completion(attempt.id)
+    unwritable = replace(item, reply={"role": "assistant", "content": "\ud800"})
+    adding = map(writer.add, (item, unwritable, replace(item, prefix_of=999), item))
+    first, *refused, last = await asyncio.gather(*adding, return_exceptions=True)
+    await writer.close()
+    assert [type(error) for error in refused] == [PoolWriteError, PoolWriteError]
+    assert [(one.id, one.ordinal) for one in of_attempt(pool, attempt.id)] == [(first, 0), (last, 1)]

@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+from sqlalchemy import select, update
+
 from proxy.pool.attempts import Ending, close_attempt, open_session
 from proxy.pool.completions import CompletionWriter, Ledger, of_attempt
 from proxy.pool.database import Pool, open_pool
@@ -23,6 +25,7 @@ from proxy.pool.deliveries import (
     settle_the_dead,
 )
 from proxy.pool.records import ABANDONED
+from proxy.pool.schema import proxies
 from tests.pool.make import new_completion
 
 MARK = b"0123456789abcdef"
@@ -61,11 +64,42 @@ async def test_a_marked_answer_is_claimed_once_and_trained_when_it_arrives(pool:
         claims = list(threads.map(lambda _: claim(pool, lost, ledger.proxy_id), range(8)))
     [won] = [item for item in claims if item is not None]
     assert won.id == lost and missing_of(pool, won.attempt_id) == []
-    release(pool, lost)
+    release(pool, lost, ledger.proxy_id)
     assert [item.completion_id for item in missing_of(pool, won.attempt_id)] == [lost]
     assert claim(pool, lost, ledger.proxy_id) is not None
     mark_delivered(pool, lost)
     assert reasons(pool) == [None, None] and missing_of(pool, won.attempt_id) == []
+
+
+async def test_a_claim_that_another_proxy_has_by_now_is_not_let_go(pool: Pool) -> None:
+    stalled, other = open_ledger(pool), open_ledger(pool)
+    [lost] = await add(pool, stalled, "stop")
+    mark_undelivered(pool, lost)
+    assert claim(pool, lost, other.proxy_id) is not None  # since the stalled one counted as dead
+    release(pool, lost, stalled.proxy_id)
+    assert claim(pool, lost, stalled.proxy_id) is None
+    release(pool, lost, other.proxy_id)
+    assert claim(pool, lost, stalled.proxy_id) is not None
+
+
+async def test_a_proxy_that_counted_as_dead_and_works_on_is_kept_account_of(pool: Pool) -> None:
+    ledger = open_ledger(pool)
+    await add(pool, ledger, "stop")
+    count_as_dead(pool, ledger)
+    assert reasons(pool) == [ABANDONED]
+    confirm(pool, ledger.proxy_id, *ledger.state())
+    await add(pool, ledger, "stop")
+    count_as_dead(pool, ledger)
+    assert reasons(pool) == [ABANDONED, ABANDONED]
+
+
+def count_as_dead(pool: Pool, ledger: Ledger) -> None:
+    """Settle a proxy that is taken for dead."""
+    with pool.write() as connection:
+        [owner] = connection.execute(select(proxies.c.owner).where(proxies.c.id == ledger.proxy_id)).scalars()
+        this = update(proxies).where(proxies.c.id == ledger.proxy_id)
+        connection.execute(this.values(owner=owner | {"started": "0"}))
+    settle_the_dead(pool)
 
 
 async def test_a_reason_of_its_own_stays_and_a_part_of_an_answer_is_not_kept(pool: Pool) -> None:

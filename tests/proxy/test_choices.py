@@ -4,10 +4,12 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from proxy.choices import Choice, answered
+from proxy.engine.client import EngineError
 from proxy.engine.scripted import Fault
 from proxy.pool.verify import verify
 from tests.proxy.conftest import SHELL, Serve, Stand, shell_call, user
@@ -123,3 +125,26 @@ async def test_too_many_answers_are_refused(path: str, fields: dict[str, Any], f
     answer = await stand.ask(path, ASKED[path] | fields)
     assert answer["status"] == 400 and answer["error"]["message"].startswith(f"{field} is ")
     assert stand.recorded() == []
+
+
+async def test_none_is_being_sampled_any_more_when_a_client_goes_while_the_others_end() -> None:
+    choices = [Choice(*[cast(Any, None)] * 4) for _ in range(2)]
+    ending, release, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def answer(choice: Choice) -> Any:
+        if choice is choices[0]:
+            raise EngineError("failed", "on purpose")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ending.set()
+            await release.wait()
+            ended.set()
+
+    running = asyncio.ensure_future(answered(choices, answer))
+    await ending.wait()
+    running.cancel()
+    asyncio.get_running_loop().call_later(0.05, release.set)
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert ended.is_set()

@@ -19,6 +19,7 @@ from proxy.engine.replica import Origin
 from proxy.engine.scripted import Fault, Reply, ScriptedEngine
 from proxy.pool.attempts import Ending, by_key, close_attempt
 from proxy.pool.database import open_pool
+from proxy.pool.records import ABANDONED
 from proxy.server import Gateway
 from proxy.template import ChatTemplate
 from tests.proxy.conftest import SHELL, Serve, Stand, listening, user
@@ -138,6 +139,9 @@ async def test_a_bug_in_mid_stream_ends_the_stream(tiny_model: Path, tmp_path: P
         first, *_, event, done = await stand.stream(user("count"))
         assert first["choices"] and event["error"]["code"] == "internal_error" and done == "[DONE]"
         assert (await stand.chat(user("count")))["error"]["code"] == "internal_error"
+        for row in stand.recorded():
+            assert (row.finish_reason, row.untrainable, len(row.sampled) > 0) == ("abort", ABANDONED, True)
+        assert len(stand.recorded()) == 2
 
 
 async def test_an_engine_that_dies_in_mid_stream(serve: Serve) -> None:

@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from threading import Event
@@ -12,7 +13,7 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import Table, select, update
 
 from proxy.config import Config, EngineConfig
 from proxy.engine.scripted import Fault, Reply, ScriptedEngine
@@ -21,7 +22,7 @@ from proxy.pool.database import Pool, locked, open_pool
 from proxy.pool.deliveries import missing_of, open_ledger
 from proxy.pool.owners import this_process
 from proxy.pool.records import ABANDONED
-from proxy.pool.schema import attempts, proxies
+from proxy.pool.schema import attempts, completions, proxies
 from proxy.retries import Retries, Undelivered
 from proxy.server import Gateway
 from proxy.template import ChatTemplate
@@ -48,14 +49,19 @@ async def start(tiny_model: Path, database: str) -> AsyncIterator[Start]:
         yield gateway
 
 
-@contextmanager
-def no_commits(pool: Pool) -> Iterator[None]:
+def no_commits(pool: Pool) -> AbstractContextManager[None]:
     """While the block lasts, completions of open attempts cannot be committed."""
+    return held(pool, attempts)
+
+
+@contextmanager
+def held(pool: Pool, table: Table) -> Iterator[None]:
+    """While the block lasts, no row of the table changes; on SQLite, none of any."""
     held, over = Event(), Event()
 
     def hold() -> None:
         with pool.write() as connection:
-            locked(connection, select(attempts.c.id).order_by(attempts.c.id))
+            locked(connection, select(table.c.id).order_by(table.c.id))
             held.set()
             over.wait(60)
 
@@ -238,6 +244,24 @@ async def test_a_tool_call_is_served_again_with_its_own_id(start: Start) -> None
     result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "file"}
     await stand.chat(ONCE_MORE, message, result, tools=[SHELL])
     assert stand.recorded()[2].follows == stand.recorded()[1].id
+
+
+@pytest.mark.parametrize("database", ["postgres"], indirect=True)  # which locks rows
+async def test_all_answers_have_arrived_that_a_client_got_before_it_left(start: Start) -> None:
+    stand = await start()
+    with no_commits(stand.pool):
+        await lose(stand, stand.chat(ONCE_MORE, n=2))
+    for index in (0, 1):
+        await until_settled(stand, ABANDONED, index)
+    with held(stand.pool, completions):  # so that the claims are committed, and what becomes of them waits
+        async with aiohttp.ClientSession() as http:
+            answer = await replace(stand, http=http).chat(ONCE_MORE, n=2)
+        for _ in range(3):
+            await metrics(stand)
+    assert {choice["message"]["content"] for choice in answer["choices"]} == {"answer 0", "answer 1"}
+    async with asyncio.timeout(60):
+        for index in (0, 1):
+            await until_settled(stand, None, index)
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)

@@ -80,6 +80,10 @@ def test_every_reading_of_a_text_is_recognised_in_the_record(text: str) -> None:
         assert (again, type(again)) == (taken, type(taken))
 
 
+def test_what_no_json_can_hold_stays_text() -> None:
+    assert typed(r"['\ud800']", {"array"}) == r"['\ud800']"
+
+
 def test_a_recorded_value_that_the_text_cannot_be_is_not_taken() -> None:
     recorded = Recorded([{"function": {"name": "f", "arguments": '{"p": 6, "b": true}'}}])
     assert (recorded.value("f", "p", "5", False), recorded.value("f", "b", "1", False)) == ("5", "1")

@@ -1,0 +1,39 @@
+"""A pool that an older blackforge has written is brought up to date with its rows, and works on."""
+
+from sqlalchemy import MetaData, create_engine, insert
+
+from proxy.pool.attempts import Ending, close_attempt
+from proxy.pool.completions import CompletionWriter, labelled, of_attempt, paths, to_row
+from proxy.pool.database import open_pool, upgrade
+from proxy.pool.deliveries import claim, mark_undelivered, missing_of, open_ledger
+from proxy.pool.verify import verify
+from tests.pool.make import new_completion
+
+
+async def test_rows_of_before_labels_and_deliveries_stay_as_they_were(database: str) -> None:
+    engine = create_engine(database)
+    with engine.begin() as connection:
+        upgrade(connection, "0002")
+        older = MetaData()
+        older.reflect(connection)
+        attempt = {"id": 1, "number": 0, "key_hash": "0", "agent": "session", "opened_at": 1.0}
+        connection.execute(insert(older.tables["attempts"]).values(attempt))
+        row = to_row(new_completion(1))
+        known = {name: value for name, value in row.items() if name in older.tables["completions"].c}
+        connection.execute(insert(older.tables["completions"]).values(known | {"ordinal": 0}))
+    engine.dispose()
+    pool = open_pool(database)
+    ledger = open_ledger(pool)
+    [item] = of_attempt(pool, 1)
+    assert (item.label, item.shape, item.fingerprint, item.untrainable) == (None, None, b"", None)
+    assert paths([item])[item.id].tolist() == [1, 2, 3, 4] and labelled([item]) == [item]
+    mark_undelivered(pool, item.id)  # nobody could ask for it again
+    assert missing_of(pool, 1) == [] and claim(pool, item.id, ledger.proxy_id) is None
+    writer = CompletionWriter(pool, ledger)
+    await writer.add(new_completion(1))
+    await writer.close()
+    close_attempt(pool, 1, Ending())
+    stored = [(one.label, one.untrainable, one.ordinal) for one in of_attempt(pool, 1)]
+    assert stored == [(None, None, 0), (None, None, 1)]
+    assert verify(pool).damages == []
+    pool.close()
