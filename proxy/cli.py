@@ -1,4 +1,4 @@
-"""The console script: `proxy serve`, `proxy engine`, `proxy tiny-model`, `proxy pool`.
+"""The console script: `proxy serve`, `engine`, `tiny-model`, and `replay` and `pool`, which have files of their own.
 
 Both servers stay in the foreground, write a ready file for whoever started them, and end cleanly on SIGTERM or Ctrl-C.
 """

@@ -14,7 +14,7 @@ from sqlalchemy import Row, Select, func, select, update
 from proxy.pool.completions import write_labels
 from proxy.pool.database import Pool, insert_if_new, insert_row, locked, retried
 from proxy.pool.errors import UserError
-from proxy.pool.schema import TOKENS, attempts, completions, groups, rollouts, runs
+from proxy.pool.schema import attempts, groups, rollouts, runs
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,6 @@ class Ending:
     detail: str = ""
     exit_code: int | None = None
     timings: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Stats:
-    """What the proxy recorded of an attempt."""
-
-    completions: int
-    trainable: int
-    sampled_tokens: int
 
 
 @retried
@@ -127,18 +118,6 @@ def close_interrupted(pool: Pool, run_id: int) -> int:
         count = connection.execute(closing).rowcount
         write_labels(connection, found)
         return count
-
-
-def completion_stats(pool: Pool, attempt_id: int) -> Stats:
-    """Counts over the attempt's recorded completions."""
-    query = select(
-        func.count(),
-        func.count().filter(completions.c.untrainable.is_(None)),
-        func.coalesce(func.sum(TOKENS), 0),
-    ).where(completions.c.attempt_id == attempt_id)
-    with pool.read() as connection:
-        total, trainable, tokens = connection.execute(query).one()
-    return Stats(total, trainable, int(tokens))
 
 
 def _values(key: str, agent: str) -> dict[str, Any]:

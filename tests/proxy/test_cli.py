@@ -159,7 +159,7 @@ def test_stopping_takes_the_whole_family(tmp_path: Path) -> None:
     started = process.start(["sh", "-c", family], dict(os.environ), tmp_path / "log")
     wait_until(lambda: pids.exists() and bool(pids.read_text()))
     process.stop(started, grace_seconds=0.1)
-    wait_until(lambda: not alive(int(pids.read_text())), 5)
+    wait_until(lambda: not alive(int(pids.read_text())))
 
 
 def alive(pid: int) -> bool:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from proxy.formats import FORMATS, Recorded, Schemas, choose
 from proxy.pool.errors import UserError
 from proxy.toolcalls import ParsedCall, Piece, Reasoning, Text, TurnParser
+from tests.proxy.parsing import pieces_of
 from tests.proxy.written import ONE, PARAMETERS, SAMPLES, TOOLS, WRITERS, Calls
 
 EVERY = pytest.mark.parametrize("way", WRITERS)
@@ -28,15 +29,7 @@ def parse(way: str, chunks: list[str], tools: Schemas | None = None, reasoning: 
     """The pieces of a turn, neighbours of one kind joined."""
     form = choose(WRITERS[way][0], "[THINK]" if "mistral" in way else "", ())
     parser = TurnParser(form, tools=tools or Schemas(TOOLS), reasoning=reasoning)
-    joined: list[Piece] = []
-    for piece in [p for chunk in chunks for p in parser.feed(chunk)] + parser.finish():
-        if joined and isinstance(piece, Text) and isinstance(joined[-1], Text):
-            joined[-1] = Text(joined[-1].text + piece.text)
-        elif joined and isinstance(piece, Reasoning) and isinstance(joined[-1], Reasoning):
-            joined[-1] = Reasoning(joined[-1].text + piece.text)
-        else:
-            joined.append(piece)
-    return joined
+    return pieces_of(parser, chunks)
 
 
 def think(way: str) -> tuple[str, str]:

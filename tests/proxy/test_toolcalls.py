@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from proxy.formats import FORMATS, Schemas
 from proxy.toolcalls import ParsedCall, Piece, Reasoning, Text, TurnParser
+from tests.proxy.parsing import pieces_of
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 PARTS = ["<think>", "</think>", "<tool_call>", "</tool_call>", CALL, "\n", " ", "ab", "<", "</", "<tool_", "é"]
@@ -14,15 +15,7 @@ PARTS = ["<think>", "</think>", "<tool_call>", "</tool_call>", CALL, "\n", " ", 
 def parse(chunks: list[str], *, tools: bool = True, reasoning: bool = False) -> list[Piece]:
     """The pieces of a turn, neighbours of one kind joined."""
     parser = TurnParser(FORMATS["qwen"](), tools=Schemas() if tools else None, reasoning=reasoning)
-    joined: list[Piece] = []
-    for piece in [p for chunk in chunks for p in parser.feed(chunk)] + parser.finish():
-        if joined and isinstance(piece, Text) and isinstance(joined[-1], Text):
-            joined[-1] = Text(joined[-1].text + piece.text)
-        elif joined and isinstance(piece, Reasoning) and isinstance(joined[-1], Reasoning):
-            joined[-1] = Reasoning(joined[-1].text + piece.text)
-        else:
-            joined.append(piece)
-    return joined
+    return pieces_of(parser, chunks)
 
 
 @pytest.mark.parametrize(
