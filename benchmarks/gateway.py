@@ -69,7 +69,7 @@ class Stand:
 def main() -> int:
     """Measure the parts asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a minute instead of ten; the figures mean little")
+    parser.add_argument("--quick", action="store_true", help="a minute instead of five; the figures mean little")
     parser.add_argument("--parts", default=",".join(PARTS), help="some of " + ",".join(PARTS))
     parser.add_argument("--rss-calls", type=int, help="calls over which memory is watched")
     parser.add_argument("--litellm", default=shutil.which("litellm"), help="litellm's proxy command, if there is one")

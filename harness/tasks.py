@@ -57,6 +57,7 @@ class Task(_Strict, frozen=True, kw_only=True):
     """Wall seconds of the agent. Then it is ended, and the verifier judges what it left."""
     limits: TaskLimits = TaskLimits()
     domain: Text = "agent"
+    """What kind of task this is: a column of every export. Nothing decides by it."""
     env: dict[str, str] = {}
     """Environment of set-up, agent and verifier."""
     metadata: dict[str, Any] = {}
