@@ -91,10 +91,10 @@ class Handler:
         session = await self._sessions.of(request)
         call = await self._read(request, session, dialect)
         prompt, mark = await self._render(session, call, dialect)
+        turns = [self._settings.turn(call, prompt, self._template) for _ in range(call.choices)]
         wire, stored = self._wire(request, dialect, call, prompt), Stored()
         choices = []
-        for number in range(call.choices):
-            turn = self._settings.turn(call, prompt, self._template)
+        for number, turn in enumerate(turns):
             record = Record(self._means, session, turn, stored, mark=mark, started=started)
             choices.append(Choice(record, turn, Lane(wire, number), record))
         try:

@@ -21,6 +21,7 @@ from proxy.pool.attempts import Attempt, by_key, open_session
 from proxy.pool.completions import newer, paths
 from proxy.pool.database import Pool
 from proxy.pool.deliveries import missing_of, settle_the_dead
+from proxy.pool.errors import PoolReadError
 from proxy.pool.records import NewCompletion
 from proxy.retries import Undelivered
 from proxy.shapes import Shapes
@@ -61,7 +62,10 @@ class Session:
         """Take in what the pool has of the attempt and this proxy did not record itself. In any thread."""
         rows = newer(self.pool, self.attempt.id, self.tree.read_to, self.tree.known_after(self.tree.read_to))
         shared = {row.prefix_of for row in rows if row.prefix_of is not None} - {row.id for row in rows}
-        found = paths(rows, {id: self.tree.path(id) for id in shared})
+        try:
+            found = paths(rows, {id: self.tree.path(id) for id in shared})
+        except (ValueError, KeyError) as error:
+            raise PoolReadError(f"attempt {self.attempt.id} is damaged ({error}); see `proxy pool verify`") from error
         for row in rows:
             self.tree.add(row.id, row, found[row.id])
             self.shapes.add(row.id, row)

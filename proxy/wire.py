@@ -114,12 +114,14 @@ class Stream:
     async def close(self, replies: Sequence[Reply]) -> web.StreamResponse:
         _until_flushed(self._request)
         async with self._writing:
+            self._resting = True  # a sign of life that waits for the lock comes too late
             response = await self._write(self._opening() + self._events.closing(*replies))
         await response.write_eof()
         return response
 
     async def fail(self, problem: CallError) -> web.StreamResponse:
         async with self._writing:
+            self._resting = True
             return await self._write(self._events.failure(problem))
 
     @property

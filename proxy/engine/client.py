@@ -211,6 +211,8 @@ class EngineClient:
             await self._exchange(msgspec.json.encode(body), into, inbox)
         except TimeoutError as error:
             raise EngineError("silent", f"the engine at {self.url} sent nothing for too long; restart it") from error
+        except aiohttp.ClientSSLError as error:
+            raise EngineError("unreachable", f"the engine at {self.url} cannot be trusted ({error})") from error
         except aiohttp.ClientConnectorError as error:
             reason = error.os_error.strerror
             message = f"the engine at {self.url} does not answer ({reason}); start it with: proxy engine"
@@ -225,7 +227,7 @@ class EngineClient:
         headers = {"Content-Type": "application/json"}
         async with self._http.post(f"{self.url}/generate", data=body, headers=headers) as answer:
             if answer.status != 200:
-                raise _refused(answer.status, await answer.text())
+                raise _refused(answer.status, await answer.text(errors="replace"))
             if answer.content_type == "text/event-stream":
                 async for line in _lines(answer.content):
                     if line.startswith(b"data: {"):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Row, delete, exists, select, update
+from sqlalchemy import ColumnElement, Connection, Row, delete, exists, func, select, update
 
 from proxy.pool.completions import Ledger, from_row
 from proxy.pool.database import Pool, insert_if_new, insert_row, locked, retried
@@ -43,7 +43,8 @@ def open_ledger(pool: Pool) -> Ledger:
     me = this_process()
     with pool.write() as connection:
         now = database_time(connection, pool)
-        values = {"owner": msgspec.to_builtins(me), "seen_at": now, "confirmed": 0, "on_the_way": []}
+        last = connection.scalar(select(func.max(completions.c.id))) or 0  # all further ones come behind
+        values = {"owner": msgspec.to_builtins(me), "seen_at": now, "confirmed": last, "on_the_way": []}
         proxy_id = insert_row(connection, proxies, values)
     settle_the_dead(pool)
     return Ledger(proxy_id)
