@@ -22,7 +22,7 @@ from proxy.pool.errors import PoolError, UserError
 from proxy.pool.failures import treatment
 from proxy.pool.groups import OpenRollout, Outcome, finish_rollout
 from proxy.pool.schema import completions
-from sandboxes.base import Result, Sandbox, Sandboxes
+from sandboxes.base import Result, Sandbox, Sandboxes, Spec
 
 TRIES = 3
 LIMIT_FAILURES = {"timeout": "agent_timeout", "cpu": "agent_timeout", "memory": "agent_memory"}
@@ -105,7 +105,7 @@ async def _work(
 ) -> tuple[float, str | None, str]:
     """Set up, agent, end, verify: the reward, with the limit that ended the agent if one did."""
     began = time.monotonic()
-    sandbox = await bench.sandboxes.start()
+    sandbox = await bench.sandboxes.start(spec_of(task))
     try:
         await _set_up(sandbox, task)
         account.timings["setup"] = time.monotonic() - began
@@ -124,9 +124,14 @@ async def _work(
         await sandbox.stop()
 
 
+def spec_of(task: Task) -> Spec:
+    """The sandbox that a task asks for."""
+    return Spec(memory_mb=task.limits.memory_mb)
+
+
 async def _set_up(sandbox: Sandbox, task: Task) -> None:
     for path, text in task.files.items():
-        sandbox.write(path, text)
+        await sandbox.write(path, text)
     if task.setup:
         result = await sandbox.run(task.setup, limits_of(task, task.setup_timeout), task.env)
         if result.ended != "exit" or result.exit_code:
@@ -136,9 +141,9 @@ async def _set_up(sandbox: Sandbox, task: Task) -> None:
 
 async def _run_agent(agent: Agent, sandbox: Sandbox, task: Task, endpoint: Endpoint) -> Result:
     launch = agent.launch(endpoint)
-    sandbox.write("~/instruction.md", task.instruction)
+    await sandbox.write("~/instruction.md", task.instruction)
     for path, text in launch.files.items():
-        sandbox.write(path, text)
+        await sandbox.write(path, text)
     told = {"OPENAI_BASE_URL": endpoint.url, "OPENAI_API_KEY": endpoint.key, "MODEL": endpoint.model}
     told |= {"INSTRUCTION": task.instruction, "INSTRUCTION_FILE": f"{sandbox.home}/instruction.md"}
     return await sandbox.run(launch.command, limits_of(task, task.timeout), task.env | launch.env | told)

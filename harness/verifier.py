@@ -26,7 +26,6 @@ def limits_of(task: Task, seconds: float) -> Limits:
     return Limits(
         seconds=seconds,
         cpu_seconds=task.limits.cpu_seconds,
-        memory_mb=task.limits.memory_mb,
         output_bytes=task.limits.output_kb << 10,
     )
 
@@ -34,7 +33,7 @@ def limits_of(task: Task, seconds: float) -> Limits:
 async def verify(sandbox: Sandbox, task: Task) -> float:
     """Bring the verifier in and take its reward. Call it when nothing of the agent runs any more."""
     for path, text in task.verifier.files.items():
-        sandbox.write(path, text)
+        await sandbox.write(path, text)
     name = f"reward-{secrets.token_hex(8)}"  # new to the agent, so that none can lie there already
     env = task.env | {"REWARD_FILE": f"{sandbox.home}/{name}"}
     result = await sandbox.run(task.verifier.command, limits_of(task, task.verifier.timeout), env)
@@ -44,7 +43,7 @@ async def verify(sandbox: Sandbox, task: Task) -> float:
         raise Failed(
             "verifier", f"exit code {result.exit_code}, which is neither 0 nor 1: {result.output[-300:].strip()}"
         )
-    given = sandbox.read(f"~/{name}", limit=1000)
+    given = await sandbox.read(f"~/{name}", limit=1000)
     if result.exit_code == 1 or given is None:
         return 1.0 - result.exit_code
     return _number(given)

@@ -1,18 +1,57 @@
-"""What a sandbox is, whatever it is made of: a few verbs, and limits that name what they ended.
+"""What a sandbox is, whatever it is made of: a spec, a few verbs, and limits that name what they ended.
 
-Paths are relative to the sandbox's working directory, or to its home when they begin with `~/`; none leads outside.
+Paths are relative to the sandbox's working directory, or to its home when they begin with `~/`; none leads outside. An
+absolute path is one of the sandbox's own file system, where it has one (Docker); elsewhere it is refused.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
 Ended = Literal["exit", "timeout", "cpu", "memory"]
+Profile = Literal["strict", "harbor"]
+Network = Literal["model", "none", "full"]
+User = Literal["agent", "verifier", "root"]
 
 
 class SandboxError(Exception):
     """A sandbox could not do what was asked: one sentence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """What a sandbox's file system begins as. Built at most once per content."""
+
+    name: str = ""
+    """An image of the engine, when nothing is built."""
+    context: Path | None = None
+    """A directory to build from; what is not named in the Dockerfile does not matter."""
+    dockerfile: str = "Dockerfile"
+    """Relative to `context`. Where there is none, the files are copied into the working directory of `name`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """What a sandbox is to be. Each default is the strictest; a task relaxes one by naming it."""
+
+    image: Image | None = None
+    """None: the back end's own default."""
+    profile: Profile = "strict"
+    """strict: unprivileged, read-only root, no capabilities. harbor: root of a user namespace, writable root."""
+    network: Network = "model"
+    """model: the proxy's model routes and nothing else."""
+    work: str | None = None
+    """Working directory where the sandbox has a file system of its own; None: the image's."""
+    memory_mb: int | None = 4096
+    """Resident memory of all its processes together. None: unlimited."""
+    cpus: float | None = None
+    pids: int | None = 1024
+    disk_mb: int | None = 4096
+    """Of each writable place: working directory, home, temporary files."""
+    agent: str | None = None
+    """The agent whose bundle is brought along, read-only."""
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +62,6 @@ class Limits:
     """Wall time of the command."""
     cpu_seconds: float | None = None
     """CPU time of the processes that are alive and the children they have waited for. None: unlimited."""
-    memory_mb: int | None = None
-    """Resident memory. None: unlimited."""
     output_bytes: int = 1 << 20
     """Bytes of output that are kept: the first and the last half; what lies between is dropped and counted."""
 
@@ -42,6 +79,10 @@ class Result:
     seconds: float
 
 
+OnOutput = Callable[[bytes], None]
+"""Called with each piece of output as it comes."""
+
+
 class Sandbox(Protocol):
     """One place to run commands in."""
 
@@ -49,23 +90,37 @@ class Sandbox(Protocol):
     work: str
     """The working directory, as the sandbox's processes see it."""
     home: str
+    model_url: str
+    """The proxy as the sandbox reaches it, without /v1; empty where its network is `none`."""
+    bundles: str
+    """The directory of agents' bundles, as the sandbox sees it."""
 
-    async def run(self, command: str, limits: Limits, env: Mapping[str, str]) -> Result:
+    async def run(
+        self,
+        command: str,
+        limits: Limits,
+        env: Mapping[str, str],
+        user: User = "agent",
+        on_output: OnOutput | None = None,
+    ) -> Result:
         """Run a shell command to its end. What it left running stays until `end_processes`, unless a limit ended it."""
+
+    async def keep_processes(self) -> None:
+        """What runs now is the task's own (its daemons): `end_processes` spares it."""
 
     async def end_processes(self) -> int:
         """End everything that runs in the sandbox, daemons too, and say how many processes that were."""
 
-    def write(self, path: str, content: str | bytes) -> None:
+    async def write(self, path: str, content: str | bytes, user: User = "agent") -> None:
         """Write a file and its parents. Whatever stands in the way is replaced; links are not followed."""
 
-    def read(self, path: str, limit: int = 1 << 20) -> bytes | None:
+    async def read(self, path: str, limit: int = 1 << 20) -> bytes | None:
         """The first bytes of a regular file; None when there is no such file."""
 
-    def put(self, source: Path, path: str) -> None:
+    async def put(self, source: Path, path: str, user: User = "agent") -> None:
         """Copy a directory into the sandbox."""
 
-    def get(self, path: str, target: Path) -> None:
+    async def get(self, path: str, target: Path) -> None:
         """Copy a directory out of the sandbox."""
 
     async def stop(self) -> None:
@@ -75,5 +130,13 @@ class Sandbox(Protocol):
 class Sandboxes(Protocol):
     """A kind of sandbox."""
 
-    async def start(self) -> Sandbox:
+    kind: str
+    """docker, bubblewrap or process."""
+    promise: str
+    """What it isolates and what not, in one sentence."""
+
+    async def start(self, spec: Spec) -> Sandbox:
         """A fresh sandbox; SandboxError when there can be none."""
+
+    async def close(self) -> None:
+        """Remove what the sandboxes shared (relays, networks, spare ones). Called when all have been stopped."""

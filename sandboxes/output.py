@@ -3,11 +3,14 @@
 import os
 from collections import deque
 
+from sandboxes.base import OnOutput
+
 
 class Output:
     """The reading end of a pipe. Everything is read, so that the writer never blocks; not everything is kept."""
 
-    def __init__(self, limit: int):
+    def __init__(self, limit: int, on_output: OnOutput | None = None):
+        self._on_output = on_output
         self.reader, self.writer = os.pipe()
         self._writing = True
         os.set_blocking(self.reader, False)
@@ -26,6 +29,8 @@ class Output:
                 return True
             if not chunk:
                 return False
+            if self._on_output is not None:
+                self._on_output(chunk)
             self._keep(chunk)
         return True
 

@@ -21,12 +21,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandboxes.base import Ended, Limits, Result, SandboxError
+from sandboxes.base import Ended, Limits, OnOutput, Result, SandboxError, Spec, User
 from sandboxes.output import Output
 from sandboxes.processes import MARK, belonging, kill, start_of, table
 
 WATCH_SECONDS = 0.5
 PATIENCE_SECONDS = 10.0
+ALONE = Spec()
 
 
 def default_root() -> Path:
@@ -50,13 +51,20 @@ class _Running:
 class ProcessSandboxes:
     """Starts process sandboxes under one directory and watches the limits of all of them with one look at /proc."""
 
-    def __init__(self, root: Path | None = None):
+    kind = "process"
+    promise = "processes are separated by directory and environment only; they can do whatever this user can"
+
+    def __init__(self, root: Path | None = None, model_url: str = "", bundles: Path | None = None):
         self.root = root or default_root()
+        self._model_url, self._bundles = model_url, bundles or Path()
         self._owner = f"{os.getpid()}-{start_of(os.getpid())}"
         self._running: list[_Running] = []
         self._watcher: asyncio.Task[None] | None = None
 
-    async def start(self) -> "ProcessSandbox":
+    async def start(self, spec: Spec = ALONE) -> "ProcessSandbox":
+        if spec.image is not None or spec.network == "none" or spec.profile != "strict":
+            asked = f"image {spec.image}, network {spec.network}, profile {spec.profile}"
+            raise SandboxError(f"a process sandbox has no image, network or root of its own ({asked}); use Docker")
         sandbox_id = f"{self._owner}-{secrets.token_hex(4)}"  # names its owner, so that leftovers are known as such
         directory = self.root / sandbox_id
         try:
@@ -65,7 +73,12 @@ class ProcessSandboxes:
                 path.mkdir(mode=0o700)
         except OSError as error:
             raise SandboxError(f"the sandbox {directory} cannot be made ({error.strerror})") from error
-        return ProcessSandbox(sandbox_id, directory, self.watch)
+        made = ProcessSandbox(sandbox_id, directory, self.watch, spec.memory_mb)
+        made.model_url, made.bundles = self._model_url, str(self._bundles)
+        return made
+
+    async def close(self) -> None:
+        """Nothing is shared."""
 
     def watch(self, running: _Running) -> None:
         """Hold a command to its CPU and memory limits until it has ended."""
@@ -80,7 +93,7 @@ class ProcessSandboxes:
             processes = table() if self._running else []
             for running in self._running:
                 own = belonging(processes, running.sandbox.id, running.sandbox.sessions)
-                memory, cpu = running.limits.memory_mb, running.limits.cpu_seconds
+                memory, cpu = running.sandbox.memory_mb, running.limits.cpu_seconds
                 if memory is not None and sum(process.memory_bytes for process in own) > memory << 20:
                     running.end("memory")
                 elif cpu is not None and sum(process.cpu_seconds for process in own) > cpu:
@@ -90,16 +103,25 @@ class ProcessSandboxes:
 class ProcessSandbox:
     """A directory with `work`, `home` and `tmp`, and the processes that carry its id in their environment."""
 
-    def __init__(self, sandbox_id: str, directory: Path, watch: Callable[[_Running], None]):
-        self.id = sandbox_id
+    model_url = bundles = ""
+
+    def __init__(self, sandbox_id: str, directory: Path, watch: Callable[[_Running], None], memory_mb: int | None):
+        self.id, self.memory_mb = sandbox_id, memory_mb
         self.work, self.home = str(directory / "work"), str(directory / "home")
         self.sessions: set[int] = set()
         self._directory = directory
         self._watch = watch
 
-    async def run(self, command: str, limits: Limits, env: Mapping[str, str]) -> Result:
+    async def run(
+        self,
+        command: str,
+        limits: Limits,
+        env: Mapping[str, str],
+        user: User = "agent",
+        on_output: OnOutput | None = None,
+    ) -> Result:
         began = time.monotonic()
-        output = Output(limits.output_bytes)
+        output = Output(limits.output_bytes, on_output)
         process = self._start(command, output, env)
         loop = asyncio.get_running_loop()
         loop.add_reader(output.reader, lambda: output.read_available() or loop.remove_reader(output.reader))
@@ -143,7 +165,7 @@ class ProcessSandbox:
         exited = os.pidfd_open(process.pid)
         loop.add_reader(exited, running.end, "exit")
         timer = loop.call_later(limits.seconds, running.end, "timeout")
-        if limits.memory_mb is not None or limits.cpu_seconds is not None:
+        if self.memory_mb is not None or limits.cpu_seconds is not None:
             self._watch(running)
         try:
             return await running.ended
@@ -152,6 +174,9 @@ class ProcessSandbox:
             timer.cancel()
             loop.remove_reader(exited)
             os.close(exited)
+
+    async def keep_processes(self) -> None:
+        raise SandboxError(f"sandbox {self.id} cannot tell the task's daemons from the agent's; use Docker")
 
     async def end_processes(self) -> int:
         killed: set[tuple[int, int]] = set()
@@ -166,7 +191,7 @@ class ProcessSandbox:
         self.sessions.clear()
         return len(killed)
 
-    def write(self, path: str, content: str | bytes) -> None:
+    async def write(self, path: str, content: str | bytes, user: User = "agent") -> None:
         target = self._inside(path)
         try:
             self._make_way(target)
@@ -174,7 +199,7 @@ class ProcessSandbox:
         except OSError as error:
             raise SandboxError(f"{path} cannot be written in sandbox {self.id} ({error.strerror})") from error
 
-    def read(self, path: str, limit: int = 1 << 20) -> bytes | None:
+    async def read(self, path: str, limit: int = 1 << 20) -> bytes | None:
         try:
             file = os.open(self._inside(path), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)  # a FIFO must not hang us
         except OSError:
@@ -184,7 +209,7 @@ class ProcessSandbox:
         finally:
             os.close(file)
 
-    def put(self, source: Path, path: str) -> None:
+    async def put(self, source: Path, path: str, user: User = "agent") -> None:
         target = self._inside(path)
         try:
             self._make_way(target / "x")
@@ -192,7 +217,7 @@ class ProcessSandbox:
         except (OSError, shutil.Error) as error:
             raise SandboxError(f"{source} cannot be copied to {path} in sandbox {self.id} ({error})") from error
 
-    def get(self, path: str, target: Path) -> None:
+    async def get(self, path: str, target: Path) -> None:
         try:
             shutil.copytree(self._inside(path), target, symlinks=True, dirs_exist_ok=True)
         except (OSError, shutil.Error) as error:

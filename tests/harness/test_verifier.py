@@ -56,5 +56,5 @@ async def test_no_verdict_is_a_failure_never_a_zero(sandbox: ProcessSandbox, com
 
 
 async def test_the_verifiers_files_replace_what_the_agent_put_there(sandbox: ProcessSandbox) -> None:
-    sandbox.write("check.sh", "exit 0")
+    await sandbox.write("check.sh", "exit 0")
     assert await verify(sandbox, judged("sh check.sh", files={"check.sh": "exit 1"})) == 0.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sandboxes.base import Limits, SandboxError
+from sandboxes.base import Limits, SandboxError, Spec
 from sandboxes.process import ProcessSandbox, ProcessSandboxes
 from sandboxes.processes import belonging, table
 
@@ -22,9 +22,9 @@ async def sandbox(tmp_path: Path) -> AsyncIterator[ProcessSandbox]:
     await made.stop()
 
 
-def daemon(sandbox: ProcessSandbox) -> str:
+async def daemon(sandbox: ProcessSandbox) -> str:
     """A command that leaves a process with its own session, a dead parent and another title."""
-    sandbox.write("daemon.sh", "setsid sh -c 'echo up > up; sleep 600' >/dev/null 2>&1 &\n")
+    await sandbox.write("daemon.sh", "setsid sh -c 'echo up > up; sleep 600' >/dev/null 2>&1 &\n")
     return "sh daemon.sh; while ! test -e up; do sleep 0.01; done"
 
 
@@ -38,7 +38,7 @@ async def test_a_command_has_an_exit_code_both_outputs_and_a_clean_environment(
 
 
 async def test_a_timeout_ends_daemons_too(sandbox: ProcessSandbox) -> None:
-    result = await sandbox.run(daemon(sandbox) + "; sleep 600", Limits(seconds=1), {})
+    result = await sandbox.run((await daemon(sandbox)) + "; sleep 600", Limits(seconds=1), {})
     assert result.ended == "timeout" and result.seconds < 300
     assert belonging(table(), sandbox.id) == []
 
@@ -53,7 +53,7 @@ async def until(reached: Callable[[], bool], seconds: float = 60) -> None:
 
 async def test_what_a_command_leaves_running_stays_until_it_is_ended(sandbox: ProcessSandbox) -> None:
     began = time.monotonic()
-    result = await sandbox.run(daemon(sandbox), Limits(), {})
+    result = await sandbox.run((await daemon(sandbox)), Limits(), {})
     assert result.ended == "exit" and time.monotonic() - began < 300
     await until(lambda: len(belonging(table(), sandbox.id)) == 2)
     assert await sandbox.end_processes() == 2
@@ -65,10 +65,12 @@ async def test_a_process_without_the_mark_is_found_by_its_session(sandbox: Proce
     assert await sandbox.end_processes() == 1
 
 
-async def test_the_memory_limit_counts_all_processes(sandbox: ProcessSandbox) -> None:
+async def test_the_memory_limit_counts_all_processes(tmp_path: Path) -> None:
+    sandbox = await ProcessSandboxes(tmp_path / "sandboxes").start(Spec(memory_mb=100))
     hog = f"{PYTHON} -I -S -c 'import time; x = bytearray(60 << 20); time.sleep(600)'"
-    result = await sandbox.run(f"{hog} & {hog}", Limits(seconds=120, memory_mb=100), {})
+    result = await sandbox.run(f"{hog} & {hog}", Limits(seconds=120), {})
     assert result.ended == "memory" and belonging(table(), sandbox.id) == []
+    await sandbox.stop()
 
 
 async def test_the_cpu_limit_ends_a_busy_loop(sandbox: ProcessSandbox) -> None:
@@ -84,7 +86,7 @@ async def test_output_is_bounded_and_says_what_is_missing(sandbox: ProcessSandbo
 
 
 async def test_a_cancelled_command_leaves_nothing(sandbox: ProcessSandbox) -> None:
-    running = asyncio.create_task(sandbox.run(daemon(sandbox) + "; sleep 600", Limits(), {}))
+    running = asyncio.create_task(sandbox.run((await daemon(sandbox)) + "; sleep 600", Limits(), {}))
     while not Path(sandbox.work, "up").exists():
         await asyncio.sleep(0.01)
     running.cancel()
@@ -101,32 +103,36 @@ async def test_stop_removes_everything_and_may_be_repeated(sandbox: ProcessSandb
 
 
 async def test_files_go_in_and_out(sandbox: ProcessSandbox, tmp_path: Path) -> None:
-    sandbox.write("a/b.txt", "text")
-    sandbox.write("~/.config/c", b"\0")
-    assert (sandbox.read("a/b.txt"), sandbox.read("~/.config/c"), sandbox.read("missing")) == (b"text", b"\0", None)
-    sandbox.get("a", tmp_path / "out")
-    sandbox.put(tmp_path / "out", "back/again")
-    assert sandbox.read("back/again/b.txt", limit=2) == b"te"
+    await sandbox.write("a/b.txt", "text")
+    await sandbox.write("~/.config/c", b"\0")
+    assert (await sandbox.read("a/b.txt"), await sandbox.read("~/.config/c"), await sandbox.read("missing")) == (
+        b"text",
+        b"\0",
+        None,
+    )
+    await sandbox.get("a", tmp_path / "out")
+    await sandbox.put(tmp_path / "out", "back/again")
+    assert await sandbox.read("back/again/b.txt", limit=2) == b"te"
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x", "~/../x", "", "~/", "a\0b"])
 async def test_no_path_leads_outside(sandbox: ProcessSandbox, path: str) -> None:
     with pytest.raises(SandboxError, match="must lead into the sandbox"):
-        sandbox.write(path, "x")
+        await sandbox.write(path, "x")
 
 
 async def test_write_replaces_what_stands_in_the_way(sandbox: ProcessSandbox, tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     await sandbox.run(f"ln -s {tmp_path}/outside tests; mkfifo pipe; mkdir -p dir/sub; touch file", Limits(), {})
     for path in ("tests/check.sh", "pipe", "dir", "file/below"):
-        sandbox.write(path, "ours")
-        assert sandbox.read(path) == b"ours"
+        await sandbox.write(path, "ours")
+        assert await sandbox.read(path) == b"ours"
     assert list((tmp_path / "outside").iterdir()) == []
 
 
 async def test_reading_a_fifo_or_a_link_gives_nothing(sandbox: ProcessSandbox) -> None:
     await sandbox.run("mkfifo pipe; ln -s /etc/passwd link; mkdir dir", Limits(), {})
-    assert [sandbox.read(path) for path in ("pipe", "link", "dir")] == [None, None, None]
+    assert [await sandbox.read(path) for path in ("pipe", "link", "dir")] == [None, None, None]
 
 
 async def test_a_root_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
