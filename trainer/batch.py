@@ -8,7 +8,7 @@ exact, and the shared tokens are computed once. Left out: sharing between branch
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -20,6 +20,7 @@ from proxy.pool.records import Completion
 from proxy.pool.schedule import LeasedGroup, LeasedRollout
 from trainer import advantages, config
 from trainer.loss import Tokens
+from trainer.normalise import token_scales
 from trainer.packed import Packed
 
 
@@ -31,6 +32,10 @@ class Row:
     trained: np.ndarray
     rollout_logp: np.ndarray
     advantage: np.ndarray
+    segment: np.ndarray
+    """Which of the sequence's completions sampled a token, from 0: what ratios over completions are taken over."""
+    weight: float = 1.0
+    """Of each of its tokens in the loss: the normalisation over the batch, relative to the mean over all tokens."""
 
     @property
     def inputs(self) -> int:
@@ -49,6 +54,8 @@ class Batch:
     """Rewards of the valid members, as the verifier gave them."""
     dropped_groups: int
     """Groups whose rewards do not differ."""
+    masked: Counter[str]
+    """Trained tokens whose loss weighs nothing, by reason; they stay in every denominator."""
 
     @property
     def tokens(self) -> int:
@@ -74,26 +81,57 @@ def why_not_imitable(item: Completion, labels: Sequence[str] = config.TRAINED) -
     return None if item.finish_reason in ("stop", "tool_calls") else f"finish reason {item.finish_reason}"
 
 
-def assemble(groups: Sequence[LeasedGroup], control: config.Control, labels: Sequence[str] = config.TRAINED) -> Batch:
-    """The rows of a step's groups, with their advantages; of completions with these labels only."""
-    why_not = partial(why_not_trainable, labels=labels)
-    rows: list[Row] = []
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What a step does with its groups."""
+
+    loss: config.Loss = config.Loss()
+    control: config.Control = config.Control()
+    labels: Sequence[str] = config.TRAINED
+    """Completions with these labels are trained."""
+    step: int = 1
+
+
+def assemble(groups: Sequence[LeasedGroup], choice: Choice) -> Batch:
+    """The rows of a step's groups, with their advantages and weights."""
+    why_not = partial(why_not_trainable, labels=choice.labels)
+    rollouts: list[list[Row]] = []
     excluded: Counter[str] = Counter()
+    masked: Counter[str] = Counter()
     rewards: list[float] = []
     dropped = 0
     for group in groups:
         valid = [member.reward if member.failure is None else None for member in group.rollouts]
         rewards += [reward for reward in valid if reward is not None]
+        control = choice.control
         used = advantages.shuffled(valid, control.seed + group.group_id) if control.shuffle_rewards else valid
-        scores = advantages.group_relative(used)
+        scores = advantages.group_relative(used, choice.loss.advantage)
         dropped += scores is None
         for index, member in enumerate(group.rollouts):
             score = scores[index] if scores is not None else None
             if score is None:
                 excluded[_reason(member)] += sum(len(item.sampled) for item in member.completions)
             else:
-                rows += merge(member.completions, score, excluded, why_not)
-    return Batch(rows, excluded, rewards, dropped)
+                rows = merge(member.completions, score, excluded, why_not)
+                rollouts.append(_tempered(rows, score, choice, masked))
+    return Batch(_weighed(rollouts, choice.loss), excluded, rewards, dropped, masked)
+
+
+def _tempered(rows: list[Row], score: float, choice: Choice, masked: Counter[str]) -> list[Row]:
+    """The rows of a rollout, with what its negative advantage weighs. The weight 0 keeps the tokens in every count."""
+    trained = sum(int(row.trained.sum()) for row in rows)
+    factor = choice.loss.negatives().factor(score, trained, choice.step)
+    if factor == 0:
+        masked["negative advantage"] += trained
+    return rows if factor == 1 else [replace(row, advantage=row.advantage * np.float32(factor)) for row in rows]
+
+
+def _weighed(rollouts: Sequence[Sequence[Row]], loss: config.Loss) -> list[Row]:
+    rows = [row for own in rollouts for row in own]
+    counts = [int(row.trained.sum()) for row in rows]
+    owners = [index for index, own in enumerate(rollouts) for _ in own]
+    scales = token_scales(counts, owners, loss.norm, loss.norm_constant)
+    return [replace(row, weight=scale * max(1, sum(counts))) for row, scale in zip(rows, scales, strict=True)]
 
 
 def _reason(member: LeasedRollout) -> str:
@@ -145,9 +183,10 @@ def _row(draft: _Draft, advantage: float, excluded: Counter[str]) -> Row:
     tokens = np.array(draft.tokens, dtype=np.int64)
     trained = np.zeros(len(tokens), dtype=bool)
     logp = np.zeros(len(tokens), dtype=np.float32)
-    for item in draft.parts:
+    segment = np.zeros(len(tokens), dtype=np.int64)
+    for index, item in enumerate(draft.parts):
         place = slice(item.prompt_length, item.prompt_length + len(item.sampled))
-        trained[place] = True
+        trained[place], segment[place] = True, index
         if len(item.logprobs) == len(item.sampled):
             logp[place] = item.logprobs
     impossible = trained & ~np.isfinite(logp)
@@ -155,7 +194,8 @@ def _row(draft: _Draft, advantage: float, excluded: Counter[str]) -> Row:
     if impossible.any():
         excluded["logprob is not finite"] += int(impossible.sum())
         trained &= ~impossible
-    return Row(tokens, trained, np.where(trained, logp, 0), np.full(len(tokens), advantage, dtype=np.float32))
+    scores = np.full(len(tokens), advantage, dtype=np.float32)
+    return Row(tokens, trained, np.where(trained, logp, 0), scores, segment)
 
 
 def plan(rows: Sequence[Row], ranks: int, max_tokens: int) -> list[list[list[Row]]]:
@@ -204,12 +244,20 @@ def pack(rows: Sequence[Row], device: torch.device) -> tuple[Packed, Tokens]:
         rows=tensor(np.flatnonzero(asked)),
         labels=tensor(flat([row.tokens for row in rows])),
     )
-    logp, advantage = flat([row.rollout_logp for row in rows]), flat([row.advantage for row in rows])
-    return packed, Tokens(tensor(logp), tensor(advantage), tensor(np.ones_like(logp)))
+    logp = flat([row.rollout_logp for row in rows])
+    starts = np.cumsum([0] + [int(row.segment.max()) + 1 for row in rows])
+    return packed, Tokens(
+        rollout_logp=tensor(logp),
+        advantage=tensor(flat([row.advantage for row in rows])),
+        mask=tensor(np.ones_like(logp)),
+        scale=tensor(flat([np.full(len(row.tokens), row.weight, dtype=np.float32) for row in rows])),
+        segment=tensor(flat([row.segment + start for row, start in zip(rows, starts, strict=False)])),
+    )
 
 
 def _empty(device: torch.device) -> tuple[Packed, Tokens]:
     """A micro-batch without a loss, so that every rank takes part in every collective."""
     one, none = torch.zeros(1, dtype=torch.long, device=device), torch.zeros(0, dtype=torch.long, device=device)
     nothing = torch.zeros(0, device=device)
-    return Packed(one, one, (1,), none, none), Tokens(nothing, nothing, nothing)
+    tokens = Tokens(rollout_logp=nothing, advantage=nothing, mask=nothing, scale=nothing, segment=none)
+    return Packed(one, one, (1,), none, none), tokens

@@ -14,7 +14,11 @@ import msgspec
 from proxy.pool.errors import UserError
 from proxy.pool.labels import LABELS
 from proxy.pool.schedule import LeaseRule
+from trainer.advantages import Estimator, Negatives
+from trainer.normalise import Norm
 
+KINDS = ("cispo", "cispo_unified", "glm5", "icepop", "tis", "gspo", "decoupled_ppo", "ppo", "ipa", "dppo_tv")
+"""The losses that trainer/rules.py knows."""
 TRAINED = ("main", "subagent", "compaction")
 """The labels of what an agent works with: side calls (titles, commit messages) are not its task."""
 
@@ -60,15 +64,65 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    kind: str = "cispo"
+    """cispo, cispo_unified, glm5, icepop, tis, gspo, ppo, dppo_tv against the rollout's logprobs; decoupled_ppo and
+    ipa against recomputed ones, with their own corrections. trainer/rules.py says what each is."""
     cap: float = 5.0
-    """Largest importance weight of a token (its absolute value, not 1 + epsilon). Above it the token still learns."""
+    """Upper bound of a token's ratio (its absolute value, not 1 + epsilon). CISPO: above it the token still learns."""
     floor: float = 0.0
-    """Smallest importance weight. 0 is MiniMax-M1's choice: no floor."""
+    """Lower bound of a token's ratio. 0 is MiniMax-M1's choice: no floor."""
+    correction: str = "none"
+    """What corrects old / rollout. Only `none`: every kind corrects it exactly once already."""
+    norm: Norm = "token"
+    """token: mean over all trained tokens. rollout: mean over rollouts of their means. constant: divided by rollouts
+    times `norm_constant` tokens (Dr.GRPO). mixed: `norm_constant` times the first plus the rest of the second."""
+    norm_constant: float = 0.0
+    advantage: Estimator = "grpo"
+    """grpo: (R - mean) / std. dr_grpo: R - mean. rloo: R - mean of the others."""
+    kl: float = 0.0
+    """Coefficient of KL(policy || the initial model), by the k3 estimate. Holds a second model in memory."""
+    positive_only_until: int = 0
+    """Steps that learn from positive advantages only."""
+    negative_ramp: int = 0
+    """Steps over which negative advantages then come in."""
+    negative_weight: float = 1.0
+    """What negative advantages weigh in the end."""
+    negative_longest: int | None = None
+    """Failed rollouts with more trained tokens are masked. Absent: none is."""
 
     def __post_init__(self) -> None:
+        _demand(self.kind in KINDS, f"loss.kind = {self.kind} is unknown; choose from {', '.join(KINDS)}")
+        _demand(
+            self.correction == "none",
+            f"loss.correction = {self.correction} would correct the mismatch a second time, as {self.kind} does it; "
+            "remove it",
+        )
+        _demand(
+            self.norm != "constant" or self.norm_constant > 0,
+            f"loss.norm = constant divides by loss.norm_constant = {self.norm_constant}; set that above 0",
+        )
+        _demand(
+            self.norm != "mixed" or 0 <= self.norm_constant <= 1,
+            f"loss.norm_constant = {self.norm_constant} is no share; keep it between 0 and 1 for norm = mixed",
+        )
+        _demand(self.kl >= 0, f"loss.kl = {self.kl} would push away from the initial model; set it to 0 or more")
+        _demand(
+            0 <= self.negative_weight <= 1 and self.positive_only_until >= 0 and self.negative_ramp >= 0,
+            f"loss.negative_weight = {self.negative_weight}, loss.positive_only_until = {self.positive_only_until} and "
+            f"loss.negative_ramp = {self.negative_ramp}: the weight lies in [0, 1], steps are not negative",
+        )
         _demand(
             0 <= self.floor <= self.cap and self.cap > 0,
             f"loss.floor = {self.floor} and loss.cap = {self.cap} are no interval of weights; keep 0 <= floor <= cap",
+        )
+
+    def negatives(self) -> Negatives:
+        """What negative advantages weigh."""
+        return Negatives(
+            positive_only_until=self.positive_only_until,
+            ramp_steps=self.negative_ramp,
+            weight=self.negative_weight,
+            longest=self.negative_longest,
         )
 
 

@@ -15,29 +15,31 @@ from typing import Any
 from proxy.pool.errors import UserError
 from proxy.pool.schedule import LeasedGroup
 from proxy.pool.steps import Version
-from trainer.batch import Batch, assemble, plan
+from trainer.batch import Batch, Choice, assemble, plan
 from trainer.config import Config
 from trainer.ledger import Ledger
-from trainer.loss import cispo, read_sums
+from trainer.loss import policy_loss, read_sums
 from trainer.megatron.optimizer import learning_rate
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy, Update
+from trainer.rules import configured
 
 
 def train(config: Config, ranks: Ranks) -> None:
     """Train until `config.steps` steps are published. Every rank runs this; the ledger is rank 0's alone."""
     ledger = Ledger(config, ranks)
-    policy = Policy(Path(config.model), config, ranks)
+    policy, rule = Policy(Path(config.model), config, ranks), partial(policy_loss, rule=configured(config.loss))
     step = resume(config, policy, ledger)
     while step < config.steps:
         step += 1
         clock = Clock()
         groups = ledger.wait_for_lease(step).groups
         clock.lap("wait")
-        batch = assemble(groups, config.control, config.batch.labels)
+        choice = Choice(loss=config.loss, control=config.control, labels=config.batch.labels, step=step)
+        batch = assemble(groups, choice)
         micros = plan(batch.rows, ranks.data_world, config.batch.max_tokens)[ranks.data_rank]
         rate = learning_rate(config.optimizer, step)
-        update = policy.update(micros, batch.tokens, partial(cispo, floor=config.loss.floor, cap=config.loss.cap), rate)
+        update = policy.update(micros, batch.tokens, rule, rate)
         clock.lap("train")
         directories = save(config, policy, step)
         clock.lap("checkpoint")
@@ -101,6 +103,7 @@ def describe(update: Update, batch: Batch, groups: list[LeasedGroup]) -> dict[st
         "trained_tokens": batch.tokens,
         "computed_tokens": sum(row.inputs for row in batch.rows),
         "excluded_tokens": dict(batch.excluded),
+        "masked_tokens": dict(batch.masked),
         "staleness_mean": sum(staleness) / len(staleness),
         "staleness_max": max(staleness),
     }

@@ -2,22 +2,23 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from megatron.core.transformer.transformer_config import TransformerConfig
 
 from proxy.pool.errors import UserError
 from trainer import config as settings
 from trainer.batch import Row, pack
 from trainer.loss import Sums, Tokens
 from trainer.megatron.checkpoint import Checkpoints
-from trainer.megatron.model import build_model, transformer_config
+from trainer.megatron.model import PolicyModel, build_model, transformer_config
 from trainer.megatron.optimizer import build_optimizer, set_learning_rate, sum_gradients, wrap
 from trainer.megatron.parallel import Ranks, max_over_data_ranks, sum_over_data_ranks, whole_vocabulary
 from trainer.megatron.weights import load_weights, write_model
 from trainer.packed import Packed
-from trainer.shape import read_shape
+from trainer.shape import Shape, read_shape
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -48,6 +49,13 @@ class Policy:
         self.ddp = wrap(self.model, config.parallel)
         self.optimizer = build_optimizer(self.ddp, config.optimizer, config.parallel)
         self.checkpoints = Checkpoints(self.model, self.optimizer)
+        self.reference = self._frozen(shape, megatron) if config.loss.kl else None
+
+    def _frozen(self, shape: Shape, megatron: TransformerConfig) -> PolicyModel:
+        """The initial weights a second time, for the KL to them."""
+        model = build_model(shape, megatron).to(self.ranks.device, megatron.params_dtype)
+        load_weights(model, self.source)
+        return model.requires_grad_(False)
 
     def write_hf(self, target: Path) -> None:
         """Export the current weights as a Hugging Face directory."""
@@ -75,7 +83,13 @@ class Policy:
 
     def _backward(self, rows: Sequence[Row], denominator: int, loss_of: LossOf) -> tuple[torch.Tensor, Sums]:
         packed, tokens = pack(rows, self.ranks.device)
-        loss, said = loss_of(self.ddp(packed), tokens)
+        logp = self.ddp(packed)
+        # the weights do not change within a step, so what a pass before it would give is here already
+        tokens = replace(tokens, old_logp=logp.detach())
+        if self.reference is not None:
+            with torch.no_grad():
+                tokens = replace(tokens, reference_logp=self.reference(packed))
+        loss, said = loss_of(logp, tokens)
         loss = loss / denominator
         loss.backward()
         return loss.detach(), said

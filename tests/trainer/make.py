@@ -110,7 +110,7 @@ def make_row(rng: np.random.Generator, length: int, trained: int) -> Row:
     mask = np.arange(length) >= length - trained
     logp = np.where(mask, rng.uniform(-5, -3, length), 0).astype(np.float32)
     advantage = np.full(length, rng.standard_normal(), dtype=np.float32)
-    return Row(rng.integers(0, VOCABULARY, length), mask, logp, advantage)
+    return Row(rng.integers(0, VOCABULARY, length), mask, logp, advantage, np.zeros(length, dtype=np.int64))
 
 
 def make_rows(count: int, seed: int = 0) -> list[Row]:

@@ -14,11 +14,12 @@ from proxy.pool.errors import UserError
 from proxy.pool.records import Completion
 from proxy.pool.schedule import LeasedGroup, LeasedRollout
 from tests.trainer.make import chain, make_config, make_rows, write_model
-from trainer.batch import Row, assemble, merge, pack, plan, why_not_imitable, why_not_trainable
-from trainer.config import Control
-from trainer.loss import cispo
+from trainer.batch import Choice, Row, assemble, merge, pack, plan, why_not_imitable, why_not_trainable
+from trainer.config import Control, Loss
+from trainer.loss import policy_loss
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy
+from trainer.rules import rule_of
 
 GROWING = [([1, 2, 3], [4, 5]), ([1, 2, 3, 4, 5, 6], [7]), ([1, 2, 3, 4, 5, 6, 7, 8, 9], [10, 11])]
 REWRITTEN = [([1, 2, 3], [4, 5]), ([1, 2, 9], [7, 8]), ([1, 2, 3, 4, 5, 6], [7])]
@@ -63,7 +64,7 @@ def test_side_calls_are_counted_and_what_has_no_label_is_trained() -> None:
     rows, excluded = merged(items)
     assert excluded == {"label side": 2} and np.flatnonzero(rows[0].trained).tolist() == [6, 9, 10]
     members = [LeasedRollout(i, i, float(i), None, items) for i in range(2)]
-    batch = assemble([LeasedGroup(1, 0, {}, 0, members)], Control(), ("main", "side"))
+    batch = assemble([LeasedGroup(1, 0, {}, 0, members)], Choice(labels=("main", "side")))
     assert batch.excluded == {"label compaction": 4} and batch.tokens == 6
 
 
@@ -90,14 +91,17 @@ def group(rewards: list[float | None]) -> LeasedGroup:
 
 
 def test_members_without_a_verdict_and_equal_groups_are_left_out() -> None:
-    batch = assemble([group([1.0, 0.0, None]), group([1.0, 1.0])], Control())
+    batch = assemble([group([1.0, 0.0, None]), group([1.0, 1.0])], Choice())
     assert batch.tokens == 10 and batch.dropped_groups == 1
     assert batch.excluded == {"rollout: verifier": 5, "all rewards of the group are equal": 10}
     assert batch.rewards == [1.0, 0.0, 1.0, 1.0]
 
 
 def test_the_control_run_keeps_reported_rewards() -> None:
-    batches = [assemble([group([1.0, 0.0, 0.0, 0.0])], Control(shuffle_rewards=True, seed=seed)) for seed in range(9)]
+    batches = [
+        assemble([group([1.0, 0.0, 0.0, 0.0])], Choice(control=Control(shuffle_rewards=True, seed=seed)))
+        for seed in range(9)
+    ]
     winners = {int(np.argmax([row.advantage[0] for row in batch.rows])) for batch in batches}
     assert len(winners) > 1 and all(batch.rewards == [1.0, 0.0, 0.0, 0.0] for batch in batches)
 
@@ -123,7 +127,7 @@ def gradients(policy: Policy, micros: list[list[Row]], denominator: int) -> dict
     total = torch.zeros(())
     for rows in micros:
         packed, tokens = pack(rows, policy.ranks.device)
-        loss = cispo(policy.ddp(packed), tokens, 0.0, 5.0)[0] / denominator
+        loss = policy_loss(policy.ddp(packed), tokens, rule_of("cispo", 0.0, 5.0))[0] / denominator
         loss.backward()
         total += loss.detach()
     return {name: param.main_grad.clone() for name, param in policy.model.named_parameters()} | {"loss": total}
@@ -158,3 +162,28 @@ def test_the_gradient_is_the_same_for_any_split_into_micro_batches(ranks: Ranks,
     whole = gradients(policy, [rows], 60)
     assert close(gradients(policy, plan(rows, 1, 80)[0], 60), whole)
     assert close(gradients(policy, [[row] for row in rows] + [[]], 60), whole)
+
+
+def test_rows_weigh_what_the_normalisation_gives_them() -> None:
+    groups = [group([1.0, 0.0])]
+    for loss in (Loss(norm="token"), Loss(norm="rollout"), Loss(norm="constant", norm_constant=7.0)):
+        batch = assemble(groups, Choice(loss=loss))
+        total = sum(row.weight * int(row.trained.sum()) for row in batch.rows) / batch.tokens
+        assert total == pytest.approx(1.0 if loss.norm != "constant" else batch.tokens / (2 * 7.0))
+
+
+def test_long_failures_are_masked_and_counted() -> None:
+    batch = assemble([group([1.0, 0.0])], Choice(loss=Loss(negative_longest=4)))
+    assert batch.tokens == 10 and sorted({float(row.advantage[0]) for row in batch.rows})[0] == 0.0
+    assert batch.masked == {"negative advantage": 5}
+
+
+def test_ratios_over_completions_are_the_same_in_one_micro_batch_and_in_many() -> None:
+    rows = [row for item in ([1.0, 0.0], [0.5, 0.2]) for row in assemble([group(list(item))], Choice()).rows]
+    rule, device = rule_of("gspo", 0.8, 1.2), torch.device("cpu")
+
+    def loss(part: list[Row]) -> torch.Tensor:
+        _, tokens = pack(part, device)
+        return policy_loss(tokens.rollout_logp + 0.1 * tokens.advantage, tokens, rule)[0]
+
+    torch.testing.assert_close(torch.stack([loss([row]) for row in rows]).sum(), loss(rows))

@@ -10,12 +10,13 @@ import torch
 from proxy.pool.errors import UserError
 from tests.trainer.make import make_config, make_rows
 from trainer.config import Config
-from trainer.loss import cispo
+from trainer.loss import policy_loss
 from trainer.megatron import durable
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy, Update
+from trainer.rules import rule_of
 
-LOSS = partial(cispo, floor=0.0, cap=5.0)
+LOSS = partial(policy_loss, rule=rule_of("cispo", 0.0, 5.0))
 
 
 def step(policy: Policy, seed: int) -> Update:

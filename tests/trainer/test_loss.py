@@ -1,95 +1,282 @@
-"""CISPO against numbers worked by hand (algorithms vectors of slime and SkyRL) and its gradient."""
+"""Every loss against published and hand-worked numbers (vectors.json), and its gradient against finite differences."""
 
+import json
 import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from trainer.loss import Tokens, cispo, read_sums
+from trainer.loss import Rule, Tokens, imitation, policy_loss, read_sums
+from trainer.ratios import Window, divergences, log_ratio, ratio
+from trainer.rules import KINDS, decoupled_ppo, ipa, rule_of
 
-
-def tokens(rollout: list[float], advantage: list[float], mask: list[float] | None = None) -> Tokens:
-    return Tokens(
-        torch.tensor(rollout, dtype=torch.float64),
-        torch.tensor(advantage, dtype=torch.float64),
-        torch.tensor(mask or [1.0] * len(rollout)),
-    )
+VECTORS: dict[str, Any] = json.loads((Path(__file__).parent / "vectors.json").read_text())
+EVERY = VECTORS["all_variants"]
 
 
-def leaf(values: list[float]) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64, requires_grad=True)
+def tensor(values: list[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
 
 
-@pytest.mark.parametrize(
-    ("bounds", "ratios", "total", "gradient", "clipped"),
-    [
-        ((0.8, 1.28), [1, 1.14, 1.56, 0.4], -0.64, [-1, 0.57, -2.56, 0.8], 0.5),
-        ((0.0, 5.0), [1, 3, 9, 0.4], 2.06, [-1, 1.5, -10, 0.4], 0.25),
-    ],
-)
-def test_slime_vectors(
-    bounds: tuple[float, float], ratios: list[float], total: float, gradient: list[float], clipped: float
-) -> None:
-    logp = leaf([-0.7, -1.2, -0.4, -2.1])
-    rollout = [value - math.log(ratio) for value, ratio in zip(logp.tolist(), ratios, strict=True)]
-    loss, said = cispo(logp, tokens(rollout, [1, -0.5, 2, -1]), *bounds)
+def tokens(rollout: list[float], advantage: list[float], mask: list[float] | None = None, **more: Any) -> Tokens:
+    given = tensor(mask if mask is not None else [1.0] * len(rollout))
+    return Tokens(rollout_logp=tensor(rollout), advantage=tensor(advantage), mask=given, **more)
+
+
+def leaf(values: list[float]) -> Tensor:
+    return tensor(values).requires_grad_()
+
+
+@pytest.mark.parametrize("case", VECTORS["cispo_slime"]["cases"])
+def test_cispo_of_slime(case: dict[str, Any]) -> None:
+    given = VECTORS["cispo_slime"]
+    logp = leaf(given["logp"])
+    rollout = [value - math.log(ratio) for value, ratio in zip(given["logp"], case["ratio"], strict=True)]
+    loss, said = policy_loss(logp, tokens(rollout, given["adv"]), rule_of("cispo", *case["bounds"]))
     loss.backward()
-    assert loss.item() == pytest.approx(total)
-    assert logp.grad is not None and logp.grad.tolist() == pytest.approx(gradient)
+    assert loss.item() == pytest.approx(sum(case["loss"]))
+    assert logp.grad is not None and logp.grad.tolist() == pytest.approx(case["grad"])
+    clipped = sum(w != r for w, r in zip(case["w"], case["ratio"], strict=True)) / len(rollout)
     assert read_sums(said)["clip_fraction"] == clipped
 
 
-def test_skyrl_vector_against_rollout_logprobs() -> None:
-    logp = leaf([-1.69315, -1, -0.69741])
-    loss, _ = cispo(logp, tokens([-1.30685, -1.5, -1.0], [1, -1, -4]), 0.8, 1.2)
-    assert loss.item() == pytest.approx(-3.193048, abs=1e-6)
+@pytest.mark.parametrize("anchor", ["old", "rollout"])
+def test_cispo_of_skyrl(anchor: str) -> None:
+    given = VECTORS["cispo_skyrl"]
+    loss, _ = policy_loss(leaf(given["logp"]), tokens(given[anchor], given["adv"]), rule_of("cispo", *given["bounds"]))
+    assert loss.item() == pytest.approx(given[f"sum_anchor_{anchor}"], abs=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("floor", "cap", "total"), [(0.8, 1.28, -2.085256127), (0.0, 1.28, -2.949497245), (0.0, 5.0, -13.749606772)]
+    ("kind", "low", "high", "name"),
+    [
+        ("cispo", 0.8, 1.28, "cispo_0.8_1.28"),
+        ("cispo", 0.0, 1.28, "cispo_0_1.28"),
+        ("cispo", 0.0, 5.0, "cispo_0_5"),
+        ("cispo_unified", 0.8, 1.28, "cispo_unified_.2_.28"),
+        ("glm5", 0.8, 1.28, "glm5_.2_.28"),
+        ("glm5", 0.7, 6.0, "sao_.3_5"),
+        ("glm5", 0.2, 4.0, "sao_.8_3"),
+        ("ppo", 0.8, 1.28, "ppo_.2_.28"),
+        ("dppo_tv", 0.0, 0.2, "dppo_tv_.2_k2_1e-3"),
+    ],
 )
-def test_one_vector_with_every_bound(floor: float, cap: float, total: float) -> None:
-    logp = leaf([-1, -0.5, -2, -0.1, -3, -1.5])
-    rollout = [-1, -1.2, -1, -0.4, -4.8, -1.4]
-    loss, _ = cispo(logp, tokens(rollout, [1, 1, 1, -1, -1, -1]), floor, cap)
-    assert loss.item() == pytest.approx(total)
+def test_one_vector_with_every_loss(kind: str, low: float, high: float, name: str) -> None:
+    logp, batch = leaf(EVERY["logp"]), tokens(EVERY["mu"], EVERY["adv"])
+    loss, _ = policy_loss(logp, batch, rule_of(kind, low, high))
+    assert loss.item() == pytest.approx(EVERY["sum"][name], abs=1e-9)
 
 
-def test_the_gradient_goes_through_logp_only() -> None:
-    logp = leaf([-1.0, -2.0])
-    batch = tokens([-3.0, -2.5], [1.5, -0.5])
-    cispo(logp, batch, 0.0, 5.0)[0].backward()
-    weight = (logp.detach() - batch.rollout_logp).exp().clamp(0, 5)
-    assert logp.grad is not None and torch.equal(logp.grad, -weight * batch.advantage)
+def test_the_gradient_of_ppo_is_zero_where_it_clips() -> None:
+    logp = leaf(EVERY["logp"])
+    policy_loss(logp, tokens(EVERY["mu"], EVERY["adv"]), rule_of("ppo", 0.8, 1.28))[0].backward()
+    expected = [-1, 0, -0.367879441, 1.349858808, 6.049647464, 0.904837418]
+    assert logp.grad is not None and logp.grad.tolist() == pytest.approx(expected)
 
 
-def test_masked_entries_may_hold_anything() -> None:
-    logp = leaf([-1.0, -2.0, -3.0])
-    loss, said = cispo(logp, tokens([-1.0, -math.inf, math.nan], [1, 1, math.nan], [1, 0, 0]), 0.0, 5.0)
-    loss.backward()
-    assert loss.item() == 1.0 and read_sums(said)["ratio_max"] == 1.0
-    assert logp.grad is not None and logp.grad.tolist() == [-1, 0, 0]
+def test_decoupled_ppo_and_its_collapse_on_policy() -> None:
+    batch = tokens(EVERY["mu"], EVERY["adv"], old_logp=tensor(EVERY["prox"]))
+    loss, _ = policy_loss(leaf(EVERY["logp"]), batch, decoupled_ppo(0.8, 1.2))
+    assert loss.item() == pytest.approx(EVERY["sum"]["decoupled_ppo_.2"], abs=1e-9)
+    same = tokens(EVERY["mu"], EVERY["adv"], old_logp=tensor(EVERY["mu"]))
+    collapsed, _ = policy_loss(leaf(EVERY["logp"]), same, decoupled_ppo(0.8, 1.28))
+    assert collapsed.item() == pytest.approx(EVERY["sum"]["ppo_.2_.28"], abs=1e-9)
 
 
-def test_an_absurd_ratio_stays_finite() -> None:
-    logp = leaf([-1.0])
-    loss, said = cispo(logp, tokens([-1000.0], [1]), 0.0, 5.0)
-    assert loss.item() == 5.0 and math.isfinite(read_sums(said)["kl_rollout"])
+def test_the_bounds_of_glm5_are_strict_and_those_of_icepop_are_not() -> None:
+    x = tensor([0.8, 0.8000001, 1, 1.2799999, 1.28, 1.2800001])
+    strict = Window(low=0.8, high=1.28, outside="zero")(x)
+    closed = Window(low=0.8, high=1.28, outside="zero", closed=True)(x)
+    assert strict.tolist() == [0, 0.8000001, 1, 1.2799999, 0, 0]
+    assert closed.tolist() == [0.8, 0.8000001, 1, 1.2799999, 1.28, 0]
 
 
-def test_the_sum_is_the_same_for_any_split() -> None:
-    logp, batch = leaf([-1, -0.5, -2, -0.1]), tokens([-1, -1.2, -1, -0.4], [1, 1, -1, 2])
-    whole = cispo(logp, batch, 0.0, 1.28)[0].item()
-    parts = 0.0
-    for index in range(4):
-        one = slice(index, index + 1)
-        part = Tokens(batch.rollout_logp[one], batch.advantage[one], batch.mask[one])
-        parts += cispo(logp[one], part, 0.0, 1.28)[0].item()
-    assert parts == pytest.approx(whole, rel=1e-12)
+def test_bounds_are_compared_in_the_precision_of_the_ratio() -> None:
+    assert not Window(high=1.28, outside="zero").holds(torch.tensor([1.28], dtype=torch.float32))
 
 
-def test_an_empty_micro_batch_is_zero_with_a_gradient() -> None:
-    logp = leaf([])
-    loss, said = cispo(logp, tokens([], []), 0.0, 5.0)
+def test_corrections_of_the_mismatch() -> None:
+    given = VECTORS["mis"]
+    old, rollout, kept = tensor(given["old"]), tensor(given["mu"]), torch.ones(4, dtype=torch.bool)
+    logs, one = log_ratio(old, rollout, kept), torch.zeros(4, dtype=torch.long)
+    assert ratio(logs, kept, None, "token").tolist() == pytest.approx(given["ratio"])
+    assert ratio(logs, kept, one, "sequence").tolist() == pytest.approx([given["seq"]] * 4)
+    assert ratio(logs, kept, one, "geometric").tolist() == pytest.approx([given["geo"]] * 4)
+    assert [value.item() for value in divergences(logs)] == pytest.approx([given[k] for k in ("k1", "k2", "k3")])
+    tis, icepop = Window(high=2.0), Window(low=0.5, high=5.0, outside="zero", closed=True)
+    assert tis(logs.exp()).tolist() == pytest.approx([1.105170918, 2, 0.165298888, 1])
+    assert icepop(logs.exp()).tolist() == pytest.approx([1.105170918, 2.718281828, 0, 1])
+
+
+@pytest.mark.parametrize(("reward", "name"), [(1.0, "sum_loss_Rpos"), (-1.0, "sum_loss_Rneg")])
+def test_ipa(reward: float, name: str) -> None:
+    given = VECTORS["ipa"]
+    flat = {key: [value for chunk in given[key] for value in chunk] for key in ("theta", "old", "mu")}
+    chunk = torch.tensor([index for index, values in enumerate(given["mu"]) for _ in values])
+    advantage = [reward * given["G"][index] for index in chunk.tolist()]
+    batch = tokens(flat["mu"], advantage, segment=chunk, old_logp=tensor(flat["old"]))
+    loss, _ = policy_loss(leaf(flat["theta"]), batch, ipa(given["H"]))
+    assert loss.item() == pytest.approx(given[name], abs=1e-9)
+
+
+RULES = {kind: rule_of(kind, 0.8, 1.28) for kind in KINDS} | {
+    "tis on recomputed": Rule(anchor="old", correction=Window(high=2.0)),
+    "masked by completion": Rule(
+        anchor="old", correction=Window(low=0.5, high=2.0, outside="zero"), correction_level="sequence"
+    ),
+    "kl": Rule(kl=0.3),
+}
+
+
+def full(count: int = 24, seed: int = 0) -> tuple[Tensor, Tokens]:
+    draw = torch.Generator().manual_seed(seed)
+    noise = [0.3 * torch.randn(count, generator=draw, dtype=torch.float64) for _ in range(4)]
+    logp = -torch.rand(count, generator=draw, dtype=torch.float64) * 3 - 0.1
+    made = Tokens(
+        rollout_logp=logp + noise[0],
+        advantage=noise[1] * 4,
+        mask=(torch.rand(count, generator=draw) < 0.8).double(),
+        scale=torch.rand(count, generator=draw, dtype=torch.float64),
+        old_logp=logp + noise[2],
+        reference_logp=logp + noise[3],
+        segment=torch.arange(count) // 4,
+    )
+    return logp.requires_grad_(), made
+
+
+def differences(logp: Tensor, batch: Tokens, rule: Rule, step: float = 1e-6) -> Tensor:
+    """d loss / d logp by central differences. A stopped ratio is held where it is by moving its base along."""
+    base, found = logp.detach(), []
+    for index in range(len(base)):
+        shift = torch.zeros_like(base)
+        shift[index] = step
+        values = []
+        for moved in (shift, -shift):
+            held = moved if rule.form == "score" else torch.zeros_like(moved)
+            assert batch.old_logp is not None
+            along = replace(batch, rollout_logp=batch.rollout_logp + held, old_logp=batch.old_logp + held)
+            values.append(policy_loss(base + moved, along, rule)[0])
+        found.append((values[0] - values[1]) / (2 * step))
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_gradient_is_that_of_finite_differences(name: str, seed: int) -> None:
+    logp, batch = full(seed=seed)
+    (gradient,) = torch.autograd.grad(policy_loss(logp, batch, RULES[name])[0], logp)
+    torch.testing.assert_close(gradient, differences(logp, batch, RULES[name]), rtol=1e-6, atol=1e-8)
+
+
+def part(batch: Tokens, at: slice) -> Tokens:
+    fields = {name: value[at] for name, value in vars(batch).items()}
+    fields["segment"] = fields["segment"] - fields["segment"].min()
+    return Tokens(**fields)
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("cuts", [(24,), (8, 24), (4, 8, 12, 16, 20, 24)])
+def test_loss_gradient_and_metrics_are_the_same_for_any_split(name: str, cuts: tuple[int, ...]) -> None:
+    logp, batch = full()
+    whole, said = policy_loss(logp, batch, RULES[name])
+    (gradient,) = torch.autograd.grad(whole, logp)
+    pieces = [slice(start, end) for start, end in zip((0, *cuts[:-1]), cuts, strict=True)]
+    parts = [policy_loss(logp[piece], part(batch, piece), RULES[name]) for piece in pieces]
+    total = torch.stack([loss for loss, _ in parts]).sum()
+    torch.testing.assert_close(total, whole, rtol=1e-12, atol=0)
+    torch.testing.assert_close(torch.autograd.grad(total, logp)[0], gradient, rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(torch.stack([one.sums for _, one in parts]).sum(0), said.sums)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_masked_entries_may_hold_anything(name: str) -> None:
+    logp, batch = full()
+    clean = policy_loss(logp, batch, RULES[name])[0]
+    (expected,) = torch.autograd.grad(clean, logp)
+    gone = batch.mask == 0
+    assert gone.any() and batch.old_logp is not None and batch.reference_logp is not None and batch.scale is not None
+    filled = replace(
+        batch,
+        rollout_logp=batch.rollout_logp.masked_fill(gone, -math.inf),
+        old_logp=batch.old_logp.masked_fill(gone, math.nan),
+        reference_logp=batch.reference_logp.masked_fill(gone, -math.inf),
+        advantage=batch.advantage.masked_fill(gone, math.nan),
+        scale=batch.scale.masked_fill(gone, math.inf),
+    )
+    loss, said = policy_loss(logp, filled, RULES[name])
+    (gradient,) = torch.autograd.grad(loss, logp)
+    assert torch.equal(loss, clean) and torch.equal(gradient, expected)
+    assert all(math.isfinite(value) for value in read_sums(said).values())
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("masked", [0, 5])
+def test_an_empty_or_all_masked_micro_batch_is_zero_with_a_gradient(name: str, masked: int) -> None:
+    logp, batch = full(masked)
+    loss, said = policy_loss(logp, replace(batch, mask=torch.zeros(masked)), RULES[name])
     loss.backward()
     assert loss.item() == 0 and read_sums(said)["ratio_mean"] == 0
+    assert logp.grad is not None and not logp.grad.any()
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_absurd_ratios_stay_finite(name: str) -> None:
+    logp = leaf([-1.0, -1000.0])
+    far = tensor([-1000.0, -1.0])
+    batch = tokens(far.tolist(), [1, -1], old_logp=far, reference_logp=far, segment=torch.tensor([0, 1]))
+    loss, said = policy_loss(logp, batch, RULES[name])
+    loss.backward()
+    assert math.isfinite(loss.item()) and math.isfinite(read_sums(said)["kl_rollout"])
+    assert logp.grad is not None and logp.grad.isfinite().all()
+
+
+def test_on_policy_every_ratio_is_one() -> None:
+    logp = leaf([-1.0, -2.0])
+    _, said = policy_loss(logp, tokens([-1.0, -2.0], [1, -3]), rule_of("cispo", 0.0, 5.0))
+    found = read_sums(said)
+    assert (found["ratio_mean"], found["ratio_max"], found["clip_fraction"], found["kl_rollout"]) == (1, 1, 0, 0)
+    assert found["negative_share"] == 0.75
+
+
+def test_a_rule_corrects_the_mismatch_exactly_once() -> None:
+    with pytest.raises(ValueError, match="corrects the mismatch already"):
+        Rule(anchor="rollout", correction=Window(high=2.0))
+    with pytest.raises(ValueError, match="leaves old / rollout uncorrected"):
+        Rule(anchor="old")
+
+
+def test_missing_logprobs_and_segments_are_told() -> None:
+    logp, batch = leaf([-1.0]), tokens([-1.0], [1.0])
+    for rule, what in (
+        (decoupled_ppo(0.8, 1.2), "old logprobs"),
+        (Rule(kl=0.1), "reference logprobs"),
+        (rule_of("gspo", 0.8, 1.2), "segment"),
+    ):
+        with pytest.raises(ValueError, match=what):
+            policy_loss(logp, batch, rule)
+
+
+def test_branches_of_a_tree_add_their_coefficients() -> None:
+    given = VECTORS["tree"]
+    names = list(given["edge_logp"])
+    edges = leaf(list(given["edge_logp"].values()))
+    branches = list(zip(given["mu"], given["mask"], given["adv"], strict=True))
+    flat = [(names.index(edge), mu[edge], mask[edge], adv) for mu, mask, adv in branches for edge in mu]
+    where, rollout, mask, advantage = zip(*flat, strict=True)
+    loss, said = policy_loss(
+        edges[list(where)], tokens(list(rollout), list(advantage), list(mask)), rule_of("cispo", 0.0, given["cap"])
+    )
+    loss.backward()
+    assert loss.item() == pytest.approx(given["sum_loss"]) and said.sums[0] == 7
+    assert edges.grad is not None and (-edges.grad).tolist() == pytest.approx([given["coef"][name] for name in names])
+
+
+def test_imitation_is_the_scaled_likelihood() -> None:
+    logp, batch = full()
+    assert batch.scale is not None
+    loss, _ = imitation(logp, batch)
+    assert loss.item() == pytest.approx(-(batch.scale * batch.mask * logp).sum().item())

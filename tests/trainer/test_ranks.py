@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 from tests.trainer import two_ranks
 from tests.trainer.make import make_config, make_rows, write_model
 from tests.trainer.test_weights import same_files
-from trainer.loss import cispo
+from trainer.loss import policy_loss
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy
+from trainer.rules import rule_of
 
 SPLITS = {"data": 1, "tensor": 2}
 
@@ -44,7 +45,9 @@ def test_two_ranks_learn_what_one_learns(split: str, ranks: Ranks, tmp_path: Pat
     # A checkpoint of two ranks goes on in one.
     policy = Policy(model, make_config(tmp_path), ranks)
     assert policy.checkpoints.load(two / "checkpoint") == 1
-    policy.update([make_rows(two_ranks.ROWS, 2)], 5 * two_ranks.ROWS, partial(cispo, floor=0.0, cap=5.0), 1e-2)
+    policy.update(
+        [make_rows(two_ranks.ROWS, 2)], 5 * two_ranks.ROWS, partial(policy_loss, rule=rule_of("cispo", 0.0, 5.0)), 1e-2
+    )
     policy.write_hf(tmp_path / "resumed")
     assert close_files(tmp_path / "resumed", one / "after")
 

@@ -12,9 +12,10 @@ import msgspec
 
 from tests.trainer.make import make_config, make_rows
 from trainer.batch import plan
-from trainer.loss import cispo
+from trainer.loss import policy_loss
 from trainer.megatron.parallel import Ranks, process_groups
 from trainer.policy import Policy
+from trainer.rules import rule_of
 
 ROWS = 10
 BUDGET = 120
@@ -25,7 +26,7 @@ def work(directory: Path, out: Path, tensor: int, ranks: Ranks) -> None:
     parallel = {"processes": ranks.world, "tensor": tensor}
     policy = Policy(directory / "model", make_config(directory, parallel=parallel), ranks)
     policy.write_hf(out / "before")
-    loss = partial(cispo, floor=0.0, cap=5.0)
+    loss = partial(policy_loss, rule=rule_of("cispo", 0.0, 5.0))
     reached = []
     for seed in (1, 2):
         rows = make_rows(ROWS, seed)
