@@ -1,7 +1,7 @@
 """What a sandbox is, whatever it is made of: a spec, a few verbs, and limits that name what they ended.
 
-Paths are relative to the sandbox's working directory, or to its home when they begin with `~/`; none leads outside. An
-absolute path is one of the sandbox's own file system, where it has one (Docker); elsewhere it is refused.
+Paths are relative to the sandbox's working directory, or to the user's home when they begin with `~/`; none leads
+outside. An absolute path is one of the sandbox's own file system, where it has one (Docker); elsewhere it is refused.
 """
 
 from collections.abc import Callable, Mapping
@@ -90,6 +90,7 @@ class Sandbox(Protocol):
     work: str
     """The working directory, as the sandbox's processes see it."""
     home: str
+    """The agent's home; others have their own where users are separated."""
     model_url: str
     """The proxy as the sandbox reaches it, without /v1; empty where its network is `none`."""
     bundles: str
@@ -114,14 +115,14 @@ class Sandbox(Protocol):
     async def write(self, path: str, content: str | bytes, user: User = "agent") -> None:
         """Write a file and its parents. Whatever stands in the way is replaced; links are not followed."""
 
-    async def read(self, path: str, limit: int = 1 << 20) -> bytes | None:
-        """The first bytes of a regular file; None when there is no such file."""
+    async def read(self, path: str, limit: int = 1 << 20, user: User = "agent") -> bytes | None:
+        """The first bytes of a regular file; None when there is no such file that the user may read."""
 
     async def put(self, source: Path, path: str, user: User = "agent") -> None:
         """Copy a directory into the sandbox."""
 
-    async def get(self, path: str, target: Path) -> None:
-        """Copy a directory out of the sandbox."""
+    async def get(self, path: str, target: Path, user: User = "agent") -> None:
+        """Copy a directory out of the sandbox, as far as the user may read it."""
 
     async def stop(self) -> None:
         """End everything and remove the sandbox. May be called again."""

@@ -6,45 +6,22 @@ from collections import deque
 from sandboxes.base import OnOutput
 
 
-class Output:
-    """The reading end of a pipe. Everything is read, so that the writer never blocks; not everything is kept."""
+class Kept:
+    """What is kept of an output. `add` is given all of it."""
 
     def __init__(self, limit: int, on_output: OnOutput | None = None):
         self._on_output = on_output
-        self.reader, self.writer = os.pipe()
-        self._writing = True
-        os.set_blocking(self.reader, False)
         self._half = limit // 2
         self._head = bytearray()
         self._tail: deque[bytes] = deque()
         self._tail_bytes = 0
         self.dropped = 0
 
-    def read_available(self) -> bool:
-        """Read what is there. False at the end, when nobody can write any more."""
-        for _ in range(64):  # a flood must not keep the event loop here
-            try:
-                chunk = os.read(self.reader, 1 << 16)
-            except BlockingIOError:
-                return True
-            if not chunk:
-                return False
-            if self._on_output is not None:
-                self._on_output(chunk)
-            self._keep(chunk)
-        return True
-
-    def close_writer(self) -> None:
-        """Let go of our own writing end, once the command has it."""
-        if self._writing:
-            os.close(self.writer)
-            self._writing = False
-
-    def close(self) -> None:
-        """Take what is left without waiting for writers that live on, and close the pipe."""
-        self.close_writer()
-        self.read_available()
-        os.close(self.reader)
+    def add(self, chunk: bytes) -> None:
+        """Pass a piece on, and keep what the limit allows."""
+        if self._on_output is not None:
+            self._on_output(chunk)
+        self._keep(chunk)
 
     def text(self) -> str:
         """What was kept, with a line where something was dropped."""
@@ -66,3 +43,37 @@ class Output:
                 self._tail.appendleft(first[gone:])
             self._tail_bytes -= gone
             self.dropped += gone
+
+
+class Output(Kept):
+    """The reading end of a pipe. Everything is read, so that the writer never blocks; not everything is kept."""
+
+    def __init__(self, limit: int, on_output: OnOutput | None = None):
+        super().__init__(limit, on_output)
+        self.reader, self.writer = os.pipe()
+        self._writing = True
+        os.set_blocking(self.reader, False)
+
+    def read_available(self) -> bool:
+        """Read what is there. False at the end, when nobody can write any more."""
+        for _ in range(64):  # a flood must not keep the event loop here
+            try:
+                chunk = os.read(self.reader, 1 << 16)
+            except BlockingIOError:
+                return True
+            if not chunk:
+                return False
+            self.add(chunk)
+        return True
+
+    def close_writer(self) -> None:
+        """Let go of our own writing end, once the command has it."""
+        if self._writing:
+            os.close(self.writer)
+            self._writing = False
+
+    def close(self) -> None:
+        """Take what is left without waiting for writers that live on, and close the pipe."""
+        self.close_writer()
+        self.read_available()
+        os.close(self.reader)

@@ -199,7 +199,7 @@ class ProcessSandbox:
         except OSError as error:
             raise SandboxError(f"{path} cannot be written in sandbox {self.id} ({error.strerror})") from error
 
-    async def read(self, path: str, limit: int = 1 << 20) -> bytes | None:
+    async def read(self, path: str, limit: int = 1 << 20, user: User = "agent") -> bytes | None:
         try:
             file = os.open(self._inside(path), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)  # a FIFO must not hang us
         except OSError:
@@ -217,7 +217,7 @@ class ProcessSandbox:
         except (OSError, shutil.Error) as error:
             raise SandboxError(f"{source} cannot be copied to {path} in sandbox {self.id} ({error})") from error
 
-    async def get(self, path: str, target: Path) -> None:
+    async def get(self, path: str, target: Path, user: User = "agent") -> None:
         try:
             shutil.copytree(self._inside(path), target, symlinks=True, dirs_exist_ok=True)
         except (OSError, shutil.Error) as error:

@@ -1,0 +1,98 @@
+"""The labels on every container, network, volume and image that we make, by which they are listed and reaped.
+
+An owner is a process: its host, that host's boot, its pid and start time. A pid alone is given out again, and an engine
+may serve several hosts, of which each can tell only for its own processes whether they are alive. Left out: judging
+what to do about it (`sandboxes gc` does).
+"""
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandboxes.base import Spec
+from sandboxes.processes import start_of
+
+PREFIX = "blackforge."
+KIND = PREFIX + "kind"
+"""What the thing is for: sandbox, relay, bundle, image, ... Whatever carries this label is ours."""
+SANDBOX = PREFIX + "sandbox"
+RUN = PREFIX + "run"
+IMAGE = PREFIX + "image"
+PROFILE = PREFIX + "profile"
+NETWORK = PREFIX + "network"
+RELAXED = PREFIX + "relaxed"
+"""Which of the strictest limits the task has relaxed, as `name=value` separated by blanks."""
+HOST, BOOT, PID, STARTED = (PREFIX + name for name in ("host", "boot", "pid", "started"))
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The process whose end makes a thing an orphan."""
+
+    host: str
+    boot: str
+    pid: int
+    started: int
+    """Clock ticks since boot; 0 where the system does not say."""
+
+    def labels(self) -> dict[str, str]:
+        return {HOST: self.host, BOOT: self.boot, PID: str(self.pid), STARTED: str(self.started)}
+
+    def alive(self) -> bool | None:
+        """Whether it runs; None when that cannot be told from this host."""
+        here = this_process()
+        if self.host != here.host:
+            return None
+        if self.boot != here.boot:
+            return False
+        return start_of(self.pid) == self.started
+
+
+def this_process() -> Owner:
+    """The owner of what this process makes."""
+    return Owner(socket.gethostname(), _boot(), os.getpid(), start_of(os.getpid()) or 0)
+
+
+def owner_of(labels: Mapping[str, str]) -> Owner | None:
+    """The owner that the labels name; None when the thing is not ours."""
+    try:
+        return Owner(labels[HOST], labels[BOOT], int(labels[PID]), int(labels[STARTED]))
+    except (KeyError, ValueError):
+        return None
+
+
+def labels_of(kind: str, owner: Owner, run: str = "") -> dict[str, str]:
+    """What everything carries."""
+    return {KIND: kind, RUN: run} | owner.labels()
+
+
+def sandbox_labels(sandbox: str, spec: Spec, image: str) -> dict[str, str]:
+    """What a sandbox's container carries besides."""
+    return {
+        SANDBOX: sandbox,
+        IMAGE: image,
+        PROFILE: spec.profile,
+        NETWORK: spec.network,
+        RELAXED: " ".join(relaxed(spec)),
+    }
+
+
+def relaxed(spec: Spec) -> list[str]:
+    """What a spec allows beyond the strictest: each as `name=value`."""
+    strict = Spec()
+    allowed = [f"profile={spec.profile}"] if spec.profile != strict.profile else []
+    allowed += ["network=full"] if spec.network == "full" else []
+    limits = {"memory_mb": (spec.memory_mb, strict.memory_mb), "pids": (spec.pids, strict.pids)}
+    for name, (value, usual) in (limits | {"disk_mb": (spec.disk_mb, strict.disk_mb)}).items():
+        if usual is not None and (value is None or value > usual):
+            allowed.append(f"{name}={'unlimited' if value is None else value}")
+    return allowed
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:  # not Linux
+        return ""

@@ -1,0 +1,38 @@
+"""Labels name their owner, and it is known whether it lives."""
+
+import subprocess
+from dataclasses import replace
+
+from sandboxes.base import Spec
+from sandboxes.docker.labels import labels_of, owner_of, relaxed, this_process
+from sandboxes.processes import start_of
+
+
+def test_an_owner_is_read_back_from_its_labels_and_is_alive_as_long_as_its_process_runs() -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        started = start_of(child.pid)
+        assert started is not None
+        owner = replace(this_process(), pid=child.pid, started=started)
+        read = owner_of(labels_of("sandbox", owner))
+        assert read == owner and read.alive() is True
+        child.kill()
+    assert owner.alive() is False
+
+
+def test_a_pid_that_was_given_out_again_or_an_earlier_boot_is_not_the_owner() -> None:
+    here = this_process()
+    assert here.alive() is True
+    assert replace(here, started=here.started - 1).alive() is False
+    assert replace(here, boot="another").alive() is False
+
+
+def test_what_another_host_owns_is_not_judged() -> None:
+    assert replace(this_process(), host="elsewhere").alive() is None
+    assert owner_of({"maintainer": "somebody"}) is None
+
+
+def test_only_what_goes_beyond_the_strictest_counts_as_relaxed() -> None:
+    assert relaxed(Spec()) == []
+    assert relaxed(Spec(memory_mb=512, cpus=1, network="none")) == []
+    loose = Spec(profile="harbor", network="full", memory_mb=None, pids=9999)
+    assert relaxed(loose) == ["profile=harbor", "network=full", "memory_mb=unlimited", "pids=9999"]
