@@ -61,6 +61,11 @@ class Access:
             )
         return next(iter(issued), next(iter(given), ""))
 
+    def check_issued(self, request: web.Request) -> None:
+        """CallError 401 unless the request's key has the form of issued ones. The pool says whether it was issued."""
+        if not self.agent_key(request).startswith(ISSUED):
+            raise CallError(401, "invalid_api_key", "sandboxes are served by the key of their attempt only")
+
     def is_administrator(self, request: web.Request) -> bool:
         """Whether the request has the admin key, or none is needed."""
         return self._admin is None or any(self._is_admin(key) for key in _outside_path(request))

@@ -12,13 +12,15 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
 import uvloop
 from aiohttp import web
 
-from proxy import pool_cli, replay_cli
+from proxy import channel, pool_cli, replay_cli
 from proxy.config import Config, load_config
 from proxy.engine.scripted import ScriptedEngine, load_script
 from proxy.engine.sglang import Sglang
@@ -64,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--pool", metavar="URL", help="SQLite file or database URL (default: pool)")
     serve.add_argument("--port", type=int, help="port to listen on, 0 for a free one (default: proxy.port)")
     serve.add_argument("--ready-file", type=Path, metavar="FILE", help="written when the server accepts calls")
+    channel.add_arguments(serve)
     serve.set_defaults(run=_serve)
     engine = commands.add_parser("engine", help="run the inference engine")
     engine.add_argument("config", type=Path)
@@ -76,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     replay = commands.add_parser("replay", help="serve a recorded attempt again, without an engine")
     replay.add_argument("config", type=Path)
     replay_cli.add_arguments(replay)
+    channel.add_arguments(replay)
     replay.set_defaults(run=_replay)
     tiny = commands.add_parser("tiny-model", help="make a tiny random Qwen3 model")
     tiny.add_argument("directory", type=Path)
@@ -88,15 +92,13 @@ def _parser() -> argparse.ArgumentParser:
 def _serve(arguments: argparse.Namespace) -> int:
     config = _overridden(load_config(arguments.config), arguments)
     gateway = Gateway(config, tuple(arguments.engine or ()) or config.engine.url)
-    listener = _listen(config.proxy.host, config.proxy.port)
-    return _run(gateway.runner(STOP_SECONDS), listener, arguments.ready_file)
+    return _serve_gateway(gateway, arguments.ready_file)
 
 
 def _replay(arguments: argparse.Namespace) -> int:
     config = _overridden(load_config(arguments.config), arguments)
     with replay_cli.opened(config, arguments) as gateway:
-        listener = _listen(config.proxy.host, config.proxy.port)
-        _run(gateway.runner(STOP_SECONDS), listener, arguments.ready_file)
+        _serve_gateway(gateway, arguments.ready_file)
         return replay_cli.summed_up(gateway)
 
 
@@ -105,7 +107,31 @@ def _overridden(config: Config, arguments: argparse.Namespace) -> Config:
         config = msgspec.structs.replace(config, pool=arguments.pool)
     if arguments.port is not None:
         config = msgspec.structs.replace(config, proxy=msgspec.structs.replace(config.proxy, port=arguments.port))
-    return config
+    return channel.overridden(config, arguments)
+
+
+def _serve_gateway(gateway: Gateway, ready_file: Path | None) -> int:
+    """Serve a gateway on its own address, and sandboxes where the configuration says."""
+    config = gateway.config.proxy
+    with ExitStack() as stack:
+        listener = stack.enter_context(_listen(config.host, config.port))
+        served = [(gateway.runner(STOP_SECONDS), [listener])]
+        if listeners := [stack.enter_context(made) for made in _for_sandboxes(gateway, stack)]:
+            served.append((gateway.sandbox_runner(STOP_SECONDS), listeners))
+        return _run(served, ready_file)
+
+
+def _for_sandboxes(gateway: Gateway, stack: ExitStack) -> Iterator[socket.socket]:
+    config, told = gateway.config.proxy, gateway.for_sandboxes
+    if config.sandbox_socket:
+        path = Path(config.sandbox_socket)
+        yield channel.listen_unix(path)
+        stack.callback(path.unlink, missing_ok=True)
+        told["socket"] = config.sandbox_socket
+    if config.sandbox_address:
+        listener = _listen(*channel.parse_address(config.sandbox_address))
+        told["address"] = _url(listener)
+        yield listener
 
 
 def _engine(arguments: argparse.Namespace) -> int:
@@ -114,7 +140,7 @@ def _engine(arguments: argparse.Namespace) -> int:
     if arguments.scripted:
         engine = ScriptedEngine(load_script(arguments.scripted), template)
         runner = web.AppRunner(engine.app(), access_log=None, shutdown_timeout=STOP_SECONDS, handler_cancellation=True)
-        return _run(runner, _listen("127.0.0.1", config.port), arguments.ready_file)
+        return _run([(runner, [_listen("127.0.0.1", config.port)])], arguments.ready_file)
     if config.port:
         _listen("127.0.0.1", config.port).close()
     server = Sglang(config, arguments.log or arguments.config.parent / "engine.log")
@@ -155,25 +181,35 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _run(runner: web.AppRunner, listener: socket.socket, ready_file: Path | None) -> int:
-    host, port = listener.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+Served = Sequence[tuple[web.AppRunner, Sequence[socket.socket]]]
+"""Applications with the sockets that they listen on. The first socket's address is the server's."""
+
+
+def _run(served: Served, ready_file: Path | None) -> int:
     gc.freeze()  # what is loaded stays, and
     gc.set_threshold(GARBAGE, 20, 100)  # calls make many short-lived objects that are no cycles
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
-        loop.run(_until_stopped(runner, listener, url, ready_file))
+        loop.run(_until_stopped(served, _url(served[0][1][0]), ready_file))
     return 0
 
 
-async def _until_stopped(runner: web.AppRunner, listener: socket.socket, url: str, ready_file: Path | None) -> None:
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+async def _until_stopped(served: Served, url: str, ready_file: Path | None) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await runner.setup()
-    await web.SockSite(runner, listener).start()
+    for runner, listeners in served:
+        await runner.setup()
+        for listener in listeners:
+            await web.SockSite(runner, listener).start()
     _ready(url, ready_file)
     await stop.wait()
-    await runner.cleanup()
+    for runner, _ in reversed(served):
+        await runner.cleanup()
 
 
 def _ready(url: str, file: Path | None) -> None:

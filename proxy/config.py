@@ -31,6 +31,11 @@ class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     admin_key_env: str = ""
     """Environment variable with the admin key, in place of a file."""
 
+    sandbox_socket: str = ""
+    """Path of a Unix socket on which sandboxes find the model routes, and nothing else, for issued keys."""
+    sandbox_address: str = ""
+    """HOST:PORT of a listener of the same kind, for the relays of sandboxes on other machines."""
+
 
 class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one request may cost; more is refused in its dialect's error form."""
@@ -149,6 +154,7 @@ def load_config(path: Path) -> Config:
     model = str((path.parent / config.engine.model).absolute())
     pool = config.pool if "://" in config.pool else str((path.parent / config.pool).absolute())
     key_file = config.proxy.admin_key_file and str((path.parent / config.proxy.admin_key_file).absolute())
-    proxy = msgspec.structs.replace(config.proxy, admin_key_file=key_file)
+    sandboxes = config.proxy.sandbox_socket and str((path.parent / config.proxy.sandbox_socket).absolute())
+    proxy = msgspec.structs.replace(config.proxy, admin_key_file=key_file, sandbox_socket=sandboxes)
     engine = msgspec.structs.replace(config.engine, model=model)
     return msgspec.structs.replace(config, pool=pool, engine=engine, proxy=proxy)

@@ -60,6 +60,7 @@ class Gateway:
         self.config = config
         self._make_handler = handler
         self.clock: float | None = None
+        self.for_sandboxes: dict[str, str] = {}  # their listeners, once they listen
         self.access = Access(config.proxy, config.limits.key_chars)
         self.model = Path(config.engine.model).name
         self.engines = engine_urls(engine)
@@ -75,16 +76,26 @@ class Gateway:
     def app(self) -> web.Application:
         """The application; its engine client and writer live as long as it runs."""
         app = web.Application(client_max_size=self.config.limits.body_bytes, middlewares=[self._errors, self._guard])
-        open_to_agents = [
-            app.router.add_get("/health", self._health),
-            app.router.add_get(PREFIX + "models", self._models),
-            *(_add_post(app, path, self._completing(dialect)) for path, dialect in DIALECTS.items()),
-            *(_add_post(app, path, self._counting(dialect)) for path, dialect in COUNTING.items()),
-        ]
+        open_to_agents = [app.router.add_get("/health", self._health), *self._add_model_routes(app)]
         self._open = {route.resource for route in open_to_agents} | {None}  # None: no such path, or not this method
         app.router.add_get("/metrics", self._metrics)
         app.cleanup_ctx.append(self._live)
         return app
+
+    def sandbox_app(self) -> web.Application:
+        """What sandboxes may reach: the model routes. It works while the application itself is up."""
+        app = web.Application(
+            client_max_size=self.config.limits.body_bytes, middlewares=[self._errors, self._issued_keys_only]
+        )
+        self._add_model_routes(app)
+        return app
+
+    def _add_model_routes(self, app: web.Application) -> list[web.AbstractRoute]:
+        return [
+            app.router.add_get(PREFIX + "models", self._models),
+            *(_add_post(app, path, self._completing(dialect)) for path, dialect in DIALECTS.items()),
+            *(_add_post(app, path, self._counting(dialect)) for path, dialect in COUNTING.items()),
+        ]
 
     def fleet(self) -> Fleet | Provider:
         """The engine; to be called inside the running event loop."""
@@ -97,9 +108,19 @@ class Gateway:
             self.access.check_administrator(request)
         return await handler(request)
 
+    @web.middleware
+    async def _issued_keys_only(self, request: web.Request, handler: Route) -> web.StreamResponse:
+        """A key of nobody opens no session here, wherever the proxy itself listens."""
+        self.access.check_issued(request)
+        return await handler(request)
+
     def runner(self, shutdown_seconds: float) -> Runner:
         """What serves the application on a socket."""
         return Runner(self.app(), self.config.limits, refusal, shutdown_seconds=shutdown_seconds)
+
+    def sandbox_runner(self, shutdown_seconds: float) -> Runner:
+        """What serves sandboxes on sockets of their own; to be set up after `runner`, and cleaned up before it."""
+        return Runner(self.sandbox_app(), self.config.limits, refusal, shutdown_seconds=shutdown_seconds)
 
     async def _live(self, _app: web.Application) -> AsyncIterator[None]:
         threads, workers = ThreadPoolExecutor(THREADS, "pool"), ThreadPoolExecutor(ROOM.total, "work")
@@ -183,6 +204,7 @@ class Gateway:
         local = self.access.open_to_all  # then clients may share the file, else nobody
         if local and self.pool.url.startswith("sqlite"):
             status["pool"] = self.pool.url
+        status["sandboxes"] = self.for_sandboxes
         return web.json_response(status)
 
 

@@ -12,7 +12,6 @@ import asyncio
 import os
 import secrets
 import shutil
-import stat
 import subprocess
 import tempfile
 import time
@@ -21,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from sandboxes import files
 from sandboxes.base import Ended, Limits, OnOutput, Result, SandboxError, Spec, User
 from sandboxes.output import Output
 from sandboxes.processes import MARK, belonging, kill, start_of, table
@@ -122,22 +122,23 @@ class ProcessSandbox:
     ) -> Result:
         began = time.monotonic()
         output = Output(limits.output_bytes, on_output)
-        process = self._start(command, output, env)
+        exit_code = await self._start(command, output, env)
         loop = asyncio.get_running_loop()
         loop.add_reader(output.reader, lambda: output.read_available() or loop.remove_reader(output.reader))
         try:
-            ended = await self._end_of(process, limits)
+            ended = await self._end_of(exit_code, limits)
             if ended != "exit":
                 await self.end_processes()
         finally:
-            if process.poll() is None:  # cancelled
+            if not exit_code.done():  # cancelled, or ended just now
                 await self.end_processes()
-            process.wait()
+            await exit_code
             loop.remove_reader(output.reader)
             output.close()
-        return Result(ended, process.returncode, output.text(), output.dropped, time.monotonic() - began)
+        return Result(ended, exit_code.result(), output.text(), output.dropped, time.monotonic() - began)
 
-    def _start(self, command: str, output: Output, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    async def _start(self, command: str, output: Output, env: Mapping[str, str]) -> asyncio.Future[int]:
+        """Start a command and give its exit code to come."""
         clean = {MARK: self.id, "PATH": os.environ.get("PATH", os.defpath), "HOME": self.home, "PWD": self.work}
         clean |= {"TMPDIR": str(self._directory / "tmp"), "LANG": "C.UTF-8", "TERM": "dumb"}
         try:
@@ -157,13 +158,12 @@ class ProcessSandbox:
             ) from error
         output.close_writer()
         self.sessions.add(process.pid)
-        return process
+        return exit_of(process)
 
-    async def _end_of(self, process: subprocess.Popen[bytes], limits: Limits) -> Ended:
+    async def _end_of(self, exit_code: asyncio.Future[int], limits: Limits) -> Ended:
         loop = asyncio.get_running_loop()
         running = _Running(self, limits, loop.create_future())
-        exited = os.pidfd_open(process.pid)
-        loop.add_reader(exited, running.end, "exit")
+        exit_code.add_done_callback(lambda _: running.end("exit"))
         timer = loop.call_later(limits.seconds, running.end, "timeout")
         if self.memory_mb is not None or limits.cpu_seconds is not None:
             self._watch(running)
@@ -172,8 +172,6 @@ class ProcessSandbox:
         finally:
             running.ended.cancel()
             timer.cancel()
-            loop.remove_reader(exited)
-            os.close(exited)
 
     async def keep_processes(self) -> None:
         raise SandboxError(f"sandbox {self.id} cannot tell the task's daemons from the agent's; use Docker")
@@ -192,60 +190,55 @@ class ProcessSandbox:
         return len(killed)
 
     async def write(self, path: str, content: str | bytes, user: User = "agent") -> None:
-        target = self._inside(path)
+        place = self._place(path, user)
         try:
-            self._make_way(target)
-            target.write_bytes(content.encode() if isinstance(content, str) else content)
+            files.write(place, content.encode() if isinstance(content, str) else content)
         except OSError as error:
             raise SandboxError(f"{path} cannot be written in sandbox {self.id} ({error.strerror})") from error
 
     async def read(self, path: str, limit: int = 1 << 20, user: User = "agent") -> bytes | None:
-        try:
-            file = os.open(self._inside(path), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)  # a FIFO must not hang us
-        except OSError:
-            return None
-        try:
-            return os.read(file, limit) if stat.S_ISREG(os.fstat(file).st_mode) else None
-        finally:
-            os.close(file)
+        return files.read(self._place(path, user), limit)
 
     async def put(self, source: Path, path: str, user: User = "agent") -> None:
-        target = self._inside(path)
+        place = self._place(path, user)
         try:
-            self._make_way(target / "x")
-            shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
-        except (OSError, shutil.Error) as error:
+            await asyncio.to_thread(files.put, source, place)
+        except OSError as error:
             raise SandboxError(f"{source} cannot be copied to {path} in sandbox {self.id} ({error})") from error
 
     async def get(self, path: str, target: Path, user: User = "agent") -> None:
+        place = self._place(path, user)
         try:
-            shutil.copytree(self._inside(path), target, symlinks=True, dirs_exist_ok=True)
-        except (OSError, shutil.Error) as error:
+            await asyncio.to_thread(files.get, place, target)
+        except OSError as error:
             raise SandboxError(f"{path} cannot be copied out of sandbox {self.id} ({error})") from error
 
     async def stop(self) -> None:
         await self.end_processes()
         await asyncio.to_thread(remove, self._directory)
 
-    def _inside(self, path: str) -> Path:
-        base, rest = (self.home, path[2:]) if path.startswith("~/") else (self.work, path)
+    def _place(self, path: str, user: User = "agent") -> files.Place:
+        base, rest = ("home", path[2:]) if path.startswith("~/") else ("work", path)
         if not rest or rest.startswith("/") or ".." in Path(rest).parts or "\0" in rest:
             raise SandboxError(f"a path must lead into the sandbox, relative to its work directory or ~/: {path!r}")
-        return Path(base, rest)
+        return files.Place(self._directory / base, Path(rest).parts)
 
-    def _make_way(self, target: Path) -> None:
-        """Make the parents of a file, replacing links and files that stand in their place, and free its own place."""
-        top = len(self._directory.parts) + 1
-        for depth in range(top, len(target.parts)):
-            parent = Path(*target.parts[:depth])
-            if parent.is_symlink() or (parent.exists() and not parent.is_dir()):
-                parent.unlink()
-            parent.mkdir(exist_ok=True)
-            parent.chmod(parent.stat().st_mode | 0o700)
-        if target.is_dir() and not target.is_symlink():
-            remove(target)
-        with suppress(FileNotFoundError):
-            target.unlink()
+
+def exit_of(process: subprocess.Popen[bytes]) -> asyncio.Future[int]:
+    """The exit code of a process, once it has ended."""
+    loop = asyncio.get_running_loop()
+    code: asyncio.Future[int] = loop.create_future()
+    exited = os.pidfd_open(process.pid)
+
+    def reap() -> None:
+        loop.remove_reader(exited)
+        os.close(exited)
+        status = process.wait()
+        if not code.done():  # nobody waits any more
+            code.set_result(status)
+
+    loop.add_reader(exited, reap)
+    return code
 
 
 def remove(directory: Path) -> None:

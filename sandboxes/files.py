@@ -1,0 +1,152 @@
+"""Files of a sandbox that is a directory of this machine, handled from outside while what runs inside may be hostile.
+
+Every component of a path is opened by itself and never through a link, so nothing that an agent puts in the way leads
+anywhere else, also when it does so in that very moment. Left out: file systems of their own (Docker).
+"""
+
+import os
+import shutil
+import stat
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO must not hang us
+
+
+@dataclass(frozen=True)
+class Place:
+    """A path below a directory that is ours."""
+
+    base: Path
+    parts: Sequence[str]
+    owner: int | None = None
+    """User and group who get what is made; None: whoever makes it."""
+
+    def below(self, *parts: str) -> "Place":
+        return Place(self.base, (*self.parts, *parts), self.owner)
+
+
+def write(place: Place, content: bytes, mode: int = 0o644) -> None:
+    """Write a file and its parents. What stands in the way is replaced."""
+    parent = _open(place.base, place.parts[:-1], place.owner)
+    try:
+        _clear(place.parts[-1], parent)
+        file = os.open(place.parts[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode, dir_fd=parent)
+        with os.fdopen(file, "wb") as opened:
+            opened.write(content)
+            _give(file, place.owner)
+    finally:
+        os.close(parent)
+
+
+def read(place: Place, limit: int) -> bytes | None:
+    """The first bytes of a regular file; None where there is none."""
+    try:
+        parent = _open(place.base, place.parts[:-1])
+    except OSError:
+        return None
+    try:
+        file = os.open(place.parts[-1], _FILE, dir_fd=parent)
+    except OSError:
+        return None
+    finally:
+        os.close(parent)
+    try:
+        return os.read(file, limit) if stat.S_ISREG(os.fstat(file).st_mode) else None
+    finally:
+        os.close(file)
+
+
+def put(source: Path, place: Place) -> None:
+    """Copy a directory of ours in: its directories, regular files and links."""
+    os.close(_open(place.base, place.parts, place.owner))
+    for directory, names, files in os.walk(source):
+        here = place.below(*Path(directory).relative_to(source).parts)
+        for name in (*names, *files):
+            path = Path(directory, name)
+            if path.is_symlink():
+                _link(path.readlink(), here.below(name))
+            elif path.is_dir():
+                os.close(_open(here.base, (*here.parts, name), here.owner))
+            elif path.is_file():
+                write(here.below(name), path.read_bytes(), stat.S_IMODE(path.stat().st_mode))
+
+
+def get(place: Place, target: Path) -> None:
+    """Copy a directory out: its directories, regular files and links, as far as they can be read."""
+    top = _open(place.base, place.parts)
+    try:
+        for directory, names, files, here in os.fwalk(".", dir_fd=top, follow_symlinks=False):
+            into = target / directory
+            into.mkdir(parents=True, exist_ok=True)
+            for name in (*names, *files):
+                _copy_out(name, here, into / name)
+    finally:
+        os.close(top)
+
+
+def _copy_out(name: str, here: int, target: Path) -> None:
+    mode = os.stat(name, dir_fd=here, follow_symlinks=False).st_mode
+    if stat.S_ISLNK(mode):
+        target.unlink(missing_ok=True)
+        target.symlink_to(os.readlink(name, dir_fd=here))
+    elif stat.S_ISREG(mode):
+        with os.fdopen(os.open(name, _FILE, dir_fd=here), "rb") as source:
+            with target.open("wb") as copy:
+                shutil.copyfileobj(source, copy)
+        target.chmod(stat.S_IMODE(mode) & 0o777)
+
+
+def _link(content: Path, place: Place) -> None:
+    parent = _open(place.base, place.parts[:-1], place.owner)
+    try:
+        _clear(place.parts[-1], parent)
+        os.symlink(content, place.parts[-1], dir_fd=parent)
+    finally:
+        os.close(parent)
+
+
+def _open(base: Path, parts: Sequence[str], owner: int | None = -1) -> int:
+    """The directory at a path; makes it where an owner (or None) is given, in place of whatever stands there."""
+    here = os.open(base, _DIRECTORY)
+    for name in parts:
+        try:
+            below = _enter(name, here) if owner == -1 else _make(name, here, owner)
+        finally:
+            os.close(here)
+        here = below
+    return here
+
+
+def _make(name: str, here: int, owner: int | None) -> int:
+    try:
+        return _enter(name, here)
+    except PermissionError:
+        os.chmod(name, 0o700, dir_fd=here)  # the sandbox's own, which it has closed to us
+        return _enter(name, here)
+    except OSError:
+        _clear(name, here)
+        os.mkdir(name, 0o755, dir_fd=here)
+        made = _enter(name, here)
+        _give(made, owner)
+        return made
+
+
+def _enter(name: str, here: int) -> int:
+    return os.open(name, _DIRECTORY, dir_fd=here)
+
+
+def _give(file: int, owner: int | None) -> None:
+    if owner is not None:
+        os.fchown(file, owner, owner)
+
+
+def _clear(name: str, here: int) -> None:
+    with suppress(FileNotFoundError):
+        if stat.S_ISDIR(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode):
+            shutil.rmtree(name, dir_fd=here)
+        else:
+            os.unlink(name, dir_fd=here)

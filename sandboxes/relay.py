@@ -1,0 +1,98 @@
+"""Passes connections on between a TCP address and a Unix socket, in either direction: a sandbox's only way out.
+
+A program of its own, `python -I -S relay.py LISTEN TARGET` with tcp:HOST:PORT or unix:PATH for each, that runs under
+any Python from 3.9 on, inside of sandboxes and in relay containers. It prints `ready` once it listens. Each half of a
+connection ends by itself; a broken one ends both. It looks at no byte, so what may be asked is the target's matter.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import suppress
+from typing import Awaitable, Callable, Tuple  # noqa: UP035 (Python 3.9)
+
+CHUNK = 1 << 16
+BACKLOG = 1024
+Streams = Tuple[asyncio.StreamReader, asyncio.StreamWriter]  # noqa: UP006 (Python 3.9)
+
+
+async def serve(listen: str, target: str, ready: Callable[[], object]) -> None:
+    """Pass connections on until cancelled."""
+
+    async def passed_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            further = await connected(target)
+        except OSError:  # the caller sees a connection that ends, and may try again
+            writer.transport.abort()
+            return
+        await joined((reader, writer), further)
+
+    kind, where = parsed(listen)
+    if kind == "unix":
+        with suppress(FileNotFoundError):
+            os.unlink(where)  # of a relay that was killed
+        server = await asyncio.start_unix_server(passed_on, where, backlog=BACKLOG)
+        os.chmod(where, 0o666)  # the users inside are others
+    else:
+        host, _, port = where.rpartition(":")
+        server = await asyncio.start_server(passed_on, host, int(port), backlog=BACKLOG)
+    async with server:
+        ready()
+        await server.serve_forever()
+
+
+async def joined(one: Streams, other: Streams) -> None:
+    """Pass on both ways until both have ended; whatever breaks one way ends both."""
+    ways = [asyncio.ensure_future(pump(one[0], other[1])), asyncio.ensure_future(pump(other[0], one[1]))]
+    try:
+        done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_EXCEPTION)
+        broken = any(way.exception() for way in done)
+    except asyncio.CancelledError:
+        broken = True
+        raise
+    finally:
+        for way in ways:
+            way.cancel()
+        for _, writer in (one, other):
+            writer.transport.abort() if broken else writer.close()
+
+
+async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """One way, as fast as the slower side. The end of it is passed on; the way back stays open."""
+    while True:
+        chunk = await reader.read(CHUNK)
+        if not chunk:
+            break
+        writer.write(chunk)
+        await writer.drain()
+    writer.write_eof()
+
+
+def connected(target: str) -> Awaitable[Streams]:
+    kind, where = parsed(target)
+    if kind == "unix":
+        return asyncio.open_unix_connection(where)
+    host, _, port = where.rpartition(":")
+    return asyncio.open_connection(host, int(port))
+
+
+def parsed(address: str) -> Tuple[str, str]:  # noqa: UP006 (Python 3.9)
+    kind, _, where = address.partition(":")
+    if kind not in ("tcp", "unix") or not where:
+        raise SystemExit(f"an address is tcp:HOST:PORT or unix:PATH: {address}")
+    return kind, where
+
+
+async def main(listen: str, target: str) -> None:
+    serving = asyncio.ensure_future(serve(listen, target, lambda: print("ready", flush=True)))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)
+    with suppress(asyncio.CancelledError):
+        await serving
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        raise SystemExit(__doc__)
+    parsed(sys.argv[2])
+    asyncio.run(main(*sys.argv[1:]))
