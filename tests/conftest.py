@@ -1,6 +1,8 @@
 """Fixtures that every part shares. A part that is missing skips a test at home and fails it when CI=true."""
 
 import os
+import shutil
+import subprocess
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from proxy.pool.database import Pool, open_pool
+from sandboxes.docker.labels import PID
 from tests import postgres
 
 if TYPE_CHECKING:
@@ -50,6 +53,20 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path / 'pool.db'}"
     server: postgres.Server = request.getfixturevalue("postgres_server")
     return server.database()
+
+
+@pytest.fixture(scope="session")
+def docker_engine() -> Iterator[str]:
+    """The address of a Docker engine with the images bb:1 and deb:py. Sees to it that these tests leave nothing there."""
+    client = shutil.which("docker")
+    need("a Docker client (apt-get install docker.io)", client is not None)
+    images = subprocess.run(["docker", "image", "inspect", "bb:1", "deb:py"], capture_output=True, text=True)
+    need(f"a Docker engine with images bb:1 and deb:py ({images.stderr.strip()})", images.returncode == 0)
+    yield os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+    ours = ["--quiet", "--filter", f"label={PID}={os.getpid()}"]
+    for kind in (["container", "ls", "--all"], ["network", "ls"], ["volume", "ls"]):
+        left = subprocess.run(["docker", *kind, *ours], capture_output=True, text=True, check=True).stdout
+        assert not left, f"docker {kind[0]}s that tests left: {left.split()}"
 
 
 @pytest.fixture(scope="session")
