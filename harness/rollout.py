@@ -22,7 +22,7 @@ from proxy.pool.errors import PoolError, UserError
 from proxy.pool.failures import treatment
 from proxy.pool.groups import OpenRollout, Outcome, finish_rollout
 from proxy.pool.schema import completions
-from sandboxes.base import Result, Sandbox, Sandboxes, Spec
+from sandboxes.base import Image, Result, Sandbox, Sandboxes, Spec
 
 TRIES = 3
 LIMIT_FAILURES = {"timeout": "agent_timeout", "cpu": "agent_timeout", "memory": "agent_memory"}
@@ -126,17 +126,35 @@ async def _work(
 
 def spec_of(task: Task) -> Spec:
     """The sandbox that a task asks for."""
-    return Spec(memory_mb=task.limits.memory_mb)
+    limits, image = task.limits, None
+    if task.image is not None:
+        context = Path(task.image.directory) if task.image.directory else None
+        image = Image(name=task.image.name, context=context, dockerfile=task.image.dockerfile)
+    return Spec(
+        image=image,
+        profile=task.profile,
+        network=task.network,
+        work=task.work or None,
+        memory_mb=limits.memory_mb,
+        cpus=limits.cpus,
+        pids=limits.pids,
+        disk_mb=limits.disk_mb,
+        env=task.env,
+    )
 
 
 async def _set_up(sandbox: Sandbox, task: Task) -> None:
     for path, text in task.files.items():
         await sandbox.write(path, text)
+    for path, source in task.directories.items():
+        await sandbox.put(Path(source), path)
     if task.setup:
         result = await sandbox.run(task.setup, limits_of(task, task.setup_timeout), task.env)
         if result.ended != "exit" or result.exit_code:
             how = f"exit code {result.exit_code}" if result.ended == "exit" else f"its {result.ended} limit"
             raise Failed("sandbox_start", f"set-up ended by {how}: {result.output[-300:].strip()}")
+    if task.daemons:
+        await sandbox.keep_processes()
 
 
 async def _run_agent(agent: Agent, sandbox: Sandbox, task: Task, endpoint: Endpoint) -> Result:
