@@ -4,6 +4,7 @@ Each default is the strictest; what a task relaxes stands in its own text. A rec
 absolute path; how their content is pinned is the loader's matter (`digest`).
 """
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -158,11 +159,21 @@ class Task(Strict, frozen=True, kw_only=True):
     """Of the directories' content; the loader writes it."""
 
 
-def steps_of(task: Task) -> tuple[Task, ...]:
-    """The task's steps as tasks of their own, to be worked at in this order in one sandbox; itself when it has none."""
+@dataclass(frozen=True)
+class Part:
+    """A step as a task of its own; a task without steps is its only part."""
+
+    task: Task
+    name: str = ""
+    min_reward: float | dict[str, float] | None = None
+
+
+def parts_of(task: Task) -> tuple[Part, ...]:
+    """What is worked at one after the other in one sandbox."""
     if not task.steps:
-        return (task,)
-    return tuple(_alone(task, step, first=step is task.steps[0]) for step in task.steps)
+        return (Part(task),)
+    steps = ((_alone(task, step, first=step is task.steps[0]), step) for step in task.steps)
+    return tuple(Part(alone, step.name, step.min_reward) for alone, step in steps)
 
 
 def _alone(task: Task, step: Step, first: bool) -> Task:

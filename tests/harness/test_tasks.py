@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.tasks import Step, Task, TaskLimits, Verifier, load_tasks, steps_of
+from harness.tasks import Part, Step, Task, TaskLimits, Verifier, load_tasks, parts_of
 from harness.tasks.schema import Checker, Solution, TaskImage
 from proxy.pool.errors import UserError
 from tests.harness.conftest import HELLO, ROOT, write_tasks
@@ -113,8 +113,8 @@ def test_a_step_is_a_task_of_its_own_that_inherits_the_rest(tmp_path: Path) -> N
     ]
     line = {"id": "a", "steps": steps, "setup": "echo 0", "files": {"x": "y"}, "env": {"A": "1"}}
     (task,) = load_tasks(write_tasks(tmp_path / "tasks.jsonl", line))
-    one, two = steps_of(task)
+    one, two = (part.task for part in parts_of(task))
     assert (one.instruction, one.setup, one.timeout, one.files) == ("first", "echo 0\necho 1", 5, {"x": "y"})
     assert (two.instruction, two.setup, two.timeout, two.files) == ("second", "", 600, {})
     assert (one.env, two.verifier.timeout) == ({"A": "1"}, 7)
-    assert steps_of(one) == (one,)
+    assert parts_of(one) == (Part(one),)
