@@ -14,7 +14,8 @@ import msgspec
 from sqlalchemy import select
 
 from harness.agents.base import Agent, Endpoint
-from harness.tasks import Task
+from harness.rewards import Verdict, below, joined
+from harness.tasks import Task, parts_of
 from harness.verifier import Failed, limits_of, verify
 from proxy.pool.attempts import Attempt, Ending, close_attempt, open_attempt
 from proxy.pool.database import Pool
@@ -22,7 +23,7 @@ from proxy.pool.errors import PoolError, UserError
 from proxy.pool.failures import treatment
 from proxy.pool.groups import OpenRollout, Outcome, finish_rollout
 from proxy.pool.schema import completions
-from sandboxes.base import Result, Sandbox, Sandboxes, Spec
+from sandboxes.base import Image, Result, Sandbox, Sandboxes, Spec
 
 TRIES = 3
 LIMIT_FAILURES = {"timeout": "agent_timeout", "cpu": "agent_timeout", "memory": "agent_memory"}
@@ -55,6 +56,10 @@ class _Account:
     exit_code: int | None = None
     timings: dict[str, float] = field(default_factory=dict)
 
+    def spent(self, on: str, seconds: float) -> None:
+        """Add to a timing; a task with steps does everything several times."""
+        self.timings[on] = self.timings.get(on, 0.0) + seconds
+
 
 async def run_rollout(bench: Bench, rollout: OpenRollout) -> Outcome:
     """Bring a rollout to its outcome and write it. UserError when no rollout could succeed at present."""
@@ -78,8 +83,8 @@ async def attempt(bench: Bench, rollout: OpenRollout, task: Task) -> Outcome:
     failure: str | None = "interrupted"
     detail = "the run was stopped while the attempt ran"
     try:
-        reward, failure, detail = await _work(bench, opened, key, task, account)
-        return _outcome(opened, reward, failure, detail)
+        verdict, failure, detail = await _work(bench, opened, key, task, account)
+        return _outcome(opened, verdict, failure, detail)
     except Failed as failed:
         failure, detail = failed.kind, failed.detail
     except UserError as error:  # the agent is not there, so no rollout can succeed
@@ -95,48 +100,86 @@ async def attempt(bench: Bench, rollout: OpenRollout, task: Task) -> Outcome:
     return _outcome(opened, None, failure, detail)
 
 
-def _outcome(opened: Attempt, reward: float | None, failure: str | None, detail: str) -> Outcome:
-    parts = {} if reward is None else {"verifier": reward}
-    return Outcome(attempt_id=opened.id, reward=reward, failure=failure, detail=detail, reward_parts=parts)
+def _outcome(opened: Attempt, verdict: Verdict | None, failure: str | None, detail: str) -> Outcome:
+    if verdict is None:
+        return Outcome(attempt_id=opened.id, reward=None, failure=failure, detail=detail, reward_parts={})
+    parts = {"verifier": verdict.reward, **verdict.parts}
+    return Outcome(attempt_id=opened.id, reward=verdict.reward, failure=failure, detail=detail, reward_parts=parts)
 
 
 async def _work(
     bench: Bench, opened: Attempt, key: str, task: Task, account: _Account
-) -> tuple[float, str | None, str]:
-    """Set up, agent, end, verify: the reward, with the limit that ended the agent if one did."""
+) -> tuple[Verdict, str | None, str]:
+    """Each part in one sandbox: the verdict, with the limit that ended an agent if one did."""
     began = time.monotonic()
+    judged: list[tuple[str, Verdict]] = []
+    remark: tuple[str | None, str] = (None, "")
     sandbox = await bench.sandboxes.start(spec_of(task))
     try:
-        await _set_up(sandbox, task)
-        account.timings["setup"] = time.monotonic() - began
-        account.stage = "harness"
-        endpoint = Endpoint(bench.url, key, bench.model, bench.context_length)
-        result = await _run_agent(bench.agent, sandbox, task, endpoint)
-        account.timings["agent"], account.exit_code = result.seconds, result.exit_code
-        (bench.logs / f"attempt-{opened.id}.log").write_text(result.output)
-        await sandbox.end_processes()
-        failure = await _judge(bench, opened.id, result)
-        account.stage = "verifier"
-        reward = await verify(sandbox, task)
+        for part in parts_of(task):
+            verdict, failure, detail = await _part(bench, opened, key, part.task, sandbox, account)
+            judged.append((part.name, verdict))
+            remark = remark if remark[0] else (failure, detail)
+            if below(verdict, part.min_reward):
+                break
         account.timings["total"] = time.monotonic() - began
-        return reward, failure, f"the agent was ended by its {result.ended} limit" if failure else ""
+        return (joined(judged, task.steps_reward) if task.steps else verdict), *remark
     finally:
         await sandbox.stop()
 
 
+async def _part(
+    bench: Bench, opened: Attempt, key: str, task: Task, sandbox: Sandbox, account: _Account
+) -> tuple[Verdict, str | None, str]:
+    """Set up, agent, end, verify."""
+    began, account.stage = time.monotonic(), "sandbox_start"
+    await _set_up(sandbox, task)
+    account.spent("setup", time.monotonic() - began)
+    account.stage = "harness"
+    endpoint = Endpoint(bench.url, key, bench.model, bench.context_length)
+    result = await _run_agent(bench.agent, sandbox, task, endpoint)
+    account.spent("agent", result.seconds)
+    account.exit_code = result.exit_code
+    with (bench.logs / f"attempt-{opened.id}.log").open("a") as log:
+        log.write(result.output)
+    await sandbox.end_processes()
+    failure = await _judge(bench, opened.id, result)
+    account.stage = "verifier"
+    verdict = await verify(sandbox, task)
+    return verdict, failure, f"the agent was ended by its {result.ended} limit" if failure else ""
+
+
 def spec_of(task: Task) -> Spec:
     """The sandbox that a task asks for."""
-    return Spec(memory_mb=task.limits.memory_mb)
+    limits, image = task.limits, None
+    if task.image is not None:
+        context = Path(task.image.directory) if task.image.directory else None
+        image = Image(name=task.image.name, context=context, dockerfile=task.image.dockerfile)
+    return Spec(
+        image=image,
+        profile=task.profile,
+        network=task.network,
+        work=task.work or None,
+        memory_mb=limits.memory_mb,
+        cpus=limits.cpus,
+        pids=limits.pids,
+        disk_mb=limits.disk_mb,
+        env=task.env,
+    )
 
 
 async def _set_up(sandbox: Sandbox, task: Task) -> None:
     for path, text in task.files.items():
         await sandbox.write(path, text)
+    for path, source in task.directories.items():
+        await sandbox.put(Path(source), path)
     if task.setup:
         result = await sandbox.run(task.setup, limits_of(task, task.setup_timeout), task.env)
         if result.ended != "exit" or result.exit_code:
             how = f"exit code {result.exit_code}" if result.ended == "exit" else f"its {result.ended} limit"
             raise Failed("sandbox_start", f"set-up ended by {how}: {result.output[-300:].strip()}")
+    if task.daemons:
+        await sandbox.keep_processes()
 
 
 async def _run_agent(agent: Agent, sandbox: Sandbox, task: Task, endpoint: Endpoint) -> Result:

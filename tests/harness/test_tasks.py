@@ -1,14 +1,29 @@
 """tasks.jsonl: what is accepted, and the sentence for each way to get it wrong."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from harness.tasks import load_tasks
+from harness.tasks import Part, Step, Task, TaskLimits, Verifier, load_tasks, parts_of
+from harness.tasks.schema import Checker, Solution, TaskImage
 from proxy.pool.errors import UserError
 from tests.harness.conftest import HELLO, ROOT, write_tasks
+
+ANSWERED = {"id": "b", "instruction": "What is 6 * 7?", "domain": "qa", "checker": {"kind": "exact", "answer": "42"}}
+TABLES = {
+    "tasks.jsonl": Task,
+    "verifier": Verifier,
+    "image": TaskImage,
+    "limits": TaskLimits,
+    "steps": Step,
+    "solution": Solution,
+    "checker": Checker,
+}
+"""Heading in docs/tasks.md -> the struct whose fields stand in the table there."""
 
 
 def test_the_smallest_task_gets_its_defaults(tmp_path: Path) -> None:
@@ -29,14 +44,29 @@ def test_every_example_is_accepted(path: Path) -> None:
         ("[]", "line 2: the object: Expected `object`"),
         (json.dumps(HELLO), "line 2: id 'hello' is used twice"),
         (json.dumps(HELLO | {"id": 7}), "line 2: id: Expected `str`, got `int`"),
-        (json.dumps({"id": "b", "instruction": "x"}), "line 2: the object: Object missing required field `verifier`"),
-        (json.dumps(HELLO | {"id": "b", "verifier": {}}), "line 2: verifier: Object missing required field `command`"),
+        (json.dumps({"id": "b", "instruction": "x"}), "line 2: verifier: a task of domain 'agent' has none"),
+        (json.dumps(HELLO | {"id": "b", "verifier": {}}), "line 2: verifier: a task of domain 'agent' has none"),
         (json.dumps(HELLO | {"id": "b", "timout": 3}), "line 2: the object: Object contains unknown field `timout`"),
         (json.dumps(HELLO | {"id": "b", "timeout": 0}), "line 2: timeout: Expected `float` > 0"),
         (json.dumps(HELLO | {"id": "b", "files": {"../x": ""}}), "line 2: files: '../x' leads out of the sandbox"),
         (json.dumps(HELLO | {"id": "b", "files": {"~//x": ""}}), "line 2: files: '~//x' leads out of the sandbox"),
         (json.dumps(HELLO | {"id": "b", "env": {"A=B": ""}}), "line 2: env: 'A=B' is no name"),
         (json.dumps(HELLO | {"id": "b", "instruction": "x" * 100_001}), "line 2: instruction: 100001 bytes"),
+        (json.dumps(HELLO | {"id": "b", "timeout": -5}), "line 2: timeout: Expected `float` > 0"),
+        (json.dumps(HELLO | {"id": "b", "domain": "games"}), "line 2: domain: Invalid enum value 'games'"),
+        (json.dumps(HELLO | {"id": "b", "domain": "qa"}), "line 2: checker: a task of domain 'qa' needs one"),
+        (json.dumps(HELLO | {"id": "b", "image": {}}), "line 2: image: names nothing"),
+        (json.dumps(HELLO | {"id": "b", "image": {"directory": "none"}}), "line 2: image.directory: "),
+        (json.dumps(HELLO | {"id": "b", "network": "lan"}), "line 2: network: Invalid enum value 'lan'"),
+        (json.dumps(HELLO | {"id": "b", "limits": {"cpus": 0}}), "line 2: limits.cpus: Expected `float` > 0"),
+        (json.dumps(HELLO | {"id": "b", "work": "app"}), "line 2: work: 'app' must be absolute"),
+        (json.dumps(HELLO | {"id": "b", "directories": {"/": "."}}), "line 2: directories: '/' is all of the sandbox"),
+        (json.dumps(HELLO | {"id": "b", "directories": {"x": "none"}}), "line 2: directories: "),
+        (json.dumps(HELLO | {"id": "b", "max_turns": 0}), "line 2: max_turns: Expected `int` >= 1"),
+        (json.dumps(ANSWERED | {"checker": {"kind": "guess"}}), "line 2: checker.kind: Invalid enum value 'guess'"),
+        (json.dumps(ANSWERED | {"checker": {"kind": "exact"}}), "line 2: checker.answer: the kind 'exact' needs it"),
+        (json.dumps(ANSWERED | {"checker": {"kind": "regex", "pattern": "("}}), "line 2: checker.pattern: '('"),
+        (json.dumps(ANSWERED | {"checker": {"kind": "code"}}), "line 2: verifier: goes with the checker kind 'code'"),
         (b'{"id": "\xff"}', "line 2: not a JSON object"),
     ],
 )
@@ -54,3 +84,37 @@ def test_a_file_without_tasks_is_refused(tmp_path: Path, content: Any, sentence:
         (tmp_path / "tasks.jsonl").write_text(content)
     with pytest.raises(UserError, match=sentence):
         load_tasks(tmp_path / "tasks.jsonl")
+
+
+@pytest.mark.parametrize("heading, struct", TABLES.items(), ids=TABLES)
+def test_the_page_describes_every_field_in_order(heading: str, struct: type[msgspec.Struct]) -> None:
+    text = (ROOT / "docs/tasks.md").read_text()
+    section = re.search(rf"^##+ `{heading}`\n(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)
+    assert section is not None
+    assert re.findall(r"^\| `(\w+)`", section[1], re.MULTILINE) == list(struct.__struct_fields__)
+
+
+def test_a_directory_is_relative_to_its_file_and_its_content_is_part_of_the_task(tmp_path: Path) -> None:
+    (tmp_path / "image").mkdir()
+    (tmp_path / "image/Dockerfile").write_text("FROM a")
+    path = write_tasks(tmp_path / "tasks.jsonl", HELLO | {"image": {"directory": "image"}})
+    (before,) = load_tasks(path)
+    assert before.image == TaskImage(directory=str(tmp_path / "image"))
+    (tmp_path / "image/Dockerfile").write_text("FROM b")
+    (after,) = load_tasks(path)
+    assert before.digest != after.digest and msgspec.structs.replace(before, digest=after.digest) == after
+
+
+def test_a_step_is_a_task_of_its_own_that_inherits_the_rest(tmp_path: Path) -> None:
+    verifier = {"command": "true"}
+    steps = [
+        {"name": "one", "instruction": "first", "verifier": verifier, "setup": "echo 1", "timeout": 5},
+        {"name": "two", "instruction": "second", "verifier": verifier | {"timeout": 7}},
+    ]
+    line = {"id": "a", "steps": steps, "setup": "echo 0", "files": {"x": "y"}, "env": {"A": "1"}}
+    (task,) = load_tasks(write_tasks(tmp_path / "tasks.jsonl", line))
+    one, two = (part.task for part in parts_of(task))
+    assert (one.instruction, one.setup, one.timeout, one.files) == ("first", "echo 0\necho 1", 5, {"x": "y"})
+    assert (two.instruction, two.setup, two.timeout, two.files) == ("second", "", 600, {})
+    assert (one.env, two.verifier.timeout) == ({"A": "1"}, 7)
+    assert parts_of(one) == (Part(one),)

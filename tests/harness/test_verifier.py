@@ -35,7 +35,7 @@ def judged(command: str, **verifier: Any) -> Task:
     ],
 )
 async def test_a_verdict(sandbox: ProcessSandbox, command: str, reward: float) -> None:
-    assert await verify(sandbox, judged(command)) == reward
+    assert (await verify(sandbox, judged(command))).reward == reward
 
 
 @pytest.mark.parametrize(
@@ -57,4 +57,4 @@ async def test_no_verdict_is_a_failure_never_a_zero(sandbox: ProcessSandbox, com
 
 async def test_the_verifiers_files_replace_what_the_agent_put_there(sandbox: ProcessSandbox) -> None:
     await sandbox.write("check.sh", "exit 0")
-    assert await verify(sandbox, judged("sh check.sh", files={"check.sh": "exit 1"})) == 0.0
+    assert (await verify(sandbox, judged("sh check.sh", files={"check.sh": "exit 1"}))).reward == 0.0

@@ -1,0 +1,116 @@
+"""What a schema cannot say about a task: each fault is one sentence that begins with the field."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from harness.tasks.schema import MAX_INSTRUCTION, Task, Verifier
+from proxy.pool.errors import UserError
+
+NEEDS = {"exact": "answer", "math": "answer", "regex": "pattern", "judge": "rubric", "code": "path"}
+"""What a checker cannot do without."""
+
+
+def check(task: Task, where: str) -> Task:
+    """The task; UserError for its first fault."""
+    for fault in _faults(task):
+        raise UserError(f"{where}: {fault}")
+    return task
+
+
+def _faults(task: Task) -> Iterator[str]:
+    if task.domain == "agent":
+        yield from _agent_faults(task)
+    else:
+        yield from _answer_faults(task)
+    yield from _image_faults(task)
+    yield from _environment_faults("env", task.env)
+    yield from _path_faults("files", task.files)
+    yield from _path_faults("directories", task.directories)
+    yield from _verifier_faults("verifier", task.verifier)
+    for index, step in enumerate(task.steps):
+        yield from _instruction_faults(f"steps[{index}].instruction", step.instruction)
+        yield from _path_faults(f"steps[{index}].directories", step.directories)
+        yield from _verifier_faults(f"steps[{index}].verifier", step.verifier)
+    if task.work and not task.work.startswith("/"):
+        yield f"work: {task.work!r} must be absolute in the sandbox; begin it with /"
+
+
+def _agent_faults(task: Task) -> Iterator[str]:
+    if task.checker is not None:
+        yield f"checker: goes with the domains reasoning and qa, not with {task.domain!r}; use a verifier"
+    if not task.steps:
+        if not task.verifier.command:
+            yield "verifier: a task of domain 'agent' has none without a command; give it one, e.g. \"sh check.sh\""
+        yield from _instruction_faults("instruction", task.instruction)
+    for index, step in enumerate(task.steps):
+        if not step.verifier.command:
+            yield f"steps[{index}].verifier: has no command; give it one"
+        if [other.name for other in task.steps].count(step.name) > 1:
+            yield f"steps[{index}].name: {step.name!r} is used twice; give every step its own"
+
+
+def _answer_faults(task: Task) -> Iterator[str]:
+    checker = task.checker
+    if checker is None:
+        yield f"checker: a task of domain {task.domain!r} needs one; give its kind: exact, regex, math, code or judge"
+        return
+    if not msgspec.structs.asdict(checker)[NEEDS[checker.kind]]:
+        field = NEEDS[checker.kind]
+        yield f"checker.{field}: the kind {checker.kind!r} needs it; fill it in"
+    if checker.kind == "regex":
+        try:
+            re.compile(checker.pattern)
+        except re.error as error:
+            yield f"checker.pattern: {checker.pattern!r} is no regular expression ({error}); correct it"
+    if (checker.kind == "code") != bool(task.verifier.command):
+        yield "verifier: goes with the checker kind 'code', which needs one, and with no other; give a command there"
+    if checker.kind == "code":
+        yield from _path_faults("checker.path", {checker.path: ""})
+    if task.steps:
+        yield f"steps: a task of domain {task.domain!r} is one model call; use the domain 'agent'"
+    yield from _instruction_faults("instruction", task.instruction)
+
+
+def _instruction_faults(field: str, text: str) -> Iterator[str]:
+    size = len(text.encode())
+    if not size:
+        yield f"{field}: is empty; say what is to be done"
+    if size > MAX_INSTRUCTION or "\0" in text:
+        yield f"{field}: {size} bytes; at most {MAX_INSTRUCTION}, no NUL: put long text in files"
+
+
+def _image_faults(task: Task) -> Iterator[str]:
+    if task.image is not None and not task.image.name and not task.image.directory:
+        yield "image: names nothing; give a name or a directory"
+    if task.image is not None and task.image.directory and not Path(task.image.directory).is_dir():
+        yield f"image.directory: {task.image.directory} is no directory; correct the path"
+
+
+def _verifier_faults(field: str, verifier: Verifier) -> Iterator[str]:
+    yield from _path_faults(f"{field}.files", verifier.files)
+    yield from _path_faults(f"{field}.directories", verifier.directories)
+    yield from _environment_faults(f"{field}.env", verifier.env)
+
+
+def _path_faults(field: str, entries: dict[str, str]) -> Iterator[str]:
+    """Files lie under the working directory or the home; directories also anywhere else, and must be here."""
+    directories = field.endswith("directories")
+    for path, source in entries.items():
+        rest = path.removeprefix("~/")
+        if not rest or ".." in Path(rest).parts or "\0" in rest or (rest.startswith("/") and not directories):
+            yield f"{field}: {path!r} leads out of the sandbox; use a relative path or ~/"
+        if directories and rest.strip("/") == "":
+            yield f"{field}: {path!r} is all of the sandbox; name a directory in it"
+        if directories and not Path(source).is_dir():
+            yield f"{field}: {source} is no directory; correct the path"
+
+
+def _environment_faults(field: str, env: dict[str, str]) -> Iterator[str]:
+    for name, value in env.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            yield f"{field}: {name!r} is no name of a variable; use letters, digits and _"
+        if "\0" in value:
+            yield f"{field}: the value of {name} holds a NUL; remove it"

@@ -1,0 +1,103 @@
+"""tasks.jsonl: one JSON object a line, all of them checked before anything starts.
+
+Paths of directories are relative to the file. Left out: tasks in other files that a line would include.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from harness.tasks.check import check
+from harness.tasks.schema import Directories, Step, Task, Verifier
+from proxy.pool.errors import UserError
+
+
+def load_tasks(path: Path) -> list[Task]:
+    """Every task of the file; UserError names the file, the line and the field of the first fault."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise UserError(f"the task file {path} cannot be read ({error.strerror}); name an existing file") from error
+    tasks: dict[str, Task] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"{path} line {number}"
+        task = check(_resolved(_parse(line, where), path.parent.resolve()), where)
+        if task.id in tasks:
+            raise UserError(f"{where}: id {task.id!r} is used twice; give every task its own")
+        tasks[task.id] = pinned(task)
+    if not tasks:
+        raise UserError(f"the task file {path} holds no task; write one JSON object per line")
+    return list(tasks.values())
+
+
+def _parse(line: bytes, where: str) -> Task:
+    try:
+        return msgspec.json.decode(line, type=Task)
+    except msgspec.ValidationError as error:
+        reason, _, at = str(error).partition(" - at `$")
+        field = at.strip("`.") or "the object"
+        raise UserError(f"{where}: {field}: {reason}; correct the line") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{where}: not a JSON object ({error}); write one object per line") from error
+
+
+def _resolved(task: Task, base: Path) -> Task:
+    """The task with the absolute paths of its directories."""
+    replace = msgspec.structs.replace
+
+    def absolute(directories: Directories) -> Directories:
+        return {path: str(base / source) for path, source in directories.items()}
+
+    def judged(verifier: Verifier) -> Verifier:
+        return replace(verifier, directories=absolute(verifier.directories))
+
+    def step_of(step: Step) -> Step:
+        return replace(step, directories=absolute(step.directories), verifier=judged(step.verifier))
+
+    image = task.image
+    if image is not None and image.directory:
+        image = replace(image, directory=str(base / image.directory))
+    return replace(
+        task,
+        image=image,
+        directories=absolute(task.directories),
+        verifier=judged(task.verifier),
+        steps=tuple(step_of(step) for step in task.steps),
+    )
+
+
+def pinned(task: Task) -> Task:
+    """The task with the digest of what its directories hold, so that a changed one is another task."""
+    directories = sorted({Path(source) for source in _sources(task)})
+    if not directories:
+        return msgspec.structs.replace(task, digest="")
+    return msgspec.structs.replace(task, digest=digest_of(directories))
+
+
+def _sources(task: Task) -> Iterator[str]:
+    if task.image is not None and task.image.directory:
+        yield task.image.directory
+    for part in (task, task.verifier, task.solution, *task.steps):
+        if part is not None:
+            yield from part.directories.values()
+    for step in task.steps:
+        yield from step.verifier.directories.values()
+        if step.solution is not None:
+            yield from step.solution.directories.values()
+
+
+def digest_of(directories: Iterable[Path]) -> str:
+    """Names, modes and contents of all files."""
+    found = hashlib.sha256()
+    for directory in directories:
+        for path in sorted(directory.rglob("*")):
+            mode = path.lstat().st_mode
+            content = (
+                str(path.readlink()).encode() if path.is_symlink() else path.read_bytes() if path.is_file() else b""
+            )
+            found.update(f"{path.relative_to(directory)}\0{mode:o}\0{len(content)}\0".encode() + content)
+    return found.hexdigest()[:16]
