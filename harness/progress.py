@@ -36,6 +36,7 @@ class Board:
         self.running = 0
         self.step: int | None = None
         self.note = ""
+        self._alarm = ""
         for row in rows:
             if row.finished:
                 self.add(row)
@@ -43,6 +44,12 @@ class Board:
     def say(self, text: str) -> None:
         """A line that stays."""
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def alarm(self, text: str) -> None:
+        """A line that stays, unless it says what the last one said."""
+        if text != self._alarm:
+            self._alarm = text
+            self.say(f"warning: {text}")
 
     def add(self, outcome: Outcome | RolloutRow) -> None:
         self._done += 1

@@ -1,7 +1,8 @@
 """One rollout: attempts until one comes to an outcome, each with a fresh sandbox and a key of its own.
 
-A failed rollout is data: its classified failure goes into its row. What no rollout could survive (an agent that is not
-installed, a proxy that is gone, a pool that refuses writes) ends the run instead, and the rollout stays open.
+A failed rollout is data: its classified failure goes into its row (proxy/pool/failures.py). What no rollout could
+survive (an agent that is not installed, a proxy that is gone, a pool that refuses writes) ends the run instead, and the
+rollout stays open. Nothing here blocks the event loop: other attempts go on meanwhile.
 """
 
 import asyncio
@@ -11,29 +12,50 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-from sqlalchemy import select
 
 from harness.agents.base import Agent, Endpoint
+from harness.books import Books
+from harness.pulse import Watched, run_watched
 from harness.rewards import Verdict, below, joined
 from harness.tasks import Task, parts_of
 from harness.verifier import Failed, limits_of, verify
 from proxy.pool.attempts import Attempt, Ending, close_attempt, open_attempt
-from proxy.pool.database import Pool
+from proxy.pool.budgets import UNLIMITED, Budget, seen
 from proxy.pool.errors import PoolError, UserError
 from proxy.pool.failures import treatment
-from proxy.pool.groups import OpenRollout, Outcome, finish_rollout
-from proxy.pool.schema import completions
-from sandboxes.base import Image, Result, Sandbox, Sandboxes, Spec
+from proxy.pool.groups import Finished, OpenRollout, Outcome, finish_rollout
+from sandboxes.base import Image, Result, Sandbox, SandboxError, Sandboxes, Spec
 
 TRIES = 3
-LIMIT_FAILURES = {"timeout": "agent_timeout", "cpu": "agent_timeout", "memory": "agent_memory"}
+VERIFIER_TRIES = 2
+LIMITS = {"timeout": "agent_budget", "cpu": "agent_budget", "memory": "agent_memory"}
+
+
+class Lanes:
+    """How many attempts of a run may be at each kind of work at a time."""
+
+    def __init__(self, *, starting: int, agents: int, verifying: int):
+        self.starting = asyncio.Semaphore(starting)
+        self.agents = asyncio.Semaphore(agents)
+        self.verifying = asyncio.Semaphore(verifying)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budgets:
+    """What a run gives each attempt, at most; a task may give less."""
+
+    seconds: float | None = None
+    turns: int | None = None
+    tokens: int | None = None
+    hung_seconds: float = 3600
+    """Without a model call that ends and without output of the agent, before it counts as hung."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
     """What every rollout of a run shares."""
 
-    pool: Pool
+    books: Books
     sandboxes: Sandboxes
     agent: Agent
     url: str
@@ -43,8 +65,18 @@ class Bench:
     logs: Path
     trouble: Callable[[], Awaitable[Failed | None]]
     """Asks the proxy whether it or its engine is out of order."""
+    lanes: Lanes = field(default_factory=lambda: Lanes(starting=64, agents=64, verifying=64))
+    budgets: Budgets = Budgets()
     pause_seconds: float = 1.0
     """Before the first retry; four times as long before each further one."""
+
+
+@dataclass
+class Fate:
+    """Why a rollout is cancelled, when it is not because the run ends."""
+
+    called_off: str | None = None
+    """redundant or filtered."""
 
 
 @dataclass
@@ -61,24 +93,25 @@ class _Account:
         self.timings[on] = self.timings.get(on, 0.0) + seconds
 
 
-async def run_rollout(bench: Bench, rollout: OpenRollout) -> Outcome:
+async def run_rollout(bench: Bench, rollout: OpenRollout, fate: Fate | None = None) -> tuple[Outcome, Finished]:
     """Bring a rollout to its outcome and write it. UserError when no rollout could succeed at present."""
-    task = msgspec.convert(rollout.task, Task)
+    task, fate = msgspec.convert(rollout.task, Task), fate or Fate()
     for number in range(TRIES):
         if number:
             await asyncio.sleep(bench.pause_seconds * 4 ** (number - 1))
-        outcome = await attempt(bench, rollout, task)
+        outcome = await attempt(bench, rollout, task, fate)
         if outcome.failure is None or treatment(outcome.failure) != "retry":
             break
     if outcome.failure in ("proxy", "engine") and (now := await bench.trouble()):
         raise UserError(f"{now.detail}; bring it back and repeat the same command to go on")
-    finish_rollout(bench.pool, rollout.rollout_id, outcome)
-    return outcome
+    return outcome, await bench.books(finish_rollout, rollout.rollout_id, outcome)
 
 
-async def attempt(bench: Bench, rollout: OpenRollout, task: Task) -> Outcome:
+async def attempt(bench: Bench, rollout: OpenRollout, task: Task, fate: Fate) -> Outcome:
     """One try: open it, let the agent work, verify, and close it whatever happens."""
-    opened, key = open_attempt(bench.pool, rollout.rollout_id, bench.agent.name)
+    budget = _budget(task, bench.budgets)
+    agent = rollout.agent or bench.agent.name
+    opened, key = await bench.books(open_attempt, rollout.rollout_id, agent, budget)
     account = _Account()
     failure: str | None = "interrupted"
     detail = "the run was stopped while the attempt ran"
@@ -92,11 +125,15 @@ async def attempt(bench: Bench, rollout: OpenRollout, task: Task) -> Outcome:
         raise
     except PoolError:
         raise
+    except asyncio.CancelledError:
+        if fate.called_off is not None:
+            failure, detail = fate.called_off, "the attempt was called off while it ran"
+        raise
     except Exception as error:  # a failed rollout is a row: whatever broke is classified by the stage it broke in
         failure, detail = account.stage, f"{type(error).__name__}: {error}"
     finally:
         ending = Ending(failure=failure, detail=detail, exit_code=account.exit_code, timings=account.timings)
-        close_attempt(bench.pool, opened.id, ending)
+        await bench.books(close_attempt, opened.id, ending)
     return _outcome(opened, None, failure, detail)
 
 
@@ -114,7 +151,8 @@ async def _work(
     began = time.monotonic()
     judged: list[tuple[str, Verdict]] = []
     remark: tuple[str | None, str] = (None, "")
-    sandbox = await bench.sandboxes.start(spec_of(task))
+    async with bench.lanes.starting:
+        sandbox = await bench.sandboxes.start(spec_of(task))
     try:
         for part in parts_of(task):
             verdict, failure, detail = await _part(bench, opened, key, part.task, sandbox, account)
@@ -133,20 +171,20 @@ async def _part(
 ) -> tuple[Verdict, str | None, str]:
     """Set up, agent, end, verify."""
     began, account.stage = time.monotonic(), "sandbox_start"
-    await _set_up(sandbox, task)
+    async with bench.lanes.starting:
+        await _set_up(sandbox, task)
     account.spent("setup", time.monotonic() - began)
     account.stage = "harness"
-    endpoint = Endpoint(bench.url, key, bench.model, bench.context_length)
-    result = await _run_agent(bench.agent, sandbox, task, endpoint)
+    result = await _run_agent(bench, sandbox, task, opened, key)
     account.spent("agent", result.seconds)
     account.exit_code = result.exit_code
     with (bench.logs / f"attempt-{opened.id}.log").open("a") as log:
         log.write(result.output)
     await sandbox.end_processes()
-    failure = await _judge(bench, opened.id, result)
+    failure, detail = await _judge(bench, opened.id, result)
     account.stage = "verifier"
-    verdict = await verify(sandbox, task)
-    return verdict, failure, f"the agent was ended by its {result.ended} limit" if failure else ""
+    async with bench.lanes.verifying:
+        return await _verdict(sandbox, task), failure, detail
 
 
 def spec_of(task: Task) -> Spec:
@@ -182,30 +220,61 @@ async def _set_up(sandbox: Sandbox, task: Task) -> None:
         await sandbox.keep_processes()
 
 
-async def _run_agent(agent: Agent, sandbox: Sandbox, task: Task, endpoint: Endpoint) -> Result:
-    launch = agent.launch(endpoint)
-    await sandbox.write("~/instruction.md", task.instruction)
-    for path, text in launch.files.items():
-        await sandbox.write(path, text)
-    told = {"OPENAI_BASE_URL": endpoint.url, "OPENAI_API_KEY": endpoint.key, "MODEL": endpoint.model}
-    told |= {"INSTRUCTION": task.instruction, "INSTRUCTION_FILE": f"{sandbox.home}/instruction.md"}
-    return await sandbox.run(launch.command, limits_of(task, task.timeout), task.env | launch.env | told)
+async def _run_agent(bench: Bench, sandbox: Sandbox, task: Task, opened: Attempt, key: str) -> Result:
+    endpoint = Endpoint(bench.url, key, bench.model, bench.context_length)
+    launch = bench.agent.launch(endpoint)
+    async with bench.lanes.agents:
+        await sandbox.write("~/instruction.md", task.instruction)
+        for path, text in launch.files.items():
+            await sandbox.write(path, text)
+        told = {"OPENAI_BASE_URL": endpoint.url, "OPENAI_API_KEY": endpoint.key, "MODEL": endpoint.model}
+        told |= {"INSTRUCTION": task.instruction, "INSTRUCTION_FILE": f"{sandbox.home}/instruction.md"}
+        limits = limits_of(task, min(task.timeout, bench.budgets.seconds or task.timeout))
+        env, patience = task.env | launch.env | told, bench.budgets.hung_seconds
+        try:
+            return await run_watched(sandbox, launch.command, limits, env, Watched(bench.books, opened.id, patience))
+        except SandboxError as error:
+            raise Failed("tool_flake", str(error)) from error
 
 
-async def _judge(bench: Bench, attempt_id: int, result: Result) -> str | None:
-    """The policy's own failure or None; raises Failed when the attempt says nothing about the policy."""
-    query = select(completions.c.finish_reason).where(completions.c.attempt_id == attempt_id)
-    with bench.pool.read() as connection:
-        calls = connection.scalars(query.order_by(completions.c.ordinal)).all()
-    completed = sum(call not in ("error", "abort") for call in calls)
-    if result.ended == "exit" and result.exit_code == 127 and not calls:
+def _budget(task: Task, given: Budgets) -> Budget:
+    """The smaller of what the task and the run allow."""
+    turns = [number for number in (task.max_turns, given.turns) if number is not None]
+    tokens = [number for number in (task.max_tokens, given.tokens) if number is not None]
+    return Budget(turns=min(turns, default=None), tokens=min(tokens, default=None)) if turns or tokens else UNLIMITED
+
+
+async def _judge(bench: Bench, attempt_id: int, result: Result) -> tuple[str | None, str]:
+    """The policy's own failure, if any, with its detail; raises Failed when the attempt says nothing about the policy.
+
+    By what the proxy saw, not by the exit code: agents end with 0 when the model failed them, and with 1 when they are
+    done.
+    """
+    saw = await bench.books(seen, attempt_id)
+    if result.ended == "exit" and result.exit_code == 127 and not saw.completed and not saw.broken:
         raise UserError(f"the agent's command was not found ({result.output[-200:].strip()}); install it or correct it")
-    if not completed or result.exit_code:
-        if calls and calls[-1] == "error":
-            raise Failed("engine", "the engine broke off the last model call, and the agent gave up")
+    if saw.broken:
+        kind = "engine" if saw.broken.startswith("engine") else "proxy"
+        raise Failed(kind, f"the last model call failed, and the agent gave up: {saw.broken}")
+    if not saw.completed or result.exit_code:
         if trouble := await bench.trouble():
             raise trouble
-    if not completed:
+    if saw.spent:
+        return "agent_budget", f"it used up its {saw.spent}"
+    if not saw.completed:
         how = f"exit code {result.exit_code}" if result.ended == "exit" else f"its {result.ended} limit"
         raise Failed("agent_crash", f"{how} without a completed model call: {result.output[-300:].strip()}")
-    return LIMIT_FAILURES.get(result.ended)
+    failure = LIMITS.get(result.ended)
+    return failure, f"the agent was ended by its {result.ended} limit" if failure else ""
+
+
+async def _verdict(sandbox: Sandbox, task: Task) -> Verdict:
+    """The verifier's verdict. One that gives none is asked once more: it may have failed by itself."""
+    for past in range(VERIFIER_TRIES):
+        try:
+            return await verify(sandbox, task)
+        except (Failed, SandboxError):
+            if past + 1 == VERIFIER_TRIES:
+                raise
+            await sandbox.end_processes()
+    raise AssertionError("the last try returns or raises")

@@ -1,22 +1,28 @@
 """The run: which rollout starts when, and the clean end, whatever brings it about.
 
-The order of tasks follows from the seed alone, so a resumed run goes on where the pool says it stopped: first the
-rollouts without an outcome, with new attempts, then the groups that were never opened.
+The order of tasks and agents follows from the seed alone, so a resumed run goes on where the pool says it stopped:
+first the rollouts without an outcome, with new attempts, then the groups that replace filtered ones, then those that
+were never opened.
 """
 
 import asyncio
-import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import count, islice
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
 
 import msgspec
 
+from harness.mix import Scaffold, order, scaffold_of
 from harness.progress import Board
-from harness.rollout import Bench, run_rollout
+from harness.rollout import Bench, Fate, run_rollout
 from harness.tasks import Task
-from proxy.pool.groups import OpenRollout, known_tasks, open_group, open_rollouts
-from proxy.pool.runs import admission
+from proxy.pool.attempts import HasOutcome
+from proxy.pool.errors import UserError
+from proxy.pool.failures import CAP, FAILURES, alarming, treatment
+from proxy.pool.groups import Extras, Finished, OpenRollout, Outcome, open_group, open_rollouts
+from proxy.pool.queue import Replacement, lost_groups, opened_in_order, replacements
+from proxy.pool.runs import admission, record_event
 
 POLL_SECONDS = 0.2
 
@@ -26,6 +32,7 @@ class Plan:
     """What a run is to do."""
 
     tasks: Sequence[Task]
+    scaffolds: Sequence[Scaffold]
     group_size: int
     concurrency: int
     seed: int = 0
@@ -33,15 +40,35 @@ class Plan:
     """How often each task is opened; None: again and again."""
     until_step: int | None = None
     """Feed a training run under its admission rule until it has published this step."""
+    redundant: int = 0
+    """Members that each group has beyond its size; the last to finish are called off."""
+    domains: dict[str, float] = field(default_factory=dict)
+    """Weight of each domain; empty: each task as often as the others."""
 
-    def order(self) -> Iterator[Task]:
-        """The tasks, shuffled anew in every epoch."""
-        for epoch in count() if self.epochs is None else range(self.epochs):
-            yield from random.Random(f"{self.seed}-{epoch}").sample(self.tasks, len(self.tasks))
+    def turns(self) -> int | None:
+        """How many groups that makes; None when it is open."""
+        return None if self.epochs is None else self.epochs * len(self.tasks)
 
     def expected(self) -> int | None:
         """How many rollouts that makes; None when it is open."""
-        return None if self.epochs is None else self.epochs * len(self.tasks) * self.group_size
+        turns = self.turns()
+        return None if turns is None else turns * (self.group_size + self.redundant)
+
+    def groups(self, opened: int) -> Iterator[Replacement]:
+        """The groups to open, from the one of this index on."""
+        tasks = islice(order(self.tasks, self.seed, self.domains), opened, self.turns())
+        for index, task in enumerate(tasks, opened):
+            scaffold = scaffold_of(index, self.seed, self.scaffolds)
+            extras = Extras(redundant=self.redundant, agent=scaffold.name, held_out=scaffold.held_out)
+            yield Replacement(msgspec.to_builtins(task), self.group_size, extras)
+
+
+@dataclass
+class _AtWork:
+    """A rollout that runs."""
+
+    task: "asyncio.Task[None]"
+    fate: Fate
 
 
 class Loop:
@@ -49,43 +76,67 @@ class Loop:
 
     def __init__(self, bench: Bench, run_id: int, plan: Plan, board: Board):
         self._bench = bench
+        self._books = bench.books
         self._run_id = run_id
         self._plan = plan
         self._board = board
+        self._agents = {scaffold.name: scaffold.agent for scaffold in plan.scaffolds}
         self._slots = asyncio.Semaphore(plan.concurrency)
-        self._at_work: set[asyncio.Task[None]] = set()
+        self._at_work: dict[int, _AtWork] = {}
+        self._called_off: dict[int, str] = {}
+        self._owing = True
+        """Whether the pool may know of groups to replace."""
+        self._ended = asyncio.Event()
+        """A rollout has ended since this was cleared."""
+        self._failed: asyncio.Future[None]
 
     async def go(self) -> None:
         """Run until the plan is done. Whatever still works then, or when anything raises, is ended cleanly."""
-        self._at_work.add(asyncio.create_task(self._feed()))
+        self._failed = asyncio.get_running_loop().create_future()
+        feeding = asyncio.create_task(self._feed())
         try:
-            while self._at_work and not self._reached():
-                done, _ = await asyncio.wait(self._at_work, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-                self._at_work -= done
-                for task in done:
-                    task.result()
+            while not await self._reached():
+                await asyncio.wait({feeding, self._failed}, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 self._board.refresh()
+                if self._failed.done():
+                    self._failed.result()
+                if feeding.done():
+                    return feeding.result()
         finally:
-            for task in self._at_work:
+            working = [feeding, *(rollout.task for rollout in self._at_work.values())]
+            for task in working:
                 task.cancel()
-            await asyncio.gather(*self._at_work, return_exceptions=True)
+            await asyncio.gather(*working, return_exceptions=True)
+            self._failed.cancel()
 
-    def _reached(self) -> bool:
+    async def _reached(self) -> bool:
         if self._plan.until_step is None:
             return False
-        self._board.step = admission(self._bench.pool, self._run_id).step
+        self._board.step = (await self._books(admission, self._run_id)).step
         return self._board.step is not None and self._board.step >= self._plan.until_step
 
     async def _feed(self) -> None:
-        pool, plan = self._bench.pool, self._plan
-        opened = sum(known_tasks(pool, self._run_id).values())
-        for rollout in open_rollouts(pool, self._run_id):
+        """Start whatever is to be started, and return when it has all ended."""
+        for rollout in await self._books(open_rollouts, self._run_id):
             await self._admitted(opening=False)
             await self._start(rollout)
-        for task in islice(plan.order(), opened, None):
-            await self._admitted(opening=True)
-            for rollout in open_group(pool, self._run_id, msgspec.to_builtins(task), plan.group_size):
-                await self._start(rollout)
+        planned = self._plan.groups(await self._books(opened_in_order, self._run_id))
+        owed: list[Replacement] = []
+        while True:
+            self._ended.clear()
+            if self._owing:
+                self._owing = False
+                owed = await self._books(replacements, self._run_id, self._plan.redundant)
+            group = owed.pop(0) if owed else next(planned, None)
+            if group is not None:
+                await self._admitted(opening=True)
+                members = await self._books(open_group, self._run_id, group.task, group.size, group.extras)
+                for rollout in members:
+                    await self._start(rollout)
+            elif self._at_work:
+                await self._ended.wait()
+            else:
+                return
 
     async def _admitted(self, opening: bool) -> None:
         """Wait for the trainer: for its first weights, and before a new group, until its queue has room."""
@@ -94,7 +145,7 @@ class Loop:
         if self._plan.until_step is None:
             return
         while True:
-            now = admission(self._bench.pool, self._run_id)
+            now = await self._books(admission, self._run_id)
             limit = now.queue_limit
             if now.step is not None and limit is not None and (not opening or now.open_groups < limit):
                 self._board.note = ""
@@ -105,12 +156,61 @@ class Loop:
 
     async def _start(self, rollout: OpenRollout) -> None:
         await self._slots.acquire()
+        if rollout.rollout_id in self._called_off:  # while it waited
+            self._slots.release()
+            return
         self._board.running += 1
-        self._at_work.add(asyncio.create_task(self._roll(rollout)))
+        fate = Fate()
+        task = asyncio.create_task(self._roll(rollout, fate))
+        self._at_work[rollout.rollout_id] = _AtWork(task, fate)
 
-    async def _roll(self, rollout: OpenRollout) -> None:
+    async def _roll(self, rollout: OpenRollout, fate: Fate) -> None:
+        agent = self._bench.agent if rollout.agent is None else self._agents[rollout.agent]
         try:
-            self._board.add(await run_rollout(self._bench, rollout))
+            outcome, finished = await run_rollout(replace(self._bench, agent=agent), rollout, fate)
+            if rollout.rollout_id not in self._called_off:
+                self._board.add(outcome)
+            self._call_off(finished)
+            if finished.failure is not None:
+                await self._lost(rollout.task, finished)
+        except HasOutcome:  # another member's outcome called it off just now
+            pass
+        except asyncio.CancelledError:
+            if fate.called_off is None:
+                raise
+        except Exception as error:  # what no rollout could survive ends the run; `go` raises it again
+            if not self._failed.done():
+                self._failed.set_exception(error)
         finally:
             self._board.running -= 1
+            del self._at_work[rollout.rollout_id]
             self._slots.release()
+            self._ended.set()
+
+    def _call_off(self, finished: Finished) -> None:
+        """End the rollouts that another one's outcome has made superfluous."""
+        kind = "redundant" if finished.failure is None else "filtered"
+        for rollout_id in finished.called_off:
+            self._called_off[rollout_id] = kind
+            self._board.add(Outcome(attempt_id=None, reward=None, failure=kind))
+            if rollout_id in self._at_work:
+                self._at_work[rollout_id].fate.called_off = kind
+                self._at_work[rollout_id].task.cancel()
+
+    async def _lost(self, task: dict[str, Any], finished: Finished) -> None:
+        """A group is lost: replace it where it was filtered; UserError when too many are."""
+        if finished.failure in FAILURES and treatment(finished.failure) == "filter":
+            self._owing = True
+        domain = task.get("domain", "agent")
+        lost = await self._books(lost_groups, self._run_id, domain)
+        found = alarming(lost)
+        if not found:
+            return
+        said = f"{sum(lost)} of the last {len(lost)} groups of domain {domain!r} were lost to failures"
+        await self._books(record_event, self._run_id, found, said)
+        self._board.alarm(f"{said}, the newest to {finished.failure}")
+        if found == "stop":
+            raise UserError(
+                f"{said}, the newest to {finished.failure}, and more than {CAP.stop:.0%} would make a run of noise; "
+                "find the cause in results.jsonl and repeat the same command to go on"
+            )

@@ -100,7 +100,9 @@ class Handler:
         try:
             response = await wire.close(await answered(choices, self._answer))
         except (EngineError, CallError):
-            return await self._fail(wire, await asyncio.shield(failed(choices)))
+            problem = await asyncio.shield(failed(choices))
+            await self._sessions.note_trouble(session.attempt, problem)
+            return await self._fail(wire, problem)
         except (asyncio.CancelledError, ConnectionResetError):
             self._metrics.abandoned += 1
             await asyncio.shield(abandoned(choices))
@@ -130,6 +132,7 @@ class Handler:
             choice.sent, (pieces, reply) = again, turn.again(again.recorded)
             await choice.lane.send(pieces)
             return reply
+        await self._sessions.check_budget(session.attempt)
         async with self._admission.place(session.attempt, self._settings.wait_seconds):
             await self._sample(record, turn, choice.lane)
         reply = turn.reply()

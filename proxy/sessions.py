@@ -9,6 +9,7 @@ import time
 from array import array
 from collections import OrderedDict
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -18,10 +19,11 @@ from proxy.access import ISSUED, Access
 from proxy.admission import Work
 from proxy.call import Call, CallError
 from proxy.pool.attempts import Attempt, by_key, open_session
+from proxy.pool.budgets import note_spent, note_trouble, spent
 from proxy.pool.completions import newer, paths
 from proxy.pool.database import Pool
 from proxy.pool.deliveries import missing_of, settle_the_dead
-from proxy.pool.errors import PoolReadError
+from proxy.pool.errors import PoolError, PoolReadError
 from proxy.pool.records import NewCompletion
 from proxy.retries import Undelivered
 from proxy.shapes import Shapes
@@ -101,6 +103,28 @@ class Sessions:
         if key in self._known:
             self._known.move_to_end(key)
         return session
+
+    async def check_budget(self, attempt: Attempt) -> None:
+        """CallError 403 when the attempt has used up its turns or tokens, which is kept in its row."""
+        if attempt.budget:
+            await asyncio.get_running_loop().run_in_executor(self._threads, self._within, attempt)
+
+    async def note_trouble(self, attempt: Attempt, problem: CallError) -> None:
+        """Keep why a call of a run's attempt failed that was no fault of its agent."""
+        if attempt.run_id is not None and (problem.status >= 500 or problem.status == 429):
+            with suppress(PoolError):  # a pool that is gone is told to the client
+                await asyncio.get_running_loop().run_in_executor(
+                    self._threads, note_trouble, self._pool, attempt.id, f"{problem.code}: {problem}"
+                )
+
+    def _within(self, attempt: Attempt) -> None:
+        budget = attempt.budget
+        if used_up := spent(self._pool, attempt.id, budget):
+            note_spent(self._pool, attempt.id, used_up)
+            limit = {"turns": budget.turns, "tokens": budget.tokens}[used_up]
+            raise CallError(
+                403, "budget_exhausted", f"this attempt has used up its {limit} {used_up}; no further call is served"
+            )
 
     async def admit(self, request: web.Request) -> None:
         """Raise what `of` would, and open nothing."""

@@ -12,6 +12,8 @@ import msgspec
 
 from harness.agents import INSTALLED, agent_named
 from harness.agents.base import Agent
+from harness.books import Books
+from harness.mix import Scaffold
 from harness.progress import Board, closing_table, make_console
 from harness.rollout import Bench
 from harness.run import Loop, Plan
@@ -91,7 +93,7 @@ def _run(given: argparse.Namespace) -> int:
             try:
                 with owned(pool, run) as claim:
                     directory.begin(config | identity)
-                    return _work(_plan(given, tasks), bench, claim, directory)
+                    return _work(_plan(given, tasks, agent), bench, claim, directory)
             finally:
                 pool.close()
 
@@ -108,10 +110,11 @@ def _config(given: argparse.Namespace, tasks: Sequence[Task]) -> dict[str, Any]:
     }
 
 
-def _plan(given: argparse.Namespace, tasks: Sequence[Task]) -> Plan:
+def _plan(given: argparse.Namespace, tasks: Sequence[Task], agent: Agent) -> Plan:
     endless = given.repeat or given.until_step is not None
     return Plan(
         tasks=tasks,
+        scaffolds=[Scaffold(name=agent.name, agent=agent)],
         group_size=given.group_size,
         concurrency=given.concurrency,
         seed=given.seed,
@@ -122,7 +125,7 @@ def _plan(given: argparse.Namespace, tasks: Sequence[Task]) -> Plan:
 
 def _bench(proxy: Service, pool: Pool, agent: Agent, directory: RunDir) -> Bench:
     return Bench(
-        pool=pool,
+        books=Books(pool),
         sandboxes=ProcessSandboxes(),
         agent=agent,
         url=f"{proxy.url}/v1",
@@ -136,15 +139,16 @@ def _bench(proxy: Service, pool: Pool, agent: Agent, directory: RunDir) -> Bench
 def _work(plan: Plan, bench: Bench, claim: Claim, directory: RunDir) -> int:
     """Run the plan in full, then results and table; also when it is interrupted."""
     console, run = make_console(), claim.run
-    board = Board(console, plan.expected(), run_summary(bench.pool, run.id))
-    interrupted = close_interrupted(bench.pool, run.id)
+    board = Board(console, plan.expected(), run_summary(bench.books.pool, run.id))
+    interrupted = close_interrupted(bench.books.pool, run.id)
     if interrupted:
         board.say(f"{interrupted} attempts were interrupted and start again")
     try:
         with board.live():
             asyncio.run(_until_done(Loop(bench, run.id, plan, board), claim))
     finally:
-        rows = run_summary(bench.pool, run.id)
+        close_interrupted(bench.books.pool, run.id)  # opened, and cancelled in the same moment
+        rows = run_summary(bench.books.pool, run.id)
         file = directory.write_results(rows)
         console.print(closing_table(rows))
         board.say(f"{board.line()}; results: {file}")

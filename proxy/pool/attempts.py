@@ -11,15 +11,23 @@ from typing import Any
 
 from sqlalchemy import Row, Select, func, select, update
 
+from proxy.pool.budgets import UNLIMITED, Budget
 from proxy.pool.completions import write_labels
 from proxy.pool.database import Pool, insert_if_new, insert_row, locked, retried
 from proxy.pool.errors import UserError
 from proxy.pool.schema import attempts, groups, rollouts, runs
 
 
+class HasOutcome(UserError):
+    """A rollout has ended meanwhile: called off, or by another harness."""
+
+
+PURPOSE = func.coalesce(groups.c.purpose, runs.c.purpose).label("purpose")
+
+
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt. `purpose` is its run's (train, eval, collect), or session outside of runs."""
+    """One attempt. `purpose` is its run's (train, eval, collect), eval where held out, session outside of runs."""
 
     id: int
     run_id: int | None
@@ -30,6 +38,7 @@ class Attempt:
     opened_at: float
     """Unix time."""
     group_id: int | None = None
+    budget: Budget = UNLIMITED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,26 +52,27 @@ class Ending:
 
 
 @retried
-def open_attempt(pool: Pool, rollout_id: int, agent: str) -> tuple[Attempt, str]:
-    """A new attempt at a rollout and the secret key that names it. UserError when the rollout has its outcome."""
+def open_attempt(pool: Pool, rollout_id: int, agent: str, budget: Budget = UNLIMITED) -> tuple[Attempt, str]:
+    """A new attempt at a rollout and the secret key that names it. HasOutcome when the rollout needs none."""
     key = f"bf-{secrets.token_urlsafe(24)}"
     with pool.write() as connection:
         locked(connection, select(rollouts.c.id).where(rollouts.c.id == rollout_id))
         query = (
-            select(groups.c.run_id, rollouts.c.group_id, runs.c.purpose, rollouts.c.finished_at)
+            select(groups.c.run_id, rollouts.c.group_id, PURPOSE, rollouts.c.finished_at)
             .join_from(rollouts, groups)
             .join(runs, runs.c.id == groups.c.run_id)
             .where(rollouts.c.id == rollout_id)
         )
         row = connection.execute(query).one()
         if row.finished_at is not None:
-            raise UserError(f"rollout {rollout_id} has its outcome already; open a new group instead")
+            raise HasOutcome(f"rollout {rollout_id} has its outcome already; open a new group instead")
         number = connection.scalar(select(func.count()).where(attempts.c.rollout_id == rollout_id)) or 0
         identity = {"run_id": row.run_id, "rollout_id": rollout_id, "number": number}
-        values = _values(key, agent) | identity
+        values = _values(key, agent) | identity | {"max_turns": budget.turns, "max_tokens": budget.tokens}
         attempt_id = insert_row(connection, attempts, values)
     opened_at = values["opened_at"]
-    return Attempt(attempt_id, row.run_id, rollout_id, agent, row.purpose, True, opened_at, row.group_id), key
+    made = Attempt(attempt_id, row.run_id, rollout_id, agent, row.purpose, True, opened_at, row.group_id, budget)
+    return made, key
 
 
 @retried
@@ -130,9 +140,10 @@ def _by_key(key: str) -> Select[Any]:
 
 def _with_run() -> Select[Any]:
     return (
-        select(attempts, runs.c.purpose, rollouts.c.group_id)
+        select(attempts, PURPOSE, rollouts.c.group_id)
         .outerjoin(runs, runs.c.id == attempts.c.run_id)
         .outerjoin(rollouts, rollouts.c.id == attempts.c.rollout_id)
+        .outerjoin(groups, groups.c.id == rollouts.c.group_id)
     )
 
 
@@ -142,4 +153,5 @@ def _hash(key: str) -> str:
 
 def _attempt(row: Row[Any]) -> Attempt:
     purpose, is_open = row.purpose or "session", row.closed_at is None
-    return Attempt(row.id, row.run_id, row.rollout_id, row.agent, purpose, is_open, row.opened_at, row.group_id)
+    budget = Budget(turns=row.max_turns, tokens=row.max_tokens)
+    return Attempt(row.id, row.run_id, row.rollout_id, row.agent, purpose, is_open, row.opened_at, row.group_id, budget)

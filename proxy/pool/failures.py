@@ -1,11 +1,26 @@
-"""Why a rollout has no verdict, or one that needs a remark: the whole list.
+"""Why a rollout has no verdict, or one that needs a remark: the whole list, and when failures stop a run.
 
-A failure is data: it stands in the rollout's row. `retry` runs the rollout again in place (same slot, new attempt),
-and masks it when the tries are used up; `mask` leaves the rollout out of the group's statistics; `policy` is the
-policy's own doing, so the verifier's verdict counts; `fatal` ends the run, since no rollout can succeed.
+A failure is data: it stands in the rollout's row. What is done about it:
+
+- `retry`: the rollout runs again in place (same slot, new attempt), and is masked when the tries are used up.
+- `mask`: the rollout has no reward, which is never 0, and is left out of its group's statistics.
+- `filter`: the whole group is dropped, since what befell one member may have weighed on the others, and a new one of
+  the same task is opened at the end of the queue, up to REPLACED times.
+- `policy`: the policy's own doing; the verifier's verdict counts.
+- `fatal`: no rollout can succeed, so the run ends and the rollout stays open.
+
+A group that was filtered, or that is left with too few rewards, is lost. `alarming` looks at how many are: a run whose
+environment loses every second group would train on what is left, which is noise chosen by the failures. Following
+ROLL (arXiv 2510.11345), with a sliding window per domain in place of counts over the whole run.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+Treatment = Literal["retry", "mask", "filter", "policy", "fatal"]
+REPLACED = 2
+"""How often a group that was filtered is replaced."""
 
 
 @dataclass(frozen=True)
@@ -13,7 +28,7 @@ class Failure:
     """One kind of failure and what is done about it."""
 
     kind: str
-    treatment: str  # retry | mask | policy | fatal
+    treatment: Treatment
     text: str
 
 
@@ -21,19 +36,48 @@ FAILURES: dict[str, Failure] = {
     failure.kind: failure
     for failure in (
         Failure("sandbox_start", "retry", "the sandbox or the task's set-up did not come up"),
-        Failure("proxy", "retry", "the proxy could not be reached or could not record"),
+        Failure("image", "mask", "the task's image cannot be built; the same content would fail again"),
         Failure("engine", "retry", "the engine did not answer or broke off"),
+        Failure("proxy", "retry", "the proxy could not be reached or could not record"),
         Failure("harness", "retry", "the harness itself failed: a full disk, or a bug"),
         Failure("interrupted", "retry", "the harness ended while the attempt ran"),
         Failure("agent_crash", "retry", "the agent ended without one completed model call"),
         Failure("agent_missing", "fatal", "the agent's binary is not installed"),
-        Failure("agent_timeout", "policy", "the agent used up its time; the verdict is the verifier's"),
+        Failure("agent_budget", "policy", "the agent used up its time, turns or tokens; the verdict is the verifier's"),
         Failure("agent_memory", "policy", "the agent outgrew its memory limit; the verdict is the verifier's"),
-        Failure("verifier", "mask", "the verifier gave no verdict, so the reward is missing"),
+        Failure("tool_flake", "filter", "the sandbox failed under the agent's tools"),
+        Failure("hung", "filter", "nothing happened for too long, no model call and no output, so it was ended"),
+        Failure("verifier", "mask", "the verifier gave no verdict, also when asked again, so the reward is missing"),
+        Failure("redundant", "mask", "enough others of its group had finished, so it was called off"),
+        Failure("filtered", "mask", "its group was dropped for another member's failure, so it was called off"),
     )
 }
 
 
-def treatment(kind: str) -> str:
-    """What is done about a failure of this kind: retry, mask, policy or fatal."""
+def treatment(kind: str) -> Treatment:
+    """What is done about a failure of this kind."""
     return FAILURES[kind].treatment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cap:
+    """How many groups may be lost."""
+
+    window: int = 512
+    """The newest finished groups of a domain that are looked at."""
+    alarm: float = 0.2
+    stop: float = 0.5
+    fewest: int = 20
+    """A window that is not full counts as this many groups, so that the first failures of a run stop nothing."""
+
+
+CAP = Cap()
+
+
+def alarming(lost: Sequence[bool], cap: Cap = CAP) -> Literal["", "alarm", "stop"]:
+    """What the finished groups of a domain call for, oldest first: nothing, an alarm, or the end of the run."""
+    newest = lost[-cap.window :]
+    share = sum(newest) / max(len(newest), cap.fewest)
+    if share > cap.stop:
+        return "stop"
+    return "alarm" if share >= cap.alarm else ""

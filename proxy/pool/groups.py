@@ -2,6 +2,9 @@
 
 A group is DONE when every rollout has its outcome and more than half of them have a reward; otherwise it is a
 TOMBSTONE, which the queue passes over (GLM-5, arXiv 2602.15763 section 4.1: a group is kept iff n_valid > G/2).
+
+A group of size G may have R redundant members: when G rollouts have a reward, the others are called off, and only those
+G count. That favours short rollouts, which is why R is 0 unless asked for (docs/runs.md).
 """
 
 import time
@@ -12,6 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, func, insert, select, update
 
 from proxy.pool.database import Pool, insert_row, retried
+from proxy.pool.failures import FAILURES, treatment
 from proxy.pool.runs import lock_run
 from proxy.pool.schema import TOKENS, attempts, completions, groups, rollouts, tasks
 
@@ -24,6 +28,22 @@ class OpenRollout:
     group_id: int
     member: int
     task: dict[str, Any]
+    agent: str | None = None
+    """Its group's agent; None where the run has one only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extras:
+    """What a group may be besides a task and a size."""
+
+    redundant: int = 0
+    agent: str | None = None
+    held_out: bool = False
+    """For evaluation: recorded, and never queued for a trainer."""
+    replaces: int | None = None
+
+
+PLAIN = Extras()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +55,19 @@ class Outcome:
     failure: str | None = None
     detail: str = ""
     reward_parts: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What an outcome meant for its group."""
+
+    group_id: int
+    state: str
+    """RUNNING while other members are at work."""
+    failure: str | None
+    """Why the group is lost, if it is."""
+    called_off: tuple[int, ...] = ()
+    """The rollouts that were ended by it."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +90,9 @@ class RolloutRow:
 
 
 @retried
-def open_group(pool: Pool, run_id: int, task: dict[str, Any], size: int) -> list[OpenRollout]:
+def open_group(pool: Pool, run_id: int, task: dict[str, Any], size: int, extras: Extras = PLAIN) -> list[OpenRollout]:
     """Queue a group of `size` rollouts of a task, in state RUNNING, at the end of the run's queue."""
+    members = size + extras.redundant
     with pool.write() as connection:
         lock_run(connection, run_id)
         last = connection.scalar(select(func.max(groups.c.queue_index)).where(groups.c.run_id == run_id))
@@ -69,13 +103,16 @@ def open_group(pool: Pool, run_id: int, task: dict[str, Any], size: int) -> list
             "size": size,
             "state": "RUNNING",
             "created_at": time.time(),
+            "agent": extras.agent,
+            "purpose": "eval" if extras.held_out else None,
+            "replaces": extras.replaces,
         }
         group_id = insert_row(connection, groups, values)
-        connection.execute(insert(rollouts), [{"group_id": group_id, "member": member} for member in range(size)])
+        connection.execute(insert(rollouts), [{"group_id": group_id, "member": member} for member in range(members)])
         ids = connection.scalars(
             select(rollouts.c.id).where(rollouts.c.group_id == group_id).order_by(rollouts.c.member)
         ).all()
-    return [OpenRollout(rollout_id, group_id, member, task) for member, rollout_id in enumerate(ids)]
+    return [OpenRollout(id, group_id, member, task, extras.agent) for member, id in enumerate(ids)]
 
 
 def _task_id(connection: Connection, run_id: int, task: dict[str, Any]) -> int:
@@ -90,7 +127,7 @@ def _task_id(connection: Connection, run_id: int, task: dict[str, Any]) -> int:
 def open_rollouts(pool: Pool, run_id: int) -> list[OpenRollout]:
     """The run's rollouts without an outcome, in queue order: what a resumed run takes up first."""
     query = (
-        select(rollouts.c.id, rollouts.c.group_id, rollouts.c.member, tasks.c.spec)
+        select(rollouts.c.id, rollouts.c.group_id, rollouts.c.member, tasks.c.spec, groups.c.agent)
         .join_from(rollouts, groups)
         .join(tasks, tasks.c.id == groups.c.task_id)
         .where(groups.c.run_id == run_id, rollouts.c.finished_at.is_(None), groups.c.state == "RUNNING")
@@ -100,21 +137,9 @@ def open_rollouts(pool: Pool, run_id: int) -> list[OpenRollout]:
         return [OpenRollout(*row) for row in connection.execute(query)]
 
 
-def known_tasks(pool: Pool, run_id: int) -> Counter[str]:
-    """Task id -> how many groups of it this run has opened."""
-    query = (
-        select(tasks.c.name, func.count(groups.c.id))
-        .join_from(groups, tasks, tasks.c.id == groups.c.task_id)
-        .where(groups.c.run_id == run_id)
-        .group_by(tasks.c.name)
-    )
-    with pool.read() as connection:
-        return Counter({name: count for name, count in connection.execute(query)})
-
-
 @retried
-def finish_rollout(pool: Pool, rollout_id: int, outcome: Outcome) -> None:
-    """Write a rollout's outcome and, with the last one, close its group. A second outcome changes nothing."""
+def finish_rollout(pool: Pool, rollout_id: int, outcome: Outcome) -> Finished:
+    """Write a rollout's outcome and what follows from it for its group. A second outcome changes nothing."""
     values = {
         "attempt_id": outcome.attempt_id,
         "reward": outcome.reward,
@@ -127,21 +152,54 @@ def finish_rollout(pool: Pool, rollout_id: int, outcome: Outcome) -> None:
         found = select(groups.c.id, groups.c.run_id).join_from(rollouts, groups).where(rollouts.c.id == rollout_id)
         group = connection.execute(found).one()
         lock_run(connection, group.run_id)  # the last two members must see each other, a lease whole groups only
-        unfinished = rollouts.c.finished_at.is_(None)
-        connection.execute(update(rollouts).where(rollouts.c.id == rollout_id, unfinished).values(values))
-        _close_group(connection, group.id)
+        this = rollouts.c.id == rollout_id
+        if connection.execute(update(rollouts).where(this, rollouts.c.finished_at.is_(None)).values(values)).rowcount:
+            return _follow_up(connection, group.id, outcome)
+        # called off while it finished: what it came to is kept, and does not count
+        late = {"attempt_id": outcome.attempt_id, "reward_parts": outcome.reward_parts}
+        connection.execute(update(rollouts).where(this, rollouts.c.attempt_id.is_(None)).values(late))
+        row = connection.execute(select(groups.c.state, groups.c.failure).where(groups.c.id == group.id)).one()
+        return Finished(group.id, row.state, row.failure)
 
 
-def _close_group(connection: Connection, group_id: int) -> None:
-    counts = select(func.count(), func.count(rollouts.c.finished_at), func.count(rollouts.c.reward))
-    size, finished, valid = connection.execute(counts.where(rollouts.c.group_id == group_id)).one()
-    if finished < size:
-        return
+def _follow_up(connection: Connection, group_id: int, outcome: Outcome) -> Finished:
+    """Call off members that are not needed any more, and close the group with its last one."""
+    size = connection.execute(select(groups.c.size).where(groups.c.id == group_id)).scalar_one()
+    counts = select(func.count(rollouts.c.reward)).where(rollouts.c.group_id == group_id)
+    valid = connection.execute(counts).scalar_one()
+    called_off: tuple[int, ...] = ()
+    filtered = outcome.failure is not None and treatment(outcome.failure) == "filter"
+    if filtered:
+        called_off = _call_off(connection, group_id, "filtered")
+    elif valid >= size:
+        called_off = _call_off(connection, group_id, "redundant")
+    left = select(func.count()).where(rollouts.c.group_id == group_id, rollouts.c.finished_at.is_(None))
+    if connection.scalar(left):
+        return Finished(group_id, "RUNNING", None)
     values: dict[str, Any] = {"state": "DONE", "finished_at": time.time()}
-    if valid * 2 <= size:
-        values |= {"state": "TOMBSTONE", "reason": f"{valid} of {size} rollouts have a reward; more than half must"}
+    if filtered:
+        values |= {"state": "TOMBSTONE", "failure": outcome.failure, "reason": f"filtered: {outcome.failure}"}
+    elif valid * 2 <= size:
+        reason = f"{valid} of {size} rollouts have a reward; more than half must"
+        values |= {"state": "TOMBSTONE", "failure": _most_frequent(connection, group_id), "reason": reason}
     running = (groups.c.id == group_id) & (groups.c.state == "RUNNING")
     connection.execute(update(groups).where(running).values(values))
+    return Finished(group_id, values["state"], values.get("failure"), called_off)
+
+
+def _call_off(connection: Connection, group_id: int, kind: str) -> tuple[int, ...]:
+    """Give the members without an outcome this one."""
+    unfinished = (rollouts.c.group_id == group_id) & rollouts.c.finished_at.is_(None)
+    found = tuple(connection.scalars(select(rollouts.c.id).where(unfinished).order_by(rollouts.c.id)))
+    values = {"failure": kind, "detail": FAILURES[kind].text, "finished_at": time.time()}
+    connection.execute(update(rollouts).where(rollouts.c.id.in_(found)).values(values))
+    return found
+
+
+def _most_frequent(connection: Connection, group_id: int) -> str:
+    without = (rollouts.c.group_id == group_id) & rollouts.c.reward.is_(None)
+    kinds = Counter(connection.scalars(select(rollouts.c.failure).where(without).order_by(rollouts.c.member)))
+    return kinds.most_common(1)[0][0] or "no reward"
 
 
 def run_summary(pool: Pool, run_id: int) -> list[RolloutRow]:
@@ -167,7 +225,7 @@ def run_summary(pool: Pool, run_id: int) -> list[RolloutRow]:
             tasks.c.name,
             groups.c.queue_index,
             rollouts.c.member,
-            attempts.c.agent,
+            func.coalesce(groups.c.agent, attempts.c.agent),
             rollouts.c.reward,
             rollouts.c.failure,
             rollouts.c.detail,

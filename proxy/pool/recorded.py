@@ -1,4 +1,7 @@
-"""Reading finished rollouts back with their completions, whatever became of their group: for imitation and checks."""
+"""Reading finished rollouts back with their completions, whatever became of their group: for imitation and checks.
+
+Left out: groups that were held out for evaluation.
+"""
 
 from dataclasses import dataclass
 
@@ -26,7 +29,8 @@ def finished_rollouts(pool: Pool, run_id: int) -> list[Recorded]:
     query = (
         select(rollouts.c.id, rollouts.c.group_id, rollouts.c.attempt_id, rollouts.c.reward, rollouts.c.failure)
         .join_from(rollouts, groups)
-        .where(groups.c.run_id == run_id, rollouts.c.finished_at.is_not(None), rollouts.c.attempt_id.is_not(None))
+        .where(groups.c.run_id == run_id, groups.c.purpose.is_(None))
+        .where(rollouts.c.finished_at.is_not(None), rollouts.c.attempt_id.is_not(None))
         .order_by(groups.c.queue_index, rollouts.c.member)
     )
     with pool.read() as connection:

@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, func, insert, select, update
 
 from proxy.pool.database import Pool, insert_if_new, locked, retried
 from proxy.pool.errors import UserError
@@ -90,13 +90,18 @@ def admission(pool: Pool, run_id: int) -> Admission:
     """The state a harness admits new groups by."""
     with pool.read() as connection:
         newest = current_version(connection, run_id)
-        waiting = select(func.count()).where(groups.c.run_id == run_id, groups.c.state.in_(("RUNNING", "DONE")))
         return Admission(
             step=newest.step if newest else None,
             version=version_name(newest.id) if newest else None,
-            open_groups=connection.scalar(waiting) or 0,
+            open_groups=connection.scalar(select(func.count()).where(waiting(run_id))) or 0,
             queue_limit=connection.scalar(select(runs.c.queue_limit).where(runs.c.id == run_id)),
         )
+
+
+def waiting(run_id: int) -> ColumnElement[bool]:
+    """The groups in the trainer's queue: neither taken nor dropped, nor held out for evaluation."""
+    in_run = (groups.c.run_id == run_id) & groups.c.purpose.is_(None)
+    return in_run & groups.c.state.in_(("RUNNING", "DONE"))
 
 
 def version_name(version_id: int) -> str:

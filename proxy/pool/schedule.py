@@ -16,7 +16,7 @@ from proxy.pool.completions import of_attempts
 from proxy.pool.database import Pool, retried
 from proxy.pool.errors import UserError
 from proxy.pool.records import Completion
-from proxy.pool.runs import current_version, lock_run, version_name
+from proxy.pool.runs import current_version, lock_run, version_name, waiting
 from proxy.pool.schema import groups, policy_versions, rollouts, tasks
 
 
@@ -57,6 +57,8 @@ class LeasedGroup:
     task: dict[str, Any]
     staleness: int
     rollouts: list[LeasedRollout]
+    size: int | None = None
+    """How many members count; None: all."""
 
 
 @dataclass(frozen=True)
@@ -107,22 +109,23 @@ def lease(pool: Pool, run_id: int, step: int, rule: LeaseRule) -> Lease | None:
 
 
 def _queue(connection: Connection, run_id: int) -> list[tuple[int, str]]:
-    waiting = (groups.c.run_id == run_id) & groups.c.state.in_(("RUNNING", "DONE"))
-    query = select(groups.c.queue_index, groups.c.state).where(waiting).order_by(groups.c.queue_index)
+    query = select(groups.c.queue_index, groups.c.state).where(waiting(run_id)).order_by(groups.c.queue_index)
     return [(row.queue_index, row.state) for row in connection.execute(query)]
 
 
 def _judge(connection: Connection, run_id: int, rule: LeaseRule) -> dict[int, str]:
     """Queue index of every finished group -> why it cannot be trained, or nothing."""
-    return {group.queue_index: _unusable(group, rule) for group in _load(connection, run_id, groups.c.state == "DONE")}
+    finished = groups.c.purpose.is_(None) & (groups.c.state == "DONE")
+    return {group.queue_index: _unusable(group, rule) for group in _load(connection, run_id, finished)}
 
 
 def _unusable(group: LeasedGroup, rule: LeaseRule) -> str:
     valid = sum(member.failure is None and member.reward is not None for member in group.rollouts)
+    size = group.size or len(group.rollouts)
     if group.staleness > rule.max_staleness:
         return f"stale: {group.staleness} steps behind, {rule.max_staleness} allowed"
-    if valid * 2 <= len(group.rollouts):
-        return f"{valid} of {len(group.rollouts)} rollouts are usable"
+    if valid * 2 <= size:
+        return f"{valid} of {size} rollouts are usable"
     return ""
 
 
@@ -161,7 +164,7 @@ def _load(connection: Connection, run_id: int, condition: Any) -> list[LeasedGro
         known = [step for step, member in zip(oldest, whole, strict=True) if step is not None and not member.failure]
         staleness = (newest.step if newest else 0) - min(known, default=0)
         checked = [_versioned(member, step) for member, step in zip(whole, oldest, strict=True)]
-        loaded.append(LeasedGroup(row.id, row.queue_index, row.spec, staleness, checked))
+        loaded.append(LeasedGroup(row.id, row.queue_index, row.spec, staleness, checked, row.size))
     return loaded
 
 

@@ -80,6 +80,10 @@ groups = Table(
     Column("state", Text, nullable=False),  # RUNNING | DONE | LEASED | CONSUMED | TOMBSTONE
     Column("step", Integer),  # the train step of LEASED and CONSUMED
     Column("reason", Said),  # why a TOMBSTONE is one
+    Column("agent", Text),  # its name in the run; null: the run has one agent
+    Column("purpose", Text),  # eval: held out, never queued for a trainer; null: the run's
+    Column("failure", Text),  # set: lost to failures of this kind
+    Column("replaces", Integer),  # the group, opened in the run's order, in whose place this one is
     Column("created_at", Float, nullable=False),
     Column("finished_at", Float),
     UniqueConstraint("run_id", "queue_index"),
@@ -116,6 +120,11 @@ attempts = Table(
     Column("exit_code", Integer),
     Column("opened_at", Float, nullable=False),
     Column("closed_at", Float),  # set: the key is revoked
+    Column("max_turns", Integer),  # model calls that it may make; null: no limit
+    Column("max_tokens", Integer),  # tokens that it may sample
+    Column("spent", Text),  # turns | tokens: a call was refused because these are used up
+    Column("trouble", Said),  # why the last call failed that was no fault of its client
+    Column("trouble_at", Float),
     Index(None, "rollout_id"),
     Index(None, "run_id"),
 )

@@ -1,7 +1,9 @@
 """One rollout against a real proxy: how each way to end is classified and what it leaves in the pool."""
 
+import asyncio
 import os
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,11 @@ import pytest
 from sqlalchemy import select
 
 from harness.agents.command import Command
-from harness.rollout import Bench, run_rollout
+from harness.books import Books
+from harness.rollout import Bench, Budgets, run_rollout
 from harness.services import Service
+from proxy.pool.attempts import by_key
+from proxy.pool.budgets import note_trouble
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.groups import OpenRollout, Outcome, open_group, open_rollouts
@@ -25,7 +30,7 @@ from tests.harness.conftest import HELLO, SHELL_AGENT
 @pytest.fixture
 def bench(proxy: Service, tmp_path: Path) -> Bench:
     return Bench(
-        pool=open_pool(proxy.pool),
+        books=Books(open_pool(proxy.pool)),
         sandboxes=ProcessSandboxes(tmp_path / "sandboxes"),
         agent=Command(SHELL_AGENT),
         url=f"{proxy.url}/v1",
@@ -43,9 +48,9 @@ def opened(pool: Pool, name: str, task: dict[str, Any]) -> OpenRollout:
 
 async def outcome(bench: Bench, command: str = SHELL_AGENT, **task: Any) -> tuple[Outcome, list[Any]]:
     """The outcome of a rollout with this agent, and its attempts."""
-    rollout = opened(bench.pool, str(bench.logs), task)
-    came = await run_rollout(replace(bench, agent=Command(command)), rollout)
-    with bench.pool.read() as connection:
+    rollout = opened(bench.books.pool, str(bench.logs), task)
+    came, _ = await run_rollout(replace(bench, agent=Command(command)), rollout)
+    with bench.books.pool.read() as connection:
         query = select(attempts).where(attempts.c.rollout_id == rollout.rollout_id).order_by(attempts.c.id)
         return came, list(connection.execute(query))
 
@@ -54,12 +59,12 @@ async def test_a_verdict_is_written_with_its_attempt(bench: Bench) -> None:
     came, tries = await outcome(bench)
     assert (came.reward, came.failure, came.attempt_id) == (1.0, None, tries[-1].id)
     assert tries[0].exit_code == 0 and tries[0].timings["agent"] > 0
-    assert open_rollouts(bench.pool, tries[0].run_id) == []
+    assert open_rollouts(bench.books.pool, tries[0].run_id) == []
 
 
 async def test_a_timeout_gets_its_verdict_and_ends_daemons(bench: Bench) -> None:
     came, tries = await outcome(bench, f"{SHELL_AGENT}; setsid sleep 631 & sleep 632", timeout=10)
-    assert (came.reward, came.failure, len(tries)) == (1.0, "agent_timeout", 1)
+    assert (came.reward, came.failure, len(tries)) == (1.0, "agent_budget", 1)
     assert not [process for process in table() if process.sandbox.startswith(f"{os.getpid()}-")]
 
 
@@ -87,26 +92,99 @@ async def test_a_verifier_without_a_verdict_leaves_the_reward_missing(bench: Ben
     assert (came.reward, came.failure, len(tries)) == (None, "verifier", 1)
 
 
+async def test_a_verifier_that_failed_by_itself_is_asked_again(bench: Bench) -> None:
+    once = "test -e asked || { touch asked; exit 2; }"
+    came, tries = await outcome(bench, verifier={"command": once})
+    assert (came.reward, came.failure, len(tries)) == (1.0, None, 1)
+
+
+@pytest.mark.parametrize(("given", "asked"), [(1, None), (None, 1), (5, 1), (1, 5)])
+async def test_turns_beyond_the_budget_are_refused_and_the_verdict_counts(
+    bench: Bench, given: int | None, asked: int | None
+) -> None:
+    limited = replace(bench, budgets=Budgets(turns=given))
+    came, tries = await outcome(limited, f"{SHELL_AGENT} || true", **({} if asked is None else {"max_turns": asked}))
+    assert (came.reward, came.failure, came.detail) == (1.0, "agent_budget", "it used up its turns")
+    assert [(attempt.spent, attempt.exit_code) for attempt in tries] == [("turns", 0)]
+    assert "this attempt has used up its 1 turns" in (bench.logs / f"attempt-{tries[0].id}.log").read_text()
+
+
+async def test_tokens_beyond_the_budget_are_refused_too(bench: Bench) -> None:
+    came, _ = await outcome(bench, max_tokens=3)
+    assert (came.reward, came.failure, came.detail) == (1.0, "agent_budget", "it used up its tokens")
+
+
+async def test_an_agent_that_stays_within_its_budget_is_not_marked(bench: Bench) -> None:
+    came, _ = await outcome(bench, max_turns=2, max_tokens=100_000)
+    assert (came.reward, came.failure) == (1.0, None)
+
+
+async def test_the_run_may_give_less_time_than_the_task(bench: Bench) -> None:
+    came, _ = await outcome(replace(bench, budgets=Budgets(seconds=5)), f"{SHELL_AGENT}; sleep 600")
+    assert (came.reward, came.failure) == (1.0, "agent_budget")
+
+
+async def test_an_agent_without_a_sign_of_life_is_hung_and_its_group_filtered(bench: Bench) -> None:
+    patient = replace(bench, budgets=Budgets(hung_seconds=1))
+    came, tries = await outcome(patient, f"{SHELL_AGENT}; setsid sleep 633 & sleep 634")
+    assert (came.reward, came.failure, len(tries)) == (None, "hung", 1)
+    assert not [process for process in table() if process.sandbox.startswith(f"{os.getpid()}-")]
+
+
+async def test_output_is_a_sign_of_life(bench: Bench) -> None:
+    patient = replace(bench, budgets=Budgets(hung_seconds=4))
+    came, _ = await outcome(patient, f"{SHELL_AGENT}; for i in 1 2 3 4 5 6; do sleep 1; echo; done")
+    assert (came.reward, came.failure) == (1.0, None)
+
+
+async def test_exit_0_after_a_call_that_the_engine_failed_is_no_verdict(bench: Bench) -> None:
+    rollout = opened(bench.books.pool, str(bench.logs), {})
+    asked = bench.logs / "asked"
+    gives_up = Command(f"{SHELL_AGENT}; echo $OPENAI_API_KEY >> {asked}; until test -e {asked}.noted; do :; done")
+    running = asyncio.create_task(run_rollout(replace(bench, agent=gives_up), rollout))
+    while not asked.exists():
+        await asyncio.sleep(0.01)
+    attempt = by_key(bench.books.pool, asked.read_text().strip())
+    assert attempt is not None
+    note_trouble(bench.books.pool, attempt.id, "engine_silent: nothing came for 60 s")  # as the proxy does
+    (bench.logs / "asked.noted").touch()
+    came, _ = await running
+    assert (came.reward, came.failure) == (1.0, None)  # in its second attempt
+    with bench.books.pool.read() as connection:
+        row = connection.execute(select(attempts).where(attempts.c.id == attempt.id)).one()
+    assert (row.failure, row.exit_code) == ("engine", 0) and "engine_silent" in row.detail
+
+
+async def test_a_slow_database_stalls_no_other_attempt(bench: Bench) -> None:
+    """While one query waits for a lock, the event loop and the other queries go on."""
+    free = threading.Event()
+    waiting = asyncio.create_task(bench.books(lambda pool: free.wait(30)))
+    came, _ = await outcome(bench)
+    assert came.reward == 1.0 and not waiting.done()
+    free.set()
+    assert await waiting
+
+
 async def test_the_key_dies_with_the_attempt(bench: Bench, tmp_path: Path) -> None:
     _, tries = await outcome(bench, f'echo "$OPENAI_API_KEY" > {tmp_path}/key; {SHELL_AGENT}')
     assert tries[0].closed_at is not None
     late = Command(f"OPENAI_API_KEY=$(cat {tmp_path}/key) {SHELL_AGENT}")
-    again = await run_rollout(replace(bench, agent=late), opened(bench.pool, str(bench.logs), {}))
+    again, _ = await run_rollout(replace(bench, agent=late), opened(bench.books.pool, str(bench.logs), {}))
     assert again.failure == "agent_crash" and "401" in again.detail
 
 
 async def test_a_command_that_is_not_there_ends_the_run_and_leaves_the_rollout_open(bench: Bench) -> None:
     with pytest.raises(UserError, match="no-such-agent.*not found"):
         await outcome(bench, "no-such-agent --fast")
-    run_id = open_run(bench.pool, str(bench.logs), "train", {}).id
-    assert len(open_rollouts(bench.pool, run_id)) == 1
+    run_id = open_run(bench.books.pool, str(bench.logs), "train", {}).id
+    assert len(open_rollouts(bench.books.pool, run_id)) == 1
 
 
 async def test_a_proxy_that_is_gone_ends_the_run_and_leaves_the_rollout_open(bench: Bench) -> None:
-    gone = Service("http://127.0.0.1:9", bench.pool.url, "model", 1000)
+    gone = Service("http://127.0.0.1:9", bench.books.pool.url, "model", 1000)
     with pytest.raises(UserError, match="the proxy http://127.0.0.1:9 does not answer .* repeat the same command"):
         await outcome(replace(bench, url=f"{gone.url}/v1", trouble=gone.trouble))
-    assert len(open_rollouts(bench.pool, open_run(bench.pool, str(bench.logs), "train", {}).id)) == 1
+    assert len(open_rollouts(bench.books.pool, open_run(bench.books.pool, str(bench.logs), "train", {}).id)) == 1
 
 
 async def test_an_error_in_our_own_code_is_a_row_too(bench: Bench, tmp_path: Path) -> None:

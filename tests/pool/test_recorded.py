@@ -1,7 +1,6 @@
 """Finished rollouts read back, and the list of failures."""
 
 from proxy.pool.database import Pool
-from proxy.pool.failures import FAILURES, treatment
 from proxy.pool.groups import open_group
 from proxy.pool.recorded import finished_rollouts
 from proxy.pool.runs import open_run
@@ -18,7 +17,3 @@ def test_finished_rollouts_come_back_with_their_completions(pool: Pool) -> None:
         (ids[1], None, "verifier"),
     ]
     assert [len(item.completions) for item in found] == [1, 1]
-
-
-def test_every_failure_has_a_known_treatment() -> None:
-    assert {treatment(kind) for kind in FAILURES} == {"retry", "mask", "policy", "fatal"}

@@ -1,0 +1,170 @@
+"""The loop of a run against a real proxy: redundant attempts, filtered groups, the cap, several agents, lanes."""
+
+import os
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+from sqlalchemy import select
+
+from harness.agents.command import Command
+from harness.books import Books
+from harness.mix import Scaffold
+from harness.progress import Board
+from harness.rollout import Bench, Budgets, Lanes
+from harness.run import Loop, Plan
+from harness.services import Service
+from harness.tasks import Task
+from proxy.pool.database import open_pool
+from proxy.pool.errors import UserError
+from proxy.pool.groups import Extras, Outcome, RolloutRow, finish_rollout, open_group, run_summary
+from proxy.pool.runs import open_run
+from proxy.pool.schema import attempts, events, groups
+from sandboxes.process import ProcessSandboxes
+from sandboxes.processes import table
+from tests.harness.conftest import HELLO, SHELL_AGENT
+
+SHELL = Scaffold(name="shell", agent=Command(SHELL_AGENT))
+
+
+@pytest.fixture
+def bench(proxy: Service, tmp_path: Path) -> Iterator[Bench]:
+    pool = open_pool(proxy.pool)
+    yield Bench(
+        books=Books(pool),
+        sandboxes=ProcessSandboxes(tmp_path / "sandboxes"),
+        agent=SHELL.agent,
+        url=f"{proxy.url}/v1",
+        model=proxy.model,
+        context_length=proxy.context_length,
+        logs=tmp_path,
+        trouble=proxy.trouble,
+        pause_seconds=0.01,
+    )
+    pool.close()
+
+
+@pytest.fixture
+def board() -> Board:
+    return Board(Console(quiet=True), None)
+
+
+@pytest.fixture
+def run_id(bench: Bench) -> int:
+    return open_run(bench.books.pool, str(bench.logs), "train", {}).id
+
+
+@pytest.fixture
+def go(bench: Bench, run_id: int, board: Board) -> Callable[..., Awaitable[list[RolloutRow]]]:
+    """Run a plan to its end; the rollouts."""
+
+    async def run(*, budgets: Budgets | None = None, **plan: Any) -> list[RolloutRow]:
+        what: dict[str, Any] = {"tasks": [task()], "scaffolds": [SHELL], "group_size": 1, "concurrency": 4} | plan
+        await Loop(replace(bench, budgets=budgets or Budgets()), run_id, Plan(**what), board).go()
+        return run_summary(bench.books.pool, run_id)
+
+    return run
+
+
+def task(**fields: Any) -> Task:
+    return msgspec.convert(HELLO | fields, Task)
+
+
+def scaffold(name: str, command: str, **more: Any) -> Scaffold:
+    return Scaffold(name=name, agent=Command(command), **more)
+
+
+async def test_the_first_to_finish_are_kept_and_the_rest_end_at_once(
+    go: Callable[..., Awaitable[list[RolloutRow]]], bench: Bench, run_id: int, board: Board
+) -> None:
+    first = bench.logs / "first"  # two members go on for ever
+    slow = scaffold("slow", f"{SHELL_AGENT}; mkdir {first}-1 2>&- || mkdir {first}-2 2>&- || exec sleep 635")
+    rows = await go(scaffolds=[slow], group_size=2, redundant=2, concurrency=4)
+    assert Counter((row.reward, row.failure) for row in rows) == {(1.0, None): 2, (None, "redundant"): 2}
+    with bench.books.pool.read() as connection:
+        query = select(attempts.c.failure, attempts.c.closed_at).where(attempts.c.run_id == run_id)
+        found = connection.execute(query).all()
+        states = connection.scalars(select(groups.c.state).where(groups.c.run_id == run_id)).all()
+    assert Counter(row.failure for row in found) == {None: 2, "redundant": 2}
+    assert all(row.closed_at for row in found) and states == ["DONE"]
+    assert not [process for process in table() if process.sandbox.startswith(f"{os.getpid()}-")]
+    assert "4 rollouts, 0 running" in board.line()
+
+
+async def test_redundant_members_that_never_started_are_called_off_too(
+    go: Callable[..., Awaitable[list[RolloutRow]]],
+) -> None:
+    rows = await go(group_size=1, redundant=2, concurrency=1)
+    assert [(row.reward, row.failure, row.attempts) for row in rows] == [
+        (1.0, None, 1),
+        (None, "redundant", 0),
+        (None, "redundant", 0),
+    ]
+
+
+async def test_a_hung_member_takes_its_group_along_and_a_new_one_comes(
+    go: Callable[..., Awaitable[list[RolloutRow]]], bench: Bench
+) -> None:
+    once = bench.logs / "hung"  # the first one
+    agent = scaffold("shell", f"mkdir {once} 2>&- && exec sleep 636; {SHELL_AGENT}")
+    rows = await go(scaffolds=[agent], group_size=2, concurrency=2, budgets=Budgets(hung_seconds=3))
+    assert Counter((row.group, row.failure) for row in rows if row.group == 0)[0, "hung"] == 1
+    assert [(row.reward, row.failure) for row in rows if row.group == 1] == [(1.0, None)] * 2
+    assert len(rows) == 4
+
+
+async def test_a_run_that_loses_most_of_its_groups_stops_and_says_so(
+    go: Callable[..., Awaitable[list[RolloutRow]]], bench: Bench, run_id: int
+) -> None:
+    broken = [task(id=str(number), verifier={"command": "exit 2"}) for number in range(30)]
+    with pytest.raises(UserError, match="11 of the last 11 groups of domain 'agent' were lost to failures"):
+        await go(tasks=broken, concurrency=1)
+    with bench.books.pool.read() as connection:
+        query = select(events.c.kind).where(events.c.run_id == run_id).order_by(events.c.id)
+        kinds = connection.scalars(query).all()
+    assert kinds == ["alarm"] * 7 + ["stop"]
+
+
+async def test_a_run_goes_on_with_what_it_owes(
+    go: Callable[..., Awaitable[list[RolloutRow]]], bench: Bench, run_id: int
+) -> None:
+    """A harness died after a group was filtered and before the new one was opened."""
+    [member] = open_group(bench.books.pool, run_id, HELLO, 1, Extras(agent="shell"))
+    finish_rollout(bench.books.pool, member.rollout_id, Outcome(attempt_id=None, reward=None, failure="hung"))
+    rows = await go()
+    assert [(row.task, row.group, row.failure) for row in rows] == [("hello", 0, "hung"), ("hello", 1, None)]
+    assert await go() == rows
+
+
+async def test_agents_share_a_run_by_weight_and_those_held_out_are_not_trained(
+    go: Callable[..., Awaitable[list[RolloutRow]]], bench: Bench, run_id: int
+) -> None:
+    scaffolds = [
+        scaffold("one", SHELL_AGENT, weight=4),
+        scaffold("two", f"{SHELL_AGENT}; true", held_out=True),
+        scaffold("never", "exit 1", weight=0),
+    ]
+    rows = await go(tasks=[task(id=str(number)) for number in range(12)], scaffolds=scaffolds, seed=3)
+    used = Counter(row.agent for row in rows)
+    assert used.total() == 12 and used["one"] > used["two"] > 0 and set(used) == {"one", "two"}
+    with bench.books.pool.read() as connection:
+        query = select(groups.c.agent, groups.c.purpose).where(groups.c.run_id == run_id).distinct()
+        assert {(row.agent, row.purpose) for row in connection.execute(query)} == {("one", None), ("two", "eval")}
+
+
+async def test_no_more_than_so_many_are_at_one_kind_of_work(bench: Bench, run_id: int, board: Board) -> None:
+    """Two agents at a time, though six rollouts are at work."""
+    command = (
+        f"mkdir {bench.logs}/at-work-$$; ls -d {bench.logs}/at-work-* | wc -l >> {bench.logs}/counts; {SHELL_AGENT}; "
+        f"rmdir {bench.logs}/at-work-$$"
+    )
+    limited = replace(bench, lanes=Lanes(starting=6, agents=2, verifying=6))
+    plan = Plan(tasks=[task()], scaffolds=[scaffold("shell", command)], group_size=6, concurrency=6)
+    await Loop(limited, run_id, plan, board).go()
+    counts = [int(line) for line in (bench.logs / "counts").read_text().split()]
+    assert len(counts) == 6 and max(counts) <= 2

@@ -1,0 +1,49 @@
+"""What an attempt has used of the model, and what the proxy saw of its calls."""
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from proxy.pool.attempts import by_key, open_attempt
+from proxy.pool.budgets import Budget, last_event, note_spent, note_trouble, seen, spent
+from proxy.pool.database import Pool
+from proxy.pool.groups import open_group
+from proxy.pool.runs import open_run
+from tests.pool.make import TASK, new_completion, record
+
+
+@pytest.fixture
+def attempt_id(pool: Pool) -> int:
+    [member] = open_group(pool, open_run(pool, "r", "train", {}).id, TASK, 1)
+    attempt, key = open_attempt(pool, member.rollout_id, "command", Budget(turns=2, tokens=7))
+    found = by_key(pool, key)
+    assert found is not None and found.budget == attempt.budget == Budget(turns=2, tokens=7)
+    return attempt.id
+
+
+def test_turns_are_whole_answers_and_tokens_are_whatever_was_sampled(pool: Pool, attempt_id: int) -> None:
+    record(pool, [replace(new_completion(attempt_id), finish_reason="error"), new_completion(attempt_id)])
+    assert spent(pool, attempt_id, Budget(turns=2, tokens=7)) is None
+    assert spent(pool, attempt_id, Budget(turns=1)) == "turns"
+    assert spent(pool, attempt_id, Budget(tokens=4)) == "tokens"
+    assert spent(pool, attempt_id, Budget()) is None
+
+
+def test_trouble_counts_until_a_call_goes_well(pool: Pool, attempt_id: int) -> None:
+    assert (seen(pool, attempt_id).completed, seen(pool, attempt_id).broken) == (0, None)
+    record(pool, [new_completion(attempt_id)])
+    note_trouble(pool, attempt_id, "engine_silent: 60 s")
+    assert (seen(pool, attempt_id).completed, seen(pool, attempt_id).broken) == (1, "engine_silent: 60 s")
+    record(pool, [replace(new_completion(attempt_id), finish_reason="abort", finished_at=time.time() + 50)])
+    assert seen(pool, attempt_id).broken == "engine_silent: 60 s"
+    record(pool, [replace(new_completion(attempt_id), finished_at=time.time() + 100)])
+    assert (seen(pool, attempt_id).completed, seen(pool, attempt_id).broken) == (2, None)
+    note_spent(pool, attempt_id, "turns")
+    assert seen(pool, attempt_id).spent == "turns"
+
+
+def test_the_last_event_is_the_end_of_the_newest_call(pool: Pool, attempt_id: int) -> None:
+    assert last_event(pool, attempt_id) is None
+    record(pool, [replace(new_completion(attempt_id), finished_at=at) for at in (30.0, 20.0)])
+    assert last_event(pool, attempt_id) == 30.0

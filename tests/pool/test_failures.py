@@ -1,0 +1,37 @@
+"""What is done about each failure, and when the groups that were lost stop a run."""
+
+from typing import get_args
+
+import pytest
+
+from proxy.pool.failures import CAP, FAILURES, Cap, Treatment, alarming, treatment
+
+
+def test_every_failure_has_a_known_treatment() -> None:
+    assert {treatment(kind) for kind in FAILURES} == set(get_args(Treatment))
+
+
+@pytest.mark.parametrize(
+    ("lost", "window", "finding"),
+    [
+        ("", "", ""),
+        ("1" * 3, "", ""),  # the first groups of a run stop nothing
+        ("1" * 4, "4 of 20", "alarm"),
+        ("1" * 10, "10 of 20", "alarm"),
+        ("1" * 11, "11 of 20", "stop"),
+        ("0" * 17 + "1" * 4, "4 of 21", ""),
+        ("10" * 100, "half is still allowed", "alarm"),
+        ("1" * 300 + "0" * 512, "what lies behind the window is forgotten", ""),
+        ("0" * 600 + "1" * 256, "256 of 512", "alarm"),
+        ("0" * 600 + "1" * 257, "257 of 512", "stop"),
+        ("1" * 257 + "0" * 255 + "0", "the window has slid by one", "alarm"),
+    ],
+)
+def test_the_share_of_lost_groups_decides(lost: str, window: str, finding: str) -> None:
+    assert alarming([group == "1" for group in lost]) == finding, window
+
+
+def test_the_cap_is_a_sliding_window_with_bounds() -> None:
+    assert (CAP.window, CAP.alarm, CAP.stop) == (512, 0.2, 0.5)
+    assert alarming([True, False, False], Cap(fewest=3, stop=0.3)) == "stop"
+    assert alarming([True, False, False], Cap(fewest=4, stop=0.3)) == "alarm"
