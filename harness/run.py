@@ -5,16 +5,14 @@ rollouts without an outcome, with new attempts, then the groups that were never 
 """
 
 import asyncio
-import random
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import islice
 
 import msgspec
 
 from harness.progress import Board
 from harness.rollout import Bench, run_rollout
-from harness.tasks import Task
+from harness.tasks.mix import Mix
 from proxy.pool.groups import OpenRollout, known_tasks, open_group, open_rollouts
 from proxy.pool.runs import admission
 
@@ -25,7 +23,7 @@ POLL_SECONDS = 0.2
 class Plan:
     """What a run is to do."""
 
-    tasks: Sequence[Task]
+    mix: Mix
     group_size: int
     concurrency: int
     seed: int = 0
@@ -34,14 +32,14 @@ class Plan:
     until_step: int | None = None
     """Feed a training run under its admission rule until it has published this step."""
 
-    def order(self) -> Iterator[Task]:
-        """The tasks, shuffled anew in every epoch."""
-        for epoch in count() if self.epochs is None else range(self.epochs):
-            yield from random.Random(f"{self.seed}-{epoch}").sample(self.tasks, len(self.tasks))
+    def turns(self) -> int | None:
+        """How many groups that makes; None when it is open."""
+        return None if self.epochs is None else self.epochs * len(self.mix.tasks)
 
     def expected(self) -> int | None:
         """How many rollouts that makes; None when it is open."""
-        return None if self.epochs is None else self.epochs * len(self.tasks) * self.group_size
+        turns = self.turns()
+        return None if turns is None else turns * self.group_size
 
 
 class Loop:
@@ -82,7 +80,7 @@ class Loop:
         for rollout in open_rollouts(pool, self._run_id):
             await self._admitted(opening=False)
             await self._start(rollout)
-        for task in islice(plan.order(), opened, None):
+        for task in islice(plan.mix.order(plan.seed), opened, plan.turns()):
             await self._admitted(opening=True)
             for rollout in open_group(pool, self._run_id, msgspec.to_builtins(task), plan.group_size):
                 await self._start(rollout)

@@ -17,7 +17,7 @@ import msgspec
 from harness.tasks.check import check
 from harness.tasks.harbor_toml import Environment, File, Health, Judge, StepTable, refuse, resolved, unknown
 from harness.tasks.jsonl import digest_of
-from harness.tasks.schema import Directories, Solution, Step, Task, TaskImage, TaskLimits, Verifier
+from harness.tasks.schema import Directories, Solution, Step, Task, TaskImage, TaskLimits, Verifier, fault_of
 from proxy.pool.errors import UserError
 from sandboxes.base import Network
 
@@ -68,8 +68,7 @@ def _parsed(path: Path) -> tuple[dict[str, Any], File]:
         table = tomllib.loads(path.read_text())
         return table, msgspec.convert(table, File, strict=False)
     except msgspec.ValidationError as error:
-        reason, _, at = str(error).partition(" - at `$")
-        raise UserError(f"{path}: {at.strip('`.') or 'the file'}: {reason}; correct it") from error
+        raise UserError(f"{path}: {fault_of(error, 'the file')}; correct it") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UserError(f"{path} cannot be read as TOML ({error}); correct it") from error
 
