@@ -7,16 +7,16 @@ were never opened.
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 import msgspec
 
-from harness.mix import Scaffold, order, scaffold_of
+from harness.mix import Scaffold, scaffold_of
 from harness.progress import Board
 from harness.rollout import Bench, Fate, run_rollout
-from harness.tasks import Task
+from harness.tasks.mix import Mix
 from proxy.pool.attempts import HasOutcome
 from proxy.pool.errors import UserError
 from proxy.pool.failures import CAP, FAILURES, alarming, treatment
@@ -31,7 +31,7 @@ POLL_SECONDS = 0.2
 class Plan:
     """What a run is to do."""
 
-    tasks: Sequence[Task]
+    mix: Mix
     scaffolds: Sequence[Scaffold]
     group_size: int
     concurrency: int
@@ -42,12 +42,10 @@ class Plan:
     """Feed a training run under its admission rule until it has published this step."""
     redundant: int = 0
     """Members that each group has beyond its size; the last to finish are called off."""
-    domains: dict[str, float] = field(default_factory=dict)
-    """Weight of each domain; empty: each task as often as the others."""
 
     def turns(self) -> int | None:
         """How many groups that makes; None when it is open."""
-        return None if self.epochs is None else self.epochs * len(self.tasks)
+        return None if self.epochs is None else self.epochs * len(self.mix.tasks)
 
     def expected(self) -> int | None:
         """How many rollouts that makes; None when it is open."""
@@ -56,7 +54,7 @@ class Plan:
 
     def groups(self, opened: int) -> Iterator[Replacement]:
         """The groups to open, from the one of this index on."""
-        tasks = islice(order(self.tasks, self.seed, self.domains), opened, self.turns())
+        tasks = islice(self.mix.order(self.seed), opened, self.turns())
         for index, task in enumerate(tasks, opened):
             scaffold = scaffold_of(index, self.seed, self.scaffolds)
             extras = Extras(redundant=self.redundant, agent=scaffold.name, held_out=scaffold.held_out)

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from harness.tasks.check import check
-from harness.tasks.schema import Directories, Step, Task, Verifier
+from harness.tasks.schema import Directories, Step, Task, Verifier, fault_of
 from proxy.pool.errors import UserError
 
 
@@ -38,9 +38,7 @@ def _parse(line: bytes, where: str) -> Task:
     try:
         return msgspec.json.decode(line, type=Task)
     except msgspec.ValidationError as error:
-        reason, _, at = str(error).partition(" - at `$")
-        field = at.strip("`.") or "the object"
-        raise UserError(f"{where}: {field}: {reason}; correct the line") from error
+        raise UserError(f"{where}: {fault_of(error, 'the object')}; correct the line") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{where}: not a JSON object ({error}); write one object per line") from error
 

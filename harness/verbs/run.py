@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import hashlib
 import signal
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,8 @@ from harness.rollout import Bench
 from harness.run import Loop, Plan
 from harness.rundir import RunDir
 from harness.services import Service, Wanted, service
-from harness.tasks import Task, load_tasks
+from harness.tasks.mix import Mix
+from harness.tasks.sources import load_sources
 from proxy.pool.attempts import close_interrupted
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.groups import run_summary
@@ -39,7 +39,8 @@ def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
 
 
 def _add_options(run: argparse.ArgumentParser) -> None:
-    run.add_argument("tasks", type=Path, help="tasks.jsonl")
+    sources = "JSONL file, Harbor task directory, directory of those, glob, or mix file (docs/tasks.md)"
+    run.add_argument("tasks", nargs="+", metavar="SOURCE", help=sources)
     run.add_argument("--agent", required=True, help=f"command, {', '.join(INSTALLED)}")
     run.add_argument("--command", metavar="CMD", help="command line of the agent 'command'")
     run.add_argument("-n", "--group-size", type=_positive, default=1, help="rollouts per task (%(default)s)")
@@ -67,12 +68,15 @@ def _positive(text: str) -> int:
 
 def _run(given: argparse.Namespace) -> int:
     """Check everything that can be checked, then bring up the proxy, run, and show what came out."""
-    tasks = load_tasks(given.tasks)[: given.limit]
+    loaded = load_sources(given.tasks)
+    mix = loaded.mix.first(given.limit)
     agent = agent_named(given.agent, given.command)
-    directory = RunDir(given.run_dir or Path("runs") / f"{given.verb}-{given.tasks.stem}-{given.agent}")
+    directory = RunDir(given.run_dir or Path("runs") / f"{given.verb}-{Path(given.tasks[0]).stem}-{given.agent}")
     console = make_console()
+    for reason in loaded.refused:
+        console.print(f"left out: {reason}", highlight=False)
     with directory.held():
-        config = _config(given, tasks)
+        config = _config(given, mix)
         identity = {"name": given.name or directory.path.name, "purpose": PURPOSES[given.verb]}
         if directory.resumes(config | identity):
             console.print(f"resuming the run in {directory.path}; --run-dir starts another", highlight=False)
@@ -93,15 +97,16 @@ def _run(given: argparse.Namespace) -> int:
             try:
                 with owned(pool, run) as claim:
                     directory.begin(config | identity)
-                    return _work(_plan(given, tasks, agent), bench, claim, directory)
+                    return _work(_plan(given, mix, agent), bench, claim, directory)
             finally:
                 pool.close()
 
 
-def _config(given: argparse.Namespace, tasks: Sequence[Task]) -> dict[str, Any]:
+def _config(given: argparse.Namespace, mix: Mix) -> dict[str, Any]:
     """What a resumed run must have in common with its beginning."""
-    digest = hashlib.sha256(msgspec.json.encode(tasks)).hexdigest()[:16]
-    return {
+    digest = hashlib.sha256(msgspec.json.encode(mix.tasks)).hexdigest()[:16]
+    weights = {"weights": mix.weights()} if mix.weights() else {}
+    return weights | {
         "tasks": digest,
         "agent": given.agent,
         "command": given.command,
@@ -110,10 +115,10 @@ def _config(given: argparse.Namespace, tasks: Sequence[Task]) -> dict[str, Any]:
     }
 
 
-def _plan(given: argparse.Namespace, tasks: Sequence[Task], agent: Agent) -> Plan:
+def _plan(given: argparse.Namespace, mix: Mix, agent: Agent) -> Plan:
     endless = given.repeat or given.until_step is not None
     return Plan(
-        tasks=tasks,
+        mix=mix,
         scaffolds=[Scaffold(name=agent.name, agent=agent)],
         group_size=given.group_size,
         concurrency=given.concurrency,

@@ -20,6 +20,7 @@ from harness.rollout import Bench, Budgets, Lanes
 from harness.run import Loop, Plan
 from harness.services import Service
 from harness.tasks import Task
+from harness.tasks.mix import Mix, Source
 from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.groups import Extras, Outcome, RolloutRow, finish_rollout, open_group, run_summary
@@ -64,7 +65,8 @@ def go(bench: Bench, run_id: int, board: Board) -> Callable[..., Awaitable[list[
     """Run a plan to its end; the rollouts."""
 
     async def run(*, budgets: Budgets | None = None, **plan: Any) -> list[RolloutRow]:
-        what: dict[str, Any] = {"tasks": [task()], "scaffolds": [SHELL], "group_size": 1, "concurrency": 4} | plan
+        plan["mix"] = Mix([Source("tests", plan.pop("tasks", [task()]))])
+        what: dict[str, Any] = {"scaffolds": [SHELL], "group_size": 1, "concurrency": 4} | plan
         await Loop(replace(bench, budgets=budgets or Budgets()), run_id, Plan(**what), board).go()
         return run_summary(bench.books.pool, run_id)
 
@@ -164,7 +166,9 @@ async def test_no_more_than_so_many_are_at_one_kind_of_work(bench: Bench, run_id
         f"rmdir {bench.logs}/at-work-$$"
     )
     limited = replace(bench, lanes=Lanes(starting=6, agents=2, verifying=6))
-    plan = Plan(tasks=[task()], scaffolds=[scaffold("shell", command)], group_size=6, concurrency=6)
+    plan = Plan(
+        mix=Mix([Source("tests", [task()])]), scaffolds=[scaffold("shell", command)], group_size=6, concurrency=6
+    )
     await Loop(limited, run_id, plan, board).go()
     counts = [int(line) for line in (bench.logs / "counts").read_text().split()]
     assert len(counts) == 6 and max(counts) <= 2

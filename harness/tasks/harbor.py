@@ -1,0 +1,183 @@
+"""Harbor task directories (and those of Terminal-Bench 2), unchanged: each becomes a task of profile `harbor`.
+
+`task.toml`, `instruction.md`, `environment/Dockerfile`, `tests/test.sh` and `solution/solve.sh`, or the same under
+`steps/NAME`. Everything of `task.toml` that changes nothing here is carried into the task's metadata. Left out, and
+refused by name: what harness/tasks/harbor_toml.py lists. Stricter than Harbor: a task that says nothing about the
+network gets it for its tests only, and nothing is read from this machine's environment.
+"""
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harness.tasks.check import check
+from harness.tasks.harbor_toml import Environment, File, Health, Judge, StepTable, refuse, resolved, unknown
+from harness.tasks.jsonl import digest_of
+from harness.tasks.schema import Directories, Solution, Step, Task, TaskImage, TaskLimits, Verifier, fault_of
+from proxy.pool.errors import UserError
+from sandboxes.base import Network
+
+LOGS = "mkdir -p /logs/agent /logs/verifier /logs/artifacts"
+CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
+SCRIPT_ENV = {"DEBIAN_FRONTEND": "noninteractive"}
+
+
+def is_task(directory: Path) -> bool:
+    """Whether a directory is a task and not a directory of tasks."""
+    return (directory / "task.toml").is_file() or (directory / "task.yaml").is_file()
+
+
+def load_harbor(directory: Path) -> Task:
+    """The task of a directory. Refused when it asks for what there is not here, UserError when it is malformed."""
+    directory = directory.resolve()
+    if not (directory / "task.toml").is_file():
+        refuse(directory, "task.yaml", "is of Terminal-Bench 1; convert the task to the Harbor format")
+    where = str(directory / "task.toml")
+    table, file = _parsed(directory / "task.toml")
+    resolved(file, directory)
+    environment, agent = file.environment, file.agent
+    task = Task(
+        id=str(file.task.get("name") or directory.name),
+        instruction="" if file.steps else _instruction(directory),
+        verifier=Verifier() if file.steps else _verifier(directory, directory, file.verifier, environment),
+        steps=tuple(_step(directory, step, file) for step in file.steps),
+        steps_reward=file.multi_step_reward_strategy or "mean",
+        image=_image(directory, environment),
+        profile="harbor",
+        network=_network(agent.network_mode or environment.network_mode),
+        work=environment.workdir or "",
+        setup="\n".join([LOGS, *_until_healthy(environment.healthcheck)]),
+        setup_timeout=_patience(environment.healthcheck),
+        daemons=True,
+        timeout=agent.timeout_sec or 600,
+        limits=_limits(environment),
+        env=environment.env,
+        solution=_solution(directory, file),
+        metadata=_metadata(table, file),
+        digest=digest_of([directory]),
+    )
+    return check(task, where)
+
+
+def _parsed(path: Path) -> tuple[dict[str, Any], File]:
+    try:
+        table = tomllib.loads(path.read_text())
+        return table, msgspec.convert(table, File, strict=False)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{path}: {fault_of(error, 'the file')}; correct it") from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"{path} cannot be read as TOML ({error}); correct it") from error
+
+
+def _instruction(directory: Path) -> str:
+    """The instruction without the marks at its head that tell benchmark data from other text."""
+    try:
+        lines = (directory / "instruction.md").read_text().split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{directory / 'instruction.md'} cannot be read ({error}); write what is to be done") from error
+    while lines and CANARY.fullmatch(lines[0].strip()):
+        lines.pop(0)
+    return "\n".join(lines).lstrip("\n")
+
+
+def _verifier(root: Path, directory: Path, judge: Judge, environment: Environment) -> Verifier:
+    """The tests of a directory over those of the task, which its steps share."""
+    places = [place / "tests" for place in dict.fromkeys((root, directory)) if (place / "tests").is_dir()]
+    if not any((place / "test.sh").is_file() for place in places):
+        raise UserError(f"{directory} has no tests/test.sh, so nothing would judge; write one")
+    mounts: Directories = {"/tests" + "/" * number: str(place) for number, place in enumerate(places)}
+    declared = judge.network_mode or environment.network_mode
+    return Verifier(
+        command=f"{LOGS} && chmod +x /tests/test.sh && exec /tests/test.sh",
+        directories=mounts,
+        rewards="logs",
+        timeout=judge.timeout_sec or 600,
+        user="root",
+        network=None if declared == "no-network" else "full",
+        env=judge.env,
+    )
+
+
+def _step(root: Path, table: StepTable, file: File) -> Step:
+    directory = root / "steps" / table.name
+    judge = msgspec.structs.replace(
+        table.verifier,
+        timeout_sec=table.verifier.timeout_sec or file.verifier.timeout_sec,
+        env=file.verifier.env | table.verifier.env,
+        network_mode=table.verifier.network_mode or file.verifier.network_mode,
+    )
+    workdir = directory / "workdir"
+    return Step(
+        name=table.name,
+        instruction=_instruction(directory),
+        verifier=_verifier(root, directory, judge, file.environment),
+        directories={".": str(workdir)} if workdir.is_dir() else {},
+        setup="\n".join([*_set_up(workdir), *_until_healthy(table.healthcheck)]),
+        timeout=table.agent.timeout_sec,
+        min_reward=table.min_reward,
+        solution=_solution(directory, file),
+    )
+
+
+def _set_up(workdir: Path) -> list[str]:
+    return ["bash ./setup.sh || exit"] if (workdir / "setup.sh").is_file() else []
+
+
+def _solution(directory: Path, file: File) -> Solution | None:
+    if not (directory / "solution/solve.sh").is_file():
+        return None
+    return Solution(
+        command="chmod +x /solution/solve.sh && exec /solution/solve.sh",
+        directories={"/solution": str(directory / "solution")},
+        env=SCRIPT_ENV | file.solution.env,
+    )
+
+
+def _image(directory: Path, environment: Environment) -> TaskImage:
+    if environment.docker_image:
+        return TaskImage(name=environment.docker_image)
+    if not (directory / "environment/Dockerfile").is_file():
+        raise UserError(f"{directory} has neither environment/Dockerfile nor docker_image; write one of them")
+    return TaskImage(directory=str(directory / "environment"))
+
+
+def _network(mode: str | None) -> Network:
+    return "full" if mode == "public" else "model"
+
+
+def _limits(environment: Environment) -> TaskLimits:
+    own = TaskLimits()
+    return TaskLimits(
+        cpus=environment.cpus,
+        memory_mb=environment.memory_mb or own.memory_mb,
+        disk_mb=environment.storage_mb or own.disk_mb,
+    )
+
+
+def _until_healthy(health: Health | None) -> list[str]:
+    """Shell lines that end when the command has succeeded, and exit with 1 when it did not in all its tries."""
+    if health is None:
+        return []
+    early = int(health.start_period_sec // health.start_interval_sec)
+    pause = f"if [ $tries -lt {early} ]; then sleep {health.start_interval_sec}; else sleep {health.interval_sec}; fi"
+    command = f"timeout {health.timeout_sec} sh -c {shlex.quote(health.command)}"
+    last = f"tries=$((tries + 1)); [ $tries -lt {early + health.retries} ] || exit 1"
+    return [f"tries=0; until {command}; do {last}; {pause}; done"]
+
+
+def _patience(health: Health | None) -> float:
+    """Seconds for set-up: the longest that all tries may take."""
+    if health is None:
+        return 120.0
+    return 120.0 + health.start_period_sec + health.retries * (health.interval_sec + health.timeout_sec)
+
+
+def _metadata(table: dict[str, Any], file: File) -> dict[str, Any]:
+    """What is known of a task and changes nothing here."""
+    carried = {"task": file.task, "artifacts": table.get("artifacts"), "unknown": unknown(table)}
+    carried["build_timeout_sec"] = file.environment.build_timeout_sec
+    return {**file.metadata, "harbor": {name: value for name, value in carried.items() if value}}

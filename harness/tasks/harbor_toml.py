@@ -1,0 +1,206 @@
+"""task.toml of Harbor: its tables (schema versions 1.0 to 1.4), and what of them is refused here.
+
+Refused are keys that would change the task if they were passed over: GPUs, TPUs, other systems, MCP servers, skills,
+lists of allowed hosts, verifiers with an environment of their own, other users than root, a network of a step's own,
+variables of this machine, prior trajectories, and compose files.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
+
+import msgspec
+
+from harness.tasks.schema import Count, Seconds, Share
+from proxy.pool.errors import UserError
+
+Mode = Literal["no-network", "public", "allowlist"]
+UNITS = {"K": 1 / 1024, "M": 1.0, "G": 1024.0}
+STEP_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+TEMPLATE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+
+
+class Refused(UserError):
+    """A task that asks for what there is not here: the others can run."""
+
+
+class Agent(msgspec.Struct, frozen=True, kw_only=True):
+    """[agent], also of a step."""
+
+    timeout_sec: Seconds | None = None
+    user: str | int | None = None
+    network_mode: Mode | None = None
+    allowed_hosts: list[str] | None = None
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """A command that says when the environment is ready, as Docker's HEALTHCHECK."""
+
+    command: str
+    interval_sec: Seconds = 5.0
+    timeout_sec: Seconds = 30.0
+    start_period_sec: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    start_interval_sec: Seconds = 5.0
+    retries: Count = 3
+
+
+class Environment(msgspec.Struct, kw_only=True):
+    """[environment]; sizes of older schemas and `allow_internet` are read into their successors."""
+
+    build_timeout_sec: Seconds | None = None
+    docker_image: str | None = None
+    os: str = "linux"
+    cpus: Share | None = None
+    memory_mb: Count | None = None
+    storage_mb: Count | None = None
+    memory: str | None = None
+    storage: str | None = None
+    gpus: int | None = None
+    gpu_types: list[str] | None = None
+    tpu: dict[str, Any] | None = None
+    mcp_servers: list[dict[str, Any]] = []
+    env: dict[str, str] = {}
+    skills_dir: str | None = None
+    healthcheck: Health | None = None
+    workdir: str | None = None
+    network_mode: Mode | None = None
+    allowed_hosts: list[str] | None = None
+    allow_internet: bool | None = None
+
+
+class Judge(msgspec.Struct, kw_only=True):
+    """[verifier], also of a step."""
+
+    timeout_sec: Seconds | None = None
+    env: dict[str, str] = {}
+    user: str | int | None = None
+    network_mode: Mode | None = None
+    allowed_hosts: list[str] | None = None
+    environment_mode: Literal["shared", "separate"] | None = None
+    environment: dict[str, Any] | None = None
+    collect: list[dict[str, Any]] = []
+
+
+class Oracle(msgspec.Struct, kw_only=True):
+    """[solution]"""
+
+    env: dict[str, str] = {}
+
+
+class StepTable(msgspec.Struct, frozen=True, kw_only=True):
+    """One of [[steps]]."""
+
+    name: Annotated[str, msgspec.Meta(pattern=STEP_NAME)]
+    agent: Agent = Agent()
+    verifier: Judge = msgspec.field(default_factory=Judge)
+    min_reward: float | dict[str, float] | None = None
+    healthcheck: Health | None = None
+    artifacts: list[Any] = []
+
+
+class File(msgspec.Struct, frozen=True, kw_only=True):
+    """All of task.toml."""
+
+    version: str = ""
+    schema_version: str = ""
+    task: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
+    agent: Agent = Agent()
+    verifier: Judge = msgspec.field(default_factory=Judge)
+    environment: Environment = msgspec.field(default_factory=Environment)
+    solution: Oracle = msgspec.field(default_factory=Oracle)
+    source: str | None = None
+    multi_step_reward_strategy: Literal["mean", "final"] | None = None
+    steps: list[StepTable] = []
+    artifacts: list[Any] = []
+
+
+def refuse(directory: Path, what: str, why: str) -> NoReturn:
+    """Leave this task out."""
+    raise Refused(f"{directory}: {what} {why}")
+
+
+def resolved(file: File, directory: Path) -> None:
+    """Refuse what there is not here, and read what older schemas call otherwise into today's keys."""
+    for what, why in _lacking(file, directory):
+        refuse(directory, what, why)
+    environment = file.environment
+    environment.memory_mb = environment.memory_mb or _megabytes(environment.memory, "memory", directory)
+    environment.storage_mb = environment.storage_mb or _megabytes(environment.storage, "storage", directory)
+    if environment.network_mode is None and environment.allow_internet is not None:
+        environment.network_mode = "public" if environment.allow_internet else "no-network"
+    holders: list[Environment | Judge | Oracle] = [environment, file.verifier, file.solution]
+    for holder in (*holders, *(step.verifier for step in file.steps)):
+        holder.env = {name: _filled(value, f"env.{name}", directory) for name, value in holder.env.items()}
+
+
+def _lacking(file: File, directory: Path) -> Iterator[tuple[str, str]]:
+    environment = file.environment
+    if environment.os.lower() != "linux":
+        yield f"environment.os = {environment.os!r}", "is not offered: sandboxes are Linux containers"
+    if environment.gpus or environment.tpu:
+        yield "environment.gpus" if environment.gpus else "environment.tpu", "is not offered: sandboxes have none"
+    if environment.mcp_servers:
+        yield "environment.mcp_servers", "is not offered: agents are started without MCP servers"
+    if environment.skills_dir:
+        yield "environment.skills_dir", "is not offered: agents are started without skills"
+    if (directory / "environment/docker-compose.yaml").exists():
+        yield "environment/docker-compose.yaml", "is not offered: a sandbox is one container"
+    for place in (directory, *(directory / "steps" / step.name for step in file.steps)):
+        if (place / "trajectory.json").exists():
+            yield "trajectory.json", "is not offered: agents begin without a history"
+    yield from _phase_lacks("environment", environment.network_mode, None)
+    for name, agent, judge in (
+        ("", file.agent, file.verifier),
+        *((f"steps.{step.name}.", step.agent, step.verifier) for step in file.steps),
+    ):
+        if name and agent.network_mode not in (None, file.agent.network_mode):
+            yield f"{name}agent.network_mode", "is not offered: the network is the same in all steps"
+        yield from _phase_lacks(f"{name}agent", agent.network_mode, agent.user)
+        yield from _phase_lacks(f"{name}verifier", judge.network_mode, judge.user)
+        if judge.environment_mode == "separate" or judge.environment is not None:
+            yield f"{name}verifier.environment", "is not offered: tests run where the agent worked"
+        if judge.collect:
+            yield f"{name}verifier.collect", "is not offered: it goes with verifiers in an environment of their own"
+
+
+def _phase_lacks(phase: str, mode: Mode | None, user: str | int | None) -> Iterator[tuple[str, str]]:
+    if mode == "allowlist":
+        yield f"{phase}.network_mode = 'allowlist'", "is not offered: a sandbox reaches the model, or everything"
+    if user not in (None, "root", 0, "0"):
+        yield f"{phase}.user = {user!r}", "is not offered: agent and tests are root of the sandbox"
+
+
+def _megabytes(size: str | None, key: str, directory: Path) -> int | None:
+    if size is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG])", size.strip().upper())
+    if not found or not (megabytes := int(float(found[1]) * UNITS[found[2]])):
+        raise UserError(f"{directory / 'task.toml'}: environment.{key}: {size!r} is no size; write 512M or 2G, say")
+    return megabytes
+
+
+def _filled(value: str, key: str, directory: Path) -> str:
+    """The value with the defaults of its templates: this machine's own variables are nobody's business."""
+
+    def default(found: re.Match[str]) -> str:
+        if found[2] is None:
+            refuse(directory, f"{key} = {found[0]!r}", "is not offered: no variable of this machine enters a sandbox")
+        return found[2]
+
+    return TEMPLATE.sub(default, value)
+
+
+def unknown(table: dict[str, Any]) -> dict[str, Any]:
+    """Keys that no known version of the schema has, by their dotted names."""
+    return dict(_unknown(table, File, ""))
+
+
+def _unknown(table: dict[str, Any], known: type[msgspec.Struct], prefix: str) -> Iterator[tuple[str, Any]]:
+    for field in msgspec.structs.fields(known):
+        inner = table.get(field.name)
+        if isinstance(inner, dict) and isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            yield from _unknown(inner, field.type, f"{prefix}{field.name}.")
+    for name in table.keys() - set(known.__struct_fields__):
+        yield f"{prefix}{name}", table[name]

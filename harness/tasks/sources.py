@@ -1,0 +1,125 @@
+"""Where tasks come from: JSONL files, Harbor task directories, directories of those, globs, and mix files with weights.
+
+A mix file is TOML: `[[source]]` with `path` (relative to the file), and `weight` and `limit` where wanted; `[domains]`
+with a weight for each. Left out: data sets that would have to be downloaded.
+"""
+
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from glob import glob
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from harness.tasks.harbor import is_task, load_harbor
+from harness.tasks.harbor_toml import Refused
+from harness.tasks.jsonl import load_tasks
+from harness.tasks.mix import Mix, Source
+from harness.tasks.schema import Count, Domain, Share, Strict, Task, Text, fault_of
+from proxy.pool.errors import UserError
+
+
+class MixSource(Strict, frozen=True, kw_only=True):
+    """One [[source]] of a mix file."""
+
+    path: Text
+    """JSONL file, directory or glob, relative to the mix file."""
+    weight: Share | None = None
+    """How often its tasks come, against the other sources' weights. All sources have one or none has."""
+    limit: Count | None = None
+    """Only its first tasks."""
+
+
+class MixFile(Strict, frozen=True, kw_only=True):
+    """A mix file."""
+
+    source: Annotated[list[MixSource], msgspec.Meta(min_length=1)]
+    domains: dict[Domain, Share] = {}
+    """How often tasks of a domain come, against the others."""
+
+
+@dataclass
+class Loaded:
+    """What was found."""
+
+    mix: Mix
+    refused: list[str] = field(default_factory=list)
+    """Tasks that ask for what there is not here: one sentence each."""
+
+
+def load_sources(given: Sequence[str]) -> Loaded:
+    """Every task of the sources; UserError for the first fault, and when nothing is left to run."""
+    refused: list[str] = []
+    if len(given) == 1 and given[0].endswith(".toml"):
+        mix = _mix(Path(given[0]), refused)
+    else:
+        mix = Mix([Source(path, _tasks(path, Path(), refused)) for path in given])
+    if not mix.tasks:
+        raise UserError(f"no task can run: all {len(refused)} were left out, the first because {refused[0]}")
+    _names(mix)
+    return Loaded(mix.check(), refused)
+
+
+def _mix(path: Path, refused: list[str]) -> Mix:
+    try:
+        file = msgspec.convert(tomllib.loads(path.read_text()), MixFile)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{path}: {fault_of(error, 'the file')}; correct it") from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"the mix file {path} cannot be read ({error}); correct it") from error
+    sources = []
+    for entry in file.source:
+        tasks = _tasks(entry.path, path.parent, refused)[: entry.limit]
+        sources.append(Source(entry.path, tasks, entry.weight))
+    domains: dict[str, float] = {domain: weight for domain, weight in file.domains.items()}
+    return Mix([source for source in sources if source.tasks], domains)
+
+
+def _tasks(given: str, base: Path, refused: list[str]) -> list[Task]:
+    """The tasks of one source; what is refused is told there."""
+    if (base / given).exists():
+        paths = [base / given]
+    elif any(sign in given for sign in "*?["):
+        paths = [base / found for found in sorted(glob(given, root_dir=base, recursive=True))]
+    else:
+        raise UserError(f"{given} does not exist; name a JSONL file, a task directory, a directory of them or a glob")
+    tasks = [task for path in paths for task in _of_path(path, given, refused)]
+    if not tasks and not refused:
+        raise UserError(f"{given} holds no task; name a JSONL file or directories with a task.toml")
+    return tasks
+
+
+def _of_path(path: Path, given: str, refused: list[str]) -> Iterator[Task]:
+    if path.is_dir():
+        for directory in _directories(path):
+            try:
+                yield load_harbor(directory)
+            except Refused as error:
+                refused.append(str(error))
+    elif path.suffix == ".toml":
+        raise UserError(
+            f"{path} is a mix file, and mixes do not nest: name it alone, not in {given!r} or beside others"
+        )
+    else:
+        yield from load_tasks(path)
+
+
+def _directories(path: Path) -> Iterator[Path]:
+    """The task directories at and below a path. A glob may also match what is none; what is in a task is its own."""
+    if is_task(path):
+        yield path
+        return
+    for child in sorted(path.iterdir()):
+        if child.is_dir() and not child.name.startswith("."):
+            yield from _directories(child)
+
+
+def _names(mix: Mix) -> None:
+    known: dict[str, str] = {}
+    for source in mix.sources:
+        for task in source.tasks:
+            if task.id in known:
+                raise UserError(f"id {task.id!r} is used in {known[task.id]} and in {source.name}; rename one of them")
+            known[task.id] = source.name

@@ -1,0 +1,173 @@
+"""Harbor task directories: what they become, and what is refused or malformed."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from harness.tasks import parts_of
+from harness.tasks.harbor import is_task, load_harbor
+from harness.tasks.harbor_toml import Refused
+from harness.tasks.schema import Task, TaskImage
+from proxy.pool.errors import UserError
+from tests.harness.conftest import ROOT
+
+EXAMPLES = sorted((ROOT / "examples/tasks/harbor").iterdir())
+
+
+def task_directory(path: Path, toml: str = "", **files: str) -> Path:
+    """A small task; `files` replace its own, with __ for / and _dot_ for a point."""
+    whole = {
+        "task.toml": toml,
+        "instruction.md": "Do it.",
+        "environment/Dockerfile": "FROM bb:1",
+        "tests/test.sh": "#!/bin/sh\n",
+    }
+    whole |= {name.replace("__", "/").replace("_dot_", "."): text for name, text in files.items()}
+    for name, text in whole.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("directory", EXAMPLES, ids=lambda path: path.name)
+def test_every_example_is_loaded_and_has_an_oracle(directory: Path) -> None:
+    task = load_harbor(directory)
+    assert is_task(directory) and task.profile == "harbor" and task.network == "model"
+    assert all(part.task.solution and part.task.verifier.network is None for part in parts_of(task))
+    assert msgspec.convert(msgspec.to_builtins(task), Task) == task
+
+
+def test_a_directory_says_what_a_json_line_says(tmp_path: Path) -> None:
+    toml = """
+        version = "1.0"
+        novel = 1
+        [metadata]
+        difficulty = "easy"
+        [agent]
+        timeout_sec = 90.5
+        [verifier]
+        timeout_sec = 30
+        env = { LEVEL = "${LEVEL:-3}" }
+        [environment]
+        memory = "2G"
+        storage = "512M"
+        cpus = 2
+        workdir = "/srv"
+        env = { A = "b" }
+        allow_internet = true
+        [environment.later]
+        x = 1
+    """
+    directory = task_directory(tmp_path, toml, instruction_dot_md="<!-- canary 123 -->\n\nDo it.")
+    task = load_harbor(directory)
+    assert (task.id, task.instruction, task.timeout, task.work) == (tmp_path.name, "Do it.", 90.5, "/srv")
+    assert (task.limits.memory_mb, task.limits.disk_mb, task.limits.cpus) == (2048, 512, 2)
+    assert (task.network, task.verifier.network, task.env) == ("full", "full", {"A": "b"})
+    assert (task.verifier.timeout, task.verifier.env, task.solution) == (30, {"LEVEL": "3"}, None)
+    assert task.image == TaskImage(directory=str(directory / "environment"))
+    assert task.metadata["difficulty"] == "easy"
+    assert task.metadata["harbor"]["unknown"] == {"novel": 1, "environment.later": {"x": 1}}
+
+
+@pytest.mark.parametrize(
+    "toml, agent, verifier",
+    [
+        ("", "model", "full"),
+        ("[environment]\nallow_internet = false", "model", None),
+        ('[environment]\nnetwork_mode = "public"', "full", "full"),
+        ('[environment]\nnetwork_mode = "public"\n[agent]\nnetwork_mode = "no-network"', "model", "full"),
+        ('[environment]\nallow_internet = true\n[verifier]\nnetwork_mode = "no-network"', "full", None),
+    ],
+)
+def test_the_agent_gets_the_network_only_where_the_task_says_so(
+    tmp_path: Path, toml: str, agent: str, verifier: str | None
+) -> None:
+    task = load_harbor(task_directory(tmp_path, toml))
+    assert (task.network, task.verifier.network) == (agent, verifier)
+
+
+def test_steps_share_tests_and_bring_their_own(tmp_path: Path) -> None:
+    toml = """
+        multi_step_reward_strategy = "final"
+        [verifier]
+        timeout_sec = 40
+        env = { A = "1" }
+        [[steps]]
+        name = "one"
+        min_reward = { reward = 1.0 }
+        [[steps]]
+        name = "two"
+        [steps.verifier]
+        env = { A = "2" }
+        [steps.healthcheck]
+        command = "true"
+    """
+    files = {"steps__one__instruction_dot_md": "First.", "steps__two__instruction_dot_md": "Second."}
+    files |= {"steps__two__tests__test_dot_sh": "#!/bin/sh\n", "steps__two__workdir__setup_dot_sh": "true\n"}
+    task = load_harbor(task_directory(tmp_path, toml, **files))
+    one, two = task.steps
+    assert (task.steps_reward, one.min_reward, one.instruction, two.instruction) == (
+        "final",
+        {"reward": 1.0},
+        "First.",
+        "Second.",
+    )
+    assert list(one.verifier.directories.values()) == [str(tmp_path / "tests")]
+    assert list(two.verifier.directories.values()) == [str(tmp_path / "tests"), str(tmp_path / "steps/two/tests")]
+    assert (one.verifier.env, two.verifier.env, two.verifier.timeout) == ({"A": "1"}, {"A": "2"}, 40)
+    assert two.directories == {".": str(tmp_path / "steps/two/workdir")} and "setup.sh" in two.setup
+    assert "until timeout" in two.setup
+
+
+@pytest.mark.parametrize(
+    "toml, sentence",
+    [
+        ("[environment]\ngpus = 1", "environment.gpus is not offered"),
+        ('[environment]\nos = "windows"', "environment.os = 'windows' is not offered"),
+        ('[environment]\nskills_dir = "/s"', "environment.skills_dir is not offered"),
+        ('[[environment.mcp_servers]]\nname = "m"\nurl = "http://m"', "environment.mcp_servers is not offered"),
+        ('[environment]\nnetwork_mode = "allowlist"', "environment.network_mode = 'allowlist' is not offered"),
+        ('[agent]\nnetwork_mode = "allowlist"', "agent.network_mode = 'allowlist' is not offered"),
+        ('[agent]\nuser = "nobody"', "agent.user = 'nobody' is not offered"),
+        ('[verifier]\nenvironment_mode = "separate"', "verifier.environment is not offered"),
+        ('[[steps]]\nname = "a"\n[steps.agent]\nnetwork_mode = "public"', "steps.a.agent.network_mode is not offered"),
+        ('[environment.env]\nA = "${SECRET}"', "env.A = '${SECRET}' is not offered"),
+    ],
+)
+def test_what_is_not_offered_refuses_this_task_by_the_key(tmp_path: Path, toml: str, sentence: str) -> None:
+    with pytest.raises(Refused) as raised:
+        load_harbor(task_directory(tmp_path, toml))
+    assert str(raised.value).startswith(f"{tmp_path}: {sentence}")
+
+
+def test_files_that_are_not_offered_refuse_the_task_too(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="docker-compose.yaml is not offered"):
+        load_harbor(task_directory(tmp_path / "a", **{"environment__docker-compose_dot_yaml": ""}))
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/task.yaml").touch()
+    with pytest.raises(Refused, match="task.yaml is of Terminal-Bench 1"):
+        load_harbor(tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    "toml, sentence",
+    [
+        ("version", "cannot be read as TOML"),
+        ("[agent]\ntimeout_sec = -1", "agent.timeout_sec: Expected `float` > 0"),
+        ('[environment]\nmemory = "much"', "environment.memory: 'much' is no size"),
+        ("[[steps]]\nname = '../x'", "steps[0].name: "),
+        ("[[steps]]\nname = 'x'", "steps/x/instruction.md cannot be read"),
+    ],
+)
+def test_a_malformed_directory_is_told_with_file_and_key(tmp_path: Path, toml: str, sentence: str) -> None:
+    with pytest.raises(UserError) as raised:
+        load_harbor(task_directory(tmp_path, toml))
+    assert sentence in str(raised.value) and not isinstance(raised.value, Refused)
+
+
+@pytest.mark.parametrize("missing", ["instruction.md", "environment/Dockerfile", "tests/test.sh"])
+def test_a_directory_without_a_part_is_malformed(tmp_path: Path, missing: str) -> None:
+    (task_directory(tmp_path) / missing).unlink()
+    with pytest.raises(UserError, match=missing.rpartition("/")[2]):
+        load_harbor(tmp_path)
