@@ -7,13 +7,14 @@ installed, a proxy that is gone, a pool that refuses writes) ends the run instea
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 from sqlalchemy import select
 
 from harness.agents.base import Agent, Endpoint
+from harness.agents.install import bundle_at
 from harness.rewards import Verdict, below, joined
 from harness.tasks import Task, parts_of
 from harness.verifier import Failed, limits_of, verify
@@ -114,7 +115,7 @@ async def _work(
     began = time.monotonic()
     judged: list[tuple[str, Verdict]] = []
     remark: tuple[str | None, str] = (None, "")
-    sandbox = await bench.sandboxes.start(spec_of(task))
+    sandbox = await bench.sandboxes.start(replace(spec_of(task), agent=bench.agent.bundle))
     try:
         for part in parts_of(task):
             verdict, failure, detail = await _part(bench, opened, key, part.task, sandbox, account)
@@ -183,7 +184,7 @@ async def _set_up(sandbox: Sandbox, task: Task) -> None:
 
 
 async def _run_agent(agent: Agent, sandbox: Sandbox, task: Task, endpoint: Endpoint) -> Result:
-    launch = agent.launch(endpoint)
+    launch = agent.launch(endpoint, bundle_at(sandbox.bundles, agent.bundle or ""))
     await sandbox.write("~/instruction.md", task.instruction)
     for path, text in launch.files.items():
         await sandbox.write(path, text)

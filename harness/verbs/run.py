@@ -12,6 +12,7 @@ import msgspec
 
 from harness.agents import INSTALLED, agent_named
 from harness.agents.base import Agent
+from harness.agents.install import agents_directory
 from harness.progress import Board, closing_table, make_console
 from harness.rollout import Bench
 from harness.run import Loop, Plan
@@ -123,7 +124,7 @@ def _plan(given: argparse.Namespace, tasks: Sequence[Task]) -> Plan:
 def _bench(proxy: Service, pool: Pool, agent: Agent, directory: RunDir) -> Bench:
     return Bench(
         pool=pool,
-        sandboxes=ProcessSandboxes(),
+        sandboxes=ProcessSandboxes(bundles=agents_directory()),
         agent=agent,
         url=f"{proxy.url}/v1",
         model=proxy.model,
