@@ -27,10 +27,10 @@ check: install
 install: $(VENV)/.installed
 
 agents: install  ## the unmodified agent CLIs that tests and examples drive
-	$(BIN)/harness agents install mini-swe-agent opencode codex
+	$(BIN)/harness agents install mini-swe-agent opencode codex qwen-code
 
 all-agents: agents
-	$(BIN)/harness agents install claude-code qwen-code gemini-cli aider
+	$(BIN)/harness agents install claude-code gemini-cli aider
 
 agents-table: install all-agents  ## every agent at its tasks before a scripted engine, as a table
 	BLACKFORGE_AGENTS_TABLE=benchmarks/results/agents.md $(BIN)/python -m pytest tests/harness/test_agents.py

@@ -8,12 +8,13 @@ rollout stays open. Nothing here blocks the event loop: other attempts go on mea
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 
 from harness.agents.base import Agent, Endpoint
+from harness.agents.install import bundle_at
 from harness.books import Books
 from harness.pulse import Watched, run_watched
 from harness.rewards import Verdict, below, joined
@@ -152,7 +153,7 @@ async def _work(
     judged: list[tuple[str, Verdict]] = []
     remark: tuple[str | None, str] = (None, "")
     async with bench.lanes.starting:
-        sandbox = await bench.sandboxes.start(spec_of(task))
+        sandbox = await bench.sandboxes.start(replace(spec_of(task), agent=bench.agent.bundle))
     try:
         for part in parts_of(task):
             verdict, failure, detail = await _part(bench, opened, key, part.task, sandbox, account)
@@ -222,7 +223,7 @@ async def _set_up(sandbox: Sandbox, task: Task) -> None:
 
 async def _run_agent(bench: Bench, sandbox: Sandbox, task: Task, opened: Attempt, key: str) -> Result:
     endpoint = Endpoint(bench.url, key, bench.model, bench.context_length)
-    launch = bench.agent.launch(endpoint)
+    launch = bench.agent.launch(endpoint, bundle_at(sandbox.bundles, bench.agent.bundle or ""))
     async with bench.lanes.agents:
         await sandbox.write("~/instruction.md", task.instruction)
         for path, text in launch.files.items():

@@ -6,13 +6,13 @@ from harness.agents.claude_code import ClaudeCode
 from harness.agents.codex import Codex
 from harness.agents.command import Command
 from harness.agents.gemini_cli import GeminiCli
-from harness.agents.install import Installable
+from harness.agents.install import FromRegistry
 from harness.agents.mini_swe_agent import MiniSweAgent
 from harness.agents.opencode import CLIENTS, Opencode
 from harness.agents.qwen_code import QwenCode
 from proxy.pool.errors import UserError
 
-_ADAPTERS: tuple[Installable, ...] = (
+_ADAPTERS: tuple[FromRegistry, ...] = (
     MiniSweAgent(),
     *(Opencode(dialect) for dialect in CLIENTS),
     Codex(),

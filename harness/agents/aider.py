@@ -5,32 +5,29 @@ Each round of edits is committed in the sandbox's git repository, for which it a
 
 import json
 import shlex
-from pathlib import Path
 
-from harness.agents.base import Endpoint, Launch
-from harness.agents.install import Package, pip_install
+from harness.agents.base import Bundle, Endpoint, Launch
+from harness.agents.install import PACKAGES, FromRegistry, Package, pip_install
 
 OPTIONS = (
     "--yes-always --no-check-update --no-analytics --no-show-model-warnings --no-show-release-notes "
     "--no-gitignore --no-detect-urls --timeout 1200"  # calls wait out weight updates
 )
+MAIN = "import sys\n\nfrom aider.main import main\n\nsys.exit(main())\n"
 
 
-class Aider:
+class Aider(FromRegistry):
     """`aider` with one message and a yes to every question."""
 
     name = "aider"
-    package = Package(name, "0.86.2", Path("bin/aider"))
+    package = Package(name, "0.86.2", PACKAGES, "python")
     requirements = ("aider-chat==0.86.2",)
 
-    def check(self) -> None:
-        self.package.binary()
-
     def install(self) -> None:
-        pip_install(self.package, self.requirements)
+        pip_install(self.package, self.requirements, MAIN)
 
-    def launch(self, endpoint: Endpoint) -> Launch:
-        binary, model = shlex.quote(str(self.package.binary())), shlex.quote(f"openai/{endpoint.model}")
+    def launch(self, endpoint: Endpoint, bundle: Bundle) -> Launch:
+        binary, model = shlex.join(self.package.command(bundle)), shlex.quote(f"openai/{endpoint.model}")
         return Launch(
             command=f'exec {binary} --model {model} {OPTIONS} --message="$INSTRUCTION"',
             env={"OPENAI_API_BASE": endpoint.url, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},

@@ -29,6 +29,16 @@ class Launch:
     """Configuration files: path in the sandbox -> text."""
 
 
+@dataclass(frozen=True)
+class Bundle:
+    """An agent's own files and what it runs on, as the processes of its sandbox see them."""
+
+    directory: str
+    python: str
+    """An interpreter of the version that its packages were installed for."""
+    node: str
+
+
 class Agent(Protocol):
     """An adapter."""
 
@@ -36,8 +46,12 @@ class Agent(Protocol):
     def name(self) -> str:
         """The name on the command line and in the pool."""
 
+    @property
+    def bundle(self) -> str | None:
+        """The name of the bundle that it comes in, None when it is in the sandbox anyway."""
+
     def check(self) -> None:
         """UserError with the way to install it when the agent is not there."""
 
-    def launch(self, endpoint: Endpoint) -> Launch:
+    def launch(self, endpoint: Endpoint, bundle: Bundle) -> Launch:
         """How to start it against this endpoint."""

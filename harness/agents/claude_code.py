@@ -6,27 +6,24 @@ Without non-essential traffic it asks for no session titles and reaches for no h
 import shlex
 from pathlib import Path
 
-from harness.agents.base import Endpoint, Launch
-from harness.agents.install import Package, npm_install
+from harness.agents.base import Bundle, Endpoint, Launch
+from harness.agents.install import FromRegistry, Package, npm_install
 
 PATIENCE_MS = 1_200_000  # calls wait out weight updates
 
 
-class ClaudeCode:
+class ClaudeCode(FromRegistry):
     """`claude -p` with every permission."""
 
     name = "claude-code"
     # later versions want a Node.js of 22 or newer
-    package = Package(name, "2.1.197", Path("node_modules/.bin/claude"))
-
-    def check(self) -> None:
-        self.package.binary()
+    package = Package(name, "2.1.197", Path("node_modules/.bin/claude"), "itself")
 
     def install(self) -> None:
-        npm_install(self.package, "@anthropic-ai/claude-code")
+        npm_install(self.package, "@anthropic-ai/claude-code", without="node_modules/@anthropic-ai/claude-code-*")
 
-    def launch(self, endpoint: Endpoint) -> Launch:
-        binary, model = shlex.quote(str(self.package.binary())), shlex.quote(endpoint.model)
+    def launch(self, endpoint: Endpoint, bundle: Bundle) -> Launch:
+        binary, model = shlex.join(self.package.command(bundle)), shlex.quote(endpoint.model)
         options = f"--model {model} --dangerously-skip-permissions --output-format stream-json --verbose"
         return Launch(
             command=f'export ANTHROPIC_API_KEY="$OPENAI_API_KEY"; exec {binary} -p {options} -- "$INSTRUCTION"',

@@ -7,29 +7,26 @@ import json
 import shlex
 from pathlib import Path
 
-from harness.agents.base import Endpoint, Launch
-from harness.agents.install import Package, npm_install
+from harness.agents.base import Bundle, Endpoint, Launch
+from harness.agents.install import FromRegistry, Package, npm_install
 
 PROVIDER = "blackforge"
 PATIENCE_MS = 1_200_000  # calls wait out weight updates
 
 
-class Codex:
+class Codex(FromRegistry):
     """`codex exec` without approvals and without a sandbox of its own."""
 
     name = "codex"
-    package = Package(name, "0.169.0", Path("node_modules/.bin/codex"))
-
-    def check(self) -> None:
-        self.package.binary()
+    package = Package(name, "0.169.0", Path("codex"), "itself")
 
     def install(self) -> None:
-        npm_install(self.package, "@openai/codex")
+        npm_install(self.package, "@openai/codex", native="node_modules/@openai/codex-*/vendor/*/bin/codex")
 
-    def launch(self, endpoint: Endpoint) -> Launch:
+    def launch(self, endpoint: Endpoint, bundle: Bundle) -> Launch:
         options = "--dangerously-bypass-approvals-and-sandbox --skip-git-repo-check"
         return Launch(
-            command=f'exec {shlex.quote(str(self.package.binary()))} exec {options} -- "$INSTRUCTION"',
+            command=f'exec {shlex.join(self.package.command(bundle))} exec {options} -- "$INSTRUCTION"',
             files={"~/.codex/config.toml": _config(endpoint)},
         )
 

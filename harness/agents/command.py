@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from harness.agents.base import Endpoint, Launch
+from harness.agents.base import Bundle, Endpoint, Launch
 
 
 @dataclass(frozen=True)
@@ -11,9 +11,10 @@ class Command:
 
     command: str
     name = "command"
+    bundle = None
 
     def check(self) -> None:
         """Only the shell can tell what the command means; its exit 127 without a model call ends the run."""
 
-    def launch(self, endpoint: Endpoint) -> Launch:
+    def launch(self, endpoint: Endpoint, bundle: Bundle) -> Launch:
         return Launch(command=self.command)

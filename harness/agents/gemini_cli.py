@@ -4,8 +4,8 @@ import json
 import shlex
 from pathlib import Path
 
-from harness.agents.base import Endpoint, Launch
-from harness.agents.install import Package, npm_install
+from harness.agents.base import Bundle, Endpoint, Launch
+from harness.agents.install import FromRegistry, Package, npm_install
 
 SETTINGS = {
     "security": {"auth": {"selectedType": "gemini-api-key"}},
@@ -14,20 +14,17 @@ SETTINGS = {
 }
 
 
-class GeminiCli:
+class GeminiCli(FromRegistry):
     """`gemini` with every permission."""
 
     name = "gemini-cli"
-    package = Package(name, "0.61.0", Path("node_modules/.bin/gemini"))
-
-    def check(self) -> None:
-        self.package.binary()
+    package = Package(name, "0.61.0", Path("node_modules/.bin/gemini"), "node")
 
     def install(self) -> None:
         npm_install(self.package, "@google/gemini-cli")
 
-    def launch(self, endpoint: Endpoint) -> Launch:
-        binary, model = shlex.quote(str(self.package.binary())), shlex.quote(endpoint.model)
+    def launch(self, endpoint: Endpoint, bundle: Bundle) -> Launch:
+        binary, model = shlex.join(self.package.command(bundle)), shlex.quote(endpoint.model)
         return Launch(
             command=f'export GEMINI_API_KEY="$OPENAI_API_KEY"; exec {binary} --yolo -m {model} --prompt="$INSTRUCTION"',
             env={

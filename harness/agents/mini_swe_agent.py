@@ -1,29 +1,27 @@
 """mini-swe-agent from PyPI: chat completions with one bash tool, through litellm. OPENAI_BASE_URL is enough for it."""
 
 import shlex
-from pathlib import Path
 
-from harness.agents.base import Endpoint, Launch
-from harness.agents.install import Package, pip_install
+from harness.agents.base import Bundle, Endpoint, Launch
+from harness.agents.install import PACKAGES, FromRegistry, Package, pip_install
+
+MAIN = "from minisweagent.run.mini import app\n\napp()\n"
 
 
-class MiniSweAgent:
+class MiniSweAgent(FromRegistry):
     """`mini` in yolo mode, which ends when the model submits."""
 
     name = "mini-swe-agent"
     # without `mcp`, litellm fails to import and mini retries that as if the model were down
-    package = Package(name, "2.4.6", Path("bin/mini"))
+    package = Package(name, "2.4.6", PACKAGES, "python")
     requirements = ("mini-swe-agent==2.4.6", "litellm==1.106.2", "mcp")
 
-    def check(self) -> None:
-        self.package.binary()
-
     def install(self) -> None:
-        pip_install(self.package, self.requirements)
+        pip_install(self.package, self.requirements, MAIN)
 
-    def launch(self, endpoint: Endpoint) -> Launch:
+    def launch(self, endpoint: Endpoint, bundle: Bundle) -> Launch:
         model = shlex.quote(f"openai/{endpoint.model}")
-        binary = shlex.quote(str(self.package.binary()))
+        binary = shlex.join(self.package.command(bundle))
         return Launch(
             command=f'exec {binary} -y --exit-immediately -m {model} -t "$INSTRUCTION" -o "$HOME/trajectory.json"',
             env={

@@ -7,8 +7,8 @@ import json
 import shlex
 from pathlib import Path
 
-from harness.agents.base import Endpoint, Launch
-from harness.agents.install import Package, npm_install
+from harness.agents.base import Bundle, Endpoint, Launch
+from harness.agents.install import FromRegistry, Package, npm_install
 
 PROVIDER = "blackforge"
 CLIENTS = {"chat": "@ai-sdk/openai-compatible", "responses": "@ai-sdk/openai", "messages": "@ai-sdk/anthropic"}
@@ -16,24 +16,21 @@ CLIENTS = {"chat": "@ai-sdk/openai-compatible", "responses": "@ai-sdk/openai", "
 PATIENT = {"timeout": False, "headerTimeout": False, "chunkTimeout": 1_200_000}  # calls wait out weight updates
 
 
-class Opencode:
+class Opencode(FromRegistry):
     """`opencode run` with every permission. In another dialect than chat completions it has another name."""
 
-    package = Package("opencode", "1.18.33", Path("node_modules/.bin/opencode"))
+    package = Package("opencode", "1.18.33", Path("node_modules/.bin/opencode"), "itself")
 
     def __init__(self, dialect: str = "chat"):
         self.name = "opencode" if dialect == "chat" else f"opencode-{dialect}"
         self._client = CLIENTS[dialect]
 
-    def check(self) -> None:
-        self.package.binary()
-
     def install(self) -> None:
-        npm_install(self.package, "opencode-ai")
+        npm_install(self.package, "opencode-ai", without="node_modules/opencode-*-*")  # its builds; one is linked
 
-    def launch(self, endpoint: Endpoint) -> Launch:
+    def launch(self, endpoint: Endpoint, bundle: Bundle) -> Launch:
         return Launch(
-            command=f'exec {shlex.quote(str(self.package.binary()))} run -- "$INSTRUCTION"',
+            command=f'exec {shlex.join(self.package.command(bundle))} run -- "$INSTRUCTION"',
             env={"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1"},
             files={"~/.config/opencode/opencode.json": json.dumps(_config(endpoint, self._client))},
         )

@@ -7,27 +7,24 @@ import json
 import shlex
 from pathlib import Path
 
-from harness.agents.base import Endpoint, Launch
-from harness.agents.install import Package, npm_install
+from harness.agents.base import Bundle, Endpoint, Launch
+from harness.agents.install import FromRegistry, Package, npm_install
 
 PATIENCE_MS = 1_200_000  # calls wait out weight updates; its own choice is two minutes
 
 
-class QwenCode:
+class QwenCode(FromRegistry):
     """`qwen` with every permission."""
 
     name = "qwen-code"
     # later versions want a Node.js of 22 or newer
-    package = Package(name, "0.15.10", Path("node_modules/.bin/qwen"))
-
-    def check(self) -> None:
-        self.package.binary()
+    package = Package(name, "0.15.10", Path("node_modules/.bin/qwen"), "node")
 
     def install(self) -> None:
         npm_install(self.package, "@qwen-code/qwen-code")
 
-    def launch(self, endpoint: Endpoint) -> Launch:
-        binary = shlex.quote(str(self.package.binary()))
+    def launch(self, endpoint: Endpoint, bundle: Bundle) -> Launch:
+        binary = shlex.join(self.package.command(bundle))
         return Launch(
             command=f'exec {binary} --yolo --prompt="$INSTRUCTION"',
             env={"OPENAI_MODEL": endpoint.model},

@@ -2,7 +2,7 @@
 
 import argparse
 
-from harness.agents import INSTALLED
+from harness.agents import INSTALLED, runtime
 from proxy.pool.errors import UserError
 
 
@@ -15,12 +15,14 @@ def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
 
 
 def _install(given: argparse.Namespace) -> int:
-    unknown = [name for name in given.names if name not in INSTALLED]
+    """The agents, and the runtime in any case: containers need it, whatever the agent."""
+    bundles = {name: (agent.package, agent.install) for name, agent in INSTALLED.items()}
+    bundles[runtime.PACKAGE.name] = (runtime.PACKAGE, runtime.install)
+    unknown = [name for name in given.names if name not in bundles]
     if unknown:
         raise UserError(f"the agent {unknown[0]!r} cannot be installed; choose from: {', '.join(INSTALLED)}")
-    for name in given.names:
-        agent = INSTALLED[name]
-        if given.force or agent.package.installed_version() != agent.package.version:
-            agent.install()
-        print(f"{name} {agent.package.version}: {agent.package.binary()}")
+    for package, install in map(bundles.__getitem__, dict.fromkeys((runtime.PACKAGE.name, *given.names))):
+        if given.force or package.installed_version() != package.version:
+            install()
+        print(f"{package.name} {package.version}: {package.directory}")
     return 0

@@ -11,6 +11,7 @@ import msgspec
 
 from harness.agents import INSTALLED, agent_named
 from harness.agents.base import Agent
+from harness.agents.install import agents_directory
 from harness.books import Books
 from harness.mix import Scaffold
 from harness.progress import Board, closing_table, make_console
@@ -131,7 +132,7 @@ def _plan(given: argparse.Namespace, mix: Mix, agent: Agent) -> Plan:
 def _bench(proxy: Service, pool: Pool, agent: Agent, directory: RunDir) -> Bench:
     return Bench(
         books=Books(pool),
-        sandboxes=ProcessSandboxes(),
+        sandboxes=ProcessSandboxes(bundles=agents_directory()),
         agent=agent,
         url=f"{proxy.url}/v1",
         model=proxy.model,

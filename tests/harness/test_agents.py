@@ -12,6 +12,7 @@ import pytest
 
 from harness.agents import INSTALLED
 from harness.agents.base import Endpoint
+from harness.agents.install import bundle_at
 from harness.cli import main
 from harness.services import Service
 from proxy.pool.database import open_pool
@@ -136,5 +137,7 @@ def test_the_shell_agent_tells_the_model_no_more_than_the_task(run: Callable[...
 @pytest.mark.parametrize("name", AGENTS)
 def test_an_instruction_that_looks_like_an_option_stays_an_argument(name: str) -> None:
     need_agent(name)
-    launch = INSTALLED[name].launch(Endpoint("http://127.0.0.1:1/v1", "bf-key", "model", 4096))
+    launch = INSTALLED[name].launch(
+        Endpoint("http://127.0.0.1:1/v1", "bf-key", "model", 4096), bundle_at("/agents", name)
+    )
     assert '"$INSTRUCTION"' in launch.command and "bf-key" not in str(launch)

@@ -69,7 +69,7 @@ class Family:
         return next((text for text in strings if "{%" in text and words in text), None)
 
 
-PLACES = (Path(sysconfig.get_path("purelib")), *agents_directory().glob("*/lib/python3*/site-packages"))
+PLACES = (Path(sysconfig.get_path("purelib")), *agents_directory().glob("*/packages"))
 
 
 def _im(file: str, way: str, **more: Any) -> Family:

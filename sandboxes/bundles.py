@@ -1,0 +1,67 @@
+"""Bundles: directories that every sandbox may read and none may change, such as an agent's program and what it runs on.
+
+A bundle counts once its manifest is written, which is the last step of making one, here and on an engine alike. Left
+out: how a bundle is filled (`harness agents install`).
+"""
+
+import hashlib
+import os
+import stat
+from pathlib import Path
+
+import msgspec
+
+AGENTS = "/opt/blackforge/agents"
+"""In a sandbox that has a file system of its own: below it, each agent's files in a directory of its name."""
+RUNTIME = "/opt/blackforge/runtime"
+"""In such a sandbox: an interpreter of Python and one of Node.js that need nothing of the image, not even a libc."""
+PYTHON = f"{RUNTIME}/bin/python3"
+NODE = f"{RUNTIME}/bin/node"
+RUNTIME_NAME = "runtime"
+"""The runtime's own bundle among those of the agents."""
+MANIFEST = "blackforge-bundle.json"
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What stands in a bundle's directory."""
+
+    name: str
+    version: str
+    digest: str
+    """SHA-256 in hexadecimal over names, modes and contents of its files."""
+    bytes: int
+
+
+def manifest_of(directory: Path) -> Manifest | None:
+    """None when there is no bundle, or only a part of one."""
+    try:
+        return msgspec.json.decode((directory / MANIFEST).read_bytes(), type=Manifest)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def seal(directory: Path, name: str, version: str) -> Manifest:
+    """Write the manifest of a bundle that is complete, after letting every user read it."""
+    digest, size = hashlib.sha256(), 0
+    for path in sorted(directory.rglob("*")):
+        if not path.is_symlink():
+            mode = path.stat().st_mode
+            path.chmod(mode | (0o555 if path.is_dir() or mode & 0o111 else 0o444))
+        described, length = _described(path)
+        digest.update(f"{path.relative_to(directory)}\0{described}\0".encode())
+        size += length
+    manifest = Manifest(name, version, digest.hexdigest(), size)
+    (directory / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+    return manifest
+
+
+def _described(path: Path) -> tuple[str, int]:
+    """A file as its digest sees it, and its length."""
+    status = path.lstat()
+    if stat.S_ISLNK(status.st_mode):
+        return f"-> {os.readlink(path)}", 0
+    if not stat.S_ISREG(status.st_mode):
+        return "directory", 0
+    with path.open("rb") as file:
+        content = hashlib.file_digest(file, "sha256").hexdigest()
+    return f"{status.st_mode & 0o111:o} {content}", status.st_size
