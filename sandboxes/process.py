@@ -42,6 +42,8 @@ class _Running:
     sandbox: "ProcessSandbox"
     limits: Limits
     ended: "asyncio.Future[Ended]"
+    cpu_before: float = 0.0
+    """CPU seconds that were used before it began, by processes that live on."""
 
     def end(self, how: Ended) -> None:
         if not self.ended.done():
@@ -65,17 +67,22 @@ class ProcessSandboxes:
         if spec.image is not None or spec.network == "none" or spec.profile != "strict":
             asked = f"image {spec.image}, network {spec.network}, profile {spec.profile}"
             raise SandboxError(f"a process sandbox has no image, network or root of its own ({asked}); use Docker")
+        sandbox_id, directory = self._fresh("work", "home", "tmp")
+        made = ProcessSandbox(sandbox_id, directory, self.watch, spec.memory_mb)
+        made.model_url, made.bundles = self._model_url, str(self._bundles)
+        return made
+
+    def _fresh(self, *names: str) -> tuple[str, Path]:
+        """A new sandbox's id and its directory, with these in it."""
         sandbox_id = f"{self._owner}-{secrets.token_hex(4)}"  # names its owner, so that leftovers are known as such
         directory = self.root / sandbox_id
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for path in (directory, directory / "work", directory / "home", directory / "tmp"):
+            for path in (directory, *(directory / name for name in names)):
                 path.mkdir(mode=0o700)
         except OSError as error:
             raise SandboxError(f"the sandbox {directory} cannot be made ({error.strerror})") from error
-        made = ProcessSandbox(sandbox_id, directory, self.watch, spec.memory_mb)
-        made.model_url, made.bundles = self._model_url, str(self._bundles)
-        return made
+        return sandbox_id, directory
 
     async def close(self) -> None:
         """Nothing is shared."""
@@ -96,7 +103,7 @@ class ProcessSandboxes:
                 memory, cpu = running.sandbox.memory_mb, running.limits.cpu_seconds
                 if memory is not None and sum(process.memory_bytes for process in own) > memory << 20:
                     running.end("memory")
-                elif cpu is not None and sum(process.cpu_seconds for process in own) > cpu:
+                elif cpu is not None and sum(process.cpu_seconds for process in own) > cpu + running.cpu_before:
                     running.end("cpu")
 
 
@@ -166,12 +173,17 @@ class ProcessSandbox:
         exit_code.add_done_callback(lambda _: running.end("exit"))
         timer = loop.call_later(limits.seconds, running.end, "timeout")
         if self.memory_mb is not None or limits.cpu_seconds is not None:
+            running.cpu_before = self._cpu_used() if limits.cpu_seconds is not None else 0.0
             self._watch(running)
         try:
             return await running.ended
         finally:
             running.ended.cancel()
             timer.cancel()
+
+    def _cpu_used(self) -> float:
+        """What the next command's limit does not count. Here each command has processes of its own."""
+        return 0.0
 
     async def keep_processes(self) -> None:
         raise SandboxError(f"sandbox {self.id} cannot tell the task's daemons from the agent's; use Docker")

@@ -1,0 +1,149 @@
+"""Bubblewrap sandboxes: what they hide, whom they are, and that they end with whoever started them.
+
+Not covered: machines where an ordinary user may make no namespaces, other than that it is said.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from sandboxes.base import Image, Limits, SandboxError, Spec
+from sandboxes.bubblewrap import BubblewrapSandbox, BubblewrapSandboxes, why_not
+from sandboxes.leftovers import collect
+from sandboxes.processes import belonging, table
+from tests.conftest import need
+
+ALONE = Spec(network="none")
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture
+async def sandbox(tmp_path: Path) -> AsyncIterator[BubblewrapSandbox]:
+    need("bubblewrap (apt-get install bubblewrap)", not why_not())
+    (tmp_path / "shown").mkdir()
+    (tmp_path / "shown" / "file").write_text("shown")
+    (tmp_path / "secret").write_text("secret")
+    made = await BubblewrapSandboxes(tmp_path / "root", shown=[tmp_path / "shown"]).start(ALONE)
+    yield made
+    await made.stop()
+
+
+async def said(sandbox: BubblewrapSandbox, command: str) -> str:
+    return (await sandbox.run(command, Limits(), {})).output.strip()
+
+
+async def test_only_what_was_shown_is_there(sandbox: BubblewrapSandbox, tmp_path: Path) -> None:
+    assert await said(sandbox, f"cat {tmp_path}/shown/file") == "shown"
+    assert await said(sandbox, f"ls {tmp_path}") == "shown"
+    for hidden in (f"{tmp_path}/secret", str(ROOT), str(Path.home() / ".cache"), "/var/run/docker.sock", "/etc/shadow"):
+        result = await sandbox.run(f"cat {hidden} || ls {hidden}/.", Limits(), {})
+        assert result.exit_code != 0, hidden
+    assert await said(sandbox, "ls -A /root/.ssh /etc/ssh /etc/ssl/private 2>/dev/null | grep -v :") == ""
+    writable = "for d in / /usr /etc /run /var /dev /home /opt; do touch $d/x 2>/dev/null && echo $d; done"
+    assert await said(sandbox, writable) == ""
+
+
+async def test_nobody_inside_is_root_or_can_touch_the_first_process(sandbox: BubblewrapSandbox) -> None:
+    assert await said(sandbox, "id -un; id -u | grep -c '^0$'; grep CapEff /proc/self/status") == (
+        "agent\n0\nCapEff:\t0000000000000000"
+    )
+    assert await said(sandbox, "kill -9 1; kill -STOP 1; ls /proc/1/fd 2>/dev/null; echo alive") == "alive"
+    assert int(await said(sandbox, "ps -e -o pid= | wc -l")) < 6
+
+
+async def test_processes_are_bounded(tmp_path: Path) -> None:
+    need("bubblewrap (apt-get install bubblewrap)", not why_not())
+    sandbox = await BubblewrapSandboxes(tmp_path).start(Spec(network="none", pids=20))
+    try:
+        fork = "for i in $(seq 40); do sleep 600 & done; wait"
+        result = await sandbox.run(fork, Limits(seconds=300), {})
+        assert result.ended == "exit" and "ork" in result.output
+        assert 10 < await sandbox.end_processes() <= 20
+    finally:
+        await sandbox.stop()
+
+
+async def test_the_verifier_has_a_home_that_the_agent_never_sees(sandbox: BubblewrapSandbox) -> None:
+    await sandbox.run("sleep 600 >/dev/null & echo from the agent > left", Limits(), {})
+    await sandbox.write("~/check.sh", "cat left; ps -e -o args= | grep -c 'sleep 6[0]0'", user="verifier")
+    assert await said(sandbox, "ls ~ /home; ls /home/verifier 2>/dev/null") == "/home:\nagent\n\n/home/agent:"
+    verdict = await sandbox.run("sh ~/check.sh", Limits(), {}, user="verifier")
+    assert verdict.output == "from the agent\n0\n"  # and nothing of the agent runs any more
+
+
+async def test_another_namespace_follows_one_that_was_ended(sandbox: BubblewrapSandbox) -> None:
+    await sandbox.run("echo kept > ~/file; sleep 600 >/dev/null &", Limits(), {})
+    assert await sandbox.end_processes() == 1 and await sandbox.end_processes() == 0
+    assert await said(sandbox, "cat ~/file") == "kept"
+
+
+async def test_commands_may_be_long_and_run_side_by_side(sandbox: BubblewrapSandbox) -> None:
+    text = "ü\n" * 40_000
+    result = await sandbox.run('printf %s "$TEXT" | wc -c', Limits(), {"TEXT": text, "MORE": text[:40_000]})
+    assert result.output.strip() == "120000"
+    with pytest.raises(SandboxError, match="cannot be started .*Argument list too long"):
+        await sandbox.run("true", Limits(), {"TEXT": text * 9})
+    assert await said(sandbox, "echo still there") == "still there"
+
+
+ORPHAN = """
+import asyncio, sys
+from pathlib import Path
+from sandboxes.base import Limits, Spec
+from sandboxes.bubblewrap import BubblewrapSandboxes
+
+async def main():
+    sandbox = await BubblewrapSandboxes(Path(sys.argv[1])).start(Spec(network="none"))
+    ran = await sandbox.run("sleep 600 >/dev/null & id -u; grep -c . /etc/passwd", Limits(), {})
+    print(sandbox.id, ran.exit_code, ran.output.split()[0], flush=True)
+    if sys.argv[2] == "hang":
+        await asyncio.sleep(600)
+    await sandbox.stop()
+
+asyncio.run(main())
+"""
+
+
+def test_kill_9_of_the_owner_ends_everything_and_the_directory_is_collected(tmp_path: Path) -> None:
+    need("bubblewrap (apt-get install bubblewrap)", not why_not())
+    owner = subprocess.Popen(
+        [sys.executable, "-c", ORPHAN, str(tmp_path), "hang"], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout is not None
+    sandbox = owner.stdout.readline().split()[0]
+    owner.kill()
+    owner.communicate()
+    assert [found.id for found in collect(tmp_path)] == [sandbox]
+    assert belonging(table(), sandbox) == [] and list(tmp_path.iterdir()) == []
+
+
+def test_an_ordinary_user_has_them_too() -> None:
+    need("bubblewrap (apt-get install bubblewrap)", not why_not())
+    python = shutil.which("python3", path="/usr/bin:/bin")
+    need("root, to become somebody else, and a Python that everybody may use", os.getuid() == 0 and bool(python))
+    assert python is not None
+    with TemporaryDirectory(dir="/tmp") as directory:
+        shutil.copytree(ROOT / "sandboxes", f"{directory}/sandboxes")
+        os.chown(directory, 12345, 12345)
+        ran = subprocess.run(
+            [python, "-c", ORPHAN, f"{directory}/root", "stop"],
+            cwd=directory, user=12345, group=12345, extra_groups=[], capture_output=True, text=True,
+        )  # fmt: skip
+        assert ran.stdout.split()[1:] == ["0", "1000"], ran.stderr
+        assert os.listdir(f"{directory}/root") == []
+
+
+async def test_what_it_cannot_do_is_one_sentence(tmp_path: Path) -> None:
+    sandboxes = BubblewrapSandboxes(tmp_path)
+    for spec in (Spec(image=Image(name="bb:1")), Spec(profile="harbor")):
+        with pytest.raises(SandboxError, match="no image and no root of its own .*; use Docker"):
+            await sandboxes.start(spec)
+    with pytest.raises(SandboxError, match="no socket for sandboxes; start it with --sandbox-socket PATH"):
+        await sandboxes.start(Spec())
+    assert not list(tmp_path.iterdir())
