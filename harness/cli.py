@@ -1,14 +1,14 @@
-"""The console script: `harness run`, `harness eval`, `harness collect`, `harness agents`; harness/verbs holds each."""
+"""The console script: `harness run`, `eval`, `collect`, `validate`, `agents`; harness/verbs holds each."""
 
 import argparse
 import asyncio
 import signal
 import sys
 
-from harness.verbs import agents, run
+from harness.verbs import agents, run, validate
 from proxy.pool.errors import PoolError, UserError
 
-VERBS = (run, agents)
+VERBS = (run, agents, validate)
 INTERRUPTED = 130
 
 

@@ -16,16 +16,18 @@ import msgspec
 from harness.agents.base import Agent, Endpoint
 from harness.agents.install import bundle_at
 from harness.books import Books
+from harness.ground import keep_ground, lay, set_up, spec_of
+from harness.isolation import apart, keep_findings
 from harness.pulse import Watched, run_watched
 from harness.rewards import Verdict, below, joined
-from harness.tasks import Task, parts_of
+from harness.tasks import Part, Task, parts_of
 from harness.verifier import Failed, limits_of, verify
 from proxy.pool.attempts import Attempt, Ending, close_attempt, open_attempt
 from proxy.pool.budgets import UNLIMITED, Budget, seen
 from proxy.pool.errors import PoolError, UserError
 from proxy.pool.failures import treatment
 from proxy.pool.groups import Finished, OpenRollout, Outcome, finish_rollout
-from sandboxes.base import Image, Result, Sandbox, SandboxError, Sandboxes, Spec
+from sandboxes.base import Result, Sandbox, SandboxError, Sandboxes
 
 TRIES = 3
 VERIFIER_TRIES = 2
@@ -156,7 +158,7 @@ async def _work(
         sandbox = await bench.sandboxes.start(replace(spec_of(task), agent=bench.agent.bundle))
     try:
         for part in parts_of(task):
-            verdict, failure, detail = await _part(bench, opened, key, part.task, sandbox, account)
+            verdict, failure, detail = await _part(bench, opened, key, part, sandbox, account)
             judged.append((part.name, verdict))
             remark = remark if remark[0] else (failure, detail)
             if below(verdict, part.min_reward):
@@ -168,57 +170,31 @@ async def _work(
 
 
 async def _part(
-    bench: Bench, opened: Attempt, key: str, task: Task, sandbox: Sandbox, account: _Account
+    bench: Bench, opened: Attempt, key: str, part: Part, sandbox: Sandbox, account: _Account
 ) -> tuple[Verdict, str | None, str]:
     """Set up, agent, end, verify."""
+    task, name = part.task, f"attempt-{opened.id}"
     began, account.stage = time.monotonic(), "sandbox_start"
     async with bench.lanes.starting:
-        await _set_up(sandbox, task)
+        await set_up(sandbox, task)
+        ground = await lay(sandbox, task, bench.sandboxes)
     account.spent("setup", time.monotonic() - began)
     account.stage = "harness"
+    keep_ground(bench.logs, name, ground)
     result = await _run_agent(bench, sandbox, task, opened, key)
     account.spent("agent", result.seconds)
     account.exit_code = result.exit_code
-    with (bench.logs / f"attempt-{opened.id}.log").open("a") as log:
+    with (bench.logs / f"{name}.log").open("a") as log:
         log.write(result.output)
     await sandbox.end_processes()
     failure, detail = await _judge(bench, opened.id, result)
     account.stage = "verifier"
-    async with bench.lanes.verifying:
-        return await _verdict(sandbox, task), failure, detail
-
-
-def spec_of(task: Task) -> Spec:
-    """The sandbox that a task asks for."""
-    limits, image = task.limits, None
-    if task.image is not None:
-        context = Path(task.image.directory) if task.image.directory else None
-        image = Image(name=task.image.name, context=context, dockerfile=task.image.dockerfile)
-    return Spec(
-        image=image,
-        profile=task.profile,
-        network=task.network,
-        work=task.work or None,
-        memory_mb=limits.memory_mb,
-        cpus=limits.cpus,
-        pids=limits.pids,
-        disk_mb=limits.disk_mb,
-        env=task.env,
-    )
-
-
-async def _set_up(sandbox: Sandbox, task: Task) -> None:
-    for path, text in task.files.items():
-        await sandbox.write(path, text)
-    for path, source in task.directories.items():
-        await sandbox.put(Path(source), path)
-    if task.setup:
-        result = await sandbox.run(task.setup, limits_of(task, task.setup_timeout), task.env)
-        if result.ended != "exit" or result.exit_code:
-            how = f"exit code {result.exit_code}" if result.ended == "exit" else f"its {result.ended} limit"
-            raise Failed("sandbox_start", f"set-up ended by {how}: {result.output[-300:].strip()}")
-    if task.daemons:
-        await sandbox.keep_processes()
+    async with (
+        bench.lanes.verifying,
+        apart(bench.sandboxes, sandbox, task, ground, part.more) as (room, found),
+    ):
+        keep_findings(bench.logs, name, found)
+        return await _verdict(room, task), failure, detail
 
 
 async def _run_agent(bench: Bench, sandbox: Sandbox, task: Task, opened: Attempt, key: str) -> Result:

@@ -37,7 +37,7 @@ def limits_of(task: Task, seconds: float) -> Limits:
 
 
 async def verify(sandbox: Sandbox, task: Task) -> Verdict:
-    """Bring the verifier in and take its verdict. Call it when nothing of the agent runs any more."""
+    """Bring the verifier in and take its verdict. The sandbox is one set apart (isolation.py)."""
     await _bring_in(sandbox, task.verifier)
     name = f"reward-{secrets.token_hex(8)}"  # new to the agent, so that none can lie there already
     env = task.env | task.verifier.env | {"REWARD_FILE": f"{sandbox.home}/{name}"}

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from harness.trust import Clean, Pattern
 from sandboxes.base import Network, Profile, User
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -54,6 +55,8 @@ class Verifier(Strict, frozen=True, kw_only=True):
     """Who runs the command."""
     fresh: bool = False
     """Judge in a fresh sandbox that only the working directory is carried into."""
+    keep: list[Pattern] = []
+    """Paths that the agent may make or change although they steer verifiers: conftest.py, say (harness/steering.py)."""
     network: Network | None = None
     """None: the task's."""
     env: dict[str, str] = {}
@@ -143,6 +146,8 @@ class Task(Strict, frozen=True, kw_only=True):
     setup_timeout: Seconds = 120
     daemons: bool = False
     """What set-up leaves running stays while the agent works and the verifier judges."""
+    clean: Clean = Clean()
+    """What becomes of leftovers before the agent starts."""
     timeout: Seconds = 600
     """Wall seconds of the agent. Then it is ended, and the verifier judges what it left."""
     max_turns: Count | None = None
@@ -172,6 +177,8 @@ class Part:
     task: Task
     name: str = ""
     min_reward: float | dict[str, float] | None = None
+    more: bool = False
+    """Another part follows."""
 
 
 def parts_of(task: Task) -> tuple[Part, ...]:
@@ -179,7 +186,7 @@ def parts_of(task: Task) -> tuple[Part, ...]:
     if not task.steps:
         return (Part(task),)
     steps = ((_alone(task, step, first=step is task.steps[0]), step) for step in task.steps)
-    return tuple(Part(alone, step.name, step.min_reward) for alone, step in steps)
+    return tuple(Part(alone, step.name, step.min_reward, step is not task.steps[-1]) for alone, step in steps)
 
 
 def _alone(task: Task, step: Step, first: bool) -> Task:

@@ -44,3 +44,10 @@ def test_after_a_step_that_falls_short_the_others_are_left_out(run: Run, parts: 
     (row,) = run(tasks=[{"id": "a", "steps": [failing, step("two")], "steps_reward": "final"}])
     assert row["reward"] == 0.4
     assert parts() == {"verifier": 0.4, "step:one": 0.4}
+
+
+def test_the_verifiers_files_of_a_step_are_gone_when_the_next_begins(run: Run, parts: Parts) -> None:
+    secret = {"command": "test -e sub/secret", "files": {"sub/secret": "answer"}}
+    steps = [step("one", verifier=secret), step("two", setup="! test -e sub/secret && ! ls ~/verifier-*")]
+    (row,) = run(tasks=[{"id": "a", "steps": steps}])
+    assert (row["reward"], row["failure"]) == (1.0, None)

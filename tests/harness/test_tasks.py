@@ -10,6 +10,7 @@ import pytest
 
 from harness.tasks import Part, Step, Task, TaskLimits, Verifier, load_tasks, parts_of
 from harness.tasks.schema import Checker, Solution, TaskImage
+from harness.trust import Clean
 from proxy.pool.errors import UserError
 from tests.harness.conftest import HELLO, ROOT, write_tasks
 
@@ -21,6 +22,7 @@ TABLES = {
     "limits": TaskLimits,
     "steps": Step,
     "solution": Solution,
+    "clean": Clean,
     "checker": Checker,
 }
 """Heading in docs/tasks.md -> the struct whose fields stand in the table there."""

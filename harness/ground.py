@@ -1,0 +1,98 @@
+"""What is known of a sandbox before its agent works in it: files, leftovers, and what steers a verifier.
+
+`lay` is the last thing before the agent, so it is trusted: nothing of the policy has run yet.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from harness.cleanstart import Leftover, clean_start
+from harness.manifest import Manifest, quoted, take, write_manifest
+from harness.steering import steering
+from harness.tasks import Task
+from harness.verifier import Failed, limits_of
+from sandboxes.base import Image, Limits, Sandbox, Sandboxes, Spec
+
+ORIGINAL_BYTES = 1 << 16
+ORIGINALS_BYTES = 8 << 20
+_CONTENTS = 'for f do [ -f "$f" ] && [ ! -L "$f" ] && printf "%s %s\\n" "$(wc -c < "$f")" "$f" && cat "$f"; done'
+
+
+@dataclass(frozen=True)
+class Ground:
+    """A sandbox as the agent finds it."""
+
+    spec: Spec
+    own_root: bool
+    """Its root is its own and not the machine's."""
+    manifest: Manifest
+    leftovers: Sequence[Leftover] = ()
+    originals: dict[str, bytes] = field(default_factory=dict)
+    """Absolute path -> content of small files that steer a verifier, to be put back when the agent changes them."""
+
+
+async def lay(sandbox: Sandbox, task: Task, sandboxes: Sandboxes) -> Ground:
+    """Clean up after set-up and remember what is there. Nothing of the agent may be running or lie there yet."""
+    spec, own_root = spec_of(task), sandboxes.kind != "process"
+    manifest, rows = await clean_start(sandbox, task, await take(sandbox, spec, own_root))
+    steer = steering(task, sandbox, spec, own_root)
+    known = [path for path in sorted(manifest.files) if steer(path)]
+    originals = await _contents(sandbox, known) if known else {}
+    return Ground(spec, own_root, manifest, rows, originals)
+
+
+async def _contents(sandbox: Sandbox, paths: list[str]) -> dict[str, bytes]:
+    """The contents of those of the files that are small."""
+    said = bytearray()
+    command = f"set -- {' '.join(map(quoted, paths[:500]))}\n{_CONTENTS}"
+    await sandbox.run(command, Limits(seconds=60, output_bytes=1 << 10), {}, on_output=said.extend)
+    found, at = {}, 0
+    while at < min(len(said), ORIGINALS_BYTES) and (end := said.find(b"\n", at)) > 0:
+        size, _, path = said[at:end].decode(errors="replace").partition(" ")
+        at = end + 1 + int(size)
+        if int(size) <= ORIGINAL_BYTES:
+            found[path] = bytes(said[end + 1 : at])
+    return found
+
+
+def keep_ground(directory: Path, name: str, ground: Ground) -> None:
+    """Write what there was before the agent: NAME.manifest.json.gz and NAME.leftovers.json."""
+    write_manifest(directory / f"{name}.manifest.json.gz", ground.manifest)
+    (directory / f"{name}.leftovers.json").write_bytes(msgspec.json.encode(ground.leftovers))
+
+
+def spec_of(task: Task) -> Spec:
+    """The sandbox that a task asks for."""
+    limits, image = task.limits, None
+    if task.image is not None:
+        context = Path(task.image.directory) if task.image.directory else None
+        image = Image(name=task.image.name, context=context, dockerfile=task.image.dockerfile)
+    return Spec(
+        image=image,
+        profile=task.profile,
+        network=task.network,
+        work=task.work or None,
+        memory_mb=limits.memory_mb,
+        cpus=limits.cpus,
+        pids=limits.pids,
+        disk_mb=limits.disk_mb,
+        env=task.env,
+    )
+
+
+async def set_up(sandbox: Sandbox, task: Task) -> None:
+    """Bring in the task's files and run its set-up; Failed when that does not succeed."""
+    for path, text in task.files.items():
+        await sandbox.write(path, text)
+    for path, source in task.directories.items():
+        await sandbox.put(Path(source), path)
+    if task.setup:
+        result = await sandbox.run(task.setup, limits_of(task, task.setup_timeout), task.env)
+        if result.ended != "exit" or result.exit_code:
+            how = f"exit code {result.exit_code}" if result.ended == "exit" else f"its {result.ended} limit"
+            raise Failed("sandbox_start", f"set-up ended by {how}: {result.output[-300:].strip()}")
+    if task.daemons:
+        await sandbox.keep_processes()

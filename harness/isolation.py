@@ -1,0 +1,193 @@
+"""The verifier's sandbox: the agent's, out of the agent's reach, or a fresh one with the agent's working directory.
+
+When it is entered, nothing of the agent runs any more (the task's own daemons do), and what steers a verifier is as
+it was before the agent: harness/steering.py lists it. The verifier runs as a user of its own. Its home, temporary files
+and compiled Python are made after the agent's end under a random name, so that nothing can lie or wait there; $PATH is
+what it was before the agent, without directories that the agent could write to.
+
+What it cannot stop: a process sandbox has one user, so there only the order and the names protect. A task that gives
+the agent root (profile harbor) gives it the tools that the verifier runs, too: `verifier.fresh` is the way out. And
+whoever runs the agent's program to judge it runs the agent's program.
+"""
+
+import secrets
+import shlex
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from harness.ground import Ground
+from harness.manifest import Difference, remove, take, write_difference
+from harness.steering import above_tests, steering
+from harness.tasks import Task
+from harness.verifier import LOGS
+from sandboxes.base import Limits, OnOutput, Result, Sandbox, SandboxError, Sandboxes, User
+
+SECONDS = 120.0
+GIT = {"safe.directory": "*", "core.hooksPath": "/dev/null", "core.fsmonitor": "false", "core.pager": "cat"}
+"""Over what a repository's own configuration says; it belongs to another user, which git would refuse."""
+_PLACE = 'umask 077; mkdir "$HOME/$name" 2>/dev/null && cd "$HOME/$name" || { cd /tmp && mkdir "$name" && cd "$name"; }'
+
+
+@dataclass(frozen=True)
+class SetApart:
+    """What was found when the agent had ended."""
+
+    difference: Difference
+    """What the agent did to the files."""
+    removed: list[str]
+    """Steering files that the agent had put there."""
+    restored: list[str]
+    """Steering files that were put back as they were."""
+    left: list[str]
+    """Steering files that the agent changed and that could not be put back."""
+
+
+@asynccontextmanager
+async def apart(
+    sandboxes: Sandboxes, sandbox: Sandbox, task: Task, ground: Ground, more: bool = False
+) -> AsyncIterator[tuple["Apart", SetApart]]:
+    """The sandbox as the verifier is to find it, and what had to be done for that. `more`: another step will follow."""
+    await sandbox.end_processes()
+    found = await set_apart(sandbox, task, ground)
+    if not task.verifier.fresh:
+        room = await _private(sandbox, task, ground)
+        yield room, found
+        if more:
+            await _withdraw(room, task)
+        return
+    fresh = await sandboxes.start(replace(ground.spec, network=task.verifier.network or ground.spec.network))
+    try:
+        with tempfile.TemporaryDirectory(prefix="blackforge-work-") as carried:
+            await sandbox.get(".", Path(carried))
+            await fresh.put(Path(carried), ".")
+        yield await _private(fresh, task, ground), found
+    finally:
+        await fresh.stop()
+
+
+async def _withdraw(room: "Apart", task: Task) -> None:
+    """Take away what the next agent must not see: the verifier's files, its rewards and its place."""
+    rewards = [LOGS] if task.verifier.rewards == "logs" else []
+    paths = [*task.verifier.directories, *task.verifier.files, *rewards]
+    own = " ".join(f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path) for path in paths)
+    result = await room.run(f'rm -rf {own} "${{TMPDIR%/tmp}}"', Limits(seconds=SECONDS), {})
+    if result.exit_code:
+        raise SandboxError(f"the verifier's files cannot be taken away again: {result.output[-300:].strip()}")
+
+
+async def set_apart(sandbox: Sandbox, task: Task, ground: Ground) -> SetApart:
+    """Compare with what there was before the agent, and undo what would steer the verifier."""
+    above = above_tests(task, sandbox.work, ground.own_root)
+    difference = await take(sandbox, ground.spec, ground.own_root, above) - ground.manifest
+    steer = steering(task, sandbox, ground.spec, ground.own_root)
+    planted = [path for path in difference.added if steer(path)]
+    touched = [path for path in (*difference.changed, *difference.removed) if steer(path)]
+    restored = [path for path in touched if path in ground.originals]
+    stayed = await remove(sandbox, planted, ground.manifest.path)
+    for path in restored:
+        await sandbox.write(within(sandbox, path), ground.originals[path])
+    left = stayed | set(touched) - set(restored)
+    return SetApart(difference, [path for path in planted if path not in stayed], restored, sorted(left))
+
+
+async def _private(sandbox: Sandbox, task: Task, ground: Ground) -> "Apart":
+    """Make the verifier's own place and its environment."""
+    user, name = task.verifier.user, f"verifier-{secrets.token_hex(8)}"
+    command = f'name={name}; {_PLACE} && mkdir tmp pycache && pwd -P && echo "$(id -u):$(id -g)"'
+    result = await sandbox.run(command, Limits(seconds=SECONDS), {}, user)
+    if result.exit_code:
+        raise SandboxError(f"the verifier gets no place of its own: {result.output[-300:].strip()}")
+    place, owner = result.output.strip().splitlines()[-2:]
+    if ground.own_root and ground.spec.profile == "strict" and user == "verifier":
+        await _hand_over(sandbox, owner, task.daemons)
+    env = {"PATH": safe_path(ground.manifest.path, (sandbox.work, sandbox.home, *ground.manifest.temporary))}
+    env |= {"HOME": sandbox.home if user == "root" else place, "TMPDIR": f"{place}/tmp"}
+    env |= {"PYTHONPYCACHEPREFIX": f"{place}/pycache"}
+    env |= {"GIT_CONFIG_COUNT": str(len(GIT))}
+    for number, (key, value) in enumerate(GIT.items()):
+        env |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
+    return Apart(sandbox, user, env)
+
+
+async def _hand_over(sandbox: Sandbox, owner: str, daemons: bool) -> None:
+    """Give the verifier the working directory as the agent had it; daemons keep theirs, so they share it."""
+    work = shlex.quote(sandbox.work)
+    share = f"chgrp -hR {owner.partition(':')[2]} {work} && chmod -R g=u {work}"
+    command = share if daemons else f"chown -hR {owner} {work}"
+    result = await sandbox.run(command, Limits(seconds=SECONDS), {}, "root")
+    if result.exit_code:
+        raise SandboxError(f"the verifier cannot be given {sandbox.work}: {result.output[-300:].strip()}")
+
+
+def keep_findings(directory: Path, name: str, found: SetApart) -> None:
+    """Write what the agent did: NAME.changes.json.gz, and NAME.steering.json when it touched what steers a verifier."""
+    write_difference(directory / f"{name}.changes.json.gz", found.difference)
+    steering = {"removed": found.removed, "restored": found.restored, "left": found.left}
+    if any(steering.values()):
+        (directory / f"{name}.steering.json").write_bytes(msgspec.json.encode(steering))
+
+
+def safe_path(path: str, writable: tuple[str, ...]) -> str:
+    """The absolute directories of a $PATH that do not lie in places that an unprivileged agent can write to."""
+    kept = [
+        entry
+        for entry in path.split(":")
+        if entry.startswith("/") and not any(PurePosixPath(entry).is_relative_to(place) for place in writable)
+    ]
+    return ":".join(kept)
+
+
+def within(sandbox: Sandbox, path: str) -> str:
+    """An absolute path as the sandbox's verbs take it."""
+    for base, prefix in ((sandbox.work, ""), (sandbox.home, "~/")):
+        if path.startswith(f"{base}/"):
+            return prefix + path[len(base) + 1 :]
+    return path
+
+
+class Apart:
+    """A sandbox whose commands and files are the verifier's. `~` is its home, not the agent's, unless it is root."""
+
+    def __init__(self, sandbox: Sandbox, user: User, env: Mapping[str, str]):
+        self._sandbox, self._user, self._env = sandbox, user, env
+        self.id, self.work, self.home = sandbox.id, sandbox.work, env["HOME"]
+        self.model_url, self.bundles = sandbox.model_url, sandbox.bundles
+
+    async def run(
+        self,
+        command: str,
+        limits: Limits,
+        env: Mapping[str, str],
+        user: User | None = None,
+        on_output: OnOutput | None = None,
+    ) -> Result:
+        return await self._sandbox.run(command, limits, {**self._env, **env}, user or self._user, on_output)
+
+    async def write(self, path: str, content: str | bytes, user: User | None = None) -> None:
+        await self._sandbox.write(self._own(path), content, user or self._user)
+
+    async def read(self, path: str, limit: int = 1 << 20, user: User | None = None) -> bytes | None:
+        return await self._sandbox.read(self._own(path), limit, user or self._user)
+
+    async def put(self, source: Path, path: str, user: User | None = None) -> None:
+        await self._sandbox.put(source, self._own(path), user or self._user)
+
+    async def get(self, path: str, target: Path, user: User | None = None) -> None:
+        await self._sandbox.get(self._own(path), target, user or self._user)
+
+    async def keep_processes(self) -> None:
+        await self._sandbox.keep_processes()
+
+    async def end_processes(self) -> int:
+        return await self._sandbox.end_processes()
+
+    async def stop(self) -> None:
+        await self._sandbox.stop()
+
+    def _own(self, path: str) -> str:
+        return within(self._sandbox, f"{self.home}/{path[2:]}") if path.startswith("~/") else path

@@ -1,0 +1,143 @@
+"""What lies in a sandbox: every file with its size and times, before the agent and after it, and the difference.
+
+One `find` in the sandbox, over its work directory, home, temporary files, the places where tasks keep their tests and,
+where the root is writable, all of it. A file counts as changed when its kind, mode, owner, size, mtime or ctime did:
+the ctime cannot be set back from inside. Left out: contents, other mounts, and what lies beyond the bounds, which is
+said (`whole`). Where `find` has no -printf (busybox), times are whole seconds, and a change within the second counts
+only if the size differs.
+"""
+
+import gzip
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+
+from sandboxes.base import Limits, Sandbox, Spec
+
+MAX_FILES = 200_000
+MAX_BYTES = 48 << 20
+SECONDS = 120.0
+BATCH = 200
+"""Paths per command: far below what Linux takes as one argument."""
+FULL = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+PLACES = ("/tests", "/solution", "/oracle", "/logs", "/var/tmp", "/root")
+"""Looked into besides, where the sandbox has a root of its own: what images leave there an agent could find."""
+# a directory's size and times change with what lies in it, which is listed itself
+_SHOW = r"""
+show() { find "$@" \( -type d -printf 'd %m %U - - - %p\0' \) -o -printf '%y %m %U %s %T@ %C@ %p\0' 2>/dev/null; }
+find / -maxdepth 0 -printf '' 2>/dev/null ||
+    show() { find "$@" -exec stat -c '%f %a %u %s %Y %Z %n' {} + 2>/dev/null | tr '\n' '\0'; }
+printf '%s\0%s\0' "$PATH" "${TMPDIR:-/tmp}"
+"""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What one manifest has otherwise than an earlier one, sorted."""
+
+    added: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The files of a sandbox at one moment."""
+
+    files: dict[str, str]
+    """Absolute path -> `kind mode owner size mtime ctime`; of a directory only the first three."""
+    whole: bool
+    """False: there was more than the bounds allow, or the search was cut off."""
+    path: str = FULL
+    """$PATH as a command of the agent's user finds it."""
+    temporary: tuple[str, ...] = ("/tmp", "/var/tmp")
+    """Directories for temporary files."""
+
+    def __sub__(self, before: "Manifest") -> Difference:
+        added = [path for path in self.files if path not in before.files]
+        removed = [path for path in before.files if path not in self.files] if self.whole else []
+        changed = [path for path, stat in self.files.items() if before.files.get(path, stat) != stat]
+        return Difference(sorted(added), sorted(changed), sorted(removed))
+
+    def without(self, removed: Collection[str]) -> "Manifest":
+        """The manifest after these were removed, each with all below it."""
+        gone = tuple(f"{path}/" for path in removed)
+        left = {p: s for p, s in self.files.items() if p not in removed and not p.startswith(gone)}
+        return replace(self, files=left)
+
+
+async def take(sandbox: Sandbox, spec: Spec, own_root: bool, first: Iterable[str] = ()) -> Manifest:
+    """The manifest of a sandbox, as its agent's user sees it.
+
+    `own_root`: its root is its own, not the machine's. `first`: directories that come first, so that the bounds do not
+    cut off what lies directly in them.
+    """
+    roots = [sandbox.work, sandbox.home, *(PLACES if own_root else ())]
+    roots += ["/"] if own_root and spec.profile == "harbor" else []
+    shallow = "".join(f"show {quoted(directory)} -maxdepth 1\n" for directory in first)
+    deep = f'show {" ".join(map(quoted, roots))} "${{TMPDIR:-/tmp}}" -xdev\n'
+    lines = _Lines()
+    limits = Limits(seconds=SECONDS, output_bytes=1 << 10)
+    command = f"{_SHOW}{shallow}{deep}printf 'end\\0'"
+    result = await sandbox.run(command, limits, {}, on_output=lines.add)
+    path, temporary, files = lines.read()
+    everywhere = (temporary or "/tmp", *(("/tmp", "/var/tmp") if own_root else ()))
+    return Manifest(files, result.ended == "exit" and lines.ended, path or FULL, everywhere)
+
+
+class _Lines:
+    """What is printed, as it comes, up to the bound."""
+
+    def __init__(self) -> None:
+        self._kept = bytearray()
+        self.ended = False
+
+    def add(self, piece: bytes) -> None:
+        self._kept += piece[: MAX_BYTES - len(self._kept)]
+
+    def read(self) -> tuple[str, str, dict[str, str]]:
+        """$PATH, $TMPDIR, and path -> what is known of it."""
+        lines = bytes(self._kept).decode(errors="backslashreplace").split("\0")
+        self.ended = lines[-2:] == ["end", ""] and len(lines) <= MAX_FILES
+        path, temporary = (*lines[:2], "", "")[:2]
+        found = {}
+        for line in lines[2:MAX_FILES]:
+            if line.count(" ") >= 6:
+                *stat, name = line.split(" ", 6)
+                found[name] = " ".join(["d", *stat[1:3]] if _is_directory(stat[0]) else stat)
+        return path, temporary, found
+
+
+def _is_directory(kind: str) -> bool:
+    return kind == "d" or (len(kind) == 4 and kind.startswith("4"))
+
+
+async def remove(sandbox: Sandbox, paths: Sequence[str], path: str) -> set[str]:
+    """Remove these files and directories as the agent's user; those that are still there. `path`: a trusted $PATH."""
+    left: set[str] = set()
+    for start in range(0, len(paths), BATCH):
+        batch = " ".join(map(quoted, paths[start : start + BATCH]))
+        command = f'for p in {batch}; do rm -rf -- "$p" 2>/dev/null; [ ! -e "$p" ] || printf "%s\\0" "$p"; done'
+        result = await sandbox.run(command, Limits(seconds=SECONDS), {"PATH": path})
+        left.update(result.output.split("\0")[:-1])
+    return left
+
+
+def quoted(text: str) -> str:
+    """One word for the shell, whatever is in it."""
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def write_manifest(file: Path, manifest: Manifest) -> None:
+    """Keep a manifest: a gzip of one JSON object, so that a long run's thousands of them stay small."""
+    _write(file, {"whole": manifest.whole, "files": manifest.files})
+
+
+def write_difference(file: Path, difference: Difference) -> None:
+    _write(file, {"added": difference.added, "changed": difference.changed, "removed": difference.removed})
+
+
+def _write(file: Path, content: dict[str, object]) -> None:
+    file.write_bytes(gzip.compress(msgspec.json.encode(content), compresslevel=1, mtime=0))

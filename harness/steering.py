@@ -1,0 +1,72 @@
+"""Which files steer a verifier that does not name them: what test runners, shells, Python and others read unasked.
+
+- In the working directory and above it and the verifier's files: conftest.py, pytest.ini, pytest.toml, modules with the
+  name of a test runner (pytest, unittest, ...), sitecustomize.py, *.pth.
+- In the home, when the verifier shares it (user root): start files of shells, git, pip, npm, curl, Python.
+- In a root that can be written (profile harbor): /etc/ld.so.preload, start files below /etc, crontabs, sitecustomize.py
+  and *.pth where Python looks.
+
+Left out: what a verifier names itself (its interpreter, the project's own pyproject.toml, Makefile, package.json), and
+.pth files named as those of editable installs.
+"""
+
+import re
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+
+from harness.tasks import Task
+from sandboxes.base import Sandbox, Spec
+
+RUNNERS = re.compile(
+    r"(?:conftest|sitecustomize|usercustomize|pytest|_pytest|pluggy|unittest|doctest)\.(?:py|so|pyc)"
+    r"|\.?pytest\.(?:ini|toml)|_?pytest|pluggy|unittest|doctest|.*\.pth"
+)
+HOME = re.compile(
+    r"\.(?:bashrc|bash_profile|bash_login|bash_aliases|bash_logout|profile|zshrc|zshenv|zprofile|gitconfig|pythonrc.*)"
+    r"|\.(?:curlrc|wgetrc|npmrc|pydistutils\.cfg|config/(?:git|pip|fish|uv)/.*|pip/.*)"
+)
+SYSTEM = re.compile(
+    r"/etc/(?:ld\.so\.preload|profile|profile\.d/.*|bash\.bashrc|bash_completion\.d/.*|environment|zsh.*|gitconfig)"
+    r"|/etc/(?:pip\.conf|curlrc|wgetrc|npmrc|cron.*|anacrontab|python3?(?:\.\d+)?/.*|sudoers.*|pam\.d/.*)"
+    r"|/var/spool/(?:cron|at)/.*"
+)
+PYTHON = re.compile(
+    r".*/(?:site|dist)-packages/(?:(?:site|user)customize(?:\.py|/.*)|[^/]+\.pth)|.*/(?:site|user)customize\.py"
+)
+INSTALLERS = re.compile(r".*/(?:__editable__[^/]*|distutils-precedence|easy-install)\.pth")
+
+
+def steering(task: Task, sandbox: Sandbox, spec: Spec, own_root: bool) -> Callable[[str], bool]:
+    """Whether a path steers this task's verifier and is not one that the task lets the agent have."""
+    above = above_tests(task, sandbox.work, own_root)
+    shared_home = task.verifier.user == "root" and not task.verifier.fresh
+    writable_root = own_root and spec.profile == "harbor" and not task.verifier.fresh
+
+    def steers(path: str) -> bool:
+        parent, _, name = path.rpartition("/")
+        if INSTALLERS.fullmatch(path) or any(_matches(path, pattern) for pattern in task.verifier.keep):
+            return False
+        if (parent or "/") in above and RUNNERS.fullmatch(name):
+            return True
+        if shared_home and path.startswith(f"{sandbox.home}/"):
+            return bool(HOME.fullmatch(path[len(sandbox.home) + 1 :]) or PYTHON.fullmatch(path))
+        return writable_root and bool(SYSTEM.fullmatch(path) or PYTHON.fullmatch(path))
+
+    return steers
+
+
+def above_tests(task: Task, work: str, own_root: bool) -> set[str]:
+    """The working directory, and the directories at and above the verifier's files in it."""
+    above = {work}
+    if own_root:
+        above.update(map(str, PurePosixPath(work).parents))
+    for path in task.verifier.files:
+        if not path.startswith("~/"):
+            above.update(str(PurePosixPath(work, parent)) for parent in PurePosixPath(path).parents)
+    return above
+
+
+def _matches(path: str, pattern: str) -> bool:
+    full = pattern if pattern.startswith("/") else f"*/{pattern}"
+    return fnmatchcase(path, full) or fnmatchcase(path, f"{full}/*")

@@ -1,0 +1,206 @@
+"""harness validate: tasks that are broken on purpose get the verdict that names what is broken."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cli import main
+from harness.judge import MAX_FILE, described, read
+from harness.tasks import load_tasks
+from harness.validate import VERDICTS
+from tests.harness.conftest import HELLO, write_tasks
+
+SOLVED = {"solution": {"command": "echo hello > hello.txt"}}
+Validate = Callable[..., dict[str, dict[str, Any]]]
+
+
+def broken(name: str, **fields: Any) -> dict[str, Any]:
+    return HELLO | {"id": name} | SOLVED | fields
+
+
+def checks(command: str) -> dict[str, Any]:
+    return {"command": command, "timeout": 30}
+
+
+BROKEN = [
+    broken("accepted"),
+    HELLO | {"id": "no solution"},
+    broken("oracle fails", solution={"command": "echo helo > hello.txt; echo oops; exit 3"}),
+    broken("no-op passes", verifier=checks("true")),
+    broken("environment broken", setup="echo no disk; exit 7"),
+]
+
+
+@pytest.fixture
+def validate(tmp_path: Path) -> Validate:
+    """Run the command and give the report's lines by task."""
+
+    def run(*more: str, tasks: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        file = write_tasks(tmp_path / "tasks.jsonl", *tasks)
+        assert main(["validate", str(file), "--out", str(tmp_path / "out"), *more]) == 0
+        lines = (tmp_path / "out/report.jsonl").read_text().splitlines()
+        return {found["id"]: found for found in map(json.loads, lines)}
+
+    return run
+
+
+def test_each_fault_has_its_verdict(validate: Validate, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = validate(tasks=BROKEN)
+    assert {name: found["verdict"] for name, found in report.items()} == {task["id"]: task["id"] for task in BROKEN}
+    causes = {name: found["cause"] for name, found in report.items()}
+    assert causes["oracle fails"] == "its reward is 0 (the solution ended by exit code 3: oops)"
+    assert causes["environment broken"] == "set-up ended by exit code 7: no disk"
+    assert (report["accepted"]["oracle"], report["accepted"]["noop"]) == ([1.0, 1.0], [0.0, 0.0])
+    accepted = load_tasks(tmp_path / "out/accepted.jsonl")  # what `harness run` does with it
+    assert [task.id for task in accepted] == ["accepted"]
+    assert "no-op passes: no-op passes: doing nothing has reward 1" in capsys.readouterr().out
+    assert "# 1 of 5 tasks accepted" in (tmp_path / "out/report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "fields, cause",
+    [
+        ({"solution": {"command": "mkdir {0} && echo hello > hello.txt; true"}}, "oracle: 1, 0"),
+        ({"verifier": checks("test -e hello.txt || mkdir {0}")}, "no-op: 1, 0"),
+        ({"verifier": checks("mkdir {0} && exit 3; grep hello hello.txt")}, "oracle: none, 1"),
+    ],
+)
+def test_what_differs_between_trials_is_flaky(
+    validate: Validate, tmp_path: Path, fields: dict[str, Any], cause: str
+) -> None:
+    once = str(tmp_path / "once")
+    fields = json.loads(json.dumps(fields).replace("{0}", once))
+    report = validate("--concurrency", "1", tasks=[broken("flaky", **fields)])
+    assert report["flaky"]["verdict"] == "flaky" and report["flaky"]["cause"].startswith(cause)
+
+
+def test_a_no_op_without_a_verdict_is_no_zero(validate: Validate) -> None:
+    report = validate(tasks=[broken("crashes", verifier=checks("cat hello.txt || exit 2"))])
+    assert report["crashes"]["verdict"] == "environment broken" and report["crashes"]["noop"] == [None, None]
+    assert report["crashes"]["cause"].startswith("no verdict on an untouched environment (exit code 2")
+
+
+def test_steps_are_solved_one_after_the_other(validate: Validate) -> None:
+    def step(name: str) -> dict[str, Any]:
+        verifier = checks(f"test -e {name}")
+        return {"name": name, "instruction": "-", "verifier": verifier, "solution": {"command": f"touch {name}"}}
+
+    unsolved = step("b") | {"solution": None}
+    tasks = [{"id": "both", "steps": [step("a"), step("b")]}, {"id": "half", "steps": [step("a"), unsolved]}]
+    report = validate(tasks=tasks)
+    assert report["both"]["verdict"] == "accepted"
+    assert report["half"]["cause"] == "step 'b' has no solution"
+
+
+def test_a_repeated_command_runs_only_what_is_new_or_lacked_its_environment(validate: Validate, tmp_path: Path) -> None:
+    count = f"echo >> {tmp_path}/setups"
+    first = [broken("kept", setup=count), broken("late", setup=f"{count}; test -e {tmp_path}/disk")]
+    assert validate(tasks=first)["late"]["verdict"] == "environment broken"
+    (tmp_path / "disk").touch()
+    with (tmp_path / "out/trials.jsonl").open("a") as trials:
+        trials.write('{"task": "cut sho')  # what a crash leaves
+    report = validate(tasks=[*first, broken("new", setup=count)])
+    assert {found["verdict"] for found in report.values()} == {"accepted"}
+    assert (tmp_path / "setups").read_text().count("\n") == 4 * 2 + 4 * 2
+
+
+class Answers(BaseHTTPRequestHandler):
+    """A judge that answers by the script: what it is asked about decides, and each answer is given once."""
+
+    script: dict[str, list[str | int]] = {}
+    asked: list[dict[str, Any]] = []
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append(body | {"key": self.headers["Authorization"]})
+        about = next(name for name in self.script if name in body["messages"][1]["content"])
+        answer = self.script[about].pop(0) if len(self.script[about]) > 1 else self.script[about][0]
+        content = {"choices": [{"message": {"content": answer}}]}
+        self.send_response(answer if isinstance(answer, int) else 200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(json.dumps(content).encode())
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def judge() -> Iterator[tuple[str, type[Answers]]]:
+    handler = type("Scripted", (Answers,), {"script": {}, "asked": []})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/v1", handler
+    server.shutdown()
+    server.server_close()
+
+
+def test_the_judge_flags_a_weak_test_and_its_silence_is_no_objection(
+    validate: Validate, judge: tuple[str, type[Answers]], tmp_path: Path
+) -> None:
+    url, handler = judge
+    weak = 'Thinking... {"weak": false}\n```json\n{"weak": true, "reasons": ["an empty file passes"]}\n```'
+    handler.script = {"NAME-weak": [weak], "NAME-fine": [500, '{"weak": false}'], "NAME-mute": ["I like it."]}
+    (tmp_path / "key").write_text("secret\n")
+    tasks = [broken(name, instruction=f"NAME-{name}") for name in ("weak", "fine", "mute")] + [BROKEN[2]]
+    asking = ["--judge", url, "--judge-model", "m", "--judge-key-file", str(tmp_path / "key")]
+    report = validate(*asking, "--judge-pause", "0.01", tasks=tasks)
+    assert (report["weak"]["verdict"], report["weak"]["cause"]) == ("weak test", "an empty file passes")
+    assert (report["fine"]["verdict"], report["fine"]["cause"]) == ("accepted", "")
+    assert report["mute"]["verdict"] == "accepted"
+    assert "no opinion: the answer holds no object with `weak`: 'I like it.'" in report["mute"]["cause"]
+    assert [task.id for task in load_tasks(tmp_path / "out/accepted.jsonl")] == ["fine", "mute"]
+    assert len(handler.asked) == 1 + 2 + 3  # nobody asks about a task that failed its trials
+    assert {(asked["model"], asked["key"]) for asked in handler.asked} == {("m", "Bearer secret")}
+    validate(*asking, "--judge-pause", "0.01", tasks=tasks)
+    assert len(handler.asked) == 1 + 2 + 3 + 3  # who had no opinion is asked again
+
+
+def test_a_judge_that_is_not_there_has_no_opinion(validate: Validate) -> None:
+    asking = ["--judge", "http://127.0.0.1:9/v1", "--judge-model", "m", "--judge-pause", "0.01"]
+    report = validate(*asking, tasks=[broken("a")])
+    assert report["a"]["verdict"] == "accepted" and report["a"]["cause"].startswith("the judge has no opinion: http://")
+
+
+@pytest.mark.parametrize("text", ["", "weak", '{"weak": "yes"}', '{"weak": true', "[true]", '{"reasons": []}'])
+def test_what_says_nothing_is_no_opinion(text: str) -> None:
+    assert read(text) is None
+
+
+def test_the_judge_reads_instruction_and_tests(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/test.sh").write_text("grep -q hello")
+    (tmp_path / "tests/data.bin").write_bytes(b"\0" * 100)
+    (tmp_path / "tests/long.txt").write_text("x" * (MAX_FILE + 5))
+    verifier = {"command": "sh /tests/test.sh", "directories": {"/tests": "tests"}, "rewards": "logs"}
+    (task,) = load_tasks(write_tasks(tmp_path / "tasks.jsonl", HELLO | {"verifier": verifier}))
+    text = described(task)
+    assert "Write hello.txt" in text and "## /tests/test.sh\n\ngrep -q hello\n" in text
+    assert "[100 bytes of data]" in text and "[5 more]" in text and "reward.json" in text
+
+
+@pytest.mark.parametrize(
+    "options, told",
+    [
+        (["--judge", "http://x/v1"], "--judge http://x/v1 needs the name of a model; give it with --judge-model"),
+        (["--judge-model", "m"], "--judge-model and --judge-key-file go with --judge URL; name the endpoint"),
+        (["--judge", "x", "--judge-model", "m"], "must be a URL that begins with http:// or https://: x"),
+        (["--judge", "http://x", "--judge-model", "m", "--judge-key-file", "/no"], "correct --judge-key-file"),
+    ],
+)
+def test_what_cannot_be_meant_ends_the_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], told: str
+) -> None:
+    file = write_tasks(tmp_path / "tasks.jsonl", HELLO)
+    assert main(["validate", str(file), "--out", str(tmp_path / "out"), *options]) == 2
+    assert told in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_the_page_explains_every_verdict() -> None:
+    text = (Path(__file__).parents[2] / "docs/tasks.md").read_text().partition("## Validate")[2]
+    assert [verdict for verdict in VERDICTS if f"| `{verdict}` |" not in text] == []
