@@ -1,4 +1,4 @@
-"""The benchmark of the gateway runs and says what it should. Its figures are no matter of tests."""
+"""The benchmarks run and say what they should. Their figures are no matter of tests."""
 
 import subprocess
 import sys
@@ -26,3 +26,14 @@ def test_the_benchmark_of_the_gateway_ends_with_one_json_object(parts: str, tmp_
     measured = KEYS - {"litellm_cpu_ms_1k"} if not parts else {"cpu_ms_32k", "stream_us_per_event"}
     assert all(found[key] > 0 for key in measured - {"rss_growth_mb"})
     assert found["litellm_cpu_ms_1k"] is not None or "litellm_reason" in found or parts
+
+
+def test_the_benchmark_of_trees_ends_with_one_json_object(tmp_path: Path) -> None:
+    command = [sys.executable, "benchmarks/tree.py", "--quick", "--out", str(tmp_path / "found.json")]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=280)
+    found = msgspec.json.decode(done.stdout.splitlines()[-1])
+    assert found == msgspec.json.decode((tmp_path / "found.json").read_bytes())
+    for case in ("12", "100_t16", "100_t256", "group8", "compaction"):
+        assert found[f"speedup_{case}"] > 0 and found[f"bound_{case}"] > 1
+    assert found["max_rel_grad_diff"] < 1e-5
+    assert found["memory_ratio_100"] > 0.7 * found["token_ratio_100"] and found["pack_tokens_per_s"] > 0

@@ -1,8 +1,8 @@
-"""From recorded completions to packed micro-batches.
+"""From recorded completions to rows with advantages and weights.
 
 Each completion is trained on exactly the context it was sampled in. Where a completion's prompt begins with the whole
 path of an earlier one of its attempt (a history that only grew), both become one sequence: causal attention makes that
-exact, and the shared tokens are computed once. Left out: sharing between branches or members of a group.
+exact. Left out: sharing between branches or members of a group (trainer/tree.py), micro-batches (trainer/packing.py).
 """
 
 from array import array
@@ -12,35 +12,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
-import torch
 
 from proxy.pool.completions import paths
-from proxy.pool.errors import UserError
 from proxy.pool.records import Completion
 from proxy.pool.schedule import LeasedGroup, LeasedRollout
 from trainer import advantages, config
-from trainer.loss import Tokens
 from trainer.normalise import token_scales
-from trainer.packed import Packed
-
-
-@dataclass(frozen=True)
-class Row:
-    """One sequence. The arrays have one entry per token; `trained` marks the tokens that the loss is taken of."""
-
-    tokens: np.ndarray
-    trained: np.ndarray
-    rollout_logp: np.ndarray
-    advantage: np.ndarray
-    segment: np.ndarray
-    """Which of the sequence's completions sampled a token, from 0: what ratios over completions are taken over."""
-    weight: float = 1.0
-    """Of each of its tokens in the loss: the normalisation over the batch, relative to the mean over all tokens."""
-
-    @property
-    def inputs(self) -> int:
-        """Tokens the model computes: the last one predicts nothing."""
-        return len(self.tokens) - 1
+from trainer.rows import Row
 
 
 @dataclass(frozen=True)
@@ -196,68 +174,3 @@ def _row(draft: _Draft, advantage: float, excluded: Counter[str]) -> Row:
         trained &= ~impossible
     scores = np.full(len(tokens), advantage, dtype=np.float32)
     return Row(tokens, trained, np.where(trained, logp, 0), scores, segment)
-
-
-def plan(rows: Sequence[Row], ranks: int, max_tokens: int) -> list[list[list[Row]]]:
-    """[rank][micro-batch] -> rows. Deterministic; every rank gets the same number of micro-batches, some maybe empty.
-
-    Longest rows first, each to the rank with the least work, then into the first micro-batch with room.
-    """
-    longest = max((row.inputs for row in rows), default=0)
-    if longest > max_tokens:
-        raise UserError(f"batch.max_tokens = {max_tokens} is below a recorded path of {longest} tokens; raise it")
-    loads = [0] * ranks
-    bins: list[list[list[Row]]] = [[] for _ in range(ranks)]
-    for row in sorted(rows, key=lambda row: -row.inputs):  # stable: ties keep the order of the queue
-        rank = loads.index(min(loads))
-        loads[rank] += row.inputs
-        _place(bins[rank], row, max_tokens)
-    count = max(1, *(len(mine) for mine in bins))
-    return [mine + [[] for _ in range(count - len(mine))] for mine in bins]
-
-
-def _place(bins: list[list[Row]], row: Row, max_tokens: int) -> None:
-    for micro in bins:
-        if sum(other.inputs for other in micro) + row.inputs <= max_tokens:
-            micro.append(row)
-            return
-    bins.append([row])
-
-
-def pack(rows: Sequence[Row], device: torch.device) -> tuple[Packed, Tokens]:
-    """One micro-batch as tensors: what the model computes, and what the loss needs for each asked logprob."""
-    if not rows:
-        return _empty(device)
-    lengths = [row.inputs for row in rows]
-    asked = np.concatenate([row.trained[1:] for row in rows])
-
-    def flat(arrays: Sequence[np.ndarray]) -> np.ndarray:
-        return np.concatenate([values[1:] for values in arrays])[asked]
-
-    def tensor(values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(values).to(device)
-
-    packed = Packed(
-        tokens=tensor(np.concatenate([row.tokens[:-1] for row in rows])),
-        positions=tensor(np.concatenate([np.arange(length) for length in lengths])),
-        lengths=tuple(lengths),
-        rows=tensor(np.flatnonzero(asked)),
-        labels=tensor(flat([row.tokens for row in rows])),
-    )
-    logp = flat([row.rollout_logp for row in rows])
-    starts = np.cumsum([0] + [int(row.segment.max()) + 1 for row in rows])
-    return packed, Tokens(
-        rollout_logp=tensor(logp),
-        advantage=tensor(flat([row.advantage for row in rows])),
-        mask=tensor(np.ones_like(logp)),
-        scale=tensor(flat([np.full(len(row.tokens), row.weight, dtype=np.float32) for row in rows])),
-        segment=tensor(flat([row.segment + start for row, start in zip(rows, starts, strict=False)])),
-    )
-
-
-def _empty(device: torch.device) -> tuple[Packed, Tokens]:
-    """A micro-batch without a loss, so that every rank takes part in every collective."""
-    one, none = torch.zeros(1, dtype=torch.long, device=device), torch.zeros(0, dtype=torch.long, device=device)
-    nothing = torch.zeros(0, device=device)
-    tokens = Tokens(rollout_logp=nothing, advantage=nothing, mask=nothing, scale=nothing, segment=none)
-    return Packed(one, one, (1,), none, none), tokens

@@ -11,11 +11,12 @@ from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.runs import find_run
 from proxy.pool.steps import latest
-from trainer.batch import Row, pack, plan
 from trainer.config import Config
 from trainer.megatron.parallel import Ranks
+from trainer.packing import pack, plan
 from trainer.policy import Policy
 from trainer.recorded import sampled_by
+from trainer.rows import Row
 
 
 def compare_logprobs(config: Config, ranks: Ranks, run: str) -> dict[str, Any]:

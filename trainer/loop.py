@@ -8,6 +8,7 @@ updated and pushed (trainer/policy.py, trainer/push.py).
 
 import shutil
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,21 +16,24 @@ from typing import Any
 from proxy.pool.errors import UserError
 from proxy.pool.schedule import LeasedGroup
 from proxy.pool.steps import Version
-from trainer.batch import Batch, Choice, assemble, plan
+from trainer.batch import Batch, Choice, assemble
 from trainer.config import Config
 from trainer.ledger import Ledger
 from trainer.loss import policy_loss, read_sums
 from trainer.megatron.optimizer import learning_rate
 from trainer.megatron.parallel import Ranks
+from trainer.packing import key_cost, plan
 from trainer.policy import Policy, Update
+from trainer.rows import Row
 from trainer.rules import configured
+from trainer.tree import distinct
 
 
 def train(config: Config, ranks: Ranks) -> None:
     """Train until `config.steps` steps are published. Every rank runs this; the ledger is rank 0's alone."""
     ledger = Ledger(config, ranks)
     policy, rule = Policy(Path(config.model), config, ranks), partial(policy_loss, rule=configured(config.loss))
-    step = resume(config, policy, ledger)
+    step, per_key = resume(config, policy, ledger), key_cost(policy.shape)
     while step < config.steps:
         step += 1
         clock = Clock()
@@ -37,13 +41,13 @@ def train(config: Config, ranks: Ranks) -> None:
         clock.lap("wait")
         choice = Choice(loss=config.loss, control=config.control, labels=config.batch.labels, step=step)
         batch = assemble(groups, choice)
-        micros = plan(batch.rows, ranks.data_world, config.batch.max_tokens)[ranks.data_rank]
+        micros = plan(batch.rows, ranks.data_world, config.batch.max_tokens, per_key)
         rate = learning_rate(config.optimizer, step)
-        update = policy.update(micros, batch.tokens, rule, rate)
+        update = policy.update(micros[ranks.data_rank], batch.tokens, rule, rate)
         clock.lap("train")
         directories = save(config, policy, step)
         clock.lap("checkpoint")
-        metrics = describe(update, batch, groups) | {"lr": rate, "seconds": clock.seconds}
+        metrics = describe(update, batch, groups) | sizes(micros) | {"lr": rate, "seconds": clock.seconds}
         version = ledger.publish(step, directories, metrics)
         ledger.push(version)
         clock.lap("push")
@@ -101,11 +105,18 @@ def describe(update: Update, batch: Batch, groups: list[LeasedGroup]) -> dict[st
         "dropped_groups": batch.dropped_groups,
         "sequences": len(batch.rows),
         "trained_tokens": batch.tokens,
-        "computed_tokens": sum(row.inputs for row in batch.rows),
         "excluded_tokens": dict(batch.excluded),
         "masked_tokens": dict(batch.masked),
         "staleness_mean": sum(staleness) / len(staleness),
         "staleness_max": max(staleness),
+    }
+
+
+def sizes(micros: Sequence[Sequence[Sequence[Row]]]) -> dict[str, int]:
+    """What all ranks compute, in tokens: by trees, and what the same rows would be one by one."""
+    return {
+        "computed_tokens": sum(distinct(micro) for rank in micros for micro in rank),
+        "flat_tokens": sum(row.inputs for rank in micros for micro in rank for row in micro),
     }
 
 

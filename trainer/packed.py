@@ -1,20 +1,25 @@
-"""One micro-batch as the model takes it: sequences end to end in a single row."""
+"""One micro-batch as the model takes it: prefix trees end to end in a single row."""
 
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from trainer.tree import Run
+
 
 @dataclass(frozen=True)
 class Packed:
-    """Tokens of several sequences, and the places that need a logprob."""
+    """Tokens of several trees, and the places that need a logprob."""
 
     tokens: Tensor
+    """[N], each tree in depth-first pre-order."""
     positions: Tensor
-    """0, 1, 2, ... within each sequence."""
-    lengths: tuple[int, ...]
-    """Of the sequences, in order."""
+    """[N], the depth of each token in its tree."""
+    runs: tuple[Run, ...]
+    """What attends to what."""
     rows: Tensor
-    """Indices into `tokens` whose next token is asked for."""
+    """[edges] indices into `tokens` whose next token is asked for."""
     labels: Tensor
-    """Those next tokens."""
+    """[edges] those next tokens."""
+    branches: Tensor
+    """[trained tokens] which edge each of the flat trained tokens is."""

@@ -10,7 +10,6 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from proxy.pool.errors import UserError
 from trainer import config as settings
-from trainer.batch import Row, pack
 from trainer.loss import Sums, Tokens
 from trainer.megatron.checkpoint import Checkpoints
 from trainer.megatron.model import PolicyModel, build_model, transformer_config
@@ -18,6 +17,8 @@ from trainer.megatron.optimizer import build_optimizer, set_learning_rate, sum_g
 from trainer.megatron.parallel import Ranks, max_over_data_ranks, sum_over_data_ranks, whole_vocabulary
 from trainer.megatron.weights import load_weights, write_model
 from trainer.packed import Packed
+from trainer.packing import pack
+from trainer.rows import Row
 from trainer.shape import Shape, read_shape
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -42,7 +43,7 @@ class Policy:
 
     def __init__(self, source: Path, config: settings.Config, ranks: Ranks):
         self.source, self.ranks = source, ranks
-        shape = read_shape(source)
+        self.shape = shape = read_shape(source)
         megatron = transformer_config(shape, DTYPES[config.parallel.precision], config.parallel.tensor)
         self.model = build_model(shape, megatron).to(ranks.device, megatron.params_dtype)
         load_weights(self.model, source)
@@ -83,12 +84,12 @@ class Policy:
 
     def _backward(self, rows: Sequence[Row], denominator: int, loss_of: LossOf) -> tuple[torch.Tensor, Sums]:
         packed, tokens = pack(rows, self.ranks.device)
-        logp = self.ddp(packed)
+        logp = self.ddp(packed)[packed.branches]
         # the weights do not change within a step, so what a pass before it would give is here already
         tokens = replace(tokens, old_logp=logp.detach())
         if self.reference is not None:
             with torch.no_grad():
-                tokens = replace(tokens, reference_logp=self.reference(packed))
+                tokens = replace(tokens, reference_logp=self.reference(packed)[packed.branches])
         loss, said = loss_of(logp, tokens)
         loss = loss / denominator
         loss.backward()
@@ -96,10 +97,10 @@ class Policy:
 
     @torch.no_grad()
     def logprobs(self, packed: Packed) -> torch.Tensor:
-        """The current logprob of every asked token."""
-        return self.model(packed)
+        """The current logprob of every trained token, in the order of the rows."""
+        return self.model(packed)[packed.branches]
 
     @torch.no_grad()
     def best(self, packed: Packed) -> torch.Tensor:
-        """The token that the model itself would choose at every asked place."""
-        return whole_vocabulary(self.model.logits(packed)).argmax(-1).view(-1)
+        """The token that the model itself would choose at the place of every trained token."""
+        return whole_vocabulary(self.model.logits(packed)).argmax(-1).view(-1)[packed.branches]

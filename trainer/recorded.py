@@ -9,8 +9,9 @@ from proxy.pool.errors import UserError
 from proxy.pool.recorded import finished_rollouts
 from proxy.pool.records import Completion
 from proxy.pool.runs import find_run
-from trainer.batch import Row, merge, why_not_imitable
+from trainer.batch import merge, why_not_imitable
 from trainer.config import Config
+from trainer.rows import Row
 
 
 def demonstrations(config: Config) -> list[list[Row]]:

@@ -14,12 +14,13 @@ import msgspec
 
 from proxy.pool.errors import UserError
 from trainer import config as settings
-from trainer.batch import Row, pack, plan
 from trainer.loss import imitation
 from trainer.megatron.optimizer import learning_rate
 from trainer.megatron.parallel import Ranks
+from trainer.packing import pack, plan
 from trainer.policy import Policy
 from trainer.recorded import demonstrations
+from trainer.rows import Row
 
 
 def warm_start(config: settings.Config, ranks: Ranks) -> dict[str, Any]:
@@ -87,7 +88,7 @@ def measure(policy: Policy, rows: Sequence[Row], max_tokens: int) -> dict[str, f
     for micro in plan(rows, 1, max_tokens)[0]:
         packed, _ = pack(micro, policy.ranks.device)
         loss -= policy.logprobs(packed).sum().item()
-        right += (packed.labels == policy.best(packed)).sum().item()
+        right += (packed.labels[packed.branches] == policy.best(packed)).sum().item()
     return {"loss": loss / count(rows), "accuracy": right / count(rows)}
 
 

@@ -19,8 +19,8 @@ from proxy.pool.database import Pool, insert_row
 from proxy.pool.groups import Outcome, finish_rollout, open_group
 from proxy.pool.records import Completion, NewCompletion, VersionSpan, int_bytes
 from proxy.pool.schema import completions
-from trainer.batch import Row
 from trainer.config import Config
+from trainer.rows import Row
 
 VOCABULARY, HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 96, 32, 64, 4, 2, 8, 2
 LLAMA_ROPE = {

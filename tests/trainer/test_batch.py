@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from proxy.pool.errors import UserError
 from proxy.pool.records import Completion
 from proxy.pool.schedule import LeasedGroup, LeasedRollout
 from tests.trainer.make import chain, make_config, make_rows, write_model
-from trainer.batch import Choice, Row, assemble, merge, pack, plan, why_not_imitable, why_not_trainable
+from trainer.batch import Choice, assemble, merge, why_not_imitable, why_not_trainable
 from trainer.config import Control, Loss
 from trainer.loss import policy_loss
 from trainer.megatron.parallel import Ranks
+from trainer.packing import pack, plan
 from trainer.policy import Policy
+from trainer.rows import Row
 from trainer.rules import rule_of
 
 GROWING = [([1, 2, 3], [4, 5]), ([1, 2, 3, 4, 5, 6], [7]), ([1, 2, 3, 4, 5, 6, 7, 8, 9], [10, 11])]
@@ -106,28 +107,13 @@ def test_the_control_run_keeps_reported_rewards() -> None:
     assert len(winners) > 1 and all(batch.rewards == [1.0, 0.0, 0.0, 0.0] for batch in batches)
 
 
-@pytest.mark.parametrize("ranks_count", [1, 2, 3])
-def test_a_plan_holds_every_row_once_within_the_budget(ranks_count: int) -> None:
-    rows = make_rows(50)
-    found = plan(rows, ranks_count, 100)
-    placed = [row for rank in found for micro in rank for row in micro]
-    assert sorted(map(id, placed)) == sorted(map(id, rows))
-    assert all(sum(row.inputs for row in micro) <= 100 for rank in found for micro in rank)
-    assert len({len(rank) for rank in found}) == 1
-
-
-def test_a_path_over_the_budget_is_refused() -> None:
-    with pytest.raises(UserError, match="batch.max_tokens = 7 is below"):
-        plan(make_rows(3), 1, 7)
-
-
 def gradients(policy: Policy, micros: list[list[Row]], denominator: int) -> dict[str, torch.Tensor]:
     """The loss and every parameter's gradient as Megatron's DDP accumulates it."""
     policy.ddp.zero_grad_buffer()
     total = torch.zeros(())
     for rows in micros:
         packed, tokens = pack(rows, policy.ranks.device)
-        loss = policy_loss(policy.ddp(packed), tokens, rule_of("cispo", 0.0, 5.0))[0] / denominator
+        loss = policy_loss(policy.ddp(packed)[packed.branches], tokens, rule_of("cispo", 0.0, 5.0))[0] / denominator
         loss.backward()
         total += loss.detach()
     return {name: param.main_grad.clone() for name, param in policy.model.named_parameters()} | {"loss": total}

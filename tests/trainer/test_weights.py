@@ -4,6 +4,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tests.trainer.make import FAMILIES, VOCABULARY, make_config, write_model
 from trainer.megatron.parallel import Ranks
 from trainer.packed import Packed
 from trainer.policy import Policy
+from trainer.tree import Run
 
 REFERENCE = """
 import sys, torch
@@ -45,8 +47,10 @@ def test_weights_come_back_bit_exact_with_their_files(family: str, ranks: Ranks,
 def packed(sequences: list[torch.Tensor]) -> Packed:
     tokens = torch.cat(sequences)
     positions = torch.cat([torch.arange(len(ids)) for ids in sequences])
-    lengths = tuple(len(ids) for ids in sequences)
-    return Packed(tokens, positions, lengths, torch.arange(len(tokens)), tokens)
+    ends = [0, *accumulate(len(ids) for ids in sequences)]
+    runs = tuple(Run(start, end, end, 0) for start, end in pairwise(ends))
+    every = torch.arange(len(tokens))
+    return Packed(tokens, positions, runs, every, tokens, every)
 
 
 def test_logits_of_packed_sequences_equal_those_of_transformers(ranks: Ranks, tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 
 from tests.trainer.make import make_config, make_rows
-from trainer.batch import plan
 from trainer.loss import policy_loss
 from trainer.megatron.parallel import Ranks, process_groups
+from trainer.packing import plan
 from trainer.policy import Policy
 from trainer.rules import rule_of
 

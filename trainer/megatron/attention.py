@@ -1,28 +1,26 @@
-"""Attention over packed sequences, as Megatron's `core_attention`.
+"""Attention over prefix trees, as Megatron's `core_attention`.
 
-A micro-batch is one row of S tokens holding sequences end to end; a token attends to the earlier tokens of its own
-sequence. Each sequence is one causal SDPA call, so no masked block is computed and no mask is built. Left out: context
-parallelism, attention dropout, branching sequences.
+A micro-batch is one row of N tokens that holds trees in depth-first pre-order; a token attends to itself and to its
+ancestors. The runs of the layout are handed through `attention_bias`, which Megatron passes to the core attention
+untouched, also through activation recomputation. Which kernel computes it is trainer/megatron/kernels.py's matter.
+Left out: context parallelism, attention dropout.
 """
 
 import math
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import divide
 from torch import Tensor
 
+from trainer.megatron.kernels import tree_attention
+from trainer.tree import Run
 
-class PackedAttention(MegatronModule):
-    """Causal attention within each sequence.
 
-    `attention_bias` carries the sequence lengths: Megatron hands that argument to the core attention untouched, also
-    through activation recomputation.
-    """
+class TreeAttention(MegatronModule):
+    """Each token attends to its ancestors and itself."""
 
     def __init__(self, config: TransformerConfig, layer_number: int, **options: Any):
         super().__init__(config=config)
@@ -38,16 +36,10 @@ class PackedAttention(MegatronModule):
         value: Tensor,
         attention_mask: Tensor | None = None,
         *,
-        attention_bias: Sequence[int],
+        attention_bias: Sequence[Run],
         **_: Any,
     ) -> Tensor:
-        """[S, 1, heads, d] each -> [S, 1, heads * d]."""
-        lengths = list(attention_bias)
-        # split, not slices: the gradient of a split is one concatenation, that of k slices is k full-size additions
-        parts = [tensor.permute(1, 2, 0, 3).split(lengths, dim=2) for tensor in (query, key, value)]
-        grouped = query.shape[2] != key.shape[2]
-        outputs = [
-            F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale, enable_gqa=grouped)
-            for q, k, v in zip(*parts, strict=True)
-        ]
-        return torch.cat(outputs, dim=2).permute(2, 0, 1, 3).reshape(query.shape[0], 1, self.width)
+        """[N, 1, heads, d] each -> [N, 1, heads * d]."""
+        heads = [tensor.permute(1, 2, 0, 3) for tensor in (query, key, value)]
+        output = tree_attention(heads[0], heads[1], heads[2], attention_bias, self.scale)
+        return output.permute(2, 0, 1, 3).reshape(query.shape[0], 1, self.width)

@@ -15,7 +15,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from proxy.pool.errors import UserError
-from trainer.megatron.attention import PackedAttention
+from trainer.megatron.attention import TreeAttention
 from trainer.packed import Packed
 from trainer.shape import Shape
 
@@ -60,7 +60,7 @@ def transformer_config(shape: Shape, dtype: torch.dtype, tensor_parallel: int) -
 def build_model(shape: Shape, config: TransformerConfig) -> "PolicyModel":
     """An uninitialised model of this shape."""
     spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=config.qk_layernorm)
-    spec.submodules.self_attention.submodules.core_attention = ModuleSpec(module=PackedAttention)
+    spec.submodules.self_attention.submodules.core_attention = ModuleSpec(module=TreeAttention)
     model = PolicyModel(
         config,
         spec,
@@ -92,7 +92,7 @@ class PolicyModel(GPTModel):
             attention_mask=None,
             labels=None if labels is None else labels[None],
             loss_mask=packed.rows,  # GPTModel passes it on to _postprocess, which here takes it as the rows to keep
-            extra_block_kwargs={"attention_bias": packed.lengths},
+            extra_block_kwargs={"attention_bias": packed.runs},
         )
 
     def _postprocess(self, hidden_states: Tensor, *args: Any, loss_mask: Tensor, **kwargs: Any) -> Tensor:

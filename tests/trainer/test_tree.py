@@ -1,0 +1,247 @@
+"""Prefix trees: their layout, their attention, their parts, and that training by them changes nothing but the work."""
+
+import json
+import random
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from proxy.pool.errors import UserError
+from tests.trainer.make import VOCABULARY, make_config, write_model
+from trainer.loss import policy_loss
+from trainer.megatron.kernels import slices, tree_attention
+from trainer.megatron.parallel import Ranks
+from trainer.packing import divide, pack, plan
+from trainer.policy import Policy
+from trainer.rows import Row
+from trainer.rules import rule_of
+from trainer.tree import Order, Run, build, cut, order
+
+TREE: dict[str, Any] = json.loads((Path(__file__).parent / "vectors.json").read_text())["tree"]
+
+
+def row(tokens: list[int], draw: random.Random, trained: list[bool] | None = None) -> Row:
+    size = len(tokens)
+    mask = trained if trained is not None else [False] + [draw.random() < 0.7 for _ in tokens[1:]]
+    logp = np.array([draw.uniform(-4, -1) for _ in tokens], dtype=np.float32)
+    advantage = np.full(size, draw.gauss(0, 1), dtype=np.float32)
+    kept = np.array(mask, dtype=bool)
+    return Row(np.array(tokens), kept, logp, advantage, np.zeros(size, dtype=np.int64), draw.uniform(0.5, 2))
+
+
+def rows_of(seed: int, count: int = 9, vocabulary: int = 3, longest: int = 14) -> list[Row]:
+    """Random branching rows: duplicates, rows that begin others, different lengths, several roots, mixed advantages."""
+    draw = random.Random(seed)
+    made = [[draw.randrange(vocabulary) for _ in range(draw.randint(2, longest))] for _ in range(count)]
+    made += [list(made[0]), made[1][: max(2, len(made[1]) // 2)], made[2] + [draw.randrange(vocabulary)] * 3]
+    draw.shuffle(made)
+    return [row(tokens, draw) for tokens in made]
+
+
+def ancestors(rows: list[Row]) -> set[tuple[int, ...]]:
+    """The nodes of the trie, each as its path."""
+    return {tuple(one.tokens[: end + 1].tolist()) for one in rows for end in range(one.inputs)}
+
+
+def paths_in(tokens: np.ndarray, runs: list[Run]) -> list[tuple[int, ...]]:
+    """What each token of the layout attends to, as tokens."""
+    last = np.concatenate([np.full(run.end - run.start, run.last) for run in runs])
+    return [tuple(int(tokens[j]) for j in range(i + 1) if i < last[j]) for i in range(len(tokens))]
+
+
+def test_the_worked_example() -> None:
+    draw = random.Random(0)
+    # one token more for each branch, as the last one of a row is no input
+    rows = [
+        row([ord(name) for name in branch + "Z"], draw, [False] * len(branch) + [True]) for branch in TREE["branches"]
+    ]
+    tree = build(rows)
+    last = [run.last for run in tree.runs for _ in range(run.start, run.end)]
+    assert "".join(map(chr, tree.tokens)) == TREE["dfs"] and tree.positions.tolist() == TREE["depth"]
+    assert last == TREE["sub_end"]
+    found = sorted(([list(part.queries), list(part.keys), int(part.causal)] for part in slices(tree.runs)), key=str)
+    assert found == sorted(TREE["slices"], key=str)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_every_token_attends_to_exactly_its_ancestors(seed: int) -> None:
+    rows = rows_of(seed)
+    tree = build(rows)
+    found = paths_in(tree.tokens, tree.runs)
+    assert len(found) == len(set(found)) and set(found) == ancestors(rows)
+    assert [len(path) - 1 for path in found] == tree.positions.tolist()
+    pairs = [(q, k) for part in slices(tree.runs) for q, k in covered(part.queries, part.keys, part.causal)]
+    last = [run.last for run in tree.runs for _ in range(run.start, run.end)]
+    assert len(pairs) == len(set(pairs)) and len(slices(tree.runs)) <= 2 * len(tree.runs)
+    assert set(pairs) == {(i, j) for i in range(len(last)) for j in range(i + 1) if i < last[j]}
+
+
+def covered(queries: tuple[int, int], keys: tuple[int, int], causal: bool) -> list[tuple[int, int]]:
+    return [(q, k) for q in range(*queries) for k in range(*keys) if k <= q or not causal]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_every_trained_token_is_asked_at_its_own_context(seed: int) -> None:
+    rows = rows_of(seed)
+    tree = build(rows)
+    found = paths_in(tree.tokens, tree.runs)
+    asked = [(found[tree.parents[edge]], int(tree.labels[edge])) for edge in tree.edges]
+    flat = [(tuple(one.tokens[:at].tolist()), int(one.tokens[at])) for one in rows for at in one.places]
+    assert asked == flat and len(set(asked)) == len(tree.parents)
+
+
+def test_separate_completions_of_one_history_are_one_run() -> None:
+    draw = random.Random(0)
+    history = [draw.randrange(90) for _ in range(300)]
+    rows = [row(history[: 30 * turn], draw, [False] * (30 * turn - 10) + [True] * 10) for turn in range(1, 11)]
+    assert build(rows).runs == [Run(0, 299, 299, 0)]
+
+
+def test_without_merging_each_row_is_a_tree() -> None:
+    rows = rows_of(1)
+    tree = build(rows, merge=False)
+    assert len(tree.runs) == sum(one.inputs > 0 for one in rows) and len(tree.tokens) == sum(one.inputs for one in rows)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_cut_repeats_as_little_as_possible(seed: int) -> None:
+    found = order(rows_of(seed, count=5))
+    budget = max(one.inputs for one in found.rows) + 4
+    parts = cut(found, budget)
+    assert [id(one) for part in parts for one in part.rows] == [id(one) for one in found.rows]
+    assert all(len(ancestors(part.rows)) == part.unique(0, len(part.rows)) <= budget for part in parts)
+    assert sum(part.unique(0, len(part.rows)) for part in parts) == least(found, budget)
+
+
+def least(found: Order, budget: int) -> int:
+    """Over every way of cutting the sorted rows."""
+    places, totals = range(1, len(found.rows)), []
+    for count in range(len(found.rows)):
+        for cuts in combinations(places, count):
+            sizes = [len(ancestors(found.rows[a:b])) for a, b in zip((0, *cuts), (*cuts, len(found.rows)), strict=True)]
+            if max(sizes) <= budget:
+                totals.append(sum(sizes))
+    return min(totals)
+
+
+def test_a_path_over_the_budget_is_refused() -> None:
+    with pytest.raises(UserError, match="batch.max_tokens = 5 is below a recorded path of"):
+        plan(rows_of(0), 1, 5)
+
+
+@pytest.mark.parametrize("ranks_count", [1, 2, 3])
+def test_trees_stay_together_and_ranks_get_equal_work(ranks_count: int) -> None:
+    rows = [one for seed in range(40) for one in rows_of(seed, vocabulary=50)]
+    found = plan(rows, ranks_count, 60)
+    placed = [one for rank in found for micro in rank for one in micro]
+    assert sorted(map(id, placed)) == sorted(id(one) for one in rows if one.inputs)
+    assert all(len(ancestors(micro)) <= 60 for rank in found for micro in rank)
+    assert len({len(rank) for rank in found}) == 1
+    costs = [sum(piece.cost for micro in rank for piece in divide(micro, 60)) for rank in found]
+    assert max(costs) <= 1.1 * sum(costs) / ranks_count
+
+
+def dense(query: Tensor, key: Tensor, value: Tensor, runs: list[Run], scale: float) -> Tensor:
+    last = torch.tensor([run.last for run in runs for _ in range(run.start, run.end)])
+    at = torch.arange(len(last))
+    mask = (at[None] <= at[:, None]) & (at[:, None] < last[None])
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=True)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_attention_by_slices_equals_the_dense_mask(seed: int, dtype: torch.dtype, tolerance: float) -> None:
+    runs = build(rows_of(seed, count=12, longest=40)).runs
+    draw = torch.Generator().manual_seed(seed)
+    shapes = [(1, heads, runs[-1].end, 8) for heads in (4, 2, 2)]
+    q, k, v = inputs = [(3 * torch.randn(shape, generator=draw, dtype=dtype)).requires_grad_() for shape in shapes]
+    upstream = torch.randn(shapes[0], generator=draw, dtype=dtype)
+    found, expected = (kernel(q, k, v, runs, 0.3) for kernel in (tree_attention, dense))
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+    gradients = [torch.autograd.grad(output, inputs, upstream) for output in (found, expected)]
+    for ours, theirs in zip(*gradients, strict=True):
+        assert (ours - theirs).norm() <= 10 * tolerance * theirs.norm()
+
+
+def gradients(policy: Policy, micros: list[list[Row]], kind: str, merge: bool) -> dict[str, Tensor]:
+    """The loss and every parameter's gradient."""
+    policy.ddp.zero_grad_buffer()
+    total = torch.zeros((), dtype=torch.float64)
+    for rows in micros:
+        packed, tokens = pack(rows, policy.ranks.device, merge)
+        loss = policy_loss(policy.ddp(packed)[packed.branches], tokens, rule_of(kind, 0.8, 1.3))[0]
+        loss.backward()
+        total += loss.detach()
+    return {name: param.main_grad.clone() for name, param in policy.model.named_parameters()} | {"loss": total}
+
+
+def distance(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
+    assert all(right[name].norm() > 0 for name in right)
+    return max(float((left[name] - right[name]).norm() / right[name].norm()) for name in right)
+
+
+@pytest.mark.parametrize("kind", ["cispo", "ppo", "gspo"])
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+def test_trees_give_the_loss_and_gradient_of_separate_rows(
+    kind: str, family: str, ranks: Ranks, tmp_path: Path
+) -> None:
+    policy = Policy(write_model(tmp_path / "model", family), make_config(tmp_path), ranks)
+    rows = [one for seed in (1, 2) for one in rows_of(seed, vocabulary=VOCABULARY, longest=30)]
+    rows += rows_of(3, vocabulary=2, longest=20)
+    flat = gradients(policy, [[one] for one in rows if one.inputs], kind, merge=False)
+    for budget in (35, 80, 10_000):
+        (micros,) = plan(rows, 1, budget)
+        assert distance(gradients(policy, micros, kind, merge=True), flat) <= 1e-5
+        assert sum(len(build(micro).tokens) for micro in micros) < sum(one.inputs for one in rows)
+
+
+def test_positions_and_the_mask_matter_in_these_rows(ranks: Ranks, tmp_path: Path) -> None:
+    """A control: counted positions, or no mask between branches, give other logprobs."""
+    policy = Policy(write_model(tmp_path / "model"), make_config(tmp_path), ranks)
+    rows = [one for one in rows_of(3, vocabulary=2, longest=20) if one.inputs]
+    packed, _ = pack(rows, policy.ranks.device)
+    size = len(packed.tokens)
+    right = policy.logprobs(packed)
+    counted = replace(packed, positions=torch.arange(size))
+    unmasked = replace(packed, runs=(Run(0, size, size, 0),))
+    for wrong in (counted, unmasked):
+        assert (policy.logprobs(wrong) - right).abs().max() > 0.1
+
+
+def test_the_same_packing_gives_a_ratio_of_exactly_one(ranks: Ranks, tmp_path: Path) -> None:
+    policy = Policy(write_model(tmp_path / "model"), make_config(tmp_path), ranks)
+    for micro in plan(rows_of(4, vocabulary=4), 1, 60)[0]:
+        packed, _ = pack(micro, policy.ranks.device)
+        assert torch.equal(policy.logprobs(packed), policy.ddp(packed)[packed.branches].detach())
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen2"])
+def test_in_double_precision_nothing_is_left_of_the_difference(family: str, ranks: Ranks, tmp_path: Path) -> None:
+    """Through the same Megatron layers, every parameter's gradient to 1e-9."""
+    model = Policy(write_model(tmp_path / "model", family), make_config(tmp_path), ranks).model.double()
+    parameters = dict(model.named_parameters())
+
+    def gradient(micros: list[list[Row]], merge: bool) -> dict[str, Tensor]:
+        losses = []
+        for rows in micros:
+            packed, tokens = pack(rows, ranks.device, merge)
+            # from the logits: Megatron's cross entropy works in single precision
+            logp = model.logits(packed).view(-1, VOCABULARY).log_softmax(-1)
+            edges = logp.gather(1, packed.labels[:, None])[:, 0]
+            losses.append(policy_loss(edges[packed.branches], tokens, rule_of("cispo", 0.8, 1.3))[0])
+        total = torch.stack(losses).sum()
+        found = torch.autograd.grad(total, list(parameters.values()))
+        return dict(zip(parameters, found, strict=True)) | {"loss": total.detach()}
+
+    rows = [one for seed in (5, 6) for one in rows_of(seed, vocabulary=3, longest=25) if one.inputs]
+    flat = gradient([[one] for one in rows], merge=False)
+    assert flat["loss"].dtype == torch.float64
+    for budget in (30, 10_000):
+        assert distance(gradient(plan(rows, 1, budget)[0], merge=True), flat) <= 1e-9

@@ -1,0 +1,114 @@
+"""Kernels of tree attention behind one function. None of them builds a mask of N x N.
+
+CPU: slices. Each run's queries against its own keys are one causal call, the queries of the rest of its subtree against
+its keys one full call, both over contiguous ranges; partial results are joined by their log-sum-exp, as flash attention
+joins its blocks. GPU: FlexAttention, compiled, with a block mask made from the ends of the subtrees.
+Left out: dropout, sliding windows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from trainer.tree import Run
+
+_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def tree_attention(query: Tensor, key: Tensor, value: Tensor, runs: Sequence[Run], scale: float) -> Tensor:
+    """[1, heads, N, d], keys and values of maybe fewer heads -> [1, heads, N, d]."""
+    if query.device.type == "cpu":
+        return _Sliced.apply(query, key, value, slices(runs), scale)
+    mask = block_mask(tuple(runs), query.device)
+    return _compiled()(query, key, value, block_mask=mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Queries and keys of contiguous ranges; causal ones are square."""
+
+    queries: tuple[int, int]
+    keys: tuple[int, int]
+    causal: bool
+
+
+def slices(runs: Sequence[Run]) -> list[Slice]:
+    """Every pair of a token and its ancestor exactly once: the causal ones first, which cover every token."""
+    own = [Slice((run.start, run.end), (run.start, run.end), True) for run in runs]
+    below = [Slice((run.end, run.last), (run.start, run.end), False) for run in runs if run.end < run.last]
+    return own + below
+
+
+class _Sliced(torch.autograd.Function):
+    """softmax(q k^T) v over slices. The backward pass gives each slice the whole row's output and log-sum-exp."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, parts: list[Slice], scale: float) -> Tensor:
+        output = torch.empty_like(query)
+        total = query.new_empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))
+        for part in parts:
+            q, k, v = (tensor[:, :, slice(*at)] for tensor, at in _of(part, query, key, value))
+            found, sums = _forward(q, k, v, 0.0, part.causal, scale=scale)
+            rows = slice(*part.queries)
+            if part.causal:
+                output[:, :, rows], total[:, :, rows] = found, sums
+            else:
+                before = total[:, :, rows]
+                joined = torch.logaddexp(before, sums)
+                kept, added = (before - joined).exp_()[..., None], (sums - joined).exp_()[..., None]
+                output[:, :, rows] = output[:, :, rows] * kept + found * added
+                total[:, :, rows] = joined
+        ctx.save_for_backward(query, key, value, output, total)
+        ctx.parts, ctx.scale = parts, scale
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, output, total = ctx.saved_tensors
+        upstream = gradients[0]
+        summed = [torch.zeros_like(tensor) for tensor in (query, key, value)]
+        for part in ctx.parts:
+            q, k, v = (tensor[:, :, slice(*at)] for tensor, at in _of(part, query, key, value))
+            rows = slice(*part.queries)
+            found = _backward(
+                upstream[:, :, rows],
+                q,
+                k,
+                v,
+                output[:, :, rows],
+                total[:, :, rows],
+                0.0,
+                part.causal,
+                scale=ctx.scale,
+            )
+            for into, (_, at), gradient in zip(summed, _of(part, query, key, value), found, strict=True):
+                into[:, :, slice(*at)] += gradient
+        return (*summed, None, None)
+
+
+def _of(part: Slice, query: Tensor, key: Tensor, value: Tensor) -> list[tuple[Tensor, tuple[int, int]]]:
+    return [(query, part.queries), (key, part.keys), (value, part.keys)]
+
+
+@lru_cache(maxsize=1)
+def _compiled() -> Any:
+    return torch.compile(flex_attention, dynamic=True)
+
+
+@lru_cache(maxsize=4)
+def block_mask(runs: tuple[Run, ...], device: torch.device) -> BlockMask:
+    """FlexAttention's mask of blocks for a layout; made once per micro-batch and shared by its layers."""
+    lengths = torch.tensor([run.end - run.start for run in runs])
+    last = torch.tensor([run.last for run in runs]).repeat_interleave(lengths).to(device)
+
+    def allowed(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (query < last[key])
+
+    size = runs[-1].end
+    return create_block_mask(allowed, None, None, size, size, device=str(device), _compile=device.type == "cuda")
