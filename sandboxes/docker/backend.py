@@ -1,0 +1,145 @@
+"""Sandboxes that are containers: started from a spec, listed by their labels, removed with all that they wrote."""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sandboxes.base import SandboxError, Spec
+from sandboxes.docker.engine import Command, Engine, EngineError
+from sandboxes.docker.images import STASH, Images, log
+from sandboxes.docker.labels import labels_of, sandbox_labels, this_process
+from sandboxes.docker.profiles import ACCOUNTS, Base, container_config
+from sandboxes.docker.sandbox import DockerSandbox, Made
+from sandboxes.docker.supply import Supplier, Supply, merged
+from sandboxes.output import Kept
+
+AT_ONCE = 16
+"""Containers that are started or removed at the same time: an engine does no better with more."""
+SEED_SECONDS = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What all sandboxes of a back end share."""
+
+    address: str = ""
+    """unix:///path, tcp://host:port; empty: DOCKER_HOST or the local socket."""
+    image: str = ""
+    """For specs that name none."""
+    run: str = ""
+    """Written on everything that is made."""
+    suppliers: Sequence[Supplier] = ()
+    progress: Callable[[str], None] = log.info
+    """Told what is pulled and built."""
+
+
+class DockerSandboxes:
+    """Starts containers on one engine. `open` makes one."""
+
+    kind = "docker"
+
+    def __init__(self, engine: Engine, options: Options):
+        self.engine, self._options = engine, options
+        self.images = Images(engine, options.image, options.progress)
+        self._owner = this_process()
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._running: dict[str, DockerSandbox] = {}
+
+    @classmethod
+    async def open(cls, options: Options | None = None) -> "DockerSandboxes":
+        """Connect to the engine. EngineError when it is no use."""
+        options = options or Options()
+        return cls(await Engine.open(options.address), options)
+
+    @property
+    def promise(self) -> str:
+        root = "an unprivileged user outside" if self.engine.remapped else "the host's root, held by its capabilities"
+        return (
+            "containers with limits and a network of their own; strict: unprivileged, no capabilities, read-only root; "
+            f"harbor: root inside, which is {root}, and a disk without limit; they share the host's kernel"
+        )
+
+    async def start(self, spec: Spec) -> DockerSandbox:
+        base = await self.images.base(spec)
+        starting = asyncio.create_task(self._start(spec, base))
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:  # the engine may be half way: what it has made must be known to be removed
+            await asyncio.wait({starting})
+            if not starting.cancelled() and starting.exception() is None:
+                await starting.result().stop()
+            raise
+
+    async def _start(self, spec: Spec, base: Base) -> DockerSandbox:
+        sandbox = f"{self._owner.pid}-{self._owner.started}-{secrets.token_hex(4)}"
+        try:
+            supplies = [await supplier.supply(sandbox, spec) for supplier in self._options.suppliers]
+            async with self._slots:
+                return await self._make(sandbox, spec, base, merged(supplies))
+        except BaseException:
+            await self._remove(sandbox)
+            raise
+
+    async def _make(self, sandbox: str, spec: Spec, base: Base, supply: Supply) -> DockerSandbox:
+        labels = labels_of("sandbox", self._owner, self._options.run) | sandbox_labels(sandbox, spec, base.name)
+        name = container_name(sandbox)
+        with self.engine.telling(f"starting a sandbox of image {base.name}"):
+            container = await self.engine.docker.containers.create(
+                container_config(spec, base, supply, labels), name=name
+            )
+            await container.start()
+        if base.seeded:
+            await self._seed(name, base)
+        made = Made(
+            id=sandbox,
+            container=name,
+            work=base.work,
+            accounts=ACCOUNTS[spec.profile],
+            model_url=supply.model_url,
+            bundles=supply.bundles,
+            disk_mb=spec.disk_mb,
+            cpus=spec.cpus or self.engine.cpus,
+        )
+        self._running[sandbox] = started = DockerSandbox(self.engine, made, lambda: self._remove(sandbox))
+        return started
+
+    async def _seed(self, container: str, base: Base) -> None:
+        """Copy the image's content of the working directory into the writable place that covers it."""
+        said = Kept(2000)
+        copy = Command(argv=("cp", "-a", f"{STASH}/.", base.work), user=ACCOUNTS["strict"]["agent"].ids)
+        async with asyncio.timeout(SEED_SECONDS):
+            if code := await self.engine.execute(container, copy, said.add):
+                raise SandboxError(
+                    f"the content of {base.work} in image {base.name} cannot be copied (exit code {code}: "
+                    f"{said.text()[-300:].strip()}); give the task more disk or memory"
+                )
+
+    async def _remove(self, sandbox: str) -> None:
+        """Remove a sandbox with everything in it. What is gone already is fine."""
+        name = container_name(sandbox)
+        try:
+            async with self._slots:
+                with self.engine.telling(f"removing {name}"):
+                    await self.engine.container(name).delete(force=True, v=True)
+        except EngineError:
+            raise
+        except SandboxError as error:
+            if "No such container" not in str(error) and "is already in progress" not in str(error):
+                raise
+        finally:
+            for supplier in self._options.suppliers:
+                await supplier.release(sandbox)
+        self._running.pop(sandbox, None)
+
+    async def close(self) -> None:
+        """Stop what still runs, and let go of the engine."""
+        try:
+            await asyncio.gather(*(sandbox.stop() for sandbox in [*self._running.values()]))
+        finally:
+            await self.images.close()
+            await self.engine.close()
+
+
+def container_name(sandbox: str) -> str:
+    return f"blackforge-{sandbox}"

@@ -1,0 +1,92 @@
+"""A build context: which files of a directory go to the engine, as one archive and under one hash.
+
+Understands .dockerignore as the engine's clients do: patterns from the root, `*` within a name, `**` across names, `!`
+for exceptions, the last match decides.
+"""
+
+import hashlib
+import io
+import os
+import re
+import stat
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+IGNORE = ".dockerignore"
+
+
+def files(context: Path, dockerfile: str) -> Iterator[tuple[str, Path]]:
+    """Everything below the directory that is not ignored, in a fixed order: its name in the context and its path."""
+    rules = _rules(context / IGNORE)
+    for directory, names, plain in os.walk(context):
+        names.sort()
+        for name in sorted([*names, *plain]):
+            path = Path(directory, name)
+            inside = path.relative_to(context).as_posix()
+            if inside in (dockerfile, IGNORE) or not _ignored(inside, rules):
+                yield inside, path
+
+
+def digest(context: Path, dockerfile: str) -> str:
+    """The hash of what would be sent: names, kinds, modes and content."""
+    whole = hashlib.sha256(dockerfile.encode())
+    for inside, path in files(context, dockerfile):
+        state = path.lstat()
+        whole.update(f"\0{inside}\0{stat.S_IFMT(state.st_mode)}\0{state.st_mode & 0o111}\0".encode())
+        if path.is_symlink():
+            whole.update(os.readlink(path).encode())
+        elif path.is_file():
+            with path.open("rb") as file:
+                whole.update(hashlib.file_digest(file, "sha256").digest())
+    return whole.hexdigest()
+
+
+def pack(context: Path, dockerfile: str, instead: str, archive: IO[bytes]) -> str:
+    """Write the archive that the engine builds from, with `instead` for a Dockerfile that is not there. Its name."""
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        for inside, path in files(context, dockerfile):
+            tar.add(path, inside, recursive=False, filter=_of_root)
+        if not (context / dockerfile).is_file():
+            dockerfile = ".blackforge.dockerfile"
+            member = tarfile.TarInfo(dockerfile)
+            member.size = len(instead.encode())
+            tar.addfile(member, io.BytesIO(instead.encode()))
+    archive.seek(0)
+    return dockerfile
+
+
+def _of_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member
+
+
+def _rules(path: Path) -> list[tuple[bool, re.Pattern[str]]]:
+    """Each line as (what it decides, pattern)."""
+    if not path.is_file():
+        return []
+    rules = []
+    for line in path.read_text().splitlines():
+        pattern = line.strip()
+        if not pattern or pattern.startswith("#"):
+            continue
+        ignored = not pattern.startswith("!")
+        pattern = os.path.normpath(pattern.removeprefix("!").strip()).strip("/")
+        rules.append((ignored, re.compile(_regex(pattern) + r"(/.*)?")))
+    return rules
+
+
+def _regex(pattern: str) -> str:
+    kinds = {"**/": r"(.*/)?", "**": r".*", "*": r"[^/]*", "?": r"[^/]"}
+    parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
+    return "".join(kinds[part] if part in kinds else re.escape(part) for part in parts)
+
+
+def _ignored(inside: str, rules: list[tuple[bool, re.Pattern[str]]]) -> bool:
+    decided = False
+    for ignored, pattern in rules:
+        if pattern.fullmatch(inside):
+            decided = ignored
+    return decided

@@ -1,0 +1,215 @@
+"""Files into and out of a container, through commands inside it: the engine's own copying refuses read-only containers
+and sees nothing of what is mounted in them.
+
+Everything is done with the rights of the user it is for. On the way in, a link or file that stands where a directory of
+the path must be is replaced, and a file is created anew, so a planted link leads nowhere; on the way out nothing but
+regular files is opened, and what came is unpacked without ever writing through a link. Needs /bin/sh, head, and for
+directories tar in the image. Left out: owners, hard links and special files of a directory that is copied out.
+"""
+
+import asyncio
+import tarfile
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import IO
+
+from sandboxes.base import SandboxError
+from sandboxes.docker.engine import Command, Engine
+from sandboxes.output import Kept
+
+CHUNK = 1 << 18
+COPY_SECONDS = 600.0
+READ_SECONDS = 60.0
+SYSTEM_LINKS = "/bin|/sbin|/lib|/lib32|/lib64|/libx32|/var/run|/var/lock"
+"""Links that distributions have themselves: these are followed."""
+
+_MAKE_WAY = rf"""
+make_way() {{
+    at= rest=${{1#/}}
+    while [ -n "$rest" ]; do
+        part=${{rest%%/*}}
+        case "$rest" in */*) rest=${{rest#*/}} ;; *) rest= ;; esac
+        [ -n "$part" ] || continue
+        at=$at/$part
+        case "$at" in {SYSTEM_LINKS}) continue ;; esac
+        if [ -L "$at" ] || {{ [ -e "$at" ] && [ ! -d "$at" ]; }}; then rm -f "$at" || exit 1; fi
+        [ -d "$at" ] || mkdir "$at" || exit 1
+        [ -w "$at" ] || [ ! -O "$at" ] || chmod u+rwx "$at"
+    done
+}}
+"""
+WRITE = (
+    _MAKE_WAY
+    + r"""
+set -C  # a file that is there after all is not opened
+make_way "${1%/*}"
+rm -rf "$1" && head -c "$2" >"$1"
+"""
+)
+"""Arguments: path, size. The content is its input."""
+READ = r"""
+[ -f "$1" ] && [ ! -L "$1" ] && [ -r "$1" ] || exit 3
+exec head -c "$2" "$1"
+"""
+WAYS = (
+    _MAKE_WAY
+    + r"""
+make_way "$1"
+head -c "$2" | while IFS= read -r directory; do make_way "$1/$directory"; done
+"""
+)
+"""Arguments: path, size of the list of directories in it, one a line, which is the input."""
+PUT = r"""
+cd "$1" && head -c "$2" | tar -x -o -f -
+"""
+"""Arguments: path, size of the archive, which is the input."""
+GET = r"""
+[ -d "$1" ] || exit 3
+cd "$1" && exec tar -c -f - .
+"""
+
+
+class Inside:
+    """The files of one container, as one of its users may touch them."""
+
+    def __init__(self, engine: Engine, container: str, user: str):
+        self._engine, self._container, self._user = engine, container, user
+
+    async def write(self, path: str, content: bytes) -> None:
+        said = Kept(2000)
+        command = self._command(WRITE, path, str(len(content)), stdin=_pieces(content))
+        if code := await self._bounded(command, said.add, COPY_SECONDS):
+            raise SandboxError(f"{path} cannot be written in {self._container} (exit code {code}: {_last(said)})")
+
+    async def read(self, path: str, limit: int) -> bytes | None:
+        content = bytearray()
+        code = await self._bounded(self._command(READ, path, str(limit)), content.extend, READ_SECONDS)
+        if code not in (0, 3):
+            raise SandboxError(f"{path} cannot be read in {self._container} (exit code {code}: {content[-200:]!r})")
+        return None if code else bytes(content[:limit])
+
+    async def put(self, source: Path, path: str) -> None:
+        said = Kept(2000)
+        with tempfile.TemporaryFile() as archive:
+            try:
+                directories = await asyncio.to_thread(_pack, source, archive)
+            except OSError as error:
+                raise SandboxError(f"{source} cannot be read to be copied into {self._container} ({error})") from error
+            ways = self._command(WAYS, path, str(len(directories)), stdin=_pieces(directories))
+            code = await self._bounded(ways, said.add, COPY_SECONDS)
+            if not code:
+                unpacking = self._command(PUT, path, str(archive.seek(0, 2)), stdin=_blocks(archive))
+                code = await self._bounded(unpacking, said.add, COPY_SECONDS)
+            if code:
+                raise SandboxError(
+                    f"{source} cannot be copied to {path} in {self._container} (exit code {code}: {_last(said)})"
+                )
+
+    async def get(self, path: str, target: Path, limit: int) -> None:
+        """Copy a directory of at most so many bytes, packed."""
+        with tempfile.TemporaryFile() as archive:
+            sink = _Archive(archive, limit, f"{path} in {self._container}")
+            code = await self._bounded(self._command(GET, path), sink.add, COPY_SECONDS)
+            if code == 3:
+                raise SandboxError(f"there is no directory {path} in {self._container} to be copied out")
+            if code:
+                raise SandboxError(
+                    f"{path} cannot be copied out of {self._container} (exit code {code}); its image needs tar"
+                )
+            archive.seek(0)
+            try:
+                await asyncio.to_thread(unpack, archive, target)
+            except (OSError, tarfile.TarError) as error:
+                raise SandboxError(f"{path} of {self._container} cannot be unpacked to {target} ({error})") from error
+
+    def _command(self, script: str, *arguments: str, stdin: AsyncIterator[bytes] | None = None) -> Command:
+        return Command(argv=("/bin/sh", "-c", script, "sh", *arguments), user=self._user, stdin=stdin)
+
+    async def _bounded(self, command: Command, sink: Callable[[bytes], None], seconds: float) -> int:
+        """A FIFO that was put in a file's place, or a user who stops our process, must not keep us for ever."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._engine.execute(self._container, command, sink)
+        except TimeoutError as error:
+            raise SandboxError(f"a file of {self._container} took longer than {seconds:.0f} s") from error
+
+
+class _Archive:
+    """An archive as it arrives, up to a limit."""
+
+    def __init__(self, file: IO[bytes], limit: int, name: str):
+        self._file, self._left, self._limit, self._name = file, limit, limit, name
+
+    def add(self, chunk: bytes) -> None:
+        self._left -= len(chunk)
+        if self._left < 0:
+            raise SandboxError(f"{self._name} holds more than {self._limit >> 20} MB, so it is not copied out")
+        self._file.write(chunk)
+
+
+async def _pieces(content: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(content), CHUNK):
+        yield content[start : start + CHUNK]
+
+
+async def _blocks(file: IO[bytes]) -> AsyncIterator[bytes]:
+    file.seek(0)
+    while chunk := file.read(CHUNK):
+        yield chunk
+
+
+def _pack(source: Path, archive: IO[bytes]) -> bytes:
+    """Archive a directory; returns the names of the directories in it, one a line."""
+    names: list[str] = []
+
+    def anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        if not (member.isreg() or member.isdir() or member.issym()):
+            return None
+        if "\n" in member.name:
+            raise OSError(f"a name with a line break: {member.name!r}")
+        if member.isdir():
+            names.append(member.name)
+        member.uid = member.gid = 0
+        member.uname = member.gname = ""
+        return member
+
+    with tarfile.open(fileobj=archive, mode="w", format=tarfile.GNU_FORMAT, dereference=False) as tar:
+        for child in sorted(source.iterdir()):
+            tar.add(child, child.name, filter=anonymous)
+    return "".join(f"{name}\n" for name in names).encode()
+
+
+def unpack(archive: IO[bytes], target: Path) -> None:
+    """Unpack what an untrusted container sent: directories and files first, links last, nothing outside of `target`."""
+    target.mkdir(parents=True, exist_ok=True)
+    links: list[tarfile.TarInfo] = []
+    with tarfile.open(fileobj=archive, mode="r:") as tar:
+        for member in tar:
+            try:
+                safe = tarfile.data_filter(member, str(target))
+            except tarfile.FilterError:
+                continue
+            if safe is None or _leads_out(safe.name):
+                continue
+            if safe.issym():
+                links.append(safe)
+            elif safe.isdir() or safe.isreg():
+                tar.extract(safe, target, set_attrs=True, filter="data")
+        for link in links:
+            place = target / link.name
+            if (
+                not place.exists()
+                and not place.is_symlink()
+                and place.parent.resolve().is_relative_to(target.resolve())
+            ):
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.symlink_to(link.linkname)
+
+
+def _leads_out(name: str) -> bool:
+    return name.startswith("/") or ".." in Path(name).parts
+
+
+def _last(said: Kept) -> str:
+    return said.text().strip()[-300:] or "it said nothing"

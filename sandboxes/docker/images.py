@@ -1,0 +1,216 @@
+"""Images on an engine: named ones are pulled when they are missing, others are built once per content.
+
+For profile strict an image is prepared once: a layer above it names the two users and keeps the working directory's
+content aside, to be copied into the writable place that covers it; the task's own image stays as it is. What is made
+stays on the engine as a cache, labelled blackforge.kind=image. Left out: BuildKit, which the engine's API has not; and
+a base image that changes under its name, since only the context is hashed.
+"""
+
+import asyncio
+import hashlib
+import logging
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from sandboxes.base import Image, SandboxError, Spec
+from sandboxes.docker.context import digest, pack
+from sandboxes.docker.engine import Engine, EngineError, ImageError
+from sandboxes.docker.labels import BOOT, HOST, IMAGE, KIND, PID, PREFIX, STARTED, labels_of, this_process
+from sandboxes.docker.profiles import ACCOUNTS, AGENT, DEFAULT_WORK, Base, working_directory
+
+REPOSITORY = "blackforge"
+SEEDED = PREFIX + "seeded"
+STASH = "/.blackforge/work"
+PREPARE = rf"""
+set -e
+add() {{
+    grep -q "^[^:]*:[^:]*:$2:" /etc/passwd 2>/dev/null || echo "$1:x:$2:$2::$3:/bin/sh" >>/etc/passwd
+    grep -q "^[^:]*:[^:]*:$2:" /etc/group 2>/dev/null || echo "$1:x:$2:" >>/etc/group
+}}
+work=$1
+shift
+while [ $# -gt 0 ]; do
+    add "$1" "$2" "$3"
+    mkdir -p "$3"
+    chmod 700 "$3" # what is mounted there takes this mode over
+    shift 3
+done
+mkdir -p "$work"
+[ -n "$(ls -A "$work")" ] || exit 0
+mkdir -p "{STASH}"
+cp -a "$work/." "{STASH}/"
+chown -R {AGENT}:{AGENT} "{STASH}"
+exit 10
+"""
+"""Arguments: the working directory; name, uid and home of each user. Exit code 10: there is content to be copied."""
+KEPT_LINES = 30
+
+log = logging.getLogger(__name__)
+
+
+class Images:
+    """The images of one engine, each made at most once at a time; what failed to build is not tried again."""
+
+    def __init__(self, engine: Engine, default: str, progress: Callable[[str], None] = log.info):
+        self._engine, self._default, self._progress = engine, default, progress
+        self._making: dict[str, asyncio.Task[Any]] = {}
+
+    async def base(self, spec: Spec) -> Base:
+        """What a container of this spec starts from. ImageError when there can be none."""
+        image = spec.image or Image(name=self._default)
+        if image.context is not None:
+            tag = await self._built(image, spec)
+        elif image.name:
+            tag = image.name
+            await self._once(f"name {tag}", lambda: self._present(tag))
+        else:
+            raise ImageError("a Docker sandbox needs an image; name one in the task, or a default for the run")
+        found = await self._inspect(tag)
+        work = working_directory(spec, found["Config"].get("WorkingDir") or "")
+        name = image.name or str(image.context)
+        variables = frozenset(entry.partition("=")[0] for entry in found["Config"].get("Env") or ())
+        if spec.profile == "harbor":
+            return Base(id=found["Id"], name=name, work=work, variables=variables)
+        key = hashlib.sha256(f"{PREPARE} {found['Id']} {work}".encode()).hexdigest()[:24]
+        prepared, seeded = await self._once(f"prepared {key}", lambda: self._prepared(found["Id"], name, work, key))
+        return Base(id=prepared, name=name, work=work, seeded=seeded, variables=variables)
+
+    async def close(self) -> None:
+        """End what is being built."""
+        for making in self._making.values():
+            making.cancel()
+        await asyncio.gather(*self._making.values(), return_exceptions=True)
+
+    async def _once(self, key: str, make: Callable[[], Awaitable[Any]]) -> Any:
+        """What several ask for at once is made once, and goes on when one of them no longer waits."""
+        making = self._making.get(key)
+        if making is None or (making.done() and (making.cancelled() or _passing(making.exception()))):
+            making = self._making[key] = asyncio.ensure_future(make())
+        return await asyncio.shield(making)
+
+    async def _inspect(self, tag: str) -> dict[str, Any]:
+        with self._engine.telling(f"image {tag}"):
+            return await self._engine.docker.images.inspect(tag)
+
+    async def _there(self, tag: str) -> dict[str, Any] | None:
+        try:
+            return await self._inspect(tag)
+        except EngineError:
+            raise
+        except SandboxError:
+            return None
+
+    async def _present(self, name: str) -> None:
+        if await self._there(name):
+            return
+        self._progress(f"pulling image {name}")
+        try:
+            with self._engine.telling("pulling"):
+                await self._engine.docker.images.pull(name)
+        except EngineError:
+            raise
+        except SandboxError as error:
+            raise ImageError(
+                f"the image {name!r} is not on the engine and cannot be had ({error}); build or load it, or correct it"
+            ) from error
+
+    async def _built(self, image: Image, spec: Spec) -> str:
+        context = image.context or Path()
+        try:
+            content = await asyncio.to_thread(digest, context, image.dockerfile)
+        except OSError as error:
+            raise ImageError(f"the build context {context} cannot be read ({error})") from error
+        if not (context / image.dockerfile).is_file() and not image.name:
+            raise ImageError(f"{context} has no {image.dockerfile} and names no image to copy its files into")
+        work = spec.work or DEFAULT_WORK
+        key = hashlib.sha256(f"{content} {image.name} {work}".encode()).hexdigest()[:24]
+        tag = f"{REPOSITORY}/built:{key}"
+        await self._once(tag, lambda: self._build(image, context, work, tag))
+        return tag
+
+    async def _build(self, image: Image, context: Path, work: str, tag: str) -> None:
+        if await self._there(tag):
+            return
+        lines: list[str] = []
+        try:
+            with tempfile.TemporaryFile() as archive:
+                copying = f"FROM {image.name}\nWORKDIR {work}\nCOPY . ./\n"
+                dockerfile = await asyncio.to_thread(pack, context, image.dockerfile, copying, archive)
+                with self._engine.telling("building"):
+                    building = self._engine.docker.images.build(
+                        fileobj=archive,
+                        encoding="identity",
+                        tag=tag,
+                        path_dockerfile=dockerfile,
+                        labels={KIND: "image", IMAGE: str(context)},
+                        forcerm=True,
+                        stream=True,
+                    )
+                    async for piece in building:
+                        self._tell(str(context), piece.get("stream", ""), lines)
+        except EngineError:
+            raise
+        except (SandboxError, OSError) as error:
+            end = "\n".join(lines[-KEPT_LINES:])
+            raise ImageError(f"the image of {context} cannot be built ({error}); its log ends:\n{end}") from error
+
+    def _tell(self, name: str, text: str, lines: list[str]) -> None:
+        for line in text.splitlines():
+            if line.strip():
+                lines.append(line.rstrip())
+                self._progress(f"image of {name}: {line.rstrip()}")
+        del lines[:-KEPT_LINES]
+
+    async def _prepared(self, image: str, name: str, work: str, key: str) -> tuple[str, bool]:
+        """The image above `image` for profile strict, and whether it keeps content of the working directory."""
+        tag = f"{REPOSITORY}/strict:{key}"
+        found = await self._there(tag)
+        if found is None:
+            self._progress(f"preparing image {name} for profile strict")
+            await self._prepare(image, name, work, key)
+            found = await self._inspect(tag)
+        return found["Id"], found["Config"]["Labels"].get(SEEDED) == "1"
+
+    async def _prepare(self, image: str, name: str, work: str, key: str) -> None:
+        users = [ACCOUNTS["strict"]["agent"], ACCOUNTS["strict"]["verifier"]]
+        arguments = [part for user in users for part in (user.name, user.ids.split(":")[0], user.home)]
+        config: dict[str, Any] = {
+            "Image": image,
+            "Entrypoint": ["/bin/sh", "-c", PREPARE, "sh", work, *arguments],
+            "Cmd": [],
+            "User": "0:0",
+            "WorkingDir": "/",
+            "Labels": labels_of("image", this_process()) | {IMAGE: name},
+            "HostConfig": {"NetworkMode": "none"},
+        }
+        try:
+            with self._engine.telling(f"preparing {name}"):
+                container = await self._engine.docker.containers.create(config)
+                try:
+                    await container.start()
+                    code = (await container.wait())["StatusCode"]
+                    if code not in (0, 10):
+                        said = "".join(await container.log(stdout=True, stderr=True))[-500:].strip()
+                        raise ImageError(
+                            f"the image {name!r} cannot be prepared for profile strict (exit code {code}: {said}); "
+                            "it needs /bin/sh, cp, chown, grep and mkdir"
+                        )
+                    unowned = " ".join(f'{label}=""' for label in (HOST, BOOT, PID, STARTED))
+                    await container.commit(
+                        repository=f"{REPOSITORY}/strict",
+                        tag=key,
+                        changes=[f"LABEL {SEEDED}={int(code == 10)} {unowned}"],
+                    )
+                finally:
+                    await container.delete(force=True, v=True)
+        except EngineError:
+            raise
+        except SandboxError as error:
+            raise error if isinstance(error, ImageError) else ImageError(str(error)) from error
+
+
+def _passing(error: BaseException | None) -> bool:
+    """Whether another try may end otherwise."""
+    return error is not None and not isinstance(error, ImageError)

@@ -1,0 +1,102 @@
+"""The processes of a container, seen and ended from inside it, so that a remote engine will do.
+
+Scripts that any /bin/sh runs without starting a process, since a sandbox at its limit of processes cannot. Spared are
+pid 1, the main process (the oldest after it) and what was kept, each with its descendants. A process is named by pid
+and start time; neither its name nor its environment is trusted. Where the agent is root (profile harbor), it can end
+the script itself: then it is repeated, and at last the sandbox is given up.
+"""
+
+_LOOK = r"""
+look() {
+    found=
+    for directory in /proc/[0-9]*; do
+        all=
+        { while IFS= read -r line || [ -n "$line" ]; do all="$all$line "; done <"$directory/stat"; } 2>/dev/null
+        set -- ${all##*) }  # a name may hold blanks, brackets and line breaks: fields are counted from the last bracket
+        case "${1:-Z}" in Z | X) continue ;; esac
+        [ "${directory#/proc/}" = $$ ] || found="$found ${directory#/proc/}:$2:${20}:$1"
+    done
+}
+"""
+
+TABLE = (
+    _LOOK
+    + r"""
+look
+for one in $found; do
+    rest=${one#*:} one=${one%%:*}
+    rest=${rest#*:}
+    echo "$one:${rest%:*}"
+done
+"""
+)
+"""Prints `pid:start` of every process but itself."""
+
+END = (
+    _LOOK
+    + r"""
+split() {
+    IFS=:
+    set -- $1
+    unset IFS
+    pid=$1 parent=$2 start=$3 state=$4
+}
+kept=" $* "
+ended=0 seen=" " signal=STOP
+round=0
+while [ $round -lt 1000 ]; do
+    round=$((round + 1))
+    look
+    main= first=
+    for one in $found; do
+        split $one
+        [ $pid = 1 ] && continue
+        if [ -z "$main" ] || [ $start -lt $first ] || { [ $start = $first ] && [ $pid -lt $main ]; }; then
+            main=$pid first=$start
+        fi
+    done
+    spared=" 1 $main "
+    for one in $found; do
+        split $one
+        case "$kept" in *" $pid:$start "*) spared="$spared$pid " ;; esac
+    done
+    grown=1
+    while [ $grown = 1 ]; do
+        grown=0
+        for one in $found; do
+            split $one
+            [ $parent = 1 ] && continue  # adopted: it may be anybody's
+            case "$spared" in *" $pid "*) continue ;; esac
+            case "$spared" in *" $parent "*) spared="$spared$pid " grown=1 ;; esac
+        done
+    done
+    left=0 awake=0
+    for one in $found; do
+        split $one
+        case "$spared" in *" $pid "*) continue ;; esac
+        left=$((left + 1))
+        case "$seen" in *" $pid:$start "*) ;; *) seen="$seen$pid:$start " ended=$((ended + 1)) ;; esac
+        case "$signal$state" in STOPT | STOPt) continue ;; esac
+        kill -$signal $pid 2>/dev/null
+        awake=1
+    done
+    # Who is stopped holds its place in the limit of processes, so others cannot fork in its stead while all are killed.
+    if [ $awake = 0 ] || [ $round = 30 ]; then
+        signal=KILL
+    fi
+    if [ $left = 0 ]; then
+        echo "ended $ended"
+        exit 0
+    fi
+done
+echo "$left processes survive SIGKILL"
+exit 1
+"""
+)
+"""Ends what is not spared; the arguments are what TABLE printed. The last line is `ended N`."""
+
+OOM_KILLS = (
+    "cat /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control 2>/dev/null "
+    "| while read -r name count; do [ $name = oom_kill ] && echo $count; done"
+)
+"""Prints how often the kernel has ended a process of the container for lack of memory (cgroup v2 or v1)."""

@@ -1,0 +1,132 @@
+"""From a spec to a container: what each profile permits.
+
+strict  The agent and the verifier are two unprivileged users that own nothing but their homes and, the agent, the
+        working directory. They hold no capability and cannot gain one. Root keeps four, for our own commands: to end
+        any process and to hand files over. The root file system is read-only; what is writable lies in memory and is
+        sized.
+harbor  Everybody is root, with the capabilities that package managers and daemons need, on a writable root file system
+        of unlimited size. On an engine with userns-remap that root is nobody outside; otherwise it is the host's root
+        within the container's namespaces, seccomp filter and capabilities.
+
+What neither stops: a fault in the kernel or the container runtime, and one sandbox slowing down another where `cpus` is
+not set. What is written in a strict sandbox counts as its memory.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sandboxes.base import SandboxError, Spec, User
+from sandboxes.docker.supply import Supply
+
+AGENT, VERIFIER = 10000, 10001
+"""uids and gids, above those that distributions give out."""
+STRICT_ROOT = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL")
+HARBOR_ROOT = (*STRICT_ROOT, "FSETID", "SETGID", "SETUID", "SYS_CHROOT", "NET_BIND_SERVICE", "AUDIT_WRITE")
+SLEEPER = ("/bin/sh", "-c", "trap 'exit 0' TERM; while :; do sleep 86400 & wait $!; done")
+USUAL = {"LANG": "C.UTF-8", "TERM": "dumb"}
+DEFAULT_WORK = "/work"
+SYSTEM = {"/", "/bin", "/dev", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys", "/usr", "/var"}
+
+
+@dataclass(frozen=True)
+class Account:
+    """Who a user of the interface is inside."""
+
+    ids: str
+    """uid:gid"""
+    name: str
+    home: str
+
+
+_ROOT = Account("0:0", "root", "/root")
+ACCOUNTS: Mapping[str, Mapping[User, Account]] = {
+    "strict": {
+        "agent": Account(f"{AGENT}:{AGENT}", "agent", "/home/agent"),
+        "verifier": Account(f"{VERIFIER}:{VERIFIER}", "verifier", "/home/verifier"),
+        "root": _ROOT,
+    },
+    "harbor": {"agent": _ROOT, "verifier": _ROOT, "root": _ROOT},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """The image that a container starts from."""
+
+    id: str
+    name: str
+    """As the task calls it."""
+    work: str
+    seeded: bool = False
+    """Whether the working directory's content waits to be copied into place."""
+    variables: frozenset[str] = frozenset()
+    """The environment variables that it sets itself."""
+
+
+def working_directory(spec: Spec, of_image: str) -> str:
+    """Where commands run. SandboxError for a place that a strict sandbox would have to hide."""
+    work = spec.work or of_image
+    if spec.profile == "harbor":
+        return work or "/"
+    if not work or (work == "/" and not spec.work):
+        return DEFAULT_WORK
+    if not work.startswith("/") or (work.rstrip("/") or "/") in SYSTEM:
+        raise SandboxError(f"the working directory {work!r} cannot be made writable in profile strict; name another")
+    return work.rstrip("/")
+
+
+def container_config(spec: Spec, base: Base, supply: Supply, labels: Mapping[str, str]) -> dict[str, Any]:
+    """The engine's description of a container."""
+    host = _limits(spec) | _rights(spec, base)
+    host |= {
+        "NetworkMode": "bridge" if spec.network == "full" else supply.network or "none",
+        "Mounts": list(supply.mounts),
+        "Init": True,
+        "LogConfig": {"Type": "json-file", "Config": {"max-size": "1m"}},
+    }
+    main = list(supply.main or SLEEPER)
+    usual = {name: value for name, value in USUAL.items() if name not in base.variables}
+    env = usual | dict(supply.env) | dict(spec.env)
+    return {
+        "Image": base.id,
+        "Entrypoint": main[:1],
+        "Cmd": main[1:],
+        "User": "0:0",
+        "WorkingDir": "/",
+        "Hostname": "sandbox",
+        "Env": [f"{name}={value}" for name, value in env.items()],
+        "Labels": dict(labels),
+        "Healthcheck": {"Test": ["NONE"]},
+        "HostConfig": host,
+    }
+
+
+def _limits(spec: Spec) -> dict[str, Any]:
+    memory = 0 if spec.memory_mb is None else spec.memory_mb << 20
+    return {
+        "Memory": memory,
+        "MemorySwap": memory,  # no swap besides
+        "NanoCpus": 0 if spec.cpus is None else int(spec.cpus * 1e9),
+        "PidsLimit": -1 if spec.pids is None else spec.pids,
+        "OomScoreAdj": 500,  # when the host runs out of memory, sandboxes go before what serves them
+        "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
+    }
+
+
+def _rights(spec: Spec, base: Base) -> dict[str, Any]:
+    if spec.profile == "harbor":
+        return {"CapDrop": ["ALL"], "CapAdd": list(HARBOR_ROOT)}
+    size = "" if spec.disk_mb is None else f",size={spec.disk_mb}m"
+    places = {"/tmp": "mode=1777"}
+    for account in (ACCOUNTS["strict"]["agent"], ACCOUNTS["strict"]["verifier"]):
+        uid, gid = account.ids.split(":")
+        places[account.home] = f"mode=0700,uid={uid},gid={gid}"
+    places[base.work] = f"mode=0755,uid={AGENT},gid={AGENT}"
+    return {
+        "CapDrop": ["ALL"],
+        "CapAdd": list(STRICT_ROOT),
+        "SecurityOpt": ["no-new-privileges"],
+        "ReadonlyRootfs": True,
+        "Tmpfs": {place: f"rw,exec,nosuid,nodev,{how}{size}" for place, how in places.items()},
+    }

@@ -1,0 +1,223 @@
+"""One container as a sandbox. Its main process only keeps it alive; everything else is a command in it.
+
+A command's output comes as one stream, since its stderr is its stdout. Exit codes of 128 and more are what a shell
+makes of signals. A process that a command leaves behind with the output open holds the command's end back by the two
+seconds that the engine waits. What this cannot tell: a process that was killed for lack of memory earlier, unnoticed,
+from one of this command, when the command itself ends by somebody's SIGKILL.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandboxes.base import Ended, Limits, OnOutput, Result, SandboxError, User
+from sandboxes.docker.engine import Command, Engine, EngineError
+from sandboxes.docker.files import Inside
+from sandboxes.docker.processes import END, OOM_KILLS, TABLE
+from sandboxes.docker.profiles import Account
+from sandboxes.output import Kept
+
+PATIENCE_SECONDS = 60.0
+KILLED = 137
+LONGEST_COMMAND = 128 << 10
+MERGED = 'exec /bin/sh -c "$1" 2>&1'
+MAX_COPY_MB = 16384
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """What is known of a container that has been started."""
+
+    id: str
+    """The sandbox's, which is also in the container's name."""
+    container: str
+    work: str
+    accounts: Mapping[User, Account]
+    model_url: str
+    bundles: str
+    disk_mb: int | None
+    cpus: float
+    """How many seconds of CPU time a second may have at most."""
+
+
+class DockerSandbox:
+    """A running container. DockerSandboxes starts one."""
+
+    def __init__(self, engine: Engine, made: Made, remove: Callable[[], Coroutine[None, None, None]]):
+        self.id, self.work, self.home = made.id, made.work, made.accounts["agent"].home
+        self.model_url, self.bundles = made.model_url, made.bundles
+        self.container = made.container
+        self._engine, self._made = engine, made
+        self._kept: Sequence[str] = ()
+        self._oom_kills = 0
+        self._remove = remove
+        self._removal: asyncio.Task[None] | None = None
+
+    async def run(
+        self,
+        command: str,
+        limits: Limits,
+        env: Mapping[str, str],
+        user: User = "agent",
+        on_output: OnOutput | None = None,
+    ) -> Result:
+        if len(command.encode()) >= LONGEST_COMMAND or "\0" in command:
+            raise SandboxError(
+                f"a command of {len(command)} characters cannot be run in sandbox {self.id}; Linux takes less than "
+                f"{LONGEST_COMMAND} bytes, without NUL: put long text in files"
+            )
+        began = time.monotonic()
+        kept = Kept(limits.output_bytes, on_output)
+        argv = ("/bin/sh", "-c", MERGED, "sh", command)
+        inside = Command(argv=argv, user=self._ids(user), work=self.work, env=self._environment(user) | dict(env))
+        running = asyncio.create_task(self._engine.execute(self.container, inside, kept.add))
+        try:
+            ended = await self._end_of(running, limits)
+            code = running.result() if ended == "exit" else -9
+            if code == KILLED and await self._was_out_of_memory():
+                ended, code = "memory", -9
+        except BaseException:
+            await self._abandon(running)
+            raise
+        if ended != "exit":
+            await self._abandon(running)
+        return Result(ended, code, kept.text(), kept.dropped, time.monotonic() - began)
+
+    async def _end_of(self, running: "asyncio.Task[int]", limits: Limits) -> Ended:
+        spending = asyncio.create_task(self._spend(limits.cpu_seconds))
+        try:
+            await asyncio.wait({running, spending}, timeout=limits.seconds, return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                return "exit"
+            if spending.done():
+                spending.result()
+                return "cpu"
+            return "timeout"
+        finally:
+            spending.cancel()
+
+    async def _spend(self, cpu_seconds: float | None) -> None:
+        """Return when the container's processes have used so much CPU time."""
+        if cpu_seconds is None:
+            await asyncio.Event().wait()
+        used = await self._cpu_seconds()
+        end = used + (cpu_seconds or 0)
+        while used < end:
+            await asyncio.sleep((end - used) / self._made.cpus)  # it cannot be spent any faster
+            used = await self._cpu_seconds()
+
+    async def _cpu_seconds(self) -> float:
+        with self._engine.telling(f"the CPU time of {self.container}"):
+            (stats,) = await self._engine.container(self.container).stats(stream=False)
+        return stats["cpu_stats"]["cpu_usage"]["total_usage"] / 1e9
+
+    async def _was_out_of_memory(self) -> bool:
+        """Whether the kernel has ended a process for lack of memory since this was asked last."""
+        try:
+            before, said = self._oom_kills, await self._script(OOM_KILLS)
+            self._oom_kills = int(said.split()[0]) if said else before
+            return self._oom_kills > before
+        except SandboxError:  # the whole container may have ended of it
+            with self._engine.telling(f"the end of {self.container}"):
+                state = (await self._engine.container(self.container).show())["State"]
+            return bool(state["OOMKilled"])
+
+    async def _abandon(self, running: "asyncio.Task[int]") -> None:
+        """End a command that must not go on, with all that it started."""
+        with suppress(SandboxError):
+            await self.end_processes()
+        await asyncio.wait({running}, timeout=PATIENCE_SECONDS / 6)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    async def keep_processes(self) -> None:
+        self._kept = (await self._script(TABLE)).split()
+
+    async def end_processes(self) -> int:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                last = (await self._script(END, *self._kept)).split()
+                return int(last[-1])
+            except EngineError:
+                raise
+            except (SandboxError, ValueError, IndexError) as error:  # no process to be had, or it was ended itself
+                if not await self._runs():
+                    return 0
+                if time.monotonic() > deadline:
+                    raise SandboxError(f"the processes of sandbox {self.id} cannot be ended ({error})") from error
+            await asyncio.sleep(0.05)
+
+    async def _runs(self) -> bool:
+        try:
+            with self._engine.telling(f"the state of {self.container}"):
+                return bool((await self._engine.container(self.container).show())["State"]["Running"])
+        except EngineError:
+            raise
+        except SandboxError:  # it is gone
+            return False
+
+    async def _script(self, script: str, *arguments: str) -> str:
+        """Run one of our own scripts as root and return what it wrote."""
+        said = Kept(1 << 20)
+        command = Command(argv=("/bin/sh", "-c", script, "sh", *arguments), user=self._ids("root"))
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                code = await self._engine.execute(self.container, command, said.add)
+        except TimeoutError as error:
+            raise SandboxError(f"a command of ours in sandbox {self.id} does not end") from error
+        if code:
+            raise SandboxError(
+                f"a command of ours in sandbox {self.id} ended by exit code {code}: {said.text()[-200:]}"
+            )
+        return said.text()
+
+    async def write(self, path: str, content: str | bytes, user: User = "agent") -> None:
+        await self._files(user).write(
+            self._inside(path, user), content.encode() if isinstance(content, str) else content
+        )
+
+    async def read(self, path: str, limit: int = 1 << 20, user: User = "agent") -> bytes | None:
+        return await self._files(user).read(self._inside(path, user), limit)
+
+    async def put(self, source: Path, path: str, user: User = "agent") -> None:
+        await self._files(user).put(source, self._inside(path, user))
+
+    async def get(self, path: str, target: Path, user: User = "agent") -> None:
+        limit = self._made.disk_mb or MAX_COPY_MB
+        await self._files(user).get(self._inside(path, user), target, limit << 20)
+
+    def _files(self, user: User) -> Inside:
+        return Inside(self._engine, self.container, self._ids(user))
+
+    async def allow_network(self) -> None:
+        """Connect it to the engine's bridge: from now on it reaches whatever the engine's host reaches."""
+        with self._engine.telling(f"the network of {self.container}"):
+            for name, how in (("none", "disconnect"), ("bridge", "connect")):
+                network = await self._engine.docker.networks.get(name)
+                change = network.disconnect if how == "disconnect" else network.connect
+                await change({"Container": self.container})
+
+    async def stop(self) -> None:
+        """Also when cancelled meanwhile: the removal goes on, and `close` of what started it waits for it."""
+        if self._removal is None or (self._removal.done() and self._removal.exception()):
+            self._removal = asyncio.create_task(self._remove())
+        await asyncio.shield(self._removal)
+
+    def _ids(self, user: User) -> str:
+        return self._made.accounts[user].ids
+
+    def _environment(self, user: User) -> dict[str, str]:
+        account = self._made.accounts[user]
+        return {"HOME": account.home, "USER": account.name, "LOGNAME": account.name}
+
+    def _inside(self, path: str, user: User) -> str:
+        home = path.startswith("~/")
+        rest = path[2:] if home else path
+        if not rest.strip("/") or ".." in Path(rest).parts or "\0" in rest or (home and rest.startswith("/")):
+            raise SandboxError(f"a path must lead into the sandbox, without `..`: {path!r}")
+        base = self._made.accounts[user].home if home else self.work
+        return rest if rest.startswith("/") else f"{base.rstrip('/')}/{rest}"

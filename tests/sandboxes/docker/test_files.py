@@ -1,0 +1,104 @@
+"""Files into and out of read-only containers, past whatever an agent has planted."""
+
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from sandboxes.base import SandboxError
+from sandboxes.docker.files import unpack
+from sandboxes.docker.sandbox import DockerSandbox
+from tests.sandboxes.docker.conftest import says
+from tests.sandboxes.docker.test_run import either
+
+__all__ = ["either"]
+
+
+async def test_what_is_written_is_read_back(either: DockerSandbox) -> None:
+    await either.write("deep/er/text", "a\nb")
+    await either.write("~/bytes", bytes(range(256)) * 4)
+    assert await either.read("deep/er/text") == b"a\nb"
+    assert await either.read("~/bytes", limit=300) == (bytes(range(256)) * 2)[:300]
+    assert await either.read("nothing") is None and await either.read("deep") is None
+    await either.write("deep/er", "no directory any more")
+    assert await says(either, "cat deep/er; stat -c %u deep") == "no directory any more10000"
+
+
+async def test_big_files_go_in_and_out(strict: DockerSandbox) -> None:
+    content = os.urandom(30 << 20)
+    await strict.write("big", content)
+    assert await strict.read("big", limit=1 << 30) == content
+    with pytest.raises(SandboxError, match="No space left"):
+        await strict.write("bigger", bytes(60 << 20))
+
+
+async def test_planted_links_are_replaced_and_not_followed(either: DockerSandbox) -> None:
+    await says(either, "mkdir ~/other; echo mine >~/other/f; ln -s ~/other dir; ln -s ~/other/f link")
+    await either.write("dir/f", "ours")
+    await either.write("link", "ours")
+    assert await says(either, "cat ~/other/f dir/f link") == "mine\noursours"
+    await says(either, "ln -s ~/other/f trap")
+    assert await either.read("trap") is None
+
+
+async def test_a_fifo_holds_up_nobody(either: DockerSandbox) -> None:
+    await says(either, "mkfifo pipe; mkdir d; mkfifo d/pipe; echo x >d/file")
+    assert await either.read("pipe") is None
+    await either.write("pipe", "a file now")
+    assert await either.read("pipe") == b"a file now"
+
+
+async def test_directories_are_copied_in_and_out(either: DockerSandbox, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "sub" / "empty").mkdir(parents=True)
+    (source / "sub" / "run.sh").write_text("echo ran\n")
+    (source / "sub" / "run.sh").chmod(0o755)
+    (source / "link").symlink_to("sub/run.sh")
+    await says(either, "mkdir -p ~/other tests; ln -s ~/other tests/sub; mkfifo tests/pipe")
+    await either.put(source, "tests")
+    assert await says(either, "ls ~/other; tests/link; stat -c %u tests/sub/run.sh") == "ran\n10000"
+    await either.get("tests", tmp_path / "back")
+    assert (tmp_path / "back/sub/run.sh").read_text() == "echo ran\n"
+    assert (tmp_path / "back/sub/run.sh").stat().st_mode & 0o777 == 0o755
+    assert (tmp_path / "back/link").readlink() == Path("sub/run.sh")
+    assert not (tmp_path / "back/pipe").exists()
+
+
+async def test_what_cannot_be_copied_is_told(strict: DockerSandbox, tmp_path: Path) -> None:
+    with pytest.raises(SandboxError, match="no directory /work/nothing"):
+        await strict.get("nothing", tmp_path / "back")
+    with pytest.raises(SandboxError, match="cannot be read to be copied"):
+        await strict.put(tmp_path / "nothing", "x")
+    await says(strict, "truncate -s 80M sparse")  # a file that is larger than the disk that it is on
+    with pytest.raises(SandboxError, match="holds more than 64 MB"):
+        await strict.get(".", tmp_path / "back")
+
+
+@pytest.mark.parametrize("path", ["", "..", "a/../../b", "~/", "~//etc/x", "a\0b"])
+async def test_a_path_that_leads_out_is_refused(strict: DockerSandbox, path: str) -> None:
+    with pytest.raises(SandboxError, match="must lead into the sandbox"):
+        await strict.write(path, "x")
+
+
+def test_a_crafted_archive_writes_nothing_outside(tmp_path: Path) -> None:
+    outside, archive = tmp_path / "outside", io.BytesIO()
+    outside.mkdir()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        for name, link in (("way", str(outside)), ("up", "../outside"), ("ok", "file")):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = tarfile.SYMTYPE, link
+            tar.addfile(member)
+        for name in ("way/a", "up/b", "../outside/c", f"{outside}/d", "file"):
+            member = tarfile.TarInfo(name)
+            member.size = 1
+            tar.addfile(member, io.BytesIO(b"x"))
+        member = tarfile.TarInfo("hard")
+        member.type, member.linkname = tarfile.LNKTYPE, str(outside / "secret")
+        tar.addfile(member)
+    archive.seek(0)
+    unpack(archive, tmp_path / "target")
+    assert list(outside.iterdir()) == []
+    assert (tmp_path / "target/ok").read_text() == "x"
+    assert not (tmp_path / "target/hard").exists()

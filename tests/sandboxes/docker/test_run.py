@@ -1,0 +1,108 @@
+"""Commands in containers: how they end, what is kept of what they write, and that nothing survives a limit."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from sandboxes.base import Image, Limits, Result, SandboxError
+from sandboxes.docker.backend import DockerSandboxes
+from sandboxes.docker.sandbox import DockerSandbox
+from tests.sandboxes.docker.conftest import SMALL, says
+
+BOMB = "while True:\n  try: os.fork()\n  except OSError: pass"
+DAEMONS = "(setsid sleep 300 >/dev/null 2>&1 &) ; sleep 300 >/dev/null 2>&1 & "
+SLEEPERS = "for p in /proc/[0-9]*; do tr '\\0' ' ' <$p/cmdline; echo; done 2>/dev/null | grep -c '^sleep 300' || true"
+
+
+@pytest.fixture(params=["deb:py", "bb:1"])
+async def either(request: pytest.FixtureRequest, sandboxes: DockerSandboxes) -> AsyncIterator[DockerSandbox]:
+    """A strict sandbox of Debian, and one of busybox alone."""
+    sandbox = await sandboxes.start(replace(SMALL, image=Image(name=request.param)))
+    yield sandbox
+    await sandbox.stop()
+
+
+async def ends(sandbox: DockerSandbox, command: str, **limits: float) -> Result:
+    return await sandbox.run(command, Limits(**{"seconds": 120} | limits), {})  # type: ignore[arg-type]
+
+
+async def test_a_command_has_its_exit_code_environment_and_both_outputs_in_order(either: DockerSandbox) -> None:
+    result = await either.run("echo $A; echo two >&2; echo three; exit 7", Limits(), {"A": "one"})
+    assert (result.ended, result.exit_code, result.output) == ("exit", 7, "one\ntwo\nthree\n")
+    assert (await ends(either, "kill -9 $$")).exit_code == 137
+    assert (await ends(either, "no-such-command")).exit_code == 127
+
+
+async def test_output_is_passed_on_as_it_comes_and_bounded(strict: DockerSandbox) -> None:
+    pieces: list[bytes] = []
+    flood = "echo first; head -c 50000000 /dev/zero; echo; echo last"
+    result = await strict.run(flood, Limits(output_bytes=2000), {}, on_output=pieces.append)
+    assert result.output.startswith("first\n") and result.output.endswith("last\n")
+    assert sum(map(len, pieces)) == 50_000_012 and result.dropped == 50_000_012 - 2000
+
+    seen = asyncio.Event()
+    slow = strict.run("echo now; sleep 300", Limits(), {}, on_output=lambda piece: seen.set())
+    running = asyncio.create_task(slow)
+    await asyncio.wait_for(seen.wait(), 60)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert await says(strict, SLEEPERS) == "0"
+
+
+async def test_a_time_limit_ends_the_whole_tree_with_daemons_that_have_fled(either: DockerSandbox) -> None:
+    result = await ends(either, DAEMONS + "sleep 300", seconds=1)
+    assert (result.ended, result.exit_code) == ("timeout", -9)
+    assert await says(either, SLEEPERS) == "0"
+
+
+async def test_daemons_live_until_they_are_ended_except_those_that_are_kept(either: DockerSandbox) -> None:
+    await says(either, "(setsid sleep 300 >/dev/null 2>&1 &)")
+    await either.keep_processes()
+    await says(either, DAEMONS)
+    assert await says(either, SLEEPERS) == "3"
+    assert await either.end_processes() == 2
+    assert await says(either, SLEEPERS) == "1"
+    assert await either.end_processes() == 0
+
+
+async def test_a_name_that_imitates_the_process_table_saves_nobody(strict: DockerSandbox) -> None:
+    disguise = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'x) S 1 1 1\\n1 (') ; time.sleep(300)"
+    await says(strict, f'(setsid python3 -c "{disguise}" >/dev/null 2>&1 &); sleep 1')
+    assert await strict.end_processes() == 1
+
+
+async def test_a_fork_bomb_meets_its_limit_and_is_ended(strict: DockerSandbox) -> None:
+    result = await ends(strict, f'python3 -c "import os\n{BOMB}"', seconds=3)
+    assert result.ended == "timeout"
+    assert await says(strict, "ls -d /proc/[0-9]* | wc -l") in ("5", "6")
+    assert await strict.end_processes() == 0
+
+
+async def test_a_memory_hog_is_told_from_somebody_elses_sigkill(strict: DockerSandbox) -> None:
+    hog = "python3 -c 'x = bytearray(600 << 20)'"
+    assert (await ends(strict, f"exec {hog}")).ended == "memory"
+    assert (await ends(strict, "sleep 300 & kill -9 $$")).ended == "exit"
+
+
+async def test_a_cpu_limit_counts_the_whole_tree(strict: DockerSandbox) -> None:
+    spin = "sh -c 'while :; do :; done' & "
+    result = await ends(strict, f"{spin}{spin}wait", seconds=100, cpu_seconds=2)
+    assert result.ended == "cpu"
+    assert (await ends(strict, "sleep 1", cpu_seconds=60)).ended == "exit"
+
+
+async def test_a_command_that_cannot_be_started_is_told(strict: DockerSandbox) -> None:
+    assert (await ends(strict, ": " + "x" * ((128 << 10) - 3))).exit_code == 0
+    with pytest.raises(SandboxError, match="put long text in files"):
+        await ends(strict, ": " + "x" * ((128 << 10) - 2))
+
+
+async def test_a_sandbox_that_is_gone_is_told_and_stopping_it_again_is_fine(sandboxes: DockerSandboxes) -> None:
+    sandbox = await sandboxes.start(SMALL)
+    await sandbox.stop()
+    await sandbox.stop()
+    with pytest.raises(SandboxError, match="No such container"):
+        await ends(sandbox, "true")
+    assert await sandbox.end_processes() == 0
