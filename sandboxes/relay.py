@@ -9,12 +9,12 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Awaitable, Callable, Tuple  # noqa: UP035 (Python 3.9)
 
 CHUNK = 1 << 16
 BACKLOG = 1024
-Streams = Tuple[asyncio.StreamReader, asyncio.StreamWriter]  # noqa: UP006 (Python 3.9)
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def serve(listen: str, target: str, ready: Callable[[], object]) -> None:
@@ -77,7 +77,7 @@ def connected(target: str) -> Awaitable[Streams]:
     return asyncio.open_connection(host, int(port))
 
 
-def parsed(address: str) -> Tuple[str, str]:  # noqa: UP006 (Python 3.9)
+def parsed(address: str) -> tuple[str, str]:
     kind, _, where = address.partition(":")
     if kind not in ("tcp", "unix") or not where:
         raise SystemExit(f"an address is tcp:HOST:PORT or unix:PATH: {address}")
