@@ -1,14 +1,14 @@
-"""The console script: `harness run`, `eval`, `collect`, `validate`, `agents`; harness/verbs holds each."""
+"""The console script of the harness: its verbs are in harness/verbs, one module each."""
 
 import argparse
 import asyncio
 import signal
 import sys
 
-from harness.verbs import agents, run, validate
+from harness.verbs import agents, run, validate, watch
 from proxy.pool.errors import PoolError, UserError
 
-VERBS = (run, agents, validate)
+VERBS = (run, watch, agents, validate)
 INTERRUPTED = 130
 
 

@@ -61,6 +61,7 @@ class Bench:
     books: Books
     sandboxes: Sandboxes
     agent: Agent
+    """Of the rollout at hand, where a run has several."""
     url: str
     """Base URL of the model, ending in /v1."""
     model: str

@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from harness.mix import Scaffold, scaffold_of
 from harness.progress import Board
 from harness.rollout import Bench, Fate, run_rollout
+from harness.scaffolds import Scaffold, scaffold_of
 from harness.tasks.mix import Mix
 from proxy.pool.attempts import HasOutcome
 from proxy.pool.errors import UserError

@@ -12,8 +12,18 @@ from typing import Any
 
 import msgspec
 
+from harness.settings import PATHS, Settings, absolute, checked
 from proxy.pool.errors import UserError
 from proxy.pool.groups import RolloutRow
+
+
+class Whereabouts(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the rows of a run are."""
+
+    pool: str
+    name: str
+    expected: int | None
+    """Rollouts in all; None when it is open."""
 
 
 class RunDir:
@@ -59,9 +69,34 @@ class RunDir:
                 )
         return True
 
-    def begin(self, config: dict[str, Any]) -> None:
+    def begin(self, config: dict[str, Any], verb: str, settings: Settings) -> None:
         """Keep what the run is started with, once it can start: a first try that came to nothing binds nobody."""
         write_whole(self.path / "run.json", msgspec.json.format(msgspec.json.encode(config)))
+        told = {"verb": verb, "settings": _from_anywhere(settings)}
+        write_whole(self.path / "settings.json", msgspec.json.format(msgspec.json.encode(told)), private=True)
+
+    def begun_with(self) -> tuple[str, Settings]:
+        """The verb and the settings of the last start; UserError when there was none."""
+        try:
+            told = msgspec.json.decode((self.path / "settings.json").read_bytes())
+            return told["verb"], checked(told["settings"], str(self.path / "settings.json"))
+        except OSError as error:
+            raise UserError(
+                f"no run was begun in {self.path} ({error.strerror}: settings.json); start one with `harness run`"
+            ) from error
+
+    def tell(self, where: Whereabouts) -> None:
+        """Keep where the run's rows are."""
+        write_whole(self.path / "whereabouts.json", msgspec.json.encode(where), private=True)
+
+    def whereabouts(self) -> Whereabouts:
+        """Where the run's rows are; UserError when no run was begun here."""
+        try:
+            return msgspec.json.decode((self.path / "whereabouts.json").read_bytes(), type=Whereabouts)
+        except OSError as error:
+            raise UserError(
+                f"no run was begun in {self.path} ({error.strerror}: whereabouts.json); name the directory of a run"
+            ) from error
 
     def write_results(self, rows: list[RolloutRow]) -> Path:
         """One line per rollout into results.jsonl."""
@@ -70,8 +105,19 @@ class RunDir:
         return file
 
 
-def write_whole(file: Path, content: bytes) -> None:
+def _from_anywhere(settings: Settings) -> dict[str, Any]:
+    """The settings with absolute paths, so that the working directory does not matter."""
+    told: dict[str, Any] = msgspec.to_builtins(settings)
+    here = Path()
+    paths = {key: absolute(told[key], here) for key in PATHS if isinstance(told[key], str)}
+    return told | paths | {"tasks": [absolute(source, here) for source in settings.sources]}
+
+
+def write_whole(file: Path, content: bytes, private: bool = False) -> None:
     """Write a file so that a reader sees all of it or the old one."""
     partial = file.with_name(file.name + ".partial")
+    if private:  # a database URL may hold a password
+        partial.touch()
+        partial.chmod(0o600)
     partial.write_bytes(content)
     partial.replace(file)

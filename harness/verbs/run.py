@@ -1,24 +1,28 @@
-"""`harness run`, `harness eval` and `harness collect`: the same run, for training, for evaluation or as examples."""
+"""`harness run`, `harness eval`, `harness collect`: the same run, for training, for evaluation or as examples.
+
+`harness resume RUN_DIR` repeats the command that a directory was begun with.
+"""
 
 import argparse
 import asyncio
 import hashlib
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from harness.agents import INSTALLED, agent_named
-from harness.agents.base import Agent
+from harness.agents import INSTALLED
 from harness.agents.install import agents_directory
 from harness.books import Books
-from harness.mix import Scaffold
-from harness.progress import Board, closing_table, make_console
-from harness.rollout import Bench
+from harness.progress import Board, closing_table, length_bias, make_console
+from harness.rollout import Bench, Budgets, Lanes
 from harness.run import Loop, Plan
-from harness.rundir import RunDir
+from harness.rundir import RunDir, Whereabouts
+from harness.scaffolds import Scaffold
 from harness.services import Service, Wanted, service
+from harness.settings import Settings, load_settings
 from harness.tasks.mix import Mix
 from harness.tasks.sources import load_sources
 from proxy.pool.attempts import close_interrupted
@@ -26,37 +30,52 @@ from proxy.pool.database import Pool, open_pool
 from proxy.pool.groups import run_summary
 from proxy.pool.owners import Claim, owned
 from proxy.pool.runs import open_run
+from proxy.pool.standing import traffic
 from sandboxes.leftovers import collect
 from sandboxes.process import ProcessSandboxes
 
 PURPOSES = {"run": "train", "eval": "eval", "collect": "collect"}
+METER_SECONDS = 2.0
 
 
 def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     for verb, purpose in PURPOSES.items():
         run = verbs.add_parser(verb, help=f"run tasks, to {purpose}")
         _add_options(run)
-        run.set_defaults(call=_run, verb=verb)
+        run.set_defaults(call=_start, verb=verb)
+    resume = verbs.add_parser("resume", help="go on with a run")
+    resume.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    resume.set_defaults(call=_resume)
 
 
 def _add_options(run: argparse.ArgumentParser) -> None:
+    """Flags have no defaults here: what is not given is the file's matter, and harness/settings.py's."""
     sources = "JSONL file, Harbor task directory, directory of those, glob, or mix file (docs/tasks.md)"
-    run.add_argument("tasks", nargs="+", metavar="SOURCE", help=sources)
-    run.add_argument("--agent", required=True, help=f"command, {', '.join(INSTALLED)}")
+    flags = "or the run's own TOML file, with any of these flags as keys (docs/runs.md)"
+    run.add_argument("what", nargs="+", metavar="SOURCE|RUN.toml", help=f"{sources}; {flags}")
+    run.add_argument("--agent", help=f"command, {', '.join(INSTALLED)}")
     run.add_argument("--command", metavar="CMD", help="command line of the agent 'command'")
-    run.add_argument("-n", "--group-size", type=_positive, default=1, help="rollouts per task (%(default)s)")
-    run.add_argument("--concurrency", type=_positive, default=4, help="agents at work at a time (%(default)s)")
-    run.add_argument("--run-dir", type=Path, help="where the run lives, to resume it (runs/<verb>-<tasks>-<agent>)")
+    run.add_argument("-n", "--group-size", type=_positive, help="rollouts per task (1)")
+    run.add_argument("--redundant", type=int, help="more of them, the last to finish being called off (0)")
+    run.add_argument("--concurrency", type=_positive, help="rollouts at work at a time (4)")
+    run.add_argument("--starting", type=_positive, help="of them, being set up (all)")
+    run.add_argument("--working", type=_positive, help="of them, agents at work (all)")
+    run.add_argument("--verifying", type=_positive, help="of them, being verified (all)")
+    run.add_argument("--seconds", type=float, help="time of an agent, at most (its task's)")
+    run.add_argument("--turns", type=_positive, help="model calls of an attempt, at most (its task's)")
+    run.add_argument("--tokens", type=_positive, help="sampled tokens of an attempt, at most (its task's)")
+    run.add_argument("--hung-seconds", type=float, help="without any sign of life (3600)")
+    run.add_argument("--run-dir", help="where the run lives, to resume it (runs/<verb>-<tasks>-<agent>)")
     run.add_argument("--name", help="name of the run in the pool (name of the run directory)")
     run.add_argument("--proxy", metavar="URL", help="a running proxy; without it, one is brought up")
-    run.add_argument("--admin-key-file", type=Path, metavar="FILE", help="the running proxy's admin key, if it has one")
+    run.add_argument("--admin-key-file", metavar="FILE", help="the running proxy's admin key, if it has one")
     run.add_argument("--pool", metavar="URL", help="SQLite file or database URL (the proxy's)")
-    run.add_argument("--model", type=Path, metavar="DIR", help="model for the proxy that is brought up (a tiny one)")
+    run.add_argument("--model", metavar="DIR", help="model for the proxy that is brought up (a tiny one)")
     run.add_argument("--scripted", metavar="FILE.py:NAME", help="bring up a scripted engine in place of the real one")
     run.add_argument("--limit", type=_positive, help="take the first tasks only")
-    run.add_argument("--seed", type=int, default=0, help="of the order of tasks (%(default)s)")
-    run.add_argument("--epochs", type=_positive, default=1, help="how often to run each task (%(default)s)")
-    run.add_argument("--repeat", action="store_true", help="go through the tasks until stopped")
+    run.add_argument("--seed", type=int, help="of the order of tasks and agents (0)")
+    run.add_argument("--epochs", type=_positive, help="how often to run each task (1)")
+    run.add_argument("--repeat", action="store_true", default=None, help="go through the tasks until stopped")
     run.add_argument("--until-step", type=_positive, help="feed a training run until it has published this step")
 
 
@@ -67,103 +86,142 @@ def _positive(text: str) -> int:
     return number
 
 
-def _run(given: argparse.Namespace) -> int:
+def _start(given: argparse.Namespace) -> int:
+    flags = {key: value for key, value in vars(given).items() if key in Settings.__struct_fields__}
+    return run(given.verb, load_settings(given.what, flags))
+
+
+def _resume(given: argparse.Namespace) -> int:
+    verb, settings = RunDir(given.run_dir).begun_with()
+    return run(verb, msgspec.structs.replace(settings, run_dir=str(given.run_dir)))
+
+
+def run(verb: str, settings: Settings) -> int:
     """Check everything that can be checked, then bring up the proxy, run, and show what came out."""
-    loaded = load_sources(given.tasks)
-    mix = loaded.mix.first(given.limit)
-    agent = agent_named(given.agent, given.command)
-    directory = RunDir(given.run_dir or Path("runs") / f"{given.verb}-{Path(given.tasks[0]).stem}-{given.agent}")
+    loaded = load_sources(settings.sources)
+    mix = loaded.mix.first(settings.limit)
+    scaffolds = settings.scaffolds(PURPOSES[verb])
+    directory = RunDir(settings.where(verb))
     console = make_console()
     for reason in loaded.refused:
         console.print(f"left out: {reason}", highlight=False)
     with directory.held():
-        config = _config(given, mix)
-        identity = {"name": given.name or directory.path.name, "purpose": PURPOSES[given.verb]}
+        config = _config(settings, mix)
+        identity = {"name": settings.name or directory.path.name, "purpose": PURPOSES[verb]}
         if directory.resumes(config | identity):
             console.print(f"resuming the run in {directory.path}; --run-dir starts another", highlight=False)
         collect()  # what a killed run left at work
-        wanted = Wanted(
-            proxy=given.proxy,
-            pool=given.pool,
-            model=given.model,
-            admin_key_file=given.admin_key_file,
-            script=given.scripted,
-        )
+        wanted = _wanted(settings)
         if wanted.proxy is None:
             console.print("bringing up an engine and a proxy ...", highlight=False)
         with service(wanted, directory) as proxy:
             pool = open_pool(proxy.pool)
-            run = open_run(pool, identity["name"], identity["purpose"], config)
-            bench = _bench(proxy, pool, agent, directory)
+            found = open_run(pool, identity["name"], identity["purpose"], config)
+            plan = _plan(settings, mix, scaffolds)
             try:
-                with owned(pool, run) as claim:
-                    directory.begin(config | identity)
-                    return _work(_plan(given, mix, agent), bench, claim, directory)
+                with owned(pool, found) as claim:
+                    directory.begin(config | identity, verb, settings)
+                    directory.tell(Whereabouts(pool=proxy.pool, name=found.name, expected=plan.expected()))
+                    return _work(plan, _bench(proxy, pool, settings, plan, directory.logs), claim, directory)
             finally:
                 pool.close()
 
 
-def _config(given: argparse.Namespace, mix: Mix) -> dict[str, Any]:
-    """What a resumed run must have in common with its beginning."""
-    digest = hashlib.sha256(msgspec.json.encode(mix.tasks)).hexdigest()[:16]
-    weights = {"weights": mix.weights()} if mix.weights() else {}
-    return weights | {
-        "tasks": digest,
-        "agent": given.agent,
-        "command": given.command,
-        "group_size": given.group_size,
-        "seed": given.seed,
-    }
-
-
-def _plan(given: argparse.Namespace, mix: Mix, agent: Agent) -> Plan:
-    endless = given.repeat or given.until_step is not None
-    return Plan(
-        mix=mix,
-        scaffolds=[Scaffold(name=agent.name, agent=agent)],
-        group_size=given.group_size,
-        concurrency=given.concurrency,
-        seed=given.seed,
-        epochs=None if endless else given.epochs,
-        until_step=given.until_step,
+def _wanted(settings: Settings) -> Wanted:
+    return Wanted(
+        proxy=settings.proxy,
+        pool=settings.pool,
+        model=None if settings.model is None else Path(settings.model),
+        admin_key_file=None if settings.admin_key_file is None else Path(settings.admin_key_file),
+        script=settings.scripted,
     )
 
 
-def _bench(proxy: Service, pool: Pool, agent: Agent, directory: RunDir) -> Bench:
+def _config(settings: Settings, mix: Mix) -> dict[str, Any]:
+    """What a resumed run must have in common with its beginning. Keys of what is not used are left out."""
+    digest = hashlib.sha256(msgspec.json.encode(mix.tasks)).hexdigest()[:16]
+    config = {
+        "tasks": digest,
+        "agent": settings.agent,
+        "command": settings.command,
+        "group_size": settings.group_size,
+        "seed": settings.seed,
+    }
+    more = {
+        "weights": mix.weights(),
+        "agents": [msgspec.to_builtins(entry) for entry in settings.agents],
+        "redundant": settings.redundant,
+        "seconds": settings.seconds,
+        "turns": settings.turns,
+        "tokens": settings.tokens,
+    }
+    return config | {key: value for key, value in more.items() if value}
+
+
+def _plan(settings: Settings, mix: Mix, scaffolds: Sequence[Scaffold]) -> Plan:
+    endless = settings.repeat or settings.until_step is not None
+    return Plan(
+        mix=mix,
+        scaffolds=scaffolds,
+        group_size=settings.group_size,
+        redundant=settings.redundant,
+        concurrency=settings.concurrency,
+        seed=settings.seed,
+        epochs=None if endless else settings.epochs,
+        until_step=settings.until_step,
+    )
+
+
+def _bench(proxy: Service, pool: Pool, settings: Settings, plan: Plan, logs: Path) -> Bench:
+    everybody = settings.concurrency
     return Bench(
         books=Books(pool),
         sandboxes=ProcessSandboxes(bundles=agents_directory()),
-        agent=agent,
+        agent=plan.scaffolds[0].agent,
         url=f"{proxy.url}/v1",
         model=proxy.model,
         context_length=proxy.context_length,
-        logs=directory.logs,
+        logs=logs,
         trouble=proxy.trouble,
+        lanes=Lanes(
+            starting=settings.starting or everybody,
+            agents=settings.working or everybody,
+            verifying=settings.verifying or everybody,
+        ),
+        budgets=Budgets(
+            seconds=settings.seconds,
+            turns=settings.turns,
+            tokens=settings.tokens,
+            hung_seconds=settings.hung_seconds,
+        ),
     )
 
 
 def _work(plan: Plan, bench: Bench, claim: Claim, directory: RunDir) -> int:
     """Run the plan in full, then results and table; also when it is interrupted."""
-    console, run = make_console(), claim.run
-    board = Board(console, plan.expected(), run_summary(bench.books.pool, run.id))
-    interrupted = close_interrupted(bench.books.pool, run.id)
+    console, found, pool = make_console(), claim.run, bench.books.pool
+    board = Board(console, plan.expected(), run_summary(pool, found.id))
+    interrupted = close_interrupted(pool, found.id)
     if interrupted:
         board.say(f"{interrupted} attempts were interrupted and start again")
     try:
         with board.live():
-            asyncio.run(_until_done(Loop(bench, run.id, plan, board), claim))
+            asyncio.run(_until_done(Loop(bench, found.id, plan, board), claim, board, bench.books))
     finally:
-        close_interrupted(bench.books.pool, run.id)  # opened, and cancelled in the same moment
-        rows = run_summary(bench.books.pool, run.id)
+        close_interrupted(pool, found.id)  # opened, and cancelled in the same moment
+        rows = run_summary(pool, found.id)
         file = directory.write_results(rows)
         console.print(closing_table(rows))
+        if bias := length_bias(rows):
+            board.say(bias)
         board.say(f"{board.line()}; results: {file}")
     return 0
 
 
-async def _until_done(loop: Loop, claim: Claim) -> None:
+async def _until_done(loop: Loop, claim: Claim, board: Board, books: Books) -> None:
     """Run the loop while the run is ours; the first SIGTERM or Ctrl-C cancels it, further ones change nothing."""
     work, keeping = asyncio.create_task(loop.go()), asyncio.create_task(claim.keep())
+    metering = asyncio.create_task(_meter(board, books, claim.run.id))
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, lambda: work.cancelling() or work.cancel())
     try:
@@ -175,3 +233,11 @@ async def _until_done(loop: Loop, claim: Claim) -> None:
         await work
     finally:
         keeping.cancel()
+        metering.cancel()
+
+
+async def _meter(board: Board, books: Books, run_id: int) -> None:
+    """Keep the board's rates up to date. What the pool refuses to tell is no reason to end a run."""
+    while True:
+        board.rate.take(await books(traffic, run_id, board.rate.last))
+        await asyncio.sleep(METER_SECONDS)

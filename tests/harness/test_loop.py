@@ -14,10 +14,10 @@ from sqlalchemy import select
 
 from harness.agents.command import Command
 from harness.books import Books
-from harness.mix import Scaffold
 from harness.progress import Board
 from harness.rollout import Bench, Budgets, Lanes
 from harness.run import Loop, Plan
+from harness.scaffolds import Scaffold
 from harness.services import Service
 from harness.tasks import Task
 from harness.tasks.mix import Mix, Source
