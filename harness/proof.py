@@ -54,12 +54,12 @@ class Book:
         self.opinions[task, judge] = given
         _append(self._opinions, Reviewed(task=task, judge=judge, opinion=given))
 
-    def close(self, tasks: Sequence[Task], findings: Sequence[Finding]) -> None:
+    def close(self, tasks: Sequence[Task], findings: Sequence[Finding], refused: Sequence[str] = ()) -> None:
         """Write what the command is for: the accepted tasks, and a report on all of them."""
         accepted = {found.id for found in findings if found.verdict == "accepted"}
         write_whole(self.accepted, _lines(task for task in tasks if task.id in accepted))
         write_whole(self.report, _lines(findings))
-        write_whole(self.summary, summary(findings).encode())
+        write_whole(self.summary, summary(findings, refused).encode())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,7 @@ class _Proof:
         return given
 
 
-def summary(findings: Sequence[Finding]) -> str:
+def summary(findings: Sequence[Finding], refused: Sequence[str]) -> str:
     """The report for people: how many of each verdict, and each task that was not accepted with its cause."""
     counts = Counter(found.verdict for found in findings)
     lines = [f"# {counts['accepted']} of {len(findings)} tasks accepted", "", "| verdict | tasks |", "| --- | --- |"]
@@ -129,6 +129,8 @@ def summary(findings: Sequence[Finding]) -> str:
         rest = [found for found in findings if found.verdict == verdict and (verdict != "accepted" or found.cause)]
         if rest:
             lines += ["", f"## {verdict}", "", *(f"- `{found.id}`: {' '.join(found.cause.split())}" for found in rest)]
+    if refused:
+        lines += ["", "## left out", "", *(f"- {reason}" for reason in refused)]
     return "\n".join(lines) + "\n"
 
 

@@ -11,7 +11,7 @@ from harness.judge import PAUSE_SECONDS, Judge
 from harness.progress import make_console
 from harness.proof import Book, Plan, prove
 from harness.rundir import RunDir
-from harness.tasks import load_tasks
+from harness.tasks.sources import load_sources
 from harness.validate import VERDICTS, Finding
 from proxy.pool.errors import UserError
 from sandboxes.leftovers import collect
@@ -20,7 +20,7 @@ from sandboxes.process import ProcessSandboxes
 
 def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     verb = verbs.add_parser("validate", help="prove tasks: the oracle solution passes, doing nothing does not")
-    verb.add_argument("tasks", type=Path, help="tasks.jsonl")
+    verb.add_argument("tasks", nargs="+", metavar="SOURCE", help="as for `harness run`")
     verb.add_argument("--out", type=Path, metavar="DIR", help="for report and accepted tasks (runs/validate-<tasks>)")
     verb.add_argument("--repeat", type=_count, default=2, help="trials of each kind, to find flaky tasks (%(default)s)")
     verb.add_argument("--concurrency", type=_count, default=4, help="trials at a time (%(default)s)")
@@ -39,16 +39,15 @@ def _count(text: str) -> int:
 
 
 def _validate(given: argparse.Namespace) -> int:
-    plan = Plan(
-        tasks=load_tasks(given.tasks), repeat=given.repeat, concurrency=given.concurrency, judge=_judge_of(given)
-    )
-    directory = RunDir(given.out or Path("runs") / f"validate-{given.tasks.stem}")
+    loaded = load_sources(given.tasks)
+    plan = Plan(tasks=loaded.mix.tasks, repeat=given.repeat, concurrency=given.concurrency, judge=_judge_of(given))
+    directory = RunDir(given.out or Path("runs") / f"validate-{Path(given.tasks[0]).stem}")
     with directory.held():
         collect()  # what a killed command left at work
         book = Book(directory.path)
         findings = asyncio.run(_interruptible(plan, book))
-        book.close(plan.tasks, findings)
-    _show(findings, book)
+        book.close(plan.tasks, findings, loaded.refused)
+    _show(findings, loaded.refused, book)
     return 0
 
 
@@ -76,8 +75,10 @@ async def _interruptible(plan: Plan, book: Book) -> list[Finding]:
     return await work
 
 
-def _show(findings: Sequence[Finding], book: Book) -> None:
+def _show(findings: Sequence[Finding], refused: Sequence[str], book: Book) -> None:
     console = make_console()
+    for reason in refused:
+        console.print(f"left out: {reason}", highlight=False, markup=False)
     counts = Counter(found.verdict for found in findings)
     for found in findings:
         if found.verdict != "accepted":
