@@ -5,19 +5,24 @@ client goes away. Left out: choosing between replicas and any retry (fleet.py).
 """
 
 import asyncio
+import ssl
 import uuid
 from array import array
-from collections.abc import AsyncGenerator
+from collections import deque
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
 import aiohttp
 import msgspec
+from httptools import HttpParserError
 
+from proxy.engine.http import Connections
 from proxy.pool.records import VersionSpan
 
 ABORT_SECONDS = 5
+EVENT = b"data: {"
 REFUSALS = (400, 413, 422)
 ASK_TIMEOUT = aiohttp.ClientTimeout(total=10)
 T = TypeVar("T")
@@ -147,10 +152,11 @@ class EngineClient:
 
     def __init__(self, url: str, silence_seconds: float = 600):
         self.url = url.rstrip("/")
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=silence_seconds)
-        self._http = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
+        self._connections = Connections(self.url, silence_seconds)
+        self._http = aiohttp.ClientSession(timeout=ASK_TIMEOUT)  # for what is asked now and then
 
     async def close(self) -> None:
+        self._connections.close()
         await self._http.close()
 
     async def healthy(self) -> bool:
@@ -174,7 +180,7 @@ class EngineClient:
 
     async def _ask(self, path: str, kind: type[T]) -> T:
         try:
-            async with self._http.get(f"{self.url}{path}", timeout=ASK_TIMEOUT) as answer:
+            async with self._http.get(f"{self.url}{path}") as answer:
                 if answer.status != 200:
                     raise EngineError("failed", f"the engine at {self.url} answers {path} with HTTP {answer.status}")
                 return msgspec.json.decode(await answer.read(), type=kind)
@@ -188,80 +194,124 @@ class EngineClient:
 
         When the iteration is cancelled or closed early, the engine is told to stop and what it still sends is taken.
         """
-        rid = uuid.uuid4().hex
-        inbox: asyncio.Queue[list[int] | None] = asyncio.Queue()
-        pump = asyncio.create_task(self._pump(rid, ask, into, inbox))
+        rid, answer = uuid.uuid4().hex, _Answer(into)
         try:
-            while (ids := await inbox.get()) is not None:
-                if ids:
-                    yield ids
-            await pump
-        finally:
-            if not pump.done():
-                await asyncio.shield(self._abort(rid, pump))
-
-    async def _pump(self, rid: str, ask: Ask, into: Sampling, inbox: "asyncio.Queue[list[int] | None]") -> None:
-        body: dict[str, Any] = {"rid": rid, "input_ids": msgspec.Raw(ask.prompt), "sampling_params": ask.params}
-        body |= {"stream": ask.stream, "return_logprob": True}
-        if ask.rank is not None:
-            body["routed_dp_rank"] = ask.rank
-        if ask.salt:
-            body["cache_salt"] = ask.salt
-        try:
-            await self._exchange(msgspec.json.encode(body), into, inbox)
-        except TimeoutError as error:
-            raise EngineError("silent", f"the engine at {self.url} sent nothing for too long; restart it") from error
-        except aiohttp.ClientSSLError as error:
+            connection = await self._connections.post("/generate", _body(rid, ask), answer)
+        except ssl.SSLError as error:
             raise EngineError("unreachable", f"the engine at {self.url} cannot be trusted ({error})") from error
-        except aiohttp.ClientConnectorError as error:
-            reason = error.os_error.strerror
+        except OSError as error:
+            reason = error.strerror or str(error) or "no connection in time"
             message = f"the engine at {self.url} does not answer ({reason}); start it with: proxy engine"
             raise EngineError("unreachable", message) from error
-        except (aiohttp.ClientError, ConnectionError, msgspec.DecodeError) as error:
+        try:
+            async for ids in answer.events():
+                yield ids
+            self._check(answer, into)
+        finally:
+            if not answer.over:
+                await asyncio.shield(self._abort(rid, answer))
+            if not answer.whole:
+                connection.close()
+
+    def _check(self, answer: "_Answer", into: Sampling) -> None:
+        """EngineError for an answer that is not whole."""
+        error = answer.error
+        if isinstance(error, EngineError):
+            raise error
+        if isinstance(error, TimeoutError):
+            raise EngineError("silent", f"the engine at {self.url} sent nothing for too long; restart it") from error
+        if isinstance(error, (OSError, HttpParserError, msgspec.DecodeError)):
             message = f"the engine at {self.url} broke off after {len(into.ids)} tokens ({error}); see its log"
             raise EngineError("died", message) from error
-        finally:
-            inbox.put_nowait(None)
-
-    async def _exchange(self, body: bytes, into: Sampling, inbox: "asyncio.Queue[list[int] | None]") -> None:
-        headers = {"Content-Type": "application/json"}
-        async with self._http.post(f"{self.url}/generate", data=body, headers=headers) as answer:
-            if answer.status != 200:
-                raise _refused(answer.status, await answer.text(errors="replace"))
-            if answer.content_type == "text/event-stream":
-                async for line in _lines(answer.content):
-                    if line.startswith(b"data: {"):
-                        inbox.put_nowait(_take(line[6:], into))
-            else:
-                inbox.put_nowait(_take(await answer.read(), into))
+        if error is not None:
+            raise error
         if not into.finish:
             message = f"the engine at {self.url} ended its stream after {len(into.ids)} tokens; see its log"
             raise EngineError("died", message)
 
-    async def _abort(self, rid: str, pump: "asyncio.Task[None]") -> None:
-        with suppress(aiohttp.ClientError, TimeoutError, EngineError):
+    async def _abort(self, rid: str, answer: "_Answer") -> None:
+        with suppress(aiohttp.ClientError, TimeoutError):
             timeout = aiohttp.ClientTimeout(total=ABORT_SECONDS)
             async with self._http.post(f"{self.url}/abort_request", json={"rid": rid}, timeout=timeout):
                 pass
-            await asyncio.wait_for(pump, ABORT_SECONDS)
-        pump.cancel()
+            async with asyncio.timeout(ABORT_SECONDS):
+                async for _ in answer.events():
+                    pass
 
 
-async def _lines(content: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
-    """The lines of a stream; aiohttp's own way costs more than an event's decoding."""
-    begun = b""
-    async for chunk in content.iter_any():
-        *whole, begun = (begun + chunk).split(b"\n")
-        for line in whole:
-            yield line
-    yield begun
+def _body(rid: str, ask: Ask) -> bytes:
+    """The request of `/generate`."""
+    body: dict[str, Any] = {"rid": rid, "input_ids": msgspec.Raw(ask.prompt), "sampling_params": ask.params}
+    body |= {"stream": ask.stream, "return_logprob": True}
+    if ask.rank is not None:
+        body["routed_dp_rank"] = ask.rank
+    if ask.salt:
+        body["cache_salt"] = ask.salt
+    return msgspec.json.encode(body)
 
 
-def _take(data: bytes, into: Sampling) -> list[int]:
-    event = _decode(data)
-    if event.error is not None:
-        raise EngineError("failed", f"the engine reported an error: {event.error}")
-    return into.extend(event)
+class _Answer:
+    """The answer of `/generate` on its way into a `Sampling`. `whole`: it has ended as HTTP says."""
+
+    def __init__(self, into: Sampling):
+        self._into = into
+        self._status = 200
+        self._streamed = False
+        self._data = b""  # of a stream: the line that has not ended yet
+        self._new: deque[list[int]] = deque()
+        self._changed = asyncio.Event()
+        self.over = self.whole = False
+        self.error: Exception | None = None
+
+    async def events(self) -> AsyncGenerator[list[int], None]:
+        """New ids as they come, until it is over."""
+        while True:
+            if self._new:
+                yield self._new.popleft()
+            elif self.over:
+                return
+            else:
+                self._changed.clear()
+                await self._changed.wait()
+
+    def begun(self, status: int, content_type: str) -> None:
+        self._status = status
+        self._streamed = status == 200 and content_type == "text/event-stream"
+
+    def received(self, data: bytes) -> None:
+        self._data += data
+        if self._streamed and not self.over:
+            *lines, self._data = self._data.split(b"\n")
+            self._take(line[len(EVENT) - 1 :] for line in lines if line.startswith(EVENT))
+
+    def ended(self, error: Exception | None) -> None:
+        self.whole = error is None
+        if self.over:
+            return
+        if self._status != 200 and self.whole:
+            error = _refused(self._status, self._data.decode(errors="replace"))
+        elif self.whole and not self._streamed:
+            self._take([self._data])
+        elif self.whole and self._data.startswith(EVENT):  # a last line without its end
+            self._take([self._data[len(EVENT) - 1 :]])
+        self._finish(error)
+
+    def _take(self, events: Iterable[bytes]) -> None:
+        try:
+            for data in events:
+                event = _decode(data)
+                if event.error is not None:
+                    raise EngineError("failed", f"the engine reported an error: {event.error}")
+                if new := self._into.extend(event):
+                    self._new.append(new)
+        except (EngineError, msgspec.DecodeError) as error:
+            self._finish(error)
+        self._changed.set()
+
+    def _finish(self, error: Exception | None) -> None:
+        self.error = self.error or error
+        self.over = True
+        self._changed.set()
 
 
 def _refused(status: int, text: str) -> EngineError:
