@@ -31,7 +31,7 @@ from torch import Tensor
 from trainer.config import Config
 from trainer.loss import policy_loss
 from trainer.megatron.parallel import Ranks, process_groups
-from trainer.packing import pack, plan
+from trainer.packing import Share, pack, plan
 from trainer.policy import Policy
 from trainer.rows import Row
 from trainer.rules import rule_of
@@ -159,7 +159,7 @@ def backward(policy: Policy, micros: Sequence[Sequence[Row]], merge: bool) -> tu
     policy.ddp.zero_grad_buffer()
     began, total = time.perf_counter(), torch.zeros(())
     for rows in micros:
-        packed, tokens = pack(rows, policy.ranks.device, merge)
+        packed, tokens = pack(rows, policy.share, merge)
         loss = policy_loss(policy.ddp(packed)[packed.branches], tokens, RULE)[0]
         loss.backward()
         total += loss.detach()
@@ -246,7 +246,7 @@ def saved_bytes(policy: Policy, rows: Sequence[Row], merge: bool) -> int:
             sizes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    packed, tokens = pack(rows, policy.ranks.device, merge)
+    packed, tokens = pack(rows, policy.share, merge)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         loss = policy_loss(policy.ddp(packed)[packed.branches], tokens, RULE)[0]
     total = sum(sizes.values())
@@ -267,7 +267,7 @@ def packing_rate() -> float:
         began = time.perf_counter()
         (micros,) = plan(rows, 1, 32_768)
         for micro in micros:
-            pack(micro, torch.device("cpu"))
+            pack(micro, Share(torch.device("cpu")))
         rates.append(size / (time.perf_counter() - began))
     return median(rates)
 

@@ -41,7 +41,7 @@ def difference(policy: Policy, rows: Sequence[Row], max_tokens: int) -> dict[str
     """max |rollout logprob - recomputed logprob| over the trained tokens of these rows, and their number."""
     gaps = [torch.zeros(0)]
     for micro in plan(rows, 1, max_tokens)[0]:
-        packed, tokens = pack(micro, policy.ranks.device)
+        packed, tokens = pack(micro, policy.share)
         gaps.append((policy.logprobs(packed) - tokens.rollout_logp).abs().cpu())
     found = torch.cat(gaps)  # its maximum is NaN where one gap is: python's max would pass over it
     largest = found.max().item() if len(found) else math.nan

@@ -19,6 +19,8 @@ from trainer.normalise import Norm
 
 KINDS = ("cispo", "cispo_unified", "glm5", "icepop", "tis", "gspo", "decoupled_ppo", "ppo", "ipa", "dppo_tv")
 """The losses that trainer/rules.py knows."""
+BY_COMPLETION = ("gspo", "ipa")
+"""Those whose ratio is that of a whole completion."""
 TRAINED = ("main", "subagent", "compaction")
 """The labels of what an agent works with: side calls (titles, commit messages) are not its task."""
 
@@ -156,6 +158,12 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Ranks on this machine; `--nproc` overrides it. More than one are started by torchrun."""
     tensor: int = 1
     """Ranks that share one copy of the model. The others hold further copies (data parallel)."""
+    sequence: bool = False
+    """Divide norms and residuals over the tensor ranks by tokens: less memory, the same result."""
+    context: int = 1
+    """Ranks that share one micro-batch by tokens, for contexts that one cannot hold. Keys and values are gathered."""
+    recompute: bool = False
+    """Keep only the input of each layer and compute the rest again in the backward pass."""
     threads: int = 0
     """Threads of one rank. 0 means all cores divided by the ranks."""
     precision: str = "float32"
@@ -164,17 +172,22 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Shard the optimizer's state over the data-parallel ranks."""
 
     def __post_init__(self) -> None:
-        for name in ("processes", "tensor"):
+        for name in ("processes", "tensor", "context"):
             value = msgspec.structs.asdict(self)[name]
             _demand(value >= 1, f"parallel.{name} = {value} starts nothing; set it to 1 or more")
+        _demand(
+            self.tensor > 1 or not self.sequence,
+            f"parallel.sequence needs tensor ranks to divide over, and parallel.tensor = {self.tensor}; drop one",
+        )
         _demand(self.threads >= 0, f"parallel.threads = {self.threads} is negative; 0 divides the cores")
         _demand(
             self.precision in ("float32", "bfloat16"),
             f"parallel.precision = {self.precision} is unknown; choose float32 or bfloat16",
         )
         _demand(
-            self.processes % self.tensor == 0,
-            f"parallel.processes = {self.processes} is no multiple of parallel.tensor = {self.tensor}; change one",
+            self.processes % (self.tensor * self.context) == 0,
+            f"parallel.processes = {self.processes} is no multiple of parallel.tensor = {self.tensor} times "
+            f"parallel.context = {self.context}; change one",
         )
 
 
@@ -263,6 +276,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def __post_init__(self) -> None:
         _demand(self.steps >= 0, f"steps = {self.steps} is negative; set it to 0 or more")
+        _demand(
+            self.parallel.context == 1 or self.loss.kind not in BY_COMPLETION,
+            f"loss.kind = {self.loss.kind} takes ratios over whole completions, which parallel.context = "
+            f"{self.parallel.context} would cut; choose another kind or context = 1",
+        )
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:

@@ -23,3 +23,5 @@ class Packed:
     """[edges] those next tokens."""
     branches: Tensor
     """[trained tokens] which edge each of the flat trained tokens is."""
+    queries: tuple[int, int]
+    """Which of the trees' tokens `tokens` is: all of them, or this rank's stretch where ranks share a micro-batch."""

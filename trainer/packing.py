@@ -5,7 +5,7 @@ to do, by the cost of their linear layers and their attention. Left out: the tre
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from trainer.loss import Tokens
 from trainer.packed import Packed
 from trainer.rows import Row
 from trainer.shape import Shape
-from trainer.tree import Order, Run, build, cut, order
+from trainer.tree import Order, Run, Tree, build, cut, order
 
 KEY_COST = 1e-4
 """Cost of one attended key relative to that of one token's linear layers, where the model is not known."""
@@ -83,43 +83,76 @@ def _place(bins: list[list[Piece]], piece: Piece, max_tokens: int) -> None:
     bins.append([piece])
 
 
-def pack(rows: Sequence[Row], device: torch.device, merge: bool = True) -> tuple[Packed, Tokens]:
+@dataclass(frozen=True)
+class Share:
+    """Which part of a micro-batch a rank computes."""
+
+    device: torch.device
+    rank: int = 0
+    world: int = 1
+    """Ranks that divide its tokens among them, in equal stretches."""
+    multiple: int = 1
+    """What the tokens of a stretch must be divisible by."""
+
+
+def pack(rows: Sequence[Row], share: Share, merge: bool = True) -> tuple[Packed, Tokens]:
     """One micro-batch as tensors: what the model computes, and what the loss needs of each trained token.
 
+    Of several ranks each gets the tokens of its stretch and those trained tokens that are predicted there.
     `merge=False` computes each row by itself; loss and gradient are the same.
     """
     if not rows:
-        return _empty(device)
+        return _empty(share)
 
     def tensor(values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(values).to(device)
+        return torch.from_numpy(values).to(share.device)
 
     def flat(arrays: Sequence[np.ndarray]) -> torch.Tensor:
-        return tensor(np.concatenate([values[row.places] for values, row in zip(arrays, rows, strict=True)]))
+        every = np.concatenate([values[row.places] for values, row in zip(arrays, rows, strict=True)])
+        return tensor(every[mine])
 
-    tree = build(rows, merge)
+    tree = _padded(build(rows, merge), share.world * share.multiple)
+    size = len(tree.tokens) // share.world
+    first, end = size * share.rank, size * (share.rank + 1)
+    edges = np.flatnonzero((first <= tree.parents) & (tree.parents < end))  # sorted by parent, so a stretch
+    mine = np.isin(tree.edges, edges)
     packed = Packed(
-        tokens=tensor(tree.tokens),
-        positions=tensor(tree.positions),
+        tokens=tensor(tree.tokens[first:end]),
+        positions=tensor(tree.positions[first:end]),
         runs=tuple(tree.runs),
-        rows=tensor(tree.parents),
-        labels=tensor(tree.labels),
-        branches=tensor(tree.edges),
+        rows=tensor(tree.parents[edges] - first),
+        labels=tensor(tree.labels[edges]),
+        branches=tensor(tree.edges[mine] - (edges[0] if len(edges) else 0)),
+        queries=(first, end),
     )
     starts = np.cumsum([0] + [int(row.segment.max()) + 1 for row in rows])
     logp = flat([row.rollout_logp for row in rows])
+    weights = [np.full(len(row.tokens), row.weight, dtype=np.float32) for row in rows]
     return packed, Tokens(
         rollout_logp=logp,
         advantage=flat([row.advantage for row in rows]),
         mask=torch.ones_like(logp),
-        scale=tensor(np.concatenate([np.full(len(row.places), row.weight, dtype=np.float32) for row in rows])),
+        scale=flat(weights),
         segment=flat([row.segment + start for row, start in zip(rows, starts, strict=False)]),
     )
 
 
-def _empty(device: torch.device) -> tuple[Packed, Tokens]:
+def _padded(tree: Tree, multiple: int) -> Tree:
+    """The tree with a run of its own behind it, so that the tokens divide; nothing is asked of that run."""
+    size = len(tree.tokens)
+    more = -size % multiple
+    if not more:
+        return tree
+    pad = Run(size, size + more, size + more, 0)
+    tokens = np.concatenate((tree.tokens, np.zeros(more, dtype=tree.tokens.dtype)))
+    return replace(tree, tokens=tokens, runs=[*tree.runs, pad])
+
+
+def _empty(share: Share) -> tuple[Packed, Tokens]:
     """A micro-batch without a loss, so that every rank takes part in every collective."""
-    one, none = torch.zeros(1, dtype=torch.long, device=device), torch.zeros(0, dtype=torch.long, device=device)
-    nothing = torch.zeros(0, device=device)
+    size = share.multiple
+    first, whole = size * share.rank, size * share.world
+    some = torch.zeros(size, dtype=torch.long, device=share.device)
+    none, nothing = some[:0], torch.zeros(0, device=share.device)
     tokens = Tokens(rollout_logp=nothing, advantage=nothing, mask=nothing, scale=nothing, segment=none)
-    return Packed(one, one, (Run(0, 1, 1, 0),), none, none, none), tokens
+    return Packed(some, some, (Run(0, whole, whole, 0),), none, none, none, (first, first + size)), tokens

@@ -17,7 +17,7 @@ from trainer.megatron.optimizer import build_optimizer, set_learning_rate, sum_g
 from trainer.megatron.parallel import Ranks, max_over_data_ranks, sum_over_data_ranks, whole_vocabulary
 from trainer.megatron.weights import load_weights, write_model
 from trainer.packed import Packed
-from trainer.packing import pack
+from trainer.packing import Share, pack
 from trainer.rows import Row
 from trainer.shape import Shape, read_shape
 
@@ -44,7 +44,9 @@ class Policy:
     def __init__(self, source: Path, config: settings.Config, ranks: Ranks):
         self.source, self.ranks = source, ranks
         self.shape = shape = read_shape(source)
-        megatron = transformer_config(shape, DTYPES[config.parallel.precision], config.parallel.tensor)
+        megatron = transformer_config(shape, DTYPES[config.parallel.precision], config.parallel)
+        multiple = ranks.tensor_world if config.parallel.sequence else 1
+        self.share = Share(ranks.device, ranks.context_rank, ranks.context_world, multiple)
         self.model = build_model(shape, megatron).to(ranks.device, megatron.params_dtype)
         load_weights(self.model, source)
         self.ddp = wrap(self.model, config.parallel)
@@ -83,7 +85,7 @@ class Policy:
         return Update(totals[0].item(), float(norm), Sums(totals[1:], peak))
 
     def _backward(self, rows: Sequence[Row], denominator: int, loss_of: LossOf) -> tuple[torch.Tensor, Sums]:
-        packed, tokens = pack(rows, self.ranks.device)
+        packed, tokens = pack(rows, self.share)
         logp = self.ddp(packed)[packed.branches]
         # the weights do not change within a step, so what a pass before it would give is here already
         tokens = replace(tokens, old_logp=logp.detach())

@@ -86,7 +86,7 @@ def measure(policy: Policy, rows: Sequence[Row], max_tokens: int) -> dict[str, f
     """Held-out loss per token, and the share of tokens that are the model's first choice. Every rank computes all."""
     loss = right = 0.0
     for micro in plan(rows, 1, max_tokens)[0]:
-        packed, _ = pack(micro, policy.ranks.device)
+        packed, _ = pack(micro, policy.share)
         loss -= policy.logprobs(packed).sum().item()
         right += (packed.labels[packed.branches] == policy.best(packed)).sum().item()
     return {"loss": loss / count(rows), "accuracy": right / count(rows)}

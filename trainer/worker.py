@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     command = parse(argv)
     parallel = command.config.parallel
     try:
-        with process_groups(parallel.tensor) as ranks:
+        with process_groups(parallel.tensor, parallel.context) as ranks:
             result = _run(command, ranks)
             if result is not None and ranks.rank == 0:
                 print(msgspec.json.encode(result).decode())
@@ -41,6 +41,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(command: Command, ranks: Ranks) -> dict[str, Any] | None:
+    if command.verb != "launch" and ranks.context_world > 1:
+        raise UserError(f"parallel.context = {ranks.context_world} is for `trainer launch` alone; set it to 1")
     if command.verb == "logprobs":
         return compare_logprobs(command.config, ranks, command.run)
     if command.verb == "sft":

@@ -17,7 +17,7 @@ from trainer.batch import Choice, assemble, merge, why_not_imitable, why_not_tra
 from trainer.config import Control, Loss
 from trainer.loss import policy_loss
 from trainer.megatron.parallel import Ranks
-from trainer.packing import pack, plan
+from trainer.packing import Share, pack, plan
 from trainer.policy import Policy
 from trainer.rows import Row
 from trainer.rules import rule_of
@@ -112,7 +112,7 @@ def gradients(policy: Policy, micros: list[list[Row]], denominator: int) -> dict
     policy.ddp.zero_grad_buffer()
     total = torch.zeros(())
     for rows in micros:
-        packed, tokens = pack(rows, policy.ranks.device)
+        packed, tokens = pack(rows, policy.share)
         loss = policy_loss(policy.ddp(packed)[packed.branches], tokens, rule_of("cispo", 0.0, 5.0))[0] / denominator
         loss.backward()
         total += loss.detach()
@@ -169,7 +169,7 @@ def test_ratios_over_completions_are_the_same_in_one_micro_batch_and_in_many() -
     rule, device = rule_of("gspo", 0.8, 1.2), torch.device("cpu")
 
     def loss(part: list[Row]) -> torch.Tensor:
-        _, tokens = pack(part, device)
+        _, tokens = pack(part, Share(device))
         return policy_loss(tokens.rollout_logp + 0.1 * tokens.advantage, tokens, rule)[0]
 
     torch.testing.assert_close(torch.stack([loss([row]) for row in rows]).sum(), loss(rows))

@@ -51,6 +51,8 @@ def test_overrides_are_read_as_toml_or_as_a_word(file: Path) -> None:
         ("optimizer.clip=-1", "optimizer.clip = -1.0 is negative"),
         ("parallel.precision=float16", "parallel.precision = float16 is unknown"),
         ("parallel.tensor=2", "parallel.processes = 1 is no multiple of parallel.tensor = 2"),
+        ("parallel.context=2", "no multiple of parallel.tensor = 1 times parallel.context = 2"),
+        ("parallel.sequence=true", "parallel.tensor = 1; drop one"),
         ("push.engines=['127.0.0.1:1']", "no http URL"),
         ("checkpoint.keep=0", "checkpoint.keep = 0"),
         ("sft.held_out=1", "sft.held_out = 1.0"),

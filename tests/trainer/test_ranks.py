@@ -12,32 +12,30 @@ import torch
 from safetensors.torch import load_file
 
 from tests.trainer import two_ranks
-from tests.trainer.make import make_config, make_rows, write_model
+from tests.trainer.make import make_config, write_model
 from tests.trainer.test_weights import same_files
 from trainer.loss import policy_loss
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy
 from trainer.rules import rule_of
 
-SPLITS = {"data": 1, "tensor": 2}
 
-
-def run_two(directory: Path, out: Path, tensor: int) -> None:
+def run_two(directory: Path, out: Path, split: str) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*torchrun, "-m", "tests.trainer.two_ranks", str(directory), str(out), str(tensor)]
+    command = [*torchrun, "-m", "tests.trainer.two_ranks", str(directory), str(out), split]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"} | {"PYTHONWARNINGS": "ignore"}
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         environment.pop(name, None)
     subprocess.run(command, check=True, env=environment, timeout=200)
 
 
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("split", [split for split in two_ranks.SPLITS if split != "one"])
 def test_two_ranks_learn_what_one_learns(split: str, ranks: Ranks, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
     two, one = tmp_path / f"two-{split}", tmp_path / "one"
     one.mkdir()
-    two_ranks.work(tmp_path, one, 1, ranks)
-    run_two(tmp_path, two, SPLITS[split])
+    two_ranks.work(tmp_path, one, "one", ranks)
+    run_two(tmp_path, two, split)
     assert same_files(model, two / "before")
     expected, found = (msgspec.json.decode((path / "reached.json").read_bytes()) for path in (one, two))
     assert torch.allclose(torch.tensor(found), torch.tensor(expected), rtol=1e-5)
@@ -45,9 +43,8 @@ def test_two_ranks_learn_what_one_learns(split: str, ranks: Ranks, tmp_path: Pat
     # A checkpoint of two ranks goes on in one.
     policy = Policy(model, make_config(tmp_path), ranks)
     assert policy.checkpoints.load(two / "checkpoint") == 1
-    policy.update(
-        [make_rows(two_ranks.ROWS, 2)], 5 * two_ranks.ROWS, partial(policy_loss, rule=rule_of("cispo", 0.0, 5.0)), 1e-2
-    )
+    loss = partial(policy_loss, rule=rule_of("cispo", 0.0, 5.0))
+    policy.update([two_ranks.branching(2)], 5 * two_ranks.ROWS, loss, 1e-2)
     policy.write_hf(tmp_path / "resumed")
     assert close_files(tmp_path / "resumed", one / "after")
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from proxy.pool.errors import UserError
 from tests.trainer.make import VOCABULARY, make_config, write_model
 from trainer.loss import policy_loss
-from trainer.megatron.kernels import slices, tree_attention
+from trainer.megatron.kernels import Layout, slices, tree_attention
 from trainer.megatron.parallel import Ranks
-from trainer.packing import divide, pack, plan
+from trainer.packing import Share, divide, pack, plan
 from trainer.policy import Policy
 from trainer.rows import Row
 from trainer.rules import rule_of
@@ -66,7 +66,9 @@ def test_the_worked_example() -> None:
     last = [run.last for run in tree.runs for _ in range(run.start, run.end)]
     assert "".join(map(chr, tree.tokens)) == TREE["dfs"] and tree.positions.tolist() == TREE["depth"]
     assert last == TREE["sub_end"]
-    found = sorted(([list(part.queries), list(part.keys), int(part.causal)] for part in slices(tree.runs)), key=str)
+    found = sorted(
+        ([list(part.queries), list(part.keys), int(part.causal)] for part in slices(whole(tree.runs))), key=str
+    )
     assert found == sorted(TREE["slices"], key=str)
 
 
@@ -77,10 +79,29 @@ def test_every_token_attends_to_exactly_its_ancestors(seed: int) -> None:
     found = paths_in(tree.tokens, tree.runs)
     assert len(found) == len(set(found)) and set(found) == ancestors(rows)
     assert [len(path) - 1 for path in found] == tree.positions.tolist()
-    pairs = [(q, k) for part in slices(tree.runs) for q, k in covered(part.queries, part.keys, part.causal)]
+    pairs = [(q, k) for part in slices(whole(tree.runs)) for q, k in covered(part.queries, part.keys, part.causal)]
     last = [run.last for run in tree.runs for _ in range(run.start, run.end)]
-    assert len(pairs) == len(set(pairs)) and len(slices(tree.runs)) <= 2 * len(tree.runs)
+    assert len(pairs) == len(set(pairs)) and len(slices(whole(tree.runs))) <= 2 * len(tree.runs)
     assert set(pairs) == {(i, j) for i in range(len(last)) for j in range(i + 1) if i < last[j]}
+
+
+def whole(runs: list[Run]) -> Layout:
+    return Layout(tuple(runs), (0, runs[-1].end))
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("world", [2, 3])
+def test_stretches_of_queries_cover_the_same_pairs(seed: int, world: int) -> None:
+    runs = tuple(build(rows_of(seed)).runs)
+    size, pairs = -(-runs[-1].end // world), []
+    for rank in range(world):
+        stretch = size * rank, min(size * (rank + 1), runs[-1].end)
+        for part in slices(Layout(runs, stretch)):
+            queries = (part.queries[0] + stretch[0], part.queries[1] + stretch[0])
+            assert not part.causal or queries == part.keys
+            pairs += covered(queries, part.keys, part.causal)
+    assert len(pairs) == len(set(pairs))
+    assert set(pairs) == {(i, j) for run in runs for j in range(run.start, run.end) for i in range(j, run.last)}
 
 
 def covered(queries: tuple[int, int], keys: tuple[int, int], causal: bool) -> list[tuple[int, int]]:
@@ -148,8 +169,8 @@ def test_trees_stay_together_and_ranks_get_equal_work(ranks_count: int) -> None:
     assert max(costs) <= 1.1 * sum(costs) / ranks_count
 
 
-def dense(query: Tensor, key: Tensor, value: Tensor, runs: list[Run], scale: float) -> Tensor:
-    last = torch.tensor([run.last for run in runs for _ in range(run.start, run.end)])
+def dense(query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
+    last = torch.tensor([run.last for run in layout.runs for _ in range(run.start, run.end)])
     at = torch.arange(len(last))
     mask = (at[None] <= at[:, None]) & (at[:, None] < last[None])
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=True)
@@ -163,7 +184,7 @@ def test_attention_by_slices_equals_the_dense_mask(seed: int, dtype: torch.dtype
     shapes = [(1, heads, runs[-1].end, 8) for heads in (4, 2, 2)]
     q, k, v = inputs = [(3 * torch.randn(shape, generator=draw, dtype=dtype)).requires_grad_() for shape in shapes]
     upstream = torch.randn(shapes[0], generator=draw, dtype=dtype)
-    found, expected = (kernel(q, k, v, runs, 0.3) for kernel in (tree_attention, dense))
+    found, expected = (kernel(q, k, v, whole(runs), 0.3) for kernel in (tree_attention, dense))
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
     gradients = [torch.autograd.grad(output, inputs, upstream) for output in (found, expected)]
     for ours, theirs in zip(*gradients, strict=True):
@@ -175,7 +196,7 @@ def gradients(policy: Policy, micros: list[list[Row]], kind: str, merge: bool) -
     policy.ddp.zero_grad_buffer()
     total = torch.zeros((), dtype=torch.float64)
     for rows in micros:
-        packed, tokens = pack(rows, policy.ranks.device, merge)
+        packed, tokens = pack(rows, policy.share, merge)
         loss = policy_loss(policy.ddp(packed)[packed.branches], tokens, rule_of(kind, 0.8, 1.3))[0]
         loss.backward()
         total += loss.detach()
@@ -206,7 +227,7 @@ def test_positions_and_the_mask_matter_in_these_rows(ranks: Ranks, tmp_path: Pat
     """A control: counted positions, or no mask between branches, give other logprobs."""
     policy = Policy(write_model(tmp_path / "model"), make_config(tmp_path), ranks)
     rows = [one for one in rows_of(3, vocabulary=2, longest=20) if one.inputs]
-    packed, _ = pack(rows, policy.ranks.device)
+    packed, _ = pack(rows, policy.share)
     size = len(packed.tokens)
     right = policy.logprobs(packed)
     counted = replace(packed, positions=torch.arange(size))
@@ -218,7 +239,7 @@ def test_positions_and_the_mask_matter_in_these_rows(ranks: Ranks, tmp_path: Pat
 def test_the_same_packing_gives_a_ratio_of_exactly_one(ranks: Ranks, tmp_path: Path) -> None:
     policy = Policy(write_model(tmp_path / "model"), make_config(tmp_path), ranks)
     for micro in plan(rows_of(4, vocabulary=4), 1, 60)[0]:
-        packed, _ = pack(micro, policy.ranks.device)
+        packed, _ = pack(micro, policy.share)
         assert torch.equal(policy.logprobs(packed), policy.ddp(packed)[packed.branches].detach())
 
 
@@ -231,7 +252,7 @@ def test_in_double_precision_nothing_is_left_of_the_difference(family: str, rank
     def gradient(micros: list[list[Row]], merge: bool) -> dict[str, Tensor]:
         losses = []
         for rows in micros:
-            packed, tokens = pack(rows, ranks.device, merge)
+            packed, tokens = pack(rows, Share(ranks.device), merge)
             # from the logits: Megatron's cross entropy works in single precision
             logp = model.logits(packed).view(-1, VOCABULARY).log_softmax(-1)
             edges = logp.gather(1, packed.labels[:, None])[:, 0]

@@ -50,7 +50,7 @@ def packed(sequences: list[torch.Tensor]) -> Packed:
     ends = [0, *accumulate(len(ids) for ids in sequences)]
     runs = tuple(Run(start, end, end, 0) for start, end in pairwise(ends))
     every = torch.arange(len(tokens))
-    return Packed(tokens, positions, runs, every, tokens, every)
+    return Packed(tokens, positions, runs, every, tokens, every, (0, len(tokens)))
 
 
 def test_logits_of_packed_sequences_equal_those_of_transformers(ranks: Ranks, tmp_path: Path) -> None:

@@ -1,35 +1,55 @@
-"""What two ranks compute, as files: `torchrun --nproc-per-node 2 -m tests.trainer.two_ranks DIRECTORY TENSOR`.
+"""What two ranks compute, as files: `torchrun --nproc-per-node 2 -m tests.trainer.two_ranks DIRECTORY OUT SPLIT`.
 
 Makes one update of the model in DIRECTORY/model on fixed rows, checkpoints, makes another; writes the model before and
 after, and the losses.
 """
 
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
 
 from tests.trainer.make import make_config, make_rows
 from trainer.loss import policy_loss
 from trainer.megatron.parallel import Ranks, process_groups
 from trainer.packing import plan
 from trainer.policy import Policy
+from trainer.rows import Row
 from trainer.rules import rule_of
 
 ROWS = 10
 BUDGET = 120
 
 
-def work(directory: Path, out: Path, tensor: int, ranks: Ranks) -> None:
+SPLITS: dict[str, dict[str, Any]] = {
+    "one": {},
+    "data": {},
+    "tensor": {"tensor": 2},
+    "sequence": {"tensor": 2, "sequence": True, "recompute": True},
+    "context": {"context": 2},
+}
+
+
+def branching(seed: int) -> list[Row]:
+    """Rows of two groups: members share a prompt, and some a turn."""
+    rows = make_rows(ROWS, seed)
+    prompts = [row.tokens[:7] for row in rows[:2]]
+    return [replace(row, tokens=np.concatenate((prompts[i % 2], row.tokens[7:]))) for i, row in enumerate(rows)]
+
+
+def work(directory: Path, out: Path, split: str, ranks: Ranks) -> None:
     """The same on any number of ranks."""
-    parallel = {"processes": ranks.world, "tensor": tensor}
+    parallel = {"processes": ranks.world, **SPLITS[split]}
     policy = Policy(directory / "model", make_config(directory, parallel=parallel), ranks)
     policy.write_hf(out / "before")
     loss = partial(policy_loss, rule=rule_of("cispo", 0.0, 5.0))
     reached = []
     for seed in (1, 2):
-        rows = make_rows(ROWS, seed)
+        rows = branching(seed)
         micros = plan(rows, ranks.data_world, BUDGET)[ranks.data_rank]
         update = policy.update(micros, 5 * ROWS, loss, 1e-2)
         reached.append([update.loss, update.grad_norm])
@@ -41,5 +61,6 @@ def work(directory: Path, out: Path, tensor: int, ranks: Ranks) -> None:
 
 
 if __name__ == "__main__":
-    with process_groups(int(sys.argv[3])) as ranks:
-        work(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), ranks)
+    chosen = SPLITS[sys.argv[3]]
+    with process_groups(chosen.get("tensor", 1), chosen.get("context", 1)) as ranks:
+        work(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], ranks)

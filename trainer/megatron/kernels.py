@@ -6,7 +6,6 @@ joins its blocks. GPU: FlexAttention, compiled, with a block mask made from the 
 Left out: dropout, sliding windows.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -21,28 +20,45 @@ _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-def tree_attention(query: Tensor, key: Tensor, value: Tensor, runs: Sequence[Run], scale: float) -> Tensor:
-    """[1, heads, N, d], keys and values of maybe fewer heads -> [1, heads, N, d]."""
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What attends to what: the runs of the trees, and the stretch of their tokens that the queries are."""
+
+    runs: tuple[Run, ...]
+    queries: tuple[int, int]
+
+
+def tree_attention(query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
+    """[1, heads, queries, d], keys and values of all tokens and maybe fewer heads -> [1, heads, queries, d]."""
     if query.device.type == "cpu":
-        return _Sliced.apply(query, key, value, slices(runs), scale)
-    mask = block_mask(tuple(runs), query.device)
+        return _Sliced.apply(query, key, value, slices(layout), scale)
+    mask = block_mask(layout, query.device)
     return _compiled()(query, key, value, block_mask=mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1])
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Queries and keys of contiguous ranges; causal ones are square."""
+    """Queries and keys of contiguous ranges; causal ones are square. Queries count from the first one of the layout."""
 
     queries: tuple[int, int]
     keys: tuple[int, int]
     causal: bool
 
 
-def slices(runs: Sequence[Run]) -> list[Slice]:
-    """Every pair of a token and its ancestor exactly once: the causal ones first, which cover every token."""
-    own = [Slice((run.start, run.end), (run.start, run.end), True) for run in runs]
-    below = [Slice((run.end, run.last), (run.start, run.end), False) for run in runs if run.end < run.last]
-    return own + below
+def slices(layout: Layout) -> list[Slice]:
+    """Every pair of a query and its ancestor exactly once: the causal ones first, which cover every query."""
+    first, end = layout.queries
+    causal, full = [], []
+    for run in layout.runs:
+        start, stop = max(run.start, first), min(run.end, end)
+        if start < stop:
+            causal.append(Slice((start - first, stop - first), (start, stop), True))
+            if run.start < start:  # the queries begin in the middle of the run
+                full.append(Slice((start - first, stop - first), (run.start, start), False))
+        start, stop = max(run.end, first), min(run.last, end)
+        if start < stop:
+            full.append(Slice((start - first, stop - first), (run.start, run.end), False))
+    return causal + full
 
 
 class _Sliced(torch.autograd.Function):
@@ -102,13 +118,14 @@ def _compiled() -> Any:
 
 
 @lru_cache(maxsize=4)
-def block_mask(runs: tuple[Run, ...], device: torch.device) -> BlockMask:
+def block_mask(layout: Layout, device: torch.device) -> BlockMask:
     """FlexAttention's mask of blocks for a layout; made once per micro-batch and shared by its layers."""
-    lengths = torch.tensor([run.end - run.start for run in runs])
-    last = torch.tensor([run.last for run in runs]).repeat_interleave(lengths).to(device)
+    lengths = torch.tensor([run.end - run.start for run in layout.runs])
+    last = torch.tensor([run.last for run in layout.runs]).repeat_interleave(lengths).to(device)
+    first, end = layout.queries
 
     def allowed(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key <= query) & (query < last[key])
+        return (key <= query + first) & (query + first < last[key])
 
-    size = runs[-1].end
-    return create_block_mask(allowed, None, None, size, size, device=str(device), _compile=device.type == "cuda")
+    sizes = end - first, layout.runs[-1].end
+    return create_block_mask(allowed, None, None, *sizes, device=str(device), _compile=device.type == "cuda")

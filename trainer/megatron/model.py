@@ -10,22 +10,26 @@ import torch
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from proxy.pool.errors import UserError
+from trainer.config import Parallel
 from trainer.megatron.attention import TreeAttention
+from trainer.megatron.kernels import Layout
 from trainer.packed import Packed
 from trainer.shape import Shape
 
 
-def transformer_config(shape: Shape, dtype: torch.dtype, tensor_parallel: int) -> TransformerConfig:
+def transformer_config(shape: Shape, dtype: torch.dtype, parallel: Parallel) -> TransformerConfig:
     """Megatron's config of this shape. Raises UserError when the heads or the vocabulary do not split."""
     for name, count in (("key-value heads", shape.kv_heads), ("vocabulary entries", shape.vocab)):
-        if count % tensor_parallel:
+        if count % parallel.tensor:
             raise UserError(
-                f"parallel.tensor = {tensor_parallel} does not divide the model's {count} {name}; choose a divisor"
+                f"parallel.tensor = {parallel.tensor} does not divide the model's {count} {name}; choose a divisor"
             )
     return TransformerConfig(
         num_layers=shape.layers,
@@ -47,7 +51,12 @@ def transformer_config(shape: Shape, dtype: torch.dtype, tensor_parallel: int) -
         use_cpu_initialization=True,
         params_dtype=dtype,
         bf16=dtype == torch.bfloat16,
-        tensor_model_parallel_size=tensor_parallel,
+        tensor_model_parallel_size=parallel.tensor,
+        sequence_parallel=parallel.sequence,
+        context_parallel_size=parallel.context,
+        recompute_granularity="full" if parallel.recompute else None,
+        recompute_method="uniform" if parallel.recompute else None,
+        recompute_num_layers=1 if parallel.recompute else None,
         calculate_per_token_loss=True,  # gradients are summed over ranks, never averaged: the loss divides globally
         bias_dropout_fusion=False,
         bias_activation_fusion=False,
@@ -60,17 +69,37 @@ def transformer_config(shape: Shape, dtype: torch.dtype, tensor_parallel: int) -
 def build_model(shape: Shape, config: TransformerConfig) -> "PolicyModel":
     """An uninitialised model of this shape."""
     spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=config.qk_layernorm)
-    spec.submodules.self_attention.submodules.core_attention = ModuleSpec(module=TreeAttention)
+    attention = spec.submodules.self_attention.submodules
+    attention.core_attention = ModuleSpec(module=TreeAttention)
+    spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = SharedNorm
+    if config.qk_layernorm:
+        attention.q_layernorm = attention.k_layernorm = SharedNorm
     model = PolicyModel(
         config,
-        spec,
+        TransformerBlockSubmodules(layer_specs=[spec] * shape.layers, layer_norm=SharedNorm),
         vocab_size=shape.vocab,
         max_sequence_length=shape.context,
         position_embedding_type="rope",
         share_embeddings_and_output_weights=shape.tied,
     )
     model.rotary_pos_emb = PackedRotary(shape, model.rotary_pos_emb.cp_group)
+    if config.sequence_parallel:  # the head takes the tokens that have a loss, which are chosen from all of them
+        model.output_layer.sequence_parallel = False
+        model.output_layer.allreduce_dgrad = True
     return model
+
+
+class SharedNorm(torch.nn.Module):
+    """RMSNorm, also of tokens that are divided over tensor ranks: its gradient is then summed over them."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **_: Any):
+        super().__init__()
+        self.eps = eps
+        self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
+        vars(self.weight)["sequence_parallel"] = config.sequence_parallel
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return torch.nn.functional.rms_norm(hidden, (hidden.shape[-1],), self.weight, self.eps)
 
 
 class PolicyModel(GPTModel):
@@ -92,10 +121,12 @@ class PolicyModel(GPTModel):
             attention_mask=None,
             labels=None if labels is None else labels[None],
             loss_mask=packed.rows,  # GPTModel passes it on to _postprocess, which here takes it as the rows to keep
-            extra_block_kwargs={"attention_bias": packed.runs},
+            extra_block_kwargs={"attention_bias": Layout(packed.runs, packed.queries)},
         )
 
     def _postprocess(self, hidden_states: Tensor, *args: Any, loss_mask: Tensor, **kwargs: Any) -> Tensor:
+        if self.config.sequence_parallel:
+            hidden_states = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=False)
         return super()._postprocess(hidden_states.index_select(0, loss_mask), *args, **kwargs)
 
 

@@ -1,6 +1,6 @@
 """Process groups of one training job: who this rank is, and the few collectives the trainer calls by name.
 
-Ranks come from torchrun's environment variables. Left out: pipeline, context and expert parallelism.
+Ranks come from torchrun's environment variables. Left out: pipeline and expert parallelism.
 """
 
 import logging
@@ -33,6 +33,9 @@ class Ranks:
     world: int
     data_rank: int
     data_world: int
+    context_rank: int
+    context_world: int
+    tensor_world: int
     device: torch.device
     control: dist.ProcessGroup
     """All ranks, on the CPU: for Python objects and for waiting."""
@@ -55,16 +58,21 @@ def _attempt(make: Callable[[], Any]) -> Any:
 
 
 @contextmanager
-def process_groups(tensor_parallel: int, seed: int = 0) -> Iterator[Ranks]:
+def process_groups(tensor_parallel: int, context_parallel: int = 1, seed: int = 0) -> Iterator[Ranks]:
     """Join the job that torchrun started and leave it at the end of the block."""
     world = int(os.environ["WORLD_SIZE"])
-    if world % tensor_parallel:
-        raise UserError(f"{world} processes do not split by parallel.tensor = {tensor_parallel}; start a multiple")
+    if world % (tensor_parallel * context_parallel):
+        raise UserError(
+            f"{world} processes do not split by parallel.tensor = {tensor_parallel} times parallel.context = "
+            f"{context_parallel}; start a multiple"
+        )
     device = choose_device(int(os.environ["LOCAL_RANK"]))
     _quiet()
     dist.init_process_group(device.backend, timeout=PATIENCE)
     try:
-        parallel_state.initialize_model_parallel(tensor_model_parallel_size=tensor_parallel)
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=tensor_parallel, context_parallel_size=context_parallel
+        )
         torch.manual_seed(seed)
         model_parallel_cuda_manual_seed(seed)
         yield Ranks(
@@ -72,6 +80,9 @@ def process_groups(tensor_parallel: int, seed: int = 0) -> Iterator[Ranks]:
             world=world,
             data_rank=parallel_state.get_data_parallel_rank(),
             data_world=parallel_state.get_data_parallel_world_size(),
+            context_rank=parallel_state.get_context_parallel_rank(),
+            context_world=context_parallel,
+            tensor_world=tensor_parallel,
             device=device.name,
             control=dist.new_group(backend="gloo", timeout=PATIENCE),
         )
@@ -81,14 +92,24 @@ def process_groups(tensor_parallel: int, seed: int = 0) -> Iterator[Ranks]:
 
 
 def sum_over_data_ranks(values: torch.Tensor) -> torch.Tensor:
-    """The elementwise sum over the data-parallel ranks."""
-    dist.all_reduce(values, group=parallel_state.get_data_parallel_group())
+    """The elementwise sum over the data-parallel ranks, and over those that share a micro-batch."""
+    dist.all_reduce(values, group=_data_group())
     return values
 
 
 def max_over_data_ranks(values: torch.Tensor) -> torch.Tensor:
-    """The elementwise maximum over the data-parallel ranks."""
-    dist.all_reduce(values, op=dist.ReduceOp.MAX, group=parallel_state.get_data_parallel_group())
+    """The elementwise maximum over the same ranks."""
+    dist.all_reduce(values, op=dist.ReduceOp.MAX, group=_data_group())
+    return values
+
+
+def _data_group() -> dist.ProcessGroup:
+    return parallel_state.get_data_parallel_group(with_context_parallel=True)
+
+
+def sum_over_context_ranks(values: torch.Tensor) -> torch.Tensor:
+    """The elementwise sum over the ranks that share a micro-batch."""
+    dist.all_reduce(values, group=parallel_state.get_context_parallel_group())
     return values
 
 
