@@ -133,8 +133,10 @@ class Sandboxes(Protocol):
 
     kind: str
     """docker, bubblewrap or process."""
-    promise: str
-    """What it isolates and what not, in one sentence."""
+
+    @property
+    def promise(self) -> str:
+        """What it isolates and what not, in one sentence."""
 
     async def start(self, spec: Spec) -> Sandbox:
         """A fresh sandbox; SandboxError when there can be none."""

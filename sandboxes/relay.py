@@ -1,8 +1,9 @@
 """Passes connections on between a TCP address and a Unix socket, in either direction: a sandbox's only way out.
 
 A program of its own, `python -I -S relay.py LISTEN TARGET` with tcp:HOST:PORT or unix:PATH for each, that runs under
-any Python from 3.9 on, inside of sandboxes and in relay containers. It prints `ready` once it listens. Each half of a
-connection ends by itself; a broken one ends both. It looks at no byte, so what may be asked is the target's matter.
+any Python from 3.9 on, inside of sandboxes and in relay containers. It prints `ready` once it listens; with `check` as
+a third argument it ends with a sentence when the target cannot be reached at first. Each half of a connection ends by
+itself; a broken one ends both. It looks at no byte, so what may be asked is the target's matter.
 """
 
 import asyncio
@@ -84,7 +85,13 @@ def parsed(address: str) -> tuple[str, str]:
     return kind, where
 
 
-async def main(listen: str, target: str) -> None:
+async def main(listen: str, target: str, check: str = "") -> None:
+    if check:
+        try:
+            _, writer = await connected(target)
+        except OSError as error:
+            raise SystemExit(f"{target} cannot be reached ({error})") from error
+        writer.close()
     serving = asyncio.ensure_future(serve(listen, target, lambda: print("ready", flush=True)))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)
     with suppress(asyncio.CancelledError):
@@ -92,7 +99,7 @@ async def main(listen: str, target: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
+    if len(sys.argv) not in (3, 4):
         raise SystemExit(__doc__)
     parsed(sys.argv[2])
     asyncio.run(main(*sys.argv[1:]))

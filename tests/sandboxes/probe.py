@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 GIVEN = json.loads(Path(sys.argv[1]).read_text())
@@ -30,7 +30,7 @@ LARGEST = 1 << 20
 
 def main() -> None:
     for name, attempt in tries():
-        if not name.startswith(tuple(GIVEN["only"])):
+        if not name.startswith(tuple(GIVEN["only"])) or name.startswith(tuple(GIVEN["without"])):
             continue
         began = time.monotonic()
         try:
@@ -256,30 +256,38 @@ def content(path: Path) -> Iterator[tuple[str, bytes]]:
         os.close(file)
 
 
+class Found:
+    """What one look at everything that may be read has brought. The probe knows others' secrets by their digests."""
+
+    def __init__(self) -> None:
+        own, self.files, self.own_key = os.environ["OPENAI_API_KEY"].encode(), 0, False
+        self.keys: list[str] = []
+        self.contents: list[str] = []
+        pattern = re.compile(b"bf-[A-Za-z0-9_-]{32}|" + GIVEN["verifier_pattern"].encode())
+        for path, text in readable():
+            self.files += 1
+            self.own_key = self.own_key or (own in text and path == f"/proc/{os.getpid()}/environ")
+            for secret in set(pattern.findall(text)):
+                if digest(secret.decode()) == GIVEN["other_key"]:
+                    self.keys.append(path)
+                if digest(secret.decode()) == GIVEN["verifier_digest"]:
+                    self.contents.append(path)
+
+
+@lru_cache
+def found() -> Found:
+    return Found()
+
+
 def finds_key() -> tuple[bool, str]:
-    """The key of another, wherever it stands. The probe knows its digest, and finds its own if its eyes are good."""
-    own, found, seen, sees = os.environ["OPENAI_API_KEY"], [], 0, False
-    for path, text in readable():
-        seen += 1
-        sees = sees or (own.encode() in text and path == f"/proc/{os.getpid()}/environ")
-        if any(digest(key.decode()) == GIVEN["other_key"] for key in re.findall(rb"bf-[A-Za-z0-9_-]{32}", text)):
-            found.append(path)
-    return bool(found) or not sees, f"{seen} files, its own key {'found' if sees else 'missed'}; {found}"
-
-
-def digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def there(path: str) -> tuple[bool, str]:
-    return os.path.lexists(path), "looked"
+    """The key of another, wherever it stands. That the probe has found its own shows that its eyes are good."""
+    return bool(
+        found().keys
+    ) or not found().own_key, f"{found().files} files, own key: {found().own_key}; {found().keys}"
 
 
 def finds_content() -> tuple[bool, str]:
-    pattern = re.compile(GIVEN["verifier_pattern"].encode())
-    texts = ((path, text) for path, text in readable() if pattern.search(text))
-    found = [p for p, text in texts if GIVEN["verifier_digest"] in {digest(m.decode()) for m in pattern.findall(text)}]
-    return bool(found), str(found)
+    return bool(found().contents), str(found().contents)
 
 
 def other_sockets() -> tuple[bool, str]:
@@ -291,6 +299,14 @@ def other_sockets() -> tuple[bool, str]:
         except OSError:
             continue
     return bool(found), str(found)
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def there(path: str) -> tuple[bool, str]:
+    return os.path.lexists(path), "looked"
 
 
 def writes(path: str) -> tuple[bool, str]:

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,8 +33,12 @@ from proxy.pool.runs import open_run
 from proxy.server import Gateway
 from proxy.template import ChatTemplate
 from sandboxes import channel
-from sandboxes.base import Limits, Sandbox, Sandboxes, Spec
+from sandboxes.base import Limits, Profile, Sandbox, Sandboxes, Spec
 from sandboxes.bubblewrap import BubblewrapSandboxes, why_not
+from sandboxes.docker.backend import DockerSandboxes, Options
+from sandboxes.docker.engine import Engine
+from sandboxes.docker.labels import labels_of, this_process
+from sandboxes.docker.network import Channel, Runtime, address_for
 from tests.conftest import need
 from tests.proxy.conftest import listening, served
 
@@ -51,9 +55,11 @@ class Scene:
 
     directory: Path
     socket: Path
+    address: str
+    """Of the listener for relays, which is on every address of this machine."""
     pool: Pool
     ports: list[int]
-    """Of the proxy's own listener on loopback, and of one on every address."""
+    """Of the proxy's own listener on loopback, of any other on every address, and of the one for relays."""
     attempts: list[tuple[Attempt, str]]
     """The probe's own, another one's, and one that is closed."""
 
@@ -67,6 +73,7 @@ class Scene:
             "ports": self.ports,
             "others": [],
             "only": [""],
+            "without": [],
             "places": PLACES,
             "skipped": [sys.base_prefix],  # thousands of files of an interpreter
             "abstract": ABSTRACT,
@@ -120,13 +127,16 @@ async def scene(tmp_path: Path, model: Path) -> AsyncIterator[Scene]:
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         await web.SockSite(runner, proxy_channel.listen_unix(short)).start()
+        relays = socket.create_server(("0.0.0.0", 0))
+        await web.SockSite(runner, relays).start()
         pool = open_pool(str(tmp_path / "pool.db"))
         rollouts = open_group(pool, open_run(pool, "r", "train", {}).id, {"id": "t", "domain": "agent"}, 3)
         attempts = [open_attempt(pool, rollout.rollout_id, "command") for rollout in rollouts]
         close_attempt(pool, attempts[2][0].id, Ending())
         (tmp_path / "verifier.sh").write_text(f"echo {VERIFIER}")
         open_port = stack.enter_context(listeners())
-        yield Scene(tmp_path, short, pool, [int(url.rpartition(":")[2]), open_port], attempts)
+        ports = [int(url.rpartition(":")[2]), open_port, relays.getsockname()[1]]
+        yield Scene(tmp_path, short, f"http://0.0.0.0:{ports[2]}", pool, ports, attempts)
 
 
 async def probed(scene: Scene, sandboxes: Sandboxes, spec: Spec, **more: Any) -> dict[str, dict[str, Any]]:
@@ -195,6 +205,49 @@ class Direct:
     """The proxy's own address in place of a sandbox's."""
 
     model_url: str
+
+
+@asynccontextmanager
+async def listening_container(engine: Engine) -> AsyncIterator[tuple[str, int]]:
+    """A container on the engine's bridge whose port 8000 is open to whoever can reach it."""
+    labels = labels_of("test", this_process())
+    command = ["python3", "-m", "http.server", "8000"]
+    container = await engine.docker.containers.run({"Image": "deb:py", "Cmd": command, "Labels": labels})
+    try:
+        address = (await container.show())["NetworkSettings"]["IPAddress"]
+        while True:
+            with suppress(OSError), socket.create_connection((address, 8000), 5):
+                break
+            await asyncio.sleep(0.05)
+        yield address, 8000
+    finally:
+        await container.delete(force=True)
+
+
+@pytest.mark.parametrize(
+    ("profile", "way"),
+    [
+        ("strict", "socket"),
+        ("harbor", "relay"),
+        pytest.param("strict", "relay", marks=pytest.mark.long),
+        pytest.param("harbor", "socket", marks=pytest.mark.long),
+    ],
+)
+async def test_docker(scene: Scene, docker_engine: str, profile: Profile, way: str) -> None:
+    async with AsyncExitStack() as stack:
+        engine = await Engine.open(docker_engine)
+        stack.push_async_callback(engine.close)
+        address = address_for(engine, scene.address) if way == "relay" else ""
+        runtime = Runtime(python="python3", image="deb:py")
+        reach = Channel(engine=engine, runtime=runtime, socket=scene.socket, address=address)
+        stack.push_async_callback(reach.close)
+        options = Options(address=docker_engine, image="deb:py", suppliers=[reach])
+        sandboxes = await DockerSandboxes.open(options)
+        stack.push_async_callback(sandboxes.close)
+        others = [await stack.enter_async_context(listening_container(engine))]
+        spec = Spec(profile=profile, memory_mb=512, disk_mb=64)
+        suicide = ["the first process"] if profile == "harbor" else []  # root inside may end its own sandbox
+        check(await probed(scene, sandboxes, spec, others=others, without=suicide))
 
 
 async def test_bubblewrap(scene: Scene, tmp_path: Path) -> None:

@@ -1,0 +1,187 @@
+"""The way of a container to the proxy: a mounted socket and a forwarder as its main process (sandboxes/channel.py).
+
+Where the engine sees the proxy's socket, its directory is bind-mounted. Elsewhere one relay container per run, on the
+engine's bridge, has the socket in a volume and passes connections on to the proxy's address. No firewall is touched and
+no sandbox has a network of its own. Left out: encryption between relay and proxy; the network between must be yours.
+"""
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from sandboxes import channel
+from sandboxes.base import SandboxError, Spec
+from sandboxes.docker.engine import Engine
+from sandboxes.docker.labels import labels_of, this_process
+from sandboxes.docker.supply import Supplier, Supply
+from sandboxes.output import Kept
+
+READY_SECONDS = 120.0
+HOST = "host.docker.internal"
+"""The engine's host in a relay's container."""
+RELAY_MEMORY = 256 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """A Python inside containers."""
+
+    python: str
+    image: str
+    """For the relay's container, which needs nothing else."""
+    mounts: Supplier | None = None
+    """Brings the interpreter along where images have none."""
+
+
+@dataclass
+class Channel:
+    """Gives each container its way to the proxy. With `address` there is a relay, with `socket` there is none."""
+
+    engine: Engine
+    runtime: Runtime
+    socket: Path | None = None
+    """The proxy's, in a directory that the engine sees under the same path."""
+    address: str = ""
+    """HOST:PORT of the proxy's listener for sandboxes, as the engine's containers reach it."""
+    run: str = ""
+    _relay: "asyncio.Task[_Relay] | None" = field(default=None, init=False)
+
+    async def supply(self, sandbox: str, spec: Spec) -> Supply:
+        if spec.network == "none":
+            return Supply()
+        target = f"unix:{channel.DIRECTORY}/{channel.SOCKET}"
+        if not self.address and self.socket is not None:
+            mount: Mapping[str, Any] = {"Type": "bind", "Source": str(self.socket.parent)}
+            mount = {**mount, "Target": channel.DIRECTORY, "ReadOnly": True}
+            target = f"unix:{channel.DIRECTORY}/{self.socket.name}"
+        else:
+            mount = _mount((await self._relayed()).volume, read_only=True)
+        main = channel.forwarder(self.runtime.python, target=target)
+        return Supply(main=main, mounts=[mount], model_url=channel.URL, ready=self._ready)
+
+    async def _ready(self, container: str) -> None:
+        await _forwards(self.engine, container)
+
+    async def release(self, sandbox: str) -> None:
+        """The relay stays for the other sandboxes."""
+
+    async def close(self) -> None:
+        """Remove the relay. Called when no sandbox needs it any more."""
+        if self._relay is None:
+            return
+        await asyncio.wait({self._relay})
+        if not self._relay.cancelled() and self._relay.exception() is None:
+            await self._relay.result().remove()
+
+    async def _relayed(self) -> "_Relay":
+        """The run's relay, made for the first sandbox. One that could not be made is tried again for the next."""
+        if self._relay is None or (self._relay.done() and (self._relay.cancelled() or self._relay.exception())):
+            self._relay = asyncio.create_task(self._make())
+        return await asyncio.shield(self._relay)
+
+    async def _make(self) -> "_Relay":
+        if not self.address:
+            raise SandboxError("the proxy has no listener for sandboxes; start it with --sandbox-socket PATH")
+        labels = labels_of("relay", this_process(), self.run)
+        name = f"blackforge-relay-{secrets.token_hex(4)}"
+        relay = _Relay(self.engine, name, name)
+        supply = Supply() if self.runtime.mounts is None else await self.runtime.mounts.supply(name, Spec())
+        with self.engine.telling("starting the relay to the proxy"):
+            try:
+                await self.engine.docker.volumes.create({"Name": relay.volume, "Labels": labels})
+                config = self._config(relay, supply) | {"Labels": labels}
+                container = await self.engine.docker.containers.create(config, name=relay.container)
+                await container.start()
+                await _forwards(self.engine, relay.container)
+            except BaseException:
+                await asyncio.shield(relay.remove())
+                raise
+        return relay
+
+    def _config(self, relay: "_Relay", supply: Supply) -> dict[str, Any]:
+        listen = f"unix:{channel.DIRECTORY}/{channel.SOCKET}"
+        main = [*channel.forwarder(self.runtime.python, listen, f"tcp:{self.address}"), "check"]
+        return {
+            "Image": self.runtime.image,
+            "Entrypoint": main[:1],
+            "Cmd": main[1:],
+            "User": "0:0",  # owns the volume, and can do nothing else
+            "WorkingDir": "/",
+            "HostConfig": {
+                "NetworkMode": "bridge",
+                "ExtraHosts": [f"{HOST}:host-gateway"],
+                "Mounts": [_mount(relay.volume, read_only=False), *supply.mounts],
+                "CapDrop": ["ALL"],
+                "SecurityOpt": ["no-new-privileges"],
+                "ReadonlyRootfs": True,
+                "Memory": RELAY_MEMORY,
+                "MemorySwap": RELAY_MEMORY,
+                "PidsLimit": 16,
+                "Init": True,
+            },
+        }
+
+
+@dataclass(frozen=True)
+class _Relay:
+    engine: Engine
+    container: str
+    volume: str
+
+    async def remove(self) -> None:
+        """What is gone already, or was never made, is fine."""
+        docker = self.engine.docker
+        removals = (docker.containers.container(self.container).delete, {"force": True, "v": True})
+        for remove, how in (removals, (self._remove_volume, {})):
+            try:
+                with self.engine.telling(f"removing {self.container}"):
+                    await remove(**how)
+            except SandboxError as error:
+                if "no such" not in str(error).lower():
+                    raise
+
+    async def _remove_volume(self) -> None:
+        await (await self.engine.docker.volumes.get(self.volume)).delete()
+
+
+def _mount(volume: str, read_only: bool) -> Mapping[str, Any]:
+    options = {"NoCopy": True}
+    kind: dict[str, Any] = {"Type": "volume", "Source": volume, "Target": channel.DIRECTORY}
+    return kind | {"ReadOnly": read_only, "VolumeOptions": options}
+
+
+async def _forwards(engine: Engine, container: str) -> None:
+    """Wait for the forwarder's first line; SandboxError with what it says instead."""
+    said = Kept(2000)
+    with engine.telling(f"the forwarder of {container}"):
+        try:
+            async with asyncio.timeout(READY_SECONDS):
+                async for line in engine.container(container).log(stdout=True, stderr=True, follow=True):
+                    if line.strip() == "ready":
+                        return
+                    said.add(line.encode())
+        except TimeoutError:
+            said.add(f"nothing in {READY_SECONDS:.0f} s".encode())
+    raise SandboxError(f"the forwarder of {container} does not start ({said.text().strip()[-300:]})")
+
+
+def address_for(engine: Engine, listening: str) -> str:
+    """A listening address of this machine as containers of the engine reach it: HOST:PORT.
+
+    One of every interface (0.0.0.0, [::]) becomes the engine's host as it shows it to containers, or on another
+    machine's engine our address on the way there.
+    """
+    parts = urlsplit(listening)
+    if parts.hostname not in ("0.0.0.0", "::"):
+        return parts.netloc
+    away = urlsplit(engine.address)
+    if away.scheme == "unix":
+        return f"{HOST}:{parts.port}"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((away.hostname, away.port or 2375))  # sends nothing
+        return f"{probe.getsockname()[0]}:{parts.port}"
