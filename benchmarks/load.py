@@ -148,6 +148,10 @@ async def conversations(load: Load) -> dict[str, Any]:
     async def turns(agent: Conversation, number: int) -> list[tuple[int, float]]:
         return [await agent.turn() for _ in range(number)]
 
+    async def slowly(agent: Conversation, wait: float) -> list[tuple[int, float]]:
+        await asyncio.sleep(wait)  # all at one moment would measure one queue of 64 calls, not 64 conversations
+        return await turns(agent, job.slow_turns)
+
     before = load.cpu()
     await asyncio.gather(*[turns(agent, job.turns - job.measured) for agent in agents])
     cpu, started = load.cpu(), time.monotonic()
@@ -161,7 +165,8 @@ async def conversations(load: Load) -> dict[str, Any]:
         await load.mode(kind="turn", seconds=1.0)
         await load.times()
         print("measuring", flush=True)
-        took = [pair for line in await asyncio.gather(*[turns(a, job.slow_turns) for a in agents]) for pair in line]
+        lines = await asyncio.gather(*[slowly(agent, i / len(agents)) for i, agent in enumerate(agents)])
+        took = [pair for line in lines for pair in line]
         engine = await load.times()
         found["added_ms"] = [(s - engine[n]["last"] + engine[n]["received"]) * 1e3 for n, s in took]
     return found

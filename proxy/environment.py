@@ -4,9 +4,10 @@ What a template may do and what it gets is the sandbox's own; only the way there
 otherwise goes through an AttributeError first, then through checks that no plain value can fail.
 """
 
+from types import BuiltinMethodType
 from typing import Any
 
-from jinja2.runtime import LoopContext
+from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -33,3 +34,12 @@ class FieldsFirst(ImmutableSandboxedEnvironment):
             except AttributeError:
                 return self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Calls of a macro and of a text's method are safe by what they are; the sandbox looks at every one anew."""
+        kind = type(obj)
+        if kind is Macro or (kind is BuiltinMethodType and type(obj.__self__) is str and obj.__name__ in TEXT_METHODS):
+            for scope in ("_loop_vars", "_block_vars"):  # of the caller, for functions that ask for their context
+                kwargs.pop(scope, None)
+            return obj(context.eval_ctx, *args, **kwargs) if kind is Macro else obj(*args, **kwargs)
+        return super().call(context, obj, *args, **kwargs)

@@ -50,9 +50,6 @@ TRAINING: dict[str, float] = {
 LONG = 4096
 """Tokens beyond which a call is streamed from the engine even when the agent does not stream."""
 
-TOKEN_BYTES = 64
-"""Bytes of a body that cost as much to read as a token to sample."""
-
 RESERVED = 8
 """Tokens of the context that SGLang keeps for itself: it refuses prompts that come closer to the end."""
 
@@ -89,8 +86,7 @@ class Handler:
         """One model call: authenticate, read, render, sample, record, reply."""
         started = time.time()
         session = await self._sessions.of(request)
-        call = await self._read(request, session, dialect)
-        prompt, mark = await self._render(session, call, dialect)
+        call, prompt, mark = await self._read(request, session, dialect)
         turns = [self._settings.turn(call, prompt, self._template) for _ in range(call.choices)]
         wire, stored = self._wire(request, dialect, call, prompt), Stored()
         choices = []
@@ -153,33 +149,29 @@ class Handler:
     async def count(self, request: web.Request, dialect: Counting) -> web.Response:
         """How long the prompt of a request would be. Nothing is sampled or recorded."""
         session = await self._sessions.of(request)
-        call = await self._read(request, session, dialect)
-        prompt, _ = await self._render(session, call, dialect, any_length=True)
+        _, prompt, _ = await self._read(request, session, dialect, any_length=True)
         return web.Response(body=dialect.count(len(prompt.ids)), content_type="application/json")
 
-    async def _read(self, request: web.Request, session: Session, dialect: Dialect) -> Call:
-        limits = self._settings.limits
-        body = await read_body(request, limits)
-        size = len(body) // TOKEN_BYTES
-        return await self._means.work.sized(size, session.attempt, parse_call, body, request.path_qs, dialect, limits)
-
-    async def _render(
-        self, session: Session, call: Call, dialect: Dialect, any_length: bool = False
-    ) -> tuple[Prompt, bytes]:
-        """The prompt, and the fingerprint of the request."""
+    async def _read(
+        self, request: web.Request, session: Session, dialect: Dialect, any_length: bool = False
+    ) -> tuple[Call, Prompt, bytes]:
+        """The request, its prompt, and its fingerprint."""
+        body = await read_body(request, self._settings.limits)
         try:
-            prompt, mark = await self._means.work.run(session.attempt, self._prepared, session, call)
+            found = await self._means.work.run(session.attempt, self._prepared, session, dialect, body, request.path_qs)
         except TemplateError as error:
             raise CallError(400, "invalid_request", str(error), dialect.PROMPT) from error
+        prompt = found[1]
         limit, length = self._settings.context_length - RESERVED, len(prompt.ids)
         if length >= limit and not any_length:
             raise Overflow(length, limit, dialect.PROMPT)
         self._metrics.continued.update(() if any_length else prompt.counted)
-        return prompt, mark
+        return found
 
-    def _prepared(self, session: Session, call: Call) -> tuple[Prompt, bytes]:
+    def _prepared(self, session: Session, dialect: Dialect, body: bytes, path: str) -> tuple[Call, Prompt, bytes]:
+        call = parse_call(body, path, dialect, self._settings.limits)
         prompt = session.prepare(call, self._settings.splice)
-        return prompt, fingerprint(call, prompt)
+        return call, prompt, fingerprint(call, prompt)
 
     async def _sample(self, record: Record, turn: Turn, wire: Lane) -> None:
         """Sample the whole turn; anew on another replica when one fails before anything of it has left."""

@@ -16,21 +16,21 @@ class IdLists:
     """Of one attempt. Safe from any thread."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[array[int], bytes]] = {}  # by completion; without the closing bracket
+        self._known: dict[int, tuple[int, bytes]] = {}  # by completion: its path's length, and list without `]`
         self._adding = Lock()
 
-    def write(self, ids: "array[int]", base: int | None) -> bytes:
-        """The ids as a JSON list. `base`: the completion with whose path they may begin."""
-        path, text = self._known.get(base or -1, (array("i"), b"["))
-        if ids[: len(path)] != path:
-            path, text = array("i"), b"["
-        return text + _further(ids[len(path) :], bool(path)) + b"]"
+    def write(self, ids: "array[int]", base: int | None, shared: int) -> bytes:
+        """The ids as a JSON list. The first `shared` of them are those of the path of the completion `base`."""
+        size, text = self._known.get(base or -1, (0, b"["))
+        if size > shared:
+            size, text = 0, b"["
+        return text + _further(ids[size:], size > 0) + b"]"
 
     def add(self, id: int, path: "array[int]", prompt: bytes, length: int) -> None:
         """A completion's path: its prompt as written, of so many ids, and what was sampled."""
         written = prompt[:-1] + _further(path[length:], length > 0)
         with self._adding:
-            self._known[id] = path, written
+            self._known[id] = len(path), written
             while len(self._known) > KEPT:
                 del self._known[next(iter(self._known))]
 

@@ -11,7 +11,7 @@ sent them: a new branch. Reasoning that the agent does not send back is put back
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from hashlib import blake2b
 from itertools import chain, islice
@@ -20,10 +20,11 @@ from typing import Any
 
 from proxy.call import Call, meaning
 from proxy.formats import Recorded
-from proxy.history import Turn, turns
+from proxy.history import Histories, Turn
 from proxy.idlists import IdLists
 from proxy.pieces import Pieces
 from proxy.pool.records import Completion, History, NewCompletion, Shape
+from proxy.prefix import shared
 from proxy.slots import MARK, Mask, find, mask, read
 from proxy.template import ChatTemplate, TemplateError
 
@@ -88,6 +89,8 @@ class Node:
     """Whether the prompt has opened the reasoning."""
     slot: str = field(default="", compare=False)
     """How the turn showed last in a prompt, in placeholders."""
+    masked: tuple[dict[str, Any], Mask] | None = field(default=None, compare=False)
+    """The message that it was last in a request, and that in placeholders."""
 
     parent: "Node | None" = None
     """Where the path begins as another one does, that one's."""
@@ -121,6 +124,7 @@ class Tree:
         self._template = template
         self._pieces = Pieces(template)
         self._lists = IdLists()
+        self._histories = Histories()
         self._clock = None if clock is None else datetime.fromtimestamp(clock)
         self.read_to = 0
         """The last of the ids up to which the pool has nothing that is missing here."""
@@ -196,10 +200,11 @@ class Tree:
         """
         if call.prompt is not None:
             return self._continued(call.prompt, splice)
-        said, history = turns(call.messages)
-        if any(not self._candidates(turn) for turn in said):
+        asked = self._histories.read(call.messages)
+        call = replace(call, messages=asked.messages)
+        if any(not self._candidates(turn) for turn in asked.turns):
             newer()
-        plans = self._plans(call, said)
+        plans = self._plans(call, asked.turns)
         first = next(plans, None)
         follows = None if first is None else first[0]
         steps, text = self._best(call, islice(chain([first], plans), MAX_PLANS)) if first and splice else ([], None)
@@ -211,10 +216,10 @@ class Tree:
             counted.append(RESTORED)
         if splice and follows is not None and base is not follows:
             counted.append(BRANCHED if follows.spliceable else ENDED)
-        prefix_of, length = self._longest_prefix(ids)
-        written = self._lists.write(ids, prefix_of)
+        prefix_of, length = self._longest_prefix(ids, base)
+        written = self._lists.write(ids, prefix_of, length)
         follows_id = follows.id if follows else None
-        return Prompt(ids, text, follows_id, prefix_of, length, base, tuple(counted), written, history=history)
+        return Prompt(ids, text, follows_id, prefix_of, length, base, tuple(counted), written, history=asked.history)
 
     def _render(self, call: Call, messages: Sequence[dict[str, Any]]) -> str:
         fixed = {} if self._clock is None else {"strftime_now": self._clock.strftime}
@@ -296,7 +301,7 @@ class Tree:
         """How many of the steps hold, and the text behind the last one if all do."""
         messages, masks = list(call.messages), []
         for step in plan:
-            masks.append(mask(str(step.node.id), messages[step.index], step.node.thinks, self._template))
+            masks.append(self._mask(step.node, messages[step.index]))
             messages[step.index] = masks[-1].message
         try:
             text = self._render(call, messages)
@@ -309,6 +314,12 @@ class Tree:
                 return number, None
             at = end
         return (len(plan), text[at:]) if MARK not in text[at:] else (len(plan) - 1, None)
+
+    def _mask(self, node: Node, message: dict[str, Any]) -> Mask:
+        known = node.masked  # another thread may make another one meanwhile
+        if known is None or known[0] is not message:
+            known = node.masked = message, mask(str(node.id), message, node.thinks, self._template)
+        return known[1]
 
     def _slot_end(self, text: str, at: int, node: Node, masked: Mask) -> int | None:
         """Where the turn's slot ends, if the text from `at` on is what the turn was sampled from, then the turn."""
@@ -339,7 +350,7 @@ class Tree:
             tokens, text = array("i", prompt), self._template.decode(prompt)
         prefix_of, length = self._longest_prefix(tokens)
         whole = prefix_of is not None and length >= self._nodes[prefix_of].length
-        written = self._lists.write(tokens, prefix_of)
+        written = self._lists.write(tokens, prefix_of, length)
         return Prompt(tokens, text, prefix_of if whole else None, prefix_of, length, written=written, plain=True)
 
     def _seen_in(self, text: str) -> tuple[Node | None, int]:
@@ -359,13 +370,15 @@ class Tree:
     def _without_end(self, sampled: "array[int]") -> "array[int]":
         return sampled[:-1] if sampled and sampled[-1] in self._template.ends else sampled
 
-    def _longest_prefix(self, tokens: "array[int]") -> tuple[int | None, int]:
-        """The completion that shares the most leading tokens with these, and how many."""
-        best, length = None, 0
-        wanted = tokens.tobytes()
+    def _longest_prefix(self, tokens: "array[int]", base: Node | None = None) -> tuple[int | None, int]:
+        """The completion that shares the most leading tokens with these, and how many.
+
+        `base`: one with whose path, but for its end of turn, they are known to begin.
+        """
+        best, length = (None, 0) if base is None else (base.id, base.length)
         for node in reversed(list(self._nodes.values())):  # a copy: others may be added meanwhile
             if length < min(node.size, len(tokens)) and node.whole[length] == tokens[length]:
-                common = _common(node.path.tobytes(), wanted)
+                common = shared(node.whole, tokens, node.size, length if node is base else 0)
                 if common > length:
                     best, length = node.id, common
         return best, length
@@ -374,20 +387,6 @@ class Tree:
 def _words(said: tuple[Any, ...]) -> tuple[Any, ...]:
     """A meaning without the reasoning."""
     return said[0], said[2]
-
-
-def _common(a: bytes, b: bytes) -> int:
-    """How many leading int32 of two byte strings are equal; bytes, because only they are compared by memcmp."""
-    low, high = 0, min(len(a), len(b)) // 4
-    if a[: high * 4] == b[: high * 4]:
-        return high
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low * 4 : middle * 4] == b[low * 4 : middle * 4]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _digest(text: str) -> bytes:

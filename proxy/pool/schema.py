@@ -23,6 +23,8 @@ from sqlalchemy import (
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
+from proxy.pool.packed import Packed
+
 
 class Said(TypeDecorator[str]):
     """Text of any origin: what UTF-8 or PostgreSQL cannot hold (lone surrogates, NUL) is replaced."""
@@ -155,7 +157,7 @@ completions = Table(
     Column("versions", JSON, nullable=False),  # [[version, start, end], ...]
     Column("finish_reason", Text, nullable=False),
     Column("untrainable", Said),  # null: trainable
-    Column("reply", JSON, nullable=False),
+    Column("reply", Packed, nullable=False),
     Column("path_crc", BigInteger, nullable=False),
     Column("proxy_id", Integer),  # who delivers it; null: nobody keeps account of that
     Column("fingerprint", LargeBinary),  # of the request (proxy/retries.py)

@@ -18,13 +18,14 @@ from sqlalchemy import Row, Text, cast, select
 from proxy.pool.database import Pool
 from proxy.pool.errors import PoolError
 from proxy.pool.labels import LABELS
+from proxy.pool.packed import as_text
 from proxy.pool.records import Shape, VersionSpan, floats, int_bytes, ints
 from proxy.pool.schema import attempts, completions
 
 Spans = list[tuple[str, int, int]]
 NUMBER_BYTES = 4
-ENCODED = ("versions", "reply", "shape")
-"""Columns of JSON, read as text: a broken one is a damage."""
+ENCODED = ("versions", "shape")
+"""Columns of JSON, read as text, and so is `reply`: a broken one is a damage."""
 
 
 @dataclass
@@ -62,7 +63,8 @@ def verify(pool: Pool) -> Report:
 
 def _verify_attempt(pool: Pool, attempt_id: int, report: Report) -> None:
     raw = [cast(completions.c[name], Text).label(name) for name in ENCODED]
-    others = [column for column in completions.c if column.name not in ENCODED]
+    raw.append(as_text(completions.c.reply, pool.dialect).label("reply"))
+    others = [column for column in completions.c if column.name not in (*ENCODED, "reply")]
     query = select(*others, *raw).where(completions.c.attempt_id == attempt_id).order_by(completions.c.id)
     with pool.read() as connection:
         if connection.scalar(select(attempts.c.id).where(attempts.c.id == attempt_id)) is None:
@@ -145,7 +147,7 @@ def _is_numbers(data: object) -> bool:
     return isinstance(data, bytes) and len(data) % NUMBER_BYTES == 0
 
 
-def _decoded(text: str, kind: Any) -> Any:
+def _decoded(text: str | bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, UnicodeError):

@@ -93,3 +93,19 @@ async def test_a_row_that_cannot_be_written_takes_no_other_with_it(pool: Pool) -
     await writer.close()
     assert [type(error) for error in refused] == [PoolWriteError, PoolWriteError]
     assert [(one.id, one.ordinal) for one in of_attempt(pool, attempt.id)] == [(first, 0), (last, 1)]
+
+
+async def test_a_long_answer_takes_less_room_than_its_text_and_rows_of_before_are_read(pool: Pool) -> None:
+    attempt, writer = open_session(pool, "k"), CompletionWriter(pool)
+    replies = [{"role": "assistant", "content": text} for text in ("short", "one word after the other " * 100)]
+    for reply in replies:
+        await writer.add(replace(new_completion(attempt.id), reply=reply))
+    await writer.close()
+    assert [one.reply for one in of_attempt(pool, attempt.id)] == replies
+    if pool.dialect != "sqlite":
+        return
+    with pool.write() as connection:
+        stored = connection.exec_driver_sql("select reply from completions order by id").scalars().all()
+        connection.exec_driver_sql("update completions set reply = ?", ('{"role": "assistant", "content": "old"}',))
+    assert stored[0] == '{"role":"assistant","content":"short"}' and len(stored[1]) < 200
+    assert [one.reply["content"] for one in of_attempt(pool, attempt.id)] == ["old", "old"]

@@ -94,6 +94,13 @@ def test_verify_names_every_damaged_row(
     assert all(line.startswith(f"attempt {attempt}, completion 2: ") for line in damages)
 
 
+def test_verify_names_an_answer_that_cannot_be_unpacked(pool: Pool, attempt: int, said: Said) -> None:
+    if pool.dialect == "sqlite":
+        with pool.write() as connection:
+            connection.exec_driver_sql("update completions set reply = ? where id = 2", (b"not packed",))
+        assert "completion 2: its reply is no JSON object" in said("verify", status=1)
+
+
 def test_a_turn_on_a_path_that_cannot_be_read_is_damaged_too(pool: Pool, attempt: int, said: Said) -> None:
     with pool.write() as connection:
         connection.execute(update(completions).where(completions.c.id == 1).values(prompt_tail=b"1"))

@@ -35,6 +35,11 @@ VALUES = {
         "{% set n = namespace(at=1) %}{% set n.at = 2 %}{{ n.at }}{{ n.nothing }}{{ n.__class__ }}",
         "{% set n = namespace(f='{0.__class__}'.format) %}{{ n.f('x') }}",
         "{% set n = namespace() %}{{ n.nothing.deeper }}",
+        "{% macro f(a, b='c') %}{{ a }}{{ b }}{% endmacro %}{% for m in messages %}{{ f(m.role, b=1) }}{% endfor %}",
+        "{% macro f() %}{{ caller(2) }}{% endmacro %}{% call(x) f() %}{{ x }}{{ message.role }}{% endcall %}",
+        "{% macro f(a) %}{{ varargs }}{{ kwargs }}{% endmacro %}{{ f(1, 2, z=3) }}{{ f.__call__ }}",
+        "{% macro f(a) %}{{ a }}{% endmacro %}{{ f(1, 2) }}",
+        "{% for m in messages %}{{ m.role.upper() }}{{ m.role.center(9, fillchar='x') }}{% endfor %}",
     ],
 )
 def test_a_template_reads_what_the_sandbox_lets_it_read(source: str) -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.idlists import KEPT, IdLists
+from proxy.prefix import shared
 
 IDS = st.lists(st.integers(0, 300_000), max_size=6)
 
@@ -16,7 +17,15 @@ def test_a_list_holds_the_ids_of_its_prompt(calls: list[tuple[list[int], list[in
     lists, path = IdLists(), array("i")
     for id, (further, sampled, goes_on) in enumerate(calls, start=1):
         prompt = path + array("i", further) if goes_on else array("i", further)
-        written = lists.write(prompt, id - 1 or None)
+        written = lists.write(prompt, id - 1 or None, shared(path, prompt, len(path)))
         assert msgspec.json.decode(written) == prompt.tolist()
         path = prompt + array("i", sampled)
         lists.add(id, path, written, len(prompt))
+
+
+@given(IDS, IDS, IDS, st.integers(0, 9))
+def test_what_two_lists_share(begin: list[int], one: list[int], other: list[int], most: int) -> None:
+    a, b = array("i", begin + one), array("i", begin + other)
+    pairs = enumerate(zip(a[:most], b, strict=False))
+    expected = next((i for i, (x, y) in pairs if x != y), min(most, len(a), len(b)))
+    assert {shared(a, b, most, known) for known in (0, expected // 2, expected)} == {expected}

@@ -1,0 +1,50 @@
+"""What a request repeats of an earlier one is read as if it were new."""
+
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.history import Histories
+
+VALUES: list[Any] = [1, 1.0, True, "1", -0.0, 0.0, {"a": 1, "b": 2}, {"b": 2, "a": 1}]
+
+
+def asked(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def result(text: str) -> dict[str, Any]:
+    return {"role": "tool", "content": text, "tool_call_id": "c"}
+
+
+def called(value: Any) -> dict[str, Any]:
+    function = {"name": "f", "arguments": {"value": value}}
+    return {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "type": "function", "function": function}]}
+
+
+MESSAGE = st.one_of(
+    st.builds(asked, st.sampled_from(["x", "y"])),
+    st.builds(result, st.sampled_from(["x", "y"])),
+    st.builds(called, st.sampled_from(VALUES)),
+)
+REQUESTS = st.lists(st.tuples(st.integers(0, 8), st.lists(MESSAGE, min_size=1, max_size=3)), max_size=9)
+
+
+@given(REQUESTS)
+def test_reading_again_changes_nothing(requests: list[tuple[int, list[dict[str, Any]]]]) -> None:
+    kept, before = Histories(), list[dict[str, Any]]()
+    for repeated, further in requests:
+        messages = msgspec.json.decode(msgspec.json.encode(before[:repeated] + further))
+        read, anew = kept.read(messages), Histories().read(messages)
+        assert (read.turns, read.history) == (anew.turns, anew.history)
+        assert repr(read.messages) == repr(tuple(messages))
+        before = messages
+
+
+def test_a_message_that_was_there_before_is_the_same_object() -> None:
+    histories = Histories()
+    first = histories.read([asked("x"), called({"a": 1}), result("y")])
+    again = histories.read([asked("x"), called({"a": 1}), result("z"), asked("y")])
+    assert [a is b for a, b in zip(first.messages, again.messages, strict=False)] == [True, True, False]
