@@ -15,10 +15,12 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 
+from harness.augment import every
 from harness.judge import Judge, Opinion, opinion
 from harness.rundir import write_whole
 from harness.tasks import Task
-from harness.trials import Kind, Trial, run_trial
+from harness.trials import Kind, Trial, Wanted, run_trial
+from harness.trust import Augment
 from harness.validate import KINDS, VERDICTS, Finding, can_be_tried, finding, key_of
 from proxy.pool.errors import UserError
 from sandboxes.base import Sandboxes
@@ -42,12 +44,12 @@ class Book:
         self.summary = directory / "report.md"
         self._trials, self._opinions = directory / "trials.jsonl", directory / "opinions.jsonl"
         rows = _rows(self._trials, Trial)
-        self.trials = {(row.task, row.kind, row.number): row for row in rows if row.failure != "environment"}
+        self.trials = {name_of(row): row for row in rows if row.failure != "environment"}
         reviewed = _rows(self._opinions, Reviewed)
         self.opinions = {(row.task, row.judge): row.opinion for row in reviewed if row.opinion.weak is not None}
 
     def add(self, trial: Trial) -> None:
-        self.trials[trial.task, trial.kind, trial.number] = trial
+        self.trials[name_of(trial)] = trial
         _append(self._trials, trial)
 
     def add_opinion(self, task: str, judge: str, given: Opinion) -> None:
@@ -71,6 +73,10 @@ class Plan:
     """Trials of each kind per task."""
     concurrency: int
     judge: Judge | None = None
+    augmented: bool = False
+    """Also try the oracle under each variation of the environment that the task or `augment` declares."""
+    augment: Augment | None = None
+    """For tasks that declare none."""
 
 
 async def prove(sandboxes: Sandboxes, plan: Plan, book: Book) -> list[Finding]:
@@ -96,18 +102,20 @@ class _Proof:
         key = key_of(task)
         if can_be_tried(task):
             return finding(task, [])
-        wanted = [(kind, number) for kind in KINDS for number in range(self.plan.repeat)]
-        trials = await asyncio.gather(*(self._trial(task, key, kind, number) for kind, number in wanted))
+        wanted = [Wanted(task, key, kind, number) for kind in KINDS for number in range(self.plan.repeat)]
+        if self.plan.augmented:
+            wanted += [Wanted(task, key, "oracle", 0, one) for one in every(task.augment or self.plan.augment)]
+        trials = await asyncio.gather(*map(self._trial, wanted))
         found = finding(task, trials)
         if found.verdict != "accepted" or self.plan.judge is None:
             return found
         return finding(task, trials, await self._opinion(self.plan.judge, task, key))
 
-    async def _trial(self, task: Task, key: str, kind: Kind, number: int) -> Trial:
-        if (done := self.book.trials.get((key, kind, number))) is not None:
+    async def _trial(self, wanted: Wanted) -> Trial:
+        if (done := self.book.trials.get(wanted.name)) is not None:
             return done
         async with self.slots:
-            trial = await run_trial(self.sandboxes, task, key, kind, number)
+            trial = await run_trial(self.sandboxes, wanted)
         self.book.add(trial)
         return trial
 
@@ -118,6 +126,10 @@ class _Proof:
             given = await opinion(self.client, judge, task)
         self.book.add_opinion(key, judge.model, given)
         return given
+
+
+def name_of(trial: Trial) -> tuple[str, Kind, int, str]:
+    return trial.task, trial.kind, trial.number, trial.variation
 
 
 def summary(findings: Sequence[Finding], refused: Sequence[str]) -> str:

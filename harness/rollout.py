@@ -15,12 +15,14 @@ import msgspec
 
 from harness.agents.base import Agent, Endpoint
 from harness.agents.install import bundle_at
+from harness.augment import Variation, apply, chosen
 from harness.books import Books
 from harness.ground import keep_ground, lay, set_up, spec_of
 from harness.isolation import apart, keep_findings
 from harness.pulse import Watched, run_watched
 from harness.rewards import Verdict, below, joined
 from harness.tasks import Part, Task, parts_of
+from harness.trust import Augment
 from harness.verifier import Failed, limits_of, verify
 from proxy.pool.attempts import Attempt, Ending, close_attempt, open_attempt
 from proxy.pool.budgets import UNLIMITED, Budget, seen
@@ -73,6 +75,10 @@ class Bench:
     budgets: Budgets = Budgets()
     pause_seconds: float = 1.0
     """Before the first retry; four times as long before each further one."""
+    augment: Augment | None = None
+    """What varies in the environments of tasks that do not say so themselves."""
+    seed: int = 0
+    """Of what varies."""
 
 
 @dataclass
@@ -91,6 +97,12 @@ class _Account:
     """The failure that an unexpected error would be now."""
     exit_code: int | None = None
     timings: dict[str, float] = field(default_factory=dict)
+    wanted: list[Variation] | None = None
+    """Variations of the environment that are still to be applied."""
+    augmentation: list[str] = field(default_factory=list)
+    """Those that were."""
+    env: dict[str, str] = field(default_factory=dict)
+    """What they give the agent."""
 
     def spent(self, on: str, seconds: float) -> None:
         """Add to a timing; a task with steps does everything several times."""
@@ -116,7 +128,7 @@ async def attempt(bench: Bench, rollout: OpenRollout, task: Task, fate: Fate) ->
     budget = _budget(task, bench.budgets)
     agent = rollout.agent or bench.agent.name
     opened, key = await bench.books(open_attempt, rollout.rollout_id, agent, budget)
-    account = _Account()
+    account = _Account(wanted=_variations(bench, rollout, task))
     failure: str | None = "interrupted"
     detail = "the run was stopped while the attempt ran"
     try:
@@ -136,7 +148,13 @@ async def attempt(bench: Bench, rollout: OpenRollout, task: Task, fate: Fate) ->
     except Exception as error:  # a failed rollout is a row: whatever broke is classified by the stage it broke in
         failure, detail = account.stage, f"{type(error).__name__}: {error}"
     finally:
-        ending = Ending(failure=failure, detail=detail, exit_code=account.exit_code, timings=account.timings)
+        ending = Ending(
+            failure=failure,
+            detail=detail,
+            exit_code=account.exit_code,
+            timings=account.timings,
+            augmentation=account.augmentation,
+        )
         await bench.books(close_attempt, opened.id, ending)
     return _outcome(opened, None, failure, detail)
 
@@ -178,11 +196,15 @@ async def _part(
     began, account.stage = time.monotonic(), "sandbox_start"
     async with bench.lanes.starting:
         await set_up(sandbox, task)
+        if account.wanted:  # once, and not for every step
+            account.augmentation, account.env = await apply(sandbox, task, account.wanted)
+            account.wanted = None
         ground = await lay(sandbox, task, bench.sandboxes)
     account.spent("setup", time.monotonic() - began)
     account.stage = "harness"
     keep_ground(bench.logs, name, ground)
-    result = await _run_agent(bench, sandbox, task, opened, key)
+    varied = msgspec.structs.replace(task, env=task.env | account.env)
+    result = await _run_agent(bench, sandbox, varied, opened, key)
     account.spent("agent", result.seconds)
     account.exit_code = result.exit_code
     with (bench.logs / f"{name}.log").open("a") as log:
@@ -213,6 +235,15 @@ async def _run_agent(bench: Bench, sandbox: Sandbox, task: Task, opened: Attempt
             return await run_watched(sandbox, launch.command, limits, env, Watched(bench.books, opened.id, patience))
         except SandboxError as error:
             raise Failed("tool_flake", str(error)) from error
+
+
+def _variations(bench: Bench, rollout: OpenRollout, task: Task) -> list[Variation]:
+    """What is otherwise in this rollout's environment, in each of its attempts."""
+    augment = task.augment or bench.augment
+    if augment is None:
+        return []
+    member = "" if augment.per == "group" else rollout.member
+    return chosen(augment, bench.seed, task.id, f"{rollout.group_id}/{member}")
 
 
 def _budget(task: Task, given: Budgets) -> Budget:

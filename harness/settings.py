@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from harness.agents import agent_named
+from harness.augment import Kind
 from harness.scaffolds import Scaffold, check
 from proxy.pool.errors import UserError
 
@@ -79,10 +80,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Model directory for the proxy that is brought up. None: a tiny one with random weights."""
     scripted: str | None = None
     """FILE.py:NAME of a scripted engine in place of the real one."""
+    augment: tuple[Kind, ...] = ()
+    """Kinds of variations of the environment, for tasks that declare none (docs/tasks.md, "Augmentation")."""
     limit: Count | None = None
     """Take the first tasks only."""
     seed: int = 0
-    """Of the order of tasks and agents."""
+    """Of the order of tasks and agents, and of what varies in environments."""
     epochs: Count = 1
     """How often to run each task."""
     repeat: bool = False

@@ -62,8 +62,11 @@ def can_be_tried(task: Task) -> str:
 
 def finding(task: Task, trials: Sequence[Trial], opinion: Opinion | None = None) -> Finding:
     """The verdict on a task."""
-    rewards = {kind: [trial.reward for trial in sorted(trials, key=_number) if trial.kind == kind] for kind in KINDS}
-    word, cause = _verdict(task, trials, rewards)
+    plain = [trial for trial in sorted(trials, key=_number) if not trial.variation]
+    rewards = {kind: [trial.reward for trial in plain if trial.kind == kind] for kind in KINDS}
+    word, cause = _verdict(task, plain, rewards)
+    if word == "accepted":
+        word, cause = _under_variations(trials)
     if word == "accepted" and opinion is not None:
         if opinion.weak:
             word, cause = "weak test", "; ".join(opinion.reasons) or "the judge gives no reason"
@@ -100,6 +103,18 @@ def _verdict(task: Task, trials: Sequence[Trial], rewards: dict[Kind, list[float
         return "environment broken", f"no verdict on an untouched environment{_after(details['no-op'])}"
     if noop >= FULL:
         return "no-op passes", f"doing nothing has reward {noop:g}"
+    return "accepted", ""
+
+
+def _under_variations(trials: Sequence[Trial]) -> tuple[Word, str]:
+    for trial in trials:
+        if trial.variation and trial.failure == "environment":
+            return "environment broken", f"with {trial.variation}: {trial.detail[-300:].strip()}"
+        if trial.variation and (trial.reward is None or trial.reward < FULL):
+            return (
+                "oracle fails",
+                f"with {trial.variation}, its reward is {_listed([trial.reward])}{_after(trial.detail)}",
+            )
     return "accepted", ""
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from harness.trust import Clean, Pattern
+from harness.trust import Augment, Clean, Pattern
 from sandboxes.base import Network, Profile, User
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -148,6 +148,8 @@ class Task(Strict, frozen=True, kw_only=True):
     """What set-up leaves running stays while the agent works and the verifier judges."""
     clean: Clean = Clean()
     """What becomes of leftovers before the agent starts."""
+    augment: Augment | None = None
+    """What differs from attempt to attempt. None: what the run says."""
     timeout: Seconds = 600
     """Wall seconds of the agent. Then it is ended, and the verifier judges what it left."""
     max_turns: Count | None = None

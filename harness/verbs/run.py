@@ -15,6 +15,7 @@ import msgspec
 
 from harness.agents import INSTALLED
 from harness.agents.install import agents_directory
+from harness.augment import KINDS, of_run
 from harness.books import Books
 from harness.progress import Board, closing_table, length_bias, make_console
 from harness.rollout import Bench, Budgets, Lanes
@@ -72,6 +73,7 @@ def _add_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--pool", metavar="URL", help="SQLite file or database URL (the proxy's)")
     run.add_argument("--model", metavar="DIR", help="model for the proxy that is brought up (a tiny one)")
     run.add_argument("--scripted", metavar="FILE.py:NAME", help="bring up a scripted engine in place of the real one")
+    run.add_argument("--augment", type=listed, metavar="KIND,...", help=f"vary environments: {', '.join(KINDS)}")
     run.add_argument("--limit", type=_positive, help="take the first tasks only")
     run.add_argument("--seed", type=int, help="of the order of tasks and agents (0)")
     run.add_argument("--epochs", type=_positive, help="how often to run each task (1)")
@@ -84,6 +86,11 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1: {text}")
     return number
+
+
+def listed(text: str) -> list[str]:
+    """What stands between commas."""
+    return text.split(",")
 
 
 def _start(given: argparse.Namespace) -> int:
@@ -154,6 +161,7 @@ def _config(settings: Settings, mix: Mix) -> dict[str, Any]:
         "seconds": settings.seconds,
         "turns": settings.turns,
         "tokens": settings.tokens,
+        "augment": list(settings.augment),
     }
     return config | {key: value for key, value in more.items() if value}
 
@@ -194,6 +202,8 @@ def _bench(proxy: Service, pool: Pool, settings: Settings, plan: Plan, logs: Pat
             tokens=settings.tokens,
             hung_seconds=settings.hung_seconds,
         ),
+        augment=of_run(settings.augment) if settings.augment else None,
+        seed=settings.seed,
     )
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.augment import KINDS, of_run
 from harness.judge import PAUSE_SECONDS, Judge
 from harness.progress import make_console
 from harness.proof import Book, Plan, prove
@@ -24,6 +25,8 @@ def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     verb.add_argument("--out", type=Path, metavar="DIR", help="for report and accepted tasks (runs/validate-<tasks>)")
     verb.add_argument("--repeat", type=_count, default=2, help="trials of each kind, to find flaky tasks (%(default)s)")
     verb.add_argument("--concurrency", type=_count, default=4, help="trials at a time (%(default)s)")
+    verb.add_argument("--augment", action="store_true", help="also solve under each variation that a task declares")
+    verb.add_argument("--kinds", type=_kinds, default=[], metavar="KIND,...", help="for tasks that declare none")
     verb.add_argument("--judge", metavar="URL", help="OpenAI-compatible endpoint, ending in /v1, to review the tests")
     verb.add_argument("--judge-model", metavar="NAME", help="the model there")
     verb.add_argument("--judge-key-file", type=Path, metavar="FILE", help="its API key, if it wants one")
@@ -38,9 +41,26 @@ def _count(text: str) -> int:
     return number
 
 
+def _kinds(text: str) -> list[str]:
+    given = text.split(",")
+    for kind in given:
+        if kind not in KINDS:
+            raise argparse.ArgumentTypeError(f"{kind!r} is no kind of variation; choose from: {', '.join(KINDS)}")
+    return given
+
+
 def _validate(given: argparse.Namespace) -> int:
     loaded = load_sources(given.tasks)
-    plan = Plan(tasks=loaded.mix.tasks, repeat=given.repeat, concurrency=given.concurrency, judge=_judge_of(given))
+    if given.kinds and not given.augment:
+        raise UserError(f"--kinds {','.join(given.kinds)} goes with --augment; add it")
+    plan = Plan(
+        tasks=loaded.mix.tasks,
+        repeat=given.repeat,
+        concurrency=given.concurrency,
+        judge=_judge_of(given),
+        augmented=given.augment,
+        augment=of_run(given.kinds),
+    )
     directory = RunDir(given.out or Path("runs") / f"validate-{Path(given.tasks[0]).stem}")
     with directory.held():
         collect()  # what a killed command left at work

@@ -49,6 +49,8 @@ class Ending:
     detail: str = ""
     exit_code: int | None = None
     timings: dict[str, float] = field(default_factory=dict)
+    augmentation: list[str] = field(default_factory=list)
+    """What its environment had otherwise than its task's, each as `kind=value`."""
 
 
 @retried
@@ -108,6 +110,7 @@ def close_attempt(pool: Pool, attempt_id: int, ending: Ending) -> None:
         "detail": ending.detail,
         "exit_code": ending.exit_code,
         "timings": ending.timings,
+        "augmentation": ending.augmentation,
         "closed_at": time.time(),
     }
     with pool.write() as connection:

@@ -119,6 +119,7 @@ attempts = Table(
     Column("failure", Text),
     Column("detail", Said),
     Column("timings", JSON),
+    Column("augmentation", JSON),  # list of `kind=value`: what its environment had otherwise than its task's
     Column("exit_code", Integer),
     Column("opened_at", Float, nullable=False),
     Column("closed_at", Float),  # set: the key is revoked

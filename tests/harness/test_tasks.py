@@ -10,7 +10,7 @@ import pytest
 
 from harness.tasks import Part, Step, Task, TaskLimits, Verifier, load_tasks, parts_of
 from harness.tasks.schema import Checker, Solution, TaskImage
-from harness.trust import Clean
+from harness.trust import Augment, Clean
 from proxy.pool.errors import UserError
 from tests.harness.conftest import HELLO, ROOT, write_tasks
 
@@ -23,6 +23,7 @@ TABLES = {
     "steps": Step,
     "solution": Solution,
     "clean": Clean,
+    "augment": Augment,
     "checker": Checker,
 }
 """Heading in docs/tasks.md -> the struct whose fields stand in the table there."""

@@ -1,0 +1,154 @@
+"""Environments that vary: what is chosen, what is applied, what is recorded, and that tasks stay solvable."""
+
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from sqlalchemy import select
+
+from harness.augment import KINDS, apply, chosen, every, of_run
+from harness.cli import main
+from harness.services import Service
+from harness.tasks import Task
+from harness.trust import Augment
+from harness.verifier import Failed
+from proxy.pool.database import open_pool
+from proxy.pool.schema import attempts
+from sandboxes.base import Limits
+from sandboxes.process import ProcessSandbox, ProcessSandboxes
+from tests.harness.conftest import HELLO, SHELL_AGENT, write_tasks
+
+MANY = Augment(
+    versions={"a": ["1", "2"], "b": ["1"]},
+    remove=["c"],
+    mirror=True,
+    shell=["/bin/sh"],
+    locale=["C", "POSIX"],
+    timezone=["UTC0", "JST-9"],
+    user=["dev"],
+    commands={"touch": "touch varied", "skip": "exit 3"},
+)
+
+
+@pytest.fixture
+async def sandbox(tmp_path: Path) -> AsyncIterator[ProcessSandbox]:
+    made = await ProcessSandboxes(tmp_path / "sandboxes").start()
+    yield made
+    await made.stop()
+
+
+def test_the_choice_is_a_pure_function_of_seed_task_and_attempt() -> None:
+    def names(seed: int, task: str, attempt: str) -> list[str]:
+        return [variation.name for variation in chosen(MANY, seed, task, attempt)]
+
+    assert names(1, "t", "0/0") == names(1, "t", "0/0")
+    others = {tuple(names(*of)) for of in ((1, "t", "0/0"), (2, "t", "0/0"), (1, "u", "0/0"), (1, "t", "0/1"))}
+    assert len(others) > 1
+    counts = Counter(name for attempt in range(1000) for name in names(0, "t", str(attempt)))
+    assert {name.partition("=")[0] for name in counts} >= {"version", "removed", "mirror", "shell", "locale", "command"}
+    assert 420 < counts["mirror=dead"] < 580 and 170 < counts["locale=C"] < 330
+    assert counts["version=a==1"] + counts["version=a==2"] < 580  # at most one version of a package
+
+
+def test_one_more_variation_shifts_no_other() -> None:
+    more = msgspec.structs.replace(MANY, commands=MANY.commands | {"last": "true"})
+    for attempt in map(str, range(50)):
+        before, after = chosen(MANY, 0, "t", attempt), chosen(more, 0, "t", attempt)
+        assert [v for v in after if v.value != "last"] == before
+
+
+async def test_what_is_applied_and_what_is_passed_over(sandbox: ProcessSandbox) -> None:
+    task = msgspec.convert(HELLO, Task)
+    wanted = [v for v in every(MANY) if v.kind not in ("version", "removed")]
+    wanted += list(every(Augment(shell=["/no/shell"])))
+    applied, env = await apply(sandbox, task, wanted)
+    assert "command=touch" in applied and "command=skip" not in applied and "shell=/no/shell" not in applied
+    assert env["SHELL"] == "/bin/sh" and env["USER"] == env["LOGNAME"] == "dev" and env["TZ"] == "JST-9"
+    shown = await sandbox.run("ls; cat ~/.npmrc; python3 -m pip config list", Limits(), {})
+    assert "varied" in shown.output and "registry=http://127.0.0.1:9/" in shown.output
+    assert "global.index-url='http://127.0.0.1:9/simple'" in shown.output
+
+
+async def test_a_variation_that_fails_is_the_environments_failure(sandbox: ProcessSandbox) -> None:
+    task = msgspec.convert(HELLO, Task)
+    with pytest.raises(Failed) as failed:
+        await apply(sandbox, task, list(every(Augment(commands={"bad": "echo no; exit 4"}))))
+    assert (failed.value.kind, failed.value.detail) == (
+        "sandbox_start",
+        "the variation command=bad ended by exit code 4: no",
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_the_command_line_varies_something(kind: str) -> None:
+    assert {variation.kind for variation in every(of_run([kind]))} == {kind}
+
+
+Run = Callable[..., list[dict[str, Any]]]
+
+
+def test_what_was_applied_stands_in_the_attempts_row(run: Run, proxy: Service) -> None:
+    augment = {"probability": 1, "timezone": ["JST-9"], "commands": {"touch": "touch varied", "skip": "exit 3"}}
+    agent = f'test "$TZ" = JST-9 && test -e varied && {SHELL_AGENT}'
+    verifier = {"command": 'test -z "$TZ" && test "$(cat hello.txt)" = hello'}  # the verifier's is as ever
+    (row,) = run(tasks=[HELLO | {"augment": augment, "verifier": verifier}], command=agent)
+    assert (row["reward"], row["failure"]) == (1.0, None)
+    with open_pool(proxy.pool).read() as connection:
+        newest = select(attempts.c.augmentation).order_by(attempts.c.id.desc()).limit(1)
+        assert connection.scalar(newest) == ["timezone=JST-9", "command=touch"]
+
+
+def test_a_run_varies_tasks_that_do_not_say(run: Run, proxy: Service, command_line: Any) -> None:
+    rows = run("--augment", "user", "-n", "6", command=f'echo "$USER" >> who; {SHELL_AGENT}')
+    assert [row["reward"] for row in rows] == [1.0] * 6
+    with open_pool(proxy.pool).read() as connection:
+        newest = select(attempts.c.augmentation).order_by(attempts.c.id.desc()).limit(6)
+        given = connection.scalars(newest).all()
+    assert [] in given and any(names and names[0].startswith("user=") for names in given)
+    assert main(command_line("--augment", "locale", "-n", "6", command=f'echo "$USER" >> who; {SHELL_AGENT}')) == 2
+
+
+def test_validate_names_the_variation_that_the_oracle_does_not_survive(tmp_path: Path) -> None:
+    solved = HELLO | {"solution": {"command": "test ! -e varied && echo hello > hello.txt"}}
+    tasks = [
+        solved | {"id": "fragile", "augment": {"commands": {"fine": "true", "touch": "touch varied"}}},
+        solved | {"id": "robust", "augment": {"commands": {"fine": "true"}}},
+        solved | {"id": "impossible", "augment": {"commands": {"bad": "exit 1"}}},
+        solved | {"id": "none"},
+    ]
+    file = write_tasks(tmp_path / "tasks.jsonl", *tasks)
+    assert main(["validate", str(file), "--out", str(tmp_path / "out"), "--augment", "--kinds", "timezone"]) == 0
+    lines = map(json.loads, (tmp_path / "out/report.jsonl").read_text().splitlines())
+    found = {line["id"]: (line["verdict"], line["cause"]) for line in lines}
+    assert found["fragile"][0] == "oracle fails"
+    assert found["fragile"][1].startswith("with command=touch, its reward is 0 (the solution ended by exit code 1")
+    assert found["impossible"][0] == "environment broken" and "with command=bad" in found["impossible"][1]
+    assert found["robust"] == found["none"] == ("accepted", "")
+    trials = list(map(json.loads, (tmp_path / "out/trials.jsonl").read_text().splitlines()))
+    tried = [trial["variation"] for trial in trials if trial["task"].startswith("none") and trial["variation"]]
+    assert len(tried) == len(of_run(["timezone"]).timezone)
+
+
+@pytest.mark.parametrize(
+    "options, told",
+    [
+        (["--augment", "weather"], "augment[0]: Invalid enum value 'weather'"),
+        (["--augment", "shell,"], "augment[1]: Invalid enum value ''"),
+    ],
+)
+def test_an_unknown_kind_ends_the_start(
+    command_line: Callable[..., list[str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    told: str,
+) -> None:
+    assert main(command_line(*options)) == 2
+    assert told in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["validate", str(tmp_path / "tasks.jsonl"), "--augment", "--kinds", options[1]])
+    assert "is no kind of variation; choose from: shell, locale" in capsys.readouterr().err
