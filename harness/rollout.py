@@ -15,10 +15,13 @@ import msgspec
 
 from harness.agents.base import Agent, Endpoint
 from harness.agents.install import bundle_at
+from harness.answers import ask
 from harness.augment import Variation, apply, chosen
 from harness.books import Books
+from harness.checkers import Checking, check_answer
 from harness.ground import keep_ground, lay, set_up, spec_of
 from harness.isolation import apart, keep_findings
+from harness.judge import Judge
 from harness.pulse import Watched, run_watched
 from harness.rewards import Verdict, below, joined
 from harness.tasks import Part, Task, parts_of
@@ -73,6 +76,8 @@ class Bench:
     """Asks the proxy whether it or its engine is out of order."""
     lanes: Lanes = field(default_factory=lambda: Lanes(starting=64, agents=64, verifying=64))
     budgets: Budgets = Budgets()
+    judge: Judge | None = None
+    """Grades answers where a task's checker is a judge."""
     pause_seconds: float = 1.0
     """Before the first retry; four times as long before each further one."""
     augment: Augment | None = None
@@ -170,6 +175,8 @@ async def _work(
     bench: Bench, opened: Attempt, key: str, task: Task, account: _Account
 ) -> tuple[Verdict, str | None, str]:
     """Each part in one sandbox: the verdict, with the limit that ended an agent if one did."""
+    if task.domain != "agent":
+        return await _answer(bench, opened, key, task, account)
     began = time.monotonic()
     judged: list[tuple[str, Verdict]] = []
     remark: tuple[str | None, str] = (None, "")
@@ -186,6 +193,28 @@ async def _work(
         return (joined(judged, task.steps_reward) if task.steps else verdict), *remark
     finally:
         await sandbox.stop()
+
+
+async def _answer(
+    bench: Bench, opened: Attempt, key: str, task: Task, account: _Account
+) -> tuple[Verdict, str | None, str]:
+    """One model call, and the verdict on what it says."""
+    account.stage = "harness"
+    endpoint = Endpoint(bench.url, key, bench.model, bench.context_length)
+    async with bench.lanes.agents:
+        result = await ask(endpoint, task, min(task.timeout, bench.budgets.seconds or task.timeout))
+    account.spent("agent", result.seconds)
+    account.exit_code = result.exit_code
+    (bench.logs / f"attempt-{opened.id}.log").write_text(result.output)
+    if result.ended == "exit":
+        failure, detail = await _judge(bench, opened.id, result)
+    elif trouble := await bench.trouble():
+        raise trouble
+    else:
+        failure, detail = "agent_budget", "the model had not answered when the time was up"
+    account.stage = "verifier"
+    async with bench.lanes.verifying:
+        return await check_answer(task, result.output, Checking(bench.sandboxes, bench.judge)), failure, detail
 
 
 async def _part(

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from harness.answers import AGENT, OneCall
 from harness.progress import Board
 from harness.rollout import Bench, Fate, run_rollout
 from harness.scaffolds import Scaffold, scaffold_of
@@ -25,6 +26,8 @@ from proxy.pool.queue import Replacement, lost_groups, opened_in_order, replacem
 from proxy.pool.runs import admission, record_event
 
 POLL_SECONDS = 0.2
+ANSWERING = Scaffold(name=AGENT, agent=OneCall())
+"""Whose turn it is when a task asks for an answer only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +59,7 @@ class Plan:
         """The groups to open, from the one of this index on."""
         tasks = islice(self.mix.order(self.seed), opened, self.turns())
         for index, task in enumerate(tasks, opened):
-            scaffold = scaffold_of(index, self.seed, self.scaffolds)
+            scaffold = scaffold_of(index, self.seed, self.scaffolds) if task.domain == "agent" else ANSWERING
             extras = Extras(redundant=self.redundant, agent=scaffold.name, held_out=scaffold.held_out)
             yield Replacement(msgspec.to_builtins(task), self.group_size, extras)
 
@@ -78,7 +81,7 @@ class Loop:
         self._run_id = run_id
         self._plan = plan
         self._board = board
-        self._agents = {scaffold.name: scaffold.agent for scaffold in plan.scaffolds}
+        self._agents = {scaffold.name: scaffold.agent for scaffold in (*plan.scaffolds, ANSWERING)}
         self._slots = asyncio.Semaphore(plan.concurrency)
         self._at_work: dict[int, _AtWork] = {}
         self._called_off: dict[int, str] = {}

@@ -11,13 +11,14 @@ from typing import Annotated, Any
 import msgspec
 
 from harness.agents import agent_named
+from harness.answers import AGENT
 from harness.augment import Kind
 from harness.scaffolds import Scaffold, check
 from proxy.pool.errors import UserError
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
-PATHS = ("tasks", "run_dir", "model", "admin_key_file", "scripted", "pool")
+PATHS = ("tasks", "run_dir", "model", "admin_key_file", "scripted", "pool", "judge_key_file")
 """Keys that name files; an address with a scheme is none."""
 
 
@@ -42,7 +43,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tasks: str | tuple[str, ...]
     """JSONL files, Harbor task directories, directories of those, globs, or one mix file (docs/tasks.md)."""
     agent: str | None = None
-    """The run's only agent, instead of `agents`."""
+    """The run's only agent, instead of `agents`. A run whose tasks only ask for answers needs none."""
     command: str | None = None
     """Command line of the agent `command`."""
     agents: tuple[AgentEntry, ...] = ()
@@ -82,6 +83,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """FILE.py:NAME of a scripted engine in place of the real one."""
     augment: tuple[Kind, ...] = ()
     """Kinds of variations of the environment, for tasks that declare none (docs/tasks.md, "Augmentation")."""
+    judge: str | None = None
+    """Endpoint that grades answers of tasks whose checker is a judge; any OpenAI-compatible one, ending in /v1."""
+    judge_model: str | None = None
+    """The model there."""
+    judge_key_file: str | None = None
+    """Its API key, if it wants one."""
     limit: Count | None = None
     """Take the first tasks only."""
     seed: int = 0
@@ -117,7 +124,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def where(self, verb: str) -> Path:
         """The run directory."""
-        agent = self.agent or "-".join(entry.name or entry.agent for entry in self.agents)
+        agent = self.agent or "-".join(entry.name or entry.agent for entry in self.agents) or AGENT
         return Path(self.run_dir or Path("runs") / f"{verb}-{Path(self.sources[0]).stem}-{agent}")
 
 

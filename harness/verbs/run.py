@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import msgspec
 
 from harness.agents import INSTALLED
 from harness.agents.install import agents_directory
+from harness.answers import OneCall
 from harness.augment import KINDS, of_run
 from harness.books import Books
+from harness.judge import Judge
 from harness.progress import Board, closing_table, length_bias, make_console
 from harness.rollout import Bench, Budgets, Lanes
 from harness.run import Loop, Plan
@@ -26,8 +29,10 @@ from harness.services import Service, Wanted, service
 from harness.settings import Settings, load_settings
 from harness.tasks.mix import Mix
 from harness.tasks.sources import load_sources
+from harness.verbs.judging import add_judge, judge_at
 from proxy.pool.attempts import close_interrupted
 from proxy.pool.database import Pool, open_pool
+from proxy.pool.errors import UserError
 from proxy.pool.groups import run_summary
 from proxy.pool.owners import Claim, owned
 from proxy.pool.runs import open_run
@@ -78,6 +83,7 @@ def _add_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--seed", type=int, help="of the order of tasks and agents (0)")
     run.add_argument("--epochs", type=_positive, help="how often to run each task (1)")
     run.add_argument("--repeat", action="store_true", default=None, help="go through the tasks until stopped")
+    add_judge(run, "to grade answers of tasks whose checker is a judge")
     run.add_argument("--until-step", type=_positive, help="feed a training run until it has published this step")
 
 
@@ -107,7 +113,9 @@ def run(verb: str, settings: Settings) -> int:
     """Check everything that can be checked, then bring up the proxy, run, and show what came out."""
     loaded = load_sources(settings.sources)
     mix = loaded.mix.first(settings.limit)
-    scaffolds = settings.scaffolds(PURPOSES[verb])
+    judge = _judge(settings, mix)
+    asked = bool(settings.agent or settings.agents) or any(task.domain == "agent" for task in mix.tasks)
+    scaffolds = settings.scaffolds(PURPOSES[verb]) if asked else []
     directory = RunDir(settings.where(verb))
     console = make_console()
     for reason in loaded.refused:
@@ -129,9 +137,18 @@ def run(verb: str, settings: Settings) -> int:
                 with owned(pool, found) as claim:
                     directory.begin(config | identity, verb, settings)
                     directory.tell(Whereabouts(pool=proxy.pool, name=found.name, expected=plan.expected()))
-                    return _work(plan, _bench(proxy, pool, settings, plan, directory.logs), claim, directory)
+                    bench = replace(_bench(proxy, pool, settings, plan, directory.logs), judge=judge)
+                    return _work(plan, bench, claim, directory)
             finally:
                 pool.close()
+
+
+def _judge(settings: Settings, mix: Mix) -> Judge | None:
+    judge = judge_at(settings.judge, settings.judge_model, settings.judge_key_file)
+    for task in mix.tasks:
+        if judge is None and task.checker is not None and task.checker.kind == "judge":
+            raise UserError(f"the checker of task {task.id!r} is a judge; name its endpoint with --judge URL")
+    return judge
 
 
 def _wanted(settings: Settings) -> Wanted:
@@ -162,6 +179,7 @@ def _config(settings: Settings, mix: Mix) -> dict[str, Any]:
         "turns": settings.turns,
         "tokens": settings.tokens,
         "augment": list(settings.augment),
+        "judge": [settings.judge, settings.judge_model] if settings.judge else None,
     }
     return config | {key: value for key, value in more.items() if value}
 
@@ -185,7 +203,7 @@ def _bench(proxy: Service, pool: Pool, settings: Settings, plan: Plan, logs: Pat
     return Bench(
         books=Books(pool),
         sandboxes=ProcessSandboxes(bundles=agents_directory()),
-        agent=plan.scaffolds[0].agent,
+        agent=plan.scaffolds[0].agent if plan.scaffolds else OneCall(),
         url=f"{proxy.url}/v1",
         model=proxy.model,
         context_length=proxy.context_length,

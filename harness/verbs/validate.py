@@ -14,7 +14,7 @@ from harness.proof import Book, Plan, prove
 from harness.rundir import RunDir
 from harness.tasks.sources import load_sources
 from harness.validate import VERDICTS, Finding
-from proxy.pool.errors import UserError
+from harness.verbs.judging import add_judge, judge_at
 from sandboxes.leftovers import collect
 from sandboxes.process import ProcessSandboxes
 
@@ -27,9 +27,7 @@ def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     verb.add_argument("--concurrency", type=_count, default=4, help="trials at a time (%(default)s)")
     verb.add_argument("--augment", action="store_true", help="also solve under each variation that a task declares")
     verb.add_argument("--kinds", type=_kinds, default=[], metavar="KIND,...", help="for tasks that declare none")
-    verb.add_argument("--judge", metavar="URL", help="OpenAI-compatible endpoint, ending in /v1, to review the tests")
-    verb.add_argument("--judge-model", metavar="NAME", help="the model there")
-    verb.add_argument("--judge-key-file", type=Path, metavar="FILE", help="its API key, if it wants one")
+    add_judge(verb, "to review the tests")
     verb.add_argument("--judge-pause", type=float, default=PAUSE_SECONDS, help="seconds before it is asked again")
     verb.set_defaults(call=_validate)
 
@@ -72,19 +70,7 @@ def _validate(given: argparse.Namespace) -> int:
 
 
 def _judge_of(given: argparse.Namespace) -> Judge | None:
-    if given.judge is None:
-        if given.judge_model or given.judge_key_file:
-            raise UserError("--judge-model and --judge-key-file go with --judge URL; name the endpoint")
-        return None
-    if not given.judge_model:
-        raise UserError(f"--judge {given.judge} needs the name of a model; give it with --judge-model")
-    if not given.judge.startswith(("http://", "https://")):
-        raise UserError(f"--judge must be a URL that begins with http:// or https://: {given.judge}")
-    try:
-        key = given.judge_key_file.read_text(encoding="ascii").strip() if given.judge_key_file else ""
-    except (OSError, ValueError) as error:
-        raise UserError(f"the judge's key cannot be read ({error}); correct --judge-key-file") from error
-    return Judge(given.judge, given.judge_model, key, given.judge_pause)
+    return judge_at(given.judge, given.judge_model, given.judge_key_file, given.judge_pause)
 
 
 async def _interruptible(plan: Plan, book: Book) -> list[Finding]:

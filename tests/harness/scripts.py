@@ -37,6 +37,11 @@ SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 FILE_LISTING = "*file listing*"
 """What aider's instructions call the text that holds a whole file."""
 WHOLE_FILE = "hello.txt\n```\nhello\n```\n"
+ANSWERS = {
+    "What is 6 * 7?": "Six times seven, so the answer is $\\boxed{42}$.",
+    "Write a function double": "Here:\n```python\ndef double(number):\n    return 2 * number\n```\n",
+}
+"""Questions of the domains without a sandbox."""
 OPENCODES_HELPER, CODEXS_HELPER, CODEXS_WAIT = "task", "multi_agent_v1__spawn_agent", "multi_agent_v1__wait_agent"
 PATIENCE_MS = 200_000
 
@@ -88,6 +93,8 @@ def hello(prompt_text: str, prompt_ids: Sequence[int]) -> str:
 
 def aside(asked: Asked) -> str:
     """What is asked without tools."""
+    if answer := next((ANSWERS[question] for question in ANSWERS if question in asked.users), None):
+        return answer
     if FILE_LISTING in asked.text:
         return WHOLE_FILE
     return SUMMARY if READ in asked.text else "A title"

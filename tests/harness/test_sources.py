@@ -63,6 +63,11 @@ def test_a_mix_file_weights_sources_and_domains(tmp_path: Path) -> None:
     assert Counter(name[0] for name in names(mix, 0, 40)) == {"a": 8, "q": 32}
 
 
+def test_the_example_of_a_mix() -> None:
+    mix = load_sources([str(EXAMPLES[0].parent.parent / "mix.toml")]).mix
+    assert Counter(task.domain == "agent" for task in islice(mix.order(0), 30)) == {True: 20, False: 10}
+
+
 def test_without_weights_every_task_comes_once_an_epoch(tmp_path: Path) -> None:
     tasks = load_tasks(lines(tmp_path / "a.jsonl", "a", 9, CHECKED))
     mix = Mix([Source("a", tasks[:4]), Source("b", tasks[4:])])

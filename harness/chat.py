@@ -1,0 +1,46 @@
+"""One chat completion from any OpenAI-compatible endpoint: the built-in one-call agent and judges use it.
+
+Left out: streams, tools and retries; whoever calls knows whether asking again makes sense.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+MAX_ERROR = 300
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model and where it is."""
+
+    url: str
+    """Base URL, ending in /v1."""
+    name: str
+    key: str = ""
+
+
+class NoAnswer(Exception):
+    """The endpoint gave no answer: one sentence."""
+
+
+async def complete(model: Model, messages: Sequence[dict[str, str]], seconds: float, **options: Any) -> str:
+    """The text of the answer; NoAnswer, or TimeoutError after so many seconds."""
+    headers = {"Authorization": f"Bearer {model.key}"} if model.key else {}
+    body = {"model": model.name, "messages": list(messages), **options}
+    url = f"{model.url.rstrip('/')}/chat/completions"
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=seconds)) as client,
+            client.post(url, json=body, headers=headers) as reply,
+        ):
+            if reply.status != 200:
+                raise NoAnswer(f"{model.url} answers {reply.status}: {(await reply.text())[:MAX_ERROR]}")
+            content = (await reply.json())["choices"][0]["message"]["content"]
+    except TimeoutError:
+        raise
+    except (aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
+        raise NoAnswer(f"{model.url} gives no answer ({type(error).__name__}: {str(error)[:MAX_ERROR]})") from error
+    return content if isinstance(content, str) else ""

@@ -1,0 +1,120 @@
+"""Checkers of answers: what is right, what is wrong, and what is no verdict."""
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from harness.checkers import Checking, check_answer, final_answer, read_score
+from harness.judge import Judge
+from harness.rewards import Verdict
+from harness.tasks import Task
+from harness.verifier import Failed
+from sandboxes.process import ProcessSandboxes
+
+DOUBLE = "Text.\n```python\nwrong\n```\nBetter:\n```python\ndef double(n):\n    return 2 * n\n```\n"
+TESTS = {"command": "python3 check.py", "files": {"check.py": "from answer import double\nassert double(4) == 8\n"}}
+
+
+def task(kind: str, **fields: Any) -> Task:
+    verifier = {"verifier": fields.pop("verifier")} if "verifier" in fields else {}
+    checker = {"kind": kind, **fields}
+    return msgspec.convert({"id": "a", "instruction": "?", "domain": "qa", "checker": checker, **verifier}, Task)
+
+
+@pytest.fixture
+def using(tmp_path: Path) -> Checking:
+    return Checking(ProcessSandboxes(tmp_path / "sandboxes"))
+
+
+@pytest.fixture
+async def judge() -> AsyncIterator[Callable[[str], Judge]]:
+    """An endpoint that says what it was told to say, with the rubric and the answer in what it was asked."""
+    said, asked = [""], []
+
+    async def chat(request: web.Request) -> web.Response:
+        asked.append(await request.json())
+        if request.headers.get("Authorization") != "Bearer secret" or not said[0]:
+            return web.json_response({"error": "no"}, status=503)
+        assert "<Rubric>\nbe kind\n</Rubric>" in asked[-1]["messages"][1]["content"]
+        return web.json_response({"choices": [{"message": {"content": said[0]}}]})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", chat)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+
+    def saying(words: str) -> Judge:
+        said[0] = words
+        return Judge(f"http://127.0.0.1:{port}/v1", "strict", "secret")
+
+    yield saying
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    "text, answer",
+    [
+        ("so \\boxed{1}, no: \\boxed{\\frac{1}{2}}.", "\\frac{1}{2}"),
+        ("The answer is 7.\nOr rather, the final answer is: **8**", "8"),
+        ("#### 12", "12"),
+        ("Answers vary.\n\n  Paris \n", "Paris"),
+        ("\\boxed{never closed", "\\boxed{never closed"),
+        ("", ""),
+    ],
+)
+def test_the_final_answer(text: str, answer: str) -> None:
+    assert final_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    "given, text, reward",
+    [
+        (task("exact", answer="Paris"), "It is France's.\nAnswer: Paris", 1.0),
+        (task("exact", answer="Paris"), " Paris\n", 1.0),
+        (task("exact", answer="Paris"), "paris", 0.0),
+        (task("regex", pattern=r"\bParis\b"), "I think Paris it is", 1.0),
+        (task("regex", pattern=r"\bParis\b"), "Parisian", 0.0),
+        (task("math", answer="0.5"), "thus \\boxed{\\frac12}", 1.0),
+        (task("math", answer="0.5"), "thus \\boxed{2}", 0.0),
+        (task("math", answer="0.5"), "", 0.0),
+        (task("code", verifier=TESTS), DOUBLE, 1.0),
+        (task("code", verifier=TESTS), DOUBLE.replace("2 *", "3 *"), 0.0),
+        (task("code", verifier=TESTS), "def double(n): return 2 * n", 0.0),
+    ],
+)
+async def test_the_reward_of_an_answer(using: Checking, given: Task, text: str, reward: float) -> None:
+    assert await check_answer(given, text, using) == Verdict(reward)
+
+
+async def test_a_pattern_that_takes_for_ever_is_ended(using: Checking) -> None:
+    endless = task("regex", pattern="(a+)+b")
+    with pytest.raises(Failed, match=r"the pattern '\(a\+\)\+b' was not done after 0.5 s"):
+        await check_answer(endless, "a" * 60, Checking(using.sandboxes, regex_seconds=0.5))
+
+
+async def test_a_judge_grades_by_the_rubric(using: Checking, judge: Callable[[str], Judge]) -> None:
+    given = task("judge", rubric="be kind")
+    graded = Checking(using.sandboxes, judge('Well. {"score": 0.75, "reason": "kind"}'))
+    assert await check_answer(given, "Dear friend", graded) == Verdict(0.75)
+    assert await check_answer(given, "  ", graded) == Verdict(0.0)
+
+
+@pytest.mark.parametrize("words", ["", "no idea", '{"score": 7}', '{"score": true}', '{"score": 1} {"score": -1}'])
+async def test_a_judge_in_trouble_is_a_missing_reward(
+    using: Checking, judge: Callable[[str], Judge], words: str
+) -> None:
+    with pytest.raises(Failed, match="the judge") as failed:
+        await check_answer(task("judge", rubric="be kind"), "x", Checking(using.sandboxes, judge(words)))
+    assert failed.value.kind == "verifier"
+
+
+def test_the_last_score_counts() -> None:
+    assert read_score('{"score": 0} and then {"score": 1, "reason": "x"} end') == 1.0
+    assert read_score("") is None
