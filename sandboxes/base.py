@@ -131,10 +131,13 @@ class Sandbox(Protocol):
 class Sandboxes(Protocol):
     """A kind of sandbox."""
 
-    kind: str
-    """docker, bubblewrap or process."""
-    promise: str
-    """What it isolates and what not, in one sentence."""
+    @property
+    def kind(self) -> str:
+        """docker, bubblewrap or process."""
+
+    @property
+    def promise(self) -> str:
+        """What it isolates and what not, in one sentence."""
 
     async def start(self, spec: Spec) -> Sandbox:
         """A fresh sandbox; SandboxError when there can be none."""
