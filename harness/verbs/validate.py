@@ -14,8 +14,8 @@ from harness.rundir import RunDir
 from harness.tasks.sources import load_sources
 from harness.validate import VERDICTS, Finding
 from proxy.pool.errors import UserError
-from sandboxes.leftovers import collect
 from sandboxes.process import ProcessSandboxes
+from sandboxes.reaping import reap
 
 
 def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -43,7 +43,7 @@ def _validate(given: argparse.Namespace) -> int:
     plan = Plan(tasks=loaded.mix.tasks, repeat=given.repeat, concurrency=given.concurrency, judge=_judge_of(given))
     directory = RunDir(given.out or Path("runs") / f"validate-{Path(given.tasks[0]).stem}")
     with directory.held():
-        collect()  # what a killed command left at work
+        reap()  # what a killed command left at work
         book = Book(directory.path)
         findings = asyncio.run(_interruptible(plan, book))
         book.close(plan.tasks, findings, loaded.refused)
