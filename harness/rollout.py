@@ -73,6 +73,8 @@ class Bench:
     budgets: Budgets = Budgets()
     pause_seconds: float = 1.0
     """Before the first retry; four times as long before each further one."""
+    elsewhere: "Callable[[Bench, OpenRollout, Task, Fate], Awaitable[Outcome]] | None" = None
+    """Makes an attempt on another machine, as `attempt` does here (`--executor ray`)."""
 
 
 @dataclass
@@ -103,7 +105,8 @@ async def run_rollout(bench: Bench, rollout: OpenRollout, fate: Fate | None = No
     for number in range(TRIES):
         if number:
             await asyncio.sleep(bench.pause_seconds * 4 ** (number - 1))
-        outcome = await attempt(bench, rollout, task, fate)
+        make = bench.elsewhere or attempt
+        outcome = await make(bench, rollout, task, fate)
         if outcome.failure is None or treatment(outcome.failure) != "retry":
             break
     if outcome.failure in ("proxy", "engine") and (now := await bench.trouble()):

@@ -6,7 +6,7 @@ Relative paths in the file are relative to it. Left out: what a task says itself
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -89,6 +89,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Go through the tasks until stopped."""
     until_step: Count | None = None
     """Feed a training run until it has published this step."""
+    executor: Literal["local", "ray"] = "local"
+    """Where attempts are made: in this process, or on the nodes of a Ray cluster."""
+    ray_address: str = "auto"
+    """HOST:PORT of the cluster's head node. auto: RAY_ADDRESS, or the cluster that this machine is a node of."""
+    attempt_cpus: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    """CPUs of a node that an attempt takes while it is made there."""
 
     @property
     def sources(self) -> tuple[str, ...]:

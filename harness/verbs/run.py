@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
+from harness import places
 from harness.agents import INSTALLED
-from harness.agents.install import agents_directory
 from harness.books import Books
 from harness.progress import Board, closing_table, length_bias, make_console
 from harness.rollout import Bench, Budgets, Lanes
@@ -31,8 +31,7 @@ from proxy.pool.groups import run_summary
 from proxy.pool.owners import Claim, owned
 from proxy.pool.runs import open_run
 from proxy.pool.standing import traffic
-from sandboxes.leftovers import collect
-from sandboxes.process import ProcessSandboxes
+from sandboxes.reaping import reap
 
 PURPOSES = {"run": "train", "eval": "eval", "collect": "collect"}
 METER_SECONDS = 2.0
@@ -77,6 +76,7 @@ def _add_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--epochs", type=_positive, help="how often to run each task (1)")
     run.add_argument("--repeat", action="store_true", default=None, help="go through the tasks until stopped")
     run.add_argument("--until-step", type=_positive, help="feed a training run until it has published this step")
+    places.add_options(run)
 
 
 def _positive(text: str) -> int:
@@ -110,7 +110,8 @@ def run(verb: str, settings: Settings) -> int:
         identity = {"name": settings.name or directory.path.name, "purpose": PURPOSES[verb]}
         if directory.resumes(config | identity):
             console.print(f"resuming the run in {directory.path}; --run-dir starts another", highlight=False)
-        collect()  # what a killed run left at work
+        for trouble in reap().troubles:  # of what killed runs left
+            console.print(f"not cleaned up: {trouble}", highlight=False)
         wanted = _wanted(settings)
         if wanted.proxy is None:
             console.print("bringing up an engine and a proxy ...", highlight=False)
@@ -120,9 +121,11 @@ def run(verb: str, settings: Settings) -> int:
             plan = _plan(settings, mix, scaffolds)
             try:
                 with owned(pool, found) as claim:
-                    directory.begin(config | identity, verb, settings)
-                    directory.tell(Whereabouts(pool=proxy.pool, name=found.name, expected=plan.expected()))
-                    return _work(plan, _bench(proxy, pool, settings, plan, directory.logs), claim, directory)
+                    bench = _bench(proxy, pool, settings, plan, directory.logs)
+                    with places.placed(settings, bench) as placed:
+                        directory.begin(config | identity, verb, settings)
+                        directory.tell(Whereabouts(pool=proxy.pool, name=found.name, expected=plan.expected()))
+                        return _work(plan, placed, claim, directory)
             finally:
                 pool.close()
 
@@ -176,7 +179,7 @@ def _bench(proxy: Service, pool: Pool, settings: Settings, plan: Plan, logs: Pat
     everybody = settings.concurrency
     return Bench(
         books=Books(pool),
-        sandboxes=ProcessSandboxes(bundles=agents_directory()),
+        sandboxes=places.make_sandboxes(),
         agent=plan.scaffolds[0].agent,
         url=f"{proxy.url}/v1",
         model=proxy.model,
