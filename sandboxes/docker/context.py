@@ -44,12 +44,14 @@ def digest(context: Path, dockerfile: str) -> str:
 
 
 def pack(context: Path, dockerfile: str, instead: str, archive: IO[bytes]) -> str:
-    """Write the archive that the engine builds from, with `instead` for a Dockerfile that is not there. Its name."""
+    """Write the archive that the engine builds from and return the Dockerfile's name in it. Where there is none, it is
+    `instead`, and the files are in the folder `files`."""
+    folder = "" if (context / dockerfile).is_file() else "files/"
     with tarfile.open(fileobj=archive, mode="w") as tar:
         for inside, path in files(context, dockerfile):
-            tar.add(path, inside, recursive=False, filter=_of_root)
-        if not (context / dockerfile).is_file():
-            dockerfile = ".blackforge.dockerfile"
+            tar.add(path, folder + inside, recursive=False, filter=_of_root)
+        if folder:
+            dockerfile = "Dockerfile"
             member = tarfile.TarInfo(dockerfile)
             member.size = len(instead.encode())
             tar.addfile(member, io.BytesIO(instead.encode()))

@@ -136,7 +136,7 @@ class Images:
         lines: list[str] = []
         try:
             with tempfile.TemporaryFile() as archive:
-                copying = f"FROM {image.name}\nWORKDIR {work}\nCOPY . ./\n"
+                copying = f"FROM {image.name}\nWORKDIR {work}\nCOPY files/ ./\n"
                 dockerfile = await asyncio.to_thread(pack, context, image.dockerfile, copying, archive)
                 with self._engine.telling("building"):
                     building = self._engine.docker.images.build(

@@ -1,0 +1,102 @@
+"""An engine that is no use is told in a sentence, when it is opened and when it goes away."""
+
+import asyncio
+import os
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from sandboxes.docker.engine import Engine, EngineError
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+INFO = {"OSType": "linux", "NCPU": 2, "SecurityOptions": []}
+
+
+@pytest.fixture
+async def serve(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[str]]]:
+    """Starts an engine that knows nothing but its version, and says where."""
+    runners: list[web.AppRunner] = []
+
+    async def start(api: str = "1.41", info: dict[str, object] = INFO, rest: Handler | None = None) -> str:
+        application = web.Application()
+        application.router.add_get("/version", answer({"ApiVersion": api}))
+        application.router.add_get("/v{version}/version", answer({"ApiVersion": api}))
+        application.router.add_get("/v{version}/info", answer(info))
+        if rest is not None:
+            application.router.add_route("*", "/{path:.*}", rest)
+        runners.append(web.AppRunner(application))
+        await runners[-1].setup()
+        socket = tmp_path / f"{secrets.token_hex(4)}.sock"
+        await web.UnixSite(runners[-1], str(socket)).start()
+        return f"unix://{socket}"
+
+    yield start
+    for runner in runners:
+        await runner.cleanup()
+
+
+def answer(content: object, status: int = 200) -> Handler:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return web.json_response(content, status=status)
+
+    return handler
+
+
+async def test_an_engine_that_is_too_old_or_of_another_system_is_refused(
+    serve: Callable[..., Awaitable[str]],
+) -> None:
+    with pytest.raises(EngineError, match=r"speaks API 1\.39, and 1\.41 is needed; update it"):
+        await Engine.open(await serve(api="1.39"))
+    with pytest.raises(EngineError, match="runs windows; use one of Linux"):
+        await Engine.open(await serve(info=INFO | {"OSType": "windows"}))
+
+
+async def test_a_root_that_is_remapped_is_known(serve: Callable[..., Awaitable[str]]) -> None:
+    for options, remapped in (([], False), (["name=seccomp,profile=default", "name=userns"], True)):
+        engine = await Engine.open(await serve(info=INFO | {"SecurityOptions": options}))
+        assert engine.remapped is remapped
+        await engine.close()
+
+
+async def test_an_engine_out_of_disk_is_told_apart(serve: Callable[..., Awaitable[str]]) -> None:
+    full = answer({"message": "mkdir /var/lib/docker/overlay2/x: no space left on device"}, 500)
+    engine = await Engine.open(await serve(rest=full))
+    with pytest.raises(EngineError, match="is out of disk .*; free some"), engine.telling("creating"):
+        await engine.docker.containers.create({"Image": "x"})
+    await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "sentence"),
+    [
+        ("unix:///no/such/socket", "at unix:///no/such/socket does not answer"),
+        ("tcp://127.0.0.1:1", "at tcp://127.0.0.1:1 does not answer"),
+        ("ssh://host", "forwarding its socket: ssh -nNT -L"),
+        ("https://127.0.0.1:1", "certificates for https://127.0.0.1:1 in .* cannot be used"),
+    ],
+)
+async def test_an_address_that_leads_nowhere_is_told(address: str, sentence: str, tmp_path: Path) -> None:
+    os.environ["DOCKER_CERT_PATH"] = str(tmp_path)
+    try:
+        with pytest.raises(EngineError, match=sentence):
+            await Engine.open(address)
+    finally:
+        del os.environ["DOCKER_CERT_PATH"]
+
+
+async def test_an_engine_that_goes_away_is_told_and_nothing_waits_for_it(
+    serve: Callable[..., Awaitable[str]],
+) -> None:
+    async def break_off(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.abort()
+        await asyncio.sleep(0)
+        return web.Response()
+
+    engine = await Engine.open(await serve(rest=break_off))
+    with pytest.raises(EngineError, match="does not answer"), engine.telling("looking"):
+        await engine.container("x").show()
+    await engine.close()

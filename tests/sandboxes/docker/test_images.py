@@ -1,0 +1,143 @@
+"""Images: named, built once per content, prepared for users that own nothing; what cannot be had is told once."""
+
+import asyncio
+import secrets
+import subprocess
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sandboxes.base import Image
+from sandboxes.docker.backend import DockerSandboxes, Options
+from sandboxes.docker.context import digest, files
+from sandboxes.docker.engine import ImageError
+from tests.sandboxes.docker.conftest import HARBOR, SMALL, says
+
+
+@pytest.fixture
+def told() -> list[str]:
+    """What is said about the progress of images."""
+    return []
+
+
+@pytest.fixture
+async def engine(docker_engine: str, told: list[str]) -> AsyncIterator[DockerSandboxes]:
+    """A back end of its own whose images are removed again."""
+    mark = secrets.token_hex(4)
+    opened = await DockerSandboxes.open(Options(address=docker_engine, progress=told.append, run=mark))
+    before = made()
+    yield opened
+    await opened.close()
+    new = made() - before
+    if new:
+        subprocess.run(["docker", "image", "rm", "--force", *sorted(new)], check=True, capture_output=True)
+
+
+def made() -> set[str]:
+    """The tags of the images that we made."""
+    ours = ["docker", "image", "ls", "--filter", "label=blackforge.kind=image", "--format", "{{.Repository}}:{{.Tag}}"]
+    return set(subprocess.run(ours, check=True, capture_output=True, text=True).stdout.split())
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Path:
+    """A directory with a Dockerfile whose content no other test has."""
+    (tmp_path / "Dockerfile").write_text(
+        "FROM bb:1\nWORKDIR /app\nENV WHERE=image\nCOPY . .\n"
+        "RUN echo built >made && chmod 600 made && mkdir -m 700 sub\n"
+    )
+    (tmp_path / "file").write_text(secrets.token_hex(8))
+    return tmp_path
+
+
+async def test_a_context_is_built_once_however_many_ask(
+    engine: DockerSandboxes, context: Path, told: list[str]
+) -> None:
+    spec = replace(SMALL, image=Image(context=context))
+    started = await asyncio.gather(*(engine.start(spec) for _ in range(3)))
+    assert sum("Step 1/" in line for line in told) == 1
+    assert [sandbox.work for sandbox in started] == ["/app"] * 3
+    await asyncio.gather(*(sandbox.stop() for sandbox in started))
+
+    (context / "file").write_text("other")
+    sandbox = await engine.start(spec)
+    assert sum("Step 1/" in line for line in told) == 2
+    assert await says(sandbox, "cat file; echo; echo $WHERE") == "other\nimage"
+    await sandbox.stop()
+
+
+async def test_the_working_directory_of_the_image_is_there_and_belongs_to_the_agent(
+    engine: DockerSandboxes, context: Path
+) -> None:
+    sandbox = await engine.start(replace(SMALL, image=Image(context=context)))
+    assert await says(sandbox, "cat made; echo more >>made; touch sub/x; whoami; stat -c %u made sub") == (
+        "built\nagent\n10000\n10000"
+    )
+    await sandbox.stop()
+    harbor = await engine.start(replace(HARBOR, image=Image(context=context)))
+    assert await says(harbor, "pwd; cat made; stat -c %u made") == "/app\nbuilt\n0"
+    await harbor.stop()
+
+
+async def test_a_directory_without_a_dockerfile_is_copied_into_the_named_image(
+    engine: DockerSandboxes, tmp_path: Path
+) -> None:
+    (tmp_path / "hello.txt").write_text("hello")
+    sandbox = await engine.start(replace(SMALL, image=Image(name="bb:1", context=tmp_path), work="/here"))
+    assert await says(sandbox, "pwd; ls -A; cat hello.txt") == "/here\nhello.txt\nhello"
+    await sandbox.stop()
+    with pytest.raises(ImageError, match="has no Dockerfile and names no image"):
+        await engine.start(replace(SMALL, image=Image(context=tmp_path)))
+
+
+async def test_a_build_that_fails_shows_the_end_of_its_log_and_is_not_tried_again(
+    engine: DockerSandboxes, context: Path, told: list[str]
+) -> None:
+    (context / "Dockerfile").write_text("FROM bb:1\nRUN echo the compiler is missing && exit 3\n")
+    for _ in range(2):
+        with pytest.raises(ImageError, match=r"cannot be built (.|\n)*code: 3(.|\n)*\n.*the compiler is missing"):
+            await engine.start(replace(SMALL, image=Image(context=context)))
+    assert sum("Step 1/" in line for line in told) == 1
+
+
+@pytest.mark.parametrize(
+    ("image", "sentence"),
+    [
+        (None, "needs an image; name one in the task"),
+        (Image(name="localhost:1/no/such:image"), "'localhost:1/no/such:image' is not on the engine and cannot be had"),
+        (Image(context=Path("/no/such/directory")), "has no Dockerfile and names no image"),
+    ],
+)
+async def test_an_image_that_cannot_be_had_is_told_in_a_sentence(
+    engine: DockerSandboxes, image: Image | None, sentence: str
+) -> None:
+    with pytest.raises(ImageError, match=sentence):
+        await engine.start(replace(SMALL, image=image))
+
+
+async def test_an_image_without_a_shell_is_told_so(engine: DockerSandboxes, context: Path) -> None:
+    (context / "Dockerfile").write_text("FROM scratch\nCOPY file /\n")
+    with pytest.raises(ImageError, match="preparing .*/bin/sh"):
+        await engine.start(replace(SMALL, image=Image(context=context)))
+
+
+def test_what_is_ignored_decides_neither_over_the_image_nor_over_its_name(tmp_path: Path) -> None:
+    for name in ("keep", "a.log", "sub/b.log", "sub/c.txt", "node_modules/x/y", "docs/one.md", "docs/README.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / ".dockerignore").write_text(
+        "# comment\n\n*.log\nnode_modules\ndocs/*.md\n!docs/README.md\n/sub/?.txt\n"
+    )
+    names = {name for name, path in files(tmp_path, "Dockerfile") if path.is_file()}
+    assert names == {"keep", ".dockerignore", "sub/b.log", "docs/README.md"}
+
+    before = digest(tmp_path, "Dockerfile")
+    (tmp_path / "a.log").write_text("changed")
+    assert digest(tmp_path, "Dockerfile") == before
+    (tmp_path / "sub/b.log").chmod(0o755)
+    assert digest(tmp_path, "Dockerfile") != before
+    (tmp_path / ".dockerignore").write_text("**/*.log\nsub\n")
+    assert {name for name, _ in files(tmp_path, "Dockerfile")} >= {"docs", "docs/one.md", "node_modules/x/y"}
+    assert not {name for name, _ in files(tmp_path, "Dockerfile")} & {"a.log", "sub", "sub/b.log", "sub/c.txt"}
