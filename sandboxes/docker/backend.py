@@ -91,6 +91,8 @@ class DockerSandboxes:
             await container.start()
         if base.seeded:
             await self._seed(name, base)
+        if supply.ready is not None:
+            await supply.ready(name)
         made = Made(
             id=sandbox,
             container=name,

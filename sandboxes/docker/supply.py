@@ -1,6 +1,6 @@
 """What a container gets besides image and profile: a way to the proxy, agents' bundles. The seam to their makers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,6 +18,8 @@ class Supply:
     env: Mapping[str, str] = field(default_factory=dict)
     network: str = ""
     """The engine's network to join in place of none; not asked for where the spec has the full network."""
+    ready: "Callable[[str], Awaitable[None]] | None" = None
+    """Called with the container's name once it runs; returns when the main process does what it is for."""
     model_url: str = ""
     bundles: str = ""
 
@@ -39,6 +41,7 @@ def merged(supplies: Sequence[Supply]) -> Supply:
         mounts=[mount for supply in supplies for mount in supply.mounts],
         env={name: value for supply in supplies for name, value in supply.env.items()},
         network=next((supply.network for supply in supplies if supply.network), ""),
+        ready=next((supply.ready for supply in supplies if supply.ready), None),
         model_url=next((supply.model_url for supply in supplies if supply.model_url), ""),
         bundles=next((supply.bundles for supply in supplies if supply.bundles), ""),
     )
