@@ -16,7 +16,7 @@ from proxy.pool.errors import UserError
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
-PATHS = ("tasks", "run_dir", "model", "admin_key_file", "scripted", "pool")
+PATHS = ("tasks", "run_dir", "model", "admin_key_file", "scripted", "pool", "metrics_file")
 """Keys that name files; an address with a scheme is none."""
 
 
@@ -95,6 +95,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """HOST:PORT of the cluster's head node. auto: RAY_ADDRESS, or the cluster that this machine is a node of."""
     attempt_cpus: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     """CPUs of a node that an attempt takes while it is made there."""
+    metrics_port: Annotated[int, msgspec.Meta(ge=1, le=65535)] | None = None
+    """Shows the sandboxes' metrics at 127.0.0.1:PORT/metrics."""
+    metrics_file: str | None = None
+    """Has them written to this file every 5 s."""
 
     @property
     def sources(self) -> tuple[str, ...]:

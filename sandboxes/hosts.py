@@ -73,9 +73,10 @@ class _Host:
 class Hosts:
     """Sandboxes on some of several hosts."""
 
-    kind = "docker"
-
-    def __init__(self, hosts: Sequence[HostOptions], open: Open, out_seconds: float = OUT_SECONDS):
+    def __init__(
+        self, hosts: Sequence[HostOptions], open: Open, *, kind: str = "docker", out_seconds: float = OUT_SECONDS
+    ):
+        self.kind = kind
         self.metrics = Metrics()
         self._out_seconds = out_seconds
         self._hosts = [_Host(options) for options in hosts]

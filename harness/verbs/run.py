@@ -7,7 +7,8 @@ import argparse
 import asyncio
 import hashlib
 import signal
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -122,10 +123,11 @@ def run(verb: str, settings: Settings) -> int:
             try:
                 with owned(pool, found) as claim:
                     bench = _bench(proxy, pool, settings, plan, directory.logs)
+                    shown = places.watched(settings, bench.sandboxes)
                     with places.placed(settings, bench) as placed:
                         directory.begin(config | identity, verb, settings)
                         directory.tell(Whereabouts(pool=proxy.pool, name=found.name, expected=plan.expected()))
-                        return _work(plan, placed, claim, directory)
+                        return _work(plan, placed, claim, directory, shown)
             finally:
                 pool.close()
 
@@ -200,7 +202,7 @@ def _bench(proxy: Service, pool: Pool, settings: Settings, plan: Plan, logs: Pat
     )
 
 
-def _work(plan: Plan, bench: Bench, claim: Claim, directory: RunDir) -> int:
+def _work(plan: Plan, bench: Bench, claim: Claim, directory: RunDir, watched: AbstractAsyncContextManager[None]) -> int:
     """Run the plan in full, then results and table; also when it is interrupted."""
     console, found, pool = make_console(), claim.run, bench.books.pool
     board = Board(console, plan.expected(), run_summary(pool, found.id))
@@ -209,7 +211,7 @@ def _work(plan: Plan, bench: Bench, claim: Claim, directory: RunDir) -> int:
         board.say(f"{interrupted} attempts were interrupted and start again")
     try:
         with board.live():
-            asyncio.run(_until_done(Loop(bench, found.id, plan, board), claim, board, bench.books))
+            asyncio.run(_within(watched, _until_done(Loop(bench, found.id, plan, board), claim, board, bench.books)))
     finally:
         close_interrupted(pool, found.id)  # opened, and cancelled in the same moment
         rows = run_summary(pool, found.id)
@@ -219,6 +221,11 @@ def _work(plan: Plan, bench: Bench, claim: Claim, directory: RunDir) -> int:
             board.say(bias)
         board.say(f"{board.line()}; results: {file}")
     return 0
+
+
+async def _within(context: AbstractAsyncContextManager[None], work: Coroutine[Any, Any, None]) -> None:
+    async with context:
+        await work
 
 
 async def _until_done(loop: Loop, claim: Claim, board: Board, books: Books) -> None:

@@ -22,7 +22,7 @@ async def on(address: str) -> DockerSandboxes:
 
 @asynccontextmanager
 async def hosts(*wanted: str, out_seconds: float = 600) -> AsyncIterator[Hosts]:
-    made = Hosts([parsed_host(one) for one in wanted], on, out_seconds)
+    made = Hosts([parsed_host(one) for one in wanted], on, out_seconds=out_seconds)
     try:
         yield made
     finally:
