@@ -84,6 +84,8 @@ class Bench:
     """What varies in the environments of tasks that do not say so themselves."""
     seed: int = 0
     """Of what varies."""
+    elsewhere: "Callable[[Bench, OpenRollout, Task, Fate], Awaitable[Outcome]] | None" = None
+    """Makes an attempt on another machine, as `attempt` does here (`--executor ray`)."""
 
 
 @dataclass
@@ -120,7 +122,8 @@ async def run_rollout(bench: Bench, rollout: OpenRollout, fate: Fate | None = No
     for number in range(TRIES):
         if number:
             await asyncio.sleep(bench.pause_seconds * 4 ** (number - 1))
-        outcome = await attempt(bench, rollout, task, fate)
+        make = bench.elsewhere or attempt
+        outcome = await make(bench, rollout, task, fate)
         if outcome.failure is None or treatment(outcome.failure) != "retry":
             break
     if outcome.failure in ("proxy", "engine") and (now := await bench.trouble()):

@@ -6,7 +6,7 @@ Relative paths in the file are relative to it. Left out: what a task says itself
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -18,7 +18,7 @@ from proxy.pool.errors import UserError
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
-PATHS = ("tasks", "run_dir", "model", "admin_key_file", "scripted", "pool", "judge_key_file")
+PATHS = ("tasks", "run_dir", "model", "admin_key_file", "scripted", "pool", "judge_key_file", "metrics_file")
 """Keys that name files; an address with a scheme is none."""
 
 
@@ -99,6 +99,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Go through the tasks until stopped."""
     until_step: Count | None = None
     """Feed a training run until it has published this step."""
+    executor: Literal["local", "ray"] = "local"
+    """Where attempts are made: in this process, or on the nodes of a Ray cluster."""
+    ray_address: str = "auto"
+    """HOST:PORT of the cluster's head node. auto: RAY_ADDRESS, or the cluster that this machine is a node of."""
+    attempt_cpus: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    """CPUs of a node that an attempt takes while it is made there."""
+    metrics_port: Annotated[int, msgspec.Meta(ge=1, le=65535)] | None = None
+    """Shows the sandboxes' metrics at 127.0.0.1:PORT/metrics."""
+    metrics_file: str | None = None
+    """Has them written to this file every 5 s."""
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -131,8 +131,9 @@ class Sandbox(Protocol):
 class Sandboxes(Protocol):
     """A kind of sandbox."""
 
-    kind: str
-    """docker, bubblewrap or process."""
+    @property
+    def kind(self) -> str:
+        """docker, bubblewrap or process."""
 
     @property
     def promise(self) -> str:

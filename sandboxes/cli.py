@@ -1,26 +1,68 @@
-"""`sandboxes ls`: what runs on this machine. `sandboxes gc`: end and remove what dead owners left."""
+"""`sandboxes ls`: what there is of ours. `sandboxes gc`: end and remove what dead owners left, and only that."""
 
 import argparse
+import sys
+from collections import Counter
 from pathlib import Path
 
-from sandboxes.leftovers import Found, collect, found
+from sandboxes.docker.leftovers import Thing
+from sandboxes.leftovers import Found
 from sandboxes.process import default_root
+from sandboxes.reaping import Seen, Where, look, reap
 
 
 def main(argv: list[str] | None = None) -> int:
+    """1 when an engine could not be asked."""
     parser = argparse.ArgumentParser(prog="sandboxes", description=__doc__)
     parser.add_argument("verb", choices=("ls", "gc"))
     parser.add_argument("--root", type=Path, default=default_root(), help="where the sandboxes are (%(default)s)")
+    parser.add_argument(
+        "--docker",
+        action="append",
+        metavar="ADDRESS",
+        help="a Docker engine, may be repeated (DOCKER_HOST, the local one)",
+    )
+    parser.add_argument("--bundles", action="store_true", help="gc: also the agents' bundles that nothing uses now")
+    parser.add_argument(
+        "--host", action="append", default=[], help="gc: also what this host left, which is known to be down"
+    )
     given = parser.parse_args(argv)
+    where = Where(engines=given.docker, root=given.root)
     if given.verb == "ls":
-        for sandbox in found(given.root):
-            print(_line(sandbox))
-        return 0
-    removed = collect(given.root)
-    print(f"removed {len(removed)} sandboxes of dead owners, with {sum(s.processes for s in removed)} processes")
-    return 0
+        seen = look(where)
+        print(*map(_line, seen.sandboxes), *map(_thing_line, seen.things), sep="\n", end="\n" if _any(seen) else "")
+    else:
+        seen = reap(where, dead_hosts=given.host, bundles=given.bundles)
+        print(_told(seen))
+    for trouble in seen.troubles:
+        print(f"error: {trouble}", file=sys.stderr)
+    return 1 if seen.troubles else 0
+
+
+def _any(seen: Seen) -> bool:
+    return bool(seen.sandboxes or seen.things)
+
+
+def _told(seen: Seen) -> str:
+    processes = sum(sandbox.processes for sandbox in seen.sandboxes)
+    removed = [f"{len(seen.sandboxes)} sandboxes of dead owners, with {processes} processes"]
+    counts = Counter((thing.kind, thing.engine) for thing in seen.things)
+    removed += [f"{number} {kind}s on {engine}" for (kind, engine), number in counts.items()]
+    return f"removed {'; '.join(removed)}"
 
 
 def _line(sandbox: Found) -> str:
     state = f"orphaned, its owner {sandbox.owner} is dead" if sandbox.orphaned else f"in use by process {sandbox.owner}"
     return f"{sandbox.id}  {sandbox.processes} processes  {state}  {sandbox.directory}"
+
+
+def _thing_line(thing: Thing) -> str:
+    pid, host = thing.owner.pid, thing.owner.host
+    states = {
+        True: f"in use by process {pid}",
+        False: f"orphaned, its owner {pid} is dead",
+        None: f"of process {pid} on {host}, which cannot be judged from here",
+    }
+    state = "shared" if thing.shared else states[thing.alive]
+    run = f"  run {thing.run}" if thing.run else ""
+    return f"{thing.name}  {thing.kind}, {thing.purpose}{run}  {state}  {thing.engine}"

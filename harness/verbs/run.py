@@ -7,15 +7,16 @@ import argparse
 import asyncio
 import hashlib
 import signal
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from harness import places
 from harness.agents import INSTALLED
-from harness.agents.install import agents_directory
 from harness.answers import OneCall
 from harness.augment import KINDS, of_run
 from harness.books import Books
@@ -37,8 +38,7 @@ from proxy.pool.groups import run_summary
 from proxy.pool.owners import Claim, owned
 from proxy.pool.runs import open_run
 from proxy.pool.standing import traffic
-from sandboxes.leftovers import collect
-from sandboxes.process import ProcessSandboxes
+from sandboxes.reaping import reap
 
 PURPOSES = {"run": "train", "eval": "eval", "collect": "collect"}
 METER_SECONDS = 2.0
@@ -85,6 +85,7 @@ def _add_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--repeat", action="store_true", default=None, help="go through the tasks until stopped")
     add_judge(run, "to grade answers of tasks whose checker is a judge")
     run.add_argument("--until-step", type=_positive, help="feed a training run until it has published this step")
+    places.add_options(run)
 
 
 def _positive(text: str) -> int:
@@ -125,7 +126,8 @@ def run(verb: str, settings: Settings) -> int:
         identity = {"name": settings.name or directory.path.name, "purpose": PURPOSES[verb]}
         if directory.resumes(config | identity):
             console.print(f"resuming the run in {directory.path}; --run-dir starts another", highlight=False)
-        collect()  # what a killed run left at work
+        for trouble in reap().troubles:  # of what killed runs left
+            console.print(f"not cleaned up: {trouble}", highlight=False)
         wanted = _wanted(settings)
         if wanted.proxy is None:
             console.print("bringing up an engine and a proxy ...", highlight=False)
@@ -135,10 +137,12 @@ def run(verb: str, settings: Settings) -> int:
             plan = _plan(settings, mix, scaffolds)
             try:
                 with owned(pool, found) as claim:
-                    directory.begin(config | identity, verb, settings)
-                    directory.tell(Whereabouts(pool=proxy.pool, name=found.name, expected=plan.expected()))
                     bench = replace(_bench(proxy, pool, settings, plan, directory.logs), judge=judge)
-                    return _work(plan, bench, claim, directory)
+                    shown = places.watched(settings, bench.sandboxes)
+                    with places.placed(settings, bench) as placed:
+                        directory.begin(config | identity, verb, settings)
+                        directory.tell(Whereabouts(pool=proxy.pool, name=found.name, expected=plan.expected()))
+                        return _work(plan, placed, claim, directory, shown)
             finally:
                 pool.close()
 
@@ -202,7 +206,7 @@ def _bench(proxy: Service, pool: Pool, settings: Settings, plan: Plan, logs: Pat
     everybody = settings.concurrency
     return Bench(
         books=Books(pool),
-        sandboxes=ProcessSandboxes(bundles=agents_directory()),
+        sandboxes=places.make_sandboxes(),
         agent=plan.scaffolds[0].agent if plan.scaffolds else OneCall(),
         url=f"{proxy.url}/v1",
         model=proxy.model,
@@ -225,7 +229,7 @@ def _bench(proxy: Service, pool: Pool, settings: Settings, plan: Plan, logs: Pat
     )
 
 
-def _work(plan: Plan, bench: Bench, claim: Claim, directory: RunDir) -> int:
+def _work(plan: Plan, bench: Bench, claim: Claim, directory: RunDir, watched: AbstractAsyncContextManager[None]) -> int:
     """Run the plan in full, then results and table; also when it is interrupted."""
     console, found, pool = make_console(), claim.run, bench.books.pool
     board = Board(console, plan.expected(), run_summary(pool, found.id))
@@ -234,7 +238,7 @@ def _work(plan: Plan, bench: Bench, claim: Claim, directory: RunDir) -> int:
         board.say(f"{interrupted} attempts were interrupted and start again")
     try:
         with board.live():
-            asyncio.run(_until_done(Loop(bench, found.id, plan, board), claim, board, bench.books))
+            asyncio.run(_within(watched, _until_done(Loop(bench, found.id, plan, board), claim, board, bench.books)))
     finally:
         close_interrupted(pool, found.id)  # opened, and cancelled in the same moment
         rows = run_summary(pool, found.id)
@@ -244,6 +248,11 @@ def _work(plan: Plan, bench: Bench, claim: Claim, directory: RunDir) -> int:
             board.say(bias)
         board.say(f"{board.line()}; results: {file}")
     return 0
+
+
+async def _within(context: AbstractAsyncContextManager[None], work: Coroutine[Any, Any, None]) -> None:
+    async with context:
+        await work
 
 
 async def _until_done(loop: Loop, claim: Claim, board: Board, books: Books) -> None:

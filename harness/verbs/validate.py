@@ -15,8 +15,9 @@ from harness.rundir import RunDir
 from harness.tasks.sources import load_sources
 from harness.validate import VERDICTS, Finding
 from harness.verbs.judging import add_judge, judge_at
-from sandboxes.leftovers import collect
+from proxy.pool.errors import UserError
 from sandboxes.process import ProcessSandboxes
+from sandboxes.reaping import reap
 
 
 def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -61,7 +62,7 @@ def _validate(given: argparse.Namespace) -> int:
     )
     directory = RunDir(given.out or Path("runs") / f"validate-{Path(given.tasks[0]).stem}")
     with directory.held():
-        collect()  # what a killed command left at work
+        reap()  # what a killed command left at work
         book = Book(directory.path)
         findings = asyncio.run(_interruptible(plan, book))
         book.close(plan.tasks, findings, loaded.refused)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
-from sqlalchemy import Row, Select, func, select, update
+from sqlalchemy import ColumnElement, Row, Select, func, select, update
 
 from proxy.pool.budgets import UNLIMITED, Budget
 from proxy.pool.completions import write_labels
@@ -120,17 +120,26 @@ def close_attempt(pool: Pool, attempt_id: int, ending: Ending) -> None:
             write_labels(connection, [attempt_id])
 
 
-@retried
 def close_interrupted(pool: Pool, run_id: int) -> int:
     """Close the attempts that a dead harness left open in this run, and say how many they were."""
-    values = {"failure": "interrupted", "detail": "the harness ended while the attempt ran", "closed_at": time.time()}
+    ending = Ending(failure="interrupted", detail="the harness ended while the attempt ran")
+    return len(_close_all(pool, attempts.c.run_id == run_id, ending))
+
+
+def close_lost(pool: Pool, rollout_id: int, ending: Ending) -> list[int]:
+    """Close what is open of a rollout whose machine does not do so, and say which attempts that were."""
+    return _close_all(pool, attempts.c.rollout_id == rollout_id, ending)
+
+
+@retried
+def _close_all(pool: Pool, which: ColumnElement[bool], ending: Ending) -> list[int]:
+    values = {"failure": ending.failure, "detail": ending.detail, "closed_at": time.time()}
     with pool.write() as connection:
-        left_open = (attempts.c.run_id == run_id) & attempts.c.closed_at.is_(None)
+        left_open = which & attempts.c.closed_at.is_(None)
         found = [row.id for row in locked(connection, select(attempts.c.id).where(left_open).order_by(attempts.c.id))]
-        closing = update(attempts).where(left_open, attempts.c.id.in_(found)).values(values)
-        count = connection.execute(closing).rowcount
+        connection.execute(update(attempts).where(left_open, attempts.c.id.in_(found)).values(values))
         write_labels(connection, found)
-        return count
+        return found
 
 
 def _values(key: str, agent: str) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from sandboxes.processes import start_of
 PREFIX = "blackforge."
 KIND = PREFIX + "kind"
 """What the thing is for: sandbox, relay, bundle, image, ... Whatever carries this label is ours."""
+SHARED = ("bundle",)
+"""Kinds of volumes that outlive their maker on purpose: other runs use them."""
 SANDBOX = PREFIX + "sandbox"
 RUN = PREFIX + "run"
 IMAGE = PREFIX + "image"
@@ -33,6 +35,7 @@ class Owner:
 
     host: str
     boot: str
+    """The boot and the process namespace in which `pid` means the same process; empty where the system does not say."""
     pid: int
     started: int
     """Clock ticks since boot; 0 where the system does not say."""
@@ -40,14 +43,19 @@ class Owner:
     def labels(self) -> dict[str, str]:
         return {HOST: self.host, BOOT: self.boot, PID: str(self.pid), STARTED: str(self.started)}
 
-    def alive(self) -> bool | None:
-        """Whether it runs; None when that cannot be told from this host."""
+    def alive(self, local: bool = False) -> bool | None:
+        """Whether it runs; None when that cannot be told from here.
+
+        `local`: what it made is on an engine of this machine alone, so that an owner of another boot is dead. On a
+        remote one, it may be another machine of the same name.
+        """
         here = this_process()
-        if self.host != here.host:
+        if not self.boot:
             return None
-        if self.boot != here.boot:
-            return False
-        return start_of(self.pid) == self.started
+        if self.boot == here.boot:
+            return start_of(self.pid) == self.started
+        other_boot = self.boot.split(" ")[0] != here.boot.split(" ")[0]
+        return False if local and other_boot and self.host == here.host else None
 
 
 def this_process() -> Owner:
@@ -93,6 +101,7 @@ def relaxed(spec: Spec) -> list[str]:
 
 def _boot() -> str:
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:  # not Linux
         return ""

@@ -23,11 +23,15 @@ def test_a_pid_that_was_given_out_again_or_an_earlier_boot_is_not_the_owner() ->
     here = this_process()
     assert here.alive() is True
     assert replace(here, started=here.started - 1).alive() is False
-    assert replace(here, boot="another").alive() is False
+    assert replace(here, boot="another pid:[1]").alive(local=True) is False
 
 
-def test_what_another_host_owns_is_not_judged() -> None:
-    assert replace(this_process(), host="elsewhere").alive() is None
+def test_what_cannot_be_told_from_here_is_not_judged() -> None:
+    here = this_process()
+    assert replace(here, boot="another pid:[1]", host="elsewhere").alive(local=True) is None
+    assert replace(here, boot="another pid:[1]").alive() is None  # on a remote engine: a machine of the same name
+    assert replace(here, boot=f"{here.boot.split()[0]} pid:[1]", pid=1).alive(local=True) is None  # another container
+    assert replace(here, boot="").alive(local=True) is None
     assert owner_of({"maintainer": "somebody"}) is None
 
 

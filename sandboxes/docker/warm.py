@@ -1,0 +1,117 @@
+"""Containers that were started before anybody asked, to hide what a start takes. Off unless asked for.
+
+The first sandbox of a spec is started as usual; from then on `count` spare ones of the same spec and image are kept in
+stock, filled up in the background, one start at a time. A spare one is handed out once, if it still runs. Those of an
+image that has changed under its name or by content, and of specs that nobody has asked for lately, are removed. Spares
+take their place and memory on the host, and carry the labels of all sandboxes, so they are reaped like these.
+"""
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+import msgspec
+
+from sandboxes.base import SandboxError, Spec
+from sandboxes.docker.backend import DockerSandboxes, Options
+from sandboxes.docker.engine import Engine
+from sandboxes.docker.sandbox import DockerSandbox
+
+SPECS = 8
+"""How many specs are kept in stock at a time: those asked for last."""
+
+
+@dataclass(eq=False)
+class _Stock:
+    """The spare sandboxes of one spec."""
+
+    image: str
+    """The image's id, by its content."""
+    spares: list[DockerSandbox] = field(default_factory=list)
+    filling: asyncio.Task[None] | None = None
+
+
+class WarmSandboxes(DockerSandboxes):
+    """Docker sandboxes, of which some are there before they are asked for."""
+
+    def __init__(self, engine: Engine, options: Options, count: int):
+        super().__init__(engine, options)
+        self._count = count
+        self._stocks: OrderedDict[bytes, _Stock] = OrderedDict()
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    async def stocked(cls, options: Options, count: int) -> "WarmSandboxes":
+        """Connect to the engine, as `open` does."""
+        return cls(await Engine.open(options.address), options, count)
+
+    @property
+    def spares(self) -> int:
+        """How many are ready to be handed out."""
+        return sum(len(stock.spares) for stock in self._stocks.values())
+
+    async def start(self, spec: Spec) -> DockerSandbox:
+        image = (await self.images.base(spec)).id
+        key = msgspec.json.encode(spec, enc_hook=str, order="deterministic")
+        stock = self._stocks.get(key)
+        if stock is None or stock.image != image:
+            if stock is not None:
+                self._clear(stock)
+            stock = self._stocks[key] = _Stock(image)
+        self._stocks.move_to_end(key)
+        while len(self._stocks) > SPECS:
+            self._clear(self._stocks.popitem(last=False)[1])
+        try:
+            return await self._spare(stock) or await super().start(spec)
+        finally:
+            if stock.filling is None or stock.filling.done():
+                stock.filling = asyncio.create_task(self._fill(stock, spec))
+
+    async def _spare(self, stock: _Stock) -> DockerSandbox | None:
+        while stock.spares:
+            spare = stock.spares.pop(0)
+            try:
+                with self.engine.telling(f"looking at {spare.container}"):
+                    state = (await self.engine.container(spare.container).show())["State"]
+            except SandboxError:
+                state = {"Running": False}  # gone; the next start says whether the engine is, too
+            if state["Running"]:
+                return spare
+            self._let_go(spare)
+        return None
+
+    async def _fill(self, stock: _Stock, spec: Spec) -> None:
+        while len(stock.spares) < self._count and stock in self._stocks.values():
+            try:
+                made = await super().start(spec)
+            except SandboxError:
+                return  # whoever asks next is told
+            stock.spares.append(made)
+        if stock not in self._stocks.values():
+            self._clear(stock)
+
+    def _clear(self, stock: _Stock) -> None:
+        spares, stock.spares = stock.spares, []
+        for spare in spares:
+            self._let_go(spare)
+
+    def _let_go(self, spare: DockerSandbox) -> None:
+        leaving = asyncio.create_task(_stopped(spare))
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
+
+    async def close(self) -> None:
+        """Remove the spare ones too."""
+        filling = [stock.filling for stock in self._stocks.values() if stock.filling is not None]
+        self._stocks.clear()
+        for task in filling:
+            task.cancel()
+        await asyncio.gather(*filling, *self._leaving, return_exceptions=True)
+        await super().close()
+
+
+async def _stopped(spare: DockerSandbox) -> None:
+    try:
+        await spare.stop()
+    except SandboxError:
+        return  # `sandboxes gc` removes it, once this process has ended

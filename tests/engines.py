@@ -1,0 +1,112 @@
+"""Docker engines of a test's own, beside the one that all tests share: to be killed, filled up, or one of several.
+
+Each has its own directories, socket, and network and mount namespaces, so that it touches neither the bridge nor the
+firewall of another, and its mounts are gone with it. It has no network for containers.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import need
+
+START_SECONDS = 120
+
+
+class OwnEngine:
+    """A dockerd with the image bb:1."""
+
+    def __init__(self, home: Path, disk_mb: int | None = None):
+        self.home, self._disk_mb = home, disk_mb
+        self.address = f"unix://{home}/docker.sock"
+        self._dockerd: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Up, as the engine of the same directories as before."""
+        home = self.home
+        for left in ("docker.pid", "run/containerd/containerd.pid"):  # may name a zombie, which passes for alive
+            (home / left).unlink(missing_ok=True)
+        places = [f"--{name}={home / path}" for name, path in PLACES.items()] + [f"--host={self.address}"]
+        options = ["--iptables=false", "--ip6tables=false", "--bridge=none", "--storage-driver=overlay2", *places]
+        disk = f"mount -t tmpfs -o size={self._disk_mb}m tmpfs {home}/data && " if self._disk_mb else ""
+        (home / "data").mkdir(exist_ok=True)
+        self._dockerd = subprocess.Popen(
+            ["unshare", "-n", "-m", "--propagation", "private", "sh", "-c", f'{disk}exec dockerd "$@"', "sh", *options],
+            stdin=subprocess.DEVNULL,
+            stdout=(home / "log").open("ab"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        deadline = time.monotonic() + START_SECONDS
+        while subprocess.run([*self.docker, "version"], capture_output=True).returncode:
+            assert self._dockerd.poll() is None and time.monotonic() < deadline, (home / "log").read_text()[-3000:]
+            time.sleep(0.1)
+
+    @property
+    def docker(self) -> list[str]:
+        return ["docker", "--host", self.address]
+
+    def say(self, *arguments: str) -> str:
+        """What `docker ARGUMENTS` prints."""
+        return said(*self.docker[1:], *arguments)
+
+    def kill(self) -> None:
+        """As a crash does: its containers live on."""
+        assert self._dockerd is not None
+        self._dockerd.kill()
+        self._dockerd.wait()
+
+    def stop(self) -> None:
+        """Down, with everything that it started."""
+        if self._dockerd is not None and self._dockerd.poll() is None:
+            with suppress(subprocess.CalledProcessError):
+                if left := self.say("ps", "--all", "--quiet").split():
+                    self.say("rm", "--force", *left)
+            self._dockerd.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._dockerd.wait(60)
+            self._dockerd.kill()
+            self._dockerd.wait()
+        for process in Path("/proc").glob("[0-9]*"):  # containerd and shims, where dockerd was killed
+            with suppress(OSError):
+                if str(self.home).encode() in (process / "cmdline").read_bytes():
+                    os.kill(int(process.name), signal.SIGKILL)
+
+
+PLACES = {"data-root": "data", "exec-root": "run", "pidfile": "docker.pid"}
+
+
+def said(*arguments: str) -> str:
+    """What `docker ARGUMENTS` prints."""
+    return subprocess.run(["docker", *arguments], capture_output=True, text=True, check=True).stdout.strip()
+
+
+@contextmanager
+def own_engine(disk_mb: int | None = None) -> Iterator[OwnEngine]:
+    """A running engine of the test's own, on a disk of this size (in memory) if one is given."""
+    need("dockerd, as root (apt-get install docker.io)", shutil.which("dockerd") is not None and os.geteuid() == 0)
+    home = Path(tempfile.mkdtemp(prefix="bfd-"))  # a socket's path may have 108 characters
+    engine = OwnEngine(home, disk_mb)
+    try:
+        engine.start()
+        image = subprocess.run(["docker", "save", "bb:1"], capture_output=True, check=True).stdout
+        subprocess.run([*engine.docker, "load"], input=image, capture_output=True, check=True)
+        yield engine
+    finally:
+        engine.stop()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def second_engine(docker_engine: str) -> Iterator[OwnEngine]:
+    """One more host."""
+    with own_engine() as engine:
+        yield engine

@@ -1,0 +1,73 @@
+"""A run's metrics on a port and in a file."""
+
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+
+from harness.metrics import shown
+from proxy.pool.errors import UserError
+from sandboxes.metrics import Metrics
+from tests.harness.conftest import HELLO, SHELL_AGENT
+
+CURL = f"{sys.executable} -c 'import urllib.request as u; print(u.urlopen(\"http://127.0.0.1:{{port}}/metrics\").read().decode())'"
+
+
+async def test_the_port_tells_what_goes_on_now_and_is_closed_at_the_end() -> None:
+    metrics, port = Metrics(), free_port()
+    url = f"http://127.0.0.1:{port}/metrics"
+    async with shown(metrics.text, port, None), ClientSession() as client:
+        metrics.states["live"]["a host", 'an "image"'] += 3
+        metrics.starts["a host", ""].add(0.3)
+        text = await (await client.get(url)).text()
+        assert 'blackforge_sandboxes_live{host="a host",image="an \\"image\\""} 3\n' in text
+        buckets = {line.rpartition(" ")[0]: line.rpartition(" ")[2] for line in text.splitlines()}
+        assert buckets['blackforge_sandbox_start_seconds_bucket{host="a host",image="",le="0.25"}'] == "0"
+        assert buckets['blackforge_sandbox_start_seconds_bucket{host="a host",image="",le="0.5"}'] == "1"
+        assert buckets['blackforge_sandbox_start_seconds_bucket{host="a host",image="",le="+Inf"}'] == "1"
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+async def test_the_file_holds_the_last_state(tmp_path: Path) -> None:
+    metrics = Metrics()
+    async with shown(metrics.text, None, tmp_path / "run.prom"):
+        assert "blackforge_sandboxes_live gauge" in (tmp_path / "run.prom").read_text()
+        metrics.failures["a", "b", "engine"] += 1
+    assert (
+        'blackforge_sandbox_failures_total{host="a",image="b",kind="engine"} 1\n' in (tmp_path / "run.prom").read_text()
+    )
+
+
+async def test_what_cannot_be_shown_is_one_sentence(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"^port {port} cannot be used for metrics .*; choose another$"):
+            async with shown(str, port, None):
+                pass
+    with pytest.raises(UserError, match="^the metrics file .*; name another$"):
+        async with shown(str, None, tmp_path / "no" / "file"):
+            pass
+
+
+def test_a_run_shows_its_sandboxes(run: Callable[..., list[dict[str, Any]]], tmp_path: Path) -> None:
+    file, port = tmp_path / "run.prom", free_port()
+    command = f"{SHELL_AGENT}; {CURL.format(port=port)} > hello.metrics"
+    look = {"command": 'test "$(cat hello.txt)" = hello && grep -F \'live{host="process",image=""} 1\' hello.metrics'}
+    rows = run(
+        "--metrics-file", str(file), "--metrics-port", str(port), command=command, tasks=[HELLO | {"verifier": look}]
+    )
+    assert [row["reward"] for row in rows] == [1.0]
+    text = file.read_text()
+    assert 'blackforge_sandboxes_live{host="process",image=""} 0\n' in text
+    assert 'blackforge_sandbox_start_seconds_count{host="process",image=""} 1\n' in text
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

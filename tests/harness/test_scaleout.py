@@ -1,0 +1,239 @@
+"""`--executor ray` on a cluster of three nodes on this machine: the head, which runs nothing, and two that work."""
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy import select
+
+from harness.agents.command import Command
+from harness.books import Books
+from harness.cli import main
+from harness.rollout import Bench
+from harness.rundir import RunDir
+from harness.scaleout.parcels import directories_of, moved, packed, unpacked
+from harness.scaleout.wire import Station, pack, unpack
+from harness.services import Service, Wanted, service
+from proxy.pool.database import Pool, open_pool
+from proxy.pool.runs import find_run
+from proxy.pool.schema import attempts
+from sandboxes.leftovers import Found, collect, found
+from sandboxes.process import ProcessSandboxes, remove
+from sandboxes.processes import table
+from tests import postgres
+from tests.conftest import need
+from tests.harness.conftest import HELLO, SHELL_AGENT, results
+from tests.harness.test_run import CommandLine, start, wait_for
+
+if TYPE_CHECKING:
+    from ray.cluster_utils import Cluster
+
+HERE = Path(__file__).parent
+SMALL: dict[str, Any] = {"object_store_memory": 80 << 20, "include_dashboard": False}
+HEALTH = {"health_check_period_ms": 500, "health_check_timeout_ms": 2000, "health_check_failure_threshold": 3}
+SLOW = f"{SHELL_AGENT}; setsid sleep 600 & sleep 3"
+
+
+@pytest.fixture(scope="module")
+def proxy(postgres_server: postgres.Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """As the harness tests' own, with its pool on PostgreSQL."""
+    directory = RunDir(tmp_path_factory.mktemp("service"))
+    wanted = Wanted(script=f"{HERE / 'scripts.py'}:hello", pool=postgres_server.database())
+    with directory.held(), service(wanted, directory) as running:
+        yield running
+
+
+@pytest.fixture
+def pool(proxy: Service) -> Iterator[Pool]:
+    opened = open_pool(proxy.pool)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator["Cluster"]:
+    need("Ray (pip install 'blackforge[ray]')", find_spec("ray") is not None)
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    from ray.cluster_utils import Cluster  # a second, and only some tests need it
+
+    made = Cluster(initialize_head=True, head_node_args=SMALL | {"num_cpus": 0, "_system_config": HEALTH})
+    try:
+        for _ in range(2):
+            made.add_node(num_cpus=2, **SMALL)
+        yield made
+    finally:
+        made.shutdown()
+        collect()  # workers are killed with their node
+
+
+def sandboxes_of(node: Any) -> list[Found]:
+    """Those whose owner is a worker process of the node, with an agent at work."""
+    workers = {process.pid for process in table() if process.parent == raylet(node)}
+    return [sandbox for sandbox in found() if sandbox.owner in workers and sandbox.processes]
+
+
+def raylet(node: Any) -> int:
+    return int(node.all_processes["raylet"][0].process.pid)
+
+
+def kill(node: Any) -> list[Found]:
+    """Kill a node at once, as a power cut does, and say which sandboxes it leaves."""
+    os.kill(raylet(node), signal.SIGSTOP)  # it must not tell anybody about its workers
+    left = sandboxes_of(node)
+    for process in table():
+        if process.parent == raylet(node):
+            os.kill(process.pid, signal.SIGKILL)
+    os.kill(raylet(node), signal.SIGKILL)
+    return left
+
+
+@pytest.fixture
+def on_ray(command_line: CommandLine, cluster: "Cluster", proxy: Service) -> CommandLine:
+    def build(*more: str, **what: Any) -> list[str]:
+        where = ["--pool", proxy.pool, "--executor", "ray", "--ray-address", cluster.address]
+        return command_line(*where, "--attempt-cpus", "1", *more, **what)
+
+    return build
+
+
+def tries_of(pool: Pool, name: str) -> list[Any]:
+    with pool.read() as connection:
+        query = select(attempts).where(attempts.c.run_id == find_run(pool, name).id).order_by(attempts.c.id)
+        return list(connection.execute(query))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_failed_attempt_is_retried_on_another_node_with_the_tasks_directories(
+    on_ray: CommandLine, pool: Pool, tmp_path: Path
+) -> None:
+    (tmp_path / "given/deep").mkdir(parents=True)
+    (tmp_path / "given/deep/word").write_text("hello\n")
+    task = HELLO | {"directories": {"given": "given"}}
+    task["verifier"] = {"command": "cmp given/deep/word hello.txt", "directories": {"given": "given"}}
+    nodes = tmp_path / "nodes"  # the raylet is the parent of the worker process, which is the parent of the agent
+    fail_once = f"cut -d' ' -f4 /proc/$PPID/stat >> {nodes}; test $(wc -l < {nodes}) = 2 || exit 1; {SHELL_AGENT}"
+    assert main(on_ray(command=fail_once, tasks=[task])) == 0
+    assert [row["reward"] for row in results(tmp_path / "run")] == [1.0]
+    assert [row.failure for row in tries_of(pool, tmp_path.name)] == ["agent_crash", None]
+    first, second = nodes.read_text().split()
+    assert first != second
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_ctrl_c_ends_the_agents_on_the_nodes_and_closes_their_attempts(
+    on_ray: CommandLine, cluster: "Cluster", pool: Pool, tmp_path: Path
+) -> None:
+    run = start(on_ray("-n", "4", "--concurrency", "4", command=f"{SHELL_AGENT}; sleep 600"))
+    wait_for(lambda: run.poll() is not None or all(sandboxes_of(node) for node in cluster.worker_nodes))
+    run.send_signal(signal.SIGINT)
+    said, _ = run.communicate(timeout=200)
+    assert run.returncode == 130, said
+    tries = tries_of(pool, tmp_path.name)
+    assert {row.detail for row in tries} == {"the run was stopped while the attempt ran"}  # said by the nodes
+    assert [sandbox for node in cluster.worker_nodes for sandbox in sandboxes_of(node)] == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_killed_driver_leaves_what_its_next_start_removes_and_resumes(
+    on_ray: CommandLine, cluster: "Cluster", pool: Pool, tmp_path: Path
+) -> None:
+    arguments = on_ray("-n", "4", "--concurrency", "4", command=SLOW)
+    run = start(arguments)
+    wait_for(lambda: run.poll() is not None or all(sandboxes_of(node) for node in cluster.worker_nodes))
+    left = {sandbox.id for node in cluster.worker_nodes for sandbox in sandboxes_of(node)}
+    run.kill()
+    run.communicate()
+    wait_for(
+        lambda: all(sandbox.orphaned for sandbox in found() if sandbox.id in left)
+    )  # Ray ends a dead job's workers
+    assert main(arguments) == 0
+    assert [row["reward"] for row in results(tmp_path / "run")] == [1.0] * 4
+    assert all(row.closed_at is not None for row in tries_of(pool, tmp_path.name))
+    assert left and not left & {sandbox.id for sandbox in found()}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_lost_nodes_attempts_run_again_elsewhere_under_new_keys(
+    on_ray: CommandLine, cluster: "Cluster", pool: Pool, tmp_path: Path
+) -> None:
+    arguments = on_ray("-n", "6", "--concurrency", "4", command=SLOW)
+    run = start(arguments)
+    try:
+        wait_for(lambda: run.poll() is not None or all(sandboxes_of(node) for node in cluster.worker_nodes))
+        lost = kill(next(iter(cluster.worker_nodes)))
+        said, _ = run.communicate(timeout=400)
+    finally:
+        run.kill()
+    assert run.returncode == 0, said
+    assert [row["reward"] for row in results(tmp_path / "run")] == [1.0] * 6
+    tries = tries_of(pool, tmp_path.name)
+    assert lost and Counter(row.failure for row in tries) == {None: 6, "interrupted": len(lost)}
+    assert all(row.closed_at is not None for row in tries) and len({row.key_hash for row in tries}) == len(tries)
+    assert all("Ray node was lost" in row.detail for row in tries if row.failure)
+    assert all((tmp_path / "run/logs" / f"attempt-{row.id}.log").exists() for row in tries if not row.failure)
+    assert main(arguments) == 0  # every node begins with a clean-up
+    assert not {sandbox.id for sandbox in lost} & {sandbox.id for sandbox in found()}
+
+
+def test_a_bench_travels_without_what_belongs_to_its_process(pool: Pool, proxy: Service, tmp_path: Path) -> None:
+    bench = Bench(
+        books=Books(pool),
+        sandboxes=ProcessSandboxes(),
+        agent=Command(SHELL_AGENT),
+        url=f"{proxy.url}/v1",
+        model=proxy.model,
+        context_length=proxy.context_length,
+        logs=tmp_path / "here",
+        trouble=proxy.trouble,
+    )
+    station = Station(pool=pool.url, make_sandboxes=ProcessSandboxes)
+    there = unpack(pack(bench), station.opened())
+    assert (there.logs, there.books.pool.url, there.agent) == (Path(), pool.url, bench.agent)
+    assert there.books.pool is not pool and there.sandboxes is not bench.sandboxes
+    there.books.pool.close()
+
+
+def test_a_tasks_directories_are_unpacked_elsewhere_and_named_there(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/run.sh").write_text("true")
+    (tmp_path / "tests/run.sh").chmod(0o755)
+    where = str(tmp_path / "tests")
+    step = {"verifier": {"directories": {"/tests": where}}, "directories": {}}
+    task = {"image": {"directory": where}, "steps": [step], "metadata": {"directories": {"x": "kept"}}}
+    assert directories_of(task) == [where]
+    root = unpacked(packed([where]))
+    there = moved(task, lambda source: str(root / source.lstrip("/")))
+    copy = Path(there["steps"][0]["verifier"]["directories"]["/tests"]) / "run.sh"
+    assert copy.is_relative_to(root) and copy.read_text() == "true" and copy.stat().st_mode & 0o777 == 0o755
+    assert there["image"]["directory"] == str(copy.parent) and there["metadata"] == task["metadata"]
+    remove(root)
+
+
+@pytest.mark.parametrize(
+    "more, sentence",
+    [
+        (["--ray-address", "127.0.0.1:9"], "the Ray cluster 127.0.0.1:9 does not answer"),
+        (["--ray-address", "ray://head"], "--ray-address is HOST:PORT of the cluster's head node, or auto, not: ray:"),
+        (["--pool", "sqlite:///{tmp_path}/pool.db"], "is a file of this machine, which a cluster's nodes cannot write"),
+    ],
+)
+def test_a_cluster_that_cannot_be_used_is_one_sentence(
+    command_line: CommandLine,
+    proxy: Service,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    more: list[str],
+    sentence: str,
+) -> None:
+    asked = ["--pool", proxy.pool, *(part.format(tmp_path=tmp_path) for part in more)]
+    assert main(command_line("--executor", "ray", *asked)) == 2
+    assert sentence in capsys.readouterr().err

@@ -1,0 +1,133 @@
+"""Several engines as one: the shared one, and one of the test's own that can be killed or filled up."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from sandboxes.base import Image, Limits, Spec
+from sandboxes.docker.backend import DockerSandboxes, Options
+from sandboxes.docker.engine import EngineError
+from sandboxes.hosts import HostOptions, Hosts, Placed, parsed_host
+from tests.engines import OwnEngine, own_engine
+
+BUSYBOX = Spec(image=Image(name="bb:1"), network="none", profile="harbor")
+
+
+async def on(address: str) -> DockerSandboxes:
+    return await DockerSandboxes.open(Options(address=address))
+
+
+@asynccontextmanager
+async def hosts(*wanted: str, out_seconds: float = 600) -> AsyncIterator[Hosts]:
+    made = Hosts([parsed_host(one) for one in wanted], on, out_seconds=out_seconds)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+@pytest.fixture(scope="module")
+def second(docker_engine: str) -> Iterator[OwnEngine]:
+    with own_engine() as engine:
+        yield engine
+
+
+async def started(made: Hosts, number: int) -> list[Placed]:
+    return list(await asyncio.gather(*(made.start(BUSYBOX) for _ in range(number))))
+
+
+@pytest.mark.parametrize(
+    "text, host",
+    [
+        ("tcp://a:2375", HostOptions(address="tcp://a:2375")),
+        ("tcp://a:2375=2", HostOptions(address="tcp://a:2375", weight=2)),
+        ("unix:///run/docker.sock=0.5/64", HostOptions(address="unix:///run/docker.sock", weight=0.5, limit=64)),
+    ],
+)
+def test_a_host_is_an_address_a_weight_and_a_limit(text: str, host: HostOptions) -> None:
+    assert parsed_host(text) == host
+
+
+@pytest.mark.parametrize("text", ["", "=2", "tcp://a=x", "tcp://a=0", "tcp://a=-1", "tcp://a=1/0", "tcp://a=nan"])
+def test_a_host_that_is_none_is_one_sentence(text: str) -> None:
+    with pytest.raises(ValueError, match=f"with both above 0, not: {text}$"):
+        parsed_host(text)
+
+
+async def test_sandboxes_are_shared_out_by_weight_and_metrics_tell_them_apart(
+    docker_engine: str, second: OwnEngine
+) -> None:
+    async with hosts(f"{docker_engine}=2", f"{second.address}=1") as both:
+        placed = await started(both, 6)
+        assert Counter(one.host for one in placed) == {docker_engine: 4, second.address: 2}
+        result = await placed[-1].run("echo here", Limits(), {})
+        assert result.output == "here\n"
+        text = both.metrics.text()
+        assert f'blackforge_sandboxes_live{{host="{docker_engine}",image="bb:1"}} 4\n' in text
+        assert f'blackforge_sandbox_start_seconds_count{{host="{second.address}",image="bb:1"}} 2\n' in text
+        await placed[0].stop()
+        assert (await both.start(BUSYBOX)).host == docker_engine
+        await asyncio.gather(*(one.stop() for one in placed))
+        assert f'blackforge_sandboxes_live{{host="{docker_engine}",image="bb:1"}} 1\n' in both.metrics.text()
+    assert second.say("ps", "--all", "--quiet") == ""
+
+
+async def test_a_full_host_is_waited_for(second: OwnEngine) -> None:
+    async with hosts(f"{second.address}=1/1") as one:
+        first = await one.start(BUSYBOX)
+        waiting = asyncio.create_task(one.start(BUSYBOX))
+        await asyncio.sleep(0)
+        assert not waiting.done() and one.metrics.states["starting"].total() == 0
+        await first.stop()
+        assert (await waiting).id != first.id
+
+
+@pytest.mark.timeout(600)
+async def test_a_host_that_fails_is_left_out_and_comes_back(docker_engine: str) -> None:
+    with own_engine() as dying:
+        async with hosts(f"{docker_engine}=1", f"{dying.address}=1000", out_seconds=600) as both:
+            lost = await both.start(BUSYBOX)
+            assert lost.host == dying.address
+            dying.kill()
+            with pytest.raises(EngineError, match="does not answer"):
+                await lost.run("true", Limits(), {})
+            placed = await started(both, 3)
+            assert {one.host for one in placed} == {docker_engine}
+            text = both.metrics.text()
+            assert f'blackforge_sandbox_hosts_left_out_total{{host="{dying.address}"}} 1\n' in text
+            assert f'blackforge_sandbox_failures_total{{host="{dying.address}",image="bb:1",kind="engine"}}' in text
+        async with hosts(f"{docker_engine}=1", f"{dying.address}=1000", out_seconds=0.01) as both:
+            assert (await both.start(BUSYBOX)).host == docker_engine  # it was tried, and nobody heard of it
+            dying.start()
+            assert (await both.start(BUSYBOX)).host == dying.address
+
+
+async def test_with_no_host_left_the_engines_sentence_is_told(second: OwnEngine) -> None:
+    async with hosts("unix:///nowhere/a.sock", "unix:///nowhere/b.sock") as neither:
+        with pytest.raises(EngineError, match="the Docker engine at unix:///nowhere/[ab].sock does not answer"):
+            await neither.check()
+        with pytest.raises(EngineError, match="nowhere"):
+            await neither.start(BUSYBOX)
+    async with hosts("unix:///nowhere/a.sock", second.address) as one:
+        assert ["nowhere/a.sock does not answer" in sentence for sentence in await one.check()] == [True]
+        assert (await one.start(BUSYBOX)).host == second.address
+
+
+@pytest.mark.timeout(600)
+async def test_a_host_out_of_disk_is_left_out_and_nothing_is_lost(docker_engine: str) -> None:
+    with own_engine(disk_mb=24) as small:
+        async with hosts(f"{docker_engine}=1", f"{small.address}=1000") as both:
+            filling = await both.start(BUSYBOX)
+            assert filling.host == small.address
+            full = await filling.run("dd if=/dev/zero of=/full bs=64k", Limits(), {})
+            assert "No space left" in full.output
+            assert (await both.start(BUSYBOX)).host == docker_engine
+            assert 'kind="disk"} 1\n' in both.metrics.text()
+            async with hosts(small.address) as alone:
+                with pytest.raises(
+                    EngineError, match=f"the Docker engine at {small.address} is out of disk .*free some"
+                ):
+                    await alone.start(BUSYBOX)

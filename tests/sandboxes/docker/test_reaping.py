@@ -1,0 +1,145 @@
+"""What dead owners left on an engine is removed, after kill -9 of the owner and of the engine, and nothing else is."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from harness.cli import main as harness
+from sandboxes.cli import main
+from sandboxes.docker.labels import Owner, labels_of, this_process
+from sandboxes.processes import start_of
+from sandboxes.reaping import Where, reap
+from tests.engines import own_engine, said
+from tests.harness.conftest import HELLO, write_tasks
+
+
+class Make(Protocol):
+    def __call__(self, kind: str, owner: Owner, purpose: str = "sandbox") -> str: ...
+
+
+@pytest.fixture
+def dead() -> Owner:
+    """The owner that a process was that was killed."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        owner = replace(this_process(), pid=process.pid, started=start_of(process.pid) or 0)
+        process.kill()
+    return owner
+
+
+@pytest.fixture
+def make(docker_engine: str, tmp_path: Path) -> Iterator[Make]:
+    """Make a labelled container, network or volume on the shared engine, and say its name."""
+    made: list[tuple[str, str]] = []
+
+    def one(kind: str, owner: Owner, purpose: str = "sandbox") -> str:
+        name = f"blackforge-test-{os.getpid()}-{tmp_path.name}-{len(made)}"
+        made.append((kind, name))
+        labelled(said, kind, name, owner, purpose)
+        return name
+
+    yield one
+    for kind, name in made:
+        subprocess.run(["docker", kind, "rm", *["--force"][: kind == "container"], name], capture_output=True)
+
+
+def labelled(docker: Callable[..., str], kind: str, name: str, owner: Owner, purpose: str = "sandbox") -> None:
+    labels = [f"--label={label}={value}" for label, value in labels_of(purpose, owner, "a-run").items()]
+    if kind == "container":
+        docker("run", "--detach", "--network", "none", "--name", name, *labels, "bb:1", "sleep", "600")
+    elif kind == "network":
+        docker("network", "create", "--internal", *labels, name)
+    else:
+        docker("volume", "create", "--name", name, *labels)
+
+
+def there(kind: str, *names: str) -> list[str]:
+    every, column = (["--all"], "{{.Names}}") if kind == "container" else ([], "{{.Name}}")
+    listed = said(kind, "ls", *every, "--format", column)
+    return [name for name in names if name in listed.split()]
+
+
+@pytest.mark.parametrize("kind", ["container", "network", "volume"])
+def test_gc_removes_what_a_dead_owner_left_and_nothing_else(
+    make: Make, dead: Owner, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine, orphan = make(kind, this_process()), make(kind, dead)
+    reused = make(kind, replace(this_process(), started=1))
+    far = make(kind, replace(dead, host="elsewhere", boot="another pid:[1]"))
+    assert main(["ls", "--root", str(tmp_path)]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert f"in use by process {os.getpid()}" in lines[mine] and "run a-run" in lines[mine]
+    assert f"orphaned, its owner {dead.pid} is dead" in lines[orphan] and f" {kind}, sandbox " in lines[orphan]
+    assert f"of process {dead.pid} on elsewhere, which cannot be judged from here" in lines[far]
+    assert main(["gc", "--root", str(tmp_path)]) == 0
+    assert there(kind, mine, orphan, reused, far) == [mine, far]
+    assert main(["gc", "--root", str(tmp_path), "--host", "elsewhere"]) == 0
+    assert there(kind, mine, far) == [mine]
+
+
+def test_bundles_stay_until_they_are_asked_for(make: Make, dead: Owner, tmp_path: Path) -> None:
+    shared = make("volume", dead, "bundle")
+    reap(Where(root=tmp_path))
+    assert there("volume", shared) == [shared]
+
+
+@pytest.mark.timeout(600)
+def test_after_kill_9_of_the_engine_the_next_start_reaps(dead: Owner, docker_engine: str, tmp_path: Path) -> None:
+    with own_engine() as engine:
+        labelled(engine.say, "container", "orphan", dead)
+        labelled(engine.say, "volume", "orphans-volume", dead)
+        labelled(engine.say, "container", "living", this_process())
+        where = Where(engines=[engine.address], root=tmp_path)
+        engine.kill()
+        assert "does not answer" in reap(where).troubles[0]
+        engine.start()
+        assert [thing.name for thing in reap(where).things] == ["orphan", "orphans-volume"]
+        assert engine.say("ps", "--all", "--format", "{{.Names}}") == "living"
+
+
+def test_an_engine_that_is_not_there_is_told_and_the_others_are_asked(
+    make: Make, dead: Owner, docker_engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    orphan = make("container", dead)
+    nobody = f"unix://{tmp_path}/no.sock"
+    assert main(["gc", "--root", str(tmp_path), "--docker", nobody, "--docker", docker_engine]) == 1
+    assert f"the Docker engine at {nobody} does not answer" in capsys.readouterr().err
+    assert there("container", orphan) == []
+
+
+OWNER = """
+import asyncio, sys
+from sandboxes.base import Image, Limits, Spec
+from sandboxes.docker.backend import DockerSandboxes
+async def own():
+    sandbox = await (await DockerSandboxes.open()).start(Spec(image=Image(name="bb:1"), network="none"))
+    await sandbox.run("setsid sleep 600 >/dev/null 2>&1 &", Limits(), {})
+    print(sandbox.container, flush=True)
+    await sandbox.run("sleep 600", Limits(), {})
+asyncio.run(own())
+"""
+
+
+def test_kill_9_of_an_owner_leaves_a_living_sandbox_that_the_next_start_removes(make: Make, tmp_path: Path) -> None:
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    name = owner.stdout.readline().strip()
+    owner.kill()
+    owner.communicate()
+    mine = make("container", this_process())
+    assert said("inspect", "--format", "{{.State.Running}}", name) == "true"
+    assert name in [thing.name for thing in reap(Where(root=tmp_path)).things]
+    assert there("container", name, mine) == [mine]
+
+
+def test_the_start_of_a_run_reaps(make: Make, dead: Owner, tmp_path: Path) -> None:
+    orphan, mine = make("container", dead), make("container", this_process())
+    tasks = write_tasks(tmp_path / "tasks.jsonl", HELLO)
+    nowhere = ["--proxy", "http://127.0.0.1:9", "--run-dir", str(tmp_path / "run")]
+    assert harness(["run", str(tasks), "--agent", "command", "--command", "true", *nowhere]) == 2
+    assert there("container", orphan, mine) == [mine]

@@ -1,0 +1,85 @@
+"""Spare containers: there before they are asked for, handed out once, of the image that is wanted now."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from sandboxes.base import Image, Limits, Spec
+from sandboxes.docker.backend import Options
+from sandboxes.docker.labels import PID
+from sandboxes.docker.warm import WarmSandboxes
+from tests.engines import said
+
+BUSYBOX = Spec(image=Image(name="bb:1"), network="none", profile="harbor")
+
+
+@asynccontextmanager
+async def warm(engine: str, count: int = 2) -> AsyncIterator[WarmSandboxes]:
+    made = await WarmSandboxes.stocked(Options(address=engine), count)
+    try:
+        yield made
+    finally:
+        await made.close()
+    assert mine() == set()
+
+
+def mine() -> set[str]:
+    return set(said("ps", "--all", "--filter", f"label={PID}={os.getpid()}", "--format", "{{.Names}}").split())
+
+
+async def stocked(made: WarmSandboxes, spares: int, containers: int) -> set[str]:
+    """The names of all containers, once there are so many, so many of them spare."""
+    deadline = time.monotonic() + 120
+    while made.spares != spares or len(names := mine()) != containers:
+        assert time.monotonic() < deadline, (made.spares, mine())
+        await asyncio.sleep(0.05)
+    return names
+
+
+@pytest.fixture
+def changing(docker_engine: str) -> Iterator[str]:
+    """The name of an image that can be given to another one."""
+    name = f"blackforge-test-changing:{os.getpid()}"
+    said("tag", "bb:1", name)
+    yield name
+    said("image", "rm", "--force", name)
+
+
+async def test_spare_ones_are_there_before_they_are_asked_for_and_handed_out_once(docker_engine: str) -> None:
+    async with warm(docker_engine) as made:
+        await made.start(BUSYBOX)
+        spare = await stocked(made, 2, 3)
+        first = [await made.start(BUSYBOX) for _ in range(2)]
+        assert {one.container for one in first} <= spare
+        more = await asyncio.gather(*(made.start(BUSYBOX) for _ in range(5)))
+        assert len({one.id for one in [*first, *more]}) == 7
+        assert (await more[-1].run("echo here", Limits(), {})).output == "here\n"
+        await stocked(made, 2, 10)
+
+
+async def test_another_spec_has_its_own_and_a_dead_one_is_not_handed_out(docker_engine: str) -> None:
+    async with warm(docker_engine, 1) as made:
+        cold = await made.start(BUSYBOX)
+        (spare,) = await stocked(made, 1, 2) - {cold.container}
+        other = await made.start(Spec(image=BUSYBOX.image, network="none", profile="harbor", memory_mb=64))
+        assert other.container != spare
+        said("kill", spare)
+        assert (await made.start(BUSYBOX)).container != spare
+        await stocked(made, 2, 5)
+        assert spare not in mine()
+
+
+async def test_when_the_image_changes_the_spare_ones_go(docker_engine: str, changing: str) -> None:
+    async with warm(docker_engine, 1) as made:
+        spec = Spec(image=Image(name=changing), network="none", profile="harbor")
+        cold = await made.start(spec)
+        (spare,) = await stocked(made, 1, 2) - {cold.container}
+        said("commit", "--change", "ENV NEW=yes", spare, changing)
+        fresh = await made.start(spec)
+        assert (await fresh.run("echo $NEW", Limits(), {})).output == "yes\n"
+        await stocked(made, 1, 3)
+        assert spare not in mine()
