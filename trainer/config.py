@@ -7,7 +7,7 @@ is read as TOML. Which samples a rollout may hold is the proxy's matter, not thi
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -133,6 +133,10 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Learning rate after the warm-up."""
     warmup_steps: int = 0
     """Steps of linear warm-up, counted from the first step of the run."""
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    """How the rate falls from the end of the warm-up to `steps`."""
+    min_lr: float = 0.0
+    """What it falls to."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Adam's decay rates of the first and second moment."""
     eps: float = 1e-15
@@ -148,7 +152,8 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             all(0 <= beta < 1 for beta in self.betas),
             f"optimizer.betas = {self.betas} must lie in [0, 1); correct them",
         )
-        for name in ("warmup_steps", "eps", "clip", "weight_decay"):
+        _demand(self.min_lr <= self.lr, f"optimizer.min_lr = {self.min_lr} is above optimizer.lr = {self.lr}; lower it")
+        for name in ("warmup_steps", "min_lr", "eps", "clip", "weight_decay"):
             value = msgspec.structs.asdict(self)[name]
             _demand(value >= 0, f"optimizer.{name} = {value} is negative; set it to 0 or more")
 
@@ -162,6 +167,10 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Divide norms and residuals over the tensor ranks by tokens: less memory, the same result."""
     context: int = 1
     """Ranks that share one micro-batch by tokens, for contexts that one cannot hold. Keys and values are gathered."""
+    logits_tokens: int = 4096
+    """Rows of logits that exist at a time; of more trained tokens, the head is computed again in the backward pass."""
+    head_float32: bool = False
+    """Compute the head in fp32 whatever `precision` says, as MiniMax-M1 does: nearer to the engine's logprobs."""
     recompute: bool = False
     """Keep only the input of each layer and compute the rest again in the backward pass."""
     threads: int = 0
@@ -172,7 +181,7 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Shard the optimizer's state over the data-parallel ranks."""
 
     def __post_init__(self) -> None:
-        for name in ("processes", "tensor", "context"):
+        for name in ("processes", "tensor", "context", "logits_tokens"):
             value = msgspec.structs.asdict(self)[name]
             _demand(value >= 1, f"parallel.{name} = {value} starts nothing; set it to 1 or more")
         _demand(

@@ -42,7 +42,7 @@ def train(config: Config, ranks: Ranks) -> None:
         choice = Choice(loss=config.loss, control=config.control, labels=config.batch.labels, step=step)
         batch = assemble(groups, choice)
         micros = plan(batch.rows, ranks.data_world, config.batch.max_tokens, per_key)
-        rate = learning_rate(config.optimizer, step)
+        rate = learning_rate(config.optimizer, step, config.steps)
         update = policy.update(micros[ranks.data_rank], batch.tokens, rule, rate)
         clock.lap("train")
         directories = save(config, policy, step)

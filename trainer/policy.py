@@ -19,7 +19,7 @@ from trainer.megatron.weights import load_weights, write_model
 from trainer.packed import Packed
 from trainer.packing import Share, pack
 from trainer.rows import Row
-from trainer.shape import Shape, read_shape
+from trainer.shape import read_shape
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -47,16 +47,16 @@ class Policy:
         megatron = transformer_config(shape, DTYPES[config.parallel.precision], config.parallel)
         multiple = ranks.tensor_world if config.parallel.sequence else 1
         self.share = Share(ranks.device, ranks.context_rank, ranks.context_world, multiple)
-        self.model = build_model(shape, megatron).to(ranks.device, megatron.params_dtype)
+        self.model = build_model(shape, megatron, config.parallel).to(ranks.device, megatron.params_dtype)
         load_weights(self.model, source)
         self.ddp = wrap(self.model, config.parallel)
         self.optimizer = build_optimizer(self.ddp, config.optimizer, config.parallel)
         self.checkpoints = Checkpoints(self.model, self.optimizer)
-        self.reference = self._frozen(shape, megatron) if config.loss.kl else None
+        self.reference = self._frozen(megatron, config.parallel) if config.loss.kl else None
 
-    def _frozen(self, shape: Shape, megatron: TransformerConfig) -> PolicyModel:
+    def _frozen(self, megatron: TransformerConfig, parallel: settings.Parallel) -> PolicyModel:
         """The initial weights a second time, for the KL to them."""
-        model = build_model(shape, megatron).to(self.ranks.device, megatron.params_dtype)
+        model = build_model(self.shape, megatron, parallel).to(self.ranks.device, megatron.params_dtype)
         load_weights(model, self.source)
         return model.requires_grad_(False)
 

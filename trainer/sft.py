@@ -34,7 +34,7 @@ def warm_start(config: settings.Config, ranks: Ranks) -> dict[str, Any]:
     for rows in batches(train, options.batch, options.seed):
         step += 1
         micros = plan(rows, ranks.data_world, config.batch.max_tokens)[ranks.data_rank]
-        loss = policy.update(micros, count(rows), imitation, learning_rate(optimizer, step)).loss
+        loss = policy.update(micros, count(rows), imitation, learning_rate(optimizer, step, options.max_steps)).loss
         if step % options.measure_every == 0 or step == options.max_steps:
             reached = {"step": step, "train_loss": loss} | measure(policy, held_out, config.batch.max_tokens)
             seconds = time.perf_counter() - started

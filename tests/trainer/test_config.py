@@ -49,6 +49,8 @@ def test_overrides_are_read_as_toml_or_as_a_word(file: Path) -> None:
         ("optimizer.lr=0", "optimizer.lr = 0.0 would not learn"),
         ("optimizer.betas=[0.9, 1.0]", "must lie in"),
         ("optimizer.clip=-1", "optimizer.clip = -1.0 is negative"),
+        ("optimizer.min_lr=1", "optimizer.min_lr = 1.0 is above optimizer.lr"),
+        ("parallel.logits_tokens=0", "parallel.logits_tokens = 0"),
         ("parallel.precision=float16", "parallel.precision = float16 is unknown"),
         ("parallel.tensor=2", "parallel.processes = 1 is no multiple of parallel.tensor = 2"),
         ("parallel.context=2", "no multiple of parallel.tensor = 1 times parallel.context = 2"),

@@ -266,3 +266,24 @@ def test_in_double_precision_nothing_is_left_of_the_difference(family: str, rank
     assert flat["loss"].dtype == torch.float64
     for budget in (30, 10_000):
         assert distance(gradient(plan(rows, 1, budget)[0], merge=True), flat) <= 1e-9
+
+
+def test_logits_in_parts_give_the_same_gradient(ranks: Ranks, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", "qwen2")  # whose head is its embedding
+    rows = [one for one in rows_of(3, vocabulary=2, longest=20) if one.inputs]
+    at_once = Policy(model, make_config(tmp_path), ranks)
+    expected = gradients(at_once, [rows], "cispo", merge=True)
+    for parallel in ({"logits_tokens": 5}, {"logits_tokens": 7, "recompute": True}):
+        policy = Policy(model, make_config(tmp_path, parallel=parallel), ranks)
+        assert distance(gradients(policy, [rows], "cispo", merge=True), expected) <= 1e-6
+
+
+def test_the_head_may_be_in_single_precision(ranks: Ranks, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    packed, _ = pack([one for one in rows_of(3, vocabulary=2) if one.inputs], Share(ranks.device))
+    rounded, fine = (
+        Policy(model, make_config(tmp_path, parallel={"precision": "bfloat16"} | head), ranks).model.logits(packed)
+        for head in ({}, {"head_float32": True})
+    )
+    assert (rounded.dtype, fine.dtype) == (torch.bfloat16, torch.float32)
+    assert (fine != fine.bfloat16()).any() and (fine - rounded).norm() < 0.01 * fine.norm()

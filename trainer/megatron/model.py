@@ -15,6 +15,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from proxy.pool.errors import UserError
 from trainer.config import Parallel
@@ -66,7 +67,7 @@ def transformer_config(shape: Shape, dtype: torch.dtype, parallel: Parallel) -> 
     )
 
 
-def build_model(shape: Shape, config: TransformerConfig) -> "PolicyModel":
+def build_model(shape: Shape, config: TransformerConfig, parallel: Parallel) -> "PolicyModel":
     """An uninitialised model of this shape."""
     spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=config.qk_layernorm)
     attention = spec.submodules.self_attention.submodules
@@ -83,6 +84,7 @@ def build_model(shape: Shape, config: TransformerConfig) -> "PolicyModel":
         share_embeddings_and_output_weights=shape.tied,
     )
     model.rotary_pos_emb = PackedRotary(shape, model.rotary_pos_emb.cp_group)
+    model.logits_tokens, model.head_float32 = parallel.logits_tokens, parallel.head_float32
     if config.sequence_parallel:  # the head takes the tokens that have a loss, which are chosen from all of them
         model.output_layer.sequence_parallel = False
         model.output_layer.allreduce_dgrad = True
@@ -103,7 +105,10 @@ class SharedNorm(torch.nn.Module):
 
 
 class PolicyModel(GPTModel):
-    """GPTModel on packed sequences. Computes logits only where a logprob is asked for."""
+    """GPTModel on prefix trees. Computes logits only where a logprob is asked for, some at a time."""
+
+    logits_tokens: int
+    head_float32: bool
 
     def forward(self, packed: Packed) -> Tensor:
         """The logprob of each of `packed.labels`, in fp32."""
@@ -124,10 +129,28 @@ class PolicyModel(GPTModel):
             extra_block_kwargs={"attention_bias": Layout(packed.runs, packed.queries)},
         )
 
-    def _postprocess(self, hidden_states: Tensor, *args: Any, loss_mask: Tensor, **kwargs: Any) -> Tensor:
+    def _postprocess(
+        self, hidden_states: Tensor, *_: Any, labels: Tensor | None, loss_mask: Tensor, **__: Any
+    ) -> Tensor:
         if self.config.sequence_parallel:
             hidden_states = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=False)
-        return super()._postprocess(hidden_states.index_select(0, loss_mask), *args, **kwargs)
+        asked = hidden_states.index_select(0, loss_mask)
+        if labels is None:
+            return self._logits(asked).transpose(0, 1).contiguous()
+        parts = list(zip(asked.split(self.logits_tokens), labels.split(self.logits_tokens, dim=1), strict=True))
+        if len(parts) == 1:
+            return self._losses(*parts[0])
+        return torch.cat([checkpoint(self._losses, *part, use_reentrant=False) for part in parts], dim=1)
+
+    def _losses(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        return self.compute_language_model_loss(labels, self._logits(hidden))
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        tied = self.share_embeddings_and_output_weights
+        weight = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
+        if self.head_float32:
+            hidden, weight = hidden.float(), weight.float()
+        return self.output_layer(hidden, weight=weight)[0]
 
 
 class PackedRotary(RotaryEmbedding):

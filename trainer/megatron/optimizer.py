@@ -1,5 +1,6 @@
 """Megatron's DDP and optimizer around a model, and the learning rate of a step."""
 
+import math
 from typing import Any
 
 import torch
@@ -60,9 +61,13 @@ def sum_gradients(ddp: DistributedDataParallel) -> None:
     finalize_model_grads([ddp])
 
 
-def learning_rate(options: settings.Optimizer, step: int) -> float:
-    """Linear warm-up over the first `warmup_steps` steps (counted from 1), then constant."""
-    return options.lr * min(1.0, step / max(1, options.warmup_steps))
+def learning_rate(options: settings.Optimizer, step: int, steps: int) -> float:
+    """The rate of a step (counted from 1) of `steps`: linear warm-up, then as `decay` says down to `min_lr`."""
+    if step <= options.warmup_steps:
+        return options.lr * step / options.warmup_steps
+    past = min(1.0, (step - options.warmup_steps) / max(1, steps - options.warmup_steps))
+    share = {"constant": 1.0, "linear": 1 - past, "cosine": (1 + math.cos(math.pi * past)) / 2}[options.decay]
+    return options.min_lr + (options.lr - options.min_lr) * share
 
 
 def set_learning_rate(optimizer: MegatronOptimizer, rate: float) -> None:
