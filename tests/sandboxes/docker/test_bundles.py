@@ -1,0 +1,133 @@
+"""Bundles reach every sandbox as volumes: uploaded once per content, complete or not at all, for reading only."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from sandboxes.base import Image, SandboxError, Spec
+from sandboxes.bundles import AGENTS, MANIFEST, RUNTIME, manifest_of, seal
+from sandboxes.docker.backend import DockerSandboxes, Options
+from sandboxes.docker.bundles import Bundles, volume_of
+from sandboxes.docker.engine import Engine
+from tests.sandboxes.docker.conftest import says
+
+ASKED = Spec(image=Image(name="deb:py"), memory_mb=256, disk_mb=64, pids=64, network="none", agent="toy")
+PROGRAM = "#!/bin/sh\necho toy\n"
+ROOT = Path(__file__).parents[3]
+UPLOAD = """
+import asyncio, sys
+from pathlib import Path
+from sandboxes.base import Spec
+from sandboxes.docker.bundles import Bundles
+from sandboxes.docker.engine import Engine
+
+async def main(address, directory):
+    await Bundles(await Engine.open(address), Path(directory)).supply("x", Spec(agent="toy"))
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A runtime and the agent `toy`: nobody else has bundles of this content."""
+    (tmp_path / "bundles/runtime").mkdir(parents=True)
+    (tmp_path / "bundles/runtime/empty").write_text(str(tmp_path))
+    toy = tmp_path / "bundles/toy"
+    (toy / "bin").mkdir(parents=True)
+    (toy / "bin/toy").write_text(PROGRAM)
+    (toy / "bin/toy").chmod(0o700)
+    (toy / "start").symlink_to("bin/toy")
+    (toy / "data").write_bytes(os.urandom(3 << 20))
+    seal(toy, "toy", "1.0")
+    seal(tmp_path / "bundles/runtime", "runtime", "0")
+    return tmp_path / "bundles"
+
+
+@pytest.fixture
+async def engine(docker_engine: str, directory: Path) -> AsyncIterator[Engine]:
+    opened = await Engine.open(docker_engine)
+    yield opened
+    for volume in volumes(directory):
+        subprocess.run(["docker", "volume", "rm", volume], capture_output=True)
+    await opened.close()
+
+
+def volumes(directory: Path) -> list[str]:
+    manifests = [manifest_of(path) for path in sorted(directory.iterdir())]
+    return [volume_of(manifest) for manifest in manifests if manifest]
+
+
+def there(directory: Path) -> list[str]:
+    return sorted(set(listed("volume", "ls")) & set(volumes(directory)))
+
+
+def listed(*what: str) -> list[str]:
+    return subprocess.run(["docker", *what, "--quiet"], capture_output=True, text=True, check=True).stdout.split()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(120):
+        while not await asyncio.to_thread(holds):
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("way", ["volume", "bind"])
+async def test_a_sandbox_runs_what_is_in_a_bundle_and_cannot_change_it(
+    way: str, engine: Engine, directory: Path
+) -> None:
+    bundles = Bundles(engine, directory, way)  # type: ignore[arg-type]
+    sandboxes = DockerSandboxes(engine, Options(suppliers=(bundles,)))
+    sandbox = await sandboxes.start(ASKED)
+    try:
+        assert sandbox.bundles == AGENTS and await says(sandbox, f"{AGENTS}/toy/start") == "toy"
+        found = await says(sandbox, f"sha256sum {AGENTS}/toy/data; cat {RUNTIME}/empty; stat -c %u {AGENTS}/toy/data")
+        here = subprocess.run(["sha256sum", directory / "toy/data"], capture_output=True, text=True, check=True).stdout
+        assert found.split() == [here.split()[0], f"{AGENTS}/toy/data", str(directory.parent) + "0"]
+        for user in ("agent", "root"):
+            refused = f"! touch {AGENTS}/toy/x && ! rm -f {AGENTS}/toy/data && ! mkdir {RUNTIME}/x"
+            assert await says(sandbox, f"({refused}) 2>/dev/null; echo $?", user=user) == "0"
+    finally:
+        await sandbox.stop()
+    assert there(directory) == (sorted(volumes(directory)) if way == "volume" else [])
+
+
+async def test_many_who_want_a_bundle_at_once_upload_it_once(engine: Engine, directory: Path) -> None:
+    several = [Bundles(engine, directory) for _ in range(3)]  # as of three processes
+    supplies = await asyncio.gather(*(bundles.supply("x", ASKED) for bundles in several * 4))
+    assert len({str(supply) for supply in supplies}) == 1 and there(directory) == sorted(volumes(directory))
+    os.truncate(directory / "toy/data", 1)  # so that one more upload would show
+    sandbox = await DockerSandboxes(engine, Options(suppliers=(Bundles(engine, directory),))).start(ASKED)
+    try:
+        assert await says(sandbox, f"stat -c %s {AGENTS}/toy/data") == str(3 << 20)
+    finally:
+        await sandbox.stop()
+
+
+async def test_an_upload_that_was_broken_off_does_not_count_and_its_holder_is_removed(
+    engine: Engine, docker_engine: str, directory: Path
+) -> None:
+    os.truncate(directory / "toy/data", 4 << 30)  # seconds of work
+    with subprocess.Popen([sys.executable, "-c", UPLOAD, docker_engine, directory], cwd=ROOT) as uploading:
+        holder = f"{volumes(directory)[1]}-filling"
+        await until(lambda: bool(listed("container", "ls", "--all", "--filter", f"name={holder}")))
+        uploading.kill()
+    os.truncate(directory / "toy/data", 1000)
+    sandboxes = DockerSandboxes(engine, Options(suppliers=(Bundles(engine, directory),)))
+    sandbox = await sandboxes.start(ASKED)
+    try:
+        assert await says(sandbox, f"{AGENTS}/toy/start && cat {RUNTIME}/{MANIFEST} | head -c 1") == "toy\n{"
+    finally:
+        await sandbox.stop()
+
+
+async def test_a_bundle_that_is_not_installed_is_named_with_the_way_to_get_it(engine: Engine, directory: Path) -> None:
+    (directory / "toy" / MANIFEST).unlink()
+    for way in ("volume", "bind"):
+        with pytest.raises(SandboxError, match=r"no bundle .*/toy; run: harness agents install toy$"):
+            await Bundles(engine, directory, way).supply("x", ASKED)  # type: ignore[arg-type]
