@@ -20,7 +20,10 @@ from sandboxes.docker.processes import END, OOM_KILLS, TABLE
 from sandboxes.docker.profiles import Account
 from sandboxes.output import Kept
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 180.0
+"""A fork bomb shares its CPU time with what is to end it."""
+GRACE_SECONDS = 10.0
+"""For the end of a command whose processes have been ended."""
 KILLED = 137
 LONGEST_COMMAND = 128 << 10
 MERGED = 'exec /bin/sh -c "$1" 2>&1'
@@ -129,7 +132,7 @@ class DockerSandbox:
         """End a command that must not go on, with all that it started."""
         with suppress(SandboxError):
             await self.end_processes()
-        await asyncio.wait({running}, timeout=PATIENCE_SECONDS / 6)
+        await asyncio.wait({running}, timeout=GRACE_SECONDS)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
