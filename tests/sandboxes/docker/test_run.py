@@ -101,6 +101,13 @@ async def test_a_command_that_cannot_be_started_is_told(strict: DockerSandbox) -
         await ends(strict, ": " + "x" * ((128 << 10) - 2))
 
 
+async def test_a_root_who_ends_the_main_process_has_ended_its_sandbox(harbor: DockerSandbox) -> None:
+    result = await ends(harbor, "kill -9 -1; sleep 300", seconds=60)
+    assert (result.ended, result.exit_code) == ("exit", 137)
+    with pytest.raises(SandboxError, match="is not running"):
+        await ends(harbor, "true")
+
+
 async def test_a_sandbox_that_is_gone_is_told_and_stopping_it_again_is_fine(sandboxes: DockerSandboxes) -> None:
     sandbox = await sandboxes.start(SMALL)
     await sandbox.stop()
