@@ -19,7 +19,7 @@ class Kept:
 
     def add(self, chunk: bytes) -> None:
         """Pass a piece on, and keep what the limit allows."""
-        if self._on_output is not None:
+        if self._on_output is not None and chunk:
             self._on_output(chunk)
         self._keep(chunk)
 

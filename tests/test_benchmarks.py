@@ -37,3 +37,11 @@ def test_the_benchmark_of_trees_ends_with_one_json_object(tmp_path: Path) -> Non
         assert found[f"speedup_{case}"] > 0 and found[f"bound_{case}"] > 1
     assert found["max_rel_grad_diff"] < 1e-5
     assert found["memory_ratio_100"] > 0.7 * found["token_ratio_100"] and found["pack_tokens_per_s"] > 0
+
+
+def test_the_benchmark_of_the_sandboxes_ends_with_one_json_object(docker_engine: str, tmp_path: Path) -> None:
+    command = [sys.executable, "benchmarks/sandboxes.py", "--quick", "--out", str(tmp_path / "found.json")]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=240)
+    found = msgspec.json.decode(done.stdout.splitlines()[-1])
+    assert found == msgspec.json.decode((tmp_path / "found.json").read_bytes())
+    assert found["concurrent"] == 4 and found["cycle_ratio"] > 0 and found["cycles_per_s"] > 0

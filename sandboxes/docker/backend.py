@@ -136,11 +136,13 @@ class DockerSandboxes:
 
     async def close(self) -> None:
         """Stop what still runs, and let go of the engine."""
-        try:
-            await asyncio.gather(*(sandbox.stop() for sandbox in [*self._running.values()]))
-        finally:
-            await self.images.close()
-            await self.engine.close()
+        left = [sandbox.stop() for sandbox in self._running.values()]
+        ends = await asyncio.gather(*left, return_exceptions=True)
+        await self.images.close()
+        await self.engine.close()
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end
 
 
 def container_name(sandbox: str) -> str:

@@ -20,7 +20,10 @@ from sandboxes.docker.processes import END, OOM_KILLS, TABLE
 from sandboxes.docker.profiles import Account
 from sandboxes.output import Kept
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 180.0
+"""A fork bomb shares its CPU time with what is to end it."""
+GRACE_SECONDS = 10.0
+"""For the end of a command whose processes have been ended."""
 KILLED = 137
 LONGEST_COMMAND = 128 << 10
 MERGED = 'exec /bin/sh -c "$1" 2>&1'
@@ -50,7 +53,7 @@ class DockerSandbox:
         self.id, self.work, self.home = made.id, made.work, made.accounts["agent"].home
         self.model_url, self.bundles = made.model_url, made.bundles
         self.container = made.container
-        self._engine, self._made = engine, made
+        self.engine, self._made = engine, made
         self._kept: Sequence[str] = ()
         self._oom_kills = 0
         self._remove = remove
@@ -71,9 +74,19 @@ class DockerSandbox:
             )
         began = time.monotonic()
         kept = Kept(limits.output_bytes, on_output)
-        argv = ("/bin/sh", "-c", MERGED, "sh", command)
-        inside = Command(argv=argv, user=self._ids(user), work=self.work, env=self._environment(user) | dict(env))
-        running = asyncio.create_task(self._engine.execute(self.container, inside, kept.add))
+        inside = self.command(("/bin/sh", "-c", MERGED, "sh", command), user, env)
+        running = asyncio.create_task(self.engine.execute(self.container, inside, kept.add))
+        ended, code = await self.finish(running, limits)
+        return Result(ended, code, kept.text(), kept.dropped, time.monotonic() - began)
+
+    def command(self, argv: Sequence[str], user: User, env: Mapping[str, str]) -> Command:
+        """A process of this user in the working directory."""
+        account = self._made.accounts[user]
+        own = {"HOME": account.home, "USER": account.name, "LOGNAME": account.name}
+        return Command(argv=argv, user=account.ids, work=self.work, env=own | dict(env))
+
+    async def finish(self, running: "asyncio.Task[int]", limits: Limits) -> tuple[Ended, int]:
+        """Wait for what comes to an exit code, or end it with everything else at the first limit."""
         try:
             ended = await self._end_of(running, limits)
             code = running.result() if ended == "exit" else -9
@@ -84,7 +97,7 @@ class DockerSandbox:
             raise
         if ended != "exit":
             await self._abandon(running)
-        return Result(ended, code, kept.text(), kept.dropped, time.monotonic() - began)
+        return ended, code
 
     async def _end_of(self, running: "asyncio.Task[int]", limits: Limits) -> Ended:
         spending = asyncio.create_task(self._spend(limits.cpu_seconds))
@@ -110,8 +123,8 @@ class DockerSandbox:
             used = await self._cpu_seconds()
 
     async def _cpu_seconds(self) -> float:
-        with self._engine.telling(f"the CPU time of {self.container}"):
-            (stats,) = await self._engine.container(self.container).stats(stream=False)
+        with self.engine.telling(f"the CPU time of {self.container}"):
+            (stats,) = await self.engine.container(self.container).stats(stream=False)
         return stats["cpu_stats"]["cpu_usage"]["total_usage"] / 1e9
 
     async def _was_out_of_memory(self) -> bool:
@@ -121,15 +134,15 @@ class DockerSandbox:
             self._oom_kills = int(said.split()[0]) if said else before
             return self._oom_kills > before
         except SandboxError:  # the whole container may have ended of it
-            with self._engine.telling(f"the end of {self.container}"):
-                state = (await self._engine.container(self.container).show())["State"]
+            with self.engine.telling(f"the end of {self.container}"):
+                state = (await self.engine.container(self.container).show())["State"]
             return bool(state["OOMKilled"])
 
     async def _abandon(self, running: "asyncio.Task[int]") -> None:
         """End a command that must not go on, with all that it started."""
         with suppress(SandboxError):
             await self.end_processes()
-        await asyncio.wait({running}, timeout=PATIENCE_SECONDS / 6)
+        await asyncio.wait({running}, timeout=GRACE_SECONDS)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
@@ -153,8 +166,8 @@ class DockerSandbox:
 
     async def _runs(self) -> bool:
         try:
-            with self._engine.telling(f"the state of {self.container}"):
-                return bool((await self._engine.container(self.container).show())["State"]["Running"])
+            with self.engine.telling(f"the state of {self.container}"):
+                return bool((await self.engine.container(self.container).show())["State"]["Running"])
         except EngineError:
             raise
         except SandboxError:  # it is gone
@@ -166,7 +179,7 @@ class DockerSandbox:
         command = Command(argv=("/bin/sh", "-c", script, "sh", *arguments), user=self._ids("root"))
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                code = await self._engine.execute(self.container, command, said.add)
+                code = await self.engine.execute(self.container, command, said.add)
         except TimeoutError as error:
             raise SandboxError(f"a command of ours in sandbox {self.id} does not end") from error
         if code:
@@ -191,13 +204,13 @@ class DockerSandbox:
         await self._files(user).get(self._inside(path, user), target, limit << 20)
 
     def _files(self, user: User) -> Inside:
-        return Inside(self._engine, self.container, self._ids(user))
+        return Inside(self.engine, self.container, self._ids(user))
 
     async def allow_network(self) -> None:
         """Connect it to the engine's bridge: from now on it reaches whatever the engine's host reaches."""
-        with self._engine.telling(f"the network of {self.container}"):
+        with self.engine.telling(f"the network of {self.container}"):
             for name, how in (("none", "disconnect"), ("bridge", "connect")):
-                network = await self._engine.docker.networks.get(name)
+                network = await self.engine.docker.networks.get(name)
                 change = network.disconnect if how == "disconnect" else network.connect
                 await change({"Container": self.container})
 
@@ -209,10 +222,6 @@ class DockerSandbox:
 
     def _ids(self, user: User) -> str:
         return self._made.accounts[user].ids
-
-    def _environment(self, user: User) -> dict[str, str]:
-        account = self._made.accounts[user]
-        return {"HOME": account.home, "USER": account.name, "LOGNAME": account.name}
 
     def _inside(self, path: str, user: User) -> str:
         home = path.startswith("~/")

@@ -48,7 +48,7 @@ async def test_no_way_of_raising_rights_is_open(strict: DockerSandbox) -> None:
 
 async def test_agent_and_verifier_do_not_reach_each_other(strict: DockerSandbox) -> None:
     await strict.write("~/secret", "hidden", user="verifier")
-    await says(strict, "(sleep 300 & echo $!) >/tmp/pid", user="verifier")
+    await says(strict, "sleep 300 >/dev/null 2>&1 & echo $! >/tmp/pid", user="verifier")
     assert await says(strict, "cat /home/verifier/secret 2>&1 || kill $(cat /tmp/pid) 2>&1 || true") != "hidden"
     assert await says(strict, "kill -0 $(cat /tmp/pid)", user="verifier") == ""
     assert await strict.read("/home/verifier/secret") is None

@@ -1,0 +1,144 @@
+"""What a Docker sandbox costs beside the bare client: one JSON object as the last line, and in the file --out names.
+
+A cycle is create, start, one command, remove. Ours and a bare container of the same image and network, by the same
+client library, take turns, so that both see the same machine. Left out: the model's channel and agents' bundles; image
+builds, which happen once.
+"""
+
+import argparse
+import asyncio
+import os
+import platform
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from sandboxes.base import Image, Limits, Spec
+from sandboxes.docker.backend import DockerSandboxes, Options
+from sandboxes.docker.engine import Command
+from sandboxes.docker.labels import PID, labels_of, this_process
+from sandboxes.docker.sandbox import DockerSandbox
+
+LIMITS = Limits(seconds=300)
+HARDENED = {
+    "NetworkMode": "none", "ReadonlyRootfs": True, "CapDrop": ["ALL"], "SecurityOpt": ["no-new-privileges"],
+    "Memory": 256 << 20, "PidsLimit": 64, "Init": True, "Tmpfs": {"/tmp": "size=16m"},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured."""
+
+    cycles: int = 30
+    batch: int = 48
+    concurrent: int = 200
+
+
+QUICK = Sizes(cycles=2, batch=4, concurrent=4)
+
+
+async def measure(sizes: Sizes, image: str) -> dict[str, Any]:
+    """The figures by name."""
+    sandboxes = await DockerSandboxes.open(Options(run="benchmark"))
+    spec = Spec(image=Image(name=image), network="none", memory_mb=256, pids=64, disk_mb=16)
+    try:
+        await cycle(sandboxes, spec)  # the image is prepared
+        found = await side_by_side(sandboxes, spec, sizes.cycles)
+        began = time.perf_counter()
+        await asyncio.gather(*(cycle(sandboxes, spec) for _ in range(sizes.batch)))
+        found["cycles_per_s"] = sizes.batch / (time.perf_counter() - began)
+        return found | await crowd(sandboxes, spec, sizes.concurrent)
+    finally:
+        await sandboxes.close()
+
+
+async def side_by_side(sandboxes: DockerSandboxes, spec: Spec, cycles: int) -> dict[str, Any]:
+    """Medians of single cycles in milliseconds, ours, bare, and bare with limits, and their ratios."""
+    times: dict[str, list[float]] = {"ours": [], "bare": [], "hardened": []}
+    cpu = 0.0
+    for _ in range(cycles):
+        before = time.process_time()
+        times["ours"].append(await timed(cycle(sandboxes, spec)))
+        cpu += time.process_time() - before
+        times["bare"].append(await timed(bare_cycle(sandboxes, spec, {"NetworkMode": "none"})))
+        times["hardened"].append(await timed(bare_cycle(sandboxes, spec, HARDENED)))
+    found: dict[str, Any] = {f"{name}_cycle_ms": median(values) * 1e3 for name, values in times.items()}
+    found["cycle_ratio"] = found["ours_cycle_ms"] / found["bare_cycle_ms"]
+    found["hardened_ratio"] = found["ours_cycle_ms"] / found["hardened_cycle_ms"]
+    found["client_cpu_ms_per_cycle"] = cpu / cycles * 1e3
+    return found
+
+
+async def timed(doing: Any) -> float:
+    began = time.perf_counter()
+    await doing
+    return time.perf_counter() - began
+
+
+async def cycle(sandboxes: DockerSandboxes, spec: Spec) -> None:
+    sandbox = await sandboxes.start(spec)
+    try:
+        result = await sandbox.run("true", LIMITS, {})
+        assert result.exit_code == 0, result
+    finally:
+        await sandbox.stop()
+
+
+async def bare_cycle(sandboxes: DockerSandboxes, spec: Spec, host: dict[str, Any]) -> None:
+    assert spec.image is not None
+    labels = labels_of("benchmark", this_process())
+    config: dict[str, Any] = {"Image": spec.image.name, "Cmd": ["sleep", "86400"], "Labels": labels, "HostConfig": host}
+    container = await sandboxes.engine.docker.containers.create(config)
+    try:
+        await container.start()
+        command = Command(argv=("/bin/sh", "-c", "true"), user="")
+        assert await sandboxes.engine.execute(container.id, command, lambda output: None) == 0
+    finally:
+        await container.delete(force=True)
+
+
+async def crowd(sandboxes: DockerSandboxes, spec: Spec, size: int) -> dict[str, Any]:
+    """Start so many at once, count those that run a command while all are up, and remove them."""
+    began = time.perf_counter()
+    started = await asyncio.gather(*(sandboxes.start(spec) for _ in range(size)), return_exceptions=True)
+    up = [sandbox for sandbox in started if isinstance(sandbox, DockerSandbox)]
+    starting = time.perf_counter() - began
+    running = await sandboxes.engine.docker.containers.list(
+        filters={"label": [f"{PID}={os.getpid()}"], "status": ["running"]}
+    )
+    began = time.perf_counter()
+    results = await asyncio.gather(*(sandbox.run("true", LIMITS, {}) for sandbox in up))
+    commands = time.perf_counter() - began
+    answering = sum(result.exit_code == 0 for result in results)
+    began = time.perf_counter()
+    await asyncio.gather(*(sandbox.stop() for sandbox in up))
+    return {
+        "concurrent": min(len(running), answering),
+        "concurrent_start_s": starting,
+        "concurrent_commands_s": commands,
+        "concurrent_remove_s": time.perf_counter() - began,
+    }
+
+
+def main() -> int:
+    """Measure, write and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a few seconds; the figures mean little")
+    parser.add_argument("--image", default="bb:1", help="what the sandboxes start from (%(default)s)")
+    parser.add_argument("--out", type=Path, help="also write the object here")
+    arguments = parser.parse_args()
+    found: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "command": " ".join(sys.argv)}
+    found["machine"] = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+    found["load_average"] = round(os.getloadavg()[0], 1)  # before: what others do on the machine
+    found |= asyncio.run(measure(QUICK if arguments.quick else Sizes(), arguments.image))
+    line = msgspec.json.encode(found)
+    if arguments.out:
+        arguments.out.write_bytes(msgspec.json.format(line, indent=2) + b"\n")
+    print(line.decode(), flush=True)
+    return 0
