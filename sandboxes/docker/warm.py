@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from sandboxes.base import SandboxError, Spec
-from sandboxes.docker.backend import DockerSandboxes, Options
-from sandboxes.docker.engine import Engine
+from sandboxes.docker.backend import DockerSandboxes
 from sandboxes.docker.sandbox import DockerSandbox
 
 SPECS = 8
@@ -31,19 +30,16 @@ class _Stock:
     filling: asyncio.Task[None] | None = None
 
 
-class WarmSandboxes(DockerSandboxes):
+class Warm:
     """Docker sandboxes, of which some are there before they are asked for."""
 
-    def __init__(self, engine: Engine, options: Options, count: int):
-        super().__init__(engine, options)
-        self._count = count
+    kind = "docker"
+
+    def __init__(self, inner: DockerSandboxes, count: int):
+        self.promise = inner.promise
+        self._inner, self._count = inner, count
         self._stocks: OrderedDict[bytes, _Stock] = OrderedDict()
         self._leaving: set[asyncio.Task[None]] = set()
-
-    @classmethod
-    async def stocked(cls, options: Options, count: int) -> "WarmSandboxes":
-        """Connect to the engine, as `open` does."""
-        return cls(await Engine.open(options.address), options, count)
 
     @property
     def spares(self) -> int:
@@ -51,7 +47,7 @@ class WarmSandboxes(DockerSandboxes):
         return sum(len(stock.spares) for stock in self._stocks.values())
 
     async def start(self, spec: Spec) -> DockerSandbox:
-        image = (await self.images.base(spec)).id
+        image = (await self._inner.images.base(spec)).id
         key = msgspec.json.encode(spec, enc_hook=str, order="deterministic")
         stock = self._stocks.get(key)
         if stock is None or stock.image != image:
@@ -62,7 +58,7 @@ class WarmSandboxes(DockerSandboxes):
         while len(self._stocks) > SPECS:
             self._clear(self._stocks.popitem(last=False)[1])
         try:
-            return await self._spare(stock) or await super().start(spec)
+            return await self._spare(stock) or await self._inner.start(spec)
         finally:
             if stock.filling is None or stock.filling.done():
                 stock.filling = asyncio.create_task(self._fill(stock, spec))
@@ -71,8 +67,8 @@ class WarmSandboxes(DockerSandboxes):
         while stock.spares:
             spare = stock.spares.pop(0)
             try:
-                with self.engine.telling(f"looking at {spare.container}"):
-                    state = (await self.engine.container(spare.container).show())["State"]
+                with self._inner.engine.telling(f"looking at {spare.container}"):
+                    state = (await self._inner.engine.container(spare.container).show())["State"]
             except SandboxError:
                 state = {"Running": False}  # gone; the next start says whether the engine is, too
             if state["Running"]:
@@ -83,7 +79,7 @@ class WarmSandboxes(DockerSandboxes):
     async def _fill(self, stock: _Stock, spec: Spec) -> None:
         while len(stock.spares) < self._count and stock in self._stocks.values():
             try:
-                made = await super().start(spec)
+                made = await self._inner.start(spec)
             except SandboxError:
                 return  # whoever asks next is told
             stock.spares.append(made)
@@ -107,7 +103,7 @@ class WarmSandboxes(DockerSandboxes):
         for task in filling:
             task.cancel()
         await asyncio.gather(*filling, *self._leaving, return_exceptions=True)
-        await super().close()
+        await self._inner.close()
 
 
 async def _stopped(spare: DockerSandbox) -> None:

@@ -1,16 +1,23 @@
 """Several engines as one: the shared one, and one of the test's own that can be killed or filled up."""
 
 import asyncio
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from sandboxes import relay
 from sandboxes.base import Image, Limits, Spec
 from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.docker.engine import EngineError
+from sandboxes.docker.labels import labels_of, this_process
+from sandboxes.docker.leftovers import Thing
 from sandboxes.hosts import HostOptions, Hosts, Placed, parsed_host
+from sandboxes.reaping import Where, reap
 from tests.engines import OwnEngine, own_engine
 
 BUSYBOX = Spec(image=Image(name="bb:1"), network="none", profile="harbor")
@@ -73,6 +80,47 @@ async def test_sandboxes_are_shared_out_by_weight_and_metrics_tell_them_apart(
         await asyncio.gather(*(one.stop() for one in placed))
         assert f'blackforge_sandboxes_live{{host="{docker_engine}",image="bb:1"}} 1\n' in both.metrics.text()
     assert second.say("ps", "--all", "--quiet") == ""
+
+
+@asynccontextmanager
+async def over_tcp(engine: OwnEngine) -> AsyncIterator[str]:
+    """The engine's address on a port of the loopback."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ready = asyncio.Event()
+    passing = asyncio.create_task(
+        relay.serve(f"tcp:127.0.0.1:{port}", engine.address.replace("unix://", "unix:"), ready.set)
+    )
+    try:
+        await asyncio.wait_for(ready.wait(), 60)
+        yield f"tcp://127.0.0.1:{port}"
+    finally:
+        passing.cancel()
+        await asyncio.wait([passing])
+
+
+async def test_an_engine_on_tcp_is_a_host_like_another_and_an_earlier_boot_is_not_judged_there(
+    docker_engine: str, second: OwnEngine, tmp_path: Path
+) -> None:
+    gone = replace(this_process(), boot="an-earlier-one pid:[1]")
+    labels = [f"--label={label}={value}" for label, value in labels_of("sandbox", gone).items()]
+    second.say("volume", "create", "--name", "unjudged", *labels)
+    async with over_tcp(second) as address, hosts(f"{docker_engine}=1", f"{address}=3") as both:
+        placed = await started(both, 4)
+        assert Counter(one.host for one in placed) == {docker_engine: 1, address: 3}
+        [far, *_] = [one for one in placed if one.host == address]
+        await far.write("note", "from afar")
+        assert (await far.run("cat note", Limits(), {})).output == "from afar" and await far.read(
+            "note"
+        ) == b"from afar"
+        seen = await asyncio.to_thread(reap, Where(engines=[address], root=tmp_path))
+        assert seen.things == [] and seen.troubles == []
+    assert [thing.name for thing in await asyncio.to_thread(reaped_here, second, tmp_path)] == ["unjudged"]
+
+
+def reaped_here(engine: OwnEngine, root: Path) -> list[Thing]:
+    return reap(Where(engines=[engine.address], root=root)).things
 
 
 async def test_a_full_host_is_waited_for(second: OwnEngine) -> None:

@@ -1,25 +1,30 @@
 """Spare containers: there before they are asked for, handed out once, of the image that is wanted now."""
 
 import asyncio
+import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
 from sandboxes.base import Image, Limits, Spec
-from sandboxes.docker.backend import Options
+from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.docker.labels import PID
-from sandboxes.docker.warm import WarmSandboxes
+from sandboxes.docker.warm import Warm
 from tests.engines import said
 
+ROOT = Path(__file__).parents[3]
 BUSYBOX = Spec(image=Image(name="bb:1"), network="none", profile="harbor")
 
 
 @asynccontextmanager
-async def warm(engine: str, count: int = 2) -> AsyncIterator[WarmSandboxes]:
-    made = await WarmSandboxes.stocked(Options(address=engine), count)
+async def warm(engine: str, count: int = 2) -> AsyncIterator[Warm]:
+    made = Warm(await DockerSandboxes.open(Options(address=engine)), count)
     try:
         yield made
     finally:
@@ -31,7 +36,7 @@ def mine() -> set[str]:
     return set(said("ps", "--all", "--filter", f"label={PID}={os.getpid()}", "--format", "{{.Names}}").split())
 
 
-async def stocked(made: WarmSandboxes, spares: int, containers: int) -> set[str]:
+async def stocked(made: Warm, spares: int, containers: int) -> set[str]:
     """The names of all containers, once there are so many, so many of them spare."""
     deadline = time.monotonic() + 120
     while made.spares != spares or len(names := mine()) != containers:
@@ -83,3 +88,12 @@ async def test_when_the_image_changes_the_spare_ones_go(docker_engine: str, chan
         assert (await fresh.run("echo $NEW", Limits(), {})).output == "yes\n"
         await stocked(made, 1, 3)
         assert spare not in mine()
+
+
+def test_the_benchmark_prints_one_line_of_json(docker_engine: str) -> None:
+    command = [sys.executable, "-m", "benchmarks.warm", "--starts", "2"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["start_ms"] > 0 and found["warm_start_ms"] > 0 and found["warm_gain"] > 0
