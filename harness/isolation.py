@@ -55,6 +55,8 @@ async def apart(
     await sandbox.end_processes()
     found = await set_apart(sandbox, task, ground)
     if not task.verifier.fresh:
+        if task.verifier.network == "full" != ground.spec.network:
+            await sandbox.allow_network()
         room = await _private(sandbox, task, ground)
         yield room, found
         if more:
@@ -182,6 +184,9 @@ class Apart:
 
     async def keep_processes(self) -> None:
         await self._sandbox.keep_processes()
+
+    async def allow_network(self) -> None:
+        await self._sandbox.allow_network()
 
     async def end_processes(self) -> int:
         return await self._sandbox.end_processes()

@@ -112,6 +112,9 @@ class Sandbox(Protocol):
     async def end_processes(self) -> int:
         """End everything that runs in the sandbox, daemons too, and say how many processes that were."""
 
+    async def allow_network(self) -> None:
+        """From now on it reaches whatever the engine's host reaches: for a verifier, when no agent runs any more."""
+
     async def write(self, path: str, content: str | bytes, user: User = "agent") -> None:
         """Write a file and its parents. Whatever stands in the way is replaced; links are not followed."""
 

@@ -19,7 +19,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +241,10 @@ class BubblewrapSandbox(ProcessSandbox):
         self.model_url = channel.URL if view.spec.network == "model" else ""
         self._view = view
         self._namespace: _Namespace | None = None
+
+    async def allow_network(self) -> None:
+        await self.end_processes()
+        self._view = replace(self._view, spec=replace(self._view.spec, network="full"))
 
     async def begin(self, side: User = "agent") -> None:
         """Make the namespaces. What runs for another side is ended first."""

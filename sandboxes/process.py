@@ -188,6 +188,9 @@ class ProcessSandbox:
     async def keep_processes(self) -> None:
         raise SandboxError(f"sandbox {self.id} cannot tell the task's daemons from the agent's; use Docker")
 
+    async def allow_network(self) -> None:
+        """It never was without."""
+
     async def end_processes(self) -> int:
         killed: set[tuple[int, int]] = set()
         deadline = time.monotonic() + PATIENCE_SECONDS

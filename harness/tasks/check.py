@@ -48,6 +48,8 @@ def _agent_faults(task: Task) -> Iterator[str]:
     for index, step in enumerate(task.steps):
         if not step.verifier.command:
             yield f"steps[{index}].verifier: has no command; give it one"
+        if step is not task.steps[-1] and step.verifier.network == "full" != task.network and not step.verifier.fresh:
+            yield f"steps[{index}].verifier.network: 'full' would stay for the next step's agent; use fresh, or model"
         if [other.name for other in task.steps].count(step.name) > 1:
             yield f"steps[{index}].name: {step.name!r} is used twice; give every step its own"
 

@@ -111,10 +111,13 @@ def _step(root: Path, table: StepTable, file: File) -> Step:
         network_mode=table.verifier.network_mode or file.verifier.network_mode,
     )
     workdir = directory / "workdir"
+    verifier = _verifier(root, directory, judge, file.environment)
+    if table is not file.steps[-1] and not (judge.network_mode or file.environment.network_mode):
+        verifier = msgspec.structs.replace(verifier, network=None)  # it would stay for the next step's agent
     return Step(
         name=table.name,
         instruction=_instruction(directory),
-        verifier=_verifier(root, directory, judge, file.environment),
+        verifier=verifier,
         directories={".": str(workdir)} if workdir.is_dir() else {},
         setup="\n".join([*_set_up(workdir), *_until_healthy(table.healthcheck)]),
         timeout=table.agent.timeout_sec,

@@ -87,6 +87,15 @@ def test_the_agent_gets_the_network_only_where_the_task_says_so(
     assert (task.network, task.verifier.network) == (agent, verifier)
 
 
+def test_of_the_steps_only_the_last_ones_tests_get_a_network_that_stays(tmp_path: Path) -> None:
+    files = {f"steps__{name}__instruction_dot_md": "Do." for name in ("one", "two")}
+    steps = '[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n'
+    task = load_harbor(task_directory(tmp_path / "a", steps, **files))
+    assert [step.verifier.network for step in task.steps] == [None, "full"]
+    with pytest.raises(UserError, match=r"steps\[0\].verifier.network: 'full' would stay for the next step's agent"):
+        load_harbor(task_directory(tmp_path / "b", f'{steps}[verifier]\nnetwork_mode = "public"', **files))
+
+
 def test_steps_share_tests_and_bring_their_own(tmp_path: Path) -> None:
     toml = """
         multi_step_reward_strategy = "final"

@@ -57,6 +57,15 @@ async def test_nobody_inside_is_root_or_can_touch_the_first_process(sandbox: Bub
     assert int(await said(sandbox, "ps -e -o pid= | wc -l")) < 6
 
 
+async def test_the_network_can_be_switched_on(sandbox: BubblewrapSandbox) -> None:
+    links = "grep -c : /proc/net/dev"
+    assert await said(sandbox, links) == "1"
+    await sandbox.allow_network()
+    assert await said(sandbox, f"{links}; test -r /etc/resolv.conf") == str(
+        Path("/proc/net/dev").read_text().count(":")
+    )
+
+
 async def test_processes_are_bounded(tmp_path: Path) -> None:
     need("bubblewrap (apt-get install bubblewrap)", not why_not())
     sandbox = await BubblewrapSandboxes(tmp_path).start(Spec(network="none", pids=20))

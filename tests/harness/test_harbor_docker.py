@@ -1,0 +1,45 @@
+"""Harbor tasks in real containers: the oracle solution reaches reward 1, and doing nothing does not."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from harness.proof import Book, Plan, prove
+from harness.tasks import Task
+from harness.tasks.harbor import load_harbor
+from harness.trials import run_trial
+from sandboxes.docker.backend import DockerSandboxes, Options
+from tests.harness.test_harbor import EXAMPLES
+
+QUICK = {"ledger", "late-orders"}
+"""With steps, and with a reward of parts."""
+
+
+@pytest.fixture
+async def sandboxes(docker_engine: str) -> AsyncIterator[DockerSandboxes]:
+    opened = await DockerSandboxes.open(Options(address=docker_engine, image="deb:py", run="test"))
+    yield opened
+    await opened.close()
+
+
+@pytest.mark.parametrize(
+    "directory",
+    [pytest.param(path, id=path.name, marks=[] if path.name in QUICK else pytest.mark.long) for path in EXAMPLES],
+)
+async def test_an_example_is_solved_by_its_oracle_and_not_by_nothing(
+    sandboxes: DockerSandboxes, tmp_path: Path, directory: Path
+) -> None:
+    plan = Plan(tasks=[load_harbor(directory)], repeat=1, concurrency=2)
+    (found,) = await prove(sandboxes, plan, Book(tmp_path))
+    assert found.verdict == "accepted", found.cause
+
+
+async def test_tests_get_a_network_that_the_agent_did_not_have(sandboxes: DockerSandboxes) -> None:
+    verifier = {"command": 'test "$(cat seen)" = lo && test -e /sys/class/net/eth0', "network": "full", "user": "root"}
+    told = {"id": "a", "instruction": "?", "profile": "harbor", "work": "/srv", "network": "none"}
+    solution = {"command": "ls /sys/class/net > seen"}
+    task = msgspec.convert(told | {"verifier": verifier, "solution": solution}, Task)
+    trial = await run_trial(sandboxes, task, "a", "oracle", 0)
+    assert (trial.reward, trial.failure, trial.detail) == (1.0, None, "")
