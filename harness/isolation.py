@@ -105,9 +105,9 @@ async def _private(sandbox: Sandbox, task: Task, ground: Ground) -> "Apart":
     if result.exit_code:
         raise SandboxError(f"the verifier gets no place of its own: {result.output[-300:].strip()}")
     place, owner = result.output.strip().splitlines()[-2:]
-    if ground.own_root and ground.spec.profile == "strict" and user == "verifier":
-        await _hand_over(sandbox, owner, task.daemons)
-    env = {"PATH": safe_path(ground.manifest.path, (sandbox.work, sandbox.home, *ground.manifest.temporary))}
+    await _hand_over(sandbox, task, ground, owner)
+    path, writable = ground.manifest.path, (sandbox.work, sandbox.home, *ground.manifest.temporary)
+    env = {"PATH": safe_path(path, writable) if ground.spec.profile == "strict" else path}
     env |= {"HOME": sandbox.home if user == "root" else place, "TMPDIR": f"{place}/tmp"}
     env |= {"PYTHONPYCACHEPREFIX": f"{place}/pycache"}
     env |= {"GIT_CONFIG_COUNT": str(len(GIT))}
@@ -116,12 +116,20 @@ async def _private(sandbox: Sandbox, task: Task, ground: Ground) -> "Apart":
     return Apart(sandbox, user, env)
 
 
-async def _hand_over(sandbox: Sandbox, owner: str, daemons: bool) -> None:
-    """Give the verifier the working directory as the agent had it; daemons keep theirs, so they share it."""
+async def _hand_over(sandbox: Sandbox, task: Task, ground: Ground, owner: str) -> None:
+    """Empty the places of the verifier's files, and where users are separated, give it the working directory.
+
+    It gets it as the agent had it: owner for owner, with the modes as they are. Daemons keep theirs and share it.
+    """
+    places = [path for path in (*task.verifier.files, *task.verifier.directories) if not path.startswith(("~/", "/"))]
     work = shlex.quote(sandbox.work)
-    share = f"chgrp -hR {owner.partition(':')[2]} {work} && chmod -R g=u {work}"
-    command = share if daemons else f"chown -hR {owner} {work}"
-    result = await sandbox.run(command, Limits(seconds=SECONDS), {}, "root")
+    commands = [f"rm -rf -- {' '.join(map(shlex.quote, places))}"] if places else []
+    if ground.own_root and ground.spec.profile == "strict" and task.verifier.user == "verifier":
+        share = [f"chgrp -hR {owner.partition(':')[2]} {work}", f"chmod -R g=u {work}"]
+        commands += share if task.daemons else [f"chown -hR {owner} {work}"]
+    if not commands:
+        return
+    result = await sandbox.run(" && ".join(commands), Limits(seconds=SECONDS), {"PATH": ground.manifest.path}, "root")
     if result.exit_code:
         raise SandboxError(f"the verifier cannot be given {sandbox.work}: {result.output[-300:].strip()}")
 

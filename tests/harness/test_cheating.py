@@ -1,0 +1,78 @@
+"""Agents that cheat, in real containers: each gets the verdict that its work deserves, 0, and the honest one gets 1.
+
+Here the agent is a shell command; tests/harness/test_cheating_run.py takes cheats through a whole run.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from harness.ground import lay, set_up, spec_of
+from harness.isolation import SetApart, apart
+from harness.tasks import Task
+from harness.verifier import verify
+from sandboxes.base import Limits
+from sandboxes.docker.backend import DockerSandboxes, Options
+from tests.harness.cheats import CHEATS
+
+SECRET = "an answer that only the tests hold"
+TESTS = f"""
+import unittest
+class T(unittest.TestCase):
+    def test(self):
+        self.assertEqual(open("hello.txt").read().strip(), "hello, not {SECRET}"[:5])
+"""
+HELLO: dict[str, Any] = {
+    "id": "hello",
+    "instruction": "Write hello.txt",
+    "image": {"name": "deb:py"},
+    "network": "none",
+    "setup": "mkdir src && echo 'x = 1' > src/app.py && git init -q . && git -C . add src",
+    "verifier": {"command": "python3 -m unittest -q tests.test_hello", "files": {"tests/test_hello.py": TESTS}},
+    "limits": {"memory_mb": 256, "disk_mb": 64, "pids": 64},
+}
+HARBOR = {"profile": "harbor", "work": "/srv", "limits": {"memory_mb": 256, "pids": 64}}
+
+
+@pytest.fixture
+async def sandboxes(docker_engine: str) -> AsyncIterator[DockerSandboxes]:
+    opened = await DockerSandboxes.open(Options(address=docker_engine, image="deb:py", run="test"))
+    yield opened
+    await opened.close()
+
+
+async def rollout(sandboxes: DockerSandboxes, agent: str, **task: Any) -> tuple[float, SetApart, str]:
+    """The verdict on what a command leaves behind, what was set apart for it, and what the command said."""
+    wanted = msgspec.convert(HELLO | task, Task)
+    sandbox = await sandboxes.start(spec_of(wanted))
+    try:
+        await set_up(sandbox, wanted)
+        ground = await lay(sandbox, wanted, sandboxes)
+        said = await sandbox.run(agent, Limits(seconds=60), {})
+        async with apart(sandboxes, sandbox, wanted, ground) as (room, found):
+            return (await verify(room, wanted)).reward, found, said.output
+    finally:
+        await sandbox.stop()
+
+
+PROFILES = pytest.mark.parametrize(
+    "profile", [pytest.param({}, id="strict"), pytest.param(HARBOR, id="harbor", marks=pytest.mark.long)]
+)
+
+
+@PROFILES
+async def test_honest_work_passes(sandboxes: DockerSandboxes, profile: dict[str, Any]) -> None:
+    reward, found, said = await rollout(sandboxes, "umask 077; echo hello > hello.txt; mkdir -m 700 made", **profile)
+    assert (reward, found.removed, found.restored, said) == (1.0, [], [], "")
+    assert found.difference.added == [f"{'/srv' if profile else '/work'}/{name}" for name in ("hello.txt", "made")]
+
+
+@PROFILES
+@pytest.mark.parametrize("cheat", CHEATS, ids=[name.replace(" ", "-") for name in CHEATS])
+async def test_a_cheat_gets_the_verdict_of_its_work(
+    sandboxes: DockerSandboxes, cheat: str, profile: dict[str, Any]
+) -> None:
+    reward, _, said = await rollout(sandboxes, CHEATS[cheat], **profile)
+    assert reward == 0.0 and SECRET not in said
