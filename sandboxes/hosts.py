@@ -222,6 +222,9 @@ class Placed:
     async def end_processes(self) -> int:
         return await self._told(self._inner.end_processes())
 
+    async def allow_network(self) -> None:
+        await self._told(self._inner.allow_network())
+
     async def write(self, path: str, content: str | bytes, user: User = "agent") -> None:
         await self._told(self._inner.write(path, content, user))
 

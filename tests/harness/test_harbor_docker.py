@@ -9,7 +9,7 @@ import pytest
 from harness.proof import Book, Plan, prove
 from harness.tasks import Task
 from harness.tasks.harbor import load_harbor
-from harness.trials import run_trial
+from harness.trials import Wanted, run_trial
 from sandboxes.docker.backend import DockerSandboxes, Options
 from tests.harness.test_harbor import EXAMPLES
 
@@ -41,5 +41,5 @@ async def test_tests_get_a_network_that_the_agent_did_not_have(sandboxes: Docker
     told = {"id": "a", "instruction": "?", "profile": "harbor", "work": "/srv", "network": "none"}
     solution = {"command": "ls /sys/class/net > seen"}
     task = msgspec.convert(told | {"verifier": verifier, "solution": solution}, Task)
-    trial = await run_trial(sandboxes, task, "a", "oracle", 0)
+    trial = await run_trial(sandboxes, Wanted(task, "a", "oracle", 0))
     assert (trial.reward, trial.failure, trial.detail) == (1.0, None, "")
