@@ -59,7 +59,7 @@ class Sizes:
         return Sizes(self.hidden, self.layers, 3 * self.hidden, heads, max(1, heads // 2), self.head_dim, self.vocab)
 
 
-WIDE, NARROW = Sizes(1024).filled(), Sizes(256).filled()
+WIDE, NARROW = Sizes(1024).filled(), Sizes(128).filled()
 
 
 @dataclass(frozen=True)
