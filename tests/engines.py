@@ -24,8 +24,8 @@ START_SECONDS = 120
 class OwnEngine:
     """A dockerd with the image bb:1."""
 
-    def __init__(self, home: Path, disk_mb: int | None = None):
-        self.home, self._disk_mb = home, disk_mb
+    def __init__(self, home: Path, disk_mb: int | None = None, remapped: bool = False):
+        self.home, self._disk_mb, self._remapped = home, disk_mb, remapped
         self.address = f"unix://{home}/docker.sock"
         self._dockerd: subprocess.Popen[bytes] | None = None
 
@@ -38,6 +38,10 @@ class OwnEngine:
         options = ["--iptables=false", "--ip6tables=false", "--bridge=none", "--storage-driver=overlay2", *places]
         disk = f"mount -t tmpfs -o size={self._disk_mb}m tmpfs {home}/data && " if self._disk_mb else ""
         (home / "data").mkdir(exist_ok=True)
+        if self._remapped:
+            (home / "subordinate").write_text("nobody:300000:65536\nnogroup:300000:65536\n")
+            disk += "".join(f"mount --bind {home}/subordinate /etc/sub{kind}id && " for kind in "ug")
+            options.append("--userns-remap=nobody:nogroup")
         self._dockerd = subprocess.Popen(
             ["unshare", "-n", "-m", "--propagation", "private", "sh", "-c", f'{disk}exec dockerd "$@"', "sh", *options],
             stdin=subprocess.DEVNULL,
@@ -90,11 +94,13 @@ def said(*arguments: str) -> str:
 
 
 @contextmanager
-def own_engine(disk_mb: int | None = None) -> Iterator[OwnEngine]:
-    """A running engine of the test's own, on a disk of this size (in memory) if one is given."""
+def own_engine(disk_mb: int | None = None, remapped: bool = False) -> Iterator[OwnEngine]:
+    """A running engine of the test's own, on a disk of this size (in memory) if one is given. Remapped: its containers'
+    root is user 300000 outside."""
     need("dockerd, as root (apt-get install docker.io)", shutil.which("dockerd") is not None and os.geteuid() == 0)
     home = Path(tempfile.mkdtemp(prefix="bfd-"))  # a socket's path may have 108 characters
-    engine = OwnEngine(home, disk_mb)
+    home.chmod(0o755)
+    engine = OwnEngine(home, disk_mb, remapped)
     try:
         engine.start()
         image = subprocess.run(["docker", "save", "bb:1"], capture_output=True, check=True).stdout
