@@ -162,7 +162,9 @@ def _config(wanted: Wanted, directory: RunDir, model: Path) -> str:
     pool = wanted.pool or str(directory.path / "pool.db")
     text = f"pool = {_toml(pool)}\n\n[engine]\nmodel = {_toml(str(model.absolute()))}\n"
     if wanted.model is None:
-        text += f'dtype = "float32"\n\n[sampling]\nmax_new_tokens = {TINY_REPLY_TOKENS}\n'
+        text += 'dtype = "float32"\n'
+        if wanted.script is None:
+            text += f"\n[sampling]\nmax_new_tokens = {TINY_REPLY_TOKENS}\n"
     listeners = "".join(f"{key} = {_toml(value)}\n" for key, value in wanted.for_sandboxes.items())
     return f"{text}\n[proxy]\n{listeners}"
 
