@@ -3,9 +3,10 @@
 import argparse
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 
-from harness.agents.install import agents_directory
+from harness.backends import Backend
 from harness.metrics import shown
 from harness.rollout import Bench
 from harness.scaleout.cluster import RayOptions, on_cluster
@@ -13,7 +14,6 @@ from harness.settings import Settings
 from sandboxes.base import Sandboxes
 from sandboxes.hosts import HostOptions, Hosts
 from sandboxes.metrics import Metrics
-from sandboxes.process import ProcessSandboxes
 
 
 def add_options(run: argparse.ArgumentParser) -> None:
@@ -27,23 +27,23 @@ def add_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--metrics-file", metavar="PATH", help="write them to this file")
 
 
-def make_sandboxes() -> Hosts:
+def make_sandboxes(backend: Backend) -> Hosts:
     """In this process, or in one of a node."""
 
     async def opened(_: str) -> Sandboxes:
-        return ProcessSandboxes(bundles=agents_directory())
+        return await backend.open()
 
-    return Hosts([HostOptions(address="process")], opened, kind="process")
+    return Hosts([HostOptions(address=backend.kind)], opened, kind=backend.kind)
 
 
 @contextmanager
-def placed(settings: Settings, bench: Bench) -> Iterator[Bench]:
+def placed(settings: Settings, bench: Bench, backend: Backend) -> Iterator[Bench]:
     """The bench with its attempts where they are to be made. UserError when they cannot be made there."""
     if settings.executor == "local":
         yield bench
         return
     options = RayOptions(address=settings.ray_address, cpus=settings.attempt_cpus)
-    with on_cluster(options, bench, make_sandboxes) as elsewhere:
+    with on_cluster(options, bench, partial(make_sandboxes, backend)) as elsewhere:
         yield elsewhere
 
 

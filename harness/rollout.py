@@ -253,7 +253,8 @@ async def _part(
 
 
 async def _run_agent(bench: Bench, sandbox: Sandbox, task: Task, opened: Attempt, key: str) -> Result:
-    endpoint = Endpoint(bench.url, key, bench.model, bench.context_length)
+    url = f"{sandbox.model_url}/v1" if sandbox.model_url else bench.url
+    endpoint = Endpoint(url, key, bench.model, bench.context_length)
     launch = bench.agent.launch(endpoint, bundle_at(sandbox.bundles, bench.agent.bundle or ""))
     async with bench.lanes.agents:
         await sandbox.write("~/instruction.md", task.instruction)

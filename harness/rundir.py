@@ -110,7 +110,8 @@ def _from_anywhere(settings: Settings) -> dict[str, Any]:
     told: dict[str, Any] = msgspec.to_builtins(settings)
     here = Path()
     paths = {key: absolute(told[key], here) for key in PATHS if isinstance(told[key], str)}
-    return told | paths | {"tasks": [absolute(source, here) for source in settings.sources]}
+    lists = {"tasks": settings.sources, "show": settings.show}
+    return told | paths | {key: [absolute(path, here) for path in found] for key, found in lists.items()}
 
 
 def write_whole(file: Path, content: bytes, private: bool = False) -> None:

@@ -14,7 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +45,7 @@ class Health(msgspec.Struct, kw_only=True):
     engine: _EngineHealth
     pool: str | None = None
     context_length: int
+    sandboxes: dict[str, str] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,8 @@ class Wanted:
     """The key that a running proxy wants before it tells its model and pool. A file, since arguments show in `ps`."""
     script: str | None = None
     """FILE.py:NAME of a scripted engine in place of the real one."""
+    for_sandboxes: Mapping[str, str] = field(default_factory=dict)
+    """Listeners for sandboxes (proxy/config.py) that a proxy is brought up with."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,8 @@ class Service:
     model: str
     context_length: int
     admin_key: str | None = field(default=None, repr=False)
+    sandboxes: Mapping[str, str] = field(default_factory=dict)
+    """Its listeners for sandboxes: a `socket` on its machine, an `address` for relays."""
 
     async def trouble(self) -> Failed | None:
         """What is wrong with the proxy or its engine, if anything is."""
@@ -114,7 +119,7 @@ def connect(url: str, pool: str | None, admin_key: str | None = None) -> Service
     pool = pool or health.pool
     if pool is None:
         raise UserError(f"the proxy {url} does not name its pool; give its database URL with --pool")
-    return Service(url, pool, health.model, health.context_length, admin_key)
+    return Service(url, pool, health.model, health.context_length, admin_key, health.sandboxes)
 
 
 def _admin_key(file: Path | None) -> str | None:
@@ -157,8 +162,11 @@ def _config(wanted: Wanted, directory: RunDir, model: Path) -> str:
     pool = wanted.pool or str(directory.path / "pool.db")
     text = f"pool = {_toml(pool)}\n\n[engine]\nmodel = {_toml(str(model.absolute()))}\n"
     if wanted.model is None:
-        text += f'dtype = "float32"\n\n[sampling]\nmax_new_tokens = {TINY_REPLY_TOKENS}\n'
-    return text
+        text += 'dtype = "float32"\n'
+        if wanted.script is None:
+            text += f"\n[sampling]\nmax_new_tokens = {TINY_REPLY_TOKENS}\n"
+    listeners = "".join(f"{key} = {_toml(value)}\n" for key, value in wanted.for_sandboxes.items())
+    return f"{text}\n[proxy]\n{listeners}"
 
 
 def _toml(text: str) -> str:

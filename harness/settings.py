@@ -89,6 +89,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The model there."""
     judge_key_file: str | None = None
     """Its API key, if it wants one."""
+    sandbox: Literal["auto", "docker", "bubblewrap", "process"] = "auto"
+    """Kind of the sandboxes. auto: docker where an engine answers, else bubblewrap where it works, else process."""
+    image: str = "debian:bookworm-slim"
+    """Of tasks that name none, in Docker."""
+    show: tuple[str, ...] = ()
+    """Files and directories of this machine that bubblewrap sandboxes may read, such as an agent of your own."""
+    relay: bool = False
+    """Docker's sandboxes reach the proxy through a relay container, as they do on engines of other machines."""
     limit: Count | None = None
     """Take the first tasks only."""
     seed: int = 0
@@ -170,8 +178,9 @@ def _absolute(told: dict[str, Any], base: Path) -> dict[str, Any]:
     for key in PATHS:
         if isinstance(told.get(key), str):
             found[key] = absolute(told[key], base)
-    if isinstance(told.get("tasks"), list):
-        found["tasks"] = [absolute(source, base) for source in told["tasks"]]
+    for key in ("tasks", "show"):
+        if isinstance(told.get(key), list):
+            found[key] = [absolute(path, base) for path in told[key]]
     return found
 
 

@@ -36,6 +36,8 @@ HIDDEN = ("/etc/ssh", "/etc/ssl/private", "/etc/docker", "/etc/sudoers.d")
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 LIBRARY = "/run/blackforge/lib"
 WORK, HOME, VERIFIER_HOME = "/work", "/home/agent", "/home/verifier"
+MOUNTED = {WORK: "work", "/tmp": "tmp", HOME: "home", VERIFIER_HOME: "verifier"}
+"""Where a sandbox's own directories are inside, and what they are called outside."""
 USERS = range(1_000_000, 2_000_000)
 """Ids that are given out when root starts the sandboxes. Below what old archive formats can hold."""
 SHARED_BYTES = 64 << 20
@@ -131,9 +133,9 @@ class View:
         yield from ("--perms", "0755", "--dir", "/var", "--symlink", "/tmp", "/var/tmp")
 
     def _own(self, side: User) -> Iterator[str]:
-        own = {WORK: "work", "/tmp": "tmp", HOME: "home"} | ({VERIFIER_HOME: "verifier"} if side == "verifier" else {})
-        for target, name in own.items():
-            yield from _bound("--bind", self.directory / name, target)
+        for target, name in MOUNTED.items():
+            if target != VERIFIER_HOME or side == "verifier":
+                yield from _bound("--bind", self.directory / name, target)
         yield from ("--ro-bind", str(self.directory / "passwd"), "/etc/passwd")
         yield from _bound("--ro-bind", Path(__file__).parent, f"{LIBRARY}/sandboxes")
         for path in self.shown:
@@ -299,9 +301,18 @@ class BubblewrapSandbox(ProcessSandbox):
         return sum(process.cpu_seconds for process in belonging(table(), self.id, self.sessions))
 
     def _place(self, path: str, user: User = "agent") -> Place:
-        place = super()._place(path, user)
-        base = self._directory / "verifier" if path.startswith("~/") and user == "verifier" else place.base
-        return Place(base, place.parts, self._view.user)
+        if path.startswith("/"):
+            mounted = next((at for at in MOUNTED if Path(path).is_relative_to(at) and Path(path) != Path(at)), None)
+            if mounted is None:
+                raise SandboxError(
+                    f"a path must be below one of {', '.join(MOUNTED)} in a bubblewrap sandbox: {path!r}"
+                )
+            base, path = self._directory / MOUNTED[mounted], str(Path(path).relative_to(mounted))
+        elif path.startswith("~/"):
+            base, path = self._directory / ("verifier" if user == "verifier" else "home"), path[2:]
+        else:
+            base = self._directory / "work"
+        return Place(base, super()._place(path).parts, self._view.user)
 
     async def end_processes(self) -> int:
         namespace, self._namespace = self._namespace, None

@@ -140,6 +140,7 @@ def serve(engine: str, port: str = "0") -> list[str]:
 def feed(stage: Stage, proxy: str) -> list[str]:
     agent = f"env ACK_FILE={stage.directory / 'acks'} {AGENT}"
     more = ["-n", str(SIZE), "--concurrency", "4", "--until-step", str(STEPS), "--run-dir", "run", "--proxy", proxy]
+    more += ["--sandbox", "process"]
     return ["harness", "run", "tasks.jsonl", "--agent", "command", "--command", agent, *more]
 
 

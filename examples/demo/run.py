@@ -60,7 +60,16 @@ class Demo:
     def harness(self, verb: str, tasks: str, run: str, *more: str) -> list[str]:
         """A harness command on this demo's pool, with the small agent of examples/agents."""
         files = [str(self.directory / "tasks" / f"{tasks}.jsonl"), "--run-dir", str(self.directory / "runs" / run)]
-        how = ["--agent", "command", "--command", AGENT, "--concurrency", str(self.settings.concurrency)]
+        how = [
+            "--sandbox",
+            "process",
+            "--agent",
+            "command",
+            "--command",
+            AGENT,
+            "--concurrency",
+            str(self.settings.concurrency),
+        ]
         return ["harness", verb, *files, *how, "--seed", str(self.settings.seed), *more]
 
     def learn(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import argparse
 import asyncio
 import hashlib
 import signal
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from harness import places
 from harness.agents import INSTALLED
 from harness.answers import OneCall
 from harness.augment import KINDS, of_run
+from harness.backends import backend_for, choose, listening
 from harness.books import Books
 from harness.judge import Judge
 from harness.progress import Board, closing_table, length_bias, make_console
@@ -38,6 +39,7 @@ from proxy.pool.groups import run_summary
 from proxy.pool.owners import Claim, owned
 from proxy.pool.runs import open_run
 from proxy.pool.standing import traffic
+from sandboxes.base import Sandboxes
 from sandboxes.reaping import reap
 
 PURPOSES = {"run": "train", "eval": "eval", "collect": "collect"}
@@ -79,6 +81,11 @@ def _add_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--model", metavar="DIR", help="model for the proxy that is brought up (a tiny one)")
     run.add_argument("--scripted", metavar="FILE.py:NAME", help="bring up a scripted engine in place of the real one")
     run.add_argument("--augment", type=listed, metavar="KIND,...", help=f"vary environments: {', '.join(KINDS)}")
+    kinds = ("auto", "docker", "bubblewrap", "process")
+    run.add_argument("--sandbox", choices=kinds, help="kind of the sandboxes (auto: the first of these that works)")
+    run.add_argument("--image", help="of tasks that name none, in Docker (debian:bookworm-slim)")
+    run.add_argument("--show", action="append", metavar="PATH", help="let bubblewrap sandboxes read it, once for each")
+    run.add_argument("--relay", action="store_true", default=None, help="Docker reaches the proxy through a relay")
     run.add_argument("--limit", type=_positive, help="take the first tasks only")
     run.add_argument("--seed", type=int, help="of the order of tasks and agents (0)")
     run.add_argument("--epochs", type=_positive, help="how often to run each task (1)")
@@ -122,24 +129,27 @@ def run(verb: str, settings: Settings) -> int:
     for reason in loaded.refused:
         console.print(f"left out: {reason}", highlight=False)
     with directory.held():
-        config = _config(settings, mix)
+        choice = choose(settings.sandbox, mix.tasks)
+        config = _config(settings, mix) | {"sandbox": choice.kind}
         identity = {"name": settings.name or directory.path.name, "purpose": PURPOSES[verb]}
         if directory.resumes(config | identity):
             console.print(f"resuming the run in {directory.path}; --run-dir starts another", highlight=False)
         for trouble in reap().troubles:  # of what killed runs left
             console.print(f"not cleaned up: {trouble}", highlight=False)
-        wanted = _wanted(settings)
-        if wanted.proxy is None:
+        console.print(str(choice), highlight=False)
+        if settings.proxy is None:
             console.print("bringing up an engine and a proxy ...", highlight=False)
-        with service(wanted, directory) as proxy:
+        with listening(choice, settings) as listeners, service(_wanted(settings, listeners), directory) as proxy:
+            backend = backend_for(choice, settings, proxy, identity["name"])
             pool = open_pool(proxy.pool)
             found = open_run(pool, identity["name"], identity["purpose"], config)
             plan = _plan(settings, mix, scaffolds)
             try:
                 with owned(pool, found) as claim:
-                    bench = replace(_bench(proxy, pool, settings, plan, directory.logs), judge=judge)
-                    shown = places.watched(settings, bench.sandboxes)
-                    with places.placed(settings, bench) as placed:
+                    sandboxes, logs = places.make_sandboxes(backend), directory.logs
+                    bench = _bench(proxy, settings, plan, pool=pool, sandboxes=sandboxes, logs=logs)
+                    shown = places.watched(settings, sandboxes)
+                    with places.placed(settings, replace(bench, judge=judge), backend) as placed:
                         directory.begin(config | identity, verb, settings)
                         directory.tell(Whereabouts(pool=proxy.pool, name=found.name, expected=plan.expected()))
                         return _work(plan, placed, claim, directory, shown)
@@ -155,13 +165,14 @@ def _judge(settings: Settings, mix: Mix) -> Judge | None:
     return judge
 
 
-def _wanted(settings: Settings) -> Wanted:
+def _wanted(settings: Settings, listeners: Mapping[str, str]) -> Wanted:
     return Wanted(
         proxy=settings.proxy,
         pool=settings.pool,
         model=None if settings.model is None else Path(settings.model),
         admin_key_file=None if settings.admin_key_file is None else Path(settings.admin_key_file),
         script=settings.scripted,
+        for_sandboxes=listeners,
     )
 
 
@@ -202,11 +213,11 @@ def _plan(settings: Settings, mix: Mix, scaffolds: Sequence[Scaffold]) -> Plan:
     )
 
 
-def _bench(proxy: Service, pool: Pool, settings: Settings, plan: Plan, logs: Path) -> Bench:
+def _bench(proxy: Service, settings: Settings, plan: Plan, *, pool: Pool, sandboxes: Sandboxes, logs: Path) -> Bench:
     everybody = settings.concurrency
     return Bench(
         books=Books(pool),
-        sandboxes=places.make_sandboxes(),
+        sandboxes=sandboxes,
         agent=plan.scaffolds[0].agent if plan.scaffolds else OneCall(),
         url=f"{proxy.url}/v1",
         model=proxy.model,

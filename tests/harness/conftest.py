@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -25,10 +26,14 @@ HELLO = {
 
 @pytest.fixture(scope="session")
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """The scripted engine of scripts.py:hello behind a real proxy."""
+    """The scripted engine of scripts.py:hello behind a real proxy, with a listener for sandboxes."""
     directory = RunDir(tmp_path_factory.mktemp("service"))
-    with directory.held(), service(Wanted(script=f"{HERE / 'scripts.py'}:hello"), directory) as running:
-        yield running
+    with TemporaryDirectory(dir="/tmp") as short, directory.held():
+        wanted = Wanted(
+            script=f"{HERE / 'scripts.py'}:hello", for_sandboxes={"sandbox_socket": f"{short}/door/proxy.sock"}
+        )
+        with service(wanted, directory) as running:
+            yield running
 
 
 def write_tasks(path: Path, *tasks: dict[str, Any]) -> Path:
@@ -43,7 +48,7 @@ def command_line(proxy: Service, tmp_path: Path) -> Callable[..., list[str]]:
     def build(*more: str, tasks: list[dict[str, Any]] | None = None, command: str = SHELL_AGENT) -> list[str]:
         file = write_tasks(tmp_path / "tasks.jsonl", *([HELLO] if tasks is None else tasks))
         where = ["--run-dir", str(tmp_path / "run"), "--name", tmp_path.name, "--proxy", proxy.url]
-        return ["run", str(file), "--agent", "command", "--command", command, *where, *more]
+        return ["run", str(file), "--agent", "command", "--command", command, "--sandbox", "process", *where, *more]
 
     return build
 

@@ -28,7 +28,7 @@ def test_a_run_shows_the_admin_key_and_no_agent_gets_it(guarded: str, tmp_path: 
     tasks = write_tasks(tmp_path / "tasks.jsonl", HELLO)
     where = ["--run-dir", str(tmp_path / "run"), "--proxy", guarded, "--admin-key-file", str(tmp_path / "admin.key")]
     agent = f"env > {tmp_path}/seen; {SHELL_AGENT}"
-    assert main(["run", str(tasks), "--agent", "command", "--command", agent, *where]) == 0
+    assert main(["run", str(tasks), "--agent", "command", "--command", agent, "--sandbox", "process", *where]) == 0
     assert [row["reward"] for row in results(tmp_path / "run")] == [1.0]
     seen = (tmp_path / "seen").read_text()
     assert "OPENAI_API_KEY=bf-" in seen and KEY not in seen
@@ -38,7 +38,18 @@ def test_without_the_key_the_sentence_names_the_option(
     guarded: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tasks = write_tasks(tmp_path / "tasks.jsonl", HELLO)
-    words = ["run", str(tasks), "--agent", "command", "--command", "true", "--run-dir", str(tmp_path / "run")]
+    words = [
+        "run",
+        str(tasks),
+        "--agent",
+        "command",
+        "--command",
+        "true",
+        "--sandbox",
+        "process",
+        "--run-dir",
+        str(tmp_path / "run"),
+    ]
     assert main([*words, "--proxy", guarded]) == 2
     assert "--admin-key-file" in capsys.readouterr().err
     assert main([*words, "--proxy", guarded, "--admin-key-file", str(tmp_path / "gone")]) == 2

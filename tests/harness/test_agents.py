@@ -117,7 +117,7 @@ def test_an_unmodified_agent_finishes_its_task_and_leaves_this_tree(
     need_agent(name)
     tasks = write_tasks(tmp_path / "tasks.jsonl", HELLO | {"instruction": instruction, "timeout": 240})
     where = ["--run-dir", str(tmp_path / "run"), "--name", tmp_path.name, "--proxy", proxy.url]
-    assert main(["run", str(tasks), "--agent", name, *where]) == 0
+    assert main(["run", str(tasks), "--agent", name, "--sandbox", "process", *where]) == 0
     (row,) = results(tmp_path / "run")
     assert (row["reward"], row["failure"], row["attempts"]) == (1.0, None, 1), row
     assert row["trainable"] == row["completions"]

@@ -35,7 +35,7 @@ def test_an_agent_asks_again_when_the_engine_breaks_off(name: str, breaking: Ser
     need_agent(name)
     tasks = write_tasks(tmp_path / "tasks.jsonl", HELLO | {"timeout": 240})
     where = ["--run-dir", str(tmp_path / "run"), "--name", name, "--proxy", breaking.url]
-    assert main(["run", str(tasks), "--agent", name, *where]) == 0
+    assert main(["run", str(tasks), "--agent", name, "--sandbox", "process", *where]) == 0
     (row,) = results(tmp_path / "run")
     assert (row["reward"], row["failure"], row["attempts"]) == (1.0, None, 1), row
     pool = open_pool(breaking.pool)

@@ -25,7 +25,7 @@ CODE = {
 def ask(proxy: Service, tmp_path: Path, *tasks: dict[str, Any]) -> int:
     file = write_tasks(tmp_path / "tasks.jsonl", *tasks)
     where = ["--run-dir", str(tmp_path / "run"), "--name", tmp_path.name, "--proxy", proxy.url]
-    return main(["run", str(file), "-n", "2", *where])
+    return main(["run", str(file), "-n", "2", "--sandbox", "process", *where])
 
 
 def test_questions_are_asked_and_their_answers_checked(proxy: Service, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_an_unmodified_agent_talks_to_sglang_and_fails_honestly(
     need_agent(name)
     tasks = write_tasks(tmp_path / "tasks.jsonl", HELLO | {"timeout": 200})
     where = ["--run-dir", str(tmp_path / "run"), "--name", tmp_path.name, "--proxy", sglang.service.url]
-    assert main(["run", str(tasks), "--agent", name, *where]) == 0
+    assert main(["run", str(tasks), "--agent", name, "--sandbox", "process", *where]) == 0
     (row,) = results(tmp_path / "run")
     assert row["reward"] == 0.0 and row["failure"] in (None, "agent_budget"), row
     assert row["trainable"] >= 1 and row["sampled_tokens"] >= 1

@@ -21,7 +21,8 @@ SANDBOX = "blackforge-[^/]*/[^/]*"
 
 def ran(tmp_path: Path, name: str, url: str, agent: str) -> list[Completion]:
     """The completions of a run of one rollout, which has earned its reward."""
-    words = ["--agent", agent] if agent != "command" else ["--agent", agent, "--command", SHELL_AGENT]
+    words = ["--sandbox", "process", "--agent", agent]
+    words += [] if agent != "command" else ["--command", SHELL_AGENT]
     tasks = write_tasks(tmp_path / "tasks.jsonl", HELLO | {"timeout": 240})
     name = f"{tmp_path.name}-{name}"
     assert main(["run", str(tasks), *words, "--run-dir", str(tmp_path / name), "--name", name, "--proxy", url]) == 0

@@ -26,6 +26,7 @@ from sandboxes.processes import table
 from tests.harness.conftest import HELLO, SHELL_AGENT, results, write_tasks
 
 CommandLine = Callable[..., list[str]]
+PLAIN = ["--sandbox", "process"]
 SLOW = f"{SHELL_AGENT}; sleep 0.5"
 
 
@@ -253,7 +254,7 @@ def test_a_harness_that_was_replaced_ends_its_agents_and_says_so(
 
 def test_a_run_works_on_any_database(tmp_path: Path, database: str) -> None:
     script = f"{Path(__file__).parent / 'scripts.py'}:hello"
-    what = [str(write_tasks(tmp_path / "tasks.jsonl", HELLO)), "--agent", "command", "--command", SHELL_AGENT]
+    what = [str(write_tasks(tmp_path / "tasks.jsonl", HELLO)), "--agent", "command", "--command", SHELL_AGENT, *PLAIN]
     assert main(["run", *what, "--run-dir", str(tmp_path / "run"), "--scripted", script, "--pool", database]) == 0
     [row] = results(tmp_path / "run")
     assert (row["reward"], row["completions"], row["attempts"]) == (1.0, 2, 1)
@@ -263,7 +264,7 @@ def test_a_run_works_on_any_database(tmp_path: Path, database: str) -> None:
 def test_what_a_run_brings_up_goes_down_with_it(tmp_path: Path) -> None:
     tasks = write_tasks(tmp_path / "tasks.jsonl", HELLO)
     script = f"{Path(__file__).parent / 'scripts.py'}:hello"
-    arguments = ["--agent", "command", "--command", SHELL_AGENT, "--scripted", script]
+    arguments = ["--agent", "command", "--command", SHELL_AGENT, "--scripted", script, *PLAIN]
     assert main(["run", str(tasks), "--run-dir", str(tmp_path / "run"), *arguments]) == 0
     assert [row["reward"] for row in results(tmp_path / "run")] == [1.0]
     assert not [pid for pid in Path("/proc").glob("[0-9]*") if str(tmp_path) in command_of(pid)]
@@ -272,7 +273,7 @@ def test_what_a_run_brings_up_goes_down_with_it(tmp_path: Path) -> None:
 def test_what_a_killed_harness_brought_up_dies_with_it(tmp_path: Path) -> None:
     tasks = write_tasks(tmp_path / "tasks.jsonl", HELLO)
     script = f"{Path(__file__).parent / 'scripts.py'}:hello"
-    agent = ["--agent", "command", "--command", f"{SHELL_AGENT}; sleep 600", "--scripted", script]
+    agent = ["--agent", "command", "--command", f"{SHELL_AGENT}; sleep 600", "--scripted", script, *PLAIN]
     killed = start(["run", str(tasks), "--run-dir", str(tmp_path / "run"), *agent])
     wait_for(lambda: bool(sandboxes_of(killed.pid)))
     killed.kill()
@@ -291,6 +292,6 @@ def command_of(process: Path) -> str:
 
 def test_an_engine_that_cannot_start_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tasks = write_tasks(tmp_path / "tasks.jsonl", HELLO)
-    arguments = ["--agent", "command", "--command", "true", "--scripted", "missing.py:no"]
+    arguments = ["--agent", "command", "--command", "true", "--scripted", "missing.py:no", *PLAIN]
     assert main(["run", str(tasks), "--run-dir", str(tmp_path / "run"), *arguments]) == 2
     assert "`proxy engine` did not come up (ended with 2: the script 'missing.py:no'" in capsys.readouterr().err

@@ -98,7 +98,7 @@ def test_a_run_of_a_file_is_resumed_by_its_directory(
     command_line: CommandLine, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_tasks(tmp_path / "tasks.jsonl", HELLO)
-    what = command_line()[-6:]
+    what = command_line()[-8:]
     monkeypatch.chdir(tmp_path)
     what[what.index("--run-dir") + 1] = "run"
     assert main(["run", file(tmp_path / "run.toml", TWO), "--seed", "4", *what]) == 0

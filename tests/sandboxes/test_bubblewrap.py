@@ -86,6 +86,12 @@ async def test_the_verifier_has_a_home_that_the_agent_never_sees(sandbox: Bubble
     assert verdict.output == "from the agent\n0\n"  # and nothing of the agent runs any more
 
 
+async def test_absolute_paths_are_the_sandboxs_own(sandbox: BubblewrapSandbox) -> None:
+    for path in ("/work/a/b", "/home/agent/c", "/tmp/d"):
+        await sandbox.write(path, path)
+        assert await said(sandbox, f"cat {path}") == path == (await sandbox.read(path) or b"").decode()
+
+
 async def test_another_namespace_follows_one_that_was_ended(sandbox: BubblewrapSandbox) -> None:
     await sandbox.run("echo kept > ~/file; sleep 600 >/dev/null &", Limits(), {})
     assert await sandbox.end_processes() == 1 and await sandbox.end_processes() == 0

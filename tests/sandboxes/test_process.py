@@ -134,9 +134,11 @@ async def test_files_go_in_and_out(sandbox: ProcessSandbox, tmp_path: Path) -> N
     assert await sandbox.read("back/again/b.txt", limit=2) == b"te"
 
 
-@pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x", "~/../x", "", "~/", "a\0b"])
+@pytest.mark.parametrize(
+    "path", ["/etc/passwd", "../x", "a/../../x", "~/../x", "", "~/", "a\0b", "/work/../x", "/tmp/../etc/x"]
+)
 async def test_no_path_leads_outside(sandbox: ProcessSandbox, path: str) -> None:
-    with pytest.raises(SandboxError, match="must lead into the sandbox"):
+    with pytest.raises(SandboxError, match="a path must (lead into the sandbox|be below one of)"):
         await sandbox.write(path, "x")
 
 

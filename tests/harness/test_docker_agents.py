@@ -1,0 +1,120 @@
+"""The unmodified agents in hardened containers, through the real proxy, with the verifier's reward.
+
+A scripted engine plays the model: it solves the example Harbor tasks with the agent's own shell tool. CI runs what fits
+its time; the long tests run each agent at each task, and each in an image that has nothing but a C library and bash.
+"""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.agents import INSTALLED, runtime
+from harness.cli import main
+from harness.rundir import RunDir
+from harness.services import Service, Wanted, service
+from sandboxes.docker.labels import labels_of, this_process
+from tests.conftest import need
+from tests.harness.conftest import HELLO, results, write_tasks
+from tests.harness.oracle import HARBOR
+from tests.harness.scripts import CHECKED
+from tests.harness.test_agents import need_agent
+
+TASKS = sorted(path.name for path in HARBOR.iterdir())
+IN_CI = {
+    "codex": TASKS,
+    "opencode": ["broken-service"],
+    "qwen-code": ["slow-requests"],
+    "mini-swe-agent": ["late-orders"],
+}
+WITH_SHELL = sorted(set(INSTALLED) - {"aider"})
+LIBRARIES = ("libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libtinfo.so.6")
+
+
+@pytest.fixture(scope="module")
+def proxy(tmp_path_factory: pytest.TempPathFactory, docker_engine: str) -> Iterator[Service]:
+    """A real proxy with a socket for sandboxes, before an engine that knows the solutions."""
+    need("the runtime (harness agents install runtime)", runtime.PACKAGE.installed_version() == runtime.PACKAGE.version)
+    directory = RunDir(tmp_path_factory.mktemp("service"))
+    wanted = Wanted(
+        script=f"{Path(__file__).with_name('oracle.py')}:oracle",
+        for_sandboxes={"sandbox_socket": str(tmp_path_factory.mktemp("socket") / "proxy.sock")},
+    )
+    with directory.held(), service(wanted, directory) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example tasks, from an image that the tests' engine has."""
+    copied = shutil.copytree(HARBOR, tmp_path_factory.mktemp("tasks") / "harbor")
+    for dockerfile in copied.glob("*/environment/Dockerfile"):
+        dockerfile.write_text(dockerfile.read_text().replace("FROM debian:bookworm-slim", "FROM deb:py"))
+    return copied
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An image of busybox, a C library and bash: no Python, no Node.js, no git."""
+    root, name = tmp_path_factory.mktemp("root"), f"blackforge-test/bare:{this_process().pid}"
+    for directory in ("bin", "etc", "tmp", "proc", "sys", "dev", "lib64"):
+        (root / directory).mkdir()
+    shutil.copy("/bin/busybox", root / "bin")
+    shutil.copy("/bin/bash", root / "bin")
+    applets = subprocess.run(["/bin/busybox", "--list"], capture_output=True, text=True, check=True).stdout.split()
+    for applet in set(applets) - {"busybox", "bash"}:
+        (root / "bin" / applet).symlink_to("busybox")
+    linked = subprocess.run(["ldd", "/bin/bash"], capture_output=True, text=True, check=True).stdout
+    system = Path(next(word for word in linked.split() if word.endswith("/libc.so.6"))).parent
+    for file in (next(Path("/lib64").glob("ld-linux*")), *(system / name for name in LIBRARIES)):
+        shutil.copy(file, root / "lib64")
+    (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
+    (root / "etc/group").write_text("root:x:0:\n")
+    packed = subprocess.run(["tar", "-C", root, "-c", "."], capture_output=True, check=True).stdout
+    labels = [f"--change=LABEL {key}={value}" for key, value in labels_of("image", this_process()).items() if value]
+    subprocess.run(["docker", "import", "--change=ENV PATH=/bin", *labels, "-", name], input=packed, check=True)
+    yield name
+    subprocess.run(["docker", "rmi", "--force", name], check=True, capture_output=True)
+
+
+def worked(tmp_path: Path, proxy: Service, *what: str) -> list[dict[str, Any]]:
+    """The rows of a run in containers."""
+    where = ["--run-dir", str(tmp_path / "run"), "--name", tmp_path.name, "--proxy", proxy.url]
+    assert main(["run", *what, "--sandbox", "docker", "--concurrency", "2", *where]) == 0
+    return results(tmp_path / "run")
+
+
+def solved(row: dict[str, Any]) -> bool:
+    whole: bool = (row["reward"], row["failure"], row["attempts"]) == (1.0, None, 1)
+    return whole and row["completions"] == row["trainable"] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "which"),
+    [
+        *(pytest.param(name, which, id=name) for name, which in IN_CI.items()),
+        *(pytest.param(name, TASKS, id=f"{name}, all", marks=pytest.mark.long) for name in WITH_SHELL),
+    ],
+)
+def test_an_agent_in_a_container_solves_harbor_tasks(
+    name: str, which: list[str], tasks: Path, proxy: Service, tmp_path: Path
+) -> None:
+    need_agent(name)
+    rows = worked(tmp_path, proxy, *(str(tasks / task) for task in which), "--agent", name)
+    assert [row for row in rows if not solved(row)] == []
+    assert len(rows) == len(which)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "codex" else pytest.mark.long) for name in sorted(INSTALLED)]
+)
+def test_an_agent_works_in_a_strict_container_of_an_image_without_interpreters(
+    name: str, bare: str, proxy: Service, tmp_path: Path
+) -> None:
+    need_agent(name)
+    file = write_tasks(tmp_path / "tasks.jsonl", HELLO | {"instruction": CHECKED, "timeout": 240})
+    (row,) = worked(tmp_path, proxy, str(file), "--agent", name, "--image", bare)
+    assert solved(row), row
