@@ -25,7 +25,7 @@ from sandboxes.bubblewrap import BubblewrapSandboxes
 from sandboxes.bundles import PYTHON, RUNTIME_NAME, manifest_of
 from sandboxes.channel import SOCKET
 from sandboxes.docker.backend import DockerSandboxes, Options
-from sandboxes.docker.bundles import Bundles
+from sandboxes.docker.bundles import Bundles, empty_image
 from sandboxes.docker.engine import Engine, EngineError
 from sandboxes.docker.network import Channel, Runtime, address_for
 from sandboxes.process import ProcessSandboxes, default_root
@@ -127,10 +127,12 @@ class _Docker(DockerSandboxes):
 async def _docker(backend: Backend, address: str) -> Sandboxes:
     engine, second = await Engine.open(address), await Engine.open(address)
     bundles = Bundles(engine, agents_directory())
+    with second.telling("making an empty image"):
+        nothing = await empty_image(second.docker)
     near = engine.address.startswith("unix://") and backend.socket is not None and not backend.relay
     channel = Channel(
         engine=second,
-        runtime=Runtime(python=PYTHON, image=backend.image, mounts=bundles),
+        runtime=Runtime(python=PYTHON, image=nothing, mounts=bundles),
         socket=backend.socket if near else None,
         address="" if near or not backend.address else address_for(second, backend.address),
         run=backend.run,

@@ -98,7 +98,7 @@ async def _held(docker: aiodocker.Docker, volume: str, manifest: Manifest) -> As
     await docker.volumes.create({"Name": volume, "Labels": {KIND: "bundle"} | described})
     mount = {"Type": "volume", "Source": volume, "Target": INSIDE, "VolumeOptions": {"NoCopy": True}}
     config = {
-        "Image": await _empty_image(docker),
+        "Image": await empty_image(docker),
         "Cmd": ["-"],
         "Labels": labels_of("bundle", this_process()) | described,
         "HostConfig": {"Mounts": [mount], "NetworkMode": "none"},
@@ -178,7 +178,8 @@ def _foreign(member: tarfile.TarInfo) -> tarfile.TarInfo:
     return member
 
 
-async def _empty_image(docker: aiodocker.Docker) -> str:
+async def empty_image(docker: aiodocker.Docker) -> str:
+    """The name of an image without a file, which is made where it is missing."""
     try:
         await docker.images.inspect(EMPTY)
     except aiodocker.DockerError as error:

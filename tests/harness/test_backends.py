@@ -9,12 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from harness.agents.install import agents_directory
 from harness.backends import choose
 from harness.cli import main
 from harness.services import Service
 from harness.tasks import Task
 from proxy.pool.errors import UserError
 from sandboxes.bubblewrap import why_not
+from sandboxes.bundles import RUNTIME_NAME, manifest_of
 from sandboxes.process import default_root
 from tests.conftest import need
 from tests.harness.conftest import HELLO, HERE, ROOT, results, write_tasks
@@ -57,6 +59,36 @@ def test_mini_swe_agent_works_in_bubblewrap(command_line: CommandLine, tmp_path:
     arguments = command_line("--sandbox", "bubblewrap", "--agent", "mini-swe-agent")
     at = arguments.index("--command")
     assert main(arguments[:at] + arguments[at + 2 :]) == 0
+    assert [row["reward"] for row in results(tmp_path / "run")] == [1.0]
+
+
+DOCKER_TASK = HELLO | {
+    "files": {"~/agent.py": (ROOT / "examples/agents/shell_agent.py").read_text()},
+    "image": {"name": "deb:py"},
+}
+IN_DOCKER = ["--sandbox", "auto", "--command", "python3 -I -S ~/agent.py"]
+
+
+def need_runtime() -> None:
+    found = manifest_of(agents_directory() / RUNTIME_NAME)
+    need("the agents' runtime (harness agents install runtime)", found is not None)
+
+
+def test_a_run_in_docker(
+    docker_engine: str, command_line: CommandLine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    need_runtime()
+    assert main(command_line(*IN_DOCKER, tasks=[DOCKER_TASK])) == 0
+    assert [row["reward"] for row in results(tmp_path / "run")] == [1.0]
+    assert "sandboxes: docker, containers with limits" in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_a_run_in_docker_behind_a_relay(docker_engine: str, tmp_path: Path) -> None:
+    need_runtime()
+    tasks = write_tasks(tmp_path / "tasks.jsonl", DOCKER_TASK)
+    how = ["--agent", "command", *IN_DOCKER, "--relay", "--scripted", f"{HERE / 'scripts.py'}:hello"]
+    assert main(["run", str(tasks), "--run-dir", str(tmp_path / "run"), *how]) == 0
     assert [row["reward"] for row in results(tmp_path / "run")] == [1.0]
 
 
