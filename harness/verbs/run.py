@@ -17,6 +17,7 @@ import msgspec
 
 from harness import places
 from harness.agents import INSTALLED
+from harness.agents.base import Agent
 from harness.answers import OneCall
 from harness.augment import KINDS, of_run
 from harness.books import Books
@@ -137,7 +138,8 @@ def run(verb: str, settings: Settings) -> int:
             plan = _plan(settings, mix, scaffolds)
             try:
                 with owned(pool, found) as claim:
-                    bench = replace(_bench(proxy, pool, settings, plan, directory.logs), judge=judge)
+                    agent = scaffolds[0].agent if scaffolds else OneCall()
+                    bench = replace(make_bench(proxy, pool, settings, agent, directory.logs), judge=judge)
                     shown = places.watched(settings, bench.sandboxes)
                     with places.placed(settings, bench) as placed:
                         directory.begin(config | identity, verb, settings)
@@ -202,12 +204,13 @@ def _plan(settings: Settings, mix: Mix, scaffolds: Sequence[Scaffold]) -> Plan:
     )
 
 
-def _bench(proxy: Service, pool: Pool, settings: Settings, plan: Plan, logs: Path) -> Bench:
+def make_bench(proxy: Service, pool: Pool, settings: Settings, agent: Agent, logs: Path) -> Bench:
+    """What the rollouts of a run with these settings share."""
     everybody = settings.concurrency
     return Bench(
         books=Books(pool),
         sandboxes=places.make_sandboxes(),
-        agent=plan.scaffolds[0].agent if plan.scaffolds else OneCall(),
+        agent=agent,
         url=f"{proxy.url}/v1",
         model=proxy.model,
         context_length=proxy.context_length,
