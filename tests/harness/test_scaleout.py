@@ -184,6 +184,26 @@ def test_a_lost_nodes_attempts_run_again_elsewhere_under_new_keys(
     assert not {sandbox.id for sandbox in lost} & {sandbox.id for sandbox in found()}
 
 
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_with_no_node_left_the_run_ends_with_a_sentence_and_nothing_is_lost(
+    on_ray: CommandLine, cluster: "Cluster", pool: Pool, tmp_path: Path
+) -> None:
+    alive = [node for node in cluster.worker_nodes if raylet(node) in {process.pid for process in table()}]
+    run = start(on_ray("-n", "6", "--concurrency", "6", command=f"{SHELL_AGENT}; sleep 600"))
+    try:
+        wait_for(lambda: run.poll() is not None or all(sandboxes_of(node) for node in alive))
+        for node in alive:
+            kill(node)
+        said, _ = run.communicate(timeout=400)
+    finally:
+        run.kill()
+    assert run.returncode == 2 and "no node of the Ray cluster has 1 CPUs and 4096 MB for an attempt" in said, said
+    tries = tries_of(pool, tmp_path.name)
+    assert tries and {row.failure for row in tries} == {"interrupted"} and all(row.closed_at for row in tries)
+    assert all(not row["finished"] for row in results(tmp_path / "run"))
+
+
 def test_a_bench_travels_without_what_belongs_to_its_process(pool: Pool, proxy: Service, tmp_path: Path) -> None:
     bench = Bench(
         books=Books(pool),
