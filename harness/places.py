@@ -76,7 +76,7 @@ def placed(settings: Settings, bench: Bench, maker: Maker) -> Iterator[Bench]:
         yield bench
         return
     options = RayOptions(address=settings.ray_address, cpus=settings.attempt_cpus)
-    with on_cluster(options, bench, maker) as elsewhere:
+    with on_cluster(options, bench, replace(maker, warm=0)) as elsewhere:
         yield elsewhere
 
 

@@ -16,7 +16,7 @@ from harness.books import Books
 from harness.cli import main
 from harness.rollout import Bench
 from harness.rundir import RunDir
-from harness.scaleout.parcels import directories_of, moved, packed, unpacked
+from harness.scaleout.parcels import directories_of, moved, own_place, packed, unpacked
 from harness.scaleout.wire import Station, pack, unpack
 from harness.services import Service, Wanted, service
 from proxy.pool.database import Pool, open_pool
@@ -216,7 +216,7 @@ def test_a_bench_travels_without_what_belongs_to_its_process(pool: Pool, proxy: 
         trouble=proxy.trouble,
     )
     station = Station(pool=pool.url, make_sandboxes=ProcessSandboxes)
-    there = unpack(pack(bench), station.opened())
+    there = unpack(pack(bench), station.opened() | {"logs": Path(), "sandboxes": ProcessSandboxes()})
     assert (there.logs, there.books.pool.url, there.agent) == (Path(), pool.url, bench.agent)
     assert there.books.pool is not pool and there.sandboxes is not bench.sandboxes
     there.books.pool.close()
@@ -230,7 +230,8 @@ def test_a_tasks_directories_are_unpacked_elsewhere_and_named_there(tmp_path: Pa
     step = {"verifier": {"directories": {"/tests": where}}, "directories": {}}
     task = {"image": {"directory": where}, "steps": [step], "metadata": {"directories": {"x": "kept"}}}
     assert directories_of(task) == [where]
-    root = unpacked(packed([where]))
+    root = own_place()
+    unpacked(packed([where]), root)
     there = moved(task, lambda source: str(root / source.lstrip("/")))
     copy = Path(there["steps"][0]["verifier"]["directories"]["/tests"]) / "run.sh"
     assert copy.is_relative_to(root) and copy.read_text() == "true" and copy.stat().st_mode & 0o777 == 0o755
