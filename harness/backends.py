@@ -1,7 +1,7 @@
 """Which kind of sandbox a run has: Docker where an engine answers, else bubblewrap where it works, else processes.
 
 The choice is made before anything starts, said in the run's first lines, and kept: a run is resumed with the same kind.
-Left out: several engines (sandboxes/hosts.py).
+Several engines are harness/places.py's matter.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import secrets
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -28,6 +28,7 @@ from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.docker.bundles import Bundles, empty_image
 from sandboxes.docker.engine import Engine, EngineError
 from sandboxes.docker.network import Channel, Runtime, address_for
+from sandboxes.hosts import HostOptions, Hosts, parsed_host
 from sandboxes.process import ProcessSandboxes, default_root
 from sandboxes.processes import start_of
 
@@ -81,7 +82,8 @@ def listening(choice: Choice, settings: Settings) -> Iterator[dict[str, str]]:
         yield {}
         return
     directory = default_root() / f"{os.getpid()}-{start_of(os.getpid())}-{secrets.token_hex(4)}"  # found by gc
-    remote = choice.kind == "docker" and not os.environ.get("DOCKER_HOST", "unix://").startswith("unix://")
+    engines = [parsed_host(text).address for text in settings.docker] or [os.environ.get("DOCKER_HOST", "unix://")]
+    remote = choice.kind == "docker" and not all(engine.startswith("unix://") for engine in engines)
     try:
         yield {"sandbox_socket": str(directory / SOCKET)} | (
             {"sandbox_address": "0.0.0.0:0"} if settings.relay or remote else {}
@@ -143,12 +145,15 @@ async def _docker(backend: Backend, address: str) -> Sandboxes:
     return made
 
 
-def choose(asked: str, tasks: Sequence[Task]) -> Choice:
-    """The kind that was asked for, or the best there is; UserError when there is none for these tasks."""
+def choose(asked: str, tasks: Sequence[Task], engines: Sequence[str] = ()) -> Choice:
+    """The kind that was asked for, or the best there is; UserError when there is none for these tasks.
+
+    `engines`: Docker's addresses, of which one must answer; none: the usual one.
+    """
     reasons: list[str] = []
     for kind in ("docker", "bubblewrap", "process") if asked == "auto" else (asked,):
         try:
-            choice = _kind(kind)
+            choice = _kind(kind, engines)
         except SandboxError as error:
             reasons.append(str(error))
             continue
@@ -156,14 +161,14 @@ def choose(asked: str, tasks: Sequence[Task]) -> Choice:
         if unfit:
             cause = f"; {reasons[0]}" if reasons else ""
             raise UserError(f"{unfit}, which {choice.kind} sandboxes do not have; use Docker (--sandbox docker){cause}")
-        return Choice(choice.kind, choice.promise, "; ".join(reasons))
+        return replace(choice, passed_over="; ".join(filter(None, (*reasons, choice.passed_over))))
     raise UserError(f"there are no {asked} sandboxes here ({reasons[0]}); choose another with --sandbox, or auto")
 
 
-def _kind(kind: str) -> Choice:
+def _kind(kind: str, engines: Sequence[str]) -> Choice:
     """SandboxError when there is none of this kind here."""
     if kind == "docker":
-        return Choice("docker", asyncio.run(_promise()))
+        return asyncio.run(_docker_choice(engines or [""]))
     if kind == "bubblewrap":
         if why_not := bubblewrap.why_not():
             raise SandboxError(f"bubblewrap does not work: {why_not}")
@@ -171,15 +176,20 @@ def _kind(kind: str) -> Choice:
     return Choice("process", ProcessSandboxes.promise)
 
 
-async def _promise() -> str:
-    """What an engine's sandboxes are worth; EngineError when no engine answers."""
+async def _docker_choice(engines: Sequence[str]) -> Choice:
+    """What the sandboxes of the first engine that answers are worth; EngineError when none does."""
     if manifest_of(agents_directory() / RUNTIME_NAME) is None:
         raise EngineError("agents' runtime for containers is not installed; run: harness agents install runtime")
-    opened = await DockerSandboxes.open(Options())
+    hosts = Hosts([HostOptions(address=address) for address in engines], _plain)
     try:
-        return opened.promise
+        out = await hosts.check()
+        return Choice("docker", hosts.promise, "; ".join(out))
     finally:
-        await opened.close()
+        await hosts.close()
+
+
+async def _plain(address: str) -> Sandboxes:
+    return await DockerSandboxes.open(Options(address=address))
 
 
 def _unfit(task: Task, kind: Kind) -> str:

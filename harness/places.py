@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.backends import Backend
@@ -11,9 +11,13 @@ from harness.metrics import shown
 from harness.rollout import Bench
 from harness.scaleout.cluster import RayOptions, on_cluster
 from harness.settings import Settings
+from proxy.pool.errors import UserError
 from sandboxes.base import Sandboxes
-from sandboxes.hosts import HostOptions, Hosts
+from sandboxes.docker.backend import DockerSandboxes
+from sandboxes.docker.warm import Warm
+from sandboxes.hosts import HostOptions, Hosts, parsed_host
 from sandboxes.metrics import Metrics
+from sandboxes.reaping import usual_engines
 
 
 def add_options(run: argparse.ArgumentParser) -> None:
@@ -23,27 +27,56 @@ def add_options(run: argparse.ArgumentParser) -> None:
         "--ray-address", metavar="HOST:PORT", help="of the cluster's head (auto: RAY_ADDRESS, or this node's)"
     )
     group.add_argument("--attempt-cpus", type=float, help="of a node, while an attempt is made there (1)")
+    run.add_argument(
+        "--docker", action="append", metavar="HOST", help="a Docker engine, ADDRESS[=WEIGHT[/LIMIT]], once for each"
+    )
+    run.add_argument("--warm", type=int, help="spare containers kept ready for each kind of sandbox (0)")
     run.add_argument("--metrics-port", type=int, help="show the sandboxes' metrics at 127.0.0.1:PORT/metrics")
     run.add_argument("--metrics-file", metavar="PATH", help="write them to this file")
 
 
-def make_sandboxes(backend: Backend) -> Hosts:
-    """In this process, or in one of a node."""
+@dataclass(frozen=True, kw_only=True)
+class Maker:
+    """Makes a run's sandboxes, in this process or in one of a node."""
 
-    async def opened(_: str) -> Sandboxes:
-        return await backend.open()
+    backend: Backend
+    hosts: tuple[HostOptions, ...] = ()
+    """Docker engines; none: the usual one."""
+    warm: int = 0
 
-    return Hosts([HostOptions(address=backend.kind)], opened, kind=backend.kind)
+    def __call__(self) -> Hosts:
+        return Hosts(self.hosts or (HostOptions(address=self._usual()),), self._open, kind=self.backend.kind)
+
+    def _usual(self) -> str:
+        return next(iter(usual_engines()), "docker") if self.backend.kind == "docker" else self.backend.kind
+
+    async def _open(self, address: str) -> Sandboxes:
+        socket = self.backend.socket
+        near = self.backend if socket is None or socket.is_socket() else replace(self.backend, socket=None)
+        made = await near.open(address if self.hosts else "")
+        return Warm(made, self.warm) if self.warm and isinstance(made, DockerSandboxes) else made
+
+
+def engines_of(settings: Settings) -> tuple[HostOptions, ...]:
+    """The Docker engines that a run names; UserError when that is not how they are named."""
+    if settings.docker and settings.sandbox not in ("auto", "docker"):
+        raise UserError(
+            f"--docker names engines for {settings.sandbox} sandboxes, which have none; leave one of them out"
+        )
+    try:
+        return tuple(parsed_host(text) for text in settings.docker)
+    except ValueError as error:
+        raise UserError(f"{error}; correct --docker") from error
 
 
 @contextmanager
-def placed(settings: Settings, bench: Bench, backend: Backend) -> Iterator[Bench]:
+def placed(settings: Settings, bench: Bench, maker: Maker) -> Iterator[Bench]:
     """The bench with its attempts where they are to be made. UserError when they cannot be made there."""
     if settings.executor == "local":
         yield bench
         return
     options = RayOptions(address=settings.ray_address, cpus=settings.attempt_cpus)
-    with on_cluster(options, bench, partial(make_sandboxes, backend)) as elsewhere:
+    with on_cluster(options, bench, replace(maker, warm=0)) as elsewhere:
         yield elsewhere
 
 

@@ -113,6 +113,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """HOST:PORT of the cluster's head node. auto: RAY_ADDRESS, or the cluster that this machine is a node of."""
     attempt_cpus: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     """CPUs of a node that an attempt takes while it is made there."""
+    docker: tuple[str, ...] = ()
+    """Docker engines, each ADDRESS, ADDRESS=WEIGHT or ADDRESS=WEIGHT/LIMIT. Empty: DOCKER_HOST, or the local one."""
+    warm: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Spare containers that are kept ready for each kind of sandbox that was asked for lately."""
     metrics_port: Annotated[int, msgspec.Meta(ge=1, le=65535)] | None = None
     """Shows the sandboxes' metrics at 127.0.0.1:PORT/metrics."""
     metrics_file: str | None = None

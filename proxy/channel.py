@@ -28,9 +28,9 @@ def add_arguments(serve: argparse.ArgumentParser) -> None:
 def overridden(config: Config, given: argparse.Namespace) -> Config:
     """The configuration with what the command line says about sandboxes."""
     changed: dict[str, str] = {}
-    if given.sandbox_socket is not None:  # empty: none, whatever the configuration says
-        changed["sandbox_socket"] = given.sandbox_socket and str(Path(given.sandbox_socket).absolute())
-    if given.sandbox_address is not None:
+    if given.sandbox_socket:
+        changed["sandbox_socket"] = str(Path(given.sandbox_socket).absolute())
+    if given.sandbox_address:
         changed["sandbox_address"] = given.sandbox_address
     return msgspec.structs.replace(config, proxy=msgspec.structs.replace(config.proxy, **changed))
 

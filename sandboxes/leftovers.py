@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandboxes.process import default_root, remove
-from sandboxes.processes import Process, belonging, kill, start_of, table
+from sandboxes.processes import Process, belonging, kill, namespace, start_of, table
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,9 @@ def found(root: Path | None = None) -> list[Found]:
     root = root or default_root()
     processes = table()
     ids = {path.name for path in root.iterdir()} if root.is_dir() else set()
-    return list(_described(sorted(ids | {process.sandbox for process in processes}), processes, root))
+    here = namespace()  # elsewhere an owner's pid names another process
+    ids |= {process.sandbox for process in processes if process.sandbox and namespace(process.pid) == here}
+    return list(_described(sorted(ids), processes, root))
 
 
 def _described(ids: list[str], processes: list[Process], root: Path) -> Iterator[Found]:

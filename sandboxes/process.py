@@ -23,7 +23,7 @@ from pathlib import Path
 from sandboxes import files
 from sandboxes.base import Ended, Limits, OnOutput, Result, SandboxError, Spec, User
 from sandboxes.output import Output
-from sandboxes.processes import MARK, belonging, kill, now_ticks, start_of, table
+from sandboxes.processes import FIRST_NAMESPACE, MARK, belonging, kill, namespace, now_ticks, start_of, table
 
 WATCH_SECONDS = 0.5
 PATIENCE_SECONDS = 10.0
@@ -32,7 +32,8 @@ ALONE = Spec()
 
 def default_root() -> Path:
     """Where this user's sandboxes are: outside of any checkout, since agents look for a repository above them."""
-    return Path(tempfile.gettempdir()) / f"blackforge-{os.getuid()}"
+    inside = "" if namespace() == FIRST_NAMESPACE else f"-{namespace()}"  # others' pids say nothing to us
+    return Path(tempfile.gettempdir()) / f"blackforge-{os.getuid()}{inside}"
 
 
 @dataclass

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 MARK = "BLACKFORGE_SANDBOX"
 _MARK = MARK.encode() + b"="
+FIRST_NAMESPACE = "4026531836"
+"""The kernel's number of the process namespace that a machine starts with."""
 _TICKS = os.sysconf("SC_CLK_TCK") if sys.platform == "linux" else 100
 _PAGE = os.sysconf("SC_PAGE_SIZE") if sys.platform == "linux" else 4096
 
@@ -66,6 +68,14 @@ def kill(sandbox: str, sessions: Collection[int] = (), since: int = 0) -> list[P
         with suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
     return own
+
+
+def namespace(pid: int | str = "self") -> str:
+    """The number of the namespace that a process' pid is of; empty when we may not know."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid").removeprefix("pid:[").removesuffix("]")
+    except OSError:
+        return ""
 
 
 def start_of(pid: int) -> int | None:

@@ -80,12 +80,13 @@ async def _everywhere(where: Where, ask: Callable[[Engine], Awaitable[list[Thing
         except TimeoutError:
             seen.troubles.append(f"the Docker engine at {address} gives no answer for {ENGINE_SECONDS:g} s")
 
-    addresses = _usual() if where.engines is None else where.engines
+    addresses = usual_engines() if where.engines is None else where.engines
     await asyncio.gather(*map(one, dict.fromkeys(addresses)))
     return seen
 
 
-def _usual() -> list[str]:
+def usual_engines() -> list[str]:
+    """The engine that is meant where none is named; none where there is none."""
     if address := os.environ.get("DOCKER_HOST"):
         return [address]
     return [f"unix://{path}" for path in SOCKETS if path.is_socket()][:1]

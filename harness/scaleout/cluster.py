@@ -35,6 +35,7 @@ from proxy.pool.groups import OpenRollout, Outcome
 REACH_SECONDS = 10
 CANCEL_SECONDS = 30
 SETTLE_SECONDS = 120
+LOOK_SECONDS = 10
 PARCELS = 16
 """Tasks whose directories stay in the cluster's object store for their further attempts."""
 TRAVELLING = ("harness", "proxy", "sandboxes")
@@ -140,10 +141,12 @@ class Cluster:
 
     async def attempt(self, bench: Bench, rollout: OpenRollout, task: Task, fate: Fate) -> Outcome:
         """One attempt on some node, not one that this rollout has failed on if there is another."""
-        placed = self._attempt.options(**self._placement(rollout, task))
+        wants = {"CPU": self._options.cpus, "memory": float((task.limits.memory_mb or 0) << 20)}
+        avoided = self._avoided(rollout, wants)
+        placed = self._attempt.options(**_placement(wants, avoided))
         running = placed.remote(self._station, pack(bench), rollout, await self._parcel(rollout))
         try:
-            report = await running
+            report = await self._end_of(running, wants, avoided)
         except asyncio.CancelledError:
             await self._cancel(running, bench, rollout, fate)
             raise
@@ -156,7 +159,7 @@ class Cluster:
                     "pip install 'blackforge[ray,postgres]'"
                 ) from error
             raise
-        except (self._ray.exceptions.WorkerCrashedError, self._ray.exceptions.NodeDiedError) as error:
+        except (self._ray.exceptions.WorkerCrashedError, self._ray.exceptions.NodeDiedError, _Stranded) as error:
             return await self._lost(bench, rollout, _first_line(error))
         return self._reported(bench, rollout, report)
 
@@ -184,21 +187,38 @@ class Cluster:
             self._failed_on[rollout.rollout_id].add(report.node)
         return report.outcome
 
-    def _placement(self, rollout: OpenRollout, task: Task) -> dict[str, Any]:
-        """What the attempt takes of a node, and which nodes it may not go to; UserError when none could have it."""
-        wants = {"CPU": self._options.cpus, "memory": float((task.limits.memory_mb or 0) << 20)}
-        able = [node["NodeID"] for node in self._nodes() if _fits(wants, node["Resources"])]
+    async def _end_of(self, running: Any, wants: dict[str, float], avoided: set[str]) -> Report:
+        """The report, as long as there is a node that the attempt runs on or could run on."""
+        ending = asyncio.wrap_future(running.future())
+        while not (await asyncio.wait([ending], timeout=LOOK_SECONDS))[0]:
+            able = set(self._able(wants))
+            if not able - avoided:  # Ray itself would wait for another node for ever
+                self._ray.cancel(running, force=True)
+                raise _Stranded("no other node is left") if able else self._nowhere(wants)
+        report: Report = ending.result()
+        return report
+
+    def _able(self, wants: dict[str, float]) -> list[str]:
+        """The nodes that are large enough."""
+        return [node["NodeID"] for node in self._nodes() if _fits(wants, node["Resources"])]
+
+    def _nowhere(self, wants: dict[str, float]) -> UserError:
+        return UserError(
+            f"no node of the Ray cluster has {wants['CPU']:g} CPUs and {wants['memory'] / (1 << 20):g} MB for an "
+            "attempt; add a node, or lower --attempt-cpus or the task's limits.memory_mb, and repeat the command"
+        )
+
+    def _avoided(self, rollout: OpenRollout, wants: dict[str, float]) -> set[str]:
+        """Nodes that the rollout has failed on, as long as there are others; UserError when no node would do."""
+        able = set(self._able(wants))
         if not able:
-            raise UserError(
-                f"no node of the Ray cluster has {wants['CPU']:g} CPUs and {task.limits.memory_mb or 0} MB for an "
-                "attempt; add a node, or lower --attempt-cpus or the task's limits.memory_mb, and repeat the command"
-            )
-        failed = self._failed_on.pop(rollout.rollout_id, set())
-        avoided = sorted(failed & set(able)) if set(able) - failed else []
-        if avoided:
+            raise self._nowhere(wants)
+        failed = self._failed_on.pop(rollout.rollout_id, set()) & able
+        if not able - failed:
+            return set()
+        if failed:
             self._failed_on[rollout.rollout_id] = failed
-        selector = {"ray.io/node-id": f"!in({','.join(avoided)})"} if avoided else {}
-        return {"num_cpus": wants["CPU"], "memory": wants["memory"], "label_selector": selector}
+        return failed
 
     def _nodes(self) -> list[dict[str, Any]]:
         return [node for node in self._ray.nodes() if node["Alive"]]
@@ -210,7 +230,7 @@ class Cluster:
             await bench.books(close_lost, rollout.rollout_id, Ending(failure=fate.called_off, detail=detail))
         self._ray.cancel(running)
         try:
-            await asyncio.wait_for(running, CANCEL_SECONDS)
+            await asyncio.wait_for(asyncio.wrap_future(running.future()), CANCEL_SECONDS)
         except TimeoutError:
             self._ray.cancel(running, force=True)
         except self._ray.exceptions.RayError:
@@ -231,6 +251,16 @@ class Cluster:
             self._clean_up.options(scheduling_strategy=strategy(node["NodeID"], soft=False)).remote()
             for node in self._nodes()
         ]
+
+
+class _Stranded(Exception):
+    """The attempt waits for nodes that are all gone."""
+
+
+def _placement(wants: dict[str, float], avoided: set[str]) -> dict[str, Any]:
+    """What the attempt takes of a node, and which nodes it may not go to."""
+    selector = {"ray.io/node-id": f"!in({','.join(sorted(avoided))})"} if avoided else {}
+    return {"num_cpus": wants["CPU"], "memory": wants["memory"], "label_selector": selector}
 
 
 def _fits(wants: dict[str, float], has: dict[str, float]) -> bool:

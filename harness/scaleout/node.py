@@ -7,6 +7,7 @@ which the driver writes, so that a node that was given up for lost changes nothi
 
 import asyncio
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -29,25 +30,27 @@ def attempt_here(station: Station, packed: bytes, rollout: OpenRollout, parcel: 
 
     node = ray.get_runtime_context().get_node_id()
     outcome = error = None
-    logs = own_place("logs")
+    place = own_place()
+    logs = place / "logs"
+    logs.mkdir()
     try:
-        bench = unpack(packed, _opened(station) | {"logs": logs})
-        task = msgspec.convert(_with_copies(rollout.task, parcel), Task)
-        outcome = _runner().run(_attempt(bench, rollout, task))
+        mine = {"logs": logs, "sandboxes": station.make_sandboxes()}
+        task = msgspec.convert(_with_copies(rollout.task, parcel, place), Task)
+        outcome = _runner().run(_attempt(unpack(packed, _opened(station) | mine), rollout, task))
     except (UserError, PoolError) as raised:
         error = raised
     finally:
         kept = {str(path.relative_to(logs)): path.read_bytes() for path in logs.rglob("*") if path.is_file()}
-        remove(logs)
+        remove(place)
     return Report(node=node, outcome=outcome, error=error, logs=kept)
 
 
-def _with_copies(task: dict[str, Any], parcel: bytes | None) -> dict[str, Any]:
+def _with_copies(task: dict[str, Any], parcel: bytes | None, place: Path) -> dict[str, Any]:
     """The task with the directories that came along in place of those of the driver's machine."""
     if parcel is None:
         return task
-    root = unpacked(parcel)
-    there: dict[str, Any] = moved(task, lambda source: str(root / source.lstrip("/")))
+    unpacked(parcel, place)
+    there: dict[str, Any] = moved(task, lambda source: str(place / source.lstrip("/")))
     return there
 
 
@@ -63,6 +66,7 @@ async def _attempt(bench: Bench, rollout: OpenRollout, task: Task) -> Outcome:
         return await attempt(bench, rollout, task, Fate())
     finally:
         waking.cancel()
+        await bench.sandboxes.close()  # this process may never be asked again
 
 
 async def _wake_up() -> None:

@@ -1,4 +1,4 @@
-"""Directories that a task names, brought to another machine: packed once here, unpacked once in each process there.
+"""Directories that a task names, brought to another machine: packed once here, unpacked there for each attempt.
 
 There they lie below a directory that is named like a sandbox of its process, so that they are removed as one when the
 process is killed. The task that works there names the copies. Left out: owners and times of files.
@@ -6,9 +6,9 @@ process is killed. The task that works there names the copies. Left out: owners 
 
 import io
 import os
+import secrets
 import tarfile
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,25 +54,17 @@ def packed(directories: list[str]) -> bytes:
     return file.getvalue()
 
 
-@cache
-def unpacked(parcel: bytes) -> Path:
-    """Where the archive's content lies in this process' own place: every path is that of before, below it."""
-    root = own_place("parcel")
+def unpacked(parcel: bytes, place: Path) -> None:
+    """Lay out the archive's content: every path is that of before, below this place."""
     with tarfile.open(fileobj=io.BytesIO(parcel)) as archive:
-        archive.extractall(root)
-    return root
+        archive.extractall(place, filter="fully_trusted")  # packed by us
 
 
-def own_place(purpose: str) -> Path:
+def own_place() -> Path:
     """A new directory that is removed as a sandbox of this process when the process is dead."""
-    number = 0
-    while True:
-        place = default_root() / f"{os.getpid()}-{start_of(os.getpid())}-{purpose}{number}"
-        try:
-            place.mkdir(mode=0o700, parents=True)
-            return place
-        except FileExistsError:
-            number += 1
+    place = default_root() / f"{os.getpid()}-{start_of(os.getpid())}-{secrets.token_hex(4)}"
+    place.mkdir(mode=0o700, parents=True)
+    return place
 
 
 def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:

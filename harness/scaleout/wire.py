@@ -9,7 +9,6 @@ import io
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from harness.books import Books
@@ -69,14 +68,11 @@ class Station:
     make_sandboxes: MakeSandboxes
 
     def opened(self) -> dict[str, Any]:
-        """What stands for the fields left behind. PoolError when the pool cannot be reached from here."""
-        lanes = Lanes(starting=1, agents=1, verifying=1)
-        return {
-            "books": Books(open_pool(self.pool)),
-            "sandboxes": self.make_sandboxes(),
-            "lanes": lanes,
-            "logs": Path(),
-        }
+        """What stands for the fields left behind, but for what each attempt has of its own (sandboxes, logs).
+
+        PoolError when the pool cannot be reached from here.
+        """
+        return {"books": Books(open_pool(self.pool)), "lanes": Lanes(starting=1, agents=1, verifying=1)}
 
 
 def unpack(packed: bytes, here: dict[str, Any]) -> Bench:

@@ -17,7 +17,7 @@ import msgspec
 from harness.agents.base import Agent
 from harness.answers import OneCall
 from harness.backends import backend_for, choose, listening
-from harness.places import make_sandboxes
+from harness.places import Maker
 from harness.rollout import Bench, Fate, attempt
 from harness.rundir import RunDir
 from harness.services import replaying
@@ -69,7 +69,7 @@ def _replay(given: argparse.Namespace) -> int:
             listening(choice, settings) as listeners,
             replaying(config, recorded.attempt_id, where.pool, Path(folder), ignored, listeners) as proxy,
         ):
-            sandboxes = make_sandboxes(backend_for(choice, settings, proxy, f"replay-{where.name}"))
+            sandboxes = Maker(backend=backend_for(choice, settings, proxy, f"replay-{where.name}"))()
             played = open_pool(proxy.pool)
             try:
                 bench = make_bench(proxy, settings, agent, pool=played, sandboxes=sandboxes, logs=Path(folder))

@@ -41,7 +41,7 @@ from proxy.pool.owners import Claim, owned
 from proxy.pool.runs import open_run
 from proxy.pool.standing import traffic
 from sandboxes.base import Sandboxes
-from sandboxes.reaping import reap
+from sandboxes.reaping import Where, reap
 
 PURPOSES = {"run": "train", "eval": "eval", "collect": "collect"}
 METER_SECONDS = 2.0
@@ -130,12 +130,14 @@ def run(verb: str, settings: Settings) -> int:
     for reason in loaded.refused:
         console.print(f"left out: {reason}", highlight=False)
     with directory.held():
-        choice = choose(settings.sandbox, mix.tasks)
+        engines = places.engines_of(settings)
+        addresses = [engine.address for engine in engines]
+        choice = choose("docker" if engines else settings.sandbox, mix.tasks, addresses)
         config = _config(settings, mix) | {"sandbox": choice.kind}
         identity = {"name": settings.name or directory.path.name, "purpose": PURPOSES[verb]}
         if directory.resumes(config | identity):
             console.print(f"resuming the run in {directory.path}; --run-dir starts another", highlight=False)
-        for trouble in reap().troubles:  # of what killed runs left
+        for trouble in reap(Where(engines=addresses or None)).troubles:  # of what killed runs left
             console.print(f"not cleaned up: {trouble}", highlight=False)
         console.print(str(choice), highlight=False)
         if settings.proxy is None:
@@ -147,11 +149,12 @@ def run(verb: str, settings: Settings) -> int:
             plan = _plan(settings, mix, scaffolds)
             try:
                 with owned(pool, found) as claim:
-                    sandboxes, logs = places.make_sandboxes(backend), directory.logs
+                    maker = places.Maker(backend=backend, hosts=engines, warm=settings.warm)
+                    sandboxes, logs = maker(), directory.logs
                     agent = scaffolds[0].agent if scaffolds else OneCall()
                     bench = make_bench(proxy, settings, agent, pool=pool, sandboxes=sandboxes, logs=logs)
                     shown = places.watched(settings, sandboxes)
-                    with places.placed(settings, replace(bench, judge=judge), backend) as placed:
+                    with places.placed(settings, replace(bench, judge=judge), maker) as placed:
                         directory.begin(config | identity, verb, settings)
                         directory.tell(Whereabouts(pool=proxy.pool, name=found.name, expected=plan.expected()))
                         return _work(plan, placed, claim, directory, shown)

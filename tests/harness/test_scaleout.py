@@ -16,7 +16,7 @@ from harness.books import Books
 from harness.cli import main
 from harness.rollout import Bench
 from harness.rundir import RunDir
-from harness.scaleout.parcels import directories_of, moved, packed, unpacked
+from harness.scaleout.parcels import directories_of, moved, own_place, packed, unpacked
 from harness.scaleout.wire import Station, pack, unpack
 from harness.services import Service, Wanted, service
 from proxy.pool.database import Pool, open_pool
@@ -184,6 +184,26 @@ def test_a_lost_nodes_attempts_run_again_elsewhere_under_new_keys(
     assert not {sandbox.id for sandbox in lost} & {sandbox.id for sandbox in found()}
 
 
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_with_no_node_left_the_run_ends_with_a_sentence_and_nothing_is_lost(
+    on_ray: CommandLine, cluster: "Cluster", pool: Pool, tmp_path: Path
+) -> None:
+    alive = [node for node in cluster.worker_nodes if raylet(node) in {process.pid for process in table()}]
+    run = start(on_ray("-n", "6", "--concurrency", "6", command=f"{SHELL_AGENT}; sleep 600"))
+    try:
+        wait_for(lambda: run.poll() is not None or all(sandboxes_of(node) for node in alive))
+        for node in alive:
+            kill(node)
+        said, _ = run.communicate(timeout=400)
+    finally:
+        run.kill()
+    assert run.returncode == 2 and "no node of the Ray cluster has 1 CPUs and 4096 MB for an attempt" in said, said
+    tries = tries_of(pool, tmp_path.name)
+    assert tries and {row.failure for row in tries} == {"interrupted"} and all(row.closed_at for row in tries)
+    assert all(not row["finished"] for row in results(tmp_path / "run"))
+
+
 def test_a_bench_travels_without_what_belongs_to_its_process(pool: Pool, proxy: Service, tmp_path: Path) -> None:
     bench = Bench(
         books=Books(pool),
@@ -196,7 +216,7 @@ def test_a_bench_travels_without_what_belongs_to_its_process(pool: Pool, proxy: 
         trouble=proxy.trouble,
     )
     station = Station(pool=pool.url, make_sandboxes=ProcessSandboxes)
-    there = unpack(pack(bench), station.opened())
+    there = unpack(pack(bench), station.opened() | {"logs": Path(), "sandboxes": ProcessSandboxes()})
     assert (there.logs, there.books.pool.url, there.agent) == (Path(), pool.url, bench.agent)
     assert there.books.pool is not pool and there.sandboxes is not bench.sandboxes
     there.books.pool.close()
@@ -210,7 +230,8 @@ def test_a_tasks_directories_are_unpacked_elsewhere_and_named_there(tmp_path: Pa
     step = {"verifier": {"directories": {"/tests": where}}, "directories": {}}
     task = {"image": {"directory": where}, "steps": [step], "metadata": {"directories": {"x": "kept"}}}
     assert directories_of(task) == [where]
-    root = unpacked(packed([where]))
+    root = own_place()
+    unpacked(packed([where]), root)
     there = moved(task, lambda source: str(root / source.lstrip("/")))
     copy = Path(there["steps"][0]["verifier"]["directories"]["/tests"]) / "run.sh"
     assert copy.is_relative_to(root) and copy.read_text() == "true" and copy.stat().st_mode & 0o777 == 0o755

@@ -1,5 +1,7 @@
 """A killed owner leaves its sandbox; `sandboxes ls` shows it and `sandboxes gc` ends it, and nobody else's."""
 
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,13 +11,17 @@ import pytest
 
 from sandboxes.cli import main
 from sandboxes.leftovers import collect, found
-from sandboxes.process import ProcessSandboxes
+from sandboxes.process import ProcessSandboxes, default_root
+from sandboxes.processes import table
+from tests.conftest import need
 
 OWNER = """
 import asyncio, sys
 from pathlib import Path
 from sandboxes.base import Limits
-from sandboxes.process import ProcessSandboxes
+from sandboxes.process import ProcessSandboxes, default_root
+from sandboxes.processes import table
+from tests.conftest import need
 async def own():
     sandbox = await ProcessSandboxes(Path(sys.argv[1])).start()
     await sandbox.run("setsid sleep 600 >/dev/null 2>&1 & sleep 0.2; echo", Limits(), {})
@@ -49,3 +55,27 @@ def test_the_command_lists_and_collects(killed_owner: int, tmp_path: Path, capsy
     assert main(["gc", "--root", str(tmp_path)]) == 0
     assert "sandboxes of dead owners" in capsys.readouterr().out
     assert killed_owner not in {sandbox.owner for sandbox in found(tmp_path)}
+
+
+INSIDE = """
+import os, subprocess, sys
+from sandboxes.process import default_root
+from sandboxes.processes import MARK
+child = subprocess.Popen(["sleep", "600"], env={MARK: sys.argv[1]})
+print(default_root(), flush=True)
+child.wait()
+"""
+
+
+def test_what_another_process_namespace_owns_is_left_alone(tmp_path: Path) -> None:
+    need("unshare, as root (util-linux)", shutil.which("unshare") is not None and os.geteuid() == 0)
+    name = f"999999-1-{tmp_path.name}"  # its owner lives there, and there is no such process here
+    apart = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    with subprocess.Popen([*apart, sys.executable, "-c", INSIDE, name], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        root = other.stdout.readline().strip()
+        assert name in {process.sandbox for process in table()}
+        assert root != str(default_root()) and root.startswith(str(default_root()))
+        collect(tmp_path)
+        assert name in {process.sandbox for process in table()} and name not in {one.id for one in found(tmp_path)}
+        other.kill()

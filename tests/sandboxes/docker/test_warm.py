@@ -90,6 +90,7 @@ async def test_when_the_image_changes_the_spare_ones_go(docker_engine: str, chan
         assert spare not in mine()
 
 
+@pytest.mark.long
 def test_the_benchmark_prints_one_line_of_json(docker_engine: str) -> None:
     command = [sys.executable, "-m", "benchmarks.warm", "--starts", "2"]
     done = subprocess.run(

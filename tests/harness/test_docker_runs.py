@@ -1,0 +1,99 @@
+"""Whole runs in containers: on two engines, with spare ones, and after kill -9 of the harness in the middle."""
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.agents.install import agents_directory
+from harness.cli import main
+from harness.services import Service
+from proxy.pool.database import open_pool
+from sandboxes.bundles import PYTHON, RUNTIME_NAME, manifest_of
+from sandboxes.docker.labels import PID, labels_of, this_process
+from tests.conftest import need
+from tests.engines import own_engine, said
+from tests.harness.conftest import HELLO, ROOT, results
+from tests.harness.test_run import failures, finished, names, start, wait_for
+
+CommandLine = Callable[..., list[str]]
+AGENT = f"{PYTHON} -I -S ~/agent.py"
+TASK = HELLO | {"files": {"~/agent.py": (ROOT / "examples/agents/shell_agent.py").read_text()}}
+
+
+@pytest.fixture
+def in_docker(command_line: CommandLine, docker_engine: str) -> CommandLine:
+    need("the agents' runtime (harness agents install runtime)", bool(manifest_of(agents_directory() / RUNTIME_NAME)))
+
+    def build(*more: str, command: str = AGENT, **what: Any) -> list[str]:
+        return command_line("--sandbox", "docker", "--image", "bb:1", *more, tasks=[TASK], command=command, **what)
+
+    return build
+
+
+def containers_of(pid: int) -> list[str]:
+    return said("ps", "--all", "--filter", f"label={PID}={pid}", "--format", "{{.Names}}").split()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_run_is_shared_out_over_two_engines_with_spare_containers(in_docker: CommandLine, tmp_path: Path) -> None:
+    with own_engine() as second:
+        shared = "unix:///var/run/docker.sock"
+        engines = ["--docker", f"{shared}=1", "--docker", f"{second.address}=1", "--warm", "1"]
+        file = tmp_path / "run.prom"
+        assert main(in_docker("-n", "4", "--concurrency", "2", "--metrics-file", str(file), *engines)) == 0
+        assert [row["reward"] for row in results(tmp_path / "run")] == [1.0] * 4
+        started = [line for line in file.read_text().splitlines() if "start_seconds_count" in line]
+        assert sorted(line.split('"')[1] for line in started) == sorted([shared, second.address])
+        assert sum(int(line.split()[-1]) for line in started) == 4
+        assert second.say("ps", "--all", "--quiet") == "" and containers_of(os.getpid()) == []
+
+
+@pytest.mark.timeout(600)
+def test_kill_9_in_mid_run_leaves_containers_that_the_next_start_removes(
+    in_docker: CommandLine, proxy: Service, tmp_path: Path
+) -> None:
+    pool, name = open_pool(proxy.pool), tmp_path.name
+    arguments = in_docker(
+        "-n", "4", "--concurrency", "2", "--warm", "1", command=f"{AGENT}; setsid sleep 600 & sleep 1"
+    )
+    labels = [f"--label={label}={value}" for label, value in labels_of("sandbox", this_process(), "another").items()]
+    other = said("run", "--detach", "--rm", "--network", "none", *labels, "bb:1", "sleep", "600")
+    killed = start(arguments)
+    try:
+        wait_for(lambda: name in names(pool) and finished(pool, name) >= 1 and len(containers_of(killed.pid)) >= 2)
+        killed.kill()
+        killed.communicate()
+        assert containers_of(killed.pid) != []
+        assert main(arguments) == 0
+        assert containers_of(killed.pid) == [] and len(containers_of(os.getpid())) == 1
+        assert [row["reward"] for row in results(tmp_path / "run")] == [1.0] * 4
+        assert set(failures(pool, name)) <= {None, "interrupted"}
+    finally:
+        killed.kill()
+        pool.close()
+        subprocess.run(["docker", "rm", "--force", other], capture_output=True, check=True)
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (["--docker", "tcp://a=0"], "with both above 0, not: tcp://a=0; correct --docker"),
+        (
+            ["--docker", "tcp://a", "--sandbox", "process"],
+            "--docker names engines for process sandboxes, which have none",
+        ),
+        (["--docker", "unix:///nowhere.sock"], "the Docker engine at unix:///nowhere.sock does not answer"),
+        (["--warm", "-1"], "warm"),
+    ],
+)
+def test_engines_that_cannot_be_had_are_one_sentence(
+    in_docker: CommandLine, capsys: pytest.CaptureFixture[str], more: list[str], sentence: str
+) -> None:
+    assert main(in_docker(*more)) == 2
+    told = capsys.readouterr().err
+    assert sentence in told and len(told.splitlines()) == 1
