@@ -23,7 +23,7 @@ from pathlib import Path
 from sandboxes import files
 from sandboxes.base import Ended, Limits, OnOutput, Result, SandboxError, Spec, User
 from sandboxes.output import Output
-from sandboxes.processes import MARK, belonging, kill, start_of, table
+from sandboxes.processes import MARK, belonging, kill, now_ticks, start_of, table
 
 WATCH_SECONDS = 0.5
 PATIENCE_SECONDS = 10.0
@@ -116,6 +116,7 @@ class ProcessSandbox:
         self.id, self.memory_mb = sandbox_id, memory_mb
         self.work, self.home = str(directory / "work"), str(directory / "home")
         self.sessions: set[int] = set()
+        self._made_at = now_ticks()
         self._directory = directory
         self._watch = watch
 
@@ -194,7 +195,7 @@ class ProcessSandbox:
     async def end_processes(self) -> int:
         killed: set[tuple[int, int]] = set()
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while self.sessions and (own := kill(self.id, self.sessions)):
+        while self.sessions and (own := kill(self.id, self.sessions, self._made_at)):
             killed |= {(process.pid, process.started) for process in own}
             if time.monotonic() > deadline:
                 raise SandboxError(

@@ -9,6 +9,7 @@ lost its parent, all three, is not found.
 import os
 import signal
 import sys
+import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,9 +35,14 @@ class Process:
     """The sandbox that its environment names, or nothing."""
 
 
-def table() -> list[Process]:
-    """Every living process that we may look at."""
-    return [process for name in os.listdir("/proc") if name.isdigit() and (process := _process(int(name)))]
+def now_ticks() -> int:
+    """The time as processes' starts are told. What starts from now on has at least this."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
+
+
+def table(since: int = 0) -> list[Process]:
+    """Every living process that we may look at, or of them those that started since then, which costs half."""
+    return [process for name in os.listdir("/proc") if name.isdigit() and (process := _process(name, since))]
 
 
 def belonging(processes: Collection[Process], sandbox: str, sessions: Collection[int] = ()) -> list[Process]:
@@ -50,9 +56,12 @@ def belonging(processes: Collection[Process], sandbox: str, sessions: Collection
     return [process for process in processes if process.pid in own]
 
 
-def kill(sandbox: str, sessions: Collection[int] = ()) -> list[Process]:
-    """Send SIGKILL to a sandbox's processes. To be repeated until none is found: a fork may have slipped through."""
-    own = belonging(table(), sandbox, sessions)
+def kill(sandbox: str, sessions: Collection[int] = (), since: int = 0) -> list[Process]:
+    """Send SIGKILL to a sandbox's processes. To be repeated until none is found: a fork may have slipped through.
+
+    `since`: when the sandbox was made; what is older is not looked at.
+    """
+    own = belonging(table(since), sandbox, sessions)
     for process in own:
         with suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
@@ -61,18 +70,18 @@ def kill(sandbox: str, sessions: Collection[int] = ()) -> list[Process]:
 
 def start_of(pid: int) -> int | None:
     """When the living process of this pid started, in ticks since boot; None when there is none."""
-    process = _process(pid)
+    process = _process(str(pid))
     return None if process is None else process.started
 
 
-def _process(pid: int) -> Process | None:
+def _process(pid: str, since: int = 0) -> Process | None:
     stat = _read(f"/proc/{pid}/stat", 4096)
     # the name may hold blanks and brackets; fields are counted from the last bracket (proc(5), from field 3 on)
     fields = stat[stat.rfind(b")") + 2 :].split(b" ", 23)
-    if len(fields) < 23 or fields[0] in (b"Z", b"X"):
+    if len(fields) < 23 or fields[0] in (b"Z", b"X") or int(fields[19]) < since:
         return None
     return Process(
-        pid=pid,
+        pid=int(pid),
         parent=int(fields[1]),
         session=int(fields[3]),
         started=int(fields[19]),

@@ -45,3 +45,12 @@ def test_the_benchmark_of_the_sandboxes_ends_with_one_json_object(docker_engine:
     found = msgspec.json.decode(done.stdout.splitlines()[-1])
     assert found == msgspec.json.decode((tmp_path / "found.json").read_bytes())
     assert found["concurrent"] == 4 and found["cycle_ratio"] > 0 and found["cycles_per_s"] > 0
+
+
+def test_the_benchmark_of_the_harness_ends_with_one_json_object(tmp_path: Path) -> None:
+    command = [sys.executable, "benchmarks/harness.py", "--quick", "--out", str(tmp_path / "found.json")]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=280)
+    found = msgspec.json.decode(done.stdout.splitlines()[-1])
+    assert found == msgspec.json.decode((tmp_path / "found.json").read_bytes())
+    assert all(found[key] > 0 for key in ("cpu_ms_per_attempt", "attempts_per_s", "rss_mb", "resume_s"))
+    assert "rss_growth_mb" in found and found["attempts"] == 60
