@@ -5,10 +5,10 @@ import asyncio
 import signal
 import sys
 
-from harness.verbs import agents, run, validate, watch
+from harness.verbs import agents, replay, run, validate, watch
 from proxy.pool.errors import PoolError, UserError
 
-VERBS = (run, watch, agents, validate)
+VERBS = (run, watch, replay, agents, validate)
 INTERRUPTED = 130
 
 

@@ -14,7 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,6 +140,27 @@ def service(wanted: Wanted, directory: RunDir) -> Iterator[Service]:
         yield _bring_up(wanted, directory, children)
     finally:
         for child in reversed(children):
+            _stop(child)
+
+
+@contextmanager
+def replaying(
+    config: Path, attempt_id: int, pool: str, directory: Path, *, ignored: Sequence[str], listeners: Mapping[str, str]
+) -> Iterator[Service]:
+    """A proxy that plays a recorded attempt, for as long as the block lasts.
+
+    `config`: of the proxy that recorded it. `directory` gets the pool that it records in (pool.db), and how requests
+    differed (differences.jsonl).
+    """
+    children: list[subprocess.Popen[bytes]] = []
+    words = ["--pool", pool, "--record", str(directory / "pool.db"), "--port", "0"]
+    words += [f"--{key.replace('_', '-')}={value}" for key, value in listeners.items()]
+    words += ["--report", str(directory / "differences.jsonl"), *(f"--ignore={pattern}" for pattern in ignored)]
+    try:
+        url = _start(["replay", str(config), str(attempt_id), *words], directory / "proxy.log", children)
+        yield connect(url, str(directory / "pool.db"))
+    finally:
+        for child in children:
             _stop(child)
 
 

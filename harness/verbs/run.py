@@ -17,6 +17,7 @@ import msgspec
 
 from harness import places
 from harness.agents import INSTALLED
+from harness.agents.base import Agent
 from harness.answers import OneCall
 from harness.augment import KINDS, of_run
 from harness.backends import backend_for, choose, listening
@@ -147,7 +148,8 @@ def run(verb: str, settings: Settings) -> int:
             try:
                 with owned(pool, found) as claim:
                     sandboxes, logs = places.make_sandboxes(backend), directory.logs
-                    bench = _bench(proxy, settings, plan, pool=pool, sandboxes=sandboxes, logs=logs)
+                    agent = scaffolds[0].agent if scaffolds else OneCall()
+                    bench = make_bench(proxy, settings, agent, pool=pool, sandboxes=sandboxes, logs=logs)
                     shown = places.watched(settings, sandboxes)
                     with places.placed(settings, replace(bench, judge=judge), backend) as placed:
                         directory.begin(config | identity, verb, settings)
@@ -213,12 +215,15 @@ def _plan(settings: Settings, mix: Mix, scaffolds: Sequence[Scaffold]) -> Plan:
     )
 
 
-def _bench(proxy: Service, settings: Settings, plan: Plan, *, pool: Pool, sandboxes: Sandboxes, logs: Path) -> Bench:
+def make_bench(
+    proxy: Service, settings: Settings, agent: Agent, *, pool: Pool, sandboxes: Sandboxes, logs: Path
+) -> Bench:
+    """What the rollouts of a run with these settings share."""
     everybody = settings.concurrency
     return Bench(
         books=Books(pool),
         sandboxes=sandboxes,
-        agent=plan.scaffolds[0].agent if plan.scaffolds else OneCall(),
+        agent=agent,
         url=f"{proxy.url}/v1",
         model=proxy.model,
         context_length=proxy.context_length,

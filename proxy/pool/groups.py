@@ -74,6 +74,8 @@ class Finished:
 class RolloutRow:
     """One rollout as tables and results.jsonl show it. Counts and seconds are of its last attempt."""
 
+    rollout: int
+    """Its number in the pool."""
     task: str
     group: int
     member: int
@@ -222,6 +224,7 @@ def run_summary(pool: Pool, run_id: int) -> list[RolloutRow]:
     )
     query = (
         select(
+            rollouts.c.id,
             tasks.c.name,
             groups.c.queue_index,
             rollouts.c.member,

@@ -4,13 +4,15 @@ Left out: groups that were held out for evaluation.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from proxy.pool.completions import of_attempts
 from proxy.pool.database import Pool
+from proxy.pool.errors import UserError
 from proxy.pool.records import Completion
-from proxy.pool.schema import groups, rollouts
+from proxy.pool.schema import attempts, completions, groups, rollouts, tasks
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,38 @@ class Recorded:
     reward: float | None
     failure: str | None
     completions: list[Completion]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished rollout, as it can be played again."""
+
+    task: dict[str, Any]
+    agent: str
+    attempt_id: int
+    group_id: int
+    member: int
+    calls: int
+    reward: float | None
+    failure: str | None
+
+
+def finished_rollout(pool: Pool, run_id: int, rollout_id: int) -> Finished:
+    """One finished rollout of a run, held out or not; UserError when there is none of this number."""
+    calls = select(func.count()).where(completions.c.attempt_id == rollouts.c.attempt_id).scalar_subquery()
+    columns = (tasks.c.spec, attempts.c.agent, attempts.c.id, groups.c.id, rollouts.c.member, calls)
+    query = (
+        select(*columns, rollouts.c.reward, rollouts.c.failure)
+        .join_from(rollouts, groups)
+        .join(tasks, tasks.c.id == groups.c.task_id)
+        .join(attempts, attempts.c.id == rollouts.c.attempt_id)
+        .where(groups.c.run_id == run_id, rollouts.c.id == rollout_id)
+    )
+    with pool.read() as connection:
+        row = connection.execute(query).one_or_none()
+    if row is None:
+        raise UserError(f"the run has no finished rollout {rollout_id}; results.jsonl has their numbers")
+    return Finished(*row)
 
 
 def finished_rollouts(pool: Pool, run_id: int) -> list[Recorded]:

@@ -1,6 +1,7 @@
 """A recorded rollout is played again without an engine: an unmodified agent makes the same calls, to the same end."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,31 @@ def test_an_agent_makes_the_same_calls_again(agent: str, proxy: Service, tmp_pat
 
 def _shown(item: Completion) -> tuple[str, str]:
     return str(item.reply), item.finish_reason
+
+
+def test_a_rollout_is_run_again_and_its_first_difference_is_told(
+    command_line: Callable[..., list[str]],
+    proxy: Service,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    changed = tmp_path / "changed"
+    agent = f"test -e {changed} && export INSTRUCTION='Write bye.txt'; {SHELL_AGENT}"
+    assert main(command_line(command=agent)) == 0
+    (row,) = results(tmp_path / "run")
+    config = Path(proxy.pool.removeprefix("sqlite:///")).parent / "proxy.toml"
+    again = ["replay", str(tmp_path / "run"), str(row["rollout"])]
+    capsys.readouterr()
+    assert main([*again, "--config", str(config)]) == 0
+    told = capsys.readouterr().out
+    assert "2 of 2 calls made, 0 requests differed" in told and "recorded 1, now 1: the same" in told
+    changed.touch()
+    assert main([*again, "--config", str(config)]) == 1
+    told = capsys.readouterr().out
+    assert "0 of 2 calls made" in told and "verdict: recorded 1, now no reward (agent_crash): different" in told
+    assert re.search(r"first: request 0 differs .* in messages\[1\] \(user\), .*hello.txt.* was recorded", told), told
+    assert main(again) == 2  # the run did not bring its proxy up
+    assert "name its configuration with --config FILE" in capsys.readouterr().err
+    assert main([*again[:2], "999999", "--config", str(config)]) == 2
+    assert "the run has no finished rollout 999999" in capsys.readouterr().err
+    assert results(tmp_path / "run") == [row]
