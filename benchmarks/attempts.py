@@ -85,7 +85,7 @@ def measure(sizes: Sizes) -> dict[str, Any]:
             tasks = _tasks(Path(folder) / "tasks.jsonl", sizes.attempts)
             command = ["eval", str(tasks), "--agent", "command", "--command", f"/bin/bash {AGENT}"]
             command += ["--proxy", proxy.url, "--run-dir", f"{folder}/run"]
-            command += ["--concurrency", str(sizes.concurrency)]
+            command += ["--sandbox", "process", "--concurrency", str(sizes.concurrency)]
             found |= _overhead(command, pool, sizes)
             found["resume_s"] = _resume([*command, "--epochs", "2"], pool, proxy)
             pool.close()

@@ -144,12 +144,9 @@ def keep_findings(directory: Path, name: str, found: SetApart) -> None:
 
 def safe_path(path: str, writable: tuple[str, ...]) -> str:
     """The absolute directories of a $PATH that do not lie in places that an unprivileged agent can write to."""
-    kept = [
-        entry
-        for entry in path.split(":")
-        if entry.startswith("/") and not any(PurePosixPath(entry).is_relative_to(place) for place in writable)
-    ]
-    return ":".join(kept)
+    places = {PurePosixPath(place) for place in writable}
+    absolute = [entry for entry in path.split(":") if entry.startswith("/")]
+    return ":".join(entry for entry in absolute if not places & {(at := PurePosixPath(entry)), *at.parents})
 
 
 def within(sandbox: Sandbox, path: str) -> str:

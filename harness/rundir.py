@@ -85,6 +85,10 @@ class RunDir:
                 f"no run was begun in {self.path} ({error.strerror}: settings.json); start one with `harness run`"
             ) from error
 
+    def sandbox(self) -> str:
+        """The kind of sandboxes that the run has."""
+        return str(msgspec.json.decode((self.path / "run.json").read_bytes())["sandbox"])
+
     def tell(self, where: Whereabouts) -> None:
         """Keep where the run's rows are."""
         write_whole(self.path / "whereabouts.json", msgspec.json.encode(where), private=True)

@@ -145,7 +145,7 @@ def service(wanted: Wanted, directory: RunDir) -> Iterator[Service]:
 
 @contextmanager
 def replaying(
-    config: Path, attempt_id: int, pool: str, directory: Path, ignored: Sequence[str], listeners: Mapping[str, str]
+    config: Path, attempt_id: int, pool: str, directory: Path, *, ignored: Sequence[str], listeners: Mapping[str, str]
 ) -> Iterator[Service]:
     """A proxy that plays a recorded attempt, for as long as the block lasts.
 
@@ -154,7 +154,9 @@ def replaying(
     """
     children: list[subprocess.Popen[bytes]] = []
     words = ["--pool", pool, "--record", str(directory / "pool.db"), "--port", "0"]
-    words += [f"--{key.replace('_', '-')}={listeners.get(key, '')}" for key in ("sandbox_socket", "sandbox_address")]
+    # whoever recorded it may still be listening where its configuration says
+    elsewhere = {"sandbox_socket": str(directory / "door" / "proxy.sock"), "sandbox_address": "127.0.0.1:0"}
+    words += [f"--{key.replace('_', '-')}={value}" for key, value in (elsewhere | dict(listeners)).items()]
     words += ["--report", str(directory / "differences.jsonl"), *(f"--ignore={pattern}" for pattern in ignored)]
     try:
         url = _start(["replay", str(config), str(attempt_id), *words], directory / "proxy.log", children)

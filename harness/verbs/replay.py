@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import re
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
 def _replay(given: argparse.Namespace) -> int:
     """Bring up the recording, run the attempt, and say what was different; 1 when something was."""
     directory = RunDir(given.run_dir)
-    where, (_, settings) = directory.whereabouts(), directory.begun_with()
+    where = directory.whereabouts()
     config = given.config or directory.path / "proxy.toml"
     if not config.exists():
         raise UserError(
@@ -61,21 +62,8 @@ def _replay(given: argparse.Namespace) -> int:
     pool = open_pool(where.pool, create=False)
     recorded = finished_rollout(pool, find_run(pool, where.name).id, given.rollout)
     pool.close()
-    agent = _agent(recorded, settings)
     with tempfile.TemporaryDirectory(prefix="replay-") as folder:
-        ignored = [SANDBOXES, *given.ignore]
-        choice = choose(settings.sandbox, [msgspec.convert(recorded.task, Task)])
-        with (
-            listening(choice, settings) as listeners,
-            replaying(config, recorded.attempt_id, where.pool, Path(folder), ignored, listeners) as proxy,
-        ):
-            sandboxes = Maker(backend=backend_for(choice, settings, proxy, f"replay-{where.name}"))()
-            played = open_pool(proxy.pool)
-            try:
-                bench = make_bench(proxy, settings, agent, pool=played, sandboxes=sandboxes, logs=Path(folder))
-                outcome, calls = asyncio.run(_attempt(bench, recorded))
-            finally:
-                played.close()
+        outcome, calls = _play(recorded, directory, config, Path(folder), given.ignore)
         differences = _differences(Path(folder) / "differences.jsonl")
     same = outcome.reward == recorded.reward
     print(
@@ -85,6 +73,28 @@ def _replay(given: argparse.Namespace) -> int:
         print(f"first: {_sentence(differences[0])}")
     print(f"verdict: recorded {_verdict(recorded)}, now {_verdict(outcome)}: {'the same' if same else 'different'}")
     return 0 if same and not differences else DIFFERENT
+
+
+def _play(
+    recorded: Finished, directory: RunDir, config: Path, folder: Path, ignored: Sequence[str]
+) -> tuple[Outcome, int]:
+    """The attempt once more, in a sandbox of the same kind; how many calls it made."""
+    where, (_, settings) = directory.whereabouts(), directory.begun_with()
+    agent = _agent(recorded, settings)
+    choice = choose(directory.sandbox(), [msgspec.convert(recorded.task, Task)])
+    with (
+        listening(choice, settings) as listeners,
+        replaying(
+            config, recorded.attempt_id, where.pool, folder, ignored=[SANDBOXES, *ignored], listeners=listeners
+        ) as proxy,
+    ):
+        sandboxes = Maker(backend=backend_for(choice, settings, proxy, f"replay-{recorded.attempt_id}"))()
+        played = open_pool(proxy.pool)
+        try:
+            bench = make_bench(proxy, settings, agent, pool=played, sandboxes=sandboxes, logs=folder)
+            return asyncio.run(_attempt(bench, recorded))
+        finally:
+            played.close()
 
 
 def _agent(recorded: Finished, settings: Settings) -> Agent:

@@ -6,8 +6,9 @@ beyond it by their own number. Left out: the budget of time, which the sandbox h
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import case, func, select, update
+from sqlalchemy import BindParameter, Select, bindparam, case, func, select, update
 
 from proxy.pool.database import Pool, retried
 from proxy.pool.schema import TOKENS, attempts, completions
@@ -68,15 +69,23 @@ def note_trouble(pool: Pool, attempt_id: int, trouble: str) -> None:
         connection.execute(update(attempts).where(attempts.c.id == attempt_id).values(values))
 
 
-def seen(pool: Pool, attempt_id: int) -> Seen:
-    """What the proxy saw of an attempt, whatever the agent's exit code says."""
-    answered = (completions.c.attempt_id == attempt_id) & completions.c.finish_reason.not_in(BROKEN)
+def _seen() -> Select[Any]:
+    of: BindParameter[int] = bindparam("attempt_id")
+    answered = (completions.c.attempt_id == of) & completions.c.finish_reason.not_in(BROKEN)
     last = select(func.max(completions.c.finished_at)).where(answered).scalar_subquery()
     completed = select(func.count()).where(answered).scalar_subquery()
     broken = attempts.c.trouble_at >= func.coalesce(last, 0)
-    query = select(completed, case((broken, attempts.c.trouble)), attempts.c.spent).where(attempts.c.id == attempt_id)
+    return select(completed, case((broken, attempts.c.trouble)), attempts.c.spent).where(attempts.c.id == of)
+
+
+SEEN = _seen()
+"""Made once: SQLAlchemy takes longer to make it than the database to answer."""
+
+
+def seen(pool: Pool, attempt_id: int) -> Seen:
+    """What the proxy saw of an attempt, whatever the agent's exit code says."""
     with pool.read() as connection:
-        found = connection.execute(query).one()
+        found = connection.execute(SEEN, {"attempt_id": attempt_id}).one()
     return Seen(completed=found[0], broken=found[1], spent=found[2])
 
 

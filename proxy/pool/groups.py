@@ -166,17 +166,14 @@ def finish_rollout(pool: Pool, rollout_id: int, outcome: Outcome) -> Finished:
 
 def _follow_up(connection: Connection, group_id: int, outcome: Outcome) -> Finished:
     """Call off members that are not needed any more, and close the group with its last one."""
-    size = connection.execute(select(groups.c.size).where(groups.c.id == group_id)).scalar_one()
-    counts = select(func.count(rollouts.c.reward)).where(rollouts.c.group_id == group_id)
-    valid = connection.execute(counts).scalar_one()
+    unfinished = func.count() - func.count(rollouts.c.finished_at)
+    counts = select(groups.c.size, func.count(rollouts.c.reward), unfinished).join_from(rollouts, groups)
+    size, valid, left = connection.execute(counts.where(groups.c.id == group_id).group_by(groups.c.size)).one()
     called_off: tuple[int, ...] = ()
     filtered = outcome.failure is not None and treatment(outcome.failure) == "filter"
-    if filtered:
-        called_off = _call_off(connection, group_id, "filtered")
-    elif valid >= size:
-        called_off = _call_off(connection, group_id, "redundant")
-    left = select(func.count()).where(rollouts.c.group_id == group_id, rollouts.c.finished_at.is_(None))
-    if connection.scalar(left):
+    if left and (filtered or valid >= size):
+        called_off = _call_off(connection, group_id, "filtered" if filtered else "redundant")
+    elif left:
         return Finished(group_id, "RUNNING", None)
     values: dict[str, Any] = {"state": "DONE", "finished_at": time.time()}
     if filtered:
