@@ -30,6 +30,8 @@ class Ground:
     """Its root is its own and not the machine's."""
     manifest: Manifest
     leftovers: Sequence[Leftover] = ()
+    changed: frozenset[str] = frozenset()
+    """Paths of the image that set-up has changed, where the root can be written."""
     originals: dict[str, bytes] = field(default_factory=dict)
     """Absolute path -> content of small files that steer a verifier, to be put back when the agent changes them."""
 
@@ -42,7 +44,7 @@ async def lay(sandbox: Sandbox, task: Task, sandboxes: Sandboxes) -> Ground:
     steer = steering(task, sandbox, spec, own_root)
     known = [path for path in sorted(manifest.files) if steer(path)]
     originals = await _contents(sandbox, known) if known else {}
-    return Ground(spec, own_root, manifest, rows, originals)
+    return Ground(spec, own_root, manifest, rows, frozenset(await sandbox.changed()), originals)
 
 
 async def _contents(sandbox: Sandbox, paths: list[str]) -> dict[str, bytes]:

@@ -5,15 +5,15 @@ it was before the agent: harness/steering.py lists it. The verifier runs as a us
 and compiled Python are made after the agent's end under a random name, so that nothing can lie or wait there; $PATH is
 what it was before the agent, without directories that the agent could write to.
 
-What it cannot stop: a process sandbox has one user, so there only the order and the names protect. A task that gives
-the agent root (profile harbor) gives it the tools that the verifier runs, too: `verifier.fresh` is the way out. And
-whoever runs the agent's program to judge it runs the agent's program.
+What it cannot stop: a process sandbox has one user, so there only the order and the names protect. Where the agent was
+root (profile harbor), the engine puts the image's tools back, but packages and libraries that it installed are its own:
+`verifier.fresh` is the way out. And whoever runs the agent's program to judge it runs the agent's program.
 """
 
 import secrets
 import shlex
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -22,7 +22,7 @@ import msgspec
 
 from harness.ground import Ground
 from harness.manifest import Difference, remove, take, write_difference
-from harness.steering import above_tests, steering
+from harness.steering import above_tests, is_kept, is_tool, steering
 from harness.tasks import Task
 from harness.verifier import LOGS
 from sandboxes.base import Limits, OnOutput, Result, Sandbox, SandboxError, Sandboxes, User
@@ -52,7 +52,7 @@ async def apart(
     sandboxes: Sandboxes, sandbox: Sandbox, task: Task, ground: Ground, more: bool = False
 ) -> AsyncIterator[tuple["Apart", SetApart]]:
     """The sandbox as the verifier is to find it, and what had to be done for that. `more`: another step will follow."""
-    await sandbox.end_processes()
+    await end_agent(sandbox, task, ground)
     found = await set_apart(sandbox, task, ground)
     if not task.verifier.fresh:
         if task.verifier.network == "full" != ground.spec.network:
@@ -82,19 +82,55 @@ async def _withdraw(room: "Apart", task: Task) -> None:
         raise SandboxError(f"the verifier's files cannot be taken away again: {result.output[-300:].strip()}")
 
 
+async def end_agent(sandbox: Sandbox, task: Task, ground: Ground) -> None:
+    """End the agent's processes. What ends them runs inside, so a root's changes to the tools are undone first."""
+    await _restore(sandbox, task, ground)
+    await sandbox.end_processes()
+
+
 async def set_apart(sandbox: Sandbox, task: Task, ground: Ground) -> SetApart:
     """Compare with what there was before the agent, and undo what would steer the verifier."""
     above = above_tests(task, sandbox.work, ground.own_root)
     difference = await take(sandbox, ground.spec, ground.own_root, above) - ground.manifest
     steer = steering(task, sandbox, ground.spec, ground.own_root)
-    planted = [path for path in difference.added if steer(path)]
+    tools = [path for path in difference.changed if _may_be_undone(path, task, ground)]  # undone by end_agent
+    shadows = _shadows(difference.added, task, ground)
+    planted = [path for path in difference.added if steer(path) or path in shadows]
     touched = [path for path in (*difference.changed, *difference.removed) if steer(path)]
     restored = [path for path in touched if path in ground.originals]
     stayed = await remove(sandbox, planted, ground.manifest.path)
     for path in restored:
         await sandbox.write(within(sandbox, path), ground.originals[path])
     left = stayed | set(touched) - set(restored)
-    return SetApart(difference, [path for path in planted if path not in stayed], restored, sorted(left))
+    return SetApart(difference, [path for path in planted if path not in stayed], tools + restored, sorted(left))
+
+
+async def _restore(sandbox: Sandbox, task: Task, ground: Ground) -> None:
+    """Put back the tools of the image that an agent who is root has changed."""
+    wanted = [
+        path
+        for path, removed in (await sandbox.changed()).items()
+        if (removed or not ground.manifest.files.get(path, "").startswith("d ")) and _may_be_undone(path, task, ground)
+    ]
+    if wanted:
+        await sandbox.restore(wanted)
+
+
+def _may_be_undone(path: str, task: Task, ground: Ground) -> bool:
+    """Tools of a root that can be written, but for what set-up had changed and what the task lets the agent have."""
+    if ground.spec.profile == "strict" or task.verifier.fresh or path in ground.changed:
+        return False
+    return is_tool(path) and not is_kept(task, path)
+
+
+def _shadows(added: Iterable[str], task: Task, ground: Ground) -> set[str]:
+    """What an agent who is root has put into $PATH under the name of a command that was there."""
+    if ground.spec.profile == "strict" or task.verifier.fresh:
+        return set()
+    directories = ground.manifest.path.split(":")
+    commands = {name for path in ground.manifest.files for at, _, name in [path.rpartition("/")] if at in directories}
+    split = ((path, *path.rpartition("/")[::2]) for path in added)
+    return {path for path, at, name in split if at in directories and name in commands and not is_kept(task, path)}
 
 
 async def _private(sandbox: Sandbox, task: Task, ground: Ground) -> "Apart":
@@ -195,6 +231,12 @@ class Apart:
 
     async def end_processes(self) -> int:
         return await self._sandbox.end_processes()
+
+    async def changed(self) -> Mapping[str, bool]:
+        return await self._sandbox.changed()
+
+    async def restore(self, paths: Sequence[str]) -> None:
+        await self._sandbox.restore(paths)
 
     async def stop(self) -> None:
         await self._sandbox.stop()

@@ -20,7 +20,7 @@ from harness.augment import Variation, apply, chosen
 from harness.books import Books
 from harness.checkers import Checking, check_answer
 from harness.ground import keep_ground, lay, set_up, spec_of
-from harness.isolation import apart, keep_findings
+from harness.isolation import apart, end_agent, keep_findings
 from harness.judge import Judge
 from harness.pulse import Watched, run_watched
 from harness.rewards import Verdict, below, joined
@@ -241,7 +241,7 @@ async def _part(
     account.exit_code = result.exit_code
     with (bench.logs / f"{name}.log").open("a") as log:
         log.write(result.output)
-    await sandbox.end_processes()
+    await end_agent(sandbox, task, ground)
     failure, detail = await _judge(bench, opened.id, result)
     account.stage = "verifier"
     async with (

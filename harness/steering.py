@@ -34,7 +34,22 @@ SYSTEM = re.compile(
 PYTHON = re.compile(
     r".*/(?:site|dist)-packages/(?:(?:site|user)customize(?:\.py|/.*)|[^/]+\.pth)|.*/(?:site|user)customize\.py"
 )
+TOOLS = re.compile(
+    r"(?:/usr(?:/local)?)?/s?bin(?:/.*)?|(?:/usr(?:/local)?)?/lib(?:32|64|x32)?(?:/(?:.*\.so[.\d]*|python3[^/]*(?:/.*)?))?"
+)
+PACKAGES = re.compile(r"/(?:site|dist)-packages/|/__pycache__/|/EXTERNALLY-MANAGED$")
+"""Packages may be installed anew; half of an old version would be no package at all."""
 INSTALLERS = re.compile(r".*/(?:__editable__[^/]*|distutils-precedence|easy-install)\.pth")
+
+
+def is_tool(path: str) -> bool:
+    """Whether a file of the image is one of the programs, libraries and modules that any verifier runs with."""
+    return bool(TOOLS.fullmatch(path)) and not PACKAGES.search(path)
+
+
+def is_kept(task: Task, path: str) -> bool:
+    """Whether the task lets the agent have this path."""
+    return any(_matches(path, pattern) for pattern in task.verifier.keep)
 
 
 def steering(task: Task, sandbox: Sandbox, spec: Spec, own_root: bool) -> Callable[[str], bool]:
@@ -45,7 +60,7 @@ def steering(task: Task, sandbox: Sandbox, spec: Spec, own_root: bool) -> Callab
 
     def steers(path: str) -> bool:
         parent, _, name = path.rpartition("/")
-        if INSTALLERS.fullmatch(path) or any(_matches(path, pattern) for pattern in task.verifier.keep):
+        if INSTALLERS.fullmatch(path) or is_kept(task, path):
             return False
         if (parent or "/") in above and RUNNERS.fullmatch(name):
             return True

@@ -4,7 +4,7 @@ Paths are relative to the sandbox's working directory, or to the user's home whe
 outside. An absolute path is one of the sandbox's own file system, where it has one (Docker); elsewhere it is refused.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -126,6 +126,13 @@ class Sandbox(Protocol):
 
     async def get(self, path: str, target: Path, user: User = "agent") -> None:
         """Copy a directory out of the sandbox, as far as the user may read it."""
+
+    async def changed(self) -> Mapping[str, bool]:
+        """Absolute paths of the image that were changed (False) or removed (True), whoever asks from inside: told from
+        outside. Nothing where the root cannot be written."""
+
+    async def restore(self, paths: Sequence[str]) -> None:
+        """Put these paths back as the image has them, without help from inside."""
 
     async def stop(self) -> None:
         """End everything and remove the sandbox. May be called again."""

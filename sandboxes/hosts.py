@@ -231,6 +231,12 @@ class Placed:
     async def read(self, path: str, limit: int = 1 << 20, user: User = "agent") -> bytes | None:
         return await self._told(self._inner.read(path, limit, user))
 
+    async def changed(self) -> Mapping[str, bool]:
+        return await self._told(self._inner.changed())
+
+    async def restore(self, paths: Sequence[str]) -> None:
+        await self._told(self._inner.restore(paths))
+
     async def put(self, source: Path, path: str, user: User = "agent") -> None:
         await self._told(self._inner.put(source, path, user))
 

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -229,6 +229,12 @@ class ProcessSandbox:
             await asyncio.to_thread(files.get, place, target)
         except OSError as error:
             raise SandboxError(f"{path} cannot be copied out of sandbox {self.id} ({error})") from error
+
+    async def changed(self) -> Mapping[str, bool]:
+        return {}
+
+    async def restore(self, paths: Sequence[str]) -> None:
+        raise SandboxError(f"sandbox {self.id} has no image to put {len(paths)} paths back from; use Docker")
 
     async def stop(self) -> None:
         await self.end_processes()

@@ -102,6 +102,8 @@ class DockerSandboxes:
             bundles=supply.bundles,
             disk_mb=spec.disk_mb,
             cpus=spec.cpus or self.engine.cpus,
+            labels=labels,
+            writable=spec.profile == "harbor",
         )
         self._running[sandbox] = started = DockerSandbox(self.engine, made, lambda: self._remove(sandbox))
         return started

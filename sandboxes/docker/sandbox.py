@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandboxes.base import Ended, Limits, OnOutput, Result, SandboxError, User
+from sandboxes.docker import originals
 from sandboxes.docker.engine import Command, Engine, EngineError
 from sandboxes.docker.files import Inside
 from sandboxes.docker.processes import END, OOM_KILLS, TABLE
@@ -44,6 +45,10 @@ class Made:
     disk_mb: int | None
     cpus: float
     """How many seconds of CPU time a second may have at most."""
+    labels: Mapping[str, str]
+    """Of what belongs to the sandbox."""
+    writable: bool
+    """Its root file system."""
 
 
 class DockerSandbox:
@@ -213,6 +218,12 @@ class DockerSandbox:
                 network = await self.engine.docker.networks.get(name)
                 change = network.disconnect if how == "disconnect" else network.connect
                 await change({"Container": self.container})
+
+    async def changed(self) -> Mapping[str, bool]:
+        return await originals.changed(self.engine, self.container) if self._made.writable else {}
+
+    async def restore(self, paths: Sequence[str]) -> None:
+        await originals.restore(self.engine, self.container, self._made.labels, paths)
 
     async def stop(self) -> None:
         """Also when cancelled meanwhile: the removal goes on, and `close` of what started it waits for it."""

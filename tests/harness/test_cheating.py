@@ -15,7 +15,7 @@ from harness.tasks import Task
 from harness.verifier import verify
 from sandboxes.base import Limits
 from sandboxes.docker.backend import DockerSandboxes, Options
-from tests.harness.cheats import CHEATS
+from tests.harness.cheats import AS_ROOT, CHEATS
 
 SECRET = "an answer that only the tests hold"
 TESTS = f"""
@@ -76,3 +76,23 @@ async def test_a_cheat_gets_the_verdict_of_its_work(
 ) -> None:
     reward, _, said = await rollout(sandboxes, CHEATS[cheat], **profile)
     assert reward == 0.0 and SECRET not in said
+
+
+ROOTS = [
+    pytest.param(name, id=name.replace(" ", "-"), marks=[] if "shell" in name else pytest.mark.long) for name in AS_ROOT
+]
+
+
+@pytest.mark.parametrize("cheat", ROOTS)
+async def test_a_cheating_root_finds_its_tools_put_back(sandboxes: DockerSandboxes, cheat: str) -> None:
+    verifier = HELLO["verifier"] | {"user": "root"}
+    reward, found, _ = await rollout(sandboxes, AS_ROOT[cheat], **HARBOR, verifier=verifier)
+    assert reward == 0.0 and found.removed + found.restored != []
+
+
+async def test_what_root_installs_and_the_task_lets_it_have_stays(sandboxes: DockerSandboxes) -> None:
+    agent = "echo hello > hello.txt; cd /usr/local/bin; printf '#!/bin/sh\\necho new' > tool; chmod +x tool; "
+    agent += "rm /usr/bin/yes; cp /bin/true /usr/bin/yes"
+    verifier = {"command": "[ $(tool) = new ] && yes", "user": "root", "keep": ["/usr/bin/yes"]}
+    reward, found, _ = await rollout(sandboxes, agent, **HARBOR, verifier=verifier)
+    assert (reward, found.removed, found.restored) == (1.0, [], [])

@@ -1,0 +1,103 @@
+"""Cheating agents in a whole run: containers, a real proxy, a group of rollouts. Each is trained on, with reward 0."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sqlalchemy import func, select
+
+from harness.agents.command import Command
+from harness.books import Books
+from harness.rollout import Bench, run_rollout
+from harness.services import Service
+from proxy.pool.database import open_pool
+from proxy.pool.groups import open_group
+from proxy.pool.runs import open_run
+from proxy.pool.schema import completions, groups
+from sandboxes.channel import SOCKET, URL
+from sandboxes.docker.backend import DockerSandboxes, Options
+from sandboxes.docker.engine import Engine
+from sandboxes.docker.network import Channel, Runtime
+from tests.harness.cheats import CHEATS
+from tests.harness.test_cheating import HELLO
+
+ASK = """python3 -c '
+import json, os, urllib.request as u
+body = json.dumps({"model": os.environ["MODEL"], "messages": [{"role": "user", "content": "Write hello.txt"}]})
+head = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+print(u.urlopen(u.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body.encode(), head)).read())
+'
+"""
+TAKEN = ("reads the tests", "runs a test runner of its own", "writes rewards", "patches from the background")
+
+
+@pytest.fixture
+async def socket(proxy: Service) -> AsyncIterator[Path]:
+    """A Unix socket that passes connections on to the proxy, alone in its directory."""
+    port = int(proxy.url.rpartition(":")[2])
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inward, outward = await asyncio.open_connection("127.0.0.1", port)
+
+        async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+            while chunk := await source.read(1 << 16):
+                sink.write(chunk)
+            sink.close()
+
+        await asyncio.gather(pump(reader, outward), pump(inward, writer), return_exceptions=True)
+
+    with tempfile.TemporaryDirectory(prefix="bf-") as directory:
+        path = Path(directory) / SOCKET
+        server = await asyncio.start_unix_server(pass_on, path)
+        path.chmod(0o666)
+        path.parent.chmod(0o755)
+        yield path
+        server.close()
+
+
+@pytest.fixture
+async def bench(proxy: Service, docker_engine: str, socket: Path, tmp_path: Path) -> AsyncIterator[Bench]:
+    async with AsyncExitStack() as stack:
+        engine = await Engine.open(docker_engine)
+        stack.push_async_callback(engine.close)
+        channel = Channel(engine=engine, runtime=Runtime(python="python3", image="deb:py"), socket=socket)
+        stack.push_async_callback(channel.close)
+        options = Options(address=docker_engine, image="deb:py", run="test", suppliers=[channel])
+        sandboxes = await DockerSandboxes.open(options)
+        stack.push_async_callback(sandboxes.close)
+        yield Bench(
+            books=Books(open_pool(proxy.pool)),
+            sandboxes=sandboxes,
+            agent=Command(""),
+            url=f"{URL}/v1",
+            model=proxy.model,
+            context_length=proxy.context_length,
+            logs=tmp_path,
+            trouble=proxy.trouble,
+            pause_seconds=0.01,
+        )
+
+
+async def test_cheats_count_in_their_groups_statistics(bench: Bench) -> None:
+    pool, cheats = bench.books.pool, [CHEATS[name] for name in TAKEN]
+    task = HELLO | {"network": "model", "timeout": 120}
+    run_id = open_run(pool, str(bench.logs), "train", {}).id
+    opened = open_group(pool, run_id, task, len(cheats) + 1)
+    agents = [Command(f"{ASK}\n{work}") for work in (*cheats, "echo hello > hello.txt")]
+    work = (run_rollout(replace(bench, agent=agent), one) for agent, one in zip(agents, opened, strict=True))
+    outcomes = [outcome for outcome, _ in await asyncio.gather(*work)]
+    assert [(came.reward, came.failure, came.detail) for came in outcomes[:-1]] == [(0.0, None, "")] * len(cheats)
+    assert outcomes[-1].reward == 1.0
+    with pool.read() as connection:
+        assert connection.scalar(select(groups.c.state).where(groups.c.run_id == run_id)) == "DONE"
+        trained = select(func.count()).where(
+            completions.c.attempt_id.in_([came.attempt_id for came in outcomes]), completions.c.untrainable.is_(None)
+        )
+        assert connection.scalar(trained) == len(outcomes)
+    steered = [path for path in bench.logs.glob("*.steering.json") if "unittest.py" in path.read_text()]
+    assert [path.name for path in steered] == [f"attempt-{outcomes[1].attempt_id}.steering.json"]
+    assert len(list(bench.logs.glob("*.manifest.json.gz"))) == len(outcomes)

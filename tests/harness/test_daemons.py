@@ -1,0 +1,115 @@
+"""Daemons as tmux starts them: forked twice, in a session of their own, behind sockets with well-known names."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from harness.ground import lay, set_up, spec_of
+from harness.isolation import apart
+from harness.tasks import Task
+from sandboxes.base import Limits
+from sandboxes.docker.backend import DockerSandboxes, Options
+from sandboxes.docker.sandbox import DockerSandbox
+from tests.harness.test_cheating import HELLO
+
+SERVER = """
+import os, socket, sys, threading
+name = sys.argv[1]
+def serve(family, address):
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.bind(address)
+    listening.listen()
+    def answer():
+        while True:
+            connection, _ = listening.accept()
+            connection.sendall(name.encode())
+            connection.close()
+    return answer
+os.makedirs("/tmp/tmux-0", exist_ok=True)
+answers = [serve(socket.AF_UNIX, "/tmp/tmux-0/default"), serve(socket.AF_UNIX, "\\0tmux"),
+           serve(socket.AF_INET, ("127.0.0.1", 7777))]
+if os.fork(): os._exit(0)
+os.setsid()
+if os.fork(): os._exit(0)
+for stream in (0, 1, 2): os.dup2(os.open(os.devnull, os.O_RDWR), stream)
+threads = [threading.Thread(target=answer) for answer in answers]
+[thread.start() for thread in threads]
+"""
+CLIENT = """
+import socket
+for family, address in ((socket.AF_UNIX, "/tmp/tmux-0/default"), (socket.AF_UNIX, "\\0tmux"),
+                        (socket.AF_INET, ("127.0.0.1", 7777))):
+    connection = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        connection.connect(address)
+        print(connection.recv(100).decode())
+    except OSError as error:
+        print(type(error).__name__)
+"""
+TASK = HELLO | {"files": {"server.py": SERVER, "client.py": CLIENT}}
+GONE = ["FileNotFoundError", "ConnectionRefusedError"]
+
+
+@pytest.fixture
+async def sandboxes(docker_engine: str) -> AsyncIterator[DockerSandboxes]:
+    opened = await DockerSandboxes.open(Options(address=docker_engine, image="deb:py", run="test"))
+    yield opened
+    await opened.close()
+
+
+async def says(sandbox: DockerSandbox, command: str) -> list[str]:
+    return (await sandbox.run(command, Limits(seconds=60), {})).output.split()
+
+
+def on_this_machine(name: str) -> list[str]:
+    """Processes that name it, as the engine's host sees them."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found += [file.parent.name] if name.encode() in file.read_bytes() else []
+        except OSError:  # it has ended meanwhile
+            continue
+    return found
+
+
+async def test_two_agents_with_servers_of_the_same_names_cannot_touch_each_other(sandboxes: DockerSandboxes) -> None:
+    task = msgspec.convert(TASK, Task)
+    one, other = await asyncio.gather(sandboxes.start(spec_of(task)), sandboxes.start(spec_of(task)))
+    names = [secrets.token_hex(8), secrets.token_hex(8)]
+    try:
+        for sandbox, name in zip((one, other), names, strict=True):
+            await set_up(sandbox, task)
+            await says(sandbox, f"python3 server.py {name}")
+            assert await says(sandbox, "python3 client.py") == [name] * 3
+        await says(one, "rm -rf /tmp/tmux-0; kill -9 -1")
+        assert await says(other, "python3 client.py") == [names[1]] * 3
+        assert set(await says(one, "python3 client.py")) == set(GONE)
+        assert not on_this_machine(names[0]) and on_this_machine(names[1])
+    finally:
+        await asyncio.gather(one.stop(), other.stop())
+    assert not on_this_machine(names[1])
+
+
+@pytest.mark.parametrize("daemons", [True, False])
+async def test_the_tasks_daemons_outlive_the_agent_and_the_agents_do_not(
+    sandboxes: DockerSandboxes, daemons: bool
+) -> None:
+    setup = f"{HELLO['setup']}; python3 server.py task"
+    task = msgspec.convert(TASK | {"setup": setup, "daemons": daemons}, Task)
+    sandbox = await sandboxes.start(spec_of(task))
+    try:
+        await set_up(sandbox, task)
+        ground = await lay(sandbox, task, sandboxes)
+        agent = f"agent-{secrets.token_hex(8)}"
+        await says(sandbox, f"sed 's/tmux/mine/g; s/7777/7778/' server.py > mine.py; python3 mine.py {agent}")
+        assert on_this_machine(agent)
+        async with apart(sandboxes, sandbox, task, ground) as (room, _):
+            said = (await room.run("python3 client.py", Limits(seconds=60), {})).output.split()
+            assert said[1:] == (["task", "task"] if daemons else GONE[1:] * 2)  # the socket file is the agent user's
+            assert not on_this_machine(agent)
+    finally:
+        await sandbox.stop()
