@@ -4,7 +4,7 @@ and sees nothing of what is mounted in them.
 Everything is done with the rights of the user it is for. On the way in, a link or file that stands where a directory of
 the path must be is replaced, and a file is created anew, so a planted link leads nowhere; on the way out nothing but
 regular files is opened, and what came is unpacked without ever writing through a link. Needs /bin/sh, head, and for
-directories tar in the image. Left out: owners, hard links and special files of a directory that is copied out.
+directories tar in the image. Left out: owners and special files of a directory that is copied.
 """
 
 import asyncio
@@ -164,7 +164,7 @@ def _pack(source: Path, archive: IO[bytes]) -> bytes:
     names: list[str] = []
 
     def anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        if not (member.isreg() or member.isdir() or member.issym()):
+        if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
             return None
         if "\n" in member.name:
             raise OSError(f"a name with a line break: {member.name!r}")
@@ -190,12 +190,12 @@ def unpack(archive: IO[bytes], target: Path) -> None:
                 safe = tarfile.data_filter(member, str(target))
             except tarfile.FilterError:
                 continue
-            if safe is None or _leads_out(safe.name):
+            if _leads_out(safe.name) or _leads_out(safe.linkname if safe.islnk() else ""):
                 continue
             if safe.issym():
                 links.append(safe)
-            elif safe.isdir() or safe.isreg():
-                tar.extract(safe, target, set_attrs=True, filter="data")
+            elif safe.isdir() or safe.isreg() or (safe.islnk() and (target / safe.linkname).is_file()):
+                tar.extract(safe, target, filter="data")
         for link in links:
             place = target / link.name
             if (

@@ -93,7 +93,7 @@ def container_config(spec: Spec, base: Base, supply: Supply, labels: Mapping[str
         "Entrypoint": main[:1],
         "Cmd": main[1:],
         "User": "0:0",
-        "WorkingDir": "/",
+        "WorkingDir": base.work,  # made by the engine where the image has it not
         "Hostname": "sandbox",
         "Env": [f"{name}={value}" for name, value in env.items()],
         "Labels": dict(labels),

@@ -56,6 +56,7 @@ async def test_directories_are_copied_in_and_out(either: DockerSandbox, tmp_path
     (source / "sub" / "run.sh").write_text("echo ran\n")
     (source / "sub" / "run.sh").chmod(0o755)
     (source / "link").symlink_to("sub/run.sh")
+    (source / "twin").hardlink_to(source / "sub" / "run.sh")
     await says(either, "mkdir -p ~/other tests; ln -s ~/other tests/sub; mkfifo tests/pipe")
     await either.put(source, "tests")
     assert await says(either, "ls ~/other; tests/link; stat -c %u tests/sub/run.sh") == "ran\n10000"
@@ -63,6 +64,7 @@ async def test_directories_are_copied_in_and_out(either: DockerSandbox, tmp_path
     assert (tmp_path / "back/sub/run.sh").read_text() == "echo ran\n"
     assert (tmp_path / "back/sub/run.sh").stat().st_mode & 0o777 == 0o755
     assert (tmp_path / "back/link").readlink() == Path("sub/run.sh")
+    assert (tmp_path / "back/twin").read_text() == "echo ran\n"
     assert not (tmp_path / "back/pipe").exists()
 
 

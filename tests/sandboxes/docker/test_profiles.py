@@ -1,14 +1,15 @@
 """What each profile permits, tried from the inside."""
 
 import subprocess
+from dataclasses import replace
 
 import msgspec
 import pytest
 
-from sandboxes.base import SandboxError, Spec
+from sandboxes.base import Image, SandboxError, Spec
 from sandboxes.docker.backend import DockerSandboxes
 from sandboxes.docker.sandbox import DockerSandbox
-from tests.sandboxes.docker.conftest import says
+from tests.sandboxes.docker.conftest import HARBOR, SMALL, says
 
 CAPABILITIES = "grep -E '^Cap(Prm|Eff|Inh|Amb)' /proc/self/status | cut -f2 | sort -u"
 
@@ -86,6 +87,13 @@ async def test_without_a_network_there_is_loopback_alone_until_it_is_switched_on
     assert "gaierror" in await says(strict, f'python3 -c "{resolve}" 2>&1 || true')
     await strict.allow_network()
     assert await says(strict, "ls /sys/class/net") == "eth0\nlo"
+
+
+async def test_a_working_directory_that_the_image_has_not_is_made(sandboxes: DockerSandboxes) -> None:
+    for spec, owner in ((SMALL, "10000"), (HARBOR, "0")):
+        sandbox = await sandboxes.start(replace(spec, image=Image(name="bb:1"), work="/made/here"))
+        assert await says(sandbox, "pwd; touch x; stat -c %u .") == f"/made/here\n{owner}"
+        await sandbox.stop()
 
 
 async def test_a_place_that_would_hide_the_system_is_refused(sandboxes: DockerSandboxes) -> None:
