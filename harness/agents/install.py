@@ -124,7 +124,8 @@ def pip_install(package: Package, requirements: Sequence[str], main: str) -> Non
 
 def compile_python(directory: Path) -> None:
     """Write byte code that counts wherever the files are copied to; read-only bundles get none later."""
-    command = [sys.executable, "-m", "compileall", "-q", "-j0", "--invalidation-mode", "unchecked-hash", str(directory)]
+    how = ["-q", "-j0", "--invalidation-mode", "unchecked-hash", "-s", str(directory)]  # without this machine's paths
+    command = [sys.executable, "-m", "compileall", *how, str(directory)]
     subprocess.run(command, stdout=subprocess.DEVNULL)  # packages carry files that are no valid Python
 
 

@@ -3,7 +3,7 @@
 A volume's name says what is in it: blackforge-bundle-NAME-VERSION-DIGEST. It counts once its manifest is in it, which
 the archive that fills it ends with, so one whose upload was broken off is filled again. Whoever looks or fills holds a
 container named after the volume, never started, that mounts it: the engine gives that name to one at a time. Volumes
-belong to the engine and outlive their runs; nothing here removes one.
+belong to the engine and outlive their runs; `sandboxes gc --bundles` removes those that no container has.
 
 Bind mounts instead save the upload and the second copy. They need an engine that sees this machine's files under the
 same paths, which a local address does not promise, so they are chosen and not guessed.
@@ -27,11 +27,13 @@ from aiodocker.containers import DockerContainer
 from sandboxes.base import SandboxError, Spec
 from sandboxes.bundles import AGENTS, MANIFEST, RUNTIME, RUNTIME_NAME, Manifest, manifest_of
 from sandboxes.docker.engine import Engine
-from sandboxes.docker.labels import IMAGE, KIND, PREFIX, labels_of, owner_of, this_process
+from sandboxes.docker.labels import IMAGE, KIND, PREFIX, SHARED, labels_of, owner_of, this_process
 from sandboxes.docker.supply import Supply
 
 Way = Literal["volume", "bind"]
 NAME, VERSION, DIGEST = (PREFIX + "bundle." + name for name in ("name", "version", "digest"))
+VOLUMES = "blackforge-bundle-"
+"""What the names of bundles' volumes begin with."""
 EMPTY = "blackforge/empty:1"
 """An image without a file, for containers that are never started."""
 INSIDE = "/bundle"
@@ -88,19 +90,20 @@ class Bundles:
 
 def volume_of(manifest: Manifest) -> str:
     """The name of the volume for a bundle of this content."""
-    return f"blackforge-bundle-{manifest.name}-{manifest.version}-{manifest.digest[:12]}"
+    return f"{VOLUMES}{manifest.name}-{manifest.version}-{manifest.digest[:12]}"
 
 
 @asynccontextmanager
 async def _held(docker: aiodocker.Docker, volume: str, manifest: Manifest) -> AsyncIterator[DockerContainer]:
     """The one container that may fill the volume. Waits for another's, or removes it if its owner is dead."""
     described = {NAME: manifest.name, VERSION: manifest.version, DIGEST: manifest.digest}
-    await docker.volumes.create({"Name": volume, "Labels": {KIND: "bundle"} | described})
+    labels = labels_of(SHARED[0], this_process()) | described
+    await docker.volumes.create({"Name": volume, "Labels": labels})
     mount = {"Type": "volume", "Source": volume, "Target": INSIDE, "VolumeOptions": {"NoCopy": True}}
     config = {
         "Image": await empty_image(docker),
         "Cmd": ["-"],
-        "Labels": labels_of("bundle", this_process()) | described,
+        "Labels": labels,
         "HostConfig": {"Mounts": [mount], "NetworkMode": "none"},
     }
     deadline = time.monotonic() + UPLOAD_SECONDS
