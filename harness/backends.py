@@ -16,7 +16,7 @@ from typing import Literal
 
 from harness.agents.install import agents_directory
 from harness.services import Service
-from harness.settings import Settings
+from harness.settings import IMAGE, Settings
 from harness.tasks import Task
 from proxy.pool.errors import UserError
 from sandboxes import bubblewrap
@@ -54,15 +54,15 @@ class Backend:
     """What is needed to start sandboxes, here or on another node."""
 
     kind: Kind
-    url: str
-    """The proxy's, for sandboxes that are separated only."""
+    url: str = ""
+    """The proxy's, for sandboxes that are separated only. Without any of the three no sandbox reaches a model."""
     socket: Path | None = None
     """The proxy's listener for sandboxes on this machine."""
     address: str = ""
     """The one for relays, as the proxy names it."""
     relay: bool = False
     """Reach the proxy through a relay, also where the socket would do."""
-    image: str
+    image: str = IMAGE
     shown: tuple[Path, ...] = ()
     run: str = ""
 
@@ -139,7 +139,8 @@ async def _docker(backend: Backend, address: str) -> Sandboxes:
         address="" if near or not backend.address else address_for(second, backend.address),
         run=backend.run,
     )
-    options = Options(address=address, image=backend.image, run=backend.run, suppliers=[channel, bundles])
+    ways = [channel] if near or backend.address else []
+    options = Options(address=address, image=backend.image, run=backend.run, suppliers=[*ways, bundles])
     made = _Docker(engine, options)
     made.channel = channel
     return made

@@ -18,6 +18,9 @@ from proxy.pool.errors import UserError
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
+SANDBOXES = ("auto", "docker", "bubblewrap", "process")
+IMAGE = "debian:bookworm-slim"
+"""Of tasks that name none, in Docker."""
 PATHS = ("tasks", "run_dir", "model", "admin_key_file", "scripted", "pool", "judge_key_file", "metrics_file")
 """Keys that name files; an address with a scheme is none."""
 
@@ -91,7 +94,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Its API key, if it wants one."""
     sandbox: Literal["auto", "docker", "bubblewrap", "process"] = "auto"
     """Kind of the sandboxes. auto: docker where an engine answers, else bubblewrap where it works, else process."""
-    image: str = "debian:bookworm-slim"
+    image: str = IMAGE
     """Of tasks that name none, in Docker."""
     show: tuple[str, ...] = ()
     """Files and directories of this machine that bubblewrap sandboxes may read, such as an agent of your own."""

@@ -56,7 +56,8 @@ def why_not() -> str:
 
 
 class BubblewrapSandboxes(ProcessSandboxes):
-    """Starts bubblewrap sandboxes. `model_socket`: the proxy's socket for sandboxes, which has its directory to itself.
+    """Starts bubblewrap sandboxes. `model_socket`: the proxy's socket for sandboxes, which has its directory to itself;
+    without one they have no way to a model.
 
     `shown`: files and directories that sandboxes may read, at their own paths.
     """
@@ -79,8 +80,6 @@ class BubblewrapSandboxes(ProcessSandboxes):
         if spec.image is not None or spec.profile != "strict":
             asked = f"image {spec.image}, profile {spec.profile}"
             raise SandboxError(f"a bubblewrap sandbox has no image and no root of its own ({asked}); use Docker")
-        if spec.network == "model" and self._socket is None:
-            raise SandboxError("the proxy has no socket for sandboxes; start it with --sandbox-socket PATH")
         sandbox_id, directory = self._fresh("work", "home", "verifier", "tmp")
         shown = [path for path in (Path(sys.base_prefix), self._bundles, *self._shown) if path.is_absolute()]
         view = View(spec, directory, shown, self._socket)
@@ -240,7 +239,7 @@ class BubblewrapSandbox(ProcessSandbox):
     def __init__(self, sandbox_id: str, view: View, watch: Any, memory_mb: int | None):
         super().__init__(sandbox_id, view.directory, watch, memory_mb)
         self.work, self.home = WORK, HOME
-        self.model_url = channel.URL if view.spec.network == "model" else ""
+        self.model_url = channel.URL if view.spec.network == "model" and view.socket else ""
         self._view = view
         self._namespace: _Namespace | None = None
 

@@ -29,7 +29,7 @@ from harness.run import Loop, Plan
 from harness.rundir import RunDir, Whereabouts
 from harness.scaffolds import Scaffold
 from harness.services import Service, Wanted, service
-from harness.settings import Settings, load_settings
+from harness.settings import IMAGE, SANDBOXES, Settings, load_settings
 from harness.tasks.mix import Mix
 from harness.tasks.sources import load_sources
 from harness.verbs.judging import add_judge, judge_at
@@ -82,9 +82,8 @@ def _add_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--model", metavar="DIR", help="model for the proxy that is brought up (a tiny one)")
     run.add_argument("--scripted", metavar="FILE.py:NAME", help="bring up a scripted engine in place of the real one")
     run.add_argument("--augment", type=listed, metavar="KIND,...", help=f"vary environments: {', '.join(KINDS)}")
-    kinds = ("auto", "docker", "bubblewrap", "process")
-    run.add_argument("--sandbox", choices=kinds, help="kind of the sandboxes (auto: the first of these that works)")
-    run.add_argument("--image", help="of tasks that name none, in Docker (debian:bookworm-slim)")
+    run.add_argument("--sandbox", choices=SANDBOXES, help="kind of the sandboxes (auto: the first of these that works)")
+    run.add_argument("--image", help=f"of tasks that name none, in Docker ({IMAGE})")
     run.add_argument("--show", action="append", metavar="PATH", help="let bubblewrap sandboxes read it, once for each")
     run.add_argument("--relay", action="store_true", default=None, help="Docker reaches the proxy through a relay")
     run.add_argument("--limit", type=_positive, help="take the first tasks only")

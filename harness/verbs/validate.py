@@ -8,15 +8,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.augment import KINDS, of_run
+from harness.backends import Backend, choose
 from harness.judge import PAUSE_SECONDS, Judge
+from harness.places import make_sandboxes
 from harness.progress import make_console
 from harness.proof import Book, Plan, prove
 from harness.rundir import RunDir
+from harness.settings import IMAGE, SANDBOXES
 from harness.tasks.sources import load_sources
 from harness.validate import VERDICTS, Finding
 from harness.verbs.judging import add_judge, judge_at
 from proxy.pool.errors import UserError
-from sandboxes.process import ProcessSandboxes
+from sandboxes.base import Sandboxes
 from sandboxes.reaping import reap
 
 
@@ -28,6 +31,8 @@ def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     verb.add_argument("--concurrency", type=_count, default=4, help="trials at a time (%(default)s)")
     verb.add_argument("--augment", action="store_true", help="also solve under each variation that a task declares")
     verb.add_argument("--kinds", type=_kinds, default=[], metavar="KIND,...", help="for tasks that declare none")
+    verb.add_argument("--sandbox", choices=SANDBOXES, default="auto", help="kind of the sandboxes (%(default)s)")
+    verb.add_argument("--image", default=IMAGE, help="of tasks that name none, in Docker (%(default)s)")
     add_judge(verb, "to review the tests")
     verb.add_argument("--judge-pause", type=float, default=PAUSE_SECONDS, help="seconds before it is asked again")
     verb.set_defaults(call=_validate)
@@ -61,10 +66,13 @@ def _validate(given: argparse.Namespace) -> int:
         augment=of_run(given.kinds),
     )
     directory = RunDir(given.out or Path("runs") / f"validate-{Path(given.tasks[0]).stem}")
+    choice = choose(given.sandbox, plan.tasks)
+    make_console().print(str(choice), highlight=False)
+    sandboxes = make_sandboxes(Backend(kind=choice.kind, image=given.image))
     with directory.held():
         reap()  # what a killed command left at work
         book = Book(directory.path)
-        findings = asyncio.run(_interruptible(plan, book))
+        findings = asyncio.run(_interruptible(sandboxes, plan, book))
         book.close(plan.tasks, findings, loaded.refused)
     _show(findings, loaded.refused, book)
     return 0
@@ -74,12 +82,15 @@ def _judge_of(given: argparse.Namespace) -> Judge | None:
     return judge_at(given.judge, given.judge_model, given.judge_key_file, given.judge_pause)
 
 
-async def _interruptible(plan: Plan, book: Book) -> list[Finding]:
+async def _interruptible(sandboxes: Sandboxes, plan: Plan, book: Book) -> list[Finding]:
     """The first SIGTERM or Ctrl-C ends the trials at work cleanly; further ones change nothing."""
-    work = asyncio.create_task(prove(ProcessSandboxes(), plan, book))
+    work = asyncio.create_task(prove(sandboxes, plan, book))
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, lambda: work.cancelling() or work.cancel())
-    return await work
+    try:
+        return await work
+    finally:
+        await sandboxes.close()
 
 
 def _show(findings: Sequence[Finding], refused: Sequence[str], book: Book) -> None:

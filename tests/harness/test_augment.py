@@ -22,6 +22,7 @@ from sandboxes.base import Limits
 from sandboxes.process import ProcessSandbox, ProcessSandboxes
 from tests.harness.conftest import HELLO, SHELL_AGENT, write_tasks
 
+PLAIN = ["--sandbox", "process"]
 MANY = Augment(
     versions={"a": ["1", "2"], "b": ["1"]},
     remove=["c"],
@@ -121,7 +122,9 @@ def test_validate_names_the_variation_that_the_oracle_does_not_survive(tmp_path:
         solved | {"id": "none"},
     ]
     file = write_tasks(tmp_path / "tasks.jsonl", *tasks)
-    assert main(["validate", str(file), "--out", str(tmp_path / "out"), "--augment", "--kinds", "timezone"]) == 0
+    assert (
+        main(["validate", str(file), "--out", str(tmp_path / "out"), "--augment", "--kinds", "timezone", *PLAIN]) == 0
+    )
     lines = map(json.loads, (tmp_path / "out/report.jsonl").read_text().splitlines())
     found = {line["id"]: (line["verdict"], line["cause"]) for line in lines}
     assert found["fragile"][0] == "oracle fails"
@@ -150,5 +153,5 @@ def test_an_unknown_kind_ends_the_start(
     assert main(command_line(*options)) == 2
     assert told in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        main(["validate", str(tmp_path / "tasks.jsonl"), "--augment", "--kinds", options[1]])
+        main(["validate", str(tmp_path / "tasks.jsonl"), "--augment", "--kinds", options[1], *PLAIN])
     assert "is no kind of variation; choose from: shell, locale" in capsys.readouterr().err

@@ -42,7 +42,7 @@ def validate(tmp_path: Path) -> Validate:
 
     def run(*more: str, tasks: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         file = write_tasks(tmp_path / "tasks.jsonl", *tasks)
-        assert main(["validate", str(file), "--out", str(tmp_path / "out"), *more]) == 0
+        assert main(["validate", str(file), "--out", str(tmp_path / "out"), "--sandbox", "process", *more]) == 0
         lines = (tmp_path / "out/report.jsonl").read_text().splitlines()
         return {found["id"]: found for found in map(json.loads, lines)}
 
@@ -197,7 +197,7 @@ def test_what_cannot_be_meant_ends_the_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], told: str
 ) -> None:
     file = write_tasks(tmp_path / "tasks.jsonl", HELLO)
-    assert main(["validate", str(file), "--out", str(tmp_path / "out"), *options]) == 2
+    assert main(["validate", str(file), "--out", str(tmp_path / "out"), "--sandbox", "process", *options]) == 2
     assert told in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
