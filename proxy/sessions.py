@@ -134,7 +134,7 @@ class Sessions:
     async def _check(self, key: str, known: Session | None) -> Session:
         loop = asyncio.get_running_loop()
         try:
-            attempt = await loop.run_in_executor(self._threads, self._attempt, key)
+            attempt, new = await loop.run_in_executor(self._threads, self._attempt, key)
         except CallError:
             self._known.pop(key, None)
             raise
@@ -143,8 +143,10 @@ class Sessions:
         else:
             clock = self._clock or attempt.opened_at
             session = Session(attempt, Tree(self._template, clock), Undelivered(), self._pool)
-            await self._work.run(attempt, self._take_up, session)
-        session.undelivered.learn(await loop.run_in_executor(self._threads, missing_of, self._pool, attempt.id))
+            if not new:
+                await self._work.run(attempt, self._take_up, session)
+        if not new:
+            session.undelivered.learn(await loop.run_in_executor(self._threads, missing_of, self._pool, attempt.id))
         self._known[key] = session
         self._forget()
         return session
@@ -155,8 +157,10 @@ class Sessions:
             _, forgotten = self._known.popitem(last=False)
             held -= forgotten.tree.held
 
-    def _attempt(self, key: str) -> Attempt:
-        return self._issued(key) or open_session(self._pool, key)
+    def _attempt(self, key: str) -> tuple[Attempt, bool]:
+        """The attempt of a key, and whether it was opened just now, so that nothing can be recorded of it."""
+        issued = self._issued(key)
+        return (open_session(self._pool, key), True) if issued is None else (issued, False)
 
     def _issued(self, key: str) -> Attempt | None:
         """The open attempt of a key; None where the key of nobody may open a session."""
