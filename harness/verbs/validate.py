@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.augment import KINDS, of_run
 from harness.backends import Backend, choose
 from harness.judge import PAUSE_SECONDS, Judge
-from harness.places import make_sandboxes
+from harness.places import Maker
 from harness.progress import make_console
 from harness.proof import Book, Plan, prove
 from harness.rundir import RunDir
@@ -68,7 +68,7 @@ def _validate(given: argparse.Namespace) -> int:
     directory = RunDir(given.out or Path("runs") / f"validate-{Path(given.tasks[0]).stem}")
     choice = choose(given.sandbox, plan.tasks)
     make_console().print(str(choice), highlight=False)
-    sandboxes = make_sandboxes(Backend(kind=choice.kind, image=given.image))
+    sandboxes = Maker(backend=Backend(kind=choice.kind, image=given.image))()
     with directory.held():
         reap()  # what a killed command left at work
         book = Book(directory.path)
