@@ -1,4 +1,4 @@
-"""`trainer launch CONFIG`, `trainer sft CONFIG`, `trainer logprobs CONFIG --run NAME`.
+"""`trainer launch CONFIG`, `trainer sft CONFIG`, `trainer logprobs CONFIG --run NAME`, `trainer rollback CONFIG --to N`.
 
 The command line checks configuration and model directory, then starts the ranks (trainer/launch.py). It does not import
 torch; the ranks do.
@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxy.pool.errors import UserError
+from proxy.pool.errors import PoolError, UserError
 from trainer.config import Config, load_config
 from trainer.launch import run_ranks
+from trainer.rollback import roll_back
 from trainer.shape import read_shape
 
 
@@ -24,14 +25,19 @@ class Command:
     config: Config
     run: str
     arguments: list[str]
+    to: int | None
+    """The step that a rollback goes to."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """The console script. Returns the exit status: 2 for a mistake of the user, told in one sentence."""
     try:
         command = parse(sys.argv[1:] if argv is None else argv)
+        if command.to is not None:
+            print(roll_back(command.config, command.to))
+            return 0
         read_shape(Path(command.config.model))
-    except UserError as error:
+    except (UserError, PoolError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return run_ranks(command.arguments, command.config.parallel)
@@ -49,7 +55,7 @@ def parse(argv: Sequence[str]) -> Command:
     run = arguments.run or config.run
     # Joined by "=" and only these two, for torchrun looks through these arguments for its own.
     passed = [f"--set={override}" for override in overrides] + ([f"--run={run}"] if arguments.run else [])
-    return Command(arguments.verb, config, run, [arguments.verb, arguments.config, *passed])
+    return Command(arguments.verb, config, run, [arguments.verb, arguments.config, *passed], arguments.to)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -58,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     texts = {
         "launch": "train a run: CISPO on its finished groups, new weights to the engines after every step",
         "sft": "warm start: imitate recorded rollouts and write a model directory",
+        "rollback": "go back to the checkpoint of an earlier step: pool and engines too",
         "logprobs": "compare the engine's logprobs with the trainer's and print JSON",
     }
     for verb, text in texts.items():
@@ -65,9 +72,11 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("config", help="a TOML file; trainer/config.py explains every field")
         sub.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a field")
         sub.add_argument("--nproc", type=int, help="ranks on this machine (parallel.processes)")
-        sub.set_defaults(steps=None, run=None)
+        sub.set_defaults(steps=None, run=None, to=None)
         if verb == "launch":
             sub.add_argument("--steps", type=int, help="the run ends when this many steps are published")
+        if verb == "rollback":
+            sub.add_argument("--to", type=int, required=True, metavar="STEP", help="0: the initial weights")
         if verb == "logprobs":
             sub.add_argument("--run", help="the run that holds the completions; default: the configuration's run")
     return parser

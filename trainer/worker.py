@@ -3,11 +3,9 @@
 Takes the arguments of the command line (trainer/cli.py), which has checked them.
 """
 
-import fcntl
 import os
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import msgspec
 from proxy.pool.errors import PoolError, UserError
 from trainer.check import compare_logprobs
 from trainer.cli import Command, parse
+from trainer.hold import hold
 from trainer.launch import die_with_parent
 from trainer.loop import train
 from trainer.megatron.parallel import Ranks, process_groups
@@ -50,24 +49,6 @@ def _run(command: Command, ranks: Ranks) -> dict[str, Any] | None:
     ranks.share(lambda: hold(Path(command.config.output)))
     train(command.config, ranks)
     return None
-
-
-def hold(output: Path, seconds: float = 10) -> int:
-    """Keep other trainers away from a directory while this process lives. One that was just killed may linger."""
-    deadline = time.monotonic() + seconds
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        lock = os.open(output / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise UserError(f"the output directory {output} cannot be used ({error.strerror}); name another") from error
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return lock
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise UserError(f"another trainer works on {output}; stop it or set another output") from None
-        time.sleep(0.1)
 
 
 if __name__ == "__main__":

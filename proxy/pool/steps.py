@@ -65,6 +65,13 @@ def latest(pool: Pool, run_id: int) -> Version | None:
     return None if row is None else _version(row)
 
 
+def versions(pool: Pool, run_id: int) -> list[Version]:
+    """Every version of a run that is not retired, by step."""
+    query = select(policy_versions).where(policy_versions.c.run_id == run_id, policy_versions.c.retired_at.is_(None))
+    with pool.read() as connection:
+        return [_version(row) for row in connection.execute(query.order_by(policy_versions.c.step))]
+
+
 @retried
 def mark_pushed(pool: Pool, version_id: int) -> None:
     """Note that every engine serves this version."""

@@ -1,6 +1,7 @@
 """The whole loop on a real pool: published steps, kill -9 between its stages, and the same run afterwards."""
 
 import importlib.util
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -18,9 +19,10 @@ from tests.conftest import need
 from tests.postgres import Server
 from tests.trainer.make import fill, write_model
 from tests.trainer.test_weights import same_files
+from trainer.cli import main
 from trainer.config import load_config
+from trainer.hold import hold
 from trainer.push import Weights, push
-from trainer.worker import hold
 
 STEPS = 3
 CONFIG = """
@@ -177,3 +179,28 @@ def test_a_pool_that_refuses_writes_is_told(tmp_path: Path) -> None:
     output, _ = process.communicate(timeout=180)
     assert process.returncode == 2 and "Traceback" not in output
     assert "error: the pool" in output and "refused a write (no such table: train_steps)" in output
+
+
+def test_a_rollback_is_trained_again_to_the_same_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = prepare(tmp_path)
+    finish(directory)
+    first = shutil.copytree(directory / "out" / "models" / "step-000003", tmp_path / "first")
+    assert main(["rollback", str(directory / "trainer.toml"), "--to", "1"]) == 0
+    assert "at step 1 (" in (said := capsys.readouterr().out) and "4 groups will be trained again" in said
+    assert query(directory, "select state, count(*) from groups group by state") == [("CONSUMED", 2), ("LEASED", 4)]
+    assert main(["rollback", str(directory / "trainer.toml"), "--to", "1"]) == 0  # repeating it changes nothing
+    output = finish(directory)
+    assert [line.split()[1] for line in output.splitlines()] == ["2", "3"]
+    assert same_files(first, directory / "out" / "models" / "step-000003")
+    names = query(directory, "select step, retired_at is null from policy_versions order by id")
+    assert names == [(0, 1), (1, 1), (2, 0), (3, 0), (2, 1), (3, 1)]
+
+
+def test_a_rollback_to_what_is_gone_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = prepare(tmp_path)
+    finish(directory, "--steps", "1")
+    shutil.rmtree(directory / "out" / "checkpoints" / "step-000000")
+    for step in ("0", "7"):
+        assert main(["rollback", str(directory / "trainer.toml"), "--to", step]) == 2
+        assert f"no checkpoint of step {step}; there are those of: 1 " in capsys.readouterr().err
+    assert query(directory, "select count(*) from policy_versions where retired_at is not null") == [(0,)]
