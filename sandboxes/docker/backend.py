@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sandboxes.base import SandboxError, Spec
 from sandboxes.docker.engine import Command, Engine, EngineError
 from sandboxes.docker.images import STASH, Images, log
-from sandboxes.docker.labels import labels_of, sandbox_labels, this_process
+from sandboxes.docker.labels import RELAXED, labels_of, sandbox_labels, this_process
 from sandboxes.docker.profiles import ACCOUNTS, Base, container_config
 from sandboxes.docker.sandbox import DockerSandbox, Made
 from sandboxes.docker.supply import Supplier, Supply, merged
@@ -84,6 +84,7 @@ class DockerSandboxes:
     async def _make(self, sandbox: str, spec: Spec, base: Base, supply: Supply) -> DockerSandbox:
         labels = labels_of("sandbox", self._owner, self._options.run) | sandbox_labels(sandbox, spec, base.name)
         name = container_name(sandbox)
+        log.info("sandbox %s of image %s, relaxed: %s", sandbox, base.name, labels[RELAXED] or "nothing")
         with self.engine.telling(f"starting a sandbox of image {base.name}"):
             container = await self.engine.docker.containers.create(
                 container_config(spec, base, supply, labels), name=name

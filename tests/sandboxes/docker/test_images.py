@@ -23,22 +23,15 @@ def told() -> list[str]:
 
 
 @pytest.fixture
-async def engine(docker_engine: str, told: list[str]) -> AsyncIterator[DockerSandboxes]:
-    """A back end of its own whose images are removed again."""
-    mark = secrets.token_hex(4)
-    opened = await DockerSandboxes.open(Options(address=docker_engine, progress=told.append, run=mark))
-    before = made()
+async def engine(docker_engine: str, told: list[str], tmp_path: Path) -> AsyncIterator[DockerSandboxes]:
+    """A back end of its own. The images that it makes of the test's directory are removed again."""
+    opened = await DockerSandboxes.open(Options(address=docker_engine, progress=told.append))
     yield opened
     await opened.close()
-    new = made() - before
-    if new:
-        subprocess.run(["docker", "image", "rm", "--force", *sorted(new)], check=True, capture_output=True)
-
-
-def made() -> set[str]:
-    """The tags of the images that we made."""
-    ours = ["docker", "image", "ls", "--filter", "label=blackforge.kind=image", "--format", "{{.Repository}}:{{.Tag}}"]
-    return set(subprocess.run(ours, check=True, capture_output=True, text=True).stdout.split())
+    ours = ["--filter", f"label=blackforge.image={tmp_path}", "--format", "{{.Repository}}:{{.Tag}}"]
+    made = subprocess.run(["docker", "image", "ls", *ours], check=True, capture_output=True, text=True).stdout.split()
+    if made:
+        subprocess.run(["docker", "image", "rm", "--force", *made], check=True, capture_output=True)
 
 
 @pytest.fixture

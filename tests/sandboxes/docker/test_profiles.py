@@ -27,6 +27,11 @@ async def test_the_agent_writes_to_its_own_places_and_to_no_other(strict: Docker
         assert "written" not in refused and refused
 
 
+async def test_not_even_root_writes_to_a_strict_root_file_system(strict: DockerSandbox) -> None:
+    for place in ("/etc/passwd", "/x", "/usr/bin/sh"):
+        assert "Read-only" in await says(strict, f"(echo >{place}) 2>&1 || true", user="root")
+
+
 async def test_no_way_of_raising_rights_is_open(strict: DockerSandbox) -> None:
     attempts = (
         "mount -t tmpfs x /mnt",

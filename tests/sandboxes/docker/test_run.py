@@ -73,7 +73,13 @@ async def test_a_name_that_imitates_the_process_table_saves_nobody(strict: Docke
     assert await strict.end_processes() == 1
 
 
-async def test_a_fork_bomb_meets_its_limit_and_is_ended(sandboxes: DockerSandboxes) -> None:
+async def test_no_more_processes_are_had_than_the_limit_says(strict: DockerSandbox) -> None:
+    forks = "import os, time\ntry:\n  while os.fork(): pass\n  time.sleep(300)\nexcept OSError: print('refused')"
+    assert await says(strict, f'python3 -c "{forks}" 2>/dev/null') == "refused"
+    assert 50 < await strict.end_processes() < 64
+
+
+async def test_a_fork_bomb_is_ended(sandboxes: DockerSandboxes) -> None:
     sandbox = await sandboxes.start(replace(SMALL, pids=32))
     result = await ends(sandbox, f'python3 -c "import os\n{BOMB}"', seconds=2)
     assert result.ended == "timeout", result
