@@ -25,7 +25,7 @@ from sandboxes.bubblewrap import BubblewrapSandboxes
 from sandboxes.bundles import PYTHON, RUNTIME_NAME, manifest_of
 from sandboxes.channel import SOCKET
 from sandboxes.docker.backend import DockerSandboxes, Options
-from sandboxes.docker.bundles import Bundles, empty_image
+from sandboxes.docker.bundles import Bundles, Way, empty_image
 from sandboxes.docker.engine import Engine, EngineError
 from sandboxes.docker.network import Channel, Runtime, address_for
 from sandboxes.hosts import HostOptions, Hosts, parsed_host
@@ -62,6 +62,8 @@ class Backend:
     """The one for relays, as the proxy names it."""
     relay: bool = False
     """Reach the proxy through a relay, also where the socket would do."""
+    bundles: Way = "volume"
+    """How agents get into containers."""
     image: str = IMAGE
     shown: tuple[Path, ...] = ()
     run: str = ""
@@ -107,6 +109,7 @@ def backend_for(choice: Choice, settings: Settings, proxy: Service, run: str) ->
         socket=found,
         address=address,
         relay=settings.relay,
+        bundles=settings.bundles,
         image=settings.image,
         shown=tuple(Path(path) for path in settings.show),
         run=run,
@@ -128,7 +131,7 @@ class _Docker(DockerSandboxes):
 
 async def _docker(backend: Backend, address: str) -> Sandboxes:
     engine, second = await Engine.open(address), await Engine.open(address)
-    bundles = Bundles(engine, agents_directory())
+    bundles = Bundles(engine, agents_directory(), backend.bundles)
     with second.telling("making an empty image"):
         nothing = await empty_image(second.docker)
     near = engine.address.startswith("unix://") and backend.socket is not None and not backend.relay

@@ -100,6 +100,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Files and directories of this machine that bubblewrap sandboxes may read, such as an agent of your own."""
     relay: bool = False
     """Docker's sandboxes reach the proxy through a relay container, as they do on engines of other machines."""
+    bundles: Literal["volume", "bind"] = "volume"
+    """How agents get into containers. bind: nothing is uploaded, but the engine must see this machine's files."""
     limit: Count | None = None
     """Take the first tasks only."""
     seed: int = 0

@@ -86,6 +86,7 @@ def _add_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--image", help=f"of tasks that name none, in Docker ({IMAGE})")
     run.add_argument("--show", action="append", metavar="PATH", help="let bubblewrap sandboxes read it, once for each")
     run.add_argument("--relay", action="store_true", default=None, help="Docker reaches the proxy through a relay")
+    run.add_argument("--bundles", choices=("volume", "bind"), help="how Docker's sandboxes get their agents (volume)")
     run.add_argument("--limit", type=_positive, help="take the first tasks only")
     run.add_argument("--seed", type=int, help="of the order of tasks and agents (0)")
     run.add_argument("--epochs", type=_positive, help="how often to run each task (1)")
