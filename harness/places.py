@@ -1,10 +1,12 @@
 """Where a run's attempts are made (in this process, or on the nodes of a Ray cluster), and in what sandboxes."""
 
 import argparse
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from rich.console import Console
 
 from harness.backends import Backend
 from harness.metrics import shown
@@ -17,7 +19,7 @@ from sandboxes.docker.backend import DockerSandboxes
 from sandboxes.docker.warm import Warm
 from sandboxes.hosts import HostOptions, Hosts, parsed_host
 from sandboxes.metrics import Metrics
-from sandboxes.reaping import usual_engines
+from sandboxes.reaping import Where, reap, usual_engines
 
 
 def add_options(run: argparse.ArgumentParser) -> None:
@@ -67,6 +69,16 @@ def engines_of(settings: Settings) -> tuple[HostOptions, ...]:
         return tuple(parsed_host(text) for text in settings.docker)
     except ValueError as error:
         raise UserError(f"{error}; correct --docker") from error
+
+
+@contextmanager
+def reaped(engines: Sequence[str], console: Console) -> Iterator[None]:
+    """What killed runs left is removed; at the end once more, for what an engine was then still making."""
+    where = Where(engines=engines or None)
+    for trouble in reap(where).troubles:
+        console.print(f"not cleaned up: {trouble}", highlight=False)
+    yield
+    reap(where)
 
 
 @contextmanager

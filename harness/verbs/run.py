@@ -41,7 +41,6 @@ from proxy.pool.owners import Claim, owned
 from proxy.pool.runs import open_run
 from proxy.pool.standing import traffic
 from sandboxes.base import Sandboxes
-from sandboxes.reaping import Where, reap
 
 PURPOSES = {"run": "train", "eval": "eval", "collect": "collect"}
 METER_SECONDS = 2.0
@@ -137,12 +136,14 @@ def run(verb: str, settings: Settings) -> int:
         identity = {"name": settings.name or directory.path.name, "purpose": PURPOSES[verb]}
         if directory.resumes(config | identity):
             console.print(f"resuming the run in {directory.path}; --run-dir starts another", highlight=False)
-        for trouble in reap(Where(engines=addresses or None)).troubles:  # of what killed runs left
-            console.print(f"not cleaned up: {trouble}", highlight=False)
         console.print(str(choice), highlight=False)
         if settings.proxy is None:
             console.print("bringing up an engine and a proxy ...", highlight=False)
-        with listening(choice, settings) as listeners, service(_wanted(settings, listeners), directory) as proxy:
+        with (
+            places.reaped(addresses, console),
+            listening(choice, settings) as listeners,
+            service(_wanted(settings, listeners), directory) as proxy,
+        ):
             backend = backend_for(choice, settings, proxy, identity["name"])
             pool = open_pool(proxy.pool)
             found = open_run(pool, identity["name"], identity["purpose"], config)

@@ -15,8 +15,10 @@ from sandboxes.cli import main
 from sandboxes.docker.labels import Owner, labels_of, this_process
 from sandboxes.processes import start_of
 from sandboxes.reaping import Where, reap
-from tests.engines import own_engine, said
+from tests.engines import OwnEngine, own_engine
 from tests.harness.conftest import HELLO, write_tasks
+
+There = Callable[..., list[str]]
 
 
 class Make(Protocol):
@@ -32,20 +34,29 @@ def dead() -> Owner:
     return owner
 
 
+@pytest.fixture(scope="module")
+def engine(docker_engine: str) -> Iterator[OwnEngine]:
+    """Where nobody else removes what looks dead."""
+    with own_engine() as made:
+        yield made
+
+
 @pytest.fixture
-def make(docker_engine: str, tmp_path: Path) -> Iterator[Make]:
-    """Make a labelled container, network or volume on the shared engine, and say its name."""
+def make(engine: OwnEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Make a labelled container, network or volume on the engine, which is the usual one, and say its name."""
+    monkeypatch.setenv("DOCKER_HOST", engine.address)
     made: list[tuple[str, str]] = []
 
     def one(kind: str, owner: Owner, purpose: str = "sandbox") -> str:
-        name = f"blackforge-test-{os.getpid()}-{tmp_path.name}-{len(made)}"
+        name = f"test-{len(made)}"
         made.append((kind, name))
-        labelled(said, kind, name, owner, purpose)
+        labelled(engine.say, kind, name, owner, purpose)
         return name
 
     yield one
     for kind, name in made:
-        subprocess.run(["docker", kind, "rm", *["--force"][: kind == "container"], name], capture_output=True)
+        force = ["--force"] if kind == "container" else []
+        subprocess.run([*engine.docker, kind, "rm", *force, name], capture_output=True)
 
 
 def labelled(docker: Callable[..., str], kind: str, name: str, owner: Owner, purpose: str = "sandbox") -> None:
@@ -58,15 +69,21 @@ def labelled(docker: Callable[..., str], kind: str, name: str, owner: Owner, pur
         docker("volume", "create", "--name", name, *labels)
 
 
-def there(kind: str, *names: str) -> list[str]:
-    every, column = (["--all"], "{{.Names}}") if kind == "container" else ([], "{{.Name}}")
-    listed = said(kind, "ls", *every, "--format", column)
-    return [name for name in names if name in listed.split()]
+@pytest.fixture
+def there(engine: OwnEngine) -> Callable[..., list[str]]:
+    """Which of these names there still are."""
+
+    def left(kind: str, *names: str) -> list[str]:
+        every, column = (["--all"], "{{.Names}}") if kind == "container" else ([], "{{.Name}}")
+        listed = engine.say(kind, "ls", *every, "--format", column)
+        return [name for name in names if name in listed.split()]
+
+    return left
 
 
 @pytest.mark.parametrize("kind", ["container", "network", "volume"])
 def test_gc_removes_what_a_dead_owner_left_and_nothing_else(
-    make: Make, dead: Owner, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make: Make, there: There, dead: Owner, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mine, orphan = make(kind, this_process()), make(kind, dead)
     reused = make(kind, replace(this_process(), started=1))
@@ -82,32 +99,33 @@ def test_gc_removes_what_a_dead_owner_left_and_nothing_else(
     assert there(kind, mine, far) == [mine]
 
 
-def test_bundles_stay_until_they_are_asked_for(make: Make, dead: Owner, tmp_path: Path) -> None:
+def test_bundles_stay_until_they_are_asked_for(make: Make, there: There, dead: Owner, tmp_path: Path) -> None:
     shared = make("volume", dead, "bundle")
     reap(Where(root=tmp_path))
     assert there("volume", shared) == [shared]
 
 
 @pytest.mark.timeout(600)
-def test_after_kill_9_of_the_engine_the_next_start_reaps(dead: Owner, docker_engine: str, tmp_path: Path) -> None:
-    with own_engine() as engine:
-        labelled(engine.say, "container", "orphan", dead)
-        labelled(engine.say, "volume", "orphans-volume", dead)
-        labelled(engine.say, "container", "living", this_process())
-        where = Where(engines=[engine.address], root=tmp_path)
-        engine.kill()
+def test_after_kill_9_of_the_engine_the_next_start_reaps(
+    make: Make, there: There, engine: OwnEngine, dead: Owner, tmp_path: Path
+) -> None:
+    orphan, volume, living = make("container", dead), make("volume", dead), make("container", this_process())
+    where = Where(root=tmp_path)
+    engine.kill()
+    try:
         assert "does not answer" in reap(where).troubles[0]
+    finally:
         engine.start()
-        assert [thing.name for thing in reap(where).things] == ["orphan", "orphans-volume"]
-        assert engine.say("ps", "--all", "--format", "{{.Names}}") == "living"
+    assert [thing.name for thing in reap(where).things] == [orphan, volume]
+    assert there("container", orphan, living) == [living]
 
 
 def test_an_engine_that_is_not_there_is_told_and_the_others_are_asked(
-    make: Make, dead: Owner, docker_engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make: Make, there: There, engine: OwnEngine, dead: Owner, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     orphan = make("container", dead)
     nobody = f"unix://{tmp_path}/no.sock"
-    assert main(["gc", "--root", str(tmp_path), "--docker", nobody, "--docker", docker_engine]) == 1
+    assert main(["gc", "--root", str(tmp_path), "--docker", nobody, "--docker", engine.address]) == 1
     assert f"the Docker engine at {nobody} does not answer" in capsys.readouterr().err
     assert there("container", orphan) == []
 
@@ -125,19 +143,21 @@ asyncio.run(own())
 """
 
 
-def test_kill_9_of_an_owner_leaves_a_living_sandbox_that_the_next_start_removes(make: Make, tmp_path: Path) -> None:
+def test_kill_9_of_an_owner_leaves_a_living_sandbox_that_the_next_start_removes(
+    make: Make, there: There, engine: OwnEngine, tmp_path: Path
+) -> None:
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     name = owner.stdout.readline().strip()
     owner.kill()
     owner.communicate()
     mine = make("container", this_process())
-    assert said("inspect", "--format", "{{.State.Running}}", name) == "true"
+    assert engine.say("inspect", "--format", "{{.State.Running}}", name) == "true"
     assert name in [thing.name for thing in reap(Where(root=tmp_path)).things]
     assert there("container", name, mine) == [mine]
 
 
-def test_the_start_of_a_run_reaps(make: Make, dead: Owner, tmp_path: Path) -> None:
+def test_the_start_of_a_run_reaps(make: Make, there: There, dead: Owner, tmp_path: Path) -> None:
     orphan, mine = make("container", dead), make("container", this_process())
     tasks = write_tasks(tmp_path / "tasks.jsonl", HELLO)
     nowhere = ["--proxy", "http://127.0.0.1:9", "--run-dir", str(tmp_path / "run")]
