@@ -105,6 +105,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.long
 async def test_kill_9_leaves_a_relay_that_is_reaped(docker_engine: str, port: int) -> None:
     words = [sys.executable, "-c", KILLED, docker_engine, str(port)]
     owner = await asyncio.create_subprocess_exec(*words, cwd=ROOT, stdout=subprocess.PIPE)
