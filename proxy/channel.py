@@ -25,6 +25,12 @@ def add_arguments(serve: argparse.ArgumentParser) -> None:
     serve.add_argument("--sandbox-address", metavar="HOST:PORT", help="listen for sandboxes here, too")
 
 
+def without(config: Config) -> Config:
+    """The configuration for a server beside the proxy that it is written for, whose listeners these are."""
+    proxy = msgspec.structs.replace(config.proxy, sandbox_socket="", sandbox_address="")
+    return msgspec.structs.replace(config, proxy=proxy)
+
+
 def overridden(config: Config, given: argparse.Namespace) -> Config:
     """The configuration with what the command line says about sandboxes."""
     changed: dict[str, str] = {}

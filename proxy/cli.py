@@ -98,7 +98,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    config = _overridden(load_config(arguments.config), arguments)
+    config = _overridden(channel.without(load_config(arguments.config)), arguments)
     with replay_cli.opened(config, arguments) as gateway:
         _serve_gateway(gateway, arguments.ready_file)
         return replay_cli.summed_up(gateway)

@@ -54,6 +54,7 @@ def test_a_proxy_that_is_brought_up_listens_for_sandboxes(tmp_path: Path) -> Non
     assert [row["reward"] for row in results(tmp_path / "run")] == [1.0] and directories() == before
 
 
+@pytest.mark.long
 def test_mini_swe_agent_works_in_bubblewrap(command_line: CommandLine, tmp_path: Path) -> None:
     need("bubblewrap (apt-get install bubblewrap)", not why_not())
     arguments = command_line("--sandbox", "bubblewrap", "--agent", "mini-swe-agent")

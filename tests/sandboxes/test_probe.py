@@ -75,7 +75,7 @@ class Scene:
             "only": [""],
             "without": [],
             "places": PLACES,
-            "skipped": [sys.base_prefix],  # thousands of files of an interpreter
+            "skipped": [sys.base_prefix, "/usr", "/proc", "/sys"],  # thousands of files of nobody
             "abstract": ABSTRACT,
             "closed_key": self.attempts[2][1],
             "other_key": digest(self.attempts[1][1]),
