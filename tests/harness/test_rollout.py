@@ -22,7 +22,8 @@ from proxy.pool.errors import UserError
 from proxy.pool.groups import OpenRollout, Outcome, open_group, open_rollouts
 from proxy.pool.runs import open_run
 from proxy.pool.schema import attempts
-from sandboxes.process import ProcessSandboxes
+from sandboxes.base import ImageError, Result, SandboxError, Spec
+from sandboxes.process import ALONE, ProcessSandbox, ProcessSandboxes
 from sandboxes.processes import table
 from tests.harness.conftest import HELLO, SHELL_AGENT
 
@@ -163,6 +164,37 @@ async def test_a_slow_database_stalls_no_other_attempt(bench: Bench) -> None:
     assert came.reward == 1.0 and not waiting.done()
     free.set()
     assert await waiting
+
+
+class Failing(ProcessSandboxes):
+    """Sandboxes whose image cannot be had, or whose container is lost under the agent."""
+
+    def __init__(self, root: Path, lost: bool):
+        super().__init__(root)
+        self._lost = lost
+
+    async def start(self, spec: Spec = ALONE) -> ProcessSandbox:
+        if not self._lost:
+            raise ImageError("the image of /tasks/a cannot be built; its log ends:\nRUN false")
+        made = await super().start(spec)
+        run = made.run
+
+        async def losing(command: str, *more: Any, **named: Any) -> Result:
+            if command == SHELL_AGENT:
+                raise SandboxError("the container is gone")
+            return await run(command, *more, **named)
+
+        vars(made)["run"] = losing
+        return made
+
+
+@pytest.mark.parametrize(("lost", "kind"), [(False, "image"), (True, "tool_flake")])
+async def test_an_image_that_cannot_be_built_and_a_lost_container_are_told_apart(
+    bench: Bench, tmp_path: Path, lost: bool, kind: str
+) -> None:
+    came, tries = await outcome(replace(bench, sandboxes=Failing(tmp_path / "failing", lost)))
+    assert (came.reward, came.failure, len(tries)) == (None, kind, 1)
+    assert ("its log ends" in came.detail) != lost and list(tmp_path.glob("failing/*")) == []
 
 
 async def test_the_key_dies_with_the_attempt(bench: Bench, tmp_path: Path) -> None:
