@@ -32,7 +32,7 @@ from proxy.pool.budgets import UNLIMITED, Budget, seen
 from proxy.pool.errors import PoolError, UserError
 from proxy.pool.failures import treatment
 from proxy.pool.groups import Finished, OpenRollout, Outcome, finish_rollout
-from sandboxes.base import Result, Sandbox, SandboxError, Sandboxes
+from sandboxes.base import ImageError, Result, Sandbox, SandboxError, Sandboxes
 
 TRIES = 3
 VERIFIER_TRIES = 2
@@ -144,6 +144,8 @@ async def attempt(bench: Bench, rollout: OpenRollout, task: Task, fate: Fate) ->
         return _outcome(opened, verdict, failure, detail)
     except Failed as failed:
         failure, detail = failed.kind, failed.detail
+    except ImageError as error:
+        failure, detail = "image", str(error)
     except UserError as error:  # the agent is not there, so no rollout can succeed
         failure, detail = "agent_missing", str(error)
         raise

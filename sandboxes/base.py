@@ -19,6 +19,10 @@ class SandboxError(Exception):
     """A sandbox could not do what was asked: one sentence."""
 
 
+class ImageError(SandboxError):
+    """An image is missing or cannot be built: every sandbox of this image will fail."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Image:
     """What a sandbox's file system begins as. Built at most once per content."""

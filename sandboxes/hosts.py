@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from sandboxes.base import Limits, OnOutput, Result, Sandbox, SandboxError, Sandboxes, Spec, User
-from sandboxes.docker.engine import EngineError, ImageError
+from sandboxes.base import ImageError, Limits, OnOutput, Result, Sandbox, SandboxError, Sandboxes, Spec, User
+from sandboxes.docker.engine import EngineError
 from sandboxes.metrics import Metrics
 
 OUT_SECONDS = 30.0

@@ -30,10 +30,6 @@ class EngineError(SandboxError):
     """The engine is gone, too old or out of disk: no other sandbox will do better there."""
 
 
-class ImageError(SandboxError):
-    """An image is missing or cannot be built: every sandbox of this image will fail."""
-
-
 class NotStarted(SandboxError):
     """A command never began to run."""
 

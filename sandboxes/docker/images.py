@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from sandboxes.base import Image, SandboxError, Spec
+from sandboxes.base import Image, ImageError, SandboxError, Spec
 from sandboxes.docker.context import digest, pack
-from sandboxes.docker.engine import Engine, EngineError, ImageError
+from sandboxes.docker.engine import Engine, EngineError
 from sandboxes.docker.labels import BOOT, HOST, IMAGE, KIND, PID, PREFIX, STARTED, labels_of, this_process
 from sandboxes.docker.profiles import ACCOUNTS, AGENT, DEFAULT_WORK, Base, working_directory
 

@@ -113,8 +113,9 @@ async def test_a_hung_member_takes_its_group_along_and_a_new_one_comes(
     go: Callable[..., Awaitable[list[RolloutRow]]], bench: Bench
 ) -> None:
     once = bench.logs / "hung"  # the first one
-    agent = scaffold("shell", f"mkdir {once} 2>&- && exec sleep 636; {SHELL_AGENT}")
-    rows = await go(scaffolds=[agent], group_size=2, concurrency=2, budgets=Budgets(hung_seconds=3))
+    alive = "(while sleep 0.5; do echo; done) &"
+    agent = scaffold("shell", f"mkdir {once} 2>&- && exec sleep 636; {alive} {SHELL_AGENT}")
+    rows = await go(scaffolds=[agent], group_size=2, concurrency=2, budgets=Budgets(hung_seconds=5))
     assert Counter((row.group, row.failure) for row in rows if row.group == 0)[0, "hung"] == 1
     assert [(row.reward, row.failure) for row in rows if row.group == 1] == [(1.0, None)] * 2
     assert len(rows) == 4

@@ -13,6 +13,7 @@ from sqlalchemy import select
 
 from harness.agents.command import Command
 from harness.books import Books
+from harness.pulse import Watched, run_watched
 from harness.rollout import Bench, Budgets, run_rollout
 from harness.services import Service
 from proxy.pool.attempts import by_key
@@ -22,7 +23,8 @@ from proxy.pool.errors import UserError
 from proxy.pool.groups import OpenRollout, Outcome, open_group, open_rollouts
 from proxy.pool.runs import open_run
 from proxy.pool.schema import attempts
-from sandboxes.process import ProcessSandboxes
+from sandboxes.base import ImageError, Limits, Result, SandboxError, Spec
+from sandboxes.process import ALONE, ProcessSandbox, ProcessSandboxes
 from sandboxes.processes import table
 from tests.harness.conftest import HELLO, SHELL_AGENT
 
@@ -120,7 +122,7 @@ async def test_an_agent_that_stays_within_its_budget_is_not_marked(bench: Bench)
 
 
 async def test_the_run_may_give_less_time_than_the_task(bench: Bench) -> None:
-    came, _ = await outcome(replace(bench, budgets=Budgets(seconds=5)), f"{SHELL_AGENT}; sleep 600")
+    came, _ = await outcome(replace(bench, budgets=Budgets(seconds=10)), f"{SHELL_AGENT}; sleep 600")
     assert (came.reward, came.failure) == (1.0, "agent_budget")
 
 
@@ -132,9 +134,13 @@ async def test_an_agent_without_a_sign_of_life_is_hung_and_its_group_filtered(be
 
 
 async def test_output_is_a_sign_of_life(bench: Bench) -> None:
-    patient = replace(bench, budgets=Budgets(hung_seconds=4))
-    came, _ = await outcome(patient, f"{SHELL_AGENT}; for i in 1 2 3 4 5 6; do sleep 1; echo; done")
-    assert (came.reward, came.failure) == (1.0, None)
+    sandbox = await bench.sandboxes.start(Spec())
+    try:
+        talking = "for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.5; echo; done"
+        result = await run_watched(sandbox, talking, Limits(), {}, Watched(bench.books, 0, patience=4))
+    finally:
+        await sandbox.stop()
+    assert (result.ended, result.exit_code) == ("exit", 0) and result.seconds > 4
 
 
 async def test_exit_0_after_a_call_that_the_engine_failed_is_no_verdict(bench: Bench) -> None:
@@ -163,6 +169,37 @@ async def test_a_slow_database_stalls_no_other_attempt(bench: Bench) -> None:
     assert came.reward == 1.0 and not waiting.done()
     free.set()
     assert await waiting
+
+
+class Failing(ProcessSandboxes):
+    """Sandboxes whose image cannot be had, or whose container is lost under the agent."""
+
+    def __init__(self, root: Path, lost: bool):
+        super().__init__(root)
+        self._lost = lost
+
+    async def start(self, spec: Spec = ALONE) -> ProcessSandbox:
+        if not self._lost:
+            raise ImageError("the image of /tasks/a cannot be built; its log ends:\nRUN false")
+        made = await super().start(spec)
+        run = made.run
+
+        async def losing(command: str, *more: Any, **named: Any) -> Result:
+            if command == SHELL_AGENT:
+                raise SandboxError("the container is gone")
+            return await run(command, *more, **named)
+
+        vars(made)["run"] = losing
+        return made
+
+
+@pytest.mark.parametrize(("lost", "kind"), [(False, "image"), (True, "tool_flake")])
+async def test_an_image_that_cannot_be_built_and_a_lost_container_are_told_apart(
+    bench: Bench, tmp_path: Path, lost: bool, kind: str
+) -> None:
+    came, tries = await outcome(replace(bench, sandboxes=Failing(tmp_path / "failing", lost)))
+    assert (came.reward, came.failure, len(tries)) == (None, kind, 1)
+    assert ("its log ends" in came.detail) != lost and list(tmp_path.glob("failing/*")) == []
 
 
 async def test_the_key_dies_with_the_attempt(bench: Bench, tmp_path: Path) -> None:

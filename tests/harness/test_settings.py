@@ -1,5 +1,6 @@
 """A run's file and its flags: what overrides what, and what is refused, one sentence each."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.runs import find_run
 from proxy.pool.standing import standing
-from tests.harness.conftest import HELLO, SHELL_AGENT, results, write_tasks
+from tests.harness.conftest import HELLO, ROOT, SHELL_AGENT, results, write_tasks
 from tests.harness.test_run import start, wait_for
 
 CommandLine = Callable[..., list[str]]
@@ -43,6 +44,12 @@ def test_flags_override_the_file_whose_paths_are_its_own(tmp_path: Path) -> None
     settings = load_settings([given], {"seed": 4, "turns": None, "scripted": "here.py:x"})
     assert (settings.tasks, settings.agent, settings.seed) == (str(tmp_path / "t.jsonl"), "codex", 4)
     assert (settings.pool, settings.scripted, settings.turns) == ("postgresql://h/n", "here.py:x", None)
+
+
+def test_the_file_on_the_page_is_one(tmp_path: Path) -> None:
+    [text] = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/runs.md").read_text(), re.DOTALL)
+    settings = load_settings([file(tmp_path / "run.toml", text)], {})
+    assert [entry.held_out for entry in settings.agents] == [False, True] and settings.turns == 40
 
 
 def test_tasks_alone_are_enough(tmp_path: Path) -> None:

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sandboxes.base import Image
+from sandboxes.base import Image, ImageError
 from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.docker.context import digest, files
-from sandboxes.docker.engine import ImageError
 from tests.sandboxes.docker.conftest import HARBOR, SMALL, says
 
 
