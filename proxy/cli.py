@@ -34,8 +34,6 @@ STOP_SECONDS = 5
 """How long calls in progress may take when the server is told to stop."""
 GARBAGE = 20_000
 """Objects by which the heap grows before the collector looks for cycles; Python's 700 would be several times a call."""
-SWITCH_SECONDS = 0.001
-"""How long a thread that renders keeps the interpreter while the event loop waits for it; Python's 5 ms add up."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -190,7 +188,6 @@ Served = Sequence[tuple[web.AppRunner, Sequence[socket.socket]]]
 def _run(served: Served, ready_file: Path | None) -> int:
     gc.freeze()  # what is loaded stays, and
     gc.set_threshold(GARBAGE, 20, 100)  # calls make many short-lived objects that are no cycles
-    sys.setswitchinterval(SWITCH_SECONDS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
         loop.run(_until_stopped(served, _url(served[0][1][0]), ready_file))
     return 0

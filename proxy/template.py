@@ -122,7 +122,8 @@ class ChatTemplate:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; markers in it become their special tokens, nothing is added around it."""
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        [found] = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)  # `encode` looks for offsets, too
+        ids: list[int] = found.ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
