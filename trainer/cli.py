@@ -1,4 +1,4 @@
-"""`trainer launch CONFIG`, `trainer sft CONFIG`, `trainer logprobs CONFIG --run NAME`, `trainer rollback CONFIG --to N`.
+"""`trainer launch|sft|logprobs|rollback CONFIG`.
 
 The command line checks configuration and model directory, then starts the ranks (trainer/launch.py). It does not import
 torch; the ranks do.
