@@ -82,11 +82,8 @@ class Plan:
 async def prove(sandboxes: Sandboxes, plan: Plan, book: Book) -> list[Finding]:
     """A finding for each task, in their order. What is in the book already is not done again."""
     slots = asyncio.Semaphore(plan.concurrency)
-    try:
-        async with aiohttp.ClientSession() as client, asyncio.TaskGroup() as group:
-            proofs = [group.create_task(_Proof(sandboxes, plan, book, slots, client).of(task)) for task in plan.tasks]
-    finally:
-        await sandboxes.close()
+    async with aiohttp.ClientSession() as client, asyncio.TaskGroup() as group:
+        proofs = [group.create_task(_Proof(sandboxes, plan, book, slots, client).of(task)) for task in plan.tasks]
     return [proof.result() for proof in proofs]
 
 

@@ -9,10 +9,15 @@ from typing import Any
 
 import pytest
 
+from harness.agents.install import agents_directory
 from harness.cli import main
 from harness.judge import MAX_FILE, described, read
+from harness.proof import Book, Plan, prove
 from harness.tasks import load_tasks
 from harness.validate import VERDICTS
+from sandboxes.bundles import RUNTIME_NAME, manifest_of
+from sandboxes.docker.backend import DockerSandboxes, Options
+from tests.conftest import need
 from tests.harness.conftest import HELLO, write_tasks
 
 SOLVED = {"solution": {"command": "echo hello > hello.txt"}}
@@ -204,3 +209,43 @@ def test_what_cannot_be_meant_ends_the_start(
 def test_the_page_explains_every_verdict() -> None:
     text = (Path(__file__).parents[2] / "docs/tasks.md").read_text().partition("## Validate")[2]
     assert [verdict for verdict in VERDICTS if f"| `{verdict}` |" not in text] == []
+
+
+IMAGE = {"image": {"name": "deb:py"}, "limits": {"memory_mb": 256, "disk_mb": 64, "pids": 64}}
+
+
+async def test_in_containers_each_fault_has_its_verdict_too(docker_engine: str, tmp_path: Path) -> None:
+    """The same verdicts; and those on images: one is missing, one cannot be built."""
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad/Dockerfile").write_text("FROM deb:py\nRUN echo no such compiler && exit 9\n")
+    tasks = [task | IMAGE for task in BROKEN]
+    tasks += [broken("image gone") | {"image": {"name": "blackforge/no-such:1"}}]
+    tasks += [broken("build fails") | {"image": {"directory": "bad"}}]
+    plan = Plan(tasks=load_tasks(write_tasks(tmp_path / "tasks.jsonl", *tasks)), repeat=1, concurrency=4)
+    sandboxes = await DockerSandboxes.open(Options(address=docker_engine, run="test"))
+    try:
+        found = {finding.id: finding for finding in await prove(sandboxes, plan, Book(tmp_path))}
+    finally:
+        await sandboxes.close()
+    assert [found[task["id"]].verdict for task in BROKEN] == [task["id"] for task in BROKEN]
+    for name, cause in (("image gone", "blackforge/no-such:1"), ("build fails", "no such compiler")):
+        assert found[name].verdict == "environment broken" and cause in found[name].cause
+
+
+def test_what_needs_docker_is_not_tried_without(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write_tasks(tmp_path / "tasks.jsonl", HELLO | IMAGE)
+    assert main(["validate", str(file), "--out", str(tmp_path / "out"), "--sandbox", "process"]) == 2
+    assert "wants the image deb:py, which process sandboxes do not have; use Docker" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_the_example_tasks_are_accepted(docker_engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need("the agents' runtime (harness agents install runtime)", bool(manifest_of(agents_directory() / RUNTIME_NAME)))
+    monkeypatch.setenv("DOCKER_HOST", docker_engine)
+    examples = Path(__file__).parents[2] / "examples/tasks/harbor"
+    assert main(["validate", str(examples), "--out", str(tmp_path), "--sandbox", "docker"]) == 0
+    found = [json.loads(line) for line in (tmp_path / "report.jsonl").read_text().splitlines()]
+    assert {(task["id"], task["verdict"], task["cause"]) for task in found} == {
+        (task["id"], "accepted", "") for task in found
+    }
+    assert len(found) == 5
