@@ -13,8 +13,9 @@ from harness.cleanstart import Leftover, clean_start
 from harness.manifest import Manifest, quoted, take, write_manifest
 from harness.steering import above_tests, steering
 from harness.tasks import Task
+from harness.tasks.schema import TaskImage
 from harness.verifier import Failed, limits_of
-from sandboxes.base import Image, Limits, Sandbox, Sandboxes, Spec
+from sandboxes.base import Image, Limits, Sandbox, Sandboxes, Service, Spec
 
 ORIGINAL_BYTES = 1 << 16
 ORIGINALS_BYTES = 8 << 20
@@ -69,12 +70,9 @@ def keep_ground(directory: Path, name: str, ground: Ground) -> None:
 
 def spec_of(task: Task) -> Spec:
     """The sandbox that a task asks for."""
-    limits, image = task.limits, None
-    if task.image is not None:
-        context = Path(task.image.directory) if task.image.directory else None
-        image = Image(name=task.image.name, context=context, dockerfile=task.image.dockerfile)
+    limits = task.limits
     return Spec(
-        image=image,
+        image=None if task.image is None else image_of(task.image),
         profile=task.profile,
         network=task.network,
         work=task.work or None,
@@ -83,7 +81,24 @@ def spec_of(task: Task) -> Spec:
         pids=limits.pids,
         disk_mb=limits.disk_mb,
         env=task.env,
+        services=tuple(
+            Service(
+                name=service.name,
+                image=image_of(service.image),
+                command=service.command,
+                env=service.env,
+                ready=service.ready,
+                ready_seconds=service.ready_timeout,
+            )
+            for service in task.services
+        ),
     )
+
+
+def image_of(image: TaskImage) -> Image:
+    """What a task calls an image, as sandboxes take it."""
+    context = Path(image.directory) if image.directory else None
+    return Image(name=image.name, context=context, dockerfile=image.dockerfile)
 
 
 async def set_up(sandbox: Sandbox, task: Task) -> None:

@@ -36,6 +36,21 @@ class Image:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Service:
+    """What runs beside a sandbox, in the same network: a database, say."""
+
+    name: str
+    """Under which the sandbox finds it; it listens on a port that nothing else of the sandbox has."""
+    image: Image
+    command: tuple[str, ...] = ()
+    """Arguments; empty: the image's own."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    ready: str = ""
+    """Shell command, in the service, that exits with 0 when it is ready. Empty: as soon as it runs."""
+    ready_seconds: float = 60
+
+
+@dataclass(frozen=True, kw_only=True)
 class Spec:
     """What a sandbox is to be. Each default is the strictest; a task relaxes one by naming it."""
 
@@ -56,6 +71,8 @@ class Spec:
     agent: str | None = None
     """The agent whose bundle is brought along, read-only."""
     env: Mapping[str, str] = field(default_factory=dict)
+    services: tuple[Service, ...] = ()
+    """Started in this order, each with the same limits as the sandbox."""
 
 
 @dataclass(frozen=True, kw_only=True)

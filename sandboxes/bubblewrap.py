@@ -77,9 +77,9 @@ class BubblewrapSandboxes(ProcessSandboxes):
         self._socket, self._shown = model_socket, tuple(path.absolute() for path in shown)
 
     async def start(self, spec: Spec = Spec()) -> "BubblewrapSandbox":  # noqa: B008 (frozen)
-        if spec.image is not None or spec.profile != "strict":
-            asked = f"image {spec.image}, profile {spec.profile}"
-            raise SandboxError(f"a bubblewrap sandbox has no image and no root of its own ({asked}); use Docker")
+        if spec.image is not None or spec.profile != "strict" or spec.services:
+            asked = f"image {spec.image}, profile {spec.profile}, services {[one.name for one in spec.services]}"
+            raise SandboxError(f"a bubblewrap sandbox has no image, services or root of its own ({asked}); use Docker")
         sandbox_id, directory = self._fresh("work", "home", "verifier", "tmp")
         shown = [path for path in (Path(sys.base_prefix), self._bundles, *self._shown) if path.is_absolute()]
         view = View(spec, directory, shown, self._socket)

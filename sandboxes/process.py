@@ -65,8 +65,9 @@ class ProcessSandboxes:
         self._watcher: asyncio.Task[None] | None = None
 
     async def start(self, spec: Spec = ALONE) -> "ProcessSandbox":
-        if spec.image is not None or spec.network == "none" or spec.profile != "strict":
+        if spec.image is not None or spec.network == "none" or spec.profile != "strict" or spec.services:
             asked = f"image {spec.image}, network {spec.network}, profile {spec.profile}"
+            asked += f", services {[service.name for service in spec.services]}" if spec.services else ""
             raise SandboxError(f"a process sandbox has no image, network or root of its own ({asked}); use Docker")
         sandbox_id, directory = self._fresh("work", "home", "tmp")
         made = ProcessSandbox(sandbox_id, directory, self.watch, spec.memory_mb)

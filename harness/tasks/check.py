@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from harness.tasks.schema import MAX_INSTRUCTION, Task, Verifier
+from harness.tasks.schema import MAX_INSTRUCTION, Task, TaskImage, Verifier
 from proxy.pool.errors import UserError
 
 NEEDS = {"exact": "answer", "math": "answer", "regex": "pattern", "judge": "rubric", "code": "path"}
@@ -25,7 +25,13 @@ def _faults(task: Task) -> Iterator[str]:
         yield from _agent_faults(task)
     else:
         yield from _answer_faults(task)
-    yield from _image_faults(task)
+    if task.image is not None:
+        yield from _image_faults("image", task.image)
+    for index, service in enumerate(task.services):
+        yield from _image_faults(f"services[{index}].image", service.image)
+        yield from _environment_faults(f"services[{index}].env", service.env)
+        if [other.name for other in task.services].count(service.name) > 1 or service.name == "localhost":
+            yield f"services[{index}].name: {service.name!r} is taken; give every service its own"
     yield from _environment_faults("env", task.env)
     yield from _path_faults("files", task.files)
     yield from _path_faults("directories", task.directories)
@@ -84,11 +90,11 @@ def _instruction_faults(field: str, text: str) -> Iterator[str]:
         yield f"{field}: {size} bytes; at most {MAX_INSTRUCTION}, no NUL: put long text in files"
 
 
-def _image_faults(task: Task) -> Iterator[str]:
-    if task.image is not None and not task.image.name and not task.image.directory:
-        yield "image: names nothing; give a name or a directory"
-    if task.image is not None and task.image.directory and not Path(task.image.directory).is_dir():
-        yield f"image.directory: {task.image.directory} is no directory; correct the path"
+def _image_faults(field: str, image: TaskImage) -> Iterator[str]:
+    if not image.name and not image.directory:
+        yield f"{field}: names nothing; give a name or a directory"
+    if image.directory and not Path(image.directory).is_dir():
+        yield f"{field}.directory: {image.directory} is no directory; correct the path"
 
 
 def _verifier_faults(field: str, verifier: Verifier) -> Iterator[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from harness.tasks.check import check
-from harness.tasks.schema import Directories, Step, Task, Verifier, fault_of
+from harness.tasks.schema import Directories, Step, Task, TaskImage, Verifier, fault_of
 from proxy.pool.errors import UserError
 
 
@@ -56,12 +56,13 @@ def _resolved(task: Task, base: Path) -> Task:
     def step_of(step: Step) -> Step:
         return replace(step, directories=absolute(step.directories), verifier=judged(step.verifier))
 
-    image = task.image
-    if image is not None and image.directory:
-        image = replace(image, directory=str(base / image.directory))
+    def built(image: TaskImage) -> TaskImage:
+        return replace(image, directory=str(base / image.directory)) if image.directory else image
+
     return replace(
         task,
-        image=image,
+        image=task.image and built(task.image),
+        services=tuple(replace(service, image=built(service.image)) for service in task.services),
         directories=absolute(task.directories),
         verifier=judged(task.verifier),
         steps=tuple(step_of(step) for step in task.steps),
@@ -77,8 +78,9 @@ def pinned(task: Task) -> Task:
 
 
 def _sources(task: Task) -> Iterator[str]:
-    if task.image is not None and task.image.directory:
-        yield task.image.directory
+    for image in (task.image, *(service.image for service in task.services)):
+        if image is not None and image.directory:
+            yield image.directory
     for part in (task, task.verifier, task.solution, *task.steps):
         if part is not None:
             yield from part.directories.values()

@@ -39,6 +39,20 @@ class TaskImage(Strict, frozen=True, kw_only=True):
     """Relative to `directory`."""
 
 
+class TaskService(Strict, frozen=True, kw_only=True):
+    """What runs beside the sandbox, in the same network: a database, say."""
+
+    name: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
+    """Under which the sandbox finds it."""
+    image: TaskImage
+    command: tuple[str, ...] = ()
+    """Arguments; empty: the image's own."""
+    env: dict[str, str] = {}
+    ready: str = ""
+    """Shell command, in the service, that exits with 0 when it is ready. Empty: as soon as it runs."""
+    ready_timeout: Seconds = 60
+
+
 class Verifier(Strict, frozen=True, kw_only=True):
     """What gives the verdict on what the agent left. harness/rewards.py says what counts as a reward."""
 
@@ -131,6 +145,8 @@ class Task(Strict, frozen=True, kw_only=True):
     """Of the steps that were judged: their mean, or the last one's."""
     image: TaskImage | None = None
     """None: the back end's own."""
+    services: tuple[TaskService, ...] = ()
+    """Started in this order before set-up, each when the one before it is ready."""
     profile: Profile = "strict"
     """strict: unprivileged, read-only root. harbor: root of a user namespace, writable root."""
     network: Network = "model"

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from sandboxes.base import SandboxError, Spec
 from sandboxes.docker.engine import Command, Engine, EngineError
 from sandboxes.docker.images import STASH, Images, log
-from sandboxes.docker.labels import RELAXED, labels_of, sandbox_labels, this_process
+from sandboxes.docker.labels import IMAGE, RELAXED, labels_of, sandbox_labels, this_process
 from sandboxes.docker.profiles import ACCOUNTS, Base, container_config
 from sandboxes.docker.sandbox import DockerSandbox, Made
+from sandboxes.docker.services import names_of, start_services
 from sandboxes.docker.supply import Supplier, Supply, merged
 from sandboxes.output import Kept
 
@@ -45,6 +46,8 @@ class DockerSandboxes:
         self._owner = this_process()
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._running: dict[str, DockerSandbox] = {}
+        self._services: dict[str, list[str]] = {}
+        """The containers beside each sandbox that has such."""
 
     @classmethod
     async def open(cls, options: Options | None = None) -> "DockerSandboxes":
@@ -76,13 +79,17 @@ class DockerSandboxes:
         try:
             supplies = [await supplier.supply(sandbox, spec) for supplier in self._options.suppliers]
             async with self._slots:
-                return await self._make(sandbox, spec, base, merged(supplies))
+                made = await self._make(sandbox, spec, base, merged(supplies))
+            if spec.services:
+                self._services[sandbox] = names_of(made.container, spec)
+                await start_services(self.engine, self.images, made.container, spec, self._labels(sandbox, spec))
+            return made
         except BaseException:
             await self._remove(sandbox)
             raise
 
     async def _make(self, sandbox: str, spec: Spec, base: Base, supply: Supply) -> DockerSandbox:
-        labels = labels_of("sandbox", self._owner, self._options.run) | sandbox_labels(sandbox, spec, base.name)
+        labels = self._labels(sandbox, spec) | {IMAGE: base.name}
         name = container_name(sandbox)
         log.info("sandbox %s of image %s, relaxed: %s", sandbox, base.name, labels[RELAXED] or "nothing")
         with self.engine.telling(f"starting a sandbox of image {base.name}"):
@@ -109,6 +116,9 @@ class DockerSandboxes:
         self._running[sandbox] = started = DockerSandbox(self.engine, made, lambda: self._remove(sandbox))
         return started
 
+    def _labels(self, sandbox: str, spec: Spec) -> dict[str, str]:
+        return labels_of("sandbox", self._owner, self._options.run) | sandbox_labels(sandbox, spec, "")
+
     async def _seed(self, container: str, base: Base) -> None:
         """Copy the image's content of the working directory into the writable place that covers it."""
         said = Kept(2000)
@@ -124,18 +134,25 @@ class DockerSandboxes:
         """Remove a sandbox with everything in it. What is gone already is fine."""
         name = container_name(sandbox)
         try:
+            for service in self._services.get(sandbox, ()):
+                await self._delete(service)
+            await self._delete(name)
+        finally:
+            for supplier in self._options.suppliers:
+                await supplier.release(sandbox)
+        self._running.pop(sandbox, None)
+        self._services.pop(sandbox, None)
+
+    async def _delete(self, container: str) -> None:
+        try:
             async with self._slots:
-                with self.engine.telling(f"removing {name}"):
-                    await self.engine.container(name).delete(force=True, v=True)
+                with self.engine.telling(f"removing {container}"):
+                    await self.engine.container(container).delete(force=True, v=True)
         except EngineError:
             raise
         except SandboxError as error:
             if "No such container" not in str(error) and "is already in progress" not in str(error):
                 raise
-        finally:
-            for supplier in self._options.suppliers:
-                await supplier.release(sandbox)
-        self._running.pop(sandbox, None)
 
     async def close(self) -> None:
         """Stop what still runs, and let go of the engine."""

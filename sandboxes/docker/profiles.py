@@ -78,9 +78,10 @@ def working_directory(spec: Spec, of_image: str) -> str:
 
 def container_config(spec: Spec, base: Base, supply: Supply, labels: Mapping[str, str]) -> dict[str, Any]:
     """The engine's description of a container."""
-    host = _limits(spec) | _rights(spec, base)
+    host = limits_of(spec) | _rights(spec, base)
     host |= {
         "NetworkMode": "bridge" if spec.network == "full" else supply.network or "none",
+        "ExtraHosts": [f"{service.name}:127.0.0.1" for service in spec.services],
         "Mounts": list(supply.mounts),
         "Init": True,
         "LogConfig": {"Type": "json-file", "Config": {"max-size": "1m"}},
@@ -102,7 +103,8 @@ def container_config(spec: Spec, base: Base, supply: Supply, labels: Mapping[str
     }
 
 
-def _limits(spec: Spec) -> dict[str, Any]:
+def limits_of(spec: Spec) -> dict[str, Any]:
+    """What one container may use."""
     memory = 0 if spec.memory_mb is None else spec.memory_mb << 20
     return {
         "Memory": memory,

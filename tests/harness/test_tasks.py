@@ -9,16 +9,18 @@ import msgspec
 import pytest
 
 from harness.tasks import Part, Step, Task, TaskLimits, Verifier, load_tasks, parts_of
-from harness.tasks.schema import Checker, Solution, TaskImage
+from harness.tasks.schema import Checker, Solution, TaskImage, TaskService
 from harness.trust import Augment, Clean
 from proxy.pool.errors import UserError
 from tests.harness.conftest import HELLO, ROOT, write_tasks
 
 ANSWERED = {"id": "b", "instruction": "What is 6 * 7?", "domain": "qa", "checker": {"kind": "exact", "answer": "42"}}
+DATABASE = {"name": "db", "image": {"name": "postgres:16"}}
 TABLES = {
     "tasks.jsonl": Task,
     "verifier": Verifier,
     "image": TaskImage,
+    "services": TaskService,
     "limits": TaskLimits,
     "steps": Step,
     "solution": Solution,
@@ -58,6 +60,9 @@ def test_every_example_is_accepted(path: Path) -> None:
         (json.dumps(HELLO | {"id": "b", "timeout": -5}), "line 2: timeout: Expected `float` > 0"),
         (json.dumps(HELLO | {"id": "b", "domain": "games"}), "line 2: domain: Invalid enum value 'games'"),
         (json.dumps(HELLO | {"id": "b", "domain": "qa"}), "line 2: checker: a task of domain 'qa' needs one"),
+        (json.dumps(HELLO | {"id": "b", "services": [{"name": "a b", "image": {}}]}), "line 2: services[0].name: "),
+        (json.dumps(HELLO | {"id": "b", "services": [{"name": "a", "image": {}}]}), "line 2: services[0].image: names"),
+        (json.dumps(HELLO | {"id": "b", "services": [DATABASE, DATABASE]}), "line 2: services[0].name: 'db' is taken"),
         (json.dumps(HELLO | {"id": "b", "image": {}}), "line 2: image: names nothing"),
         (json.dumps(HELLO | {"id": "b", "image": {"directory": "none"}}), "line 2: image.directory: "),
         (json.dumps(HELLO | {"id": "b", "network": "lan"}), "line 2: network: Invalid enum value 'lan'"),

@@ -1,0 +1,88 @@
+"""What runs beside a sandbox: containers of their own that share its network, as the containers of a Kubernetes pod do.
+
+So a service is reached at its name, which means the loopback; it has whatever network the sandbox has and no other, and
+two services cannot listen on the same port. They come up in order, each when the one before it is ready, and end with
+the sandbox. Not stopped: what a service lets its clients do is the task's own affair.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from sandboxes.base import SandboxError, Service, Spec
+from sandboxes.docker.engine import Command, Engine
+from sandboxes.docker.images import Images
+from sandboxes.docker.labels import IMAGE, KIND
+from sandboxes.docker.profiles import HARBOR_ROOT, limits_of
+from sandboxes.output import Kept
+
+PAUSE_SECONDS = 0.2
+TRY_SECONDS = 30.0
+
+
+def names_of(main: str, spec: Spec) -> list[str]:
+    """The containers beside the one of this name."""
+    return [f"{main}-{service.name}" for service in spec.services]
+
+
+async def start_services(engine: Engine, images: Images, main: str, spec: Spec, labels: Mapping[str, str]) -> None:
+    """Start them all. SandboxError, with the end of its log, for one that does not get ready."""
+    for service, name in zip(spec.services, names_of(main, spec), strict=True):
+        base = await images.base(Spec(image=service.image, profile="harbor"))
+        config = _config(service, base.id, main, spec) | {"Labels": {**labels, KIND: "service", IMAGE: base.name}}
+        with engine.telling(f"starting the service {service.name} of image {base.name}"):
+            container = await engine.docker.containers.create(config, name=name)
+            await container.start()
+        await _until_ready(engine, name, service)
+
+
+def _config(service: Service, image: str, main: str, spec: Spec) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "Image": image,
+        "Env": [f"{name}={value}" for name, value in service.env.items()],
+        "Healthcheck": {"Test": ["NONE"]},
+        "HostConfig": limits_of(spec)
+        | {
+            "NetworkMode": f"container:{main}",
+            "CapDrop": ["ALL"],
+            "CapAdd": list(HARBOR_ROOT),
+            "SecurityOpt": ["no-new-privileges"],
+            "Init": True,
+            "LogConfig": {"Type": "json-file", "Config": {"max-size": "1m"}},
+        },
+    }
+    return config | ({"Cmd": list(service.command)} if service.command else {})
+
+
+async def _until_ready(engine: Engine, name: str, service: Service) -> None:
+    deadline = time.monotonic() + service.ready_seconds
+    asked = Command(argv=("/bin/sh", "-c", service.ready or "true"), user="")
+    while True:
+        said = Kept(2000)
+        if not await _runs(engine, name):
+            raise SandboxError(f"the service {service.name} has ended: {await _log(engine, name)}")
+        if not service.ready:
+            return
+        try:
+            async with asyncio.timeout(TRY_SECONDS):
+                if await engine.execute(name, asked, said.add) == 0:
+                    return
+        except (SandboxError, TimeoutError):  # it may be ending, or not be up to it yet
+            pass
+        if time.monotonic() > deadline:
+            raise SandboxError(
+                f"the service {service.name} was not ready after {service.ready_seconds:g} s "
+                f"({service.ready!r} says: {said.text()[-200:].strip()}): {await _log(engine, name)}"
+            )
+        await asyncio.sleep(PAUSE_SECONDS)
+
+
+async def _runs(engine: Engine, name: str) -> bool:
+    with engine.telling(f"the service {name}"):
+        return bool((await engine.container(name).show())["State"]["Running"])
+
+
+async def _log(engine: Engine, name: str) -> str:
+    with engine.telling(f"the log of {name}"):
+        return "".join(await engine.container(name).log(stdout=True, stderr=True, tail=20))[-500:].strip()
