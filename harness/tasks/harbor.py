@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from harness.tasks.check import check
+from harness.tasks.compose import read_compose
 from harness.tasks.harbor_toml import Environment, File, Health, Judge, StepTable, refuse, resolved, unknown
 from harness.tasks.jsonl import digest_of
 from harness.tasks.schema import Directories, Solution, Step, Task, TaskImage, TaskLimits, Verifier, fault_of
@@ -40,13 +41,15 @@ def load_harbor(directory: Path) -> Task:
     table, file = _parsed(directory / "task.toml")
     resolved(file, directory)
     environment, agent = file.environment, file.agent
+    compose = read_compose(directory)
     task = Task(
         id=str(file.task.get("name") or directory.name),
         instruction="" if file.steps else _instruction(directory),
         verifier=Verifier() if file.steps else _verifier(directory, directory, file.verifier, environment),
         steps=tuple(_step(directory, step, file) for step in file.steps),
         steps_reward=file.multi_step_reward_strategy or "mean",
-        image=_image(directory, environment),
+        image=compose.image or _image(directory, environment),
+        services=compose.services,
         profile="harbor",
         network=_network(agent.network_mode or environment.network_mode),
         work=environment.workdir or "",
@@ -55,7 +58,7 @@ def load_harbor(directory: Path) -> Task:
         daemons=True,
         timeout=agent.timeout_sec or 600,
         limits=_limits(environment),
-        env=environment.env,
+        env=compose.env | environment.env,
         solution=_solution(directory, file),
         metadata=_metadata(table, file),
         digest=digest_of([directory]),

@@ -2,7 +2,7 @@
 
 Refused are keys that would change the task if they were passed over: GPUs, TPUs, other systems, MCP servers, skills,
 lists of allowed hosts, verifiers with an environment of their own, other users than root, a network of a step's own,
-variables of this machine, prior trajectories, and compose files.
+variables of this machine, and prior trajectories.
 """
 
 import re
@@ -145,8 +145,6 @@ def _lacking(file: File, directory: Path) -> Iterator[tuple[str, str]]:
         yield "environment.mcp_servers", "is not offered: agents are started without MCP servers"
     if environment.skills_dir:
         yield "environment.skills_dir", "is not offered: agents are started without skills"
-    if (directory / "environment/docker-compose.yaml").exists():
-        yield "environment/docker-compose.yaml", "is not offered: a sandbox is one container"
     for place in (directory, *(directory / "steps" / step.name for step in file.steps)):
         if (place / "trajectory.json").exists():
             yield "trajectory.json", "is not offered: agents begin without a history"

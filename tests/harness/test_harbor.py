@@ -151,8 +151,8 @@ def test_what_is_not_offered_refuses_this_task_by_the_key(tmp_path: Path, toml: 
 
 
 def test_files_that_are_not_offered_refuse_the_task_too(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="docker-compose.yaml is not offered"):
-        load_harbor(task_directory(tmp_path / "a", **{"environment__docker-compose_dot_yaml": ""}))
+    with pytest.raises(Refused, match="trajectory.json is not offered"):
+        load_harbor(task_directory(tmp_path / "a", trajectory_dot_json=""))
     (tmp_path / "b").mkdir()
     (tmp_path / "b/task.yaml").touch()
     with pytest.raises(Refused, match="task.yaml is of Terminal-Bench 1"):

@@ -11,7 +11,7 @@ from harness.tasks import Task
 from harness.tasks.harbor import load_harbor
 from harness.trials import Wanted, run_trial
 from sandboxes.docker.backend import DockerSandboxes, Options
-from tests.harness.test_harbor import EXAMPLES
+from tests.harness.test_harbor import EXAMPLES, task_directory
 
 QUICK = {"ledger", "late-orders"}
 """With steps, and with a reward of parts."""
@@ -33,6 +33,31 @@ async def test_an_example_is_solved_by_its_oracle_and_not_by_nothing(
 ) -> None:
     plan = Plan(tasks=[load_harbor(directory)], repeat=1, concurrency=2)
     (found,) = await prove(sandboxes, plan, Book(tmp_path))
+    assert found.verdict == "accepted", found.cause
+
+
+async def test_a_compose_file_brings_a_service_that_agent_and_tests_reach(
+    sandboxes: DockerSandboxes, tmp_path: Path
+) -> None:
+    compose = {
+        "environment__docker-compose_dot_yaml": """
+services:
+  main: {depends_on: {notes: {condition: service_healthy}}}
+  notes:
+    image: bb:1
+    command: ["sh", "-c", "mkdir /www; echo $$WORDS > /www/index.html; exec httpd -f -p 8001 -h /www"]
+    environment: {WORDS: from the service}
+    healthcheck: {test: "wget -q -O - http://127.0.0.1:8001/", interval: 1s}
+""",
+        "environment__Dockerfile": "FROM bb:1\nWORKDIR /app\n",
+        "solution__solve_dot_sh": "#!/bin/sh\nwget -q -O /app/note http://notes:8001/\n",
+        "tests__test_dot_sh": """#!/bin/sh
+[ "$(cat note)" = "$(wget -q -O - http://notes:8001/)" ] && echo 1 > /logs/verifier/reward.txt && exit
+echo 0 > /logs/verifier/reward.txt
+""",
+    }
+    task = load_harbor(task_directory(tmp_path / "task", "[environment]\nallow_internet = false", **compose))
+    (found,) = await prove(sandboxes, Plan(tasks=[task], repeat=1, concurrency=2), Book(tmp_path))
     assert found.verdict == "accepted", found.cause
 
 

@@ -1,0 +1,184 @@
+"""environment/docker-compose.yaml of a Harbor task: the part of Compose that such tasks need, as services of the task.
+
+`main` is the sandbox; every other service runs beside it and shares its network (sandboxes/docker/services.py), so it
+is reached by its name. Read are: build, image, command, environment, depends_on, healthcheck, and named volumes of a
+single service, whose own disk serves as well. Ports, restarts and names of containers mean nothing there and are passed
+over. Anything else is refused by name, and so are variables of this machine.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from harness.tasks.harbor_toml import refuse
+from harness.tasks.schema import TaskImage, TaskService
+
+FILE = "environment/docker-compose.yaml"
+MAIN = "main"
+READ = {"build", "image", "command", "environment", "depends_on", "healthcheck", "volumes"}
+PASSED_OVER = {"ports", "expose", "restart", "container_name", "init", "stdin_open", "tty", "pull_policy"}
+UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+SLEEPS = (["sh", "-c", "sleep infinity"], "sleep infinity", ["sleep", "infinity"])
+"""Commands of `main` that only keep it alive, which it is anyway."""
+
+
+@dataclass(frozen=True)
+class Composed:
+    """What a compose file says about a task."""
+
+    image: TaskImage | None
+    """Of the sandbox; None where the file leaves that to the environment."""
+    env: dict[str, str]
+    services: tuple[TaskService, ...]
+
+
+def read_compose(directory: Path) -> Composed:
+    """What the file of a task directory says; nothing when there is none."""
+    if not (directory / FILE).exists():
+        return Composed(None, {}, ())
+    try:
+        file = _Compose(directory)
+        return Composed(file.main_image(), file.main_environment(), file.services())
+    except (AttributeError, TypeError, ValueError) as error:  # a list where Compose has a table, and the like
+        refuse(directory, FILE, f"has not the form of a compose file ({error})")
+
+
+class _Compose:
+    """The file, checked."""
+
+    def __init__(self, directory: Path):
+        self._directory = directory
+        try:
+            told = yaml.safe_load((directory / FILE).read_text())
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            refuse(directory, FILE, f"cannot be read as YAML ({' '.join(str(error).split())})")
+        for key in told if isinstance(told, dict) else ["its content"]:
+            if key not in ("services", "volumes", "version", "name"):
+                self._refuse(str(key))
+        services = told.get("services") or {}
+        self._services: dict[str, dict[str, Any]] = {str(name): body or {} for name, body in services.items()}
+        if MAIN not in self._services:
+            self._refuse("without a service 'main'")
+        for name, body in self._services.items():
+            for key in sorted(body.keys() - READ - PASSED_OVER):
+                self._refuse(f"services.{name}.{key}")
+        self._check_main()
+        self._check_volumes()
+
+    def main_image(self) -> TaskImage | None:
+        """What `main` is made of, where the file says so."""
+        body = self._services[MAIN]
+        return self._image(MAIN, body) if "build" in body or "image" in body else None
+
+    def main_environment(self) -> dict[str, str]:
+        return self._environment(MAIN, self._services[MAIN])
+
+    def services(self) -> tuple[TaskService, ...]:
+        """What runs beside `main`, each after what it depends on."""
+        return tuple(self._service(name, self._services[name]) for name in self._in_order() if name != MAIN)
+
+    def _refuse(self, what: str) -> NoReturn:
+        refuse(self._directory, f"{FILE}: {what}", "is not offered (docs/tasks.md says what is)")
+
+    def _check_main(self) -> None:
+        body = self._services[MAIN]
+        if body.get("command", SLEEPS[0]) not in SLEEPS:
+            self._refuse("services.main.command")
+        for key in body.keys() & {"healthcheck", "volumes"}:
+            self._refuse(f"services.main.{key}")
+
+    def _check_volumes(self) -> None:
+        users: dict[str, str] = {}
+        for name, body in self._services.items():
+            for volume in body.get("volumes") or []:
+                source = volume.split(":")[0] if isinstance(volume, str) else ""
+                if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", source) or users.setdefault(source, name) != name:
+                    self._refuse(f"services.{name}.volumes ({volume})")
+
+    def _in_order(self) -> Iterator[str]:
+        done: list[str] = []
+        while left := [name for name in self._services if name not in done]:
+            ready = [name for name in left if set(self._needed(name)) <= set(done)]
+            if not ready:
+                self._refuse(f"depends_on in a circle or on nothing ({', '.join(left)})")
+            done.append(ready[0])
+            yield ready[0]
+
+    def _needed(self, name: str) -> list[str]:
+        needed = self._services[name].get("depends_on") or []
+        for other, how in needed.items() if isinstance(needed, dict) else ():
+            if (how or {}).get("condition", "service_started") == "service_completed_successfully":
+                self._refuse(f"services.{name}.depends_on.{other}.condition = 'service_completed_successfully'")
+        return list(needed)
+
+    def _service(self, name: str, body: Mapping[str, Any]) -> TaskService:
+        ready, seconds = self._health(name, body.get("healthcheck") or {})
+        command = body.get("command") or ()
+        return TaskService(
+            name=name,
+            image=self._image(name, body),
+            command=tuple(shlex.split(command) if isinstance(command, str) else map(str, command)),
+            env=self._environment(name, body),
+            ready=ready,
+            ready_timeout=seconds,
+        )
+
+    def _image(self, name: str, body: Mapping[str, Any]) -> TaskImage:
+        build = body.get("build")
+        if build is None:
+            if not body.get("image"):
+                self._refuse(f"services.{name} without build and image")
+            return TaskImage(name=self._filled(str(body["image"]), f"services.{name}.image"))
+        told = {"context": build} if isinstance(build, str) else dict(build)
+        for key in sorted(told.keys() - {"context", "dockerfile"}):
+            self._refuse(f"services.{name}.build.{key}")
+        context = str(told.get("context", ".")).replace("${CONTEXT_DIR}", ".")
+        directory = (self._directory / "environment" / self._filled(context, f"services.{name}.build")).resolve()
+        if not directory.is_relative_to(self._directory):
+            self._refuse(f"services.{name}.build outside of the task ({context})")
+        return TaskImage(directory=str(directory), dockerfile=told.get("dockerfile", "Dockerfile"))
+
+    def _environment(self, name: str, body: Mapping[str, Any]) -> dict[str, str]:
+        told = body.get("environment") or {}
+        pairs = told.items() if isinstance(told, dict) else (str(entry).partition("=")[::2] for entry in told)
+        return {key: self._filled(_text(value), f"services.{name}.environment.{key}") for key, value in pairs}
+
+    def _health(self, name: str, health: Mapping[str, Any]) -> tuple[str, float]:
+        """The command that says whether a service is ready, and how long it may take to."""
+        test = health.get("test", "")
+        if health.get("disable") or not test or test[0] == "NONE":
+            return "", 60.0
+        if isinstance(test, list):
+            test = shlex.join(test[1:]) if test[0] == "CMD" else " ".join(test[1:])
+        interval, start = (self._seconds(name, health.get(key, usual)) for key, usual in _USUAL.items())
+        return self._filled(test, f"services.{name}.healthcheck"), start + int(health.get("retries", 3)) * interval + 30
+
+    def _seconds(self, name: str, duration: object) -> float:
+        found = re.findall(r"(\d+(?:\.\d+)?)(ms|s|m|h)", str(duration))
+        if "".join(number + unit for number, unit in found) != str(duration):
+            self._refuse(f"services.{name}.healthcheck with a duration of {duration!r}")
+        return sum(float(number) * UNITS[unit] for number, unit in found)
+
+    def _filled(self, value: str, where: str) -> str:
+        """The value with the defaults of its variables; `$$` is a dollar."""
+
+        def default(found: re.Match[str]) -> str:
+            if found[0] == "$$":
+                return "$"
+            if found[1] is None:
+                self._refuse(f"{where} with a variable of this machine ({found[0]})")
+            return found[1]
+
+        return re.sub(r"\$\$|\$\{\w+:?-([^}]*)\}|\$\{?\w+\}?", default, value)
+
+
+_USUAL = {"interval": "30s", "start_period": "0s"}
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
