@@ -154,9 +154,7 @@ def replaying(
     """
     children: list[subprocess.Popen[bytes]] = []
     words = ["--pool", pool, "--record", str(directory / "pool.db"), "--port", "0"]
-    # whoever recorded it may still be listening where its configuration says
-    elsewhere = {"sandbox_socket": str(directory / "door" / "proxy.sock"), "sandbox_address": "127.0.0.1:0"}
-    words += [f"--{key.replace('_', '-')}={value}" for key, value in (elsewhere | dict(listeners)).items()]
+    words += [f"--{key.replace('_', '-')}={value}" for key, value in listeners.items()]
     words += ["--report", str(directory / "differences.jsonl"), *(f"--ignore={pattern}" for pattern in ignored)]
     try:
         url = _start(["replay", str(config), str(attempt_id), *words], directory / "proxy.log", children)
