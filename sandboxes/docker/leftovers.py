@@ -17,6 +17,7 @@ from sandboxes.docker.engine import Engine
 from sandboxes.docker.labels import KIND, RUN, SHARED, Owner, owner_of
 
 OURS = json.dumps({"label": [KIND]})
+NOBODY = Owner("", "", 0, 0)
 GONE = (404, 409)
 """Removed by somebody else meanwhile, or just being removed, or in use again."""
 
@@ -82,7 +83,7 @@ async def _removed(engine: Engine, thing: Thing) -> bool:
 def _thing(
     engine: Engine, kind: Literal["container", "network", "volume"], name: str, labels: dict[str, Any]
 ) -> Thing | None:
-    owner = owner_of(labels)
+    owner = owner_of(labels) or (NOBODY if kind == "volume" and labels[KIND] in SHARED else None)
     if owner is None:
         return None
     return Thing(

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 SMALL: dict[str, Any] = {"object_store_memory": 80 << 20, "include_dashboard": False}
 HEALTH = {"health_check_period_ms": 500, "health_check_timeout_ms": 2000, "health_check_failure_threshold": 3}
+PATIENCE = 400
+"""Seconds; a cluster on a busy machine is slow to start its workers."""
 SLOW = f"{SHELL_AGENT}; setsid sleep 600 & sleep 3"
 
 
@@ -131,7 +133,7 @@ def test_ctrl_c_ends_the_agents_on_the_nodes_and_closes_their_attempts(
     on_ray: CommandLine, cluster: "Cluster", pool: Pool, tmp_path: Path
 ) -> None:
     run = start(on_ray("-n", "4", "--concurrency", "4", command=f"{SHELL_AGENT}; sleep 600"))
-    wait_for(lambda: run.poll() is not None or all(sandboxes_of(node) for node in cluster.worker_nodes))
+    wait_for(lambda: run.poll() is not None or all(sandboxes_of(node) for node in cluster.worker_nodes), PATIENCE)
     run.send_signal(signal.SIGINT)
     said, _ = run.communicate(timeout=200)
     assert run.returncode == 130, said
@@ -147,7 +149,7 @@ def test_a_killed_driver_leaves_what_its_next_start_removes_and_resumes(
 ) -> None:
     arguments = on_ray("-n", "4", "--concurrency", "4", command=SLOW)
     run = start(arguments)
-    wait_for(lambda: run.poll() is not None or all(sandboxes_of(node) for node in cluster.worker_nodes))
+    wait_for(lambda: run.poll() is not None or all(sandboxes_of(node) for node in cluster.worker_nodes), PATIENCE)
     left = {sandbox.id for node in cluster.worker_nodes for sandbox in sandboxes_of(node)}
     run.kill()
     run.communicate()
@@ -168,7 +170,7 @@ def test_a_lost_nodes_attempts_run_again_elsewhere_under_new_keys(
     arguments = on_ray("-n", "6", "--concurrency", "4", command=SLOW)
     run = start(arguments)
     try:
-        wait_for(lambda: run.poll() is not None or all(sandboxes_of(node) for node in cluster.worker_nodes))
+        wait_for(lambda: run.poll() is not None or all(sandboxes_of(node) for node in cluster.worker_nodes), PATIENCE)
         lost = kill(next(iter(cluster.worker_nodes)))
         said, _ = run.communicate(timeout=400)
     finally:
@@ -192,7 +194,7 @@ def test_with_no_node_left_the_run_ends_with_a_sentence_and_nothing_is_lost(
     alive = [node for node in cluster.worker_nodes if raylet(node) in {process.pid for process in table()}]
     run = start(on_ray("-n", "6", "--concurrency", "6", command=f"{SHELL_AGENT}; sleep 600"))
     try:
-        wait_for(lambda: run.poll() is not None or all(sandboxes_of(node) for node in alive))
+        wait_for(lambda: run.poll() is not None or all(sandboxes_of(node) for node in alive), PATIENCE)
         for node in alive:
             kill(node)
         said, _ = run.communicate(timeout=400)

@@ -12,7 +12,7 @@ import pytest
 
 from harness.cli import main as harness
 from sandboxes.cli import main
-from sandboxes.docker.labels import Owner, labels_of, this_process
+from sandboxes.docker.labels import KIND, Owner, labels_of, this_process
 from sandboxes.processes import start_of
 from sandboxes.reaping import Where, reap
 from tests.engines import OwnEngine, own_engine
@@ -99,10 +99,14 @@ def test_gc_removes_what_a_dead_owner_left_and_nothing_else(
     assert there(kind, mine, far) == [mine]
 
 
-def test_bundles_stay_until_they_are_asked_for(make: Make, there: There, dead: Owner, tmp_path: Path) -> None:
+def test_bundles_stay_until_they_are_asked_for(
+    make: Make, there: There, engine: OwnEngine, dead: Owner, tmp_path: Path
+) -> None:
     shared = make("volume", dead, "bundle")
+    engine.say("volume", "create", "--name", "of-nobody", f"--label={KIND}=bundle")
     reap(Where(root=tmp_path))
-    assert there("volume", shared) == [shared]
+    assert there("volume", shared, "of-nobody") == [shared, "of-nobody"]
+    assert sorted(thing.name for thing in reap(Where(root=tmp_path), bundles=True).things) == ["of-nobody", shared]
 
 
 @pytest.mark.timeout(600)
