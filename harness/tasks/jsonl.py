@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from harness.tasks.check import check
-from harness.tasks.schema import Directories, Step, Task, TaskImage, Verifier, fault_of
+from harness.tasks.schema import Directories, Solution, Step, Task, TaskImage, Verifier, fault_of
 from proxy.pool.errors import UserError
 
 
@@ -53,8 +53,16 @@ def _resolved(task: Task, base: Path) -> Task:
     def judged(verifier: Verifier) -> Verifier:
         return replace(verifier, directories=absolute(verifier.directories))
 
+    def solved(solution: Solution | None) -> Solution | None:
+        return solution and replace(solution, directories=absolute(solution.directories))
+
     def step_of(step: Step) -> Step:
-        return replace(step, directories=absolute(step.directories), verifier=judged(step.verifier))
+        return replace(
+            step,
+            directories=absolute(step.directories),
+            verifier=judged(step.verifier),
+            solution=solved(step.solution),
+        )
 
     def built(image: TaskImage) -> TaskImage:
         return replace(image, directory=str(base / image.directory)) if image.directory else image
@@ -65,6 +73,7 @@ def _resolved(task: Task, base: Path) -> Task:
         services=tuple(replace(service, image=built(service.image)) for service in task.services),
         directories=absolute(task.directories),
         verifier=judged(task.verifier),
+        solution=solved(task.solution),
         steps=tuple(step_of(step) for step in task.steps),
     )
 

@@ -84,6 +84,13 @@ def test_what_differs_between_trials_is_flaky(
     assert report["flaky"]["verdict"] == "flaky" and report["flaky"]["cause"].startswith(cause)
 
 
+def test_a_solution_may_have_directories_beside_its_file(validate: Validate, tmp_path: Path) -> None:
+    (tmp_path / "oracle").mkdir()
+    (tmp_path / "oracle/answer").write_text("hello")
+    solution = {"command": "cp given/answer hello.txt", "directories": {"given": "oracle"}}
+    assert validate(tasks=[broken("a", solution=solution)])["a"]["verdict"] == "accepted"
+
+
 def test_a_no_op_without_a_verdict_is_no_zero(validate: Validate) -> None:
     report = validate(tasks=[broken("crashes", verifier=checks("cat hello.txt || exit 2"))])
     assert report["crashes"]["verdict"] == "environment broken" and report["crashes"]["noop"] == [None, None]
