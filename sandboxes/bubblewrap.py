@@ -35,7 +35,7 @@ HIDDEN = ("/etc/ssh", "/etc/ssl/private", "/etc/docker", "/etc/sudoers.d")
 """Directories in these that nothing inside needs."""
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 LIBRARY = "/run/blackforge/lib"
-WORK, HOME, VERIFIER_HOME = "/work", "/home/agent", "/home/verifier"
+WORK, HOME, VERIFIER_HOME = "/sandbox", "/home/agent", "/home/verifier"
 MOUNTED = {WORK: "work", "/tmp": "tmp", HOME: "home", VERIFIER_HOME: "verifier"}
 """Where a sandbox's own directories are inside, and what they are called outside."""
 USERS = range(1_000_000, 2_000_000)

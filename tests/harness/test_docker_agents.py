@@ -74,7 +74,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
     (root / "etc/group").write_text("root:x:0:\n")
     packed = subprocess.run(["tar", "-C", root, "-c", "."], capture_output=True, check=True).stdout
-    labels = [f"--change=LABEL {key}={value}" for key, value in labels_of("image", this_process()).items() if value]
+    labels = [f'--change=LABEL {key}="{value}"' for key, value in labels_of("image", this_process()).items() if value]
     subprocess.run(["docker", "import", "--change=ENV PATH=/bin", *labels, "-", name], input=packed, check=True)
     yield name
     subprocess.run(["docker", "rmi", "--force", name], check=True, capture_output=True)

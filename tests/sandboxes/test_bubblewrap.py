@@ -87,7 +87,7 @@ async def test_the_verifier_has_a_home_that_the_agent_never_sees(sandbox: Bubble
 
 
 async def test_absolute_paths_are_the_sandboxs_own(sandbox: BubblewrapSandbox) -> None:
-    for path in ("/work/a/b", "/home/agent/c", "/tmp/d"):
+    for path in ("/sandbox/a/b", "/home/agent/c", "/tmp/d"):
         await sandbox.write(path, path)
         assert await said(sandbox, f"cat {path}") == path == (await sandbox.read(path) or b"").decode()
 
@@ -157,6 +157,6 @@ def test_an_ordinary_user_has_them_too() -> None:
 async def test_what_it_cannot_do_is_one_sentence(tmp_path: Path) -> None:
     sandboxes = BubblewrapSandboxes(tmp_path)
     for spec in (Spec(image=Image(name="bb:1")), Spec(profile="harbor")):
-        with pytest.raises(SandboxError, match="no image and no root of its own .*; use Docker"):
+        with pytest.raises(SandboxError, match="has no image, services or root of its own .*; use Docker"):
             await sandboxes.start(spec)
     assert not list(tmp_path.iterdir())

@@ -44,7 +44,22 @@ from tests.proxy.conftest import listening, served
 
 PROBE = Path(__file__).parent / "probe.py"
 VERIFIER = "verifier-5b3f0c9e2d"
-PLACES = ["/run", "/tmp", "/var", "/home", "/root", "/work", "/opt", "/srv", "/mnt", "/media", "/etc", "/dev", "/logs"]
+PLACES = [
+    "/run",
+    "/tmp",
+    "/var",
+    "/home",
+    "/root",
+    "/work",
+    "/sandbox",
+    "/opt",
+    "/srv",
+    "/mnt",
+    "/media",
+    "/etc",
+    "/dev",
+    "/logs",
+]
 """Where the probe looks at every file."""
 ABSTRACT = f"blackforge-probe-{os.getpid()}"
 
