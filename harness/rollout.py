@@ -242,7 +242,7 @@ async def _part(
         ground = await lay(sandbox, task, bench.sandboxes)
     account.spent("setup", time.monotonic() - began)
     account.stage = "harness"
-    keep_ground(bench.logs, name, ground)
+    await asyncio.to_thread(keep_ground, bench.logs, name, ground)  # a whole root's files take a while to write
     varied = msgspec.structs.replace(task, env=task.env | account.env)
     result = await _run_agent(bench, sandbox, varied, opened, key)
     account.spent("agent", result.seconds)
@@ -256,7 +256,7 @@ async def _part(
         bench.lanes.verifying,
         apart(bench.sandboxes, sandbox, task, ground, part.more) as (room, found),
     ):
-        keep_findings(bench.logs, name, found)
+        await asyncio.to_thread(keep_findings, bench.logs, name, found)
         return await _verdict(room, task), failure, detail
 
 
