@@ -11,7 +11,7 @@ import msgspec
 
 from harness.cleanstart import Leftover, clean_start
 from harness.manifest import Manifest, quoted, take, write_manifest
-from harness.steering import above_tests, steering
+from harness.steering import RUNNERS_NAMES, above_tests, steering
 from harness.tasks import Task
 from harness.tasks.schema import TaskImage
 from harness.verifier import Failed, limits_of
@@ -41,7 +41,8 @@ async def lay(sandbox: Sandbox, task: Task, sandboxes: Sandboxes) -> Ground:
     """Clean up after set-up and remember what is there. Nothing of the agent may be running or lie there yet."""
     spec, own_root = spec_of(task), sandboxes.kind != "process"
     above = above_tests(task, sandbox.work, own_root)
-    manifest, rows = await clean_start(sandbox, task, await take(sandbox, spec, own_root, above))
+    found = await take(sandbox, spec, own_root, above, RUNNERS_NAMES)
+    manifest, rows = await clean_start(sandbox, task, found)
     steer = steering(task, sandbox, spec, own_root)
     known = [path for path in sorted(manifest.files) if steer(path)]
     originals = await _contents(sandbox, known) if known else {}

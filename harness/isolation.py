@@ -21,10 +21,10 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from harness.ground import Ground
-from harness.manifest import Difference, remove, take, write_difference
-from harness.steering import above_tests, is_kept, is_tool, steering
+from harness.manifest import MAX_FILES, Difference, remove, take, write_difference
+from harness.steering import RUNNERS_NAMES, above_tests, is_kept, is_tool, steering
 from harness.tasks import Task
-from harness.verifier import LOGS
+from harness.verifier import LOGS, Failed
 from sandboxes.base import Limits, OnOutput, Result, Sandbox, SandboxError, Sandboxes, User
 
 SECONDS = 120.0
@@ -91,7 +91,12 @@ async def end_agent(sandbox: Sandbox, task: Task, ground: Ground) -> None:
 async def set_apart(sandbox: Sandbox, task: Task, ground: Ground) -> SetApart:
     """Compare with what there was before the agent, and undo what would steer the verifier."""
     above = above_tests(task, sandbox.work, ground.own_root)
-    difference = await take(sandbox, ground.spec, ground.own_root, above) - ground.manifest
+    now = await take(sandbox, ground.spec, ground.own_root, above, RUNNERS_NAMES)
+    if ground.manifest.whole and not now.whole and _steered_from_anywhere(task, ground):
+        raise Failed(
+            "verifier", f"the agent left more than {MAX_FILES} files, so what would steer the verifier is unknown"
+        )
+    difference = now - ground.manifest
     steer = steering(task, sandbox, ground.spec, ground.own_root)
     tools = [path for path in difference.changed if _may_be_undone(path, task, ground)]  # undone by end_agent
     shadows = _shadows(difference.added, task, ground)
@@ -103,6 +108,11 @@ async def set_apart(sandbox: Sandbox, task: Task, ground: Ground) -> SetApart:
         await sandbox.write(within(sandbox, path), ground.originals[path])
     left = stayed | set(touched) - set(restored)
     return SetApart(difference, [path for path in planted if path not in stayed], tools + restored, sorted(left))
+
+
+def _steered_from_anywhere(task: Task, ground: Ground) -> bool:
+    """By more than what lies directly beside the verifier's files."""
+    return not task.verifier.fresh and (ground.spec.profile == "harbor" or task.verifier.user == "root")
 
 
 async def _restore(sandbox: Sandbox, task: Task, ground: Ground) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import aiohttp
 import msgspec
 
+from harness.chat import Model, NoAnswer, complete
 from harness.tasks import Task, Verifier, parts_of
 
 TRIES = 3
@@ -51,36 +51,26 @@ class Opinion(msgspec.Struct, frozen=True, kw_only=True):
     """Why there is no opinion."""
 
 
-async def opinion(client: aiohttp.ClientSession, judge: Judge, task: Task) -> Opinion:
+async def opinion(judge: Judge, task: Task) -> Opinion:
     """Ask the judge about a task; trouble of any kind ends in no opinion."""
+    model = Model(judge.url, judge.model, judge.key)
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": described(task)}]
     trouble = ""
     for number in range(TRIES):
         if number:
             await asyncio.sleep(judge.pause_seconds * 4 ** (number - 1))
         try:
-            text = await _ask(client, judge, task)
-        except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
-            trouble = f"{judge.url} gave no answer ({type(error).__name__}: {str(error)[:200]})"
+            text = await complete(model, messages, SECONDS, temperature=0)
+        except NoAnswer as error:
+            trouble = str(error)
+            continue
+        except TimeoutError:
+            trouble = f"{judge.url} gives no answer within {SECONDS:g} s"
             continue
         if (found := read(text)) is not None:
             return found
         trouble = f"the answer holds no object with `weak`: {text[-200:]!r}"
     return Opinion(weak=None, trouble=trouble)
-
-
-async def _ask(client: aiohttp.ClientSession, judge: Judge, task: Task) -> str:
-    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": described(task)}]
-    headers = {"Authorization": f"Bearer {judge.key}"} if judge.key else {}
-    body = {"model": judge.model, "messages": messages, "temperature": 0}
-    timeout = aiohttp.ClientTimeout(total=SECONDS)
-    url = f"{judge.url.rstrip('/')}/chat/completions"
-    async with client.post(url, json=body, headers=headers, timeout=timeout) as answer:
-        if answer.status != 200:
-            raise ValueError(f"status {answer.status}: {(await answer.text())[:200]}")
-        content = (await answer.json())["choices"][0]["message"]["content"]
-    if not isinstance(content, str):
-        raise ValueError(f"the message's content is {content!r}")
-    return content
 
 
 def read(text: str) -> Opinion | None:

@@ -3,8 +3,8 @@
 One `find` in the sandbox, over its work directory, home, temporary files, the places where tasks keep their tests and,
 where the root is writable, all of it. A file counts as changed when its kind, mode, owner, size, mtime or ctime did:
 the ctime cannot be set back from inside. Left out: contents, other mounts, and what lies beyond the bounds, which is
-said (`whole`). Where `find` has no -printf (busybox), times are whole seconds, and a change within the second counts
-only if the size differs.
+said (`whole`): what is asked for by name comes first, so that no number of files hides it. Where `find` has no -printf
+(busybox), times are whole seconds, and a change within the second counts only if the size differs.
 """
 
 import gzip
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from sandboxes.base import Limits, Sandbox, Spec
+from sandboxes.base import Limits, Sandbox, SandboxError, Spec
 
 MAX_FILES = 200_000
 MAX_BYTES = 48 << 20
@@ -26,9 +26,10 @@ PLACES = ("/tests", "/solution", "/oracle", "/logs", "/var/tmp", "/root")
 """Looked into besides, where the sandbox has a root of its own: what images leave there an agent could find."""
 MOUNTED = (" /etc/hostname", " /etc/hosts", " /etc/resolv.conf")
 """The engine's, which writes them when it likes."""
+_FIRST = "first"
 # a directory's size and times change with what lies in it, which is listed itself
 _SHOW = r"""
-show() { find "$@" \( -type d -printf 'd %m %U - - - %p\0' \) -o -printf '%y %m %U %s %T@ %C@ %p\0' 2>/dev/null; }
+show() { find "$@" \( -type d -printf 'd %m %U - - - %p\0' -o -printf '%y %m %U %s %T@ %C@ %p\0' \) 2>/dev/null; }
 find / -maxdepth 0 -printf '' 2>/dev/null ||
     show() { find "$@" -exec stat -c '%f %a %u %s %Y %Z %n' {} + 2>/dev/null | tr '\n' '\0'; }
 printf '%s\0%s\0' "$PATH" "${TMPDIR:-/tmp}"
@@ -70,21 +71,26 @@ class Manifest:
         return replace(self, files=left)
 
 
-async def take(sandbox: Sandbox, spec: Spec, own_root: bool, first: Iterable[str] = ()) -> Manifest:
+async def take(
+    sandbox: Sandbox, spec: Spec, own_root: bool, first: Iterable[str] = (), names: Iterable[str] = ()
+) -> Manifest:
     """The manifest of a sandbox, as its agent's user sees it.
 
-    `own_root`: its root is its own, not the machine's. `first`: directories that come first, so that the bounds do not
-    cut off what lies directly in them.
+    `own_root`: its root is its own, not the machine's. What lies directly in the directories `first` under `names`
+    (patterns) comes first and is never cut off: SandboxError when even that is beyond the bounds.
     """
     roots = [sandbox.work, sandbox.home, *(PLACES if own_root else ())]
     roots += ["/"] if own_root and spec.profile == "harbor" else []
-    shallow = "".join(f"show {quoted(directory)} -maxdepth 1\n" for directory in first)
+    named = " -o ".join(f"-name {quoted(pattern)}" for pattern in names)
+    shallow = "".join(f"show {quoted(directory)} -maxdepth 1 \\( {named} \\)\n" for directory in first)
     deep = f'show {" ".join(map(quoted, roots))} "${{TMPDIR:-/tmp}}" -xdev\n'
     lines = _Lines()
     limits = Limits(seconds=SECONDS, output_bytes=1 << 10)
-    command = f"{_SHOW}{shallow}{deep}printf 'end\\0'"
+    command = f"{_SHOW}{shallow}printf '{_FIRST}\\0'\n{deep}printf 'end\\0'"
     result = await sandbox.run(command, limits, {}, on_output=lines.add)
     path, temporary, files = lines.read()
+    if not lines.begun:
+        raise SandboxError(f"the files of sandbox {sandbox.id} cannot be listed: {result.output[-300:].strip()!r}")
     everywhere = (temporary or "/tmp", *(("/tmp", "/var/tmp") if own_root else ()))
     return Manifest(files, result.ended == "exit" and lines.ended, path or FULL, everywhere)
 
@@ -94,6 +100,8 @@ class _Lines:
 
     def __init__(self) -> None:
         self._kept = bytearray()
+        self.begun = False
+        """What comes first is there."""
         self.ended = False
 
     def add(self, piece: bytes) -> None:
@@ -102,6 +110,7 @@ class _Lines:
     def read(self) -> tuple[str, str, dict[str, str]]:
         """$PATH, $TMPDIR, and path -> what is known of it."""
         lines = bytes(self._kept).decode(errors="backslashreplace").split("\0")
+        self.begun = _FIRST in lines[2:MAX_FILES]
         self.ended = lines[-2:] == ["end", ""] and len(lines) <= MAX_FILES
         path, temporary = (*lines[:2], "", "")[:2]
         found = {}

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import aiohttp
 import msgspec
 
 from harness.augment import every
@@ -82,8 +81,8 @@ class Plan:
 async def prove(sandboxes: Sandboxes, plan: Plan, book: Book) -> list[Finding]:
     """A finding for each task, in their order. What is in the book already is not done again."""
     slots = asyncio.Semaphore(plan.concurrency)
-    async with aiohttp.ClientSession() as client, asyncio.TaskGroup() as group:
-        proofs = [group.create_task(_Proof(sandboxes, plan, book, slots, client).of(task)) for task in plan.tasks]
+    async with asyncio.TaskGroup() as group:
+        proofs = [group.create_task(_Proof(sandboxes, plan, book, slots).of(task)) for task in plan.tasks]
     return [proof.result() for proof in proofs]
 
 
@@ -93,7 +92,6 @@ class _Proof:
     plan: Plan
     book: Book
     slots: asyncio.Semaphore
-    client: aiohttp.ClientSession
 
     async def of(self, task: Task) -> Finding:
         key = key_of(task)
@@ -120,7 +118,7 @@ class _Proof:
         if (given := self.book.opinions.get((key, judge.model))) is not None:
             return given
         async with self.slots:
-            given = await opinion(self.client, judge, task)
+            given = await opinion(judge, task)
         self.book.add_opinion(key, judge.model, given)
         return given
 

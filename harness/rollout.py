@@ -110,6 +110,11 @@ class _Account:
     """Those that were."""
     env: dict[str, str] = field(default_factory=dict)
     """What they give the agent."""
+    remark: str = ""
+    """What ended the agent, if a limit did: why its sandbox may be broken."""
+
+    def explained(self, detail: str) -> str:
+        return f"{detail} ({self.remark})" if self.remark else detail
 
     def spent(self, on: str, seconds: float) -> None:
         """Add to a timing; a task with steps does everything several times."""
@@ -143,7 +148,8 @@ async def attempt(bench: Bench, rollout: OpenRollout, task: Task, fate: Fate) ->
         verdict, failure, detail = await _work(bench, opened, key, task, account)
         return _outcome(opened, verdict, failure, detail)
     except Failed as failed:
-        failure, detail = failed.kind, failed.detail
+        failure = failed.kind
+        detail = account.explained(failed.detail) if failure == "verifier" else failed.detail
     except ImageError as error:
         failure, detail = "image", str(error)
     except UserError as error:  # the agent is not there, so no rollout can succeed
@@ -156,7 +162,7 @@ async def attempt(bench: Bench, rollout: OpenRollout, task: Task, fate: Fate) ->
             failure, detail = fate.called_off, "the attempt was called off while it ran"
         raise
     except Exception as error:  # a failed rollout is a row: whatever broke is classified by the stage it broke in
-        failure, detail = account.stage, f"{type(error).__name__}: {error}"
+        failure, detail = account.stage, account.explained(f"{type(error).__name__}: {error}")
     finally:
         ending = Ending(
             failure=failure,
@@ -212,7 +218,7 @@ async def _answer(
     account.exit_code = result.exit_code
     (bench.logs / f"attempt-{opened.id}.log").write_text(result.output)
     if result.ended == "exit":
-        failure, detail = await _judge(bench, opened.id, result)
+        failure, detail = await _judge(bench, opened.id, result, task)
     elif trouble := await bench.trouble():
         raise trouble
     else:
@@ -236,21 +242,21 @@ async def _part(
         ground = await lay(sandbox, task, bench.sandboxes)
     account.spent("setup", time.monotonic() - began)
     account.stage = "harness"
-    keep_ground(bench.logs, name, ground)
+    await asyncio.to_thread(keep_ground, bench.logs, name, ground)  # a whole root's files take a while to write
     varied = msgspec.structs.replace(task, env=task.env | account.env)
     result = await _run_agent(bench, sandbox, varied, opened, key)
     account.spent("agent", result.seconds)
     account.exit_code = result.exit_code
     with (bench.logs / f"{name}.log").open("a") as log:
         log.write(result.output)
+    account.stage, account.remark = "verifier", _ended_by(result)  # what breaks now may be the agent's doing: no retry
     await end_agent(sandbox, task, ground)
-    failure, detail = await _judge(bench, opened.id, result)
-    account.stage = "verifier"
+    failure, detail = await _judge(bench, opened.id, result, task)
     async with (
         bench.lanes.verifying,
         apart(bench.sandboxes, sandbox, task, ground, part.more) as (room, found),
     ):
-        keep_findings(bench.logs, name, found)
+        await asyncio.to_thread(keep_findings, bench.logs, name, found)
         return await _verdict(room, task), failure, detail
 
 
@@ -288,7 +294,7 @@ def _budget(task: Task, given: Budgets) -> Budget:
     return Budget(turns=min(turns, default=None), tokens=min(tokens, default=None)) if turns or tokens else UNLIMITED
 
 
-async def _judge(bench: Bench, attempt_id: int, result: Result) -> tuple[str | None, str]:
+async def _judge(bench: Bench, attempt_id: int, result: Result, task: Task) -> tuple[str | None, str]:
     """The policy's own failure, if any, with its detail; raises Failed when the attempt says nothing about the policy.
 
     By what the proxy saw, not by the exit code: agents end with 0 when the model failed them, and with 1 when they are
@@ -296,7 +302,10 @@ async def _judge(bench: Bench, attempt_id: int, result: Result) -> tuple[str | N
     """
     saw = await bench.books(seen, attempt_id)
     if result.ended == "exit" and result.exit_code == 127 and not saw.completed and not saw.broken:
-        raise UserError(f"the agent's command was not found ({result.output[-200:].strip()}); install it or correct it")
+        said = result.output[-200:].strip()
+        if task.image is not None:  # of this task, so the run's other tasks may well go on
+            raise Failed("image", f"the agent cannot be started in the task's image ({said})")
+        raise UserError(f"the agent's command was not found ({said}); install it or correct it")
     if saw.broken:
         kind = "engine" if saw.broken.startswith("engine") else "proxy"
         raise Failed(kind, f"the last model call failed, and the agent gave up: {saw.broken}")
@@ -308,8 +317,11 @@ async def _judge(bench: Bench, attempt_id: int, result: Result) -> tuple[str | N
     if not saw.completed:
         how = f"exit code {result.exit_code}" if result.ended == "exit" else f"its {result.ended} limit"
         raise Failed("agent_crash", f"{how} without a completed model call: {result.output[-300:].strip()}")
-    failure = LIMITS.get(result.ended)
-    return failure, f"the agent was ended by its {result.ended} limit" if failure else ""
+    return LIMITS.get(result.ended), _ended_by(result)
+
+
+def _ended_by(result: Result) -> str:
+    return f"the agent was ended by its {result.ended} limit" if result.ended in LIMITS else ""
 
 
 async def _verdict(sandbox: Sandbox, task: Task) -> Verdict:

@@ -22,6 +22,8 @@ RUNNERS = re.compile(
     r"(?:conftest|sitecustomize|usercustomize|pytest|_pytest|pluggy|unittest|doctest)\.(?:py|so|pyc)"
     r"|\.?pytest\.(?:ini|toml)|_?pytest|pluggy|unittest|doctest|.*\.pth"
 )
+RUNNERS_NAMES = ("*conftest*", "*customize*", "*pytest*", "*pluggy*", "*unittest*", "*doctest*", "*.pth")
+"""As shell patterns, somewhat wider: what is looked for before anything else."""
 HOME = re.compile(
     r"\.(?:bashrc|bash_profile|bash_login|bash_aliases|bash_logout|profile|zshrc|zshenv|zprofile|gitconfig|pythonrc.*)"
     r"|\.(?:curlrc|wgetrc|npmrc|pydistutils\.cfg|config/(?:git|pip|fish|uv)/.*|pip/.*)"

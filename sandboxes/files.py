@@ -61,9 +61,13 @@ def read(place: Place, limit: int) -> bytes | None:
 
 
 def put(source: Path, place: Place) -> None:
-    """Copy a directory of ours in: its directories, regular files and links."""
+    """Copy a directory of ours in: its directories, regular files and links. OSError when it cannot all be read."""
+
+    def unread(error: OSError) -> None:
+        raise error
+
     os.close(_open(place.base, place.parts, place.owner))
-    for directory, names, files in os.walk(source):
+    for directory, names, files in os.walk(source, onerror=unread):
         here = place.below(*Path(directory).relative_to(source).parts)
         for name in (*names, *files):
             path = Path(directory, name)

@@ -238,6 +238,15 @@ class ProcessSandbox:
         raise SandboxError(f"sandbox {self.id} has no image to put {len(paths)} paths back from; use Docker")
 
     async def stop(self) -> None:
+        """Also when cancelled meanwhile: it is brought to its end first."""
+        stopping = asyncio.create_task(self._stop())
+        try:
+            await asyncio.shield(stopping)
+        except asyncio.CancelledError:
+            await asyncio.wait([stopping])
+            raise
+
+    async def _stop(self) -> None:
         await self.end_processes()
         await asyncio.to_thread(remove, self._directory)
 

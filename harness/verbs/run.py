@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import signal
 from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from harness.tasks.sources import load_sources
 from harness.verbs.judging import add_judge, judge_at
 from proxy.pool.attempts import close_interrupted
 from proxy.pool.database import Pool, open_pool
-from proxy.pool.errors import UserError
+from proxy.pool.errors import PoolError, UserError
 from proxy.pool.groups import run_summary
 from proxy.pool.owners import Claim, owned
 from proxy.pool.runs import open_run
@@ -296,5 +296,6 @@ async def _until_done(loop: Loop, claim: Claim, board: Board, books: Books) -> N
 async def _meter(board: Board, books: Books, run_id: int) -> None:
     """Keep the board's rates up to date. What the pool refuses to tell is no reason to end a run."""
     while True:
-        board.rate.take(await books(traffic, run_id, board.rate.last))
+        with suppress(PoolError):
+            board.rate.take(await books(traffic, run_id, board.rate.last))
         await asyncio.sleep(METER_SECONDS)

@@ -9,6 +9,10 @@ A failure is data: it stands in the rollout's row. What is done about it:
 - `policy`: the policy's own doing; the verifier's verdict counts.
 - `fatal`: no rollout can succeed, so the run ends and the rollout stays open.
 
+What breaks a sandbox once its agent has begun may be the agent's own doing (it filled the disk, it ended what keeps its
+container up), and nothing tells for certain. So it is never tried again, which would give an agent that breaks things a
+second draw: it is masked (`verifier`) or filtered (`tool_flake`). Neither teaches the policy anything.
+
 A group that was filtered, or that is left with too few rewards, is lost. `alarming` looks at how many are: a run whose
 environment loses every second group would train on what is left, which is noise chosen by the failures. Following
 ROLL (arXiv 2510.11345), with a sliding window per domain in place of counts over the whole run.
@@ -36,7 +40,7 @@ FAILURES: dict[str, Failure] = {
     failure.kind: failure
     for failure in (
         Failure("sandbox_start", "retry", "the sandbox or the task's set-up did not come up"),
-        Failure("image", "mask", "the task's image cannot be built; the same content would fail again"),
+        Failure("image", "mask", "the task's image cannot be built, or holds no agent; it would fail again"),
         Failure("engine", "retry", "the engine did not answer or broke off"),
         Failure("proxy", "retry", "the proxy could not be reached or could not record"),
         Failure("harness", "retry", "the harness itself failed: a full disk, or a bug"),

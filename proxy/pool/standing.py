@@ -7,7 +7,8 @@ import msgspec
 from sqlalchemy import func, select
 
 from proxy.pool.database import Pool
-from proxy.pool.owners import Owner, database_time
+from proxy.pool.owners import Owner, database_time, this_process
+from proxy.pool.owners import at_work as lives
 from proxy.pool.schema import TOKENS, attempts, completions, groups, rollouts, runs
 
 
@@ -30,7 +31,7 @@ class Standing:
     at_work: int
     """Attempts that are open."""
     owner: Owner | None
-    """The harness that works at it, as far as it said."""
+    """The harness that works at it; None, too, when it was killed (on another machine: silent for too long)."""
     silent_seconds: float
     """Since its last sign of life."""
 
@@ -64,7 +65,10 @@ def standing(pool: Pool, run_id: int) -> Standing:
         at_work = connection.scalar(select(func.count()).where(is_open)) or 0
         owner, seen_at = connection.execute(select(runs.c.owner, runs.c.owner_seen_at).where(runs.c.id == run_id)).one()
         silent = database_time(connection, pool) - seen_at if owner is not None else 0.0
-    return Standing(agents, at_work, None if owner is None else msgspec.convert(owner, Owner), silent)
+    holder = None if owner is None else msgspec.convert(owner, Owner)
+    if holder is not None and not lives(holder, this_process(), silent):
+        holder = None
+    return Standing(agents, at_work, holder, silent)
 
 
 def traffic(pool: Pool, run_id: int, after: int | None) -> Traffic:

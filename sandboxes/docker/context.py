@@ -18,9 +18,18 @@ IGNORE = ".dockerignore"
 
 
 def files(context: Path, dockerfile: str) -> Iterator[tuple[str, Path]]:
-    """Everything below the directory that is not ignored, in a fixed order: its name in the context and its path."""
+    """Everything below the directory that is not ignored, in a fixed order: its name in the context and its path.
+
+    OSError when some of it cannot be read.
+    """
     rules = _rules(context / IGNORE)
-    for directory, names, plain in os.walk(context):
+
+    def unread(error: OSError) -> None:
+        at = Path(error.filename)
+        if at == context or not _ignored(at.relative_to(context).as_posix(), rules):
+            raise error
+
+    for directory, names, plain in os.walk(context, onerror=unread):
         names.sort()
         for name in sorted([*names, *plain]):
             path = Path(directory, name)

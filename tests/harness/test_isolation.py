@@ -1,6 +1,7 @@
 """What an agent leaves for the verifier to stumble over: in the process sandbox, where only order and names protect."""
 
 import gzip
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ import pytest
 
 from harness.ground import Ground, lay
 from harness.isolation import SetApart, apart, keep_findings, safe_path
+from harness.manifest import MAX_FILES
 from harness.tasks import Task
-from harness.verifier import verify
+from harness.verifier import Failed, verify
 from sandboxes.base import Limits
 from sandboxes.process import ProcessSandbox, ProcessSandboxes
 from tests.harness.conftest import HELLO
@@ -62,6 +64,25 @@ async def test_a_planted_test_runner_is_removed(
 ) -> None:
     came, found = await judged(sandboxes, sandbox, task(RUNS_TESTS, files=TESTS), plant)
     assert came == 0.0 and found.removed == [f"{sandbox.work}/{where}"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("user", ["verifier", "root"])
+async def test_a_planted_test_runner_does_not_hide_among_many_files(user: str) -> None:
+    """More than a manifest holds. As root, files anywhere in the home could steer it: there is no verdict then."""
+    many = f"python3 -I -S -c 'for i in range({MAX_FILES + 1}): open(str(i), \"w\").close()'"
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:  # on a disk it takes a minute
+        sandboxes = ProcessSandboxes(Path(memory))
+        sandbox = await sandboxes.start()
+        wanted = task(RUNS_TESTS, files=TESTS, user=user)
+        hidden = judged(sandboxes, sandbox, wanted, f"echo '{LIAR}' > unittest.py; {many}")
+        if user == "root":
+            with pytest.raises(Failed, match=f"more than {MAX_FILES} files"):
+                await hidden
+        else:
+            reward, found = await hidden
+            assert reward == 0 and found.removed == [f"{sandbox.work}/unittest.py"]
+        await sandbox.stop()
 
 
 async def test_what_the_task_lets_the_agent_have_stays(sandboxes: ProcessSandboxes, sandbox: ProcessSandbox) -> None:

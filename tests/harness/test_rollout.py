@@ -202,6 +202,36 @@ async def test_an_image_that_cannot_be_built_and_a_lost_container_are_told_apart
     assert ("its log ends" in came.detail) != lost and list(tmp_path.glob("failing/*")) == []
 
 
+class Lenient(ProcessSandboxes):
+    """Sandboxes that any image will do for, and that are gone once the agent has made this file."""
+
+    def __init__(self, root: Path, broken: Path):
+        super().__init__(root)
+        self._broken = broken
+
+    async def start(self, spec: Spec = ALONE) -> ProcessSandbox:
+        made = await super().start(replace(spec, image=None))
+        vars(made)["changed"] = self._changed
+        return made
+
+    async def _changed(self) -> dict[str, bool]:
+        if self._broken.exists():
+            raise SandboxError("the container is gone")
+        return {}
+
+
+@pytest.fixture
+def lenient(bench: Bench, tmp_path: Path) -> Bench:
+    return replace(bench, sandboxes=Lenient(tmp_path / "lenient", tmp_path / "broken"))
+
+
+async def test_what_broke_under_the_agent_is_masked_and_not_tried_again(lenient: Bench) -> None:
+    """Otherwise an agent that breaks its sandbox would get another chance, which one that merely fails does not."""
+    came, tries = await outcome(lenient, f"{SHELL_AGENT}; touch {lenient.logs}/broken; sleep 637", timeout=10)
+    assert (came.reward, came.failure, len(tries)) == (None, "verifier", 1)
+    assert came.detail == "SandboxError: the container is gone (the agent was ended by its timeout limit)"
+
+
 async def test_the_key_dies_with_the_attempt(bench: Bench, tmp_path: Path) -> None:
     _, tries = await outcome(bench, f'echo "$OPENAI_API_KEY" > {tmp_path}/key; {SHELL_AGENT}')
     assert tries[0].closed_at is not None
@@ -215,6 +245,14 @@ async def test_a_command_that_is_not_there_ends_the_run_and_leaves_the_rollout_o
         await outcome(bench, "no-such-agent --fast")
     run_id = open_run(bench.books.pool, str(bench.logs), "train", {}).id
     assert len(open_rollouts(bench.books.pool, run_id)) == 1
+
+
+async def test_an_image_of_one_task_that_cannot_hold_the_agent_does_not_end_the_run(lenient: Bench) -> None:
+    came, tries = await outcome(lenient, "no-such-agent --fast", image={"name": "musl"})
+    assert (came.reward, came.failure, len(tries)) == (None, "image", 1)
+    assert (
+        came.detail.startswith("the agent cannot be started in the task's image (") and "no-such-agent" in came.detail
+    )
 
 
 async def test_a_proxy_that_is_gone_ends_the_run_and_leaves_the_rollout_open(bench: Bench) -> None:

@@ -7,16 +7,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from harness.agents.install import agents_directory
 from harness.cli import main
 from harness.judge import MAX_FILE, described, read
 from harness.proof import Book, Plan, prove
-from harness.tasks import load_tasks
+from harness.tasks import Task, load_tasks
+from harness.trials import Wanted, run_trial
 from harness.validate import VERDICTS
 from sandboxes.bundles import RUNTIME_NAME, manifest_of
 from sandboxes.docker.backend import DockerSandboxes, Options
+from sandboxes.process import ProcessSandboxes
 from tests.conftest import need
 from tests.harness.conftest import HELLO, write_tasks
 
@@ -89,6 +92,12 @@ def test_a_solution_may_have_directories_beside_its_file(validate: Validate, tmp
     (tmp_path / "oracle/answer").write_text("hello")
     solution = {"command": "cp given/answer hello.txt", "directories": {"given": "oracle"}}
     assert validate(tasks=[broken("a", solution=solution)])["a"]["verdict"] == "accepted"
+
+
+async def test_a_directory_that_has_gone_breaks_its_trial_and_no_other(tmp_path: Path) -> None:
+    gone = msgspec.convert(broken("a", directories={"data": str(tmp_path / "gone")}), Task)
+    trial = await run_trial(ProcessSandboxes(tmp_path / "sandboxes"), Wanted(gone, "a", "no-op", 0))
+    assert (trial.reward, trial.failure) == (None, "environment") and "gone" in trial.detail
 
 
 def test_a_no_op_without_a_verdict_is_no_zero(validate: Validate) -> None:

@@ -13,6 +13,7 @@ from proxy.pool.errors import UserError
 from proxy.pool.owners import STALE_SECONDS, owned
 from proxy.pool.runs import Run, open_run
 from proxy.pool.schema import runs
+from proxy.pool.standing import standing
 
 HOLDER = """
 import sys, time
@@ -51,9 +52,11 @@ def test_a_living_process_keeps_its_run_and_a_killed_one_does_not(pool: Pool, ru
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
         with pytest.raises(UserError, match=f"at work in process {holder.pid} on "), owned(pool, run):
             pass
+        assert standing(pool, run.id).owner is not None
         holder.send_signal(number)
         if number == signal.SIGKILL:
             holder.wait()
+            assert standing(pool, run.id).owner is None  # so that nobody watches a dead run for ever
             with owned(pool, run):
                 return
         age(pool, STALE_SECONDS + 1)

@@ -45,3 +45,8 @@ def test_a_tree_is_copied_as_it_is(inside: Path, tmp_path: Path) -> None:
     assert not back.is_symlink() and (back / "sub" / "empty").is_dir() and (back / "file").is_symlink()
     assert (back / "sub" / "tool").read_text() == "#!" and (back / "sub" / "tool").stat().st_mode & 0o777 == 0o755
     assert [path.name for path in (tmp_path / "outside").iterdir()] == ["secret"]
+
+
+def test_a_tree_that_has_gone_is_not_an_empty_one(inside: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="gone"):
+        files.put(tmp_path / "gone", Place(inside, ("tests",)))

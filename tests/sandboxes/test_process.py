@@ -160,3 +160,15 @@ async def test_a_root_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> Non
     (tmp_path / "file").touch()
     with pytest.raises(SandboxError, match="cannot be made"):
         await ProcessSandboxes(tmp_path / "file" / "x").start()
+
+
+async def test_a_stop_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
+    sandbox = await ProcessSandboxes(tmp_path / "sandboxes").start()
+    await sandbox.run("setsid sleep 638 & mkdir made", Limits(), {})
+    stopping = asyncio.create_task(sandbox.stop())
+    await asyncio.sleep(0)
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    assert list((tmp_path / "sandboxes").iterdir()) == []
+    assert not [process for process in table() if process.sandbox == sandbox.id]

@@ -115,6 +115,11 @@ async def test_an_image_without_a_shell_is_told_so(engine: DockerSandboxes, cont
         await engine.start(replace(SMALL, image=Image(context=context)))
 
 
+def test_a_context_that_has_gone_is_not_an_empty_one(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="gone"):
+        digest(tmp_path / "gone", "Dockerfile")
+
+
 def test_what_is_ignored_decides_neither_over_the_image_nor_over_its_name(tmp_path: Path) -> None:
     for name in ("keep", "a.log", "sub/b.log", "sub/c.txt", "node_modules/x/y", "docs/one.md", "docs/README.md"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
