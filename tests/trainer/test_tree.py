@@ -191,6 +191,27 @@ def test_attention_by_slices_equals_the_dense_mask(seed: int, dtype: torch.dtype
         assert (ours - theirs).norm() <= 10 * tolerance * theirs.norm()
 
 
+def test_many_slices_lose_no_more_in_half_precision_than_one_call_does() -> None:
+    """A history with a reply of its own after every turn: the last tokens join a hundred slices."""
+    draw, generator = random.Random(0), torch.Generator().manual_seed(0)
+    history = [draw.randrange(90) for _ in range(600)]
+    runs = build([row(history[: 6 * turn] + [90 + turn] * 3, draw) for turn in range(1, 101)]).runs
+    drawn = [
+        torch.randn(1, heads, runs[-1].end, 16, generator=generator, dtype=torch.float64) for heads in (4, 2, 2, 4)
+    ]
+
+    def results(kernel: Any, dtype: torch.dtype) -> list[Tensor]:
+        *inputs, upstream = (tensor.to(dtype).requires_grad_() for tensor in drawn)
+        output = kernel(*inputs, whole(runs), 0.25)
+        return [output.detach(), *torch.autograd.grad(output, inputs, upstream)]
+
+    exact, one_call, sliced = (
+        results(*given) for given in ((dense, torch.float64), (dense, torch.bfloat16), (tree_attention, torch.bfloat16))
+    )
+    for right, one, ours in zip(exact, one_call, sliced, strict=True):
+        assert (ours - right).norm() <= 1.3 * (one - right).norm()
+
+
 def gradients(policy: Policy, micros: list[list[Row]], kind: str, merge: bool) -> dict[str, Tensor]:
     """The loss and every parameter's gradient."""
     policy.ddp.zero_grad_buffer()
