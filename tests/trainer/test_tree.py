@@ -15,9 +15,10 @@ from torch import Tensor
 
 from proxy.pool.errors import UserError
 from tests.trainer.make import VOCABULARY, make_config, write_model
-from trainer.loss import policy_loss
+from trainer.loss import Tokens, policy_loss
 from trainer.megatron.kernels import Layout, slices, tree_attention
 from trainer.megatron.parallel import Ranks
+from trainer.packed import Packed
 from trainer.packing import Share, divide, pack, plan
 from trainer.policy import Policy
 from trainer.rows import Row
@@ -102,6 +103,29 @@ def test_stretches_of_queries_cover_the_same_pairs(seed: int, world: int) -> Non
             pairs += covered(queries, part.keys, part.causal)
     assert len(pairs) == len(set(pairs))
     assert set(pairs) == {(i, j) for run in runs for j in range(run.start, run.end) for i in range(j, run.last)}
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize(("world", "multiple"), [(2, 1), (3, 2), (5, 4)])
+def test_ranks_that_share_a_micro_batch_have_every_trained_token_once(seed: int, world: int, multiple: int) -> None:
+    short = row([1, 2], random.Random(seed), [False, True])  # a single input: fewer than ranks
+    for rows in ([one for one in rows_of(seed) if one.inputs], [short], []):
+        shares = [pack(rows, Share(torch.device("cpu"), rank, world, multiple)) for rank in range(world)]
+        size = {len(packed.tokens) for packed, _ in shares}
+        assert len(size) == 1 and size.pop() % multiple == 0
+        assert all(packed.rows.numel() == 0 or packed.rows.max() < len(packed.tokens) for packed, _ in shares)
+        found = [one for packed, tokens in shares for one in asked_of(packed, tokens)]
+        packed, tokens = pack(rows, Share(torch.device("cpu")))
+        assert sorted(found) == sorted(asked_of(packed, tokens)) and len(found) == sum(len(one.places) for one in rows)
+
+
+def asked_of(packed: Packed, tokens: Tokens) -> list[tuple[float, ...]]:
+    """Each trained token with its context's last token and position, and all that the loss has of it."""
+    assert tokens.scale is not None and tokens.segment is not None
+    at = packed.rows[packed.branches]
+    columns = [packed.tokens[at], packed.positions[at], packed.labels[packed.branches], tokens.segment]
+    columns += [tokens.rollout_logp, tokens.advantage, tokens.scale, tokens.mask]
+    return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def covered(queries: tuple[int, int], keys: tuple[int, int], causal: bool) -> list[tuple[int, int]]:
