@@ -70,7 +70,8 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """cispo, cispo_unified, glm5, icepop, tis, gspo, ppo, dppo_tv against the rollout's logprobs; decoupled_ppo and
     ipa against recomputed ones, with their own corrections. trainer/rules.py says what each is."""
     cap: float = 5.0
-    """Upper bound of a token's ratio (its absolute value, not 1 + epsilon). CISPO: above it the token still learns."""
+    """Upper bound of a token's ratio (its absolute value, not 1 + epsilon). CISPO: above it the token still learns.
+    decoupled_ppo: of policy / old, which is 1 as a batch has one update. ipa: of a completion's mean old / rollout."""
     floor: float = 0.0
     """Lower bound of a token's ratio. 0 is MiniMax-M1's choice: no floor."""
     correction: str = "none"

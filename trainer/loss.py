@@ -95,6 +95,7 @@ def policy_loss(logp: Tensor, tokens: Tokens, rule: Rule) -> tuple[Tensor, Sums]
         losses = losses + rule.kl * _kl_to_reference(logp, tokens, kept)
     scale = 1.0 if tokens.scale is None else torch.where(kept, tokens.scale, 0.0)
     said = _describe(logp.detach(), log_ratio(logp, tokens.rollout_logp, kept), ratios, kept)
+    said.append((weight != ratios).to(ratios))  # w != r, whatever the correction adds to w
     return (scale * losses).sum(), _weighed(said, ratios, weight * extra, advantage, kept)
 
 
@@ -156,9 +157,9 @@ def _describe(logp: Tensor, behaviour: Tensor, ratios: Tensor, kept: Tensor) -> 
 
 
 def _weighed(columns: list[Tensor], ratios: Tensor, weight: Tensor, advantage: Tensor, kept: Tensor) -> Sums:
-    """Further columns: w != r, w = 0, |w A|, and that of negative advantages."""
+    """Further columns: w = 0, |w A|, and that of negative advantages."""
     push = weight * advantage.abs()
-    columns = [*columns, (weight != ratios).to(ratios), (weight == 0).to(ratios), push, push * (advantage < 0)]
+    columns = [*columns, (weight == 0).to(ratios), push, push * (advantage < 0)]
     sums = torch.stack([torch.where(kept, column, 0.0).sum() for column in columns])
     return Sums(sums, torch.cat((torch.where(kept, ratios, 0.0), ratios.new_zeros(1))).max())
 

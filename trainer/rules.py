@@ -41,9 +41,14 @@ def rule_of(kind: str, low: float, high: float) -> Rule:
     return rules[kind]
 
 
-def decoupled_ppo(low: float, high: float) -> Rule:
-    """AReaL (arXiv 2505.24298), equation 5: (old / rollout) min(u A, clip(u, low, high) A), u = policy / old."""
-    return Rule(form="surrogate", window=Window(low=low, high=high), anchor="old", correction=Window())
+def decoupled_ppo(low: float, high: float, mismatch: float = 5.0) -> Rule:
+    """AReaL (arXiv 2505.24298), equation 5: (old / rollout) min(u A, clip(u, low, high) A), u = policy / old.
+
+    Tokens whose old / rollout exceeds `mismatch` are masked, as AReaL's code does at 5 (`behav_imp_weight_cap`): in the
+    one update of a batch u is 1, and nothing else would hold their weight.
+    """
+    rejected = Window(high=mismatch, outside="zero", closed=True)
+    return Rule(form="surrogate", window=Window(low=low, high=high), anchor="old", correction=rejected)
 
 
 def ipa(mismatch: float, level: Level = "geometric") -> Rule:

@@ -96,11 +96,11 @@ class Connection(asyncio.Protocol):
         self._heard = 0.0
         self._body: list[bytes] = []
         self._content_type = ""
-        self._sized = self._whole = self._goes_on = False
+        self._begun = self._sized = self._whole = self._more = self._goes_on = False
 
     def send(self, request: bytes, receiver: Receiver) -> None:
         self._receiver, self._heard = receiver, self._loop.time()
-        self._content_type, self._sized, self._whole = "", False, False
+        self._content_type, self._begun, self._sized, self._whole, self._more = "", False, False, False, False
         self._timer = self._loop.call_later(self._silence, self._check)
         self._transport.write(request)
 
@@ -117,16 +117,19 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
 
     def data_received(self, data: bytes) -> None:
+        if self._receiver is None:  # nobody asked, and what answers whom would be a guess from here on
+            self.close()
+            return
         self._heard = self._loop.time()
         problem = None
         try:
             self._parser.feed_data(data)
         except HttpParserError as error:
             problem = error
-        if self._body and self._receiver is not None:
+        if self._body:
             body, self._body = b"".join(self._body), []
             self._receiver.received(body)
-        if self._whole and problem is None and self._goes_on:
+        if self._whole and problem is None and self._goes_on and not self._more:
             self._end(None)
             self._owner.rests(self)
         elif self._whole or problem is not None:
@@ -135,10 +138,13 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._owner.gone(self)
-        unsized = self._parser.get_status_code() > 0 and not self._sized  # then its end is the connection's
+        unsized = self._begun and not self._sized  # then its end is the connection's
         self._end(None if unsized and error is None else error or ConnectionResetError("the connection was closed"))
 
     # ---- what the parser calls
+
+    def on_message_begin(self) -> None:
+        self._more = self._whole  # another answer, which nobody asked for
 
     def on_header(self, name: bytes, value: bytes) -> None:
         field = name.lower()
@@ -147,14 +153,17 @@ class Connection(asyncio.Protocol):
         self._sized = self._sized or field in (b"content-length", b"transfer-encoding")
 
     def on_headers_complete(self) -> None:
-        if self._receiver is not None:
+        if self._receiver is not None and not self._more:
+            self._begun = True
             self._receiver.begun(self._parser.get_status_code(), self._content_type)
 
     def on_body(self, body: bytes) -> None:
-        self._body.append(body)
+        if not self._more:
+            self._body.append(body)
 
     def on_message_complete(self) -> None:
-        self._whole, self._goes_on = True, self._parser.should_keep_alive()  # later the parser does not know any more
+        self._whole = True
+        self._goes_on = self._parser.should_keep_alive()  # later the parser does not know any more
 
     # ----
 

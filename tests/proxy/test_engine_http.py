@@ -50,7 +50,13 @@ class Server:
     answer: bytes = SIZED
     slowly: bool = False
     closes: bool = False
+    closes_at: int = 0
+    """The request that is not answered: the connection ends instead."""
+    later: bytes = b""
+    """What follows each answer after a while."""
     connections: int = 0
+    ended: int = 0
+    """Connections that the client has closed."""
     requests: list[bytes] = field(default_factory=list)
     url: str = ""
 
@@ -59,9 +65,15 @@ class Server:
         while head := await reader.readuntil(b"\r\n\r\n"):
             length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
             self.requests.append(head + await reader.readexactly(length))
+            if len(self.requests) == self.closes_at:
+                writer.close()
+                return
             for piece in [self.answer[i : i + 1] for i in range(len(self.answer))] if self.slowly else [self.answer]:
                 writer.write(piece)
                 await asyncio.sleep(0)
+            if self.later:
+                await asyncio.sleep(0.05)
+                writer.write(self.later)
             if self.closes:
                 writer.close()
                 return
@@ -73,6 +85,7 @@ async def serving(server: Server) -> AsyncIterator[Connections]:
         try:
             await server.serve(reader, writer)
         except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
+            server.ended += 1
             writer.close()
 
     listener = await asyncio.start_server(serve, "127.0.0.1", 0)
@@ -115,6 +128,23 @@ async def test_a_connection_that_the_server_closed_is_not_used_again() -> None:
             assert (await post(connections)).error is None
             await asyncio.sleep(0.05)  # the end of the connection is on its way
         assert server.connections == 3
+
+
+@pytest.mark.parametrize("more", [SIZED, JSON, b"HTTP/1.1 408"], ids=["answer", "head", "begun"])
+@pytest.mark.parametrize("apart", [False, True])
+async def test_a_connection_with_an_answer_that_nobody_asked_for_is_not_used_again(more: bytes, apart: bool) -> None:
+    server = Server(later=more) if apart else Server(SIZED + more)
+    async with serving(server) as connections, asyncio.timeout(30):
+        assert (await post(connections)).body == BODY
+        while server.ended < 1:
+            await asyncio.sleep(0.01)
+        assert [got.body for got in await asyncio.gather(post(connections), post(connections))] == [BODY, BODY]
+
+
+async def test_a_connection_that_ends_before_its_second_answer_was_closed() -> None:
+    async with serving(Server(closes_at=2)) as connections:
+        assert (await post(connections)).error is None
+        assert isinstance((await post(connections)).error, ConnectionResetError)
 
 
 @pytest.mark.parametrize("answer", [b"", SIZED[:-1], CHUNKED[:-2], b"HTTP/1.1 what\r\n\r\n", b"220 smtp\r\n"])

@@ -3,11 +3,12 @@
 from array import array
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.idlists import KEPT, IdLists
-from proxy.prefix import shared
+from proxy.prefix import BLOCK, shared
 
 IDS = st.lists(st.integers(0, 300_000), max_size=6)
 
@@ -29,3 +30,12 @@ def test_what_two_lists_share(begin: list[int], one: list[int], other: list[int]
     pairs = enumerate(zip(a[:most], b, strict=False))
     expected = next((i for i, (x, y) in pairs if x != y), min(most, len(a), len(b)))
     assert {shared(a, b, most, known) for known in (0, expected // 2, expected)} == {expected}
+
+
+@pytest.mark.parametrize("differs", [0, 1, 77, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 3 * BLOCK])
+def test_what_two_long_lists_share(differs: int) -> None:
+    a = array("i", range(2 * BLOCK + 1))
+    b = array("i", [-1 if id == differs else id for id in a])
+    for most in (0, 1, BLOCK, 2 * BLOCK, 3 * BLOCK):
+        expected = min(differs, most, len(a))
+        assert {shared(a, b, most, known) for known in (0, expected // 2, expected)} == {expected}

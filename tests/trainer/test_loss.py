@@ -87,6 +87,62 @@ def test_decoupled_ppo_and_its_collapse_on_policy() -> None:
     assert collapsed.item() == pytest.approx(EVERY["sum"]["ppo_.2_.28"], abs=1e-9)
 
 
+def test_in_the_one_update_of_a_batch_decoupled_ppo_weighs_by_old_over_rollout() -> None:
+    logp = leaf([-1.0, -1.0, -1.0])
+    old, rollout = logp.detach(), [-1.5, -0.5, -3.0]  # old / rollout: e^0.5, e^-0.5, and e^2 > 5
+    loss, said = policy_loss(logp, tokens(rollout, [1, -2, 1], old_logp=old), rule_of("decoupled_ppo", 0.8, 1.28))
+    loss.backward()
+    weights = [math.exp(0.5), math.exp(-0.5), 0.0]
+    assert loss.item() == pytest.approx(-weights[0] + 2 * weights[1])
+    assert logp.grad is not None and logp.grad.tolist() == pytest.approx([-weights[0], 2 * weights[1], 0])
+    found = read_sums(said)
+    assert (found["ratio_mean"], found["clip_fraction"]) == (1, 0) and found["mask_fraction"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "low", "high", "weights"),
+    [
+        ("tis", 0.8, 1.28, [1, 1.28, 0.367879441, 1.28, 1.28, 0.904837418]),  # no lower bound
+        ("icepop", 0.9, 2.1, [1, 2.013752707, 0, 1.349858808, 0, 0.904837418]),
+        ("gspo", 0.0, 5.0, [math.exp(-0.1)] * 3 + [math.exp(2 / 3)] * 3),  # logs 0, 0.7, -1 and 0.3, 1.8, -0.1
+        ("gspo", 0.95, 1.5, [0.95] * 3 + [1.5] * 3),
+    ],
+)
+def test_what_a_kind_weighs(kind: str, low: float, high: float, weights: list[float]) -> None:
+    logp, segment = leaf(EVERY["logp"]), torch.tensor([0, 0, 0, 1, 1, 1])
+    policy_loss(logp, tokens(EVERY["mu"], EVERY["adv"], segment=segment), rule_of(kind, low, high))[0].backward()
+    expected = [-weight * advantage for weight, advantage in zip(weights, EVERY["adv"], strict=True)]
+    assert logp.grad is not None and logp.grad.tolist() == pytest.approx(expected)
+
+
+def test_the_divergence_from_the_reference() -> None:
+    """k3 = e^d - 1 - d and its gradient 1 - e^d, with d = log(reference / policy)."""
+    logp, advantage = leaf([-1.0, -2.0, -1.0]), [0.0, 0.0, 0.0]
+    batch = tokens([-1.0, -2.0, -1.0], advantage, reference_logp=tensor([-0.5, -3.0, -1.0]))
+    loss, _ = policy_loss(logp, batch, Rule(kl=0.3))
+    loss.backward()
+    assert loss.item() == pytest.approx(0.3 * (math.exp(0.5) - 1.5 + math.exp(-1)))
+    assert logp.grad is not None
+    assert logp.grad.tolist() == pytest.approx([0.3 * (1 - math.exp(0.5)), 0.3 * (1 - math.exp(-1)), 0])
+
+
+def test_what_is_said_about_the_tokens() -> None:
+    logp, batch = leaf([-1.0, -2.0, -9.0]), tokens([-1.5, -1.0, -1.0], [1, -3, 1], [1, 1, 0])
+    found = read_sums(policy_loss(logp, batch, rule_of("cispo", 0.0, 1.28))[1])
+    up, down = math.exp(0.5), math.exp(-1)
+    assert found == pytest.approx(
+        {
+            "clip_fraction": 0.5,
+            "mask_fraction": 0,
+            "ratio_mean": (up + down) / 2,
+            "ratio_max": up,
+            "kl_rollout": (up - 1.5 + down) / 2,
+            "entropy": 1.5,
+            "negative_share": 3 * down / (3 * down + 1.28),
+        }
+    )
+
+
 def test_the_bounds_of_glm5_are_strict_and_those_of_icepop_are_not() -> None:
     x = tensor([0.8, 0.8000001, 1, 1.2799999, 1.28, 1.2800001])
     strict = Window(low=0.8, high=1.28, outside="zero")(x)

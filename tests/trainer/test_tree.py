@@ -15,9 +15,10 @@ from torch import Tensor
 
 from proxy.pool.errors import UserError
 from tests.trainer.make import VOCABULARY, make_config, write_model
-from trainer.loss import policy_loss
+from trainer.loss import Tokens, policy_loss
 from trainer.megatron.kernels import Layout, slices, tree_attention
 from trainer.megatron.parallel import Ranks
+from trainer.packed import Packed
 from trainer.packing import Share, divide, pack, plan
 from trainer.policy import Policy
 from trainer.rows import Row
@@ -102,6 +103,29 @@ def test_stretches_of_queries_cover_the_same_pairs(seed: int, world: int) -> Non
             pairs += covered(queries, part.keys, part.causal)
     assert len(pairs) == len(set(pairs))
     assert set(pairs) == {(i, j) for run in runs for j in range(run.start, run.end) for i in range(j, run.last)}
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize(("world", "multiple"), [(2, 1), (3, 2), (5, 4)])
+def test_ranks_that_share_a_micro_batch_have_every_trained_token_once(seed: int, world: int, multiple: int) -> None:
+    short = row([1, 2], random.Random(seed), [False, True])  # a single input: fewer than ranks
+    for rows in ([one for one in rows_of(seed) if one.inputs], [short], []):
+        shares = [pack(rows, Share(torch.device("cpu"), rank, world, multiple)) for rank in range(world)]
+        size = {len(packed.tokens) for packed, _ in shares}
+        assert len(size) == 1 and size.pop() % multiple == 0
+        assert all(packed.rows.numel() == 0 or packed.rows.max() < len(packed.tokens) for packed, _ in shares)
+        found = [one for packed, tokens in shares for one in asked_of(packed, tokens)]
+        packed, tokens = pack(rows, Share(torch.device("cpu")))
+        assert sorted(found) == sorted(asked_of(packed, tokens)) and len(found) == sum(len(one.places) for one in rows)
+
+
+def asked_of(packed: Packed, tokens: Tokens) -> list[tuple[float, ...]]:
+    """Each trained token with its context's last token and position, and all that the loss has of it."""
+    assert tokens.scale is not None and tokens.segment is not None
+    at = packed.rows[packed.branches]
+    columns = [packed.tokens[at], packed.positions[at], packed.labels[packed.branches], tokens.segment]
+    columns += [tokens.rollout_logp, tokens.advantage, tokens.scale, tokens.mask]
+    return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def covered(queries: tuple[int, int], keys: tuple[int, int], causal: bool) -> list[tuple[int, int]]:
@@ -189,6 +213,27 @@ def test_attention_by_slices_equals_the_dense_mask(seed: int, dtype: torch.dtype
     gradients = [torch.autograd.grad(output, inputs, upstream) for output in (found, expected)]
     for ours, theirs in zip(*gradients, strict=True):
         assert (ours - theirs).norm() <= 10 * tolerance * theirs.norm()
+
+
+def test_many_slices_lose_no_more_in_half_precision_than_one_call_does() -> None:
+    """A history with a reply of its own after every turn: the last tokens join a hundred slices."""
+    draw, generator = random.Random(0), torch.Generator().manual_seed(0)
+    history = [draw.randrange(90) for _ in range(600)]
+    runs = build([row(history[: 6 * turn] + [90 + turn] * 3, draw) for turn in range(1, 101)]).runs
+    drawn = [
+        torch.randn(1, heads, runs[-1].end, 16, generator=generator, dtype=torch.float64) for heads in (4, 2, 2, 4)
+    ]
+
+    def results(kernel: Any, dtype: torch.dtype) -> list[Tensor]:
+        *inputs, upstream = (tensor.to(dtype).requires_grad_() for tensor in drawn)
+        output = kernel(*inputs, whole(runs), 0.25)
+        return [output.detach(), *torch.autograd.grad(output, inputs, upstream)]
+
+    exact, one_call, sliced = (
+        results(*given) for given in ((dense, torch.float64), (dense, torch.bfloat16), (tree_attention, torch.bfloat16))
+    )
+    for right, one, ours in zip(exact, one_call, sliced, strict=True):
+        assert (ours - right).norm() <= 1.3 * (one - right).norm()
 
 
 def gradients(policy: Policy, micros: list[list[Row]], kind: str, merge: bool) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
 """What two ranks compute, as files: `torchrun --nproc-per-node 2 -m tests.trainer.two_ranks DIRECTORY OUT SPLIT`.
 
-Makes one update of the model in DIRECTORY/model on fixed rows, checkpoints, makes another; writes the model before and
+Makes one update of the model in DIRECTORY/model on fixed rows, checkpoints, makes two more; writes the model before and
 after, and the losses.
 """
 
@@ -41,6 +41,16 @@ def branching(seed: int) -> list[Row]:
     return [replace(row, tokens=np.concatenate((prompts[i % 2], row.tokens[7:]))) for i, row in enumerate(rows)]
 
 
+def single(seed: int) -> list[Row]:
+    """One token to be predicted from one: of two ranks, one has nothing to do."""
+    [row] = make_rows(1, seed)
+    push = np.ones(2, dtype=np.float32)
+    return [Row(row.tokens[:2], np.array([False, True]), row.rollout_logp[:2], push, row.segment[:2])]
+
+
+BATCHES = (branching(1), branching(2), single(3))
+
+
 def work(directory: Path, out: Path, split: str, ranks: Ranks) -> None:
     """The same on any number of ranks."""
     parallel = {"processes": ranks.world, **SPLITS[split]}
@@ -48,12 +58,11 @@ def work(directory: Path, out: Path, split: str, ranks: Ranks) -> None:
     policy.write_hf(out / "before")
     loss = partial(policy_loss, rule=rule_of("cispo", 0.0, 5.0))
     reached = []
-    for seed in (1, 2):
-        rows = branching(seed)
+    for number, rows in enumerate(BATCHES):
         micros = plan(rows, ranks.data_world, BUDGET)[ranks.data_rank]
-        update = policy.update(micros, 5 * ROWS, loss, 1e-2)
+        update = policy.update(micros, sum(len(row.places) for row in rows), loss, 1e-2)
         reached.append([update.loss, update.grad_norm])
-        if seed == 1:
+        if number == 0:
             policy.checkpoints.save(out / "checkpoint", 1)
     policy.write_hf(out / "after")
     if ranks.rank == 0:

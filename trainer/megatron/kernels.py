@@ -20,9 +20,12 @@ _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Layout:
-    """What attends to what: the runs of the trees, and the stretch of their tokens that the queries are."""
+    """What attends to what: the runs of the trees, and the stretch of their tokens that the queries are.
+
+    Equal to itself alone: all layers of a pass share one, and what is made from thousands of runs is found by it.
+    """
 
     runs: tuple[Run, ...]
     queries: tuple[int, int]
@@ -45,7 +48,8 @@ class Slice:
     causal: bool
 
 
-def slices(layout: Layout) -> list[Slice]:
+@lru_cache(maxsize=2)
+def slices(layout: Layout) -> tuple[Slice, ...]:
     """Every pair of a query and its ancestor exactly once: the causal ones first, which cover every query."""
     first, end = layout.queries
     causal, full = [], []
@@ -58,16 +62,16 @@ def slices(layout: Layout) -> list[Slice]:
         start, stop = max(run.end, first), min(run.last, end)
         if start < stop:
             full.append(Slice((start - first, stop - first), (run.start, run.end), False))
-    return causal + full
+    return (*causal, *full)
 
 
 class _Sliced(torch.autograd.Function):
     """softmax(q k^T) v over slices. The backward pass gives each slice the whole row's output and log-sum-exp."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, parts: list[Slice], scale: float) -> Tensor:
-        output = torch.empty_like(query)
-        total = query.new_empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, parts: tuple[Slice, ...], scale: float) -> Tensor:
+        wide = torch.promote_types(query.dtype, torch.float32)  # many joins in half precision would add up their errors
+        output, total = torch.empty_like(query, dtype=wide), query.new_empty(query.shape[:3], dtype=wide)
         for part in parts:
             q, k, v = (tensor[:, :, slice(*at)] for tensor, at in _of(part, query, key, value))
             found, sums = _forward(q, k, v, 0.0, part.causal, scale=scale)
@@ -80,6 +84,7 @@ class _Sliced(torch.autograd.Function):
                 kept, added = (before - joined).exp_()[..., None], (sums - joined).exp_()[..., None]
                 output[:, :, rows] = output[:, :, rows] * kept + found * added
                 total[:, :, rows] = joined
+        output = output.to(query.dtype)
         ctx.save_for_backward(query, key, value, output, total)
         ctx.parts, ctx.scale = parts, scale
         return output
@@ -88,7 +93,7 @@ class _Sliced(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, output, total = ctx.saved_tensors
         upstream = gradients[0]
-        summed = [torch.zeros_like(tensor) for tensor in (query, key, value)]
+        summed = [torch.zeros_like(tensor, dtype=total.dtype) for tensor in (query, key, value)]
         for part in ctx.parts:
             q, k, v = (tensor[:, :, slice(*at)] for tensor, at in _of(part, query, key, value))
             rows = slice(*part.queries)
@@ -105,7 +110,7 @@ class _Sliced(torch.autograd.Function):
             )
             for into, (_, at), gradient in zip(summed, _of(part, query, key, value), found, strict=True):
                 into[:, :, slice(*at)] += gradient
-        return (*summed, None, None)
+        return (*(gradient.to(query.dtype) for gradient in summed), None, None)
 
 
 def _of(part: Slice, query: Tensor, key: Tensor, value: Tensor) -> list[tuple[Tensor, tuple[int, int]]]:
@@ -117,9 +122,9 @@ def _compiled() -> Any:
     return torch.compile(flex_attention, dynamic=True)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=2)
 def block_mask(layout: Layout, device: torch.device) -> BlockMask:
-    """FlexAttention's mask of blocks for a layout; made once per micro-batch and shared by its layers."""
+    """FlexAttention's mask of blocks for a layout; made once per pass and shared by its layers."""
     lengths = torch.tensor([run.end - run.start for run in layout.runs])
     last = torch.tensor([run.last for run in layout.runs]).repeat_interleave(lengths).to(device)
     first, end = layout.queries
