@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandboxes import files
-from sandboxes.base import Ended, Limits, OnOutput, Result, SandboxError, Spec, User
+from sandboxes.base import MAX_COPY_MB, Ended, Limits, OnOutput, Result, SandboxError, Spec, User
 from sandboxes.output import Output
 from sandboxes.processes import FIRST_NAMESPACE, MARK, belonging, kill, namespace, now_ticks, start_of, table
 
@@ -93,7 +93,7 @@ class ProcessSandboxes:
             raise SandboxError(f"a process sandbox has no image, network or root of its own ({asked}); use Docker")
         sandbox_id, directory = self._fresh("work", "home", "tmp")
         made = ProcessSandbox(sandbox_id, directory, self.watch, spec.memory_mb)
-        made.model_url, made.bundles = self._model_url, str(self._bundles)
+        made.model_url, made.bundles, made.disk_mb = self._model_url, str(self._bundles), spec.disk_mb
         return made
 
     def _fresh(self, *names: str) -> tuple[str, Path]:
@@ -134,6 +134,8 @@ class ProcessSandbox:
     """A directory with `work`, `home` and `tmp`, and the processes that carry its id in their environment."""
 
     model_url = bundles = ""
+    disk_mb: int | None = None
+    """At most so much is copied out."""
 
     def __init__(self, sandbox_id: str, directory: Path, watch: Callable[[_Running], None], memory_mb: int | None):
         self.id, self.memory_mb = sandbox_id, memory_mb
@@ -248,7 +250,7 @@ class ProcessSandbox:
     async def get(self, path: str, target: Path, user: User = "agent") -> None:
         place = self._place(path, user)
         try:
-            await asyncio.to_thread(files.get, place, target)
+            await asyncio.to_thread(files.get, place, target, (self.disk_mb or MAX_COPY_MB) << 20)
         except OSError as error:
             raise SandboxError(f"{path} cannot be copied out of sandbox {self.id} ({error})") from error
 
