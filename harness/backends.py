@@ -118,12 +118,14 @@ def backend_for(choice: Choice, settings: Settings, proxy: Service, run: str) ->
 
 
 class _Docker(DockerSandboxes):
-    """With the run's relay, which goes when the last sandbox has gone."""
+    """With the run's uploads and its relay, which go when the last sandbox has gone."""
 
+    bundles: Bundles
     channel: Channel
 
     async def close(self) -> None:
         try:
+            await self.bundles.close()
             await super().close()
         finally:
             await self.channel.close()
@@ -146,7 +148,7 @@ async def _docker(backend: Backend, address: str) -> Sandboxes:
     ways = [channel] if near or backend.address else []
     options = Options(address=address, image=backend.image, run=backend.run, suppliers=[*ways, bundles])
     made = _Docker(engine, options)
-    made.channel = channel
+    made.bundles, made.channel = bundles, channel
     return made
 
 
