@@ -6,7 +6,6 @@ Several engines are harness/places.py's matter.
 
 import asyncio
 import os
-import secrets
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,8 +28,7 @@ from sandboxes.docker.bundles import Bundles, Way, empty_image
 from sandboxes.docker.engine import Engine, EngineError
 from sandboxes.docker.network import Channel, Runtime, address_for
 from sandboxes.hosts import HostOptions, Hosts, parsed_host
-from sandboxes.process import ProcessSandboxes, default_root
-from sandboxes.processes import start_of
+from sandboxes.process import ProcessSandboxes, default_root, fresh_place
 
 Kind = Literal["docker", "bubblewrap", "process"]
 
@@ -83,7 +81,10 @@ def listening(choice: Choice, settings: Settings) -> Iterator[dict[str, str]]:
     if choice.kind == "process":
         yield {}
         return
-    directory = default_root() / f"{os.getpid()}-{start_of(os.getpid())}-{secrets.token_hex(4)}"  # found by gc
+    try:
+        directory = fresh_place(default_root())  # found by gc
+    except SandboxError as error:
+        raise UserError(str(error)) from error
     engines = [parsed_host(text).address for text in settings.docker] or [os.environ.get("DOCKER_HOST", "unix://")]
     remote = choice.kind == "docker" and not all(engine.startswith("unix://") for engine in engines)
     try:
@@ -117,12 +118,14 @@ def backend_for(choice: Choice, settings: Settings, proxy: Service, run: str) ->
 
 
 class _Docker(DockerSandboxes):
-    """With the run's relay, which goes when the last sandbox has gone."""
+    """With the run's uploads and its relay, which go when the last sandbox has gone."""
 
+    bundles: Bundles
     channel: Channel
 
     async def close(self) -> None:
         try:
+            await self.bundles.close()
             await super().close()
         finally:
             await self.channel.close()
@@ -145,7 +148,7 @@ async def _docker(backend: Backend, address: str) -> Sandboxes:
     ways = [channel] if near or backend.address else []
     options = Options(address=address, image=backend.image, run=backend.run, suppliers=[*ways, bundles])
     made = _Docker(engine, options)
-    made.channel = channel
+    made.bundles, made.channel = bundles, channel
     return made
 
 

@@ -10,9 +10,9 @@ root (profile harbor), the engine puts the image's tools back, but packages and 
 `verifier.fresh` is the way out. And whoever runs the agent's program to judge it runs the agent's program.
 """
 
+import asyncio
 import secrets
 import shlex
-import tempfile
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -26,6 +26,8 @@ from harness.steering import RUNNERS_NAMES, above_tests, is_kept, is_tool, steer
 from harness.tasks import Task
 from harness.verifier import LOGS, Failed
 from sandboxes.base import Limits, OnOutput, Result, Sandbox, SandboxError, Sandboxes, User
+from sandboxes.process import default_root, fresh_place
+from sandboxes.process import remove as remove_directory
 
 SECONDS = 120.0
 GIT = {"safe.directory": "*", "core.hooksPath": "/dev/null", "core.fsmonitor": "false", "core.pager": "cat"}
@@ -64,9 +66,12 @@ async def apart(
         return
     fresh = await sandboxes.start(replace(ground.spec, network=task.verifier.network or ground.spec.network))
     try:
-        with tempfile.TemporaryDirectory(prefix="blackforge-work-") as carried:
-            await sandbox.get(".", Path(carried))
-            await fresh.put(Path(carried), ".")
+        carried = fresh_place(default_root())  # gc finds it after kill -9
+        try:
+            await sandbox.get(".", carried)
+            await fresh.put(carried, ".")
+        finally:
+            await asyncio.to_thread(remove_directory, carried)
         yield await _private(fresh, task, ground), found
     finally:
         await fresh.stop()

@@ -13,6 +13,8 @@ Ended = Literal["exit", "timeout", "cpu", "memory"]
 Profile = Literal["strict", "harbor"]
 Network = Literal["model", "none", "full"]
 User = Literal["agent", "verifier", "root"]
+MAX_COPY_MB = 16384
+"""Of a directory that is copied out where `disk_mb` does not say less."""
 
 
 class SandboxError(Exception):
@@ -146,7 +148,7 @@ class Sandbox(Protocol):
         """Copy a directory into the sandbox."""
 
     async def get(self, path: str, target: Path, user: User = "agent") -> None:
-        """Copy a directory out of the sandbox, as far as the user may read it."""
+        """Copy a directory out of the sandbox, as far as the user may read it; at most `disk_mb`."""
 
     async def changed(self) -> Mapping[str, bool]:
         """Absolute paths of the image that were changed (False) or removed (True), whoever asks from inside: told from

@@ -84,7 +84,7 @@ class BubblewrapSandboxes(ProcessSandboxes):
         shown = [path for path in (Path(sys.base_prefix), self._bundles, *self._shown) if path.is_absolute()]
         view = View(spec, directory, shown, self._socket)
         made = BubblewrapSandbox(sandbox_id, view, self.watch, spec.memory_mb)
-        made.bundles = str(self._bundles)
+        made.bundles, made.disk_mb = str(self._bundles), spec.disk_mb
         try:
             await made.begin()
         except BaseException:

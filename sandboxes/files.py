@@ -4,6 +4,7 @@ Every component of a path is opened by itself and never through a link, so nothi
 anywhere else, also when it does so in that very moment. Left out: file systems of their own (Docker).
 """
 
+import errno
 import os
 import shutil
 import stat
@@ -14,6 +15,7 @@ from pathlib import Path
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO must not hang us
+_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -79,29 +81,42 @@ def put(source: Path, place: Place) -> None:
                 write(here.below(name), path.read_bytes(), stat.S_IMODE(path.stat().st_mode))
 
 
-def get(place: Place, target: Path) -> None:
-    """Copy a directory out: its directories, regular files and links, as far as they can be read."""
+def get(place: Place, target: Path, limit: int) -> None:
+    """Copy a directory of at most so many bytes out: its directories, regular files and links, as far as they can be
+    read. Links are made last, so that nothing is written through one."""
     top = _open(place.base, place.parts)
+    links: list[tuple[Path, str]] = []
+    left = limit
     try:
         for directory, names, files, here in os.fwalk(".", dir_fd=top, follow_symlinks=False):
             into = target / directory
             into.mkdir(parents=True, exist_ok=True)
             for name in (*names, *files):
-                _copy_out(name, here, into / name)
+                mode = os.stat(name, dir_fd=here, follow_symlinks=False).st_mode
+                if stat.S_ISLNK(mode):
+                    links.append((into / name, os.readlink(name, dir_fd=here)))
+                elif stat.S_ISREG(mode):
+                    left -= _copy_out(name, here, into / name, left)
     finally:
         os.close(top)
+    for path, content in links:
+        if path.is_symlink() or not path.is_dir():  # else it has turned into a directory meanwhile
+            path.unlink(missing_ok=True)
+            path.symlink_to(content)
 
 
-def _copy_out(name: str, here: int, target: Path) -> None:
-    mode = os.stat(name, dir_fd=here, follow_symlinks=False).st_mode
-    if stat.S_ISLNK(mode):
-        target.unlink(missing_ok=True)
-        target.symlink_to(os.readlink(name, dir_fd=here))
-    elif stat.S_ISREG(mode):
-        with os.fdopen(os.open(name, _FILE, dir_fd=here), "rb") as source:
-            with target.open("wb") as copy:
-                shutil.copyfileobj(source, copy)
-        target.chmod(stat.S_IMODE(mode) & 0o777)
+def _copy_out(name: str, here: int, target: Path, limit: int) -> int:
+    """A file's bytes, counted as they come: its length says nothing of a file that has holes or grows."""
+    copied = 0
+    with os.fdopen(os.open(name, _FILE, dir_fd=here), "rb") as source, target.open("wb") as copy:
+        while chunk := source.read(_CHUNK):
+            copied += len(chunk)
+            if copied > limit:
+                raise OSError(errno.EFBIG, "it holds more than is copied out")
+            copy.write(chunk)
+        mode = os.fstat(source.fileno()).st_mode
+    target.chmod(stat.S_IMODE(mode) & 0o777)
+    return copied
 
 
 def _link(content: Path, place: Place) -> None:

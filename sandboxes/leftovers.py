@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandboxes.process import default_root, remove
+from sandboxes.process import default_root, ours, remove
 from sandboxes.processes import Process, belonging, kill, namespace, start_of, table
 
 
@@ -25,7 +25,7 @@ def found(root: Path | None = None) -> list[Found]:
     """Every sandbox on this machine that we may see."""
     root = root or default_root()
     processes = table()
-    ids = {path.name for path in root.iterdir()} if root.is_dir() else set()
+    ids = {path.name for path in root.iterdir()} if ours(root) else set()
     here = namespace()  # elsewhere an owner's pid names another process
     ids |= {process.sandbox for process in processes if process.sandbox and namespace(process.pid) == here}
     return list(_described(sorted(ids), processes, root))

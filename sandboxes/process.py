@@ -12,6 +12,7 @@ import asyncio
 import os
 import secrets
 import shutil
+import stat
 import subprocess
 import tempfile
 import time
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandboxes import files
-from sandboxes.base import Ended, Limits, OnOutput, Result, SandboxError, Spec, User
+from sandboxes.base import MAX_COPY_MB, Ended, Limits, OnOutput, Result, SandboxError, Spec, User
 from sandboxes.output import Output
 from sandboxes.processes import FIRST_NAMESPACE, MARK, belonging, kill, namespace, now_ticks, start_of, table
 
@@ -34,6 +35,28 @@ def default_root() -> Path:
     """Where this user's sandboxes are: outside of any checkout, since agents look for a repository above them."""
     inside = "" if namespace() == FIRST_NAMESPACE else f"-{namespace()}"  # others' pids say nothing to us
     return Path(tempfile.gettempdir()) / f"blackforge-{os.getuid()}{inside}"
+
+
+def ours(root: Path) -> bool:
+    """Whether it is a directory of this user: anybody else could exchange what is in it."""
+    try:
+        state = root.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid()
+
+
+def fresh_place(root: Path) -> Path:
+    """A new directory below it, whose name tells its owner, so that what is left of it is known as such."""
+    directory = root / f"{os.getpid()}-{start_of(os.getpid())}-{secrets.token_hex(4)}"
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not ours(root):
+            raise SandboxError(f"{root} is not a directory of this user; remove it, or set TMPDIR to another place")
+        directory.mkdir(mode=0o700)
+    except OSError as error:
+        raise SandboxError(f"the sandbox {directory} cannot be made ({error.strerror})") from error
+    return directory
 
 
 @dataclass
@@ -60,7 +83,6 @@ class ProcessSandboxes:
     def __init__(self, root: Path | None = None, model_url: str = "", bundles: Path | None = None):
         self.root = root or default_root()
         self._model_url, self._bundles = model_url, bundles or Path()
-        self._owner = f"{os.getpid()}-{start_of(os.getpid())}"
         self._running: list[_Running] = []
         self._watcher: asyncio.Task[None] | None = None
 
@@ -71,20 +93,19 @@ class ProcessSandboxes:
             raise SandboxError(f"a process sandbox has no image, network or root of its own ({asked}); use Docker")
         sandbox_id, directory = self._fresh("work", "home", "tmp")
         made = ProcessSandbox(sandbox_id, directory, self.watch, spec.memory_mb)
-        made.model_url, made.bundles = self._model_url, str(self._bundles)
+        made.model_url, made.bundles, made.disk_mb = self._model_url, str(self._bundles), spec.disk_mb
         return made
 
     def _fresh(self, *names: str) -> tuple[str, Path]:
         """A new sandbox's id and its directory, with these in it."""
-        sandbox_id = f"{self._owner}-{secrets.token_hex(4)}"  # names its owner, so that leftovers are known as such
-        directory = self.root / sandbox_id
+        directory = fresh_place(self.root)
         try:
-            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for path in (directory, *(directory / name for name in names)):
-                path.mkdir(mode=0o700)
+            for name in names:
+                (directory / name).mkdir(mode=0o700)
         except OSError as error:
+            remove(directory)
             raise SandboxError(f"the sandbox {directory} cannot be made ({error.strerror})") from error
-        return sandbox_id, directory
+        return directory.name, directory
 
     async def close(self) -> None:
         """Nothing is shared."""
@@ -113,6 +134,8 @@ class ProcessSandbox:
     """A directory with `work`, `home` and `tmp`, and the processes that carry its id in their environment."""
 
     model_url = bundles = ""
+    disk_mb: int | None = None
+    """At most so much is copied out."""
 
     def __init__(self, sandbox_id: str, directory: Path, watch: Callable[[_Running], None], memory_mb: int | None):
         self.id, self.memory_mb = sandbox_id, memory_mb
@@ -227,7 +250,7 @@ class ProcessSandbox:
     async def get(self, path: str, target: Path, user: User = "agent") -> None:
         place = self._place(path, user)
         try:
-            await asyncio.to_thread(files.get, place, target)
+            await asyncio.to_thread(files.get, place, target, (self.disk_mb or MAX_COPY_MB) << 20)
         except OSError as error:
             raise SandboxError(f"{path} cannot be copied out of sandbox {self.id} ({error})") from error
 
@@ -280,6 +303,8 @@ def remove(directory: Path) -> None:
     def retry(function: Callable[[str], object], path: str, _error: object) -> None:
         with suppress(OSError):
             os.chmod(os.path.dirname(path), 0o700)
+            if os.path.islink(path):  # what it leads to is not the sandbox's
+                return os.unlink(path)
             os.chmod(path, 0o700)
             shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
 

@@ -84,6 +84,17 @@ def start_of(pid: int) -> int | None:
     return None if process is None else process.started
 
 
+def hidden(pid: int) -> bool:
+    """Whether another user's process has this pid and /proc does not show it (mounted with hidepid)."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return not _read(f"/proc/{pid}/stat", 1)
+    except (OSError, OverflowError):
+        return False
+    return False
+
+
 def _process(pid: str, since: int = 0) -> Process | None:
     stat = _read(f"/proc/{pid}/stat", 4096)
     # the name may hold blanks and brackets; fields are counted from the last bracket (proc(5), from field 3 on)

@@ -5,15 +5,12 @@ process is killed. The task that works there names the copies. Left out: owners 
 """
 
 import io
-import os
-import secrets
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sandboxes.process import default_root
-from sandboxes.processes import start_of
+from sandboxes.process import default_root, fresh_place
 
 
 def moved(task: Any, to: Callable[[str], str]) -> Any:
@@ -62,9 +59,7 @@ def unpacked(parcel: bytes, place: Path) -> None:
 
 def own_place() -> Path:
     """A new directory that is removed as a sandbox of this process when the process is dead."""
-    place = default_root() / f"{os.getpid()}-{start_of(os.getpid())}-{secrets.token_hex(4)}"
-    place.mkdir(mode=0o700, parents=True)
-    return place
+    return fresh_place(default_root())
 
 
 def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:

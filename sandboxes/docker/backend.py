@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from sandboxes.base import SandboxError, Spec
@@ -46,6 +47,7 @@ class DockerSandboxes:
         self._owner = this_process()
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._running: dict[str, DockerSandbox] = {}
+        self._undoing: set[asyncio.Task[None]] = set()
         self._services: dict[str, list[str]] = {}
         """The containers beside each sandbox that has such."""
 
@@ -69,9 +71,10 @@ class DockerSandboxes:
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:  # the engine may be half way: what it has made must be known to be removed
-            await asyncio.wait({starting})
-            if not starting.cancelled() and starting.exception() is None:
-                await starting.result().stop()
+            undoing = asyncio.create_task(_undone(starting))
+            self._undoing.add(undoing)
+            undoing.add_done_callback(self._undoing.discard)
+            await asyncio.shield(undoing)
             raise
 
     async def _start(self, spec: Spec, base: Base) -> DockerSandbox:
@@ -156,6 +159,7 @@ class DockerSandboxes:
 
     async def close(self) -> None:
         """Stop what still runs, and let go of the engine."""
+        await asyncio.gather(*self._undoing, return_exceptions=True)
         left = [sandbox.stop() for sandbox in self._running.values()]
         ends = await asyncio.gather(*left, return_exceptions=True)
         await self.images.close()
@@ -163,6 +167,13 @@ class DockerSandboxes:
         for end in ends:
             if isinstance(end, BaseException):
                 raise end
+
+
+async def _undone(starting: "asyncio.Task[DockerSandbox]") -> None:
+    await asyncio.wait({starting})
+    if not starting.cancelled() and starting.exception() is None:
+        with suppress(SandboxError):  # `close` tries again and tells it
+            await starting.result().stop()
 
 
 def container_name(sandbox: str) -> str:

@@ -60,6 +60,12 @@ class Bundles:
     async def release(self, sandbox: str) -> None:
         """Volumes stay for the next sandbox."""
 
+    async def close(self) -> None:
+        """End the uploads that nobody waits for any more, and remove what held their volumes."""
+        for task in self._ready.values():
+            task.cancel()
+        await asyncio.gather(*self._ready.values(), return_exceptions=True)
+
     async def _mount(self, name: str, target: str) -> Mapping[str, Any]:
         mount = {"Type": self.way, "Target": target, "ReadOnly": True}
         if self.way == "bind":

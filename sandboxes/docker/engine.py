@@ -7,6 +7,7 @@ bounded in time except a command, whose limits bound it. Left out: ssh:// addres
 
 import asyncio
 import os
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -55,6 +56,8 @@ class Engine:
         self._connector = connector
         self.remapped = False
         """Whether uid 0 inside is an unprivileged user outside."""
+        self.local = False
+        """Whether it runs on this machine; a socket may be forwarded from another."""
         self.cpus = 1
 
     @classmethod
@@ -85,6 +88,7 @@ class Engine:
             raise EngineError(f"the Docker engine at {self.address} runs {information['OSType']}; use one of Linux")
         self.remapped = any("name=userns" in option for option in information["SecurityOptions"] or ())
         self.cpus = information["NCPU"]
+        self.local = self.address.startswith("unix://") and information.get("Name") == socket.gethostname()
 
     async def close(self) -> None:
         """Let go of the connections. What runs on the engine goes on."""

@@ -12,7 +12,7 @@ import tarfile
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 from sandboxes.base import SandboxError
 from sandboxes.docker.engine import Command, Engine
@@ -21,6 +21,8 @@ from sandboxes.output import Kept
 CHUNK = 1 << 18
 COPY_SECONDS = 600.0
 READ_SECONDS = 60.0
+HEADER_BYTES = 1 << 20
+"""Of a name, or of a member's other attributes, which are read at once."""
 SYSTEM_LINKS = "/bin|/sbin|/lib|/lib32|/lib64|/libx32|/var/run|/var/lock"
 """Links that distributions have themselves: these are followed."""
 
@@ -120,7 +122,7 @@ class Inside:
             archive.seek(0)
             try:
                 await asyncio.to_thread(unpack, archive, target)
-            except (OSError, tarfile.TarError) as error:
+            except Exception as error:  # whatever a forged archive does to the parser
                 raise SandboxError(f"{path} of {self._container} cannot be unpacked to {target} ({error})") from error
 
     def _command(self, script: str, *arguments: str, stdin: AsyncIterator[bytes] | None = None) -> Command:
@@ -180,12 +182,26 @@ def _pack(source: Path, archive: IO[bytes]) -> bytes:
     return "".join(f"{name}\n" for name in names).encode()
 
 
+class _Member(tarfile.TarInfo):
+    """A header of an archive that may be forged, by a root who has replaced tar."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        member = super().frombuf(buf, encoding, errors)
+        if member.size > HEADER_BYTES and member.type not in (*tarfile.REGULAR_TYPES, tarfile.GNUTYPE_SPARSE):
+            raise tarfile.ReadError(f"a header of {member.size} bytes")
+        return member
+
+
 def unpack(archive: IO[bytes], target: Path) -> None:
-    """Unpack what an untrusted container sent: directories and files first, links last, nothing outside of `target`."""
+    """Unpack what an untrusted container sent: directories and files first, links last, nothing outside of `target`.
+    No sparse file, which would be of any size for whoever copies it next."""
     target.mkdir(parents=True, exist_ok=True)
     links: list[tarfile.TarInfo] = []
-    with tarfile.open(fileobj=archive, mode="r:") as tar:
+    with tarfile.open(fileobj=archive, mode="r:", tarinfo=_Member) as tar:
         for member in tar:
+            if member.issparse():
+                continue
             try:
                 safe = tarfile.data_filter(member, str(target))
             except tarfile.FilterError:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandboxes.base import Spec
-from sandboxes.processes import start_of
+from sandboxes.processes import hidden, start_of
 
 PREFIX = "blackforge."
 KIND = PREFIX + "kind"
@@ -53,7 +53,7 @@ class Owner:
         if not self.boot:
             return None
         if self.boot == here.boot:
-            return start_of(self.pid) == self.started
+            return None if hidden(self.pid) else start_of(self.pid) == self.started
         other_boot = self.boot.split(" ")[0] != here.boot.split(" ")[0]
         return False if local and other_boot and self.host == here.host else None
 

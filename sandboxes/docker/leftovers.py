@@ -93,5 +93,5 @@ def _thing(
         purpose=labels[KIND],
         run=labels.get(RUN, ""),
         owner=owner,
-        alive=owner.alive(local=engine.address.startswith("unix://")),
+        alive=owner.alive(local=engine.local),
     )

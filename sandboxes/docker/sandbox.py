@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandboxes.base import Ended, Limits, OnOutput, Result, SandboxError, User
+from sandboxes.base import MAX_COPY_MB, Ended, Limits, OnOutput, Result, SandboxError, User
 from sandboxes.docker import originals
 from sandboxes.docker.engine import Command, Engine, EngineError
 from sandboxes.docker.files import Inside
@@ -28,7 +28,6 @@ GRACE_SECONDS = 10.0
 KILLED = 137
 LONGEST_COMMAND = 128 << 10
 MERGED = 'exec /bin/sh -c "$1" 2>&1'
-MAX_COPY_MB = 16384
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,6 +71,9 @@ class Warm:
                     state = (await self._inner.engine.container(spare.container).show())["State"]
             except SandboxError:
                 state = {"Running": False}  # gone; the next start says whether the engine is, too
+            except BaseException:  # nobody waits for it any more
+                self._let_go(spare)
+                raise
             if state["Running"]:
                 return spare
             self._let_go(spare)

@@ -1,4 +1,4 @@
-"""Daemons as tmux starts them: forked twice, in a session of their own, behind sockets with well-known names."""
+"""Daemons of several agents: tmux, and one like it that listens on every kind of socket with a well-known name."""
 
 import asyncio
 import secrets
@@ -76,6 +76,14 @@ def on_this_machine(name: str) -> list[str]:
     return found
 
 
+async def gone(name: str) -> bool:
+    """Once no process of this machine names it: the kernel takes its time with what was killed."""
+    async with asyncio.timeout(120):
+        while on_this_machine(name):
+            await asyncio.sleep(0.05)
+    return True
+
+
 async def test_two_agents_with_servers_of_the_same_names_cannot_touch_each_other(sandboxes: DockerSandboxes) -> None:
     task = msgspec.convert(TASK, Task)
     one, other = await asyncio.gather(sandboxes.start(spec_of(task)), sandboxes.start(spec_of(task)))
@@ -88,10 +96,39 @@ async def test_two_agents_with_servers_of_the_same_names_cannot_touch_each_other
         await says(one, "rm -rf /tmp/tmux-0; kill -9 -1")
         assert await says(other, "python3 client.py") == [names[1]] * 3
         assert set(await says(one, "python3 client.py")) == set(GONE)
-        assert not on_this_machine(names[0]) and on_this_machine(names[1])
+        assert await gone(names[0]) and on_this_machine(names[1])
     finally:
         await asyncio.gather(one.stop(), other.stop())
     assert not on_this_machine(names[1])
+
+
+async def typed(sandbox: DockerSandbox) -> list[str]:
+    """What the shell in the sandbox's tmux session has in its environment, found out by typing into that session."""
+    await says(sandbox, "rm -f who; tmux send-keys -t shared 'echo $WHO >who.new; mv who.new who' Enter")
+    async with asyncio.timeout(120):
+        while (found := await sandbox.read("who")) is None:
+            await asyncio.sleep(0.1)
+    return found.decode().split()
+
+
+async def test_two_agents_with_tmux_cannot_touch_each_other(sandboxes: DockerSandboxes) -> None:
+    task = msgspec.convert(HELLO, Task)
+    both = await asyncio.gather(sandboxes.start(spec_of(task)), sandboxes.start(spec_of(task)))
+    one, other = both
+    names = [secrets.token_hex(8), secrets.token_hex(8)]
+    listed = "tmux list-sessions -F '#S'"
+    try:
+        for sandbox, name in zip(both, names, strict=True):
+            assert await says(sandbox, f'WHO={name} tmux new-session -d -s shared "WHO={name} exec sh"') == []
+        assert [await typed(sandbox) for sandbox in both] == [[name] for name in names]
+        await says(one, "tmux kill-server; rm -rf /tmp/tmux-*; kill -9 -1")
+        assert (await says(one, f"{listed} 2>&1 || echo none"))[-1] == "none"
+        assert await says(other, listed) == ["shared"] and await typed(other) == [names[1]]
+        assert await gone(names[0]) and on_this_machine(names[1])
+        assert await other.end_processes() >= 2  # the server and the shell
+        assert not on_this_machine(names[1])
+    finally:
+        await asyncio.gather(*(sandbox.stop() for sandbox in both))
 
 
 @pytest.mark.parametrize("daemons", [True, False])

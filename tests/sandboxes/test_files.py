@@ -1,5 +1,8 @@
 """Files that go into and out of a sandbox's directory never pass a link that an agent has put in the way."""
 
+import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -24,7 +27,7 @@ def test_nothing_is_read_through_a_link(inside: Path, tmp_path: Path) -> None:
     assert files.read(Place(inside, ("away", "secret")), 99) is None
     assert files.read(Place(inside, ("real", "file")), 99) is None
     with pytest.raises(OSError):
-        files.get(Place(inside, ("away",)), tmp_path / "copy")
+        files.get(Place(inside, ("away",)), tmp_path / "copy", 1 << 20)
 
 
 def test_nothing_is_written_through_a_link(inside: Path, tmp_path: Path) -> None:
@@ -38,7 +41,7 @@ def test_a_tree_is_copied_as_it_is(inside: Path, tmp_path: Path) -> None:
     (inside / "real" / "sub" / "empty").mkdir(parents=True)
     (inside / "real" / "sub" / "tool").write_text("#!")
     (inside / "real" / "sub" / "tool").chmod(0o755)
-    files.get(Place(inside, ("real",)), tmp_path / "copy")
+    files.get(Place(inside, ("real",)), tmp_path / "copy", 1 << 20)
     (inside / "back").symlink_to(tmp_path / "outside")  # in the way of the copy that goes back
     files.put(tmp_path / "copy", Place(inside, ("back",)))
     back = inside / "back"
@@ -50,3 +53,33 @@ def test_a_tree_is_copied_as_it_is(inside: Path, tmp_path: Path) -> None:
 def test_a_tree_that_has_gone_is_not_an_empty_one(inside: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="gone"):
         files.put(tmp_path / "gone", Place(inside, ("tests",)))
+
+
+def test_no_more_is_copied_out_than_was_allowed(inside: Path, tmp_path: Path) -> None:
+    (inside / "d").mkdir()
+    (inside / "d" / "small").write_bytes(b"x" * 1000)
+    os.truncate(os.open(inside / "d" / "holes", os.O_CREAT | os.O_WRONLY), 1 << 40)
+    with pytest.raises(OSError, match="more than is copied out"):
+        files.get(Place(inside, ("d",)), tmp_path / "copy", 5 << 20)
+    (inside / "d" / "holes").unlink()
+    with pytest.raises(OSError, match="more than is copied out"):
+        files.get(Place(inside, ("d",)), tmp_path / "copy", 999)
+    files.get(Place(inside, ("d",)), tmp_path / "copy", 1000)
+
+
+def test_a_link_that_turns_into_a_directory_while_it_is_copied_leads_nowhere(inside: Path, tmp_path: Path) -> None:
+    outside, copy = tmp_path / "outside", tmp_path / "copy"
+    os.truncate(os.open(inside / "big", os.O_CREAT | os.O_WRONLY), 64 << 20)  # to be copied after the link was seen
+
+    def swap() -> None:
+        while not (copy / "big").exists():
+            time.sleep(0.001)
+        (inside / "away").unlink()
+        (inside / "away").mkdir()
+        (inside / "away" / "secret").write_text("ours")
+
+    swapping = threading.Thread(target=swap, daemon=True)
+    swapping.start()
+    files.get(Place(inside, ()), copy, 1 << 30)
+    swapping.join()
+    assert (outside / "secret").read_text() == "secret"

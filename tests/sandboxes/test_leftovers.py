@@ -5,13 +5,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from sandboxes.base import SandboxError
 from sandboxes.cli import main
 from sandboxes.leftovers import collect, found
-from sandboxes.process import ProcessSandboxes, default_root
+from sandboxes.process import ProcessSandboxes, default_root, remove
 from sandboxes.processes import table
 from tests.conftest import need
 
@@ -79,3 +81,35 @@ def test_what_another_process_namespace_owns_is_left_alone(tmp_path: Path) -> No
         collect(tmp_path)
         assert name in {process.sandbox for process in table()} and name not in {one.id for one in found(tmp_path)}
         other.kill()
+
+
+async def test_a_root_that_is_somebody_elses_is_neither_used_nor_emptied(tmp_path: Path) -> None:
+    need("root, to give a directory away", os.geteuid() == 0)
+    (tmp_path / "theirs" / "999999-1-x").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path)
+    os.chown(tmp_path / "theirs", 65534, 65534)
+    for root in (tmp_path / "theirs", tmp_path / "link"):
+        with pytest.raises(SandboxError, match="not a directory of this user; remove it, or set TMPDIR"):
+            await ProcessSandboxes(root).start()
+        assert collect(root) == []
+    assert (tmp_path / "theirs" / "999999-1-x").exists()
+
+
+def test_what_a_sandbox_links_to_stays_as_it_is_when_the_sandbox_is_removed() -> None:
+    place = Path(tempfile.mkdtemp())
+    (place / "outside").touch(mode=0o644)
+    shut = place / "sandbox" / "shut"
+    shut.mkdir(parents=True)
+    (shut / "link").symlink_to(place / "outside")
+    shut.chmod(0o555)
+    nobody = 65534 if os.geteuid() == 0 else os.geteuid()
+    for path in (place, place / "outside", shut.parent, shut):
+        os.chown(path, nobody, -1)
+    os.seteuid(nobody)  # root may remove from whatever is shut
+    try:
+        remove(place / "sandbox")
+        assert [path.name for path in place.iterdir()] == ["outside"]
+        assert (place / "outside").stat().st_mode & 0o777 == 0o644
+    finally:
+        os.seteuid(os.getuid())
+        shutil.rmtree(place)

@@ -126,6 +126,18 @@ async def test_an_upload_that_was_broken_off_does_not_count_and_its_holder_is_re
         await sandbox.stop()
 
 
+async def test_an_upload_that_is_given_up_leaves_no_holder(engine: Engine, directory: Path) -> None:
+    os.truncate(directory / "toy/data", 4 << 30)  # seconds of work
+    bundles = Bundles(engine, directory)
+    holders = ("container", "ls", "--all", "--filter", f"name={volumes(directory)[1]}-filling")
+    supplying = asyncio.create_task(bundles.supply("x", ASKED))
+    await until(lambda: bool(listed(*holders)))
+    supplying.cancel()
+    await asyncio.wait({supplying})
+    await bundles.close()
+    assert listed(*holders) == []
+
+
 async def test_a_bundle_that_is_not_installed_is_named_with_the_way_to_get_it(engine: Engine, directory: Path) -> None:
     (directory / "toy" / MANIFEST).unlink()
     for way in ("volume", "bind"):

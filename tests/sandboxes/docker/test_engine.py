@@ -3,6 +3,7 @@
 import asyncio
 import os
 import secrets
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -29,9 +30,9 @@ async def serve(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[str]]]:
             application.router.add_route("*", "/{path:.*}", rest)
         runners.append(web.AppRunner(application))
         await runners[-1].setup()
-        socket = tmp_path / f"{secrets.token_hex(4)}.sock"
-        await web.UnixSite(runners[-1], str(socket)).start()
-        return f"unix://{socket}"
+        path = tmp_path / f"{secrets.token_hex(4)}.sock"
+        await web.UnixSite(runners[-1], str(path)).start()
+        return f"unix://{path}"
 
     yield start
     for runner in runners:
@@ -58,6 +59,15 @@ async def test_a_root_that_is_remapped_is_known(serve: Callable[..., Awaitable[s
     for options, remapped in (([], False), (["name=seccomp,profile=default", "name=userns"], True)):
         engine = await Engine.open(await serve(info=INFO | {"SecurityOptions": options}))
         assert engine.remapped is remapped
+        await engine.close()
+
+
+async def test_a_socket_that_is_forwarded_from_another_machine_is_not_a_local_engine(
+    serve: Callable[..., Awaitable[str]],
+) -> None:
+    for name, local in ((socket.gethostname(), True), ("another", False)):
+        engine = await Engine.open(await serve(info=INFO | {"Name": name}))
+        assert engine.local is local
         await engine.close()
 
 

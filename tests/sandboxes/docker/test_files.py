@@ -104,3 +104,30 @@ def test_a_crafted_archive_writes_nothing_outside(tmp_path: Path) -> None:
     assert list(outside.iterdir()) == []
     assert (tmp_path / "target/ok").read_text() == "x"
     assert not (tmp_path / "target/hard").exists()
+
+
+def test_a_forged_archive_is_not_larger_than_it_looks(tmp_path: Path) -> None:
+    forged = tarfile.TarInfo("sparse")
+    content = b"1\n0\n0\n".ljust(tarfile.BLOCKSIZE, b"\0")
+    forged.size, size = len(content), str(1 << 40)
+    forged.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": size}
+    with io.BytesIO() as archive:
+        with tarfile.open(fileobj=archive, mode="w") as tar:
+            tar.addfile(forged, io.BytesIO(content))
+            tar.addfile(tarfile.TarInfo("file"))
+        archive.seek(0)
+        unpack(archive, tmp_path / "target")
+    assert [path.name for path in (tmp_path / "target").iterdir()] == ["file"]
+
+
+async def test_a_forged_archive_is_refused_in_a_sentence(harbor: DockerSandbox, tmp_path: Path) -> None:
+    name = tarfile.TarInfo("././@LongLink")
+    name.type, name.size = tarfile.GNUTYPE_LONGNAME, 2 << 20  # is read into memory before anything of it is looked at
+    sparse = tarfile.TarInfo("sparse")
+    sparse.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "1"}
+    for header, content in ((name.tobuf(), b"x" * (2 << 20)), (sparse.tobuf(tarfile.PAX_FORMAT), b"")):
+        await harbor.write("/usr/bin/forged", header + content)
+        await harbor.write("/usr/bin/tar", "#!/bin/sh\ncat /usr/bin/forged\n")
+        await says(harbor, "chmod +x /usr/bin/tar; mkdir -p files")
+        with pytest.raises(SandboxError, match="files .*cannot be unpacked"):
+            await harbor.get("files", tmp_path / "back")

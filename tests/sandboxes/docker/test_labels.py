@@ -1,11 +1,15 @@
 """Labels name their owner, and it is known whether it lives."""
 
+import os
+import shutil
 import subprocess
+import sys
 from dataclasses import replace
 
 from sandboxes.base import Spec
 from sandboxes.docker.labels import labels_of, owner_of, relaxed, this_process
 from sandboxes.processes import start_of
+from tests.conftest import need
 
 
 def test_an_owner_is_read_back_from_its_labels_and_is_alive_as_long_as_its_process_runs() -> None:
@@ -40,3 +44,22 @@ def test_only_what_goes_beyond_the_strictest_counts_as_relaxed() -> None:
     assert relaxed(Spec(memory_mb=512, cpus=1, network="none")) == []
     loose = Spec(profile="harbor", network="full", memory_mb=None, pids=9999)
     assert relaxed(loose) == ["profile=harbor", "network=full", "memory_mb=unlimited", "pids=9999"]
+
+
+HIDDEN = """
+import os, sys
+from dataclasses import replace
+from sandboxes.docker.labels import this_process
+owner = replace(this_process(), pid=os.getppid())
+os.setgroups([]), os.setgid(65534), os.setuid(65534)
+print(owner.alive(), replace(owner, pid=1 << 22).alive())
+"""
+
+
+def test_a_process_that_the_system_hides_from_us_is_not_taken_for_dead() -> None:
+    need("unshare, as root (util-linux)", shutil.which("unshare") is not None and os.geteuid() == 0)
+    hide = 'mount -t proc -o hidepid=2 proc /proc && "$@"'
+    said = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", hide, "sh", sys.executable, "-c", HIDDEN], capture_output=True, text=True
+    )
+    assert said.stdout.split() == ["None", "False"], said.stderr

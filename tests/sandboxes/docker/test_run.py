@@ -1,14 +1,17 @@
 """Commands in containers: how they end, what is kept of what they write, and that nothing survives a limit."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
 
 from sandboxes.base import Image, Limits, Result, SandboxError
-from sandboxes.docker.backend import DockerSandboxes
+from sandboxes.docker.backend import DockerSandboxes, Options
+from sandboxes.docker.labels import KIND, PID
 from sandboxes.docker.sandbox import DockerSandbox
+from tests.engines import said
 from tests.sandboxes.docker.conftest import SMALL, says
 
 BOMB = "while True:\n  try: os.fork()\n  except Exception: pass"
@@ -121,3 +124,20 @@ async def test_a_sandbox_that_is_gone_is_told_and_stopping_it_again_is_fine(sand
     with pytest.raises(SandboxError, match="No such container"):
         await ends(sandbox, "true")
     assert await sandbox.end_processes() == 0
+
+
+async def test_a_start_that_is_given_up_twice_leaves_nothing(docker_engine: str) -> None:
+    mine = ["ps", "--all", "--quiet", f"--filter=label={PID}={os.getpid()}", f"--filter=label={KIND}=sandbox"]
+    opened = await DockerSandboxes.open(Options(address=docker_engine, run="test"))
+    starting = asyncio.create_task(opened.start(replace(SMALL, image=Image(name="bb:1"))))
+    async with asyncio.timeout(120):
+        while not said(*mine):  # which holds the start up meanwhile
+            await asyncio.sleep(0.01)
+    for _ in range(2):
+        starting.cancel()
+        for _ in range(3):
+            await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await opened.close()
+    assert said(*mine) == ""

@@ -98,3 +98,18 @@ def test_the_benchmark_prints_one_line_of_json(docker_engine: str) -> None:
     )
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["start_ms"] > 0 and found["warm_start_ms"] > 0 and found["warm_gain"] > 0
+
+
+async def test_a_start_that_is_given_up_while_its_spare_one_is_looked_at_leaves_none(docker_engine: str) -> None:
+    async with warm(docker_engine, 1) as made:
+        first = await made.start(BUSYBOX)
+        await stocked(made, 1, 2)
+        giving_up = asyncio.create_task(made.start(BUSYBOX))
+        async with asyncio.timeout(60):
+            while made.spares:  # from now on it is being looked at
+                await asyncio.sleep(0)
+        giving_up.cancel()
+        await asyncio.wait({giving_up})
+        assert giving_up.cancelled()
+        await first.stop()
+        await stocked(made, 1, 1)
