@@ -37,6 +37,8 @@ while [ $# -gt 0 ]; do
     chmod 700 "$3" # what is mounted there takes this mode over
     shift 3
 done
+mkdir -p /tmp
+chmod 1777 /tmp
 mkdir -p "$work"
 [ -n "$(ls -A "$work")" ] || exit 0
 mkdir -p "{STASH}"

@@ -69,8 +69,11 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         (root / "bin" / applet).symlink_to("busybox")
     linked = subprocess.run(["ldd", "/bin/bash"], capture_output=True, text=True, check=True).stdout
     system = Path(next(word for word in linked.split() if word.endswith("/libc.so.6"))).parent
-    for file in (next(Path("/lib64").glob("ld-linux*")), *(system / name for name in LIBRARIES)):
-        shutil.copy(file, root / "lib64")
+    libraries = root / system.relative_to("/")  # where its loader looks for them
+    libraries.mkdir(parents=True)
+    shutil.copy(next(Path("/lib64").glob("ld-linux*")), root / "lib64")
+    for library in LIBRARIES:
+        shutil.copy(system / library, libraries)
     (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
     (root / "etc/group").write_text("root:x:0:\n")
     packed = subprocess.run(["tar", "-C", root, "-c", "."], capture_output=True, check=True).stdout
