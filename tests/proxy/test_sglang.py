@@ -142,7 +142,7 @@ async def update(engine: Sglang, model: Path, version: str) -> None:
 async def test_the_context_can_be_filled_to_the_last_token(
     serve: Serve, sglang_engine: Sglang, template: ChatTemplate
 ) -> None:
-    stand = await serve(url=sglang_engine.url)
+    stand = await serve(url=sglang_engine.url, silence=280)
     assert template.context_length is not None
     frame = len(template.encode(template.render([user(" a")], []))) - len(template.encode(" a"))
     answer = await stand.chat(user(" a" * (template.context_length - frame - RESERVED - 2)), max_tokens=32000)
