@@ -123,7 +123,9 @@ class Images:
         try:
             content = await asyncio.to_thread(digest, context, image.dockerfile)
         except OSError as error:
-            raise ImageError(f"the build context {context} cannot be read ({error})") from error
+            raise ImageError(
+                f"the build context {context} cannot be read ({error.strerror or error}); name one that is there"
+            ) from error
         if not (context / image.dockerfile).is_file() and not image.name:
             raise ImageError(f"{context} has no {image.dockerfile} and names no image to copy its files into")
         work = spec.work or DEFAULT_WORK

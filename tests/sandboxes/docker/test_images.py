@@ -99,7 +99,7 @@ async def test_a_build_that_fails_shows_the_end_of_its_log_and_is_not_tried_agai
     [
         (None, "needs an image; name one in the task"),
         (Image(name="localhost:1/no/such:image"), "'localhost:1/no/such:image' is not on the engine and cannot be had"),
-        (Image(context=Path("/no/such/directory")), "has no Dockerfile and names no image"),
+        (Image(context=Path("/no/such/directory")), "cannot be read .No such file or directory.; name one"),
     ],
 )
 async def test_an_image_that_cannot_be_had_is_told_in_a_sentence(
