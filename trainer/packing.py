@@ -6,6 +6,7 @@ to do, by the cost of their linear layers and their attention. Left out: the tre
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -60,9 +61,9 @@ def plan(rows: Sequence[Row], ranks: int, max_tokens: int, per_key: float = KEY_
 def divide(rows: Sequence[Row], max_tokens: int, per_key: float = KEY_COST) -> list[Piece]:
     """The trees of these rows, those over the budget cut into parts."""
     found = order(rows)
-    starts = [index for index, shared in enumerate(found.shared) if not shared]
+    ends = [index for index, shared in enumerate(found.shared) if not shared] + [len(found.rows)]
     pieces = []
-    for start, end in zip(starts, [*starts[1:], len(found.rows)], strict=True):
+    for start, end in pairwise(ends):
         tree = Order(found.rows[start:end], found.shared[start:end])
         pieces += [_piece(part, per_key) for part in cut(tree, max_tokens)]
     return pieces

@@ -193,6 +193,11 @@ def test_trees_stay_together_and_ranks_get_equal_work(ranks_count: int) -> None:
     assert max(costs) <= 1.1 * sum(costs) / ranks_count
 
 
+def test_a_step_that_teaches_nothing_has_one_empty_micro_batch_for_each_rank() -> None:
+    assert plan([], 2, 100) == [[[]], [[]]]
+    assert plan([row([1, 2], random.Random(0), [False, False])], 2, 100) == [[[]], [[]]]
+
+
 def dense(query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
     last = torch.tensor([run.last for run in layout.runs for _ in range(run.start, run.end)])
     at = torch.arange(len(last))
