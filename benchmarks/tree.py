@@ -112,7 +112,7 @@ def cases(quick: bool) -> list[Case]:
     once = 1 if quick else 3
     return [
         Case("12", WIDE, lambda: history(random.Random(0), 4 if quick else 12, small), once),
-        Case("100_t16", WIDE, lambda: history(random.Random(1), turns, 16), once),
+        Case("100_t16", WIDE, lambda: history(random.Random(1), turns, 16), 1),
         Case("100_t256", NARROW, lambda: history(random.Random(2), turns, small), 1),
         Case("group8", WIDE, lambda: group(random.Random(3), 8, 4 * small, small), once),
         Case("compaction", WIDE, lambda: compaction(random.Random(4), 3, 4 if quick else 8, small // 2), once),
