@@ -87,7 +87,7 @@ class BubblewrapSandboxes(ProcessSandboxes):
         made.bundles, made.disk_mb = str(self._bundles), spec.disk_mb
         try:
             await made.begin()
-        except BaseException:
+        except BaseException:  # cancelled as well: what has begun must not stay
             await made.stop()
             raise
         return made

@@ -131,7 +131,7 @@ class Hosts:
         starting[at] += 1
         try:
             inner = await (await self._opened(host)).start(spec)
-        except BaseException as error:
+        except BaseException as error:  # cancelled as well: the place on the host is free again
             await self._free(host)
             if isinstance(error, SandboxError):
                 self.failed(host, at, error)

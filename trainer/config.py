@@ -74,8 +74,6 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     decoupled_ppo: of policy / old, which is 1 as a batch has one update. ipa: of a completion's mean old / rollout."""
     floor: float = 0.0
     """Lower bound of a token's ratio. 0 is MiniMax-M1's choice: no floor."""
-    correction: str = "none"
-    """What corrects old / rollout. Only `none`: every kind corrects it exactly once already."""
     norm: Norm = "token"
     """token: mean over all trained tokens. rollout: mean over rollouts of their means. constant: divided by rollouts
     times `norm_constant` tokens (Dr.GRPO). mixed: `norm_constant` times the first plus the rest of the second."""
@@ -95,11 +93,6 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def __post_init__(self) -> None:
         _demand(self.kind in KINDS, f"loss.kind = {self.kind} is unknown; choose from {', '.join(KINDS)}")
-        _demand(
-            self.correction == "none",
-            f"loss.correction = {self.correction} would correct the mismatch a second time, as {self.kind} does it; "
-            "remove it",
-        )
         _demand(
             self.norm != "constant" or self.norm_constant > 0,
             f"loss.norm = constant divides by loss.norm_constant = {self.norm_constant}; set that above 0",

@@ -2,7 +2,8 @@
 
 The definitions make MiniMax-M2's (arXiv 2605.26494, equations 4-7) exact where it leaves them open. With nothing but an
 outcome reward and gamma 1 every turn's return is that reward, so that reward-to-go changes nothing.
-Left out: which events are worth a process reward.
+Left out: which events are worth a process reward; the training loop, which gives each rollout its group-relative
+advantage and does not call these yet.
 """
 
 import math

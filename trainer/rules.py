@@ -55,7 +55,8 @@ def ipa(mismatch: float, level: Level = "geometric") -> Rule:
     """ROLL's chunk-level loss (arXiv 2512.24873, equations 8-9); a completion is a chunk.
 
     Positives weigh 1, negatives [policy / old] held to [0, 1], both geometric means over the chunk; chunks whose mean
-    old / rollout exceeds `mismatch` are masked. The advantage is the chunk's discounted return (trainer/credit.py).
+    old / rollout exceeds `mismatch` are masked. The paper's advantage is the chunk's discounted return
+    (`credit.chunk_returns`); the training loop gives every kind the group-relative one.
     """
     mask = Window(low=-1.0, high=mismatch, outside="zero", inside="one", closed=True)
     return Rule(

@@ -87,7 +87,7 @@ class DockerSandboxes:
                 self._services[sandbox] = names_of(made.container, spec)
                 await start_services(self.engine, self.images, made.container, spec, self._labels(sandbox, spec))
             return made
-        except BaseException:
+        except BaseException:  # cancelled as well: what has been made must not stay
             await self._remove(sandbox)
             raise
 

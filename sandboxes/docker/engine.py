@@ -69,7 +69,7 @@ class Engine:
         engine = cls(address, aiodocker.Docker(url=url, connector=connector, timeout=timeout), connector)
         try:
             await engine._look()
-        except BaseException:
+        except BaseException:  # cancelled as well: its connections must not stay open
             await engine.close()
             raise
         return engine

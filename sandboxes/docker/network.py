@@ -98,7 +98,7 @@ class Channel:
                 container = await self.engine.docker.containers.create(config, name=relay.container)
                 await container.start()
                 await _forwards(self.engine, relay.container)
-            except BaseException:
+            except BaseException:  # cancelled as well: half a relay must not stay
                 await asyncio.shield(relay.remove())
                 raise
         return relay

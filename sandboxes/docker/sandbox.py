@@ -96,7 +96,7 @@ class DockerSandbox:
             code = running.result() if ended == "exit" else -9
             if code == KILLED and await self._was_out_of_memory():
                 ended, code = "memory", -9
-        except BaseException:
+        except BaseException:  # cancelled as well: the command must not go on without us
             await self._abandon(running)
             raise
         if ended != "exit":

@@ -42,7 +42,7 @@ def test_overrides_are_read_as_toml_or_as_a_word(file: Path) -> None:
         ("batch.labels=['main', 'title']", "batch.labels has 'title'.*choose from main, subagent, side, compaction"),
         ("loss.floor=6", "loss.floor = 6.0 and loss.cap = 5.0"),
         ("loss.kind=grpo", "loss.kind = grpo is unknown; choose from cispo"),
-        ("loss.correction=tis", "loss.correction = tis would correct the mismatch a second time"),
+        ("loss.correction=tis", "unknown field `correction`"),  # each kind corrects the mismatch exactly once
         ("loss.norm=constant", "loss.norm_constant = 0.0"),
         ("loss.kl=-1", "loss.kl = -1.0"),
         ("loss.negative_weight=2", "loss.negative_weight = 2.0"),
