@@ -220,8 +220,11 @@ class ProcessSandbox:
     async def end_processes(self) -> int:
         killed: set[tuple[int, int]] = set()
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while self.sessions and (own := kill(self.id, self.sessions, self._made_at)):
+        while self.sessions:
+            own, unsettled = kill(self.id, self.sessions, self._made_at)
             killed |= {(process.pid, process.started) for process in own}
+            if not own and (not unsettled or time.monotonic() > deadline):
+                break
             if time.monotonic() > deadline:
                 raise SandboxError(
                     f"{len(own)} processes of sandbox {self.id} survive SIGKILL, the first is {own[0].pid}"

@@ -3,7 +3,8 @@
 Every process of a sandbox carries BLACKFORGE_SANDBOX=<id> in its environment, so daemons that left the session and were
 adopted by init are found all the same. A process also belongs if a process of the sandbox is its parent, or if it is in
 the session of one of the sandbox's commands. Left out: a process that has cleared its environment, opened a session and
-lost its parent, all three, is not found.
+lost its parent, all three, is not found. One that is just being exchanged for another program (execve) has no
+environment for a moment: it is told apart, so that who ends processes looks again.
 """
 
 import os
@@ -35,6 +36,8 @@ class Process:
     memory_bytes: int
     sandbox: str
     """The sandbox that its environment names, or nothing."""
+    starting: bool = False
+    """It is within execve: its environment is not there yet."""
 
 
 def now_ticks() -> int:
@@ -58,16 +61,18 @@ def belonging(processes: Collection[Process], sandbox: str, sessions: Collection
     return [process for process in processes if process.pid in own]
 
 
-def kill(sandbox: str, sessions: Collection[int] = (), since: int = 0) -> list[Process]:
-    """Send SIGKILL to a sandbox's processes. To be repeated until none is found: a fork may have slipped through.
+def kill(sandbox: str, sessions: Collection[int] = (), since: int = 0) -> tuple[list[Process], bool]:
+    """Send SIGKILL to a sandbox's processes: what was found, and whether a process was there that nobody can place yet.
 
-    `since`: when the sandbox was made; what is older is not looked at.
+    To be repeated until none is found, as a fork may have slipped through. `since`: when the sandbox was made; what is
+    older is not looked at.
     """
-    own = belonging(table(since), sandbox, sessions)
+    processes = table(since)
+    own = belonging(processes, sandbox, sessions)
     for process in own:
         with suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
-    return own
+    return own, any(process.starting for process in processes)
 
 
 def namespace(pid: int | str = "self") -> str:
@@ -98,9 +103,10 @@ def hidden(pid: int) -> bool:
 def _process(pid: str, since: int = 0) -> Process | None:
     stat = _read(f"/proc/{pid}/stat", 4096)
     # the name may hold blanks and brackets; fields are counted from the last bracket (proc(5), from field 3 on)
-    fields = stat[stat.rfind(b")") + 2 :].split(b" ", 23)
-    if len(fields) < 23 or fields[0] in (b"Z", b"X") or int(fields[19]) < since:
+    fields = stat[stat.rfind(b")") + 2 :].split()
+    if len(fields) < 50 or fields[0] in (b"Z", b"X") or int(fields[19]) < since:
         return None
+    environment = _read(f"/proc/{pid}/environ", 1 << 18)
     return Process(
         pid=int(pid),
         parent=int(fields[1]),
@@ -108,8 +114,25 @@ def _process(pid: str, since: int = 0) -> Process | None:
         started=int(fields[19]),
         cpu_seconds=sum(map(int, fields[11:15])) / _TICKS,
         memory_bytes=int(fields[21]) * _PAGE,
-        sandbox=_sandbox(_read(f"/proc/{pid}/environ", 1 << 18)),
+        sandbox=_sandbox(environment),
+        starting=not environment and _starting(pid, fields),
     )
+
+
+def _starting(pid: str, fields: list[bytes]) -> bool:
+    """Whether a process that shows no environment will show one.
+
+    It has memory, so it is no kernel thread, and it is not one without any, whose place for it is known and empty
+    (fields 50 and 51). Of one that we may not look into, nothing is known.
+    """
+    first, last = fields[47:49]
+    if fields[20] == b"0" or first == last != b"0":
+        return False
+    try:
+        os.close(os.open(f"/proc/{pid}/environ", os.O_RDONLY))
+    except OSError:
+        return False
+    return True
 
 
 def _sandbox(environment: bytes) -> str:
