@@ -44,7 +44,7 @@ def collect(root: Path | None = None) -> list[Found]:
     orphans = [sandbox for sandbox in found(root) if sandbox.orphaned]
     for sandbox in orphans:
         for _ in range(1000):
-            if kill(sandbox.id) == ([], False):
+            if not any(kill(sandbox.id)):
                 break
             time.sleep(0.005)
         if sandbox.directory.exists():

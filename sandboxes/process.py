@@ -219,13 +219,18 @@ class ProcessSandbox:
 
     async def end_processes(self) -> int:
         killed: set[tuple[int, int]] = set()
+        unsettled: set[int] | None = None
         deadline = time.monotonic() + PATIENCE_SECONDS
         while self.sessions:
-            own, unsettled = kill(self.id, self.sessions, self._made_at)
+            own, starting = kill(self.id, self.sessions, self._made_at)
             killed |= {(process.pid, process.started) for process in own}
-            if not own and (not unsettled or time.monotonic() > deadline):
+            # those that start later are nobody's child of this sandbox, unless one of these turns out to be its own
+            now = {process.pid for process in starting}
+            unsettled = now if own or unsettled is None else unsettled & now
+            late = time.monotonic() > deadline
+            if not own and (late or not unsettled):
                 break
-            if time.monotonic() > deadline:
+            if late:
                 raise SandboxError(
                     f"{len(own)} processes of sandbox {self.id} survive SIGKILL, the first is {own[0].pid}"
                 )

@@ -61,8 +61,8 @@ def belonging(processes: Collection[Process], sandbox: str, sessions: Collection
     return [process for process in processes if process.pid in own]
 
 
-def kill(sandbox: str, sessions: Collection[int] = (), since: int = 0) -> tuple[list[Process], bool]:
-    """Send SIGKILL to a sandbox's processes: what was found, and whether a process was there that nobody can place yet.
+def kill(sandbox: str, sessions: Collection[int] = (), since: int = 0) -> tuple[list[Process], list[Process]]:
+    """Send SIGKILL to a sandbox's processes. Returns them, and those that are starting: nobody can place them yet.
 
     To be repeated until none is found, as a fork may have slipped through. `since`: when the sandbox was made; what is
     older is not looked at.
@@ -72,7 +72,7 @@ def kill(sandbox: str, sessions: Collection[int] = (), since: int = 0) -> tuple[
     for process in own:
         with suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
-    return own, any(process.starting for process in processes)
+    return own, [process for process in processes if process.starting]
 
 
 def namespace(pid: int | str = "self") -> str:
