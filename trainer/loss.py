@@ -167,14 +167,14 @@ def _weighed(columns: list[Tensor], ratios: Tensor, weight: Tensor, advantage: T
 def read_sums(totals: Sums) -> dict[str, float]:
     """Means per trained token, of branches each for itself.
 
-    `entropy` is the one-sample estimate, the mean of -logp of the sampled tokens; `negative_share` the part of
-    sum |w A| that pushes tokens down.
+    `entropy` is the one-sample estimate, the mean of -logp of the sampled tokens; `negative_weight_share` the
+    part of sum |w A| that pushes tokens down, which is no share of the gradient.
     """
     count, ratios, kl, surprise, clipped, masked, push, negative = totals.sums.tolist()
     means = [total / max(count, 1.0) for total in (clipped, masked, ratios, kl, surprise)]
     names = ("clip_fraction", "mask_fraction", "ratio_mean", "kl_rollout", "entropy")
     share = negative / push if push else 0.0
-    return dict(zip(names, means, strict=True)) | {"ratio_max": totals.peak.item(), "negative_share": share}
+    return dict(zip(names, means, strict=True)) | {"ratio_max": totals.peak.item(), "negative_weight_share": share}
 
 
 def imitation(logp: Tensor, tokens: Tokens) -> tuple[Tensor, Sums]:

@@ -138,7 +138,7 @@ def test_what_is_said_about_the_tokens() -> None:
             "ratio_max": up,
             "kl_rollout": (up - 1.5 + down) / 2,
             "entropy": 1.5,
-            "negative_share": 3 * down / (3 * down + 1.28),
+            "negative_weight_share": 3 * down / (3 * down + 1.28),
         }
     )
 
@@ -295,7 +295,7 @@ def test_on_policy_every_ratio_is_one() -> None:
     _, said = policy_loss(logp, tokens([-1.0, -2.0], [1, -3]), rule_of("cispo", 0.0, 5.0))
     found = read_sums(said)
     assert (found["ratio_mean"], found["ratio_max"], found["clip_fraction"], found["kl_rollout"]) == (1, 1, 0, 0)
-    assert found["negative_share"] == 0.75
+    assert found["negative_weight_share"] == 0.75
 
 
 def test_a_rule_corrects_the_mismatch_exactly_once() -> None:
