@@ -28,7 +28,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from trainer.config import Config
+from trainer.config import Config, Parallel
 from trainer.loss import policy_loss
 from trainer.megatron.parallel import Ranks, process_groups
 from trainer.packing import Share, pack, plan
@@ -312,7 +312,7 @@ def main() -> None:
         "load_average": os.getloadavg()[0],
         "flat_is": "each completion by itself; against one masked sequence of a history that only grows the gain is 1",
     }
-    with tempfile.TemporaryDirectory() as directory, process_groups(tensor_parallel=1) as ranks:
+    with tempfile.TemporaryDirectory() as directory, process_groups(Parallel()) as ranks:
         facts |= run(given.quick, given.max_tokens, ranks, Path(directory))
     line = msgspec.json.encode(facts)
     if given.out:

@@ -75,10 +75,11 @@ def docker_engine() -> Iterator[str]:
 def ranks() -> Iterator["Ranks"]:
     """The only rank of a training job in the test process; Megatron's groups are global, so there is one."""
     need("megatron-core", find_spec("megatron") is not None)
+    from trainer.config import Parallel
     from trainer.megatron.parallel import process_groups  # loads torch, which only some tests need
 
     os.environ.update(ALONE)
-    with process_groups(tensor_parallel=1) as ranks:
+    with process_groups(Parallel()) as ranks:
         for name in ALONE:  # what other tests start is no rank
             del os.environ[name]
         yield ranks

@@ -161,6 +161,8 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Divide norms and residuals over the tensor ranks by tokens: less memory, the same result."""
     context: int = 1
     """Ranks that share one micro-batch by tokens, for contexts that one cannot hold. Keys and values are gathered."""
+    pipeline: int = 1
+    """Stages of consecutive layers, each on ranks of its own; micro-batches pass through them one behind the other."""
     logits_tokens: int = 4096
     """Rows of logits that exist at a time; of more trained tokens, the head is computed again in the backward pass."""
     head_float32: bool = False
@@ -175,7 +177,7 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Shard the optimizer's state over the data-parallel ranks."""
 
     def __post_init__(self) -> None:
-        for name in ("processes", "tensor", "context", "logits_tokens"):
+        for name in ("processes", "tensor", "context", "pipeline", "logits_tokens"):
             value = msgspec.structs.asdict(self)[name]
             _demand(value >= 1, f"parallel.{name} = {value} starts nothing; set it to 1 or more")
         _demand(
@@ -188,10 +190,15 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             f"parallel.precision = {self.precision} is unknown; choose float32 or bfloat16",
         )
         _demand(
-            self.processes % (self.tensor * self.context) == 0,
+            self.processes % self.copy == 0,
             f"parallel.processes = {self.processes} is no multiple of parallel.tensor = {self.tensor} times "
-            f"parallel.context = {self.context}; change one",
+            f"parallel.context = {self.context} times parallel.pipeline = {self.pipeline}; change one",
         )
+
+    @property
+    def copy(self) -> int:
+        """Ranks that hold one copy of the model together."""
+        return self.tensor * self.context * self.pipeline
 
 
 class Push(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -15,6 +15,7 @@ from trainer.megatron.checkpoint import Checkpoints
 from trainer.megatron.model import PolicyModel, build_model, transformer_config
 from trainer.megatron.optimizer import build_optimizer, set_learning_rate, sum_gradients, wrap
 from trainer.megatron.parallel import Ranks, max_over_data_ranks, sum_over_data_ranks, whole_vocabulary
+from trainer.megatron.schedule import forward, forward_backward
 from trainer.megatron.weights import load_weights, write_model
 from trainer.packed import Packed
 from trainer.packing import Share, pack
@@ -73,36 +74,46 @@ class Policy:
             return Update(0.0, 0.0, None)
         self.ddp.zero_grad_buffer()
         self.optimizer.zero_grad()
-        said = [self._backward(rows, denominator, loss_of) for rows in micros]
+        parts = [pack(rows, self.share) for rows in micros]
+        reference = [] if self.reference is None else forward(self.reference, [packed for packed, _ in parts])
+
+        def loss(number: int, edges: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, Sums]]:
+            packed, tokens = parts[number]
+            logp = edges[packed.branches]
+            # the weights do not change within a step, so what a pass before it would give is here already
+            tokens = replace(tokens, old_logp=logp.detach())
+            if reference:
+                tokens = replace(tokens, reference_logp=reference[number][packed.branches])
+            loss, said = loss_of(logp, tokens)
+            loss = loss / denominator
+            return loss, (loss.detach(), said)
+
+        said = forward_backward(self.ddp, [packed for packed, _ in parts], loss)
         sum_gradients(self.ddp)
         set_learning_rate(self.optimizer, rate)
         _, norm, _ = self.optimizer.step()
         if not math.isfinite(norm):
             raise UserError(f"the gradient norm is {norm}; lower optimizer.lr or raise optimizer.eps and start again")
-        losses = torch.stack([loss for loss, _ in said]).sum()
-        totals = sum_over_data_ranks(torch.cat((losses[None], torch.stack([part.sums for _, part in said]).sum(0))))
-        peak = max_over_data_ranks(torch.stack([part.peak for _, part in said]).max())
-        return Update(totals[0].item(), float(norm), Sums(totals[1:], peak))
+        return self._reached(said, float(norm))
 
-    def _backward(self, rows: Sequence[Row], denominator: int, loss_of: LossOf) -> tuple[torch.Tensor, Sums]:
-        packed, tokens = pack(rows, self.share)
-        logp = self.ddp(packed)[packed.branches]
-        # the weights do not change within a step, so what a pass before it would give is here already
-        tokens = replace(tokens, old_logp=logp.detach())
-        if self.reference is not None:
-            with torch.no_grad():
-                tokens = replace(tokens, reference_logp=self.reference(packed)[packed.branches])
-        loss, said = loss_of(logp, tokens)
-        loss = loss / denominator
-        loss.backward()
-        return loss.detach(), said
+    def _reached(self, said: list[tuple[torch.Tensor, Sums]], norm: float) -> Update:
+        """What the last stage's ranks have seen, summed over them and told to all."""
+        totals = None
+        if said:
+            losses = torch.stack([loss for loss, _ in said]).sum()
+            sums = sum_over_data_ranks(torch.cat((losses[None], torch.stack([part.sums for _, part in said]).sum(0))))
+            peak = max_over_data_ranks(torch.stack([part.peak for _, part in said]).max())
+            totals = torch.cat((sums, peak[None]))
+        totals = self.ranks.from_last_stage(totals)
+        return Update(totals[0].item(), norm, Sums(totals[1:-1], totals[-1]))
 
-    @torch.no_grad()
     def logprobs(self, packed: Packed) -> torch.Tensor:
         """The current logprob of every trained token, in the order of the rows."""
-        return self.model(packed)[packed.branches]
+        found = forward(self.model, [packed])
+        return self.ranks.from_last_stage(found[0] if found else None)[packed.branches]
 
-    @torch.no_grad()
     def best(self, packed: Packed) -> torch.Tensor:
         """The token that the model itself would choose at the place of every trained token."""
-        return whole_vocabulary(self.model.logits(packed)).argmax(-1).view(-1)[packed.branches]
+        found = forward(self.model, [packed], self.model.logits)
+        chosen = [whole_vocabulary(logits).argmax(-1).view(-1) for logits in found]
+        return self.ranks.from_last_stage(chosen[0] if chosen else None)[packed.branches]

@@ -26,9 +26,8 @@ def main(argv: Sequence[str]) -> int:
     die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher too, which ends the ranks
     command = parse(argv)
-    parallel = command.config.parallel
     try:
-        with process_groups(parallel.tensor, parallel.context) as ranks:
+        with process_groups(command.config.parallel) as ranks:
             result = _run(command, ranks)
             if result is not None and ranks.rank == 0:
                 print(msgspec.json.encode(result).decode())

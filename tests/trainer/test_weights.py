@@ -1,6 +1,7 @@
 """Hugging Face weights in and out of Megatron, and the model against transformers."""
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -15,9 +16,13 @@ from proxy.engine.sglang import CPU_PATH
 from proxy.pool.errors import UserError
 from tests.conftest import need
 from tests.trainer.make import FAMILIES, VOCABULARY, make_config, write_model
+from trainer.config import Parallel
+from trainer.megatron.model import transformer_config
 from trainer.megatron.parallel import Ranks
+from trainer.megatron.shards import write_tensors
 from trainer.packed import Packed
 from trainer.policy import Policy
+from trainer.shape import read_shape
 from trainer.tree import Run
 
 REFERENCE = """
@@ -42,6 +47,19 @@ def test_weights_come_back_bit_exact_with_their_files(family: str, ranks: Ranks,
     assert same_files(source, tmp_path / "out")
     assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
+
+
+def test_weights_over_the_size_of_a_file_are_several_with_an_index(tmp_path: Path) -> None:
+    tensors = {str(number): torch.full((100,), float(number)) for number in range(5)} | {"big": torch.zeros(1000)}
+    assert write_tensors(tmp_path, tensors.items(), limit=900) == torch.float32
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    sizes = {
+        path.name: sum(part.nbytes for part in load_file(path).values()) for path in tmp_path.glob("*.safetensors")
+    }
+    assert [sizes[f"model-0000{number}-of-00004.safetensors"] for number in (1, 2, 3, 4)] == [800, 800, 400, 4000]
+    assert index["metadata"]["total_size"] == sum(sizes.values())
+    for name, tensor in tensors.items():
+        assert torch.equal(load_file(tmp_path / index["weight_map"][name])[name], tensor)
 
 
 def packed(sequences: list[torch.Tensor]) -> Packed:
@@ -73,3 +91,9 @@ def test_a_missing_tensor_is_named(ranks: Ranks, tmp_path: Path) -> None:
     (qwen2 / "model.safetensors").rename(source / "model.safetensors")
     with pytest.raises(UserError, match="has no tensor model.layers.0.self_attn.q_norm.weight"):
         Policy(source, make_config(tmp_path), ranks)
+
+
+def test_layers_that_do_not_divide_into_stages_are_refused(tmp_path: Path) -> None:
+    shape = read_shape(write_model(tmp_path))
+    with pytest.raises(UserError, match="parallel.pipeline = 3 does not divide the model's 2 layers; choose a divisor"):
+        transformer_config(shape, torch.float32, Parallel(processes=3, pipeline=3))

@@ -1,7 +1,7 @@
-"""What two ranks compute, as files: `torchrun --nproc-per-node 2 -m tests.trainer.two_ranks DIRECTORY OUT SPLIT`.
+"""What two ranks compute, as files: `torchrun --nproc-per-node 2 -m tests.trainer.two_ranks DIRECTORY OUT SPLIT ...`.
 
-Makes one update of the model in DIRECTORY/model on fixed rows, checkpoints, makes two more; writes the model before and
-after, and the losses.
+For each way of splitting: logprobs and gradients of a model in DIRECTORY on fixed rows, then one update, a checkpoint,
+and two more updates; the model before and after, and the losses.
 """
 
 import sys
@@ -12,26 +12,40 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import torch
 
 from tests.trainer.make import make_config, make_rows
+from trainer.config import Parallel
 from trainer.loss import policy_loss
-from trainer.megatron.parallel import Ranks, process_groups
-from trainer.packing import plan
+from trainer.megatron.optimizer import sum_gradients
+from trainer.megatron.parallel import Ranks, job, split
+from trainer.megatron.schedule import forward_backward
+from trainer.megatron.weights import named_weights
+from trainer.packing import pack, plan
 from trainer.policy import Policy
 from trainer.rows import Row
 from trainer.rules import rule_of
 
 ROWS = 10
-BUDGET = 120
-
+BUDGET = 60
+KL = 0.1
+RULE = rule_of("cispo", 0.0, 5.0)
+LOSS = partial(policy_loss, rule=replace(RULE, kl=KL))
 
 SPLITS: dict[str, dict[str, Any]] = {
-    "one": {},
     "data": {},
     "tensor": {"tensor": 2},
     "sequence": {"tensor": 2, "sequence": True, "recompute": True},
     "context": {"context": 2},
+    "pipeline": {"pipeline": 2},
+    "pipeline-tied": {"pipeline": 2, "recompute": True},
 }
+FAMILIES = {"pipeline-tied": "qwen2"}
+"""The others train the model of family qwen3. That of qwen2 has its embedding as its head."""
+
+
+def family(name: str) -> str:
+    return FAMILIES.get(name, "qwen3")
 
 
 def branching(seed: int) -> list[Row]:
@@ -51,17 +65,21 @@ def single(seed: int) -> list[Row]:
 BATCHES = (branching(1), branching(2), single(3))
 
 
-def work(directory: Path, out: Path, split: str, ranks: Ranks) -> None:
+def work(model: Path, out: Path, parallel: dict[str, Any], ranks: Ranks) -> None:
     """The same on any number of ranks."""
-    parallel = {"processes": ranks.world, **SPLITS[split]}
-    policy = Policy(directory / "model", make_config(directory, parallel=parallel), ranks)
+    config = make_config(out, parallel={"processes": ranks.world, **parallel}, loss={"kl": KL})
+    policy = Policy(model, config, ranks)
     policy.write_hf(out / "before")
-    loss = partial(policy_loss, rule=rule_of("cispo", 0.0, 5.0))
+    parts = [pack(micro, policy.share)[0] for micro in plan(BATCHES[0], 1, BUDGET)[0]]
+    evaluated = [torch.cat([compute(packed) for packed in parts]) for compute in (policy.logprobs, policy.best)]
+    torch.save(evaluated, out / f"evaluated-{ranks.rank}.pt")
+    torch.save(gradients(policy, BATCHES[0], merge=True), out / f"gradients-{ranks.rank}.pt")
     reached = []
     for number, rows in enumerate(BATCHES):
         micros = plan(rows, ranks.data_world, BUDGET)[ranks.data_rank]
-        update = policy.update(micros, sum(len(row.places) for row in rows), loss, 1e-2)
-        reached.append([update.loss, update.grad_norm])
+        update = policy.update(micros, sum(len(row.places) for row in rows), LOSS, 1e-2)
+        assert update.sums is not None
+        reached.append([update.loss, update.grad_norm, *update.sums.sums.tolist(), update.sums.peak.item()])
         if number == 0:
             policy.checkpoints.save(out / "checkpoint", 1)
     policy.write_hf(out / "after")
@@ -69,7 +87,26 @@ def work(directory: Path, out: Path, split: str, ranks: Ranks) -> None:
         (out / "reached.json").write_bytes(msgspec.json.encode(reached))
 
 
+def gradients(policy: Policy, rows: list[Row], merge: bool) -> dict[str, torch.Tensor]:
+    """This rank's parameters' gradients on all rows, by global names; with the loss where it is known."""
+    micros = plan(rows, policy.ranks.data_world, BUDGET)[policy.ranks.data_rank]
+    parts = [pack(micro, policy.share, merge) for micro in (micros if merge else [[row] for row in rows])]
+
+    def loss(number: int, logp: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        packed, tokens = parts[number]
+        value = policy_loss(logp[packed.branches], tokens, RULE)[0]
+        return value, value.detach()
+
+    policy.ddp.zero_grad_buffer()
+    losses = forward_backward(policy.ddp, [packed for packed, _ in parts], loss)
+    sum_gradients(policy.ddp)
+    found = {name: param.main_grad.clone() for name, param in named_weights(policy.model)}
+    return found | ({"loss": torch.stack(losses).sum()} if losses else {})
+
+
 if __name__ == "__main__":
-    chosen = SPLITS[sys.argv[3]]
-    with process_groups(chosen.get("tensor", 1), chosen.get("context", 1)) as ranks:
-        work(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], ranks)
+    with job() as device:
+        for name in sys.argv[3:]:
+            parallel = msgspec.convert({"processes": 2, **SPLITS[name]}, Parallel)
+            with split(parallel, device) as ranks:
+                work(Path(sys.argv[1]) / family(name), Path(sys.argv[2]) / name, SPLITS[name], ranks)

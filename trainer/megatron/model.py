@@ -1,12 +1,13 @@
 """Megatron's GPTModel, built from the config.json of a Hugging Face model directory.
 
 Families: dense Qwen3, Qwen2 and Llama (also with Llama-3 rope scaling), tied or untied embeddings. Left out: mixture of
-experts, sliding windows, biases outside q/k/v, pipeline stages.
+experts, sliding windows, biases outside q/k/v.
 """
 
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -26,12 +27,17 @@ from trainer.shape import Shape
 
 
 def transformer_config(shape: Shape, dtype: torch.dtype, parallel: Parallel) -> TransformerConfig:
-    """Megatron's config of this shape. Raises UserError when the heads or the vocabulary do not split."""
+    """Megatron's config of this shape. Raises UserError when heads, vocabulary or layers do not split."""
     for name, count in (("key-value heads", shape.kv_heads), ("vocabulary entries", shape.vocab)):
         if count % parallel.tensor:
             raise UserError(
                 f"parallel.tensor = {parallel.tensor} does not divide the model's {count} {name}; choose a divisor"
             )
+    if shape.layers % parallel.pipeline:
+        raise UserError(
+            f"parallel.pipeline = {parallel.pipeline} does not divide the model's {shape.layers} layers; choose a "
+            "divisor"
+        )
     return TransformerConfig(
         num_layers=shape.layers,
         hidden_size=shape.hidden,
@@ -55,6 +61,11 @@ def transformer_config(shape: Shape, dtype: torch.dtype, parallel: Parallel) -> 
         tensor_model_parallel_size=parallel.tensor,
         sequence_parallel=parallel.sequence,
         context_parallel_size=parallel.context,
+        pipeline_model_parallel_size=parallel.pipeline,
+        pipeline_dtype=dtype,
+        variable_seq_lengths=parallel.pipeline > 1,  # micro-batches differ in length
+        moe_token_dispatcher_type="alltoall",  # variable lengths ask for it, also of dense models
+        batch_p2p_sync=False,
         recompute_granularity="full" if parallel.recompute else None,
         recompute_method="uniform" if parallel.recompute else None,
         recompute_num_layers=1 if parallel.recompute else None,
@@ -68,7 +79,7 @@ def transformer_config(shape: Shape, dtype: torch.dtype, parallel: Parallel) -> 
 
 
 def build_model(shape: Shape, config: TransformerConfig, parallel: Parallel) -> "PolicyModel":
-    """An uninitialised model of this shape."""
+    """An uninitialised model of this shape, or this rank's stage of it."""
     spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=config.qk_layernorm)
     attention = spec.submodules.self_attention.submodules
     attention.core_attention = ModuleSpec(module=TreeAttention)
@@ -77,15 +88,19 @@ def build_model(shape: Shape, config: TransformerConfig, parallel: Parallel) -> 
         attention.q_layernorm = attention.k_layernorm = SharedNorm
     model = PolicyModel(
         config,
-        TransformerBlockSubmodules(layer_specs=[spec] * shape.layers, layer_norm=SharedNorm),
+        TransformerBlockSubmodules(layer_specs=[spec] * (shape.layers // parallel.pipeline), layer_norm=SharedNorm),
         vocab_size=shape.vocab,
         max_sequence_length=shape.context,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
         position_embedding_type="rope",
         share_embeddings_and_output_weights=shape.tied,
     )
     model.rotary_pos_emb = PackedRotary(shape, model.rotary_pos_emb.cp_group)
     model.logits_tokens, model.head_float32 = parallel.logits_tokens, parallel.head_float32
-    if config.sequence_parallel:  # the head takes the tokens that have a loss, which are chosen from all of them
+    if (
+        config.sequence_parallel and model.post_process
+    ):  # the head takes the tokens that have a loss, which are chosen from all of them
         model.output_layer.sequence_parallel = False
         model.output_layer.allreduce_dgrad = True
     return model
@@ -111,12 +126,14 @@ class PolicyModel(GPTModel):
     head_float32: bool
 
     def forward(self, packed: Packed) -> Tensor:
-        """The logprob of each of `packed.labels`, in fp32."""
-        return -self._run(packed, packed.labels)[0]
+        """The logprob of each of `packed.labels`, in fp32; before the last stage, hidden states for the next one."""
+        found = self._run(packed, packed.labels)
+        return -found[0] if self.post_process else found
 
     def logits(self, packed: Packed) -> Tensor:
-        """[len(rows), vocabulary of this tensor rank]."""
-        return self._run(packed, None)[0]
+        """[len(rows), vocabulary of this tensor rank]; before the last stage, hidden states for the next one."""
+        found = self._run(packed, None)
+        return found[0] if self.post_process else found
 
     def _run(self, packed: Packed, labels: Tensor | None) -> Tensor:
         self.rotary_pos_emb.positions = packed.positions
@@ -132,6 +149,8 @@ class PolicyModel(GPTModel):
     def _postprocess(
         self, hidden_states: Tensor, *_: Any, labels: Tensor | None, loss_mask: Tensor, **__: Any
     ) -> Tensor:
+        if not self.post_process:
+            return hidden_states
         if self.config.sequence_parallel:
             hidden_states = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=False)
         asked = hidden_states.index_select(0, loss_mask)

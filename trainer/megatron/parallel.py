@@ -1,6 +1,6 @@
 """Process groups of one training job: who this rank is, and the few collectives the trainer calls by name.
 
-Ranks come from torchrun's environment variables. Left out: pipeline and expert parallelism.
+Ranks come from torchrun's environment variables. Left out: expert parallelism.
 """
 
 import logging
@@ -19,7 +19,8 @@ from megatron.core.tensor_parallel.mappings import gather_from_tensor_model_para
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from proxy.pool.errors import PoolError, UserError
-from trainer.megatron.cpu import choose_device
+from trainer.config import Parallel
+from trainer.megatron.cpu import Device, choose_device
 
 # Rank 0 may wait for rollouts for hours while the others sit in a broadcast.
 PATIENCE = timedelta(days=7)
@@ -36,6 +37,7 @@ class Ranks:
     context_rank: int
     context_world: int
     tensor_world: int
+    pipeline_world: int
     device: torch.device
     control: dist.ProcessGroup
     """All ranks, on the CPU: for Python objects and for waiting."""
@@ -49,6 +51,15 @@ class Ranks:
             raise box[0]
         return box[0]
 
+    def from_last_stage(self, known: torch.Tensor | None) -> torch.Tensor:
+        """What all ranks of the last pipeline stage know, on every rank. Collective."""
+        if self.pipeline_world > 1:
+            box = [None if known is None else known.cpu()]
+            dist.broadcast_object_list(box, src=self.world - 1, group=self.control)  # the last stage has the last ranks
+            known = box[0]
+        assert known is not None
+        return known.to(self.device)
+
 
 def _attempt(make: Callable[[], Any]) -> Any:
     try:
@@ -58,37 +69,54 @@ def _attempt(make: Callable[[], Any]) -> Any:
 
 
 @contextmanager
-def process_groups(tensor_parallel: int, context_parallel: int = 1, seed: int = 0) -> Iterator[Ranks]:
+def process_groups(parallel: Parallel, seed: int = 0) -> Iterator[Ranks]:
     """Join the job that torchrun started and leave it at the end of the block."""
-    world = int(os.environ["WORLD_SIZE"])
-    if world % (tensor_parallel * context_parallel):
-        raise UserError(
-            f"{world} processes do not split by parallel.tensor = {tensor_parallel} times parallel.context = "
-            f"{context_parallel}; start a multiple"
-        )
+    with job() as device, split(parallel, device, seed) as ranks:
+        yield ranks
+
+
+@contextmanager
+def job() -> Iterator[Device]:
+    """Meet the other processes."""
     device = choose_device(int(os.environ["LOCAL_RANK"]))
     _quiet()
     dist.init_process_group(device.backend, timeout=PATIENCE)
     try:
-        parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=tensor_parallel, context_parallel_size=context_parallel
+        yield device
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def split(parallel: Parallel, device: Device, seed: int = 0) -> Iterator[Ranks]:
+    """Divide the job's processes. UserError when their number does not allow it."""
+    if dist.get_world_size() % parallel.copy:
+        raise UserError(
+            f"{dist.get_world_size()} processes do not split by parallel.tensor = {parallel.tensor} times "
+            f"parallel.context = {parallel.context} times parallel.pipeline = {parallel.pipeline}; start a multiple"
         )
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=parallel.tensor,
+        pipeline_model_parallel_size=parallel.pipeline,
+        context_parallel_size=parallel.context,
+    )
+    try:
         torch.manual_seed(seed)
         model_parallel_cuda_manual_seed(seed)
         yield Ranks(
             rank=dist.get_rank(),
-            world=world,
+            world=dist.get_world_size(),
             data_rank=parallel_state.get_data_parallel_rank(),
             data_world=parallel_state.get_data_parallel_world_size(),
             context_rank=parallel_state.get_context_parallel_rank(),
-            context_world=context_parallel,
-            tensor_world=tensor_parallel,
+            context_world=parallel.context,
+            tensor_world=parallel.tensor,
+            pipeline_world=parallel.pipeline,
             device=device.name,
             control=dist.new_group(backend="gloo", timeout=PATIENCE),
         )
     finally:
         parallel_state.destroy_model_parallel()
-        dist.destroy_process_group()
 
 
 def sum_over_data_ranks(values: torch.Tensor) -> torch.Tensor:

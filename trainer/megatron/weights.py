@@ -1,7 +1,8 @@
-"""Weights between Hugging Face safetensors and Megatron's modules, bit-exact in both directions, for any tensor split.
+"""Weights between Hugging Face safetensors and Megatron's modules, bit-exact in both directions, for any split.
 
 `write_model` leaves a complete directory (config, tokenizer, weights) or none: it is filled under another name, synced
-to disk and renamed. Left out: pipeline stages and expert weights.
+to disk and renamed. Tensors are gathered and written one after the other, so that no process holds the model whole.
+Left out: expert weights.
 """
 
 import json
@@ -10,18 +11,19 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.transformer.transformer_config import TransformerConfig
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from proxy.pool.errors import UserError
 from trainer.megatron.durable import replace_directory
 from trainer.megatron.model import PolicyModel
+from trainer.megatron.shards import write_tensors
 
 _TOP = {
     "embedding.word_embeddings.weight": "model.embed_tokens.weight",
@@ -54,30 +56,66 @@ def _hf_names(name: str) -> list[str]:
 def load_weights(model: PolicyModel, directory: Path) -> None:
     """Fill this rank's shard of the model from a Hugging Face directory."""
     tensors = _Safetensors(directory)
-    for name, param in model.named_parameters():
+    for name, param in named_weights(model):
         parts = [tensors.read(hf_name) for hf_name in _hf_names(name)]
         full = _join(name, parts, model.config)
         param.copy_(_shard(name, full, param))
 
 
-def export_weights(model: PolicyModel) -> Iterator[tuple[str, Tensor]]:
-    """(Hugging Face name, whole tensor on the CPU); every tensor rank must iterate to the end."""
+def named_weights(model: PolicyModel) -> Iterator[tuple[str, Any]]:
+    """This rank's parameters by their names in the whole model: layers counted through all stages.
+
+    A head that shares the embedding's weights has its name, also where it is a copy on the last of several stages.
+    """
+    before = model.decoder.layers[0].layer_number - 1
     for name, param in model.named_parameters():
-        full = _gather(name, param).cpu()
-        for hf_name, part in zip(_hf_names(name), _split(name, full, model.config), strict=True):
+        if model.share_embeddings_and_output_weights and name == "output_layer.weight":
+            name = "embedding.word_embeddings.weight"
+        yield re.sub(r"^decoder\.layers\.(\d+)", lambda found: f"decoder.layers.{before + int(found[1])}", name), param
+
+
+def export_weights(model: PolicyModel) -> Iterator[tuple[str, Tensor]]:
+    """(Hugging Face name, whole tensor on the CPU) of all stages; every rank must iterate to the end."""
+    for name, full in _whole(model):
+        for hf_name, part in zip(_hf_names(name), _split(name, full.cpu(), model.config), strict=True):
             yield hf_name, part.contiguous()
+
+
+def _whole(model: PolicyModel) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of the model, each sent by the first stage that has it to the ranks of the others."""
+    group = parallel_state.get_pipeline_model_parallel_group()
+    own = dict(named_weights(model))
+    device = next(iter(own.values())).device
+    described = [(name, _gathered_shape(param), param.dtype) for name, param in own.items()]
+    stages: list[Any] = [None] * group.size()
+    dist.all_gather_object(stages, described, group=group)
+    sent = set()
+    for stage, tensors in enumerate(stages):
+        for name, shape, dtype in tensors:
+            if name not in sent:
+                sent.add(name)
+                if stage == group.rank():
+                    full = _gather(name, own[name])
+                else:
+                    full = torch.empty(shape, dtype=dtype, device=device)
+                if group.size() > 1:
+                    full = full.contiguous()
+                    dist.broadcast(full, dist.get_global_rank(group, stage), group=group)
+                yield name, full
 
 
 def write_model(model: PolicyModel, source: Path, target: Path) -> None:
     """Write a complete Hugging Face directory: the weights of `model`, everything else as in `source`. Collective."""
-    tensors = dict(export_weights(model))
+    tensors = export_weights(model)
     if dist.get_rank() == 0:
         with replace_directory(target) as directory:
             for path in source.iterdir():
                 if path.is_file() and path.name != "config.json" and not _NOT_COPIED.fullmatch(path.name):
                     shutil.copyfile(path, directory / path.name)
-            _write_config(source, directory, next(iter(tensors.values())).dtype)
-            save_file(tensors, os.fspath(directory / "model.safetensors"), metadata={"format": "pt"})
+            _write_config(source, directory, write_tensors(directory, tensors))
+    else:
+        for _ in tensors:
+            pass
     dist.barrier()
 
 
@@ -136,6 +174,13 @@ def _shard(name: str, full: Tensor, param: Tensor) -> Tensor:
     if name.endswith("mlp.linear_fc1.weight"):  # each rank holds its part of gate, then its part of up
         return torch.cat([half.chunk(size)[rank] for half in full.chunk(2)])
     return full.chunk(size, vars(param)["partition_dim"])[rank]
+
+
+def _gathered_shape(param: Tensor) -> list[int]:
+    shape = list(param.shape)
+    if _is_split(param):
+        shape[vars(param)["partition_dim"]] *= parallel_state.get_tensor_model_parallel_world_size()
+    return shape
 
 
 def _gather(name: str, param: Tensor) -> Tensor:
