@@ -16,7 +16,7 @@ from typing import Any
 from proxy.pool.errors import UserError
 from proxy.pool.schedule import LeasedGroup
 from proxy.pool.steps import Version
-from trainer.batch import Batch, Choice, assemble
+from trainer.batch import Batch, assemble, choice_of
 from trainer.config import Config
 from trainer.ledger import Ledger
 from trainer.loss import policy_loss, read_sums
@@ -39,8 +39,7 @@ def train(config: Config, ranks: Ranks) -> None:
         clock = Clock()
         groups = ledger.wait_for_lease(step).groups
         clock.lap("wait")
-        choice = Choice(loss=config.loss, control=config.control, labels=config.batch.labels, step=step)
-        batch = assemble(groups, choice)
+        batch = assemble(groups, choice_of(config, step))
         micros = plan(batch.rows, ranks.data_world, config.batch.max_tokens, per_key)
         rate = learning_rate(config.optimizer, step, config.steps)
         update = policy.update(micros[ranks.data_rank], batch.tokens, rule, rate)
@@ -107,6 +106,7 @@ def describe(update: Update, batch: Batch, groups: list[LeasedGroup]) -> dict[st
         "trained_tokens": batch.tokens,
         "excluded_tokens": dict(batch.excluded),
         "masked_tokens": dict(batch.masked),
+        "unplaced_rewards": batch.unplaced_rewards,
         "staleness_mean": sum(staleness) / len(staleness),
         "staleness_max": max(staleness),
     }
