@@ -147,8 +147,7 @@ class Loop:
             return
         while True:
             now = await self._books(admission, self._run_id)
-            limit = now.queue_limit
-            if now.step is not None and limit is not None and (not opening or now.open_groups < limit):
+            if now.step is not None and now.queue_limit is not None and (not opening or now.room):
                 self._board.note = ""
                 return
             waiting = "no weights yet" if now.step is None else f"{now.open_groups} groups wait to be trained"

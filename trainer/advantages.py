@@ -1,7 +1,7 @@
 """Advantages of rollouts against their own group, and what is done about the negative ones.
 
 Statistics are over the members that have a verdict, never over placeholders.
-Left out: critics; returns per turn (trainer/credit.py).
+Left out: critics; returns per turn (trainer/credit.py); who is credited with what (trainer/assign.py).
 """
 
 import random
@@ -33,7 +33,7 @@ def padding_weight(valid: int, size: int) -> float | None:
     """GLM-5's rule for groups with failed members (arXiv 2602.15763): drop unless more than half is valid.
 
     In place of repeating valid members each one weighs size / valid, which keeps the group's weight and its advantages'
-    sum of 0. None: the group is dropped. The pool drops such groups itself; the loop does not weigh the others.
+    sum of 0. None: the group is dropped.
     """
     return size / valid if 2 * valid > size else None
 

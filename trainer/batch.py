@@ -7,7 +7,7 @@ exact. Left out: sharing between branches or members of a group (trainer/tree.py
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -16,7 +16,8 @@ import numpy as np
 from proxy.pool.completions import paths
 from proxy.pool.records import Completion
 from proxy.pool.schedule import LeasedGroup, LeasedRollout
-from trainer import advantages, config
+from trainer import assign, config
+from trainer.advantages import Estimator
 from trainer.normalise import token_scales
 from trainer.rows import Row
 
@@ -31,9 +32,11 @@ class Batch:
     rewards: list[float]
     """Rewards of the valid members, as the verifier gave them."""
     dropped_groups: int
-    """Groups whose rewards do not differ."""
+    """Groups that teach nothing: their rewards do not differ, or too few members have one."""
     masked: Counter[str]
     """Trained tokens whose loss weighs nothing, by reason; they stay in every denominator."""
+    unplaced_rewards: int = 0
+    """Process rewards that name no turn of their rollout."""
 
     @property
     def tokens(self) -> int:
@@ -64,56 +67,92 @@ class Choice:
     """What a step does with its groups."""
 
     loss: config.Loss = config.Loss()
+    credit: config.Credit = config.Credit()
     control: config.Control = config.Control()
     labels: Sequence[str] = config.TRAINED
     """Completions with these labels are trained."""
+    max_staleness: int | None = None
+    """Rollouts whose oldest token lags further behind are left out of the loss. None: none is."""
     step: int = 1
+
+    @property
+    def estimator(self) -> Estimator:
+        return self.loss.advantage
+
+
+def choice_of(settings: config.Config, step: int) -> Choice:
+    """What the configuration says about a step."""
+    return Choice(
+        loss=settings.loss,
+        credit=settings.credit,
+        control=settings.control,
+        labels=settings.batch.labels,
+        max_staleness=settings.batch.max_staleness,
+        step=step,
+    )
 
 
 def assemble(groups: Sequence[LeasedGroup], choice: Choice) -> Batch:
     """The rows of a step's groups, with their advantages and weights."""
     why_not = partial(why_not_trainable, labels=choice.labels)
     rollouts: list[list[Row]] = []
+    weights: list[float] = []
     excluded: Counter[str] = Counter()
     masked: Counter[str] = Counter()
-    rewards: list[float] = []
-    dropped = 0
-    for group in groups:
-        valid = [member.reward if member.failure is None else None for member in group.rollouts]
-        rewards += [reward for reward in valid if reward is not None]
-        control = choice.control
-        used = advantages.shuffled(valid, control.seed + group.group_id) if control.shuffle_rewards else valid
-        scores = advantages.group_relative(used, choice.loss.advantage)
-        dropped += scores is None
-        for index, member in enumerate(group.rollouts):
-            score = scores[index] if scores is not None else None
-            if score is None:
-                excluded[_reason(member)] += sum(len(item.sampled) for item in member.completions)
+    shares = assign.shares(groups, choice)
+    for group, share in zip(groups, shares, strict=True):
+        for member, turns in zip(group.rollouts, share.members, strict=True):
+            if turns is None:
+                excluded[_reason(member, share)] += sum(len(item.sampled) for item in member.completions)
             else:
-                rows = merge(member.completions, score, excluded, why_not)
-                rollouts.append(_tempered(rows, score, choice, masked))
-    return Batch(_weighed(rollouts, choice.loss), excluded, rewards, dropped, masked)
+                rows = merge(member.completions, turns, excluded, why_not)
+                rollouts.append(_masked(rows, member, choice, masked))
+                weights.append(share.weight)
+    members = (member for group in groups for member in group.rollouts)
+    return Batch(
+        rows=_weighed(rollouts, weights, choice.loss),
+        excluded=excluded,
+        rewards=[member.reward for member in members if member.failure is None and member.reward is not None],
+        dropped_groups=sum(share.dropped is not None for share in shares),
+        masked=masked,
+        unplaced_rewards=sum(share.unplaced for share in shares),
+    )
 
 
-def _tempered(rows: list[Row], score: float, choice: Choice, masked: Counter[str]) -> list[Row]:
-    """The rows of a rollout, with what its negative advantage weighs. The weight 0 keeps the tokens in every count."""
+def _masked(rows: list[Row], member: LeasedRollout, choice: Choice, masked: Counter[str]) -> list[Row]:
+    """The rows of a rollout, with advantage 0 where they must not teach. That keeps the tokens in every count."""
+    reason = _why_masked(member, choice)
     trained = sum(int(row.trained.sum()) for row in rows)
-    factor = choice.loss.negatives().factor(score, trained, choice.step)
-    if factor == 0:
-        masked["negative advantage"] += trained
-    return rows if factor == 1 else [replace(row, advantage=row.advantage * np.float32(factor)) for row in rows]
+    factor = 0.0 if reason else choice.loss.negatives().factor(-1.0, trained, choice.step)
+    found = []
+    for row in rows:
+        touched = np.ones_like(row.trained) if reason else row.advantage < 0
+        if factor == 0:
+            masked[reason or "negative advantage"] += int((touched & row.trained).sum())
+        found.append(replace(row, advantage=np.where(touched, row.advantage * np.float32(factor), row.advantage)))
+    return found
 
 
-def _weighed(rollouts: Sequence[Sequence[Row]], loss: config.Loss) -> list[Row]:
+def _why_masked(member: LeasedRollout, choice: Choice) -> str | None:
+    """Why a rollout is left out of the loss although its reward is in the baseline."""
+    if choice.max_staleness is not None and member.staleness > choice.max_staleness:
+        return "stale"
+    turns = assign.turns_of(member, choice.labels)
+    cut = choice.credit.mask_truncated and turns and turns[-1].finish_reason == "length"
+    return "truncated" if cut else None
+
+
+def _weighed(rollouts: Sequence[Sequence[Row]], weights: Sequence[float], loss: config.Loss) -> list[Row]:
     rows = [row for own in rollouts for row in own]
     counts = [int(row.trained.sum()) for row in rows]
     owners = [index for index, own in enumerate(rollouts) for _ in own]
-    scales = token_scales(counts, owners, loss.norm, loss.norm_constant)
+    copies = [weights[owner] for owner in owners]
+    scales = token_scales(counts, owners, loss.norm, loss.norm_constant, weights=copies)
     return [replace(row, weight=scale * max(1, sum(counts))) for row, scale in zip(rows, scales, strict=True)]
 
 
-def _reason(member: LeasedRollout) -> str:
-    return f"rollout: {member.failure}" if member.failure is not None else "all rewards of the group are equal"
+def _reason(member: LeasedRollout, share: assign.Share) -> str:
+    return f"rollout: {member.failure}" if share.dropped is None or member.failure is not None else share.dropped
 
 
 @dataclass
@@ -126,11 +165,14 @@ class _Draft:
 
 def merge(
     chain: Sequence[Completion],
-    advantage: float,
+    advantage: float | Mapping[int, float],
     excluded: Counter[str],
     why_not: Callable[[Completion], str | None],
 ) -> list[Row]:
-    """The sequences of one attempt's completions (in commit order); adds to `excluded` what they leave out."""
+    """The sequences of one attempt's completions (in commit order); adds to `excluded` what they leave out.
+
+    `advantage`: of all sampled tokens, or of those of each completion by its id.
+    """
     try:
         whole = paths(chain)
     except ValueError:
@@ -157,14 +199,16 @@ def _continued(drafts: list[_Draft], path: "array[int]", prompt_length: int) -> 
     return drafts[-1]
 
 
-def _row(draft: _Draft, advantage: float, excluded: Counter[str]) -> Row:
+def _row(draft: _Draft, advantage: float | Mapping[int, float], excluded: Counter[str]) -> Row:
     tokens = np.array(draft.tokens, dtype=np.int64)
     trained = np.zeros(len(tokens), dtype=bool)
     logp = np.zeros(len(tokens), dtype=np.float32)
     segment = np.zeros(len(tokens), dtype=np.int64)
+    scores = np.zeros(len(tokens), dtype=np.float32)
     for index, item in enumerate(draft.parts):
         place = slice(item.prompt_length, item.prompt_length + len(item.sampled))
         trained[place], segment[place] = True, index
+        scores[place] = advantage if isinstance(advantage, float) else advantage[item.id]
         if len(item.logprobs) == len(item.sampled):
             logp[place] = item.logprobs
     impossible = trained & ~np.isfinite(logp)
@@ -172,5 +216,4 @@ def _row(draft: _Draft, advantage: float, excluded: Counter[str]) -> Row:
     if impossible.any():
         excluded["logprob is not finite"] += int(impossible.sum())
         trained &= ~impossible
-    scores = np.full(len(tokens), advantage, dtype=np.float32)
     return Row(tokens, trained, np.where(trained, logp, 0), scores, segment)

@@ -15,6 +15,8 @@ from proxy.pool.errors import UserError
 from proxy.pool.labels import LABELS
 from proxy.pool.schedule import LeaseRule
 from trainer.advantages import Estimator, Negatives
+from trainer.credit_config import Credit
+from trainer.demand import demand as _demand
 from trainer.normalise import Norm
 
 KINDS = ("cispo", "cispo_unified", "glm5", "icepop", "tis", "gspo", "decoupled_ppo", "ppo", "ipa", "dppo_tv")
@@ -25,11 +27,6 @@ TRAINED = ("main", "subagent", "compaction")
 """The labels of what an agent works with: side calls (titles, commit messages) are not its task."""
 
 
-def _demand(holds: bool, sentence: str) -> None:
-    if not holds:
-        raise UserError(sentence)
-
-
 class Batch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     groups: int = 8
     """Groups of rollouts that one train step takes."""
@@ -38,7 +35,10 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     queue_limit: int = 0
     """Groups that the harness may have open or waiting at a time: what bounds staleness. 0 means twice `groups`."""
     max_staleness: int = 4
-    """Published steps that a group's oldest token may lag behind before the group is dropped. 0: strictly on-policy."""
+    """Published steps that a rollout's oldest token may lag behind before it is dropped. 0: strictly on-policy."""
+    stale: Literal["member", "group"] = "member"
+    """What a stale rollout takes along. member: itself; its reward stays in the baseline, and a group goes when all of
+    its rollouts are stale. group: the whole group."""
     labels: tuple[str, ...] = TRAINED
     """Completions that are learned from, by what they were for (main, subagent, compaction, side); the others are
     counted. Those without a label, of before there were any, are learned from. Holds for imitation too."""
@@ -62,7 +62,12 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def rule(self) -> LeaseRule:
         """What the pool's scheduler is asked for."""
-        return LeaseRule(groups=self.groups, window=self.window or self.groups, max_staleness=self.max_staleness)
+        return LeaseRule(
+            groups=self.groups,
+            window=self.window or self.groups,
+            max_staleness=self.max_staleness,
+            stale=self.stale,
+        )
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,7 +84,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     times `norm_constant` tokens (Dr.GRPO). mixed: `norm_constant` times the first plus the rest of the second."""
     norm_constant: float = 0.0
     advantage: Estimator = "grpo"
-    """grpo: (R - mean) / std. dr_grpo: R - mean. rloo: R - mean of the others."""
+    """grpo: (R - mean) / std. dr_grpo: R - mean. rloo: R - mean of the others. Of use with credit.returns = outcome."""
     kl: float = 0.0
     """Coefficient of KL(policy || the initial model), by the k3 estimate. Holds a second model in memory."""
     positive_only_until: int = 0
@@ -277,6 +282,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The run ends when this many steps are published; `--steps` overrides it."""
     batch: Batch = Batch()
     loss: Loss = Loss()
+    credit: Credit = Credit()
     optimizer: Optimizer = Optimizer()
     parallel: Parallel = Parallel()
     push: Push = Push()
@@ -290,6 +296,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             self.parallel.context == 1 or self.loss.kind not in BY_COMPLETION,
             f"loss.kind = {self.loss.kind} takes ratios over whole completions, which parallel.context = "
             f"{self.parallel.context} would cut; choose another kind or context = 1",
+        )
+        _demand(
+            not (self.control.shuffle_rewards and self.credit.shaped),
+            "control.shuffle_rewards deals out the verifier's rewards, and what [credit] adds would still teach; drop "
+            "one (credit.process_weight = 0, speed_weight = 0, no overlong_limit)",
         )
 
 
@@ -341,7 +352,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
 def _fields(message: str) -> list[str]:
     """The fields of the section that a validation message points into (`... - at `$.batch.groups``)."""
     _, _, place = message.partition("`$.")
-    sections = {name: Config.__annotations__[name] for name in ("batch", "loss", "optimizer", "parallel", "push")}
-    sections |= {name: Config.__annotations__[name] for name in ("checkpoint", "control", "sft")}
+    sections = {name: Config.__annotations__[name] for name in ("batch", "loss", "credit", "optimizer", "push")}
+    sections |= {name: Config.__annotations__[name] for name in ("parallel", "checkpoint", "control", "sft")}
     struct = sections.get(place.split(".")[0].rstrip("`"), Config)
     return [field.name for field in msgspec.structs.fields(struct)]

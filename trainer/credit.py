@@ -2,22 +2,45 @@
 
 The definitions make MiniMax-M2's (arXiv 2605.26494, equations 4-7) exact where it leaves them open. With nothing but an
 outcome reward and gamma 1 every turn's return is that reward, so that reward-to-go changes nothing.
-Left out: which events are worth a process reward; the training loop, which gives each rollout its group-relative
-advantage and does not call these yet.
+Left out: which events are worth a process reward; what a group's rollouts make of these (trainer/assign.py).
 """
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
+from itertools import pairwise
+from statistics import fmean, median
 
 
-def reward_to_go(rewards: Sequence[float], gamma: float = 1.0) -> list[float]:
-    """G_k = sum over l >= k of gamma^(l - k) r_l (M2, equation 6), one per turn."""
+def reward_to_go(rewards: Sequence[float], gamma: float = 1.0, places: Sequence[int] | None = None) -> list[float]:
+    """G_k = sum over l >= k of gamma^(p_l - p_k) r_l, one per turn; p, the places of the turns, are 0, 1, 2, ...
+
+    M2 (equation 6). Of an outcome alone, IPA's chunk returns (arXiv 2512.24873, equation 7). Places differ from
+    0, 1, 2, ... where turns stand beside each other (`places`).
+    """
+    spans = [later - earlier for earlier, later in pairwise(places or range(len(rewards)))]
     returns, total = [], 0.0
-    for reward in reversed(rewards):
-        total = reward + gamma * total
+    for reward, span in zip(reversed(rewards), [0, *reversed(spans)], strict=True):
+        total = reward + gamma**span * total
         returns.append(total)
     return returns[::-1]
+
+
+def places(branches: Sequence[bool]) -> list[int]:
+    """The place of each turn, in commit order, by whether it is a sub-agent's: that of the next turn of the main line.
+
+    So a sub-agent's turn has the discount of the turn at which its parent goes on, however many turns it took.
+    """
+    found, main = [], 0
+    for branch in branches:
+        found.append(main)
+        main += not branch
+    return found
+
+
+def within(rewards: Sequence[float], bound: float) -> list[float]:
+    """Process rewards of a rollout, scaled down where their sizes add up to more than the bound."""
+    size = sum(abs(reward) for reward in rewards)
+    return [reward * bound / size for reward in rewards] if size > bound else list(rewards)
 
 
 def leave_one_out(returns: Sequence[Sequence[float]]) -> list[list[float]] | None:
@@ -45,29 +68,20 @@ def turn_aligned(returns: Sequence[Sequence[float]]) -> list[list[float]] | None
     ]
 
 
-def chunk_returns(final: float, chunks: int, gamma: float) -> list[float]:
-    """IPA (arXiv 2512.24873, equation 7): the final reward, discounted by the chunks that were still to come."""
-    return [final * gamma ** (chunks - 1 - chunk) for chunk in range(chunks)]
-
-
-def segment_returns(mask: Sequence[int], rewards: Sequence[float], gamma: float) -> list[float]:
-    """ROLL's `compute_agentic_reinforce_return`: discounted per contiguous run of the mask, not per token."""
-    returns, total = [0.0] * len(mask), 0.0
-    end = len(mask)
-    while end:
-        start = end
-        while start and mask[start - 1]:
-            start -= 1
-        if start < end:
-            total = rewards[end - 1] + gamma * total
-            returns[start:end] = [total] * (end - start)
-        end = start if start < end else end - 1
-    return returns
-
-
 def speed(seconds: float, baseline: float) -> float:
     """h(T) of M2's equation 5 as clip(log2(baseline / T), -1, 1): 0 at the baseline, 1 at twice its speed."""
     return max(-1.0, min(1.0, math.log2(baseline / seconds)))
+
+
+def speeds(seconds: Sequence[float], successes: Sequence[bool]) -> list[float]:
+    """h(T_i) of each success against the median of the group's other ones; 0 where there is none, and for failures."""
+    found = []
+    for index, (own, success) in enumerate(zip(seconds, successes, strict=True)):
+        others = [
+            time for i, (time, good) in enumerate(zip(seconds, successes, strict=True)) if good and i != index and time
+        ]
+        found.append(speed(own, median(others)) if success and own and others else 0.0)
+    return found
 
 
 def overlong(length: int, limit: int, margin: int) -> float:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from proxy.pool.errors import UserError
-from trainer.batch import Choice, assemble
+from trainer.batch import assemble, choice_of
 from trainer.config import Config
 from trainer.ledger import Ledger
 from trainer.loss import policy_loss
@@ -33,8 +33,7 @@ def train(config: Config, ranks: Ranks) -> None:
         clock = Clock()
         groups = ledger.wait_for_lease(step).groups
         clock.lap("wait")
-        choice = Choice(loss=config.loss, control=config.control, labels=config.batch.labels, step=step)
-        batch = assemble(groups, choice)
+        batch = assemble(groups, choice_of(config, step))
         micros = plan(batch.rows, ranks.data_world, config.batch.max_tokens, per_key)
         rate = learning_rate(config.optimizer, step, config.steps)
         update = policy.update(micros[ranks.data_rank], batch.tokens, rule, rate)

@@ -11,24 +11,33 @@ from typing import Literal
 Norm = Literal["token", "rollout", "constant", "mixed"]
 
 
-def token_scales(counts: Sequence[int], rollouts: Sequence[int], norm: Norm, constant: float = 0.0) -> list[float]:
+def token_scales(
+    counts: Sequence[int],
+    rollouts: Sequence[int],
+    norm: Norm,
+    constant: float = 0.0,
+    *,
+    weights: Sequence[float] | None = None,
+) -> list[float]:
     """One scale per sequence: `counts[i]` trained tokens, of rollout `rollouts[i]` (samples of a rollout share it).
 
     token: 1 / N (MiniMax-M1, DAPO). rollout: each rollout's token mean, then the mean over rollouts (slime).
     constant: 1 / (R L), with `constant` = L (Dr.GRPO, arXiv 2503.20783). mixed: `constant` times the first plus the
     rest times the second (M1, section 5, names the mix without its weight). Rollouts without a trained token do not
-    count.
+    count. A sequence of weight w counts, with its tokens and its rollout, as if it were there w times.
     """
-    whole = max(1, sum(counts))
+    copies = [1.0] * len(counts) if weights is None else weights
+    whole = sum(count * copy for count, copy in zip(counts, copies, strict=True)) or 1
     tokens: dict[int, int] = {}
     for count, rollout in zip(counts, rollouts, strict=True):
         tokens[rollout] = tokens.get(rollout, 0) + count
-    members = max(1, sum(total > 0 for total in tokens.values()))
-    by_rollout = [1 / (members * max(1, tokens[rollout])) for rollout in rollouts]
+    of_rollout = dict(zip(rollouts, copies, strict=True))
+    members = sum(of_rollout[rollout] for rollout, total in tokens.items() if total) or 1
+    by_rollout = [copy / (members * max(1, tokens[rollout])) for rollout, copy in zip(rollouts, copies, strict=True)]
     if norm == "token":
-        return [1 / whole] * len(counts)
+        return [copy / whole for copy in copies]
     if norm == "rollout":
         return by_rollout
     if norm == "constant":
-        return [1 / (members * constant)] * len(counts)
-    return [constant / whole + (1 - constant) * scale for scale in by_rollout]
+        return [copy / (members * constant) for copy in copies]
+    return [constant * copy / whole + (1 - constant) * scale for copy, scale in zip(copies, by_rollout, strict=True)]

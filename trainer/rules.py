@@ -55,8 +55,8 @@ def ipa(mismatch: float, level: Level = "geometric") -> Rule:
     """ROLL's chunk-level loss (arXiv 2512.24873, equations 8-9); a completion is a chunk.
 
     Positives weigh 1, negatives [policy / old] held to [0, 1], both geometric means over the chunk; chunks whose mean
-    old / rollout exceeds `mismatch` are masked. The paper's advantage is the chunk's discounted return
-    (`credit.chunk_returns`); the training loop gives every kind the group-relative one.
+    old / rollout exceeds `mismatch` are masked. Advantages are the chunks' discounted returns (equation 7): with
+    `credit.gamma`, of the rollout's group-relative advantage or, with `credit.baseline` = none, of its reward.
     """
     mask = Window(low=-1.0, high=mismatch, outside="zero", inside="one", closed=True)
     return Rule(

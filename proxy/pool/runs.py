@@ -35,6 +35,15 @@ class Admission:
     """Groups RUNNING or DONE, so neither leased nor dropped."""
     queue_limit: int | None
 
+    @property
+    def room(self) -> int:
+        """How many groups may be opened; 0 as long as no trainer has set a limit.
+
+        AReaL's (eta + version + 1) B - (accepted + running) (arXiv 2505.24298, equation 3), with (eta + 1) B as the
+        limit: what the published versions have consumed, version B, drops out of both.
+        """
+        return 0 if self.queue_limit is None else max(0, self.queue_limit - self.open_groups)
+
 
 @retried
 def open_run(pool: Pool, name: str, purpose: str, config: dict[str, Any] | None) -> Run:

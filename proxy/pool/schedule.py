@@ -6,9 +6,9 @@ Within the window any finished group may go; we take the lowest index, which mak
 """
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from sqlalchemy import Connection, func, select, update
 
@@ -27,6 +27,9 @@ class LeaseRule:
     groups: int
     window: int
     max_staleness: int
+    stale: Literal["member", "group"] = "group"
+    """Whether one stale rollout makes its group stale, or only all of them do: the trainer then leaves out those that
+    are, whose rewards are still good for the baseline."""
 
     def __post_init__(self) -> None:
         if self.groups < 1:
@@ -46,6 +49,10 @@ class LeasedRollout:
     reward: float | None
     failure: str | None
     completions: list[Completion]
+    staleness: int = 0
+    """Published steps since its oldest sampled token."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """What the verifier said besides the reward."""
 
 
 @dataclass(frozen=True)
@@ -120,12 +127,14 @@ def _judge(connection: Connection, run_id: int, rule: LeaseRule) -> dict[int, st
 
 
 def _unusable(group: LeasedGroup, rule: LeaseRule) -> str:
-    valid = sum(member.failure is None and member.reward is not None for member in group.rollouts)
+    valid = [member for member in group.rollouts if member.failure is None and member.reward is not None]
     size = group.size or len(group.rollouts)
-    if group.staleness > rule.max_staleness:
-        return f"stale: {group.staleness} steps behind, {rule.max_staleness} allowed"
-    if valid * 2 <= size:
-        return f"{valid} of {size} rollouts are usable"
+    freshest = min((member.staleness for member in valid), default=0)
+    staleness = group.staleness if rule.stale == "group" else freshest
+    if staleness > rule.max_staleness:
+        return f"stale: {staleness} steps behind, {rule.max_staleness} allowed"
+    if len(valid) * 2 <= size:
+        return f"{len(valid)} of {size} rollouts are usable"
     return ""
 
 
@@ -156,15 +165,21 @@ def _load(connection: Connection, run_id: int, condition: Any) -> list[LeasedGro
     loaded = []
     for row in rows:
         whole = [
-            LeasedRollout(m.id, m.member, m.reward, _mask(m.failure, m.reward), completions.get(m.attempt_id, []))
+            LeasedRollout(
+                m.id,
+                m.member,
+                m.reward,
+                _mask(m.failure, m.reward),
+                completions.get(m.attempt_id, []),
+                parts=m.reward_parts or {},
+            )
             for m in members
             if m.group_id == row.id
         ]
-        oldest = [_oldest_step(member, steps) for member in whole]
-        known = [step for step, member in zip(oldest, whole, strict=True) if step is not None and not member.failure]
-        staleness = (newest.step if newest else 0) - min(known, default=0)
-        checked = [_versioned(member, step) for member, step in zip(whole, oldest, strict=True)]
-        loaded.append(LeasedGroup(row.id, row.queue_index, row.spec, staleness, checked, row.size))
+        now = newest.step if newest else 0
+        aged = [_aged(member, _oldest_step(member, steps), now) for member in whole]
+        staleness = max((member.staleness for member in aged if member.failure is None), default=now)
+        loaded.append(LeasedGroup(row.id, row.queue_index, row.spec, staleness, aged, row.size))
     return loaded
 
 
@@ -173,10 +188,11 @@ def _mask(failure: str | None, reward: float | None) -> str | None:
     return (failure or "no reward") if reward is None else None
 
 
-def _versioned(member: LeasedRollout, oldest: int | None) -> LeasedRollout:
-    if member.failure is None and oldest is None:
-        return replace(member, failure="no completion of a version of this run")
-    return member
+def _aged(member: LeasedRollout, oldest: int | None, now: int) -> LeasedRollout:
+    if oldest is not None:
+        return replace(member, staleness=now - oldest)
+    unknown = member.failure is None
+    return replace(member, failure="no completion of a version of this run") if unknown else member
 
 
 def _steps(connection: Connection, run_id: int) -> dict[str, int]:

@@ -44,10 +44,16 @@ def record(pool: Pool, items: Sequence[NewCompletion]) -> list[int]:
     return asyncio.run(write())
 
 
-def finished_group(pool: Pool, run_id: int, rewards: Sequence[float | None], version: str = "v1") -> list[int]:
-    """A group whose members each made one completion of `version` and got these rewards. Returns the rollout ids."""
+def finished_group(
+    pool: Pool, run_id: int, rewards: Sequence[float | None], version: str | Sequence[str] = "v1"
+) -> list[int]:
+    """A group whose members each made one completion and got these rewards. Returns the rollout ids.
+
+    `version`: which weights sampled it, or those of each member.
+    """
     members = open_group(pool, run_id, TASK, len(rewards))
-    for member, reward in zip(members, rewards, strict=True):
+    sampled_by = [version] * len(rewards) if isinstance(version, str) else version
+    for member, reward, version in zip(members, rewards, sampled_by, strict=True):
         attempt, _ = open_attempt(pool, member.rollout_id, "command")
         row = to_row(new_completion(attempt.id)) | {"ordinal": 0, "versions": [[version, 0, 2]]}
         with pool.write() as connection:

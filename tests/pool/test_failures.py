@@ -1,10 +1,14 @@
 """What is done about each failure, and when the groups that were lost stop a run."""
 
-from typing import get_args
+import json
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
 from proxy.pool.failures import CAP, FAILURES, Cap, Treatment, alarming, treatment
+
+VECTORS = json.loads((Path(__file__).parent.parent / "trainer" / "vectors.json").read_text())
 
 
 def test_every_failure_has_a_known_treatment() -> None:
@@ -35,3 +39,12 @@ def test_the_cap_is_a_sliding_window_with_bounds() -> None:
     assert (CAP.window, CAP.alarm, CAP.stop) == (512, 0.2, 0.5)
     assert alarming([True, False, False], Cap(fewest=3, stop=0.3)) == "stop"
     assert alarming([True, False, False], Cap(fewest=4, stop=0.3)) == "alarm"
+
+
+@pytest.mark.parametrize("case", VECTORS["group_filter"])
+def test_over_a_whole_run_the_cap_is_rolls_group_filter(case: dict[str, Any]) -> None:
+    """ROLL drops a flagged group unless more than half of all so far would be dropped: then it goes on."""
+    lifetime, dropped = Cap(window=1000, fewest=1), []
+    for flag in case["flags"]:
+        dropped.append(bool(flag) and alarming([*dropped, True], lifetime) != "stop")
+    assert dropped == [bool(flag) for flag in case["dropped"]]

@@ -1,14 +1,24 @@
 """Windowed FIFO, leases, published steps, rollback."""
 
+import json
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
 import pytest
 
-from proxy.pool.database import Pool
+from proxy.pool.attempts import open_attempt
+from proxy.pool.completions import to_row
+from proxy.pool.database import Pool, insert_row
 from proxy.pool.errors import UserError
 from proxy.pool.groups import Outcome, finish_rollout, open_group, open_rollouts
-from proxy.pool.runs import admission, open_run
+from proxy.pool.runs import Admission, admission, open_run
 from proxy.pool.schedule import Lease, LeaseRule, lease, pick
+from proxy.pool.schema import completions
 from proxy.pool.steps import Published, latest, metrics, publish, reopen_after
-from tests.pool.make import TASK, finished_group
+from tests.pool.make import TASK, finished_group, new_completion
+
+VECTORS = json.loads((Path(__file__).parent.parent / "trainer" / "vectors.json").read_text())
 
 RULE = LeaseRule(groups=2, window=4, max_staleness=1)
 
@@ -41,9 +51,85 @@ def indices(found: Lease | None) -> list[int]:
     ],
 )
 def test_pick(states: str, window: int, taken: list[int]) -> None:
-    names = {"R": "RUNNING", "D": "DONE", "C": "CONSUMED", "T": "TOMBSTONE", "L": "LEASED"}
-    queue = [(index, names[state]) for index, state in enumerate(states)]
+    queue = [(index, NAMES[state]) for index, state in enumerate(states)]
     assert pick(queue, LeaseRule(groups=2, window=window, max_staleness=0)) == taken
+
+
+NAMES = {"R": "RUNNING", "D": "DONE", "C": "CONSUMED", "T": "TOMBSTONE", "L": "LEASED"}
+
+
+def test_the_worked_trace_of_a_queue_of_eight_with_a_window_of_four() -> None:
+    """Forge's figure: after each event, what may be taken; the window jumps over what is taken or lost."""
+    states = ["R"] * 8
+    rule = LeaseRule(groups=1, window=4, max_staleness=0)
+    events = "D2:2 D4:2 D7:2 C2: D1:1 C1: D0:0 C0:4 C4: T3:7 D5:5 C5:7 D6:6 C6:7 C7:"
+    for event in events.split():
+        change, _, eligible = event.partition(":")
+        states[int(change[1])] = change[0]
+        taken = pick([(index, NAMES[state]) for index, state in enumerate(states)], rule)
+        assert taken == [int(index) for index in eligible], event
+
+
+@pytest.mark.parametrize(
+    ("limit", "window", "groups", "lag", "versions"),
+    [(8, 4, 1, 10, 10), (8, 4, 2, 10, 5), (8, 4, 3, 10, 4), (16, 5, 4, 19, 5), (20, 6, 8, 24, 3)],
+)
+def test_how_stale_the_queue_can_make_a_group(limit: int, window: int, groups: int, lag: int, versions: int) -> None:
+    """Random finishing orders stay within lag N + W - 2 and ceil(lag / B) versions; the worst order attains them."""
+    worst = [consumed_meanwhile(limit, window, groups, seed) for seed in range(40)]
+    assert max(taken for taken, _ in worst) <= lag == limit + window - 2
+    assert max(pushed for _, pushed in worst) <= versions == -(-lag // groups)
+    assert adversary(limit, window) == lag
+
+
+def consumed_meanwhile(limit: int, window: int, groups: int, seed: int) -> tuple[int, int]:
+    """The most groups, and versions, that were consumed between a group's submission and its own consumption."""
+    draw = Random(seed)
+    states: list[str] = []
+    submitted: list[tuple[int, int]] = []
+    consumed = pushed = most = 0
+    rule = LeaseRule(groups=1, window=window, max_staleness=0)
+    while consumed < 300:
+        head = next((index for index, state in enumerate(states) if state != "C"), len(states))
+        while len(states) - head < limit:
+            states.append("R")
+            submitted.append((consumed, consumed // groups))
+        running = [index for index, state in enumerate(states) if state == "R"]
+        if running:
+            states[running[0] if draw.random() < 0.2 else draw.choice(running)] = "D"
+        for index in pick([(index, NAMES[state]) for index, state in enumerate(states)], rule):
+            states[index] = "C"
+            most = max(most, consumed - submitted[index][0])
+            pushed = max(pushed, consumed // groups - submitted[index][1])
+            consumed += 1
+    return most, pushed
+
+
+def adversary(limit: int, window: int) -> int:
+    """The last of a full queue is taken after all that were before it, and after the window's others behind it."""
+    rule = LeaseRule(groups=1, window=window, max_staleness=0)
+    states = ["D"] * (limit - 1) + ["R"] + ["D"] * (window - 1)
+    consumed = 0
+    while taken := pick([(index, NAMES[state]) for index, state in enumerate(states)], rule):
+        states[taken[0]], consumed = "C", consumed + 1
+    states[limit - 1] = "D"
+    assert pick([(index, NAMES[state]) for index, state in enumerate(states)], rule) == [limit - 1]
+    return consumed
+
+
+@pytest.mark.parametrize(("given", "capacity"), VECTORS["areal_capacity"])
+def test_admission_by_staleness_is_that_of_areal(given: list[int], capacity: int) -> None:
+    """Equation 3 of arXiv 2505.24298 in our terms: what is consumed is no longer open."""
+    version, accepted, running, batch, eta, concurrent = given
+    now = Admission(version, None, accepted - version * batch + running, (eta + 1) * batch)
+    assert min(concurrent - running, now.room) == capacity
+
+
+@pytest.mark.parametrize(("number", "admitted"), [(1, True), (4, True), (5, True), (8, True), (9, False)])
+def test_the_nth_group_is_admitted_by_the_paper_too(number: int, admitted: bool) -> None:
+    batch, version, eta = 4, 0, 1
+    assert ((number - 1) // batch <= version + eta) == admitted
+    assert (Admission(version, None, number - 1, (eta + 1) * batch).room > 0) == admitted
 
 
 def test_a_window_that_could_never_fill_is_refused() -> None:
@@ -79,6 +165,45 @@ def test_stale_groups_are_dropped_at_the_lease(pool: Pool) -> None:
     assert lease(pool, run_id, 3, RULE) is not None
     assert indices(lease(pool, run_id, 3, RULE)) == [1, 2]
     assert admission(pool, run_id).open_groups == 1
+
+
+def test_a_stale_member_may_leave_its_group_behind(pool: Pool) -> None:
+    run_id = train_run(pool)
+    publish(pool, run_id, published(1))
+    publish(pool, run_id, published(2))
+    finished_group(pool, run_id, [1.0, 0.0], version=["v1", "v3"])
+    finished_group(pool, run_id, [1.0, 0.0, None], version=["v1", "v1", "v3"])  # its fresh member has no verdict
+    finished_group(pool, run_id, [1.0, 0.0], version=["v2", "v3"])
+    found = lease(pool, run_id, 3, replace(RULE, stale="member"))
+    assert found is not None and indices(found) == [0, 2]
+    assert [[member.staleness for member in group.rollouts] for group in found.groups] == [[2, 0], [1, 0]]
+    assert [group.staleness for group in found.groups] == [2, 1]
+
+
+@pytest.mark.parametrize(("allowed", "kept"), [(4, True), (3, False)])
+def test_the_oldest_version_of_a_rollout_counts_and_the_bound_itself_is_kept(
+    pool: Pool, allowed: int, kept: bool
+) -> None:
+    """GLM-5's filter, worked: versions 3, 5 and 6 seen at 7."""
+    run_id = train_run(pool)
+    for step in range(1, 8):
+        publish(pool, run_id, published(step))
+    first, second = open_group(pool, run_id, TASK, 2)
+    spans = {first.rollout_id: [["v4", 0, 1], ["v6", 1, 2]], second.rollout_id: [["v7", 0, 2]]}  # v1 is of step 0
+    for rollout_id, versions in spans.items():
+        attempt, _ = open_attempt(pool, rollout_id, "command")
+        row = to_row(new_completion(attempt.id)) | {"ordinal": 0, "versions": versions}
+        with pool.write() as connection:
+            insert_row(connection, completions, row)
+        outcome = Outcome(attempt_id=attempt.id, reward=float(rollout_id % 2), reward_parts={"turn:0": 0.5})
+        finish_rollout(pool, rollout_id, outcome)
+    found = lease(pool, run_id, 8, LeaseRule(groups=1, window=1, max_staleness=allowed))
+    assert (found is not None) == kept
+    if found is not None:
+        assert [(one.staleness, one.parts) for one in found.groups[0].rollouts] == [
+            (4, {"turn:0": 0.5}),
+            (1, {"turn:0": 0.5}),
+        ]
 
 
 def test_completions_of_unknown_versions_are_not_trained(pool: Pool) -> None:

@@ -103,7 +103,7 @@ def test_the_control_run_keeps_reported_rewards() -> None:
         assemble([group([1.0, 0.0, 0.0, 0.0])], Choice(control=Control(shuffle_rewards=True, seed=seed)))
         for seed in range(9)
     ]
-    winners = {int(np.argmax([row.advantage[0] for row in batch.rows])) for batch in batches}
+    winners = {int(np.argmax([row.advantage.max() for row in batch.rows])) for batch in batches}
     assert len(winners) > 1 and all(batch.rewards == [1.0, 0.0, 0.0, 0.0] for batch in batches)
 
 
@@ -160,7 +160,7 @@ def test_rows_weigh_what_the_normalisation_gives_them() -> None:
 
 def test_long_failures_are_masked_and_counted() -> None:
     batch = assemble([group([1.0, 0.0])], Choice(loss=Loss(negative_longest=4)))
-    assert batch.tokens == 10 and sorted({float(row.advantage[0]) for row in batch.rows})[0] == 0.0
+    assert batch.tokens == 10 and sorted({float(row.advantage[row.trained].min()) for row in batch.rows})[0] == 0.0
     assert batch.masked == {"negative advantage": 5}
 
 

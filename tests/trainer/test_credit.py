@@ -1,20 +1,16 @@
 """Returns, baselines, shaping and normalisation against worked numbers (vectors.json)."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trainer.credit import (
-    chunk_returns,
-    leave_one_out,
-    overlong,
-    reward_to_go,
-    segment_returns,
-    speed,
-    turn_aligned,
-)
+from proxy.pool.records import Completion
+from tests.trainer.make import chain
+from trainer.credit import leave_one_out, overlong, places, reward_to_go, speed, speeds, turn_aligned, within
+from trainer.critical import critical_path
 from trainer.normalise import token_scales
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parent / "vectors.json").read_text())
@@ -42,16 +38,47 @@ def test_one_valid_rollout_has_no_others() -> None:
     assert leave_one_out([[1.0]]) is None and turn_aligned([[1.0, 2.0]]) is None
 
 
-def test_chunks_and_segments() -> None:
+def test_chunk_returns_are_reward_to_go_of_an_outcome() -> None:
     given = VECTORS["ipa"]
-    assert chunk_returns(1.0, 3, given["gamma"]) == pytest.approx(given["G"])
-    mask, rewards = [0, 1, 1, 0, 0, 1, 1, 1, 0, 1], [0.0] * 10
-    rewards[7], rewards[9] = 0.5, 1.0
-    assert segment_returns(mask, rewards, 0.9) == pytest.approx([0, 1.26, 1.26, 0, 0, 1.4, 1.4, 1.4, 0, 1])
+    assert reward_to_go([0, 0, 1.0], given["gamma"]) == pytest.approx(given["G"])
+
+
+def test_a_sub_agent_has_the_discount_of_the_turn_at_which_its_parent_goes_on() -> None:
+    branches = [False, True, True, False, False]  # the first turn starts it, the fourth has its result
+    assert places(branches) == [0, 1, 1, 1, 2]
+    assert reward_to_go([0, 0, 0, 0, 1.0], 0.5, places(branches)) == [0.25, 0.5, 0.5, 0.5, 1.0]
+
+
+def test_process_rewards_are_scaled_down_to_their_bound() -> None:
+    assert within([0.1, -0.05], 0.2) == [0.1, -0.05]
+    assert within([0.3, -0.1], 0.2) == pytest.approx([0.15, -0.05])
 
 
 def test_speed_against_a_baseline() -> None:
     assert [speed(t, 300) for t in (100, 200, 400, 800)] == pytest.approx([1, 0.584963, -0.415037, -1], abs=1e-6)
+
+
+def test_speed_is_of_successes_against_the_others() -> None:
+    assert speeds([100, 200, 400, 10], [True, True, True, False]) == pytest.approx([1, 0.321928, -1, 0], abs=1e-6)
+    assert speeds([100, 200], [True, False]) == [0, 0]
+
+
+def timed(spans: list[tuple[float, float]]) -> list[Completion]:
+    """Calls of 10 tokens that began and ended then."""
+    calls = chain([([1], [2] * 10) for _ in spans])
+    return [replace(call, started_at=a, finished_at=b) for call, (a, b) in zip(calls, spans, strict=True)]
+
+
+def test_the_critical_path_is_tokens_at_a_reference_rate_and_tools() -> None:
+    assert critical_path(timed([(0, 100), (103, 104), (106, 900)]), 10) == pytest.approx(3 * 1 + 3 + 2)
+    slow_batch = critical_path(timed([(0, 1), (4, 5), (7, 8)]), 10)
+    assert slow_batch == critical_path(timed([(0, 100), (103, 104), (106, 900)]), 10)
+
+
+def test_sub_agents_side_by_side_count_once() -> None:
+    one_after_the_other = [(0.0, 1.0), (1.0, 2.0), (2.0, 3.0), (3.0, 4.0)]
+    side_by_side = [(0.0, 1.0), (1.0, 2.0), (1.0, 2.0), (2.0, 3.0)]
+    assert critical_path(timed(one_after_the_other), 10) == 4 and critical_path(timed(side_by_side), 10) == 3
 
 
 @pytest.mark.parametrize(
@@ -93,3 +120,11 @@ def test_the_mix_lies_between_its_parts() -> None:
 def test_nothing_trained_divides_by_nothing() -> None:
     assert token_scales([0, 0], [0, 1], "token") == [1, 1]
     assert token_scales([0, 3], [0, 1], "rollout")[1] == pytest.approx(1 / 3)
+
+
+def test_a_weight_counts_as_that_many_copies() -> None:
+    counts, rollouts, copies = [2, 1, 3], [0, 0, 1], [2.0, 2.0, 1.0]
+    for norm, constant in (("token", 0.0), ("rollout", 0.0), ("constant", 4.0), ("mixed", 0.3)):
+        repeated = token_scales([2, 1, 2, 1, 3], [0, 0, 1, 1, 2], norm, constant)
+        found = token_scales(counts, rollouts, norm, constant, weights=copies)
+        assert found == pytest.approx([2 * repeated[0], 2 * repeated[1], repeated[4]])

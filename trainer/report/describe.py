@@ -32,6 +32,7 @@ def describe(update: Update, batch: Batch, groups: list[LeasedGroup]) -> dict[st
         "trained_tokens": batch.tokens,
         "excluded_tokens": dict(batch.excluded),
         "masked_tokens": dict(batch.masked),
+        "unplaced_rewards": batch.unplaced_rewards,
         "staleness_mean": sum(staleness) / len(staleness),
         "staleness_max": max(staleness),
     }

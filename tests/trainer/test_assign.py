@@ -1,0 +1,256 @@
+"""Which turn is credited with what, from leased groups to the advantage of each trained token."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from proxy.pool.errors import UserError
+from proxy.pool.schedule import LeasedGroup, LeasedRollout
+from tests.trainer.make import chain
+from trainer.batch import Batch, Choice, assemble
+from trainer.config import Config, Control, Credit, Loss
+from trainer.tree import build, order
+
+HISTORY = [([1, 2, 3], [4, 5]), ([1, 2, 3, 4, 5, 6], [7, 8, 9]), ([1, 2, 3, 4, 5, 6, 7, 8, 9, 9], [10])]
+TURNS = (2, 3, 1)
+"""Sampled tokens of its turns."""
+
+
+def member(number: int, reward: float | None, turns: int = 3, **more: object) -> LeasedRollout:
+    failure = "verifier" if reward is None else None
+    return replace(LeasedRollout(number, number, reward, failure, chain(HISTORY[:turns])), **more)  # type: ignore[arg-type]
+
+
+def group(members: Sequence[LeasedRollout], domain: str = "agent", size: int | None = None) -> LeasedGroup:
+    return LeasedGroup(1, 0, {"domain": domain}, 0, list(members), size)
+
+
+def rewarded(rewards: Sequence[float | None], **credit: object) -> Batch:
+    members = [member(number, reward) for number, reward in enumerate(rewards)]
+    return assemble([group(members)], Choice(credit=Credit(**credit)))  # type: ignore[arg-type]
+
+
+def by_turn(batch: Batch) -> list[list[float]]:
+    """The advantages of each row's turns, all of whose tokens must agree."""
+    found = []
+    for row in batch.rows:
+        turns = [row.advantage[row.trained & (row.segment == turn)] for turn in range(int(row.segment.max()) + 1)]
+        assert all(len(set(values.tolist())) == 1 for values in turns)
+        found.append([float(values[0]) for values in turns])
+    return found
+
+
+def test_an_outcome_alone_credits_every_turn_alike() -> None:
+    plain, turns = rewarded([1.0, 0.0, 0.0, 1.0]), rewarded([1.0, 0.0, 0.0, 1.0], returns="turns")
+    assert all(len(set(values)) == 1 for values in by_turn(plain))
+    assert by_turn(turns) == [pytest.approx([value] * 3) for value in (2 / 3, -2 / 3, -2 / 3, 2 / 3)]
+
+
+def test_process_rewards_go_to_the_turns_up_to_theirs() -> None:
+    """The vector of reward-to-go against the others' first return and the same turn, three turns of it."""
+    parts = {"turn:0": -0.1, "turn:1": 0.05}
+    members = [member(0, 1.0, parts=parts), member(1, 0.0), member(2, 0.0, turns=2)]
+    choice = Choice(credit=Credit(returns="turns"))
+    firsts = [0.95, 0.0, 0.0]
+    assert by_turn(assemble([group(members)], choice)) == [
+        pytest.approx([0.95, 1.05, 1.0]),
+        pytest.approx([-(firsts[0] + firsts[2]) / 2] * 3),
+        pytest.approx([-(firsts[0] + firsts[1]) / 2] * 2),
+    ]
+    aligned = assemble([group(members)], Choice(credit=Credit(returns="turns", baseline="aligned")))
+    assert by_turn(aligned)[1] == pytest.approx([-0.475, -0.525, -0.5])
+
+
+def test_returns_of_segments_as_roll_has_them() -> None:
+    """ROLL's `compute_agentic_reinforce_return`, worked: runs of 2, 3 and 1 tokens, rewards 0.5 and 1, gamma 0.9."""
+    credit = Credit(returns="turns", baseline="none", gamma=0.9, process_bound=0.5, success=2.0)
+    members = [member(0, 1.0, parts={"turn:1": 0.5}), member(1, 0.0)]
+    row = assemble([group(members)], Choice(credit=credit)).rows[0]
+    assert row.advantage[row.trained].tolist() == pytest.approx([1.26] * 2 + [1.4] * 3 + [1.0])
+
+
+def test_the_loss_of_chunks_has_discounted_returns() -> None:
+    members = [member(0, 1.0), member(1, -1.0)]
+    choice = Choice(loss=Loss(kind="ipa"), credit=Credit(returns="turns", baseline="none", gamma=0.9))
+    assert by_turn(assemble([group(members)], choice)) == [
+        pytest.approx([0.81, 0.9, 1]),
+        pytest.approx([-0.81, -0.9, -1]),
+    ]
+    relative = by_turn(assemble([group(members)], Choice(loss=Loss(kind="ipa"), credit=Credit(gamma=0.9))))
+    assert relative[0] == pytest.approx([0.81 * relative[0][2], 0.9 * relative[0][2], relative[0][2]])
+
+
+def test_process_rewards_are_bounded_and_those_of_no_turn_are_counted() -> None:
+    members = [member(0, 1.0, parts={"turn:0": 7.0, "turn:1": 1.0, "turn:9": 1.0, "style": 0.3}), member(1, 0.0)]
+    batch = assemble([group(members)], Choice(credit=Credit(returns="turns")))
+    assert by_turn(batch)[0] == pytest.approx([1.2, 1.1, 1.0]) and batch.unplaced_rewards == 1
+    assert assemble([group(members)], Choice()).unplaced_rewards == 0
+
+
+def test_side_calls_are_no_turns() -> None:
+    labelled = [
+        replace(item, label=label) for item, label in zip(chain(HISTORY), ("main", "side", "main"), strict=True)
+    ]
+    members = [replace(member(0, 1.0), completions=labelled), member(1, 0.0)]
+    credit = Credit(returns="turns", baseline="none", gamma=0.5)
+    assert by_turn(assemble([group(members)], Choice(credit=credit)))[0] == [0.5, 1.0]
+
+
+def test_a_group_with_failed_members_weighs_as_a_whole_one() -> None:
+    rewards = [1.0, 0.0, 0.0, 1.0, 1.0, None, None, None]
+    for padded, weight in ((True, 1.6), (False, 1.0)):
+        members = [member(number, reward) for number, reward in enumerate(rewards)]
+        whole = [member(number, float(number % 2)) for number in range(8)]
+        choice = Choice(loss=Loss(advantage="dr_grpo"), credit=Credit(pad=padded))
+        batch = assemble([group(members), group(whole)], choice)
+        failed, other = batch.rows[0], batch.rows[5]
+        assert failed.weight / other.weight == pytest.approx(weight)
+        assert sum(row.weight * row.advantage[row.trained].sum() for row in batch.rows[:5]) == pytest.approx(
+            0, abs=1e-6
+        )
+        assert [float(row.advantage[3]) for row in batch.rows[:5]] == pytest.approx([0.4, -0.6, -0.6, 0.4, 0.4])
+
+
+def test_the_weights_are_those_of_repeated_rollouts() -> None:
+    """Two of three members valid, against a group in which each stands three times and a whole one that does twice."""
+    short, long = member(0, 1.0, turns=1), member(1, 0.0)
+    for norm in ("token", "rollout"):
+        choice = Choice(loss=Loss(norm=norm))  # type: ignore[arg-type]
+        weighed = assemble([group([short, long, member(2, None)]), group([short, long])], choice).rows
+        repeated = assemble([group([short, long] * 3), group([short, long] * 2)], choice).rows
+        share = [row.weight * row.trained.sum() for row in weighed]
+        copies = [row.weight * row.trained.sum() for row in repeated]
+        expected = [sum(copies[:6:2]), sum(copies[1:6:2]), sum(copies[6::2]), sum(copies[7::2])]
+        assert np.array(share) / sum(share) == pytest.approx(np.array(expected) / sum(expected))
+
+
+def test_a_group_without_a_majority_is_dropped() -> None:
+    batch = assemble([group([member(0, 1.0), member(1, 0.0)], size=4)], Choice())
+    assert batch.rows == [] and batch.dropped_groups == 1
+    assert batch.excluded == {"too few rollouts of the group have a verdict": 12}
+
+
+def test_groups_are_filtered_by_the_verifiers_reward_alone() -> None:
+    members = [member(0, 1.0, parts={"turn:0": 0.1}), member(1, 1.0)]
+    batch = assemble([group(members)], Choice(credit=Credit(returns="turns")))
+    assert batch.rows == [] and batch.excluded == {"all rewards of the group are equal": 12}
+
+
+def test_speed_is_added_to_successes() -> None:
+    def at(seconds: float) -> dict[str, object]:
+        calls = [
+            replace(item, started_at=index * seconds, finished_at=index * seconds)
+            for index, item in enumerate(chain(HISTORY))
+        ]
+        return {"completions": calls}
+
+    members = [member(0, 1.0, **at(50)), member(1, 1.0, **at(100)), member(2, 0.0, **at(1))]
+    credit = Credit(returns="turns", baseline="none", process_weight=0.0, speed_weight=0.1, tokens_per_second=1e9)
+    found = [turns[0] for turns in by_turn(assemble([group(members)], Choice(credit=credit)))]
+    assert found == pytest.approx([1.1, 0.9, 0.0])
+
+
+def test_a_success_that_is_too_long_earns_less() -> None:
+    credit = Credit(returns="turns", baseline="none", process_weight=0.0, overlong_limit=8, overlong_margin=4)
+    found = by_turn(rewarded_with(credit, [1.0, 0.0]))
+    assert found[0] == pytest.approx([0.5] * 3) and found[1] == [0.0] * 3  # 6 of 8 tokens, half into the margin
+
+
+def rewarded_with(credit: Credit, rewards: Sequence[float]) -> Batch:
+    members = [member(number, reward) for number, reward in enumerate(rewards)]
+    return assemble([group(members)], Choice(credit=credit))
+
+
+def test_stale_and_truncated_rollouts_stay_in_the_baseline_and_in_every_count() -> None:
+    cut = chain(HISTORY)
+    cut[-1] = replace(cut[-1], finish_reason="length")
+    members = [member(0, 1.0), member(1, 0.0, staleness=3), member(2, 0.0, completions=cut), member(3, 0.0)]
+    whole = by_turn(assemble([group(members)], Choice()))
+    batch = assemble([group(members)], Choice(max_staleness=2, credit=Credit(mask_truncated=True)))
+    assert by_turn(batch) == [whole[0], [0.0] * 3, [0.0] * 3, whole[3]]
+    assert batch.tokens == 24 and batch.masked == {"stale": 6, "truncated": 6}
+
+
+def test_returns_are_scaled_by_domain() -> None:
+    groups = [
+        group([member(0, 8.0), member(1, 0.0)], "code"),
+        group([member(0, 1.0), member(1, 0.0)], "qa"),
+        group([member(0, 1.0), member(1, 0.0)], "qa"),
+    ]
+    credit = Credit(returns="turns", scale="domain", process_weight=0.0)
+    found = [turns[0] for turns in by_turn(assemble(groups, Choice(credit=credit)))]
+    code, qa = np.std([8, 0], ddof=1), np.std([1, 0, 1, 0], ddof=1)
+    assert found == pytest.approx([8 / code, -8 / code] + [1 / qa, -1 / qa] * 2, rel=1e-5)
+
+
+def test_negatives_are_weighed_turn_by_turn() -> None:
+    members = [member(0, 1.0, parts={"turn:0": 1.0}), member(1, 0.9, parts={"turn:0": -1.0})]
+    credit = Credit(returns="turns", process_bound=0.3)
+    plain = by_turn(assemble([group(members)], Choice(credit=credit)))
+    halved = by_turn(assemble([group(members)], Choice(credit=credit, loss=Loss(negative_weight=0.5))))
+    assert plain[0] == pytest.approx([0.7, 0.4, 0.4]) and plain[1] == pytest.approx([-0.7, -0.4, -0.4])
+    assert halved == [plain[0], pytest.approx([-0.35, -0.2, -0.2])]
+    early = assemble([group(members)], Choice(credit=credit, loss=Loss(positive_only_until=1)))
+    assert by_turn(early)[1] == [0.0] * 3 and early.masked == {"negative advantage": 6}
+
+
+def test_branches_that_share_sampled_tokens_keep_an_advantage_each() -> None:
+    """Two members that sampled the same first turn: one place in the tree, two advantages."""
+    first, second = chain(HISTORY), chain([HISTORY[0], ([1, 2, 3, 4, 5, 8], [7])])
+    members = [
+        replace(member(0, 1.0), completions=first, parts={"turn:0": 0.1}),
+        replace(member(1, 0.0), completions=second),
+    ]
+    rows = assemble([group(members)], Choice(credit=Credit(returns="turns"))).rows
+    tree = build(rows)
+    assert len(order(rows).rows) == 2 and len(tree.parents) < sum(len(row.places) for row in rows)
+    scores = np.concatenate([row.advantage[row.places] for row in rows])
+    shared = [
+        scores[tree.edges == edge].tolist() for edge in range(len(tree.parents)) if (tree.edges == edge).sum() > 1
+    ]
+    assert shared == [pytest.approx([1.1, -1.1])] * 2
+
+
+def test_a_rollout_without_a_turn_is_still_in_the_baseline() -> None:
+    members = [replace(member(0, 1.0), completions=[]), member(1, 0.0), member(2, 0.0)]
+    found = by_turn(assemble([group(members)], Choice(credit=Credit(returns="turns"))))
+    assert found == [pytest.approx([-0.5] * 3)] * 2
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"gamma": 0.0}, "credit.gamma = 0.0 is no discount; keep it above 0 and at most 1"),
+        ({"speed_weight": -0.1}, "credit.speed_weight = -0.1 is negative"),
+        ({"tokens_per_second": 0.0}, "credit.tokens_per_second = 0.0 lets no call end"),
+        (
+            {"overlong_limit": 5, "overlong_margin": 5},
+            "credit.overlong_limit = 5 is not above credit.overlong_margin = 5",
+        ),
+        ({"speed_weight": 1.0}, "so that a failure could outdo a success; lower them"),
+        ({"returns": "turns", "speed_weight": 0.6}, "twice credit.process_bound = 0.2 reach credit.success = 1.0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(values: dict[str, object], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        Credit(**values)  # type: ignore[arg-type]
+
+
+def test_the_control_run_takes_nothing_but_the_shuffled_rewards() -> None:
+    control = Control(shuffle_rewards=True)
+    paths = {"pool": "p", "run": "r", "model": "m", "output": "o"}
+    with pytest.raises(UserError, match="control.shuffle_rewards deals out the verifier's rewards"):
+        Config(**paths, control=control, credit=Credit(returns="turns"))
+    Config(**paths, control=control, credit=Credit(returns="turns", process_weight=0.0))
+
+
+def test_logprobs_that_are_missing_take_their_turn_out_and_leave_the_others_credit() -> None:
+    calls = chain(HISTORY)
+    calls[1] = replace(calls[1], logprobs=array("f"))
+    members = [replace(member(0, 1.0), completions=calls), member(1, 0.0)]
+    credit = Credit(returns="turns", baseline="none", gamma=0.5)
+    batch = assemble([group(members)], Choice(credit=credit))
+    assert by_turn(batch)[0] == [0.25, 1.0] and batch.excluded == {"logprobs are missing": 3}
