@@ -122,6 +122,11 @@ def meaning(message: dict[str, Any]) -> tuple[Any, ...]:
     )
 
 
+def words(said: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A meaning without the reasoning."""
+    return said[0], said[2]
+
+
 def _number(text: str) -> float | int:
     """The value of a number that is no 64-bit integer; JavaScript writes 1.0 as 1."""
     if text.removeprefix("-").isdigit():

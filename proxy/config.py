@@ -94,6 +94,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How long the engine may take until it is healthy."""
     silence_seconds: float = 600
     """How long the engine may send nothing on a call before the call fails."""
+    routed_experts: bool = False
+    """Record which experts a mixture of experts chose for each token, so that the trainer can replay it
+    (loss.routing). Not with a hierarchical cache, which brings prefixes back without them."""
     extra_args: tuple[str, ...] = ()
     """More arguments for sglang.launch_server."""
 

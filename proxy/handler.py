@@ -22,6 +22,7 @@ from proxy.constraints import UNTRAINABLE, engine_params
 from proxy.dialects.base import Counting, Dialect
 from proxy.engine.client import Ask, EngineError
 from proxy.engine.fleet import Fleet, Route
+from proxy.engine.mixture import Mixture
 from proxy.engine.replica import Origin
 from proxy.limits import parse_call, read_body
 from proxy.metrics import Metrics
@@ -65,6 +66,8 @@ class Settings:
     wait_seconds: float
     limits: LimitsConfig
     turn: type[Turn] = Turn
+    mixture: Mixture | None = None
+    """Set: engines are asked which experts they chose, and calls of which they do not say it fail."""
 
 
 class Handler:
@@ -194,6 +197,10 @@ class Handler:
         turn.sampling.check()
         if turn.sampling.finish == "abort":
             raise EngineError("failed", "the engine aborted the call (paused or restarted?); send it again")
+        if (mixture := self._settings.mixture) is not None:
+            start, length = turn.prompt.routed, len(turn.prompt.ids)
+            size = length - start + len(turn.sampling.ids)
+            await self._means.work.sized(size, session.attempt, turn.sampling.read_experts, length, start, mixture)
         await wire.send(await self._means.work.sized(len(turn.sampling.ids), session.attempt, turn.close))
 
     def _tokens(self, route: Route | ProviderRoute, session: Session, turn: Turn) -> AsyncGenerator[list[int], None]:
@@ -205,7 +212,9 @@ class Handler:
         if call.stop:
             params |= {"stop": list(call.stop), "no_stop_trim": True}
         stream = call.stream or limit > LONG  # a long answer comes in events, so that a dead engine is noticed
-        return route.sample(Ask(turn.prompt.written, len(turn.prompt.ids), params, stream), turn.sampling)
+        routed_from = None if self._settings.mixture is None else turn.prompt.routed
+        ask = Ask(turn.prompt.written, len(turn.prompt.ids), params, stream, routed_from=routed_from)
+        return route.sample(ask, turn.sampling)
 
     def _limit(self, turn: Turn) -> int:
         """How many tokens the answer may have."""

@@ -19,6 +19,7 @@ from proxy.engine.client import EngineError
 from proxy.pool.completions import CompletionWriter
 from proxy.pool.deliveries import Missing
 from proxy.pool.errors import AttemptClosed, PoolWriteError
+from proxy.pool.experts import known_after
 from proxy.pool.records import ABANDONED, NewCompletion, int_bytes
 from proxy.retries import Retries
 from proxy.sessions import Session
@@ -49,6 +50,8 @@ class Stored:
     """The rows of one request's answers. They have the same prompt, which the first one of them holds for all."""
 
     first: int | None = None
+    routed: int = 0
+    """How many tokens of the first one's path have recorded experts."""
     turns: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -74,13 +77,14 @@ class Record:
         if self._begun:
             return
         self._begun = True
-        sampled = self._turn.sampling.ids
+        prompt, sampled = self._turn.prompt, self._turn.sampling.ids
         try:
-            size = (len(self._turn.prompt.ids) + len(sampled)) // CHEAP
+            size = (len(prompt.ids) + len(sampled)) // CHEAP
             async with self._stored.turns:
                 item, path = await self._sized(size, self._row, reply, untrainable, finish)
                 self._id = await self._means.writer.add(item)
-                self._stored.first = self._stored.first or self._id
+                if self._stored.first is None:
+                    self._stored.first, self._stored.routed = self._id, known_after(item.experts, prompt.routed)
         except AttemptClosed as error:
             raise CallError(401, "invalid_api_key", str(error)) from error
         except PoolWriteError as error:
@@ -89,7 +93,7 @@ class Record:
             ) from error
         finally:
             self._done.set()
-        await self._sized(len(sampled), self.session.add, self._id, item, path, self._turn.prompt)
+        await self._sized(len(sampled), self.session.add, self._id, item, path, prompt)
         if finish:
             await self.arrived()  # not a whole answer: nobody waits for it
 
@@ -137,9 +141,11 @@ class Record:
     def _row(self, reply: Reply, untrainable: str | None, finish: str) -> tuple[NewCompletion, "array[int]"]:
         prompt, sampling = self._turn.prompt, self._turn.sampling
         path = prompt.ids + sampling.ids
-        of, length = prompt.prefix_of, prompt.prefix_length
+        of, length, experts = prompt.prefix_of, prompt.prefix_length, sampling.experts
         if self._stored.first is not None:
             of, length = self._stored.first, len(prompt.ids)
+            if experts is not None and self._stored.routed > experts.start:
+                experts = experts.since(min(self._stored.routed, length, experts.end))
         item = NewCompletion(
             attempt_id=self.session.attempt.id,
             prefix_of=of,
@@ -157,6 +163,7 @@ class Record:
             started_at=self._started,
             finished_at=time.time(),
             fingerprint=self.mark,
+            experts=experts,
         )
         return item, path
 

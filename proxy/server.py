@@ -19,6 +19,7 @@ from proxy.dialects import chat, completions, gemini, messages, responses
 from proxy.dialects.base import Counting, Dialect
 from proxy.door import Runner
 from proxy.engine.fleet import Fleet
+from proxy.engine.mixture import read_mixture
 from proxy.handler import Handler, Settings
 from proxy.metrics import Metrics
 from proxy.pool.completions import CompletionWriter
@@ -224,6 +225,8 @@ def _provider(config: Config, url: str) -> Provider | None:
     """The provider that the address names, if it names one."""
     if not url.startswith(SCHEME):
         return None
+    if config.engine.routed_experts:
+        raise UserError(f"engine.routed_experts = true asks what {url} cannot say; set it to false")
     return Provider(url, config.sampling.max_new_tokens, config.engine.silence_seconds)
 
 
@@ -239,6 +242,7 @@ def _settings(config: Config, template: ChatTemplate, turn: type[Turn]) -> Setti
         wait_seconds=config.admission.wait_seconds,
         limits=config.limits,
         turn=turn,
+        mixture=read_mixture(Path(config.engine.model)) if config.engine.routed_experts else None,
     )
 
 

@@ -18,11 +18,12 @@ from itertools import chain, islice
 from threading import Lock
 from typing import Any
 
-from proxy.call import Call, meaning
+from proxy.call import Call, meaning, words
 from proxy.formats import Recorded
 from proxy.history import Histories, Turn
 from proxy.idlists import IdLists
 from proxy.pieces import Pieces
+from proxy.pool.experts import known_after
 from proxy.pool.records import Completion, History, NewCompletion, Shape
 from proxy.prefix import shared
 from proxy.slots import MARK, Mask, find, mask, read
@@ -61,6 +62,8 @@ class Prompt:
     """None without messages."""
     shape: Shape | None = None
     """What the completion's label is made from."""
+    routed: int = 0
+    """How many of its first tokens have recorded experts, which stand in the rows of `prefix_of`."""
 
 
 @dataclass(eq=False)
@@ -94,6 +97,8 @@ class Node:
 
     parent: "Node | None" = None
     """Where the path begins as another one does, that one's."""
+    routed: int = 0
+    """How many tokens of the path, from its first one on, have recorded experts."""
 
     @property
     def path(self) -> "array[int]":
@@ -162,12 +167,13 @@ class Tree:
                 return
             self._nodes[id] = node
             self._share(node, item)
+            node.routed = known_after(item.experts, self._routed(item.prefix_of, item.prefix_length))
         if item.finish_reason not in SERVED:
             return
         if prompt is not None:
             self._lists.add(id, path, prompt.written, len(prompt.ids))
         if history is not None:
-            self._by_turn.setdefault((history.outline, *_words(said)), []).append(node)
+            self._by_turn.setdefault((history.outline, *words(said)), []).append(node)
         if prompt is not None and prompt.plain:
             self._by_text[_digest(glue + raw)] = node, len(glue) + len(raw)
         else:
@@ -218,8 +224,8 @@ class Tree:
             counted.append(BRANCHED if follows.spliceable else ENDED)
         prefix_of, length = self._longest_prefix(ids, base)
         written = self._lists.write(ids, prefix_of, length)
-        follows_id = follows.id if follows else None
-        return Prompt(ids, text, follows_id, prefix_of, length, base, tuple(counted), written, history=asked.history)
+        prompt = Prompt(ids, text, follows.id if follows else None, prefix_of, length, base, tuple(counted), written)
+        return replace(prompt, history=asked.history, routed=self._routed(prefix_of, length))
 
     def _render(self, call: Call, messages: Sequence[dict[str, Any]]) -> str:
         fixed = {} if self._clock is None else {"strftime_now": self._clock.strftime}
@@ -240,7 +246,7 @@ class Tree:
 
     def _candidates(self, turn: Turn) -> list[Node]:
         """Recorded turns that say this after this. The reasoning of one that is sent without may be missing only."""
-        found = self._by_turn.get((turn.history.outline, *_words(turn.said)), ())
+        found = self._by_turn.get((turn.history.outline, *words(turn.said)), ())
         return [node for node in found if turn.said[1] in ("", node.said[1])]
 
     def _plans(self, call: Call, said: list[Turn]) -> Iterator[Plan]:
@@ -349,9 +355,9 @@ class Tree:
                 raise TemplateError(f"prompt holds ids outside of 0 to {size - 1}; send this model's tokens")
             tokens, text = array("i", prompt), self._template.decode(prompt)
         prefix_of, length = self._longest_prefix(tokens)
-        whole = prefix_of is not None and length >= self._nodes[prefix_of].length
-        written = self._lists.write(tokens, prefix_of, length)
-        return Prompt(tokens, text, prefix_of if whole else None, prefix_of, length, written=written, plain=True)
+        follows = prefix_of if prefix_of is not None and length >= self._nodes[prefix_of].length else None
+        written, routed = self._lists.write(tokens, prefix_of, length), self._routed(prefix_of, length)
+        return Prompt(tokens, text, follows, prefix_of, length, written=written, plain=True, routed=routed)
 
     def _seen_in(self, text: str) -> tuple[Node | None, int]:
         """The completion with the longest text that this text begins with, and that text's length."""
@@ -370,6 +376,10 @@ class Tree:
     def _without_end(self, sampled: "array[int]") -> "array[int]":
         return sampled[:-1] if sampled and sampled[-1] in self._template.ends else sampled
 
+    def _routed(self, prefix_of: int | None, length: int) -> int:
+        """How many of the first `length` tokens of this completion have recorded experts."""
+        return min(length, self._nodes[prefix_of].routed) if prefix_of in self._nodes else 0
+
     def _longest_prefix(self, tokens: "array[int]", base: Node | None = None) -> tuple[int | None, int]:
         """The completion that shares the most leading tokens with these, and how many.
 
@@ -382,11 +392,6 @@ class Tree:
                 if common > length:
                     best, length = node.id, common
         return best, length
-
-
-def _words(said: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A meaning without the reasoning."""
-    return said[0], said[2]
 
 
 def _digest(text: str) -> bytes:

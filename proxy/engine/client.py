@@ -19,6 +19,8 @@ import msgspec
 from httptools import HttpParserError
 
 from proxy.engine.http import Connections
+from proxy.engine.mixture import Mixture
+from proxy.pool.experts import Experts, narrowed
 from proxy.pool.records import VersionSpan
 
 ABORT_SECONDS = 5
@@ -31,7 +33,7 @@ T = TypeVar("T")
 class EngineError(Exception):
     """A call that the engine did not serve.
 
-    `kind` is unreachable | died | silent | busy | refused | failed | no_logprobs.
+    `kind` is unreachable | died | silent | busy | refused | failed | no_logprobs | no_experts.
     """
 
     def __init__(self, kind: str, message: str):
@@ -62,6 +64,7 @@ class _Meta(msgspec.Struct):
     weight_versions: list[_Span] | None = None
     output_token_logprobs: list[tuple[float | None, int, str | None]] = []
     cached_tokens: int = 0
+    routed_experts: bytes | None = None
 
 
 class _Model(msgspec.Struct):
@@ -71,6 +74,7 @@ class _Model(msgspec.Struct):
 class _Server(msgspec.Struct):
     dp_size: int = 1
     hicache_storage_backend: str | None = None
+    enable_hierarchical_cache: bool = False
 
 
 class _Event(msgspec.Struct):
@@ -80,6 +84,18 @@ class _Event(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_Event).decode
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a server says of itself."""
+
+    ranks: int
+    """Data-parallel ones."""
+    stores: bool
+    """It stores cached prefixes outside of itself."""
+    layered: bool
+    """It moves cached prefixes to the host's memory and back (HiCache)."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +112,8 @@ class Ask:
     """The data-parallel rank that is to sample; the engine's choice when None."""
     salt: str = ""
     """Cached prefixes of calls with another salt are not used."""
+    routed_from: int | None = None
+    """The position from which on the engine is to say which experts it chose; None: it need not."""
 
 
 @dataclass
@@ -110,6 +128,10 @@ class Sampling:
     cached_tokens: int = 0
     version: str = ""
     """The weights that sampled the last tokens so far."""
+    routed: bytes | None = None
+    """The chosen experts as the engine sends them, with its last event: int32 [positions, layers, top_k]."""
+    experts: Experts | None = None
+    """The same, read; None until then."""
 
     def extend(self, event: _Event) -> list[int]:
         """Take what an event adds and return the new ids; events that repeat what came before are understood."""
@@ -126,6 +148,7 @@ class Sampling:
         if [entry[1] for entry in entries] == new:
             self.logprobs.extend(entry[0] for entry in entries if entry[0] is not None)
         self.cached_tokens, self.version = meta.cached_tokens, meta.weight_version or self.version
+        self.routed = self.routed if meta.routed_experts is None else meta.routed_experts
         if meta.finish_reason is not None:
             self._end(meta, meta.finish_reason)
         return new
@@ -145,6 +168,21 @@ class Sampling:
                 f"the engine returned {len(self.logprobs)} logprobs for {len(self.ids)} tokens; "
                 "use SGLang 0.5.23 or later, or the scripted engine",
             )
+
+    def read_experts(self, prompt_length: int, start: int, mixture: Mixture) -> None:
+        """Take the experts of the positions from `start` to the last sampled token, which has none."""
+        wanted = prompt_length + len(self.ids) - 1 - start
+        try:
+            found = None if self.routed is None else narrowed(self.routed, start, mixture.layers, mixture.top_k)
+        except ValueError as error:
+            raise EngineError("no_experts", f"the experts that the engine names cannot be read: {error}") from error
+        if found is None or found.end - start != wanted:
+            raise EngineError(
+                "no_experts",
+                f"the engine named the experts of {found.end - start if found else 0} positions, not of {wanted}; "
+                "start it with --enable-return-routed-experts, or set engine.routed_experts = false",
+            )
+        self.routed, self.experts = None, found
 
 
 class EngineClient:
@@ -170,13 +208,14 @@ class EngineClient:
         """The weights that the engine serves, empty when it names none; EngineError when it does not answer."""
         return (await self._ask("/model_info", _Model)).weight_version or ""
 
-    async def description(self) -> tuple[int, bool]:
-        """How many data-parallel ranks it has, and whether it stores cached prefixes outside of itself."""
+    async def description(self) -> "Description":
+        """What kind of server it is."""
         try:
             server = await self._ask("/server_info", _Server)
         except EngineError:  # what is not an SGLang server need not know; an engine that is busy says so later
             server = _Server()
-        return server.dp_size, server.hicache_storage_backend is not None
+        stores = server.hicache_storage_backend is not None
+        return Description(server.dp_size, stores, server.enable_hierarchical_cache)
 
     async def _ask(self, path: str, kind: type[T]) -> T:
         try:
@@ -247,6 +286,8 @@ def _body(rid: str, ask: Ask) -> bytes:
         body["routed_dp_rank"] = ask.rank
     if ask.salt:
         body["cache_salt"] = ask.salt
+    if ask.routed_from is not None:
+        body |= {"return_routed_experts": True, "routed_experts_start_len": ask.routed_from}
     return msgspec.json.encode(body)
 
 
@@ -257,7 +298,7 @@ class _Answer:
         self._into = into
         self._status = 200
         self._streamed = False
-        self._data = b""  # of a stream: the line that has not ended yet
+        self._data: list[bytes] = []  # of a stream: the line that has not ended yet, in the parts that came
         self._new: deque[list[int]] = deque()
         self._changed = asyncio.Event()
         self.over = self.whole = False
@@ -279,21 +320,23 @@ class _Answer:
         self._streamed = status == 200 and content_type == "text/event-stream"
 
     def received(self, data: bytes) -> None:
-        self._data += data
-        if self._streamed and not self.over:
-            *lines, self._data = self._data.split(b"\n")
+        self._data.append(data)
+        if self._streamed and not self.over and b"\n" in data:
+            *lines, rest = b"".join(self._data).split(b"\n")
+            self._data = [rest]
             self._take(line[len(EVENT) - 1 :] for line in lines if line.startswith(EVENT))
 
     def ended(self, error: Exception | None) -> None:
         self.whole = error is None
         if self.over:
             return
+        data = b"".join(self._data)
         if self._status != 200 and self.whole:
-            error = _refused(self._status, self._data.decode(errors="replace"))
+            error = _refused(self._status, data.decode(errors="replace"))
         elif self.whole and not self._streamed:
-            self._take([self._data])
-        elif self.whole and self._data.startswith(EVENT):  # a last line without its end
-            self._take([self._data[len(EVENT) - 1 :]])
+            self._take([data])
+        elif self.whole and data.startswith(EVENT):  # a last line without its end
+            self._take([data[len(EVENT) - 1 :]])
         self._finish(error)
 
     def _take(self, events: Iterable[bytes]) -> None:

@@ -12,6 +12,7 @@ from contextlib import aclosing, suppress
 
 from proxy.engine.circuit import ELSEWHERE, REPLICA
 from proxy.engine.client import Ask, EngineError, Sampling
+from proxy.engine.mixture import layered_cache
 from proxy.engine.replica import KEEP, Origin, Place, Replica, Visit
 from proxy.engine.routing import choose, rates
 
@@ -90,7 +91,7 @@ class Fleet:
             replica.failed(error.kind)
             return
         if replica.circuit.state == "open" or not replica.version:
-            replica.described(*await replica.client.description())
+            replica.described(await replica.client.description())
         replica.serves(version)
         serving = {other.version for other in self.others({replica.url})}
         if not serving or version in serving:
@@ -109,6 +110,8 @@ class Route:
         """As EngineClient.sample, at the place that is best for this call and was not tried before."""
         place = self._fleet.pick(self._origin, ask.length, self._tried)
         self._tried.add(place.replica.url)
+        if ask.routed_from is not None and place.replica.layered:
+            raise EngineError("no_experts", layered_cache(f"the engine at {place.replica.url}"))
         visit = Visit(place, self._origin, ask)
         try:
             async with aclosing(place.replica.client.sample(place.addressed(ask), into)) as events:

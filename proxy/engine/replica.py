@@ -10,7 +10,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 
 from proxy.engine.circuit import Circuit
-from proxy.engine.client import Ask, EngineClient, Sampling
+from proxy.engine.client import Ask, Description, EngineClient, Sampling
 from proxy.engine.routing import Load, Meter, Slot
 
 KEEP = 4096
@@ -138,6 +138,8 @@ class Replica:
         """The weights last seen there; empty before any were."""
         self.stores = False
         """Whether it keeps a cache outside of the engine, which the flush of an update does not reach."""
+        self.layered = False
+        """Whether cached prefixes may come back to it without the experts that were chosen for them."""
         self.places = [Place(self, Slot(self.url))]
         self.prompt_tokens = self.cached_tokens = self.failures = 0
         self.woken = asyncio.Event()
@@ -162,9 +164,9 @@ class Replica:
             self._forget()
             self.woken.set()
 
-    def described(self, ranks: int, stores: bool) -> None:
-        """It has so many data-parallel ranks; see `stores`."""
-        self.stores = stores
+    def described(self, server: Description) -> None:
+        """What it says of itself."""
+        self.stores, self.layered, ranks = server.stores, server.layered, server.ranks
         slots = [Slot(self.url, rank) for rank in range(ranks)] if ranks > 1 else [Slot(self.url)]
         if slots != [place.slot for place in self.places]:
             self.places = [Place(self, slot) for slot in slots]

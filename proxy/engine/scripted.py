@@ -4,12 +4,14 @@ A script is a callable `(prompt_text, prompt_ids) -> str | Reply | Fault`. The a
 tokenizer and ends with its end-of-turn token. Each token is certain under the script, so its logprob is 0.0, and its
 weight version is "scripted" until an update names another. Used by every test that needs a model that obeys, and by
 teachers.
-Left out: batching, prefix caches, weights; updates change the version's name only.
+It may pass for a mixture of experts, whose choices are arithmetic. Left out: batching, prefix caches, weights; updates
+change the version's name only.
 """
 
 import asyncio
 import importlib.util
 import uuid
+from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +20,9 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from proxy.engine.mixture import Mixture
 from proxy.pool.errors import UserError
+from proxy.pool.records import int_bytes
 from proxy.template import ChatTemplate
 
 
@@ -77,6 +81,8 @@ class _Request(msgspec.Struct):
     stream: bool = False
     return_logprob: bool = False
     rid: str = ""
+    return_routed_experts: bool = False
+    routed_experts_start_len: int = 0
 
 
 class _Cut(Exception):
@@ -101,6 +107,8 @@ class ScriptedEngine:
         self.script = script
         """What answers; may be changed at any time."""
         self._template = template
+        self.mixture: Mixture | None = None
+        """Set: it names the experts of such a mixture to whoever asks."""
         self.running = asyncio.Event()
         """Cleared while the engine is paused."""
         self.running.set()
@@ -151,6 +159,7 @@ class ScriptedEngine:
         if isinstance(answer, Fault) and answer.status:
             return _error(answer.status, "the script says so")
         turn = _Turn(ask, answer, self._template)
+        turn.mixture = self.mixture if ask.return_routed_experts else None
         self._live[turn.rid] = turn.aborted
         try:
             return await (self._stream if ask.stream else self._whole)(request, turn)
@@ -203,7 +212,8 @@ class _Turn:
         self.aborted = asyncio.Event()
         self.fault = answer if isinstance(answer, Fault) else None
         self.reply = answer if isinstance(answer, Reply) else Reply(answer if isinstance(answer, str) else answer.text)
-        self.prompt_tokens = len(ask.input_ids)
+        self.ask = ask
+        self.mixture: Mixture | None = None
         self.logprobs = self.reply.logprobs if ask.return_logprob else 0
         limit = ask.sampling_params.get("max_new_tokens", 128)
         ids = list(self.reply.ids or template.encode(self.reply.text)) + ([template.end] if self.reply.end else [])
@@ -234,7 +244,7 @@ class _Turn:
 
     def event(self, start: int, version: str) -> dict[str, Any]:
         new = self.sent[start:]
-        meta: dict[str, Any] = {"id": self.rid, "finish_reason": self.finish, "prompt_tokens": self.prompt_tokens}
+        meta: dict[str, Any] = {"id": self.rid, "finish_reason": self.finish, "prompt_tokens": len(self.ask.input_ids)}
         meta |= {"completion_tokens": len(self.sent), "weight_version": version, "cached_tokens": 0}
         known = len(new) if self.logprobs is None else max(0, min(len(new), self.logprobs - start))
         if known:
@@ -243,7 +253,17 @@ class _Turn:
             named = self.reply.versions
             spans = self.spans if named is None else [{"version": v, "start": a, "end": b} for v, a, b in named]
             meta["weight_versions"] = spans
+            if self.mixture is not None:
+                path, start = [*self.ask.input_ids, *self.sent], self.ask.routed_experts_start_len
+                meta["routed_experts"] = b64encode(int_bytes(chosen(path, start, self.mixture))).decode()
         return {"output_ids": new, "meta_info": meta}
+
+
+def chosen(path: Sequence[int], start: int, mixture: Mixture) -> list[int]:
+    """The experts of the positions [start, len(path) - 1), as SGLang counts them: [positions, layers, top_k], flat."""
+    places = range(start, len(path) - 1)
+    layers, choices = range(mixture.layers), range(mixture.top_k)
+    return [(path[at] + 3 * at + 5 * layer) % 100 + choice for at in places for layer in layers for choice in choices]
 
 
 def _error(status: int, message: str) -> web.Response:

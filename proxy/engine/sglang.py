@@ -17,6 +17,7 @@ from pathlib import Path
 
 from proxy.config import EngineConfig
 from proxy.engine import process
+from proxy.engine.mixture import LAYERED, layered_cache, read_mixture
 from proxy.pool.errors import UserError
 
 CPU_PATH = Path(__file__).parent / "cpu" / "path"
@@ -52,6 +53,8 @@ def command(config: EngineConfig, port: int) -> list[str]:
         total = total or CPU_TOTAL_TOKENS
     if total:
         words += ["--max-total-tokens", str(total)]
+    if config.routed_experts:
+        words += ["--enable-return-routed-experts"]
     return [*words, *config.extra_args]
 
 
@@ -84,6 +87,10 @@ class Sglang:
             raise UserError("sglang is not installed in this environment; install it with: make install")
         if not (Path(config.model) / "config.json").is_file():
             raise UserError(f"the model directory {config.model} has no config.json; name one in Hugging Face format")
+        if config.routed_experts:
+            read_mixture(Path(config.model))
+            if any(word in LAYERED for word in config.extra_args):
+                raise UserError(layered_cache("the engine of engine.extra_args"))
         port = config.port or process.free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.log = log

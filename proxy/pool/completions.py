@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Row, bindparam, func, insert, select, update
 
 from proxy.pool.database import Pool, for_update, retried
 from proxy.pool.errors import AttemptClosed, PoolWriteError
+from proxy.pool.experts import pack, unpack
 from proxy.pool.labels import LABELS, labels
 from proxy.pool.records import Completion, NewCompletion, Shape, VersionSpan, float_bytes, floats, int_bytes, ints
 from proxy.pool.schema import attempts, completions
@@ -163,6 +164,7 @@ def to_row(item: NewCompletion) -> dict[str, Any]:
         "finished_at": item.finished_at,
         "fingerprint": item.fingerprint or None,
         "shape": None if item.shape is None else msgspec.to_builtins(item.shape),
+        "experts": None if item.experts is None else pack(item.experts),
     }
 
 
@@ -186,6 +188,7 @@ def from_row(row: Row[Any]) -> Completion:
         finished_at=row.finished_at,
         fingerprint=row.fingerprint or b"",
         shape=_shape(row.shape),
+        experts=None if row.experts is None else unpack(row.experts),
         label=row.label,
     )
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from proxy.pool.experts import Experts
+
 ABANDONED = "abandoned in transport"
 """Why a completion is not trained whose client went away before it had the end of the answer."""
 
@@ -83,6 +85,8 @@ class NewCompletion:
     finished_at: float
     fingerprint: bytes = b""
     """Of the request: repeats of it have the same. Empty where no repeat is served from this completion."""
+    experts: Experts | None = None
+    """What a mixture of experts chose for the tokens that are new here; None where nobody asked, or none came."""
 
     @property
     def prompt_length(self) -> int:

@@ -165,6 +165,7 @@ completions = Table(
     Column("started_at", Float, nullable=False),
     Column("finished_at", Float, nullable=False),
     Column("shape", JSON(none_as_null=True)),  # what the label is made from (proxy/pool/records.py: Shape)
+    Column("experts", LargeBinary),  # of what is new (proxy/pool/experts.py); null: none were asked for, or none came
     Column("label", Text),  # main | subagent | side | compaction; null: the attempt is open, or older than labels
     UniqueConstraint("attempt_id", "ordinal"),
 )

@@ -17,6 +17,7 @@ from sqlalchemy import Row, Text, cast, select
 
 from proxy.pool.database import Pool
 from proxy.pool.errors import PoolError
+from proxy.pool.experts import unpack
 from proxy.pool.labels import LABELS
 from proxy.pool.packed import as_text
 from proxy.pool.records import Shape, VersionSpan, floats, int_bytes, ints
@@ -96,6 +97,8 @@ def _problems(row: Row[Any], seen: _Seen) -> Iterator[str]:
             yield f"its path of {len(path)} tokens does not match checksum {row.path_crc}"
     if not unreadable:
         yield from _sampling_problems(row)
+    if row.experts is not None:
+        yield from _experts_problems(row)
     if _decoded(row.reply, dict[str, Any]) is None:
         yield "its reply is no JSON object"
     if row.shape is not None and _decoded(row.shape, Shape | None) is None and row.shape != "null":
@@ -116,6 +119,21 @@ def _link_problems(row: Row[Any], seen: _Seen) -> Iterator[str]:
         yield f"its prefix is of completion {row.prefix_of}, whose path cannot be read"
     elif not 0 <= row.prefix_length <= len(path):
         yield f"it shares {row.prefix_length} tokens with completion {row.prefix_of}, which has {len(path)}"
+
+
+def _experts_problems(row: Row[Any]) -> Iterator[str]:
+    """The experts begin in what is shared, or right behind it, and reach up to the last sampled token."""
+    try:
+        experts = unpack(row.experts)
+    except ValueError as error:
+        yield f"its experts cannot be read ({error})"
+        return
+    last = row.prefix_length + (len(row.prompt_tail) + len(row.sampled)) // NUMBER_BYTES - 1
+    if experts.start > row.prefix_length or experts.end != last:
+        yield (
+            f"its experts are of the tokens {experts.start} to {experts.end}; from {row.prefix_length} or before "
+            f"to {last} they should be"
+        )
 
 
 def _sampling_problems(row: Row[Any]) -> Iterator[str]:

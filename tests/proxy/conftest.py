@@ -145,6 +145,7 @@ def _config(model: Path, pool: Path, values: dict[str, Any]) -> Config:
         context_length=values.get("context_length"),
         silence_seconds=values.get("silence", 60),
         tool_format=values.get("tool_format", "auto"),
+        routed_experts=values.get("routed_experts", False),
     )
     sampling = SamplingConfig(max_new_tokens=values.get("max_new_tokens"))
     return Config(

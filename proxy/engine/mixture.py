@@ -1,0 +1,53 @@
+"""The shape of a mixture of experts: what it takes to read which experts an engine chose (`engine.routed_experts`).
+
+Left out: which layers are mixtures; engines name an expert for every layer, of the others the first.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from proxy.pool.errors import UserError
+
+LAYERED = ("--enable-hierarchical-cache", "--enable-hicache")
+
+
+@dataclass(frozen=True)
+class Mixture:
+    layers: int
+    top_k: int
+    """Experts per token and layer."""
+
+
+class _Sizes(msgspec.Struct):
+    num_hidden_layers: int | None = None
+    num_experts_per_tok: int | None = None
+
+
+class _Config(_Sizes):
+    text_config: _Sizes = msgspec.field(default_factory=_Sizes)
+
+
+def read_mixture(model: Path) -> Mixture:
+    """Of the model directory; UserError when it names none."""
+    file = model / "config.json"
+    try:
+        config = msgspec.json.decode(file.read_bytes(), type=_Config)
+    except (OSError, msgspec.DecodeError) as error:
+        raise UserError(f"{file} cannot be read ({error}); name a model in Hugging Face format") from error
+    for sizes in (config, config.text_config):
+        if sizes.num_hidden_layers and sizes.num_experts_per_tok:
+            return Mixture(sizes.num_hidden_layers, sizes.num_experts_per_tok)
+    raise UserError(
+        f"engine.routed_experts = true needs a mixture of experts, and {file} names no num_experts_per_tok; "
+        "set engine.routed_experts = false"
+    )
+
+
+def layered_cache(where: str) -> str:
+    """Why an engine with a hierarchical cache is of no use here."""
+    return (
+        f"{where} has a hierarchical cache, which brings prefixes back without the experts that were chosen for them; "
+        f"start it without {LAYERED[0]}, or set engine.routed_experts = false"
+    )
