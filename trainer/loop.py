@@ -69,10 +69,9 @@ def resume(config: Config, policy: Policy, ledger: Ledger) -> int:
 
 
 def save(config: Config, policy: Policy, step: int) -> tuple[Path, Path]:
-    """A durable checkpoint, and the same weights for the engines."""
+    """A durable checkpoint, and the same weights for the engines, written beside each other."""
     checkpoint, exported = (Path(config.output) / kind / f"step-{step:06d}" for kind in ("checkpoints", "models"))
-    policy.checkpoints.save(checkpoint, step)
-    policy.write_hf(exported)
+    policy.checkpoints.save(checkpoint, step, meanwhile=lambda: policy.write_hf(exported))
     return checkpoint, exported
 
 

@@ -1,6 +1,7 @@
 """Checkpoints: bit-exact resumption, and nothing half-written under a checkpoint's name."""
 
 import multiprocessing
+import resource
 from functools import partial
 from pathlib import Path
 
@@ -70,6 +71,21 @@ def test_saving_starts_no_process(ranks: Ranks, model: Path, tmp_path: Path) -> 
     before = multiprocessing.active_children()
     Policy(model, make_config(tmp_path), ranks).checkpoints.save(tmp_path / "saved", 1)
     assert multiprocessing.active_children() == before
+
+
+def test_files_that_cannot_be_written_are_told_and_leave_the_old_checkpoint(
+    ranks: Ranks, model: Path, tmp_path: Path
+) -> None:
+    policy, done = Policy(model, make_config(tmp_path), ranks), []
+    policy.checkpoints.save(tmp_path / "saved", 1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))  # less than the tensors, more than the rest
+    try:
+        with pytest.raises(UserError, match=r"saved could not be written \(Worker failure.*\); see that its disk"):
+            policy.checkpoints.save(tmp_path / "saved", 2, meanwhile=lambda: done.append(True))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert done and policy.checkpoints.load(tmp_path / "saved") == 1
 
 
 def test_a_write_that_broke_off_leaves_the_old_directory(tmp_path: Path) -> None:

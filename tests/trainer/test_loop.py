@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -96,25 +97,44 @@ def test_a_run_with_kills_between_its_stages_is_the_undisturbed_run(tmp_path: Pa
     wait(lambda: query(rough, "select 1 from groups where state = 'LEASED'") != [])
     kill(process)
 
-    process = start(rough)  # killed between a checkpoint and its publication, which the lock holds up
+    since, process = (
+        time.time(),
+        start(rough),
+    )  # killed between a checkpoint and its publication, which the lock holds up
     with sqlite3.connect(rough / "pool.db", isolation_level=None) as lock:
-        known = set((rough / "out" / "checkpoints").iterdir())
-        wait(lambda: not set((rough / "out" / "checkpoints").iterdir()) <= known)
-        lock.execute("begin immediate")
-        published = len(query(rough, "select 1 from policy_versions"))
-        wait(lambda: len(list((rough / "out" / "models").glob("step-*"))) > published)
+        wait(lambda: unpublished(rough, since, lock))
+        wait(lambda: newest(rough, "models") == newest(rough, "checkpoints") == len(versions(rough)))
         kill(process)
         lock.execute("rollback")
 
     finish(rough)
     every = "select queue_index, state, step from groups order by queue_index"
     assert query(rough, every) == query(smooth, every) == [(i, "CONSUMED", 1 + i // 2) for i in range(2 * STEPS)]
-    assert query(rough, "select step from policy_versions order by id") == [(step,) for step in range(STEPS + 1)]
+    assert versions(rough) == [(step,) for step in range(STEPS + 1)]
     for step in range(STEPS + 1):
         name = f"out/models/step-{step:06d}"
         assert same_files(smooth / name, rough / name), step
     losses = [[row["loss"] for row in metrics(where)[1:]] for where in (smooth, rough)]
     assert losses[0] == losses[1]
+
+
+def unpublished(directory: Path, since: float, lock: sqlite3.Connection) -> bool:
+    """Lock the pool if a checkpoint was begun since then that is not published yet, and now cannot be."""
+    lock.execute("begin immediate")
+    with suppress(FileNotFoundError):  # it gets its name just now
+        for path in (directory / "out" / "checkpoints").glob(f"*step-{len(versions(directory)):06d}*"):
+            if path.stat().st_mtime > since:
+                return True
+    lock.execute("rollback")
+    return False
+
+
+def versions(directory: Path) -> list[tuple[object, ...]]:
+    return query(directory, "select step from policy_versions order by id")
+
+
+def newest(directory: Path, kind: str) -> int:
+    return max((int(path.name[-6:]) for path in (directory / "out" / kind).glob("step-*")), default=-1)
 
 
 def metrics(directory: Path) -> list[dict[str, float]]:

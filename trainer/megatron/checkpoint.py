@@ -1,11 +1,14 @@
 """Checkpoints of model and optimizer by Megatron's dist_checkpointing: any tensor and data split can read them.
 
-A checkpoint directory is complete and on disk before it has its name (trainer/megatron/durable.py). Files are written
-in this process: Megatron's default forks writers and starts a manager process, seconds for a small model.
-Left out: saving in the background.
+A checkpoint directory is complete and on disk before it has its name (trainer/megatron/durable.py). Every rank writes
+its share of the files in a thread beside whatever else it then does with the weights; Megatron's default forks writers
+and starts a manager process, which is seconds for a small model and unsafe beside threads.
+Left out: going on to change the weights while their files are written.
 """
 
 import queue
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,8 +19,10 @@ from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
+from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from megatron.core.optimizer import MegatronOptimizer
+from torch.distributed.checkpoint.api import CheckpointException
 
 from proxy.pool.errors import UserError
 from trainer.megatron import durable
@@ -49,21 +54,48 @@ def _write_buckets(transforms: Any, _rank: int, buckets: list[Any], results: "qu
     results.put(failures[0] if failures else written)
 
 
+def _write(request: AsyncRequest, staged: list[Any]) -> None:
+    rank, _, results = request.async_fn_args
+    request.async_fn(rank, staged, results)
+
+
+def _nothing() -> None: ...
+
+
 class Checkpoints:
     """Saves and loads one model with its optimizer."""
 
     def __init__(self, model: PolicyModel, optimizer: MegatronOptimizer):
         self.model, self.optimizer = model, optimizer
-        self._strategy = _InProcess()
+        self._strategy = FullyParallelSaveStrategyWrapper(_InProcess(), _replicas())
 
-    def save(self, target: Path, step: int) -> None:
-        """Write a durable checkpoint. Collective."""
+    def save(self, target: Path, step: int, meanwhile: Callable[[], None] = _nothing) -> None:
+        """Write a durable checkpoint. Collective.
+
+        `meanwhile` runs while the files are written and must not change the weights; the checkpoint has its name when
+        both are done. Raises UserError on every rank when one of them cannot write its files.
+        """
         if dist.get_rank() == 0:
             durable.begin(target)
         dist.barrier()
-        directory = durable.unfinished(target)
+        directory = str(durable.unfinished(target))
         state = {**self._state(loading=False), "step": step}
-        dist_checkpointing.save(state, str(directory), self._strategy, validate_access_integrity=False)
+        request = dist_checkpointing.save(
+            state, directory, self._strategy, validate_access_integrity=False, async_sharded_save=True
+        )
+        with ThreadPoolExecutor(1) as thread:
+            if request.async_fn is not None:  # else this rank has nothing to write
+                thread.submit(_write, request, request.preload_fn())
+            meanwhile()
+        dist.barrier()
+        try:
+            for finish in request.finalize_fns:
+                finish()
+        except CheckpointException as error:  # which is no Exception
+            reasons = [str(reason).splitlines()[0] for reason, _ in error.failures.values()]
+            raise UserError(
+                f"{target} could not be written ({'; '.join(reasons)}); see that its disk has room and start again"
+            ) from error
         if dist.get_rank() == 0:
             durable.commit(target)
         dist.barrier()
@@ -81,8 +113,13 @@ class Checkpoints:
     def _state(self, loading: bool) -> dict[str, Any]:
         metadata = {
             "distrib_optim_sharding_type": "fully_reshardable",
-            "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
+            "dp_cp_group": _replicas(),
         }
         model = self.model.sharded_state_dict(metadata=metadata)
         optimizer = self.optimizer.sharded_state_dict(model, is_loading=loading, metadata=metadata)
         return {"model": model, "optimizer": optimizer}
+
+
+def _replicas() -> dist.ProcessGroup:
+    """The ranks that hold the same part of the model."""
+    return parallel_state.get_data_parallel_group(with_context_parallel=True)
