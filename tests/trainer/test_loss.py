@@ -177,8 +177,13 @@ def test_ipa(reward: float, name: str) -> None:
     chunk = torch.tensor([index for index, values in enumerate(given["mu"]) for _ in values])
     advantage = [reward * given["G"][index] for index in chunk.tolist()]
     batch = tokens(flat["mu"], advantage, segment=chunk, old_logp=tensor(flat["old"]))
-    loss, _ = policy_loss(leaf(flat["theta"]), batch, ipa(given["H"]))
+    logp = leaf(flat["theta"])
+    loss, _ = policy_loss(logp, batch, ipa(given["H"]))
+    loss.backward()
     assert loss.item() == pytest.approx(given[name], abs=1e-9)
+    moved = [1.0 if reward > 0 else min(rho, 1.0) for rho in given["rho"]]  # positives weigh 1
+    coefficients = [given["m"][index] * moved[index] * reward * given["G"][index] for index in chunk.tolist()]
+    assert logp.grad is not None and (-logp.grad).tolist() == pytest.approx(coefficients)
 
 
 RULES = {kind: rule_of(kind, 0.8, 1.28) for kind in KINDS} | {
