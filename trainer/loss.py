@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trainer.ratios import LOG_RATIO_BOUND, Level, Window, log_ratio, ratio
+from trainer.ratios import LOG_RATIO_BOUND, Level, Window, divergences, log_ratio, ratio
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,8 +152,8 @@ def _given(logprobs: Tensor | None, name: str) -> Tensor:
 
 
 def _describe(logp: Tensor, behaviour: Tensor, ratios: Tensor, kept: Tensor) -> list[Tensor]:
-    """Columns: count, r, the k3 estimate of KL(rollout || policy), -logp."""
-    return [torch.ones_like(ratios), ratios, behaviour.exp() - 1 - behaviour, torch.where(kept, -logp, 0.0)]
+    """Columns: count, r, the estimates of KL(rollout || policy), -logp."""
+    return [torch.ones_like(ratios), ratios, *divergences(behaviour), torch.where(kept, -logp, 0.0)]
 
 
 def _weighed(columns: list[Tensor], ratios: Tensor, weight: Tensor, advantage: Tensor, kept: Tensor) -> Sums:
@@ -170,9 +170,9 @@ def read_sums(totals: Sums) -> dict[str, float]:
     `entropy` is the one-sample estimate, the mean of -logp of the sampled tokens; `negative_weight_share` the
     part of sum |w A| that pushes tokens down, which is no share of the gradient.
     """
-    count, ratios, kl, surprise, clipped, masked, push, negative = totals.sums.tolist()
-    means = [total / max(count, 1.0) for total in (clipped, masked, ratios, kl, surprise)]
-    names = ("clip_fraction", "mask_fraction", "ratio_mean", "kl_rollout", "entropy")
+    count, ratios, k1, k2, k3, surprise, clipped, masked, push, negative = totals.sums.tolist()
+    means = [total / max(count, 1.0) for total in (clipped, masked, ratios, k1, k2, k3, surprise)]
+    names = ("clip_fraction", "mask_fraction", "ratio_mean", "kl_rollout_k1", "kl_rollout_k2", "kl_rollout", "entropy")
     share = negative / push if push else 0.0
     return dict(zip(names, means, strict=True)) | {"ratio_max": totals.peak.item(), "negative_weight_share": share}
 

@@ -76,5 +76,8 @@ def ratio(log_ratios: Tensor, kept: Tensor, segment: Tensor | None, level: Level
 
 
 def divergences(log_ratios: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Estimates of KL(base || new), each the mean over tokens sampled from base: k1, k2, k3 (Schulman 2020)."""
-    return -log_ratios.mean(), 0.5 * (log_ratios**2).mean(), (log_ratios.exp() - 1 - log_ratios).mean()
+    """Estimates of KL(base || new) at each token sampled from base: k1, k2, k3 (Schulman 2020), to take the mean of.
+
+    k1 is unbiased and may be negative, k2 is biased and even, k3 is unbiased and never negative.
+    """
+    return -log_ratios, 0.5 * log_ratios**2, log_ratios.exp() - 1 - log_ratios

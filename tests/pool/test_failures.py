@@ -44,7 +44,8 @@ def test_the_cap_is_a_sliding_window_with_bounds() -> None:
 @pytest.mark.parametrize("case", VECTORS["group_filter"])
 def test_over_a_whole_run_the_cap_is_rolls_group_filter(case: dict[str, Any]) -> None:
     """ROLL drops a flagged group unless more than half of all so far would be dropped: then it goes on."""
-    lifetime, dropped = Cap(window=1000, fewest=1), []
+    lifetime = Cap(window=1000, fewest=1)
+    dropped: list[bool] = []
     for flag in case["flags"]:
         dropped.append(bool(flag) and alarming([*dropped, True], lifetime) != "stop")
     assert dropped == [bool(flag) for flag in case["dropped"]]

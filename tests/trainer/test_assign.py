@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from proxy.pool.schedule import LeasedGroup, LeasedRollout
 from tests.trainer.make import chain
 from trainer.batch import Batch, Choice, assemble
 from trainer.config import Config, Control, Credit, Loss
+from trainer.normalise import Norm
 from trainer.tree import build, order
 
 HISTORY = [([1, 2, 3], [4, 5]), ([1, 2, 3, 4, 5, 6], [7, 8, 9]), ([1, 2, 3, 4, 5, 6, 7, 8, 9, 9], [10])]
@@ -19,18 +21,18 @@ TURNS = (2, 3, 1)
 """Sampled tokens of its turns."""
 
 
-def member(number: int, reward: float | None, turns: int = 3, **more: object) -> LeasedRollout:
+def member(number: int, reward: float | None, turns: int = 3, **more: Any) -> LeasedRollout:
     failure = "verifier" if reward is None else None
-    return replace(LeasedRollout(number, number, reward, failure, chain(HISTORY[:turns])), **more)  # type: ignore[arg-type]
+    return replace(LeasedRollout(number, number, reward, failure, chain(HISTORY[:turns])), **more)
 
 
 def group(members: Sequence[LeasedRollout], domain: str = "agent", size: int | None = None) -> LeasedGroup:
     return LeasedGroup(1, 0, {"domain": domain}, 0, list(members), size)
 
 
-def rewarded(rewards: Sequence[float | None], **credit: object) -> Batch:
+def rewarded(rewards: Sequence[float | None], **credit: Any) -> Batch:
     members = [member(number, reward) for number, reward in enumerate(rewards)]
-    return assemble([group(members)], Choice(credit=Credit(**credit)))  # type: ignore[arg-type]
+    return assemble([group(members)], Choice(credit=Credit(**credit)))
 
 
 def by_turn(batch: Batch) -> list[list[float]]:
@@ -117,8 +119,9 @@ def test_a_group_with_failed_members_weighs_as_a_whole_one() -> None:
 def test_the_weights_are_those_of_repeated_rollouts() -> None:
     """Two of three members valid, against a group in which each stands three times and a whole one that does twice."""
     short, long = member(0, 1.0, turns=1), member(1, 0.0)
-    for norm in ("token", "rollout"):
-        choice = Choice(loss=Loss(norm=norm))  # type: ignore[arg-type]
+    norms: tuple[Norm, ...] = ("token", "rollout")
+    for norm in norms:
+        choice = Choice(loss=Loss(norm=norm))
         weighed = assemble([group([short, long, member(2, None)]), group([short, long])], choice).rows
         repeated = assemble([group([short, long] * 3), group([short, long] * 2)], choice).rows
         share = [row.weight * row.trained.sum() for row in weighed]
@@ -140,7 +143,7 @@ def test_groups_are_filtered_by_the_verifiers_reward_alone() -> None:
 
 
 def test_speed_is_added_to_successes() -> None:
-    def at(seconds: float) -> dict[str, object]:
+    def at(seconds: float) -> dict[str, Any]:
         calls = [
             replace(item, started_at=index * seconds, finished_at=index * seconds)
             for index, item in enumerate(chain(HISTORY))
@@ -234,17 +237,20 @@ def test_a_rollout_without_a_turn_is_still_in_the_baseline() -> None:
         ({"returns": "turns", "speed_weight": 0.6}, "twice credit.process_bound = 0.2 reach credit.success = 1.0"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(values: dict[str, object], sentence: str) -> None:
+def test_settings_that_make_no_sense_are_refused(values: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        Credit(**values)  # type: ignore[arg-type]
+        Credit(**values)
 
 
 def test_the_control_run_takes_nothing_but_the_shuffled_rewards() -> None:
     control = Control(shuffle_rewards=True)
-    paths = {"pool": "p", "run": "r", "model": "m", "output": "o"}
+
+    def made(credit: Credit) -> Config:
+        return Config(pool="p", run="r", model="m", output="o", control=control, credit=credit)
+
     with pytest.raises(UserError, match="control.shuffle_rewards deals out the verifier's rewards"):
-        Config(**paths, control=control, credit=Credit(returns="turns"))
-    Config(**paths, control=control, credit=Credit(returns="turns", process_weight=0.0))
+        made(Credit(returns="turns"))
+    assert made(Credit(returns="turns", process_weight=0.0)).control == control
 
 
 def test_logprobs_that_are_missing_take_their_turn_out_and_leave_the_others_credit() -> None:

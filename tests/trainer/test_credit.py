@@ -122,9 +122,8 @@ def test_nothing_trained_divides_by_nothing() -> None:
     assert token_scales([0, 3], [0, 1], "rollout")[1] == pytest.approx(1 / 3)
 
 
-def test_a_weight_counts_as_that_many_copies() -> None:
-    counts, rollouts, copies = [2, 1, 3], [0, 0, 1], [2.0, 2.0, 1.0]
-    for norm, constant in (("token", 0.0), ("rollout", 0.0), ("constant", 4.0), ("mixed", 0.3)):
-        repeated = token_scales([2, 1, 2, 1, 3], [0, 0, 1, 1, 2], norm, constant)
-        found = token_scales(counts, rollouts, norm, constant, weights=copies)
-        assert found == pytest.approx([2 * repeated[0], 2 * repeated[1], repeated[4]])
+@pytest.mark.parametrize(("norm", "constant"), [("token", 0.0), ("rollout", 0.0), ("constant", 4.0), ("mixed", 0.3)])
+def test_a_weight_counts_as_that_many_copies(norm: Any, constant: float) -> None:
+    repeated = token_scales([2, 1, 2, 1, 3], [0, 0, 1, 1, 2], norm, constant)
+    found = token_scales([2, 1, 3], [0, 0, 1], norm, constant, weights=[2.0, 2.0, 1.0])
+    assert found == pytest.approx([2 * repeated[0], 2 * repeated[1], repeated[4]])

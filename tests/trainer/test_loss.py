@@ -137,6 +137,8 @@ def test_what_is_said_about_the_tokens() -> None:
             "ratio_mean": (up + down) / 2,
             "ratio_max": up,
             "kl_rollout": (up - 1.5 + down) / 2,
+            "kl_rollout_k1": (-0.5 + 1) / 2,
+            "kl_rollout_k2": (0.5**2 + 1) / 4,
             "entropy": 1.5,
             "negative_weight_share": 3 * down / (3 * down + 1.28),
         }
@@ -162,7 +164,7 @@ def test_corrections_of_the_mismatch() -> None:
     assert ratio(logs, kept, None, "token").tolist() == pytest.approx(given["ratio"])
     assert ratio(logs, kept, one, "sequence").tolist() == pytest.approx([given["seq"]] * 4)
     assert ratio(logs, kept, one, "geometric").tolist() == pytest.approx([given["geo"]] * 4)
-    assert [value.item() for value in divergences(logs)] == pytest.approx([given[k] for k in ("k1", "k2", "k3")])
+    assert [value.mean().item() for value in divergences(logs)] == pytest.approx([given[k] for k in ("k1", "k2", "k3")])
     tis, icepop = Window(high=2.0), Window(low=0.5, high=5.0, outside="zero", closed=True)
     assert tis(logs.exp()).tolist() == pytest.approx([1.105170918, 2, 0.165298888, 1])
     assert icepop(logs.exp()).tolist() == pytest.approx([1.105170918, 2.718281828, 0, 1])
@@ -175,8 +177,13 @@ def test_ipa(reward: float, name: str) -> None:
     chunk = torch.tensor([index for index, values in enumerate(given["mu"]) for _ in values])
     advantage = [reward * given["G"][index] for index in chunk.tolist()]
     batch = tokens(flat["mu"], advantage, segment=chunk, old_logp=tensor(flat["old"]))
-    loss, _ = policy_loss(leaf(flat["theta"]), batch, ipa(given["H"]))
+    logp = leaf(flat["theta"])
+    loss, _ = policy_loss(logp, batch, ipa(given["H"]))
+    loss.backward()
     assert loss.item() == pytest.approx(given[name], abs=1e-9)
+    moved = [1.0 if reward > 0 else min(rho, 1.0) for rho in given["rho"]]  # positives weigh 1
+    coefficients = [given["m"][index] * moved[index] * reward * given["G"][index] for index in chunk.tolist()]
+    assert logp.grad is not None and (-logp.grad).tolist() == pytest.approx(coefficients)
 
 
 RULES = {kind: rule_of(kind, 0.8, 1.28) for kind in KINDS} | {

@@ -67,6 +67,10 @@ def test_the_worked_example() -> None:
     last = [run.last for run in tree.runs for _ in range(run.start, run.end)]
     assert "".join(map(chr, tree.tokens)) == TREE["dfs"] and tree.positions.tolist() == TREE["depth"]
     assert last == TREE["sub_end"]
+    above = [max((j for j in range(i) if i < last[j]), default=-1) for i in range(len(last))]  # the nearest ancestor
+    paths = [list(path) for path in paths_in(tree.tokens, tree.runs)]
+    through = [sum(path == one.tokens[: len(path)].tolist() for one in rows) for path in paths]
+    assert above == TREE["parent"] and through == TREE["count"]
     found = sorted(
         ([list(part.queries), list(part.keys), int(part.causal)] for part in slices(whole(tree.runs))), key=str
     )
