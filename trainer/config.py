@@ -209,15 +209,37 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Push(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     engines: tuple[str, ...] = ()
     """Base URLs of every SGLang server that samples for this run. Empty: weights are written but pushed nowhere."""
+    way: Literal["auto", "disk", "tensor", "distributed"] = "auto"
+    """disk: engines read the exported directory under the same path. tensor: in requests. distributed: broadcast over
+    NCCL (gloo on the CPU). auto: disk to engines of this machine or with data-parallel ranks, else distributed."""
+    bucket_bytes: int = 1 << 29
+    """Of the weights that one request or broadcast brings; what bounds memory. A larger tensor goes by itself."""
+    address: str = ""
+    """This machine's address as engines reach it, for `distributed`. Empty: the one on the way to the engine."""
+    quorum: int = 1
+    """Engines that must have new weights; with fewer the trainer stops. Those without are left out until they have."""
     timeout_seconds: float = 300.0
-    """How long one engine may take to pause, load or continue."""
+    """How long one engine may take to load weights, or a bucket of them."""
+    answer_seconds: float = 30.0
+    """How long it may take for anything else: to say what it is, to pause, to join a group, to go on."""
     tries: int = 3
-    """How often a failing engine is asked again before the trainer stops."""
+    """How often an engine that does not say what it is, is asked, a second apart, before the push goes on without."""
+    colocated: bool = False
+    """Engines share the trainer's devices: they give up their memory while a step is computed, and rollouts wait."""
 
     def __post_init__(self) -> None:
         for url in self.engines:
             _demand(url.startswith("http"), f"push.engines names {url}, which is no http URL; write http://HOST:PORT")
-        _demand(self.tries >= 1, f"push.tries = {self.tries} never asks an engine; set it to 1 or more")
+            _demand(self.engines.count(url) == 1, f"push.engines names {url} twice; name every engine once")
+        for name in ("bucket_bytes", "timeout_seconds", "answer_seconds", "tries"):
+            value = msgspec.structs.asdict(self)[name]
+            _demand(value > 0, f"push.{name} = {value} lets no push succeed; set it above 0")
+        limit = max(1, len(self.engines))
+        _demand(1 <= self.quorum <= limit, f"push.quorum = {self.quorum} is none of 1 to {limit} engines; correct it")
+        _demand(
+            not self.colocated or self.way != "distributed",
+            "push.way = distributed needs devices of the engines' own, and push.colocated denies them; drop one",
+        )
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

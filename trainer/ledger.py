@@ -5,16 +5,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from proxy.pool import runs, schedule, steps
 from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
 from trainer.config import Config
 from trainer.megatron.parallel import Ranks
-from trainer.push import Weights, lost, push
+from trainer.push import Pushed, Weights, push, push_again, release
 
 POLL_SECONDS = 0.1
 ENGINE_SECONDS = 5.0
-"""How often the engines are asked, while waiting, whether they still serve the newest version."""
+"""How often the engines are asked, while waiting, whether they still serve the newest version; while one stays out,
+less and less often, up to ENGINE_PATIENCE."""
+ENGINE_PATIENCE = 300.0
 
 Found = TypeVar("Found")
 
@@ -28,7 +32,10 @@ class Ledger:
     def __init__(self, config: Config, ranks: Ranks):
         self.config, self.ranks = config, ranks
         self.run: runs.Run = ranks.share(self._open)
-        self._engines_asked = time.monotonic()
+        self._ask_engines_at, self._between = time.monotonic() + ENGINE_SECONDS, ENGINE_SECONDS
+        self._said: set[str] = set()
+        self.pause_seconds = 0.0
+        """How long the last push paused the engines; known to rank 0."""
 
     def latest(self) -> steps.Version | None:
         return self.ranks.share(lambda: steps.latest(self.pool, self.run.id))
@@ -50,7 +57,14 @@ class Ledger:
 
     def push(self, version: steps.Version) -> None:
         """Bring the engines to a published version. May be repeated."""
+        if self.config.push.colocated and self.ranks.device.type == "cuda":
+            torch.cuda.empty_cache()  # the engines need what the step has left
         self.ranks.share(lambda: self._push(version))
+
+    def release_engines(self) -> None:
+        """Room for a step on the engines' own devices, until the next push. Does nothing unless they are colocated."""
+        if self.config.push.colocated:
+            self.ranks.share(lambda: release(self.config.push))
 
     def _open(self) -> runs.Run:
         self.pool = open_pool(self.config.pool)
@@ -59,25 +73,36 @@ class Ledger:
         return run
 
     def _push(self, version: steps.Version) -> None:
-        paused = push(Weights(version.name, Path(version.hf_dir)), self.config.push)
+        done = push(Weights(version.name, Path(version.hf_dir)), self.config.push)
         steps.mark_pushed(self.pool, version.id)
-        engines = len(self.config.push.engines)
-        runs.record_event(self.pool, self.run.id, "push", f"{version.name} to {engines} engines, paused {paused:.3f} s")
+        self.pause_seconds = done.seconds
+        self._note(version, done)
+
+    def _note(self, version: steps.Version, done: Pushed) -> None:
+        text = f"{version.name} {done.text()}"
+        runs.record_event(self.pool, self.run.id, "push", text)
+        for note in (*done.notes, *([text] if done.failed else [])):
+            if note not in self._said:
+                print(note, flush=True)
+        self._said.update(done.notes)  # these are the same every time
 
     def _lease(self, step: int, rule: schedule.LeaseRule) -> schedule.Lease | None:
-        if time.monotonic() > self._engines_asked + ENGINE_SECONDS:
-            self._engines_asked = time.monotonic()
-            self._push_again()
+        if time.monotonic() > self._ask_engines_at:
+            failed = self._push_again()
+            self._between = min(2 * self._between, ENGINE_PATIENCE) if failed else ENGINE_SECONDS
+            self._ask_engines_at = time.monotonic() + self._between
         return schedule.lease(self.pool, self.run.id, step, rule)
 
-    def _push_again(self) -> None:
-        """Give an engine that was started anew the newest weights: what it samples otherwise counts for nothing."""
+    def _push_again(self) -> bool:
+        """Give engines that failed or were started anew the newest weights. Whether one failed again."""
         version = steps.latest(self.pool, self.run.id)
-        if version is None:
-            return
-        for url in lost(Weights(version.name, Path(version.hf_dir)), self.config.push):
-            print(f"engine {url} was started anew; pushing {version.name} again", flush=True)
-            self._push(version)
+        done = version and push_again(Weights(version.name, Path(version.hf_dir)), self.config.push)
+        if not version or not done:
+            return False
+        self._note(version, done)
+        if done.ways:
+            print(f"engines that served something else have {version.name} again: {' '.join(done.ways)}", flush=True)
+        return bool(done.failed)
 
     def _wait(self, look: Callable[[], Found | None], what: str) -> Found:
         patience = self.config.batch.patience_seconds

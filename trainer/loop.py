@@ -3,7 +3,7 @@
 A step: lease its groups, update the weights, make a durable checkpoint, publish (one transaction), push. Rollouts go on
 meanwhile. Whenever a process dies, the next start goes on from the latest published version: what was leased but not
 published is leased again unchanged, what was published but not pushed is pushed again. Left out: how weights are
-updated and pushed (trainer/policy.py, trainer/push.py).
+updated and pushed (trainer/policy.py, trainer/push).
 """
 
 import shutil
@@ -35,12 +35,14 @@ def train(config: Config, ranks: Ranks) -> None:
         clock.lap("wait")
         batch = assemble(groups, choice_of(config, step))
         micros = plan(batch.rows, ranks.data_world, config.batch.max_tokens, per_key)
+        ledger.release_engines()
         rate = learning_rate(config.optimizer, step, config.steps)
         update = policy.update(micros[ranks.data_rank], batch.tokens, rule, rate)
         clock.lap("train")
         directories = save(config, policy, step)
         clock.lap("checkpoint")
-        metrics = describe(update, batch, groups) | sizes(micros) | {"lr": rate, "seconds": clock.seconds}
+        timing = {"lr": rate, "pause_seconds": ledger.pause_seconds, "seconds": clock.seconds}
+        metrics = describe(update, batch, groups) | sizes(micros) | timing
         version = ledger.publish(step, directories, metrics)
         ledger.push(version)
         clock.lap("push")

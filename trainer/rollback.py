@@ -14,7 +14,7 @@ from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
 from trainer.config import Config
 from trainer.hold import hold
-from trainer.push import Weights, push
+from trainer.push import Pushed, Weights, push
 
 
 def roll_back(config: Config, step: int) -> str:
@@ -31,11 +31,16 @@ def _go_back(config: Config, step: int) -> str:
     run = runs.find_run(pool, config.run)
     target = _kept(steps.versions(pool, run.id), step, config)
     reopened = steps.reopen_after(pool, run.id, step)
+    done = Pushed()
     if config.push.engines:
-        push(Weights(target.name, Path(target.hf_dir)), config.push)
+        done = push(Weights(target.name, Path(target.hf_dir)), config.push)
         steps.mark_pushed(pool, target.id)
     runs.record_event(pool, run.id, "rollback", f"to step {step}, {target.name}; {reopened} groups are trained again")
-    engines = f"{len(config.push.engines)} engines serve it" if config.push.engines else "no engine is configured"
+    engines = (
+        f"{len(done.ways)} of {len(config.push.engines)} engines serve it"
+        if config.push.engines
+        else "no engine is configured"
+    )
     return f"run {config.run} is at step {step} ({target.name}); {engines}; {reopened} groups will be trained again"
 
 

@@ -106,6 +106,8 @@ class ScriptedEngine:
         """Calls ended by /abort_request."""
         self.script = script
         """What answers; may be changed at any time."""
+        self.server: dict[str, Any] = {"tp_size": 1, "pp_size": 1, "dp_size": 1, "device": "cpu"}
+        """What it says of itself."""
         self._template = template
         self.mixture: Mixture | None = None
         """Set: it names the experts of such a mixture to whoever asks."""
@@ -116,6 +118,7 @@ class ScriptedEngine:
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=1 << 28)
+        app.router.add_get("/server_info", self._server_info)
         for path in ("/health", "/model_info"):
             app.router.add_get(path, self._info)
         app.router.add_post("/generate", self._generate)
@@ -123,6 +126,8 @@ class ScriptedEngine:
         app.router.add_post("/pause_generation", self._pause)
         app.router.add_post("/continue_generation", self._continue)
         app.router.add_post("/update_weights_from_disk", self._update)
+        app.router.add_post("/update_weight_version", self._name)
+        app.router.add_post("/weights_checker", self._checksums)
         app.router.add_route("*", "/flush_cache", self._info)
         return app
 
@@ -140,6 +145,16 @@ class ScriptedEngine:
     async def _update(self, request: web.Request) -> web.Response:
         self.version = (await request.json()).get("weight_version") or self.version
         return web.json_response({"success": True, "message": "the script does not change", "num_paused_requests": 0})
+
+    async def _server_info(self, _request: web.Request) -> web.Response:
+        return web.json_response(self.server)
+
+    async def _name(self, request: web.Request) -> web.Response:
+        self.version = (await request.json())["new_version"]
+        return web.json_response({"success": True})
+
+    async def _checksums(self, _request: web.Request) -> web.Response:
+        return web.json_response({"success": True, "ranks": [{"per_gpu_checksum": "a script has no weights"}]})
 
     async def _abort(self, request: web.Request) -> web.Response:
         live = self._live.get((await request.json()).get("rid", ""))

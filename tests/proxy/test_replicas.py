@@ -131,13 +131,11 @@ async def ranked(tiny_model: Path) -> AsyncIterator[tuple[str, list[dict[str, An
             bodies.append(await request.json())
         return await handler(request)
 
-    async def info(_request: web.Request) -> web.Response:
-        return web.json_response({"dp_size": 4, "hicache_storage_backend": "file"})
-
     async with AsyncExitStack() as stack:
-        app = ScriptedEngine(lambda prompt, ids: "ok", ChatTemplate(tiny_model)).app()
+        engine = ScriptedEngine(lambda prompt, ids: "ok", ChatTemplate(tiny_model))
+        engine.server |= {"dp_size": 4, "hicache_storage_backend": "file"}
+        app = engine.app()
         app.middlewares.append(keep)
-        app.router.add_get("/server_info", info)
         yield await listening(app, stack), bodies
 
 

@@ -1,8 +1,9 @@
-"""Against the real SGLang: a push lands, and both sides then compute the same logprobs."""
+"""Against the real SGLang: a push lands by whatever way, and both sides then compute the same logprobs."""
 
 import json
 from array import array
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -30,16 +31,24 @@ from trainer.ledger import Ledger
 from trainer.loop import resume, train
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy
+from trainer.push import Weights, push
+from trainer.push.engine import Engine
 
 PROMPTS, SAMPLED = 8, 160
 
 
-@pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Sglang]:
-    """A real server with a tiny model, which stands at tmp_path/model."""
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model."""
+    make_tiny_model(directory := tmp_path_factory.mktemp("tiny") / "model")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def engine(tiny: Path) -> Iterator[Sglang]:
+    """A real server with the tiny model."""
     need("sglang", find_spec("sglang") is not None)
-    make_tiny_model(tmp_path / "model")
-    server = Sglang(EngineConfig(model=str(tmp_path / "model"), dtype="float32"), tmp_path / "engine.log")
+    server = Sglang(EngineConfig(model=str(tiny), dtype="float32"), tiny.parent / "engine.log")
     try:
         server.wait_healthy()
         yield server
@@ -83,8 +92,11 @@ def completion(attempt_id: int, prompt: list[int], answer: dict[str, Any]) -> Ne
     )
 
 
-def test_engine_and_trainer_agree_after_a_push(engine: Sglang, pool: Pool, ranks: Ranks, tmp_path: Path) -> None:
-    config: Config = make_config(tmp_path, push=Push(engines=(engine.url,)), steps=1, optimizer={"lr": 3e-3})
+def test_engine_and_trainer_agree_after_a_push(
+    engine: Sglang, tiny: Path, pool: Pool, ranks: Ranks, tmp_path: Path
+) -> None:
+    push_to = Push(engines=(engine.url,), way="distributed")
+    config: Config = make_config(tmp_path, model=str(tiny), push=push_to, steps=1, optimizer={"lr": 3e-3})
     resume(config, Policy(Path(config.model), config, ranks), Ledger(config, ranks))
     run = runs.find_run(pool, config.run)
     record(pool, run.id, engine.url)
@@ -99,3 +111,22 @@ def test_engine_and_trainer_agree_after_a_push(engine: Sglang, pool: Pool, ranks
     assert max(first["max_abs_logprob_diff"], second["max_abs_logprob_diff"]) <= 1e-4
     learned = steps.metrics(pool, run.id)[-1]
     assert learned["clip_fraction"] == 0 and abs(learned["ratio_mean"] - 1) < 1e-4  # on policy: every ratio is 1
+
+
+def test_every_way_brings_the_same_weights(engine: Sglang, tiny: Path, tmp_path: Path) -> None:
+    """In buckets of a few tensors, and while calls are in flight."""
+    make_tiny_model(tmp_path / "other", seed=1)
+    found = []
+    for number, way in enumerate(("disk", "tensor", "distributed")):
+        options = Push(engines=(engine.url,), way=way, bucket_bytes=1 << 19)  # type: ignore[arg-type]
+        push(Weights(f"before-{way}", tiny), options)
+        old = Engine(engine.url, options).checksums()
+        with ThreadPoolExecutor(1) as thread:
+            call = thread.submit(generate, engine.url, [list(range(100 + number, 150 + number))])
+            done = push(Weights(f"after-{way}", tmp_path / "other"), options)
+        assert done.ways == {engine.url: way} and done.failed == {}
+        (answer,) = call.result()
+        assert {span["version"] for span in answer["meta_info"]["weight_versions"]} <= {f"before-{way}", f"after-{way}"}
+        assert Engine(engine.url, options).served() == f"after-{way}"
+        found.append((old, Engine(engine.url, options).checksums()))
+    assert len(set(found)) == 1 and found[0][0] != found[0][1]

@@ -23,7 +23,7 @@ from tests.trainer.test_weights import same_files
 from trainer.cli import main
 from trainer.config import load_config
 from trainer.hold import hold
-from trainer.push import Weights, push
+from trainer.push import Pushed, Weights, push
 
 STEPS = 3
 CONFIG = """
@@ -168,7 +168,7 @@ def test_old_checkpoints_are_deleted(tmp_path: Path) -> None:
     pool: Pool = open_pool(config.pool)
     version = steps.latest(pool, runs.find_run(pool, "demo").id)
     assert version is not None and (version.step, version.pushed_at is not None) == (2, True)
-    assert Path(version.hf_dir).name == "step-000002" and push(Weights(version.name, Path()), config.push) == 0
+    assert Path(version.hf_dir).name == "step-000002" and push(Weights(version.name, Path()), config.push) == Pushed()
 
 
 def test_a_batch_that_never_fills_is_told(tmp_path: Path) -> None:

@@ -1,87 +1,201 @@
-"""Weights into engines: the order of calls, versions that are checked, a push repeated on resume."""
+"""Weights into engines: the order of calls, versions that are checked, and what becomes of a push that an engine fails.
+
+With real engines: tests/trainer/test_engine.py and tests/trainer/test_pushes.py.
+"""
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
+from safetensors.torch import load_file
 
 from proxy.pool import runs, steps
 from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
+from tests.trainer.sglang_double import Double, Start
 from tests.trainer.test_loop import prepare
 from trainer.config import Push
-from trainer.push import Weights, lost, push
+from trainer.push import Pushed, Weights, push, push_again
 
-WEIGHTS = Weights("v7", Path("/models/seven"))
-
-
-class Recorder:
-    """An engine that notes what it is asked and serves the version it is told, or another one."""
-
-    def __init__(self, obedient: bool = True):
-        self.calls: list[str] = []
-        self.version, self.obedient = "initial", obedient
-
-    async def answer(self, request: web.Request) -> web.Response:
-        self.calls.append(request.path.strip("/"))
-        body = await request.json() if request.can_read_body else {}
-        if "weight_version" in body and self.obedient:
-            self.version = body["weight_version"]
-        return web.json_response({"success": True, "weight_version": self.version, "message": "as told"})
+ORDER = ["pause_generation", "update_weights_from_disk", "continue_generation"]
+NOWHERE = "http://127.0.0.1:9"
 
 
-@pytest.fixture
-async def engines() -> AsyncIterator[list[tuple[Recorder, str]]]:
-    found = []
-    servers = []
-    for obedient in (True, True, False):
-        recorder, app = Recorder(obedient), web.Application()
-        app.router.add_route("*", "/{path}", recorder.answer)
-        await (server := TestServer(app)).start_server()
-        servers.append(server)
-        found.append((recorder, str(server.make_url("")).rstrip("/")))
-    yield found
-    for server in servers:
-        await server.close()
+async def pushed(weights: Weights, options: Push) -> Pushed:
+    return await asyncio.to_thread(push, weights, options)
 
 
-async def test_every_engine_is_paused_loaded_checked_and_continued(engines: list[tuple[Recorder, str]]) -> None:
-    (first, one), (second, two), _ = engines
-    paused = await asyncio.to_thread(push, WEIGHTS, Push(engines=(one, two)))
-    order = ["pause_generation", "update_weights_from_disk", "model_info", "continue_generation"]
-    assert first.calls == order and second.calls == order
-    assert first.version == second.version == "v7" and paused > 0
+async def pushed_again(weights: Weights, options: Push) -> Pushed | None:
+    return await asyncio.to_thread(push_again, weights, options)
 
 
-async def test_an_engine_that_was_started_anew_is_noticed_and_one_that_is_down_is_left(
-    engines: list[tuple[Recorder, str]],
+async def test_every_engine_is_paused_loaded_checked_and_continued(start: Start, weights: Weights) -> None:
+    first, second = Double(), Double()
+    urls = await start(first, second)
+    done = await pushed(weights, Push(engines=urls))
+    assert first.calls == second.calls == ORDER and not first.paused
+    assert first.version == second.version == "v7"
+    assert done.ways == dict.fromkeys(urls, "disk") and done.failed == {} and done.seconds > 0
+
+
+async def test_nothing_is_paused_for_weights_that_are_not_there(start: Start, tmp_path: Path) -> None:
+    engine = Double()
+    urls = await start(engine)
+    with pytest.raises(UserError, match=f"{tmp_path} holds no weights"):
+        await pushed(Weights("v7", tmp_path), Push(engines=urls))
+    assert engine.calls == []
+
+
+@pytest.mark.parametrize(
+    ("path", "fault"),
+    [
+        ("server_info", 500),
+        ("pause_generation", 500),
+        ("update_weights_from_disk", 500),
+        ("update_weights_from_disk", "hang"),
+    ],
+)
+async def test_the_others_go_on_without_an_engine_that_fails(
+    start: Start, weights: Weights, path: str, fault: str | int
 ) -> None:
-    (first, one), (_, two), _ = engines
-    options = Push(engines=(one, two, "http://127.0.0.1:9"))
-    await asyncio.to_thread(push, WEIGHTS, Push(engines=(one, two)))
-    assert await asyncio.to_thread(lost, WEIGHTS, options) == []
+    good, bad = Double(version="v6"), Double(version="v6", faults={path: fault})
+    urls = await start(good, bad)
+    done = await pushed(weights, Push(engines=urls, tries=1, timeout_seconds=4))
+    assert good.version == "v7" and not good.paused and list(done.ways) == [urls[0]]
+    assert list(done.failed) == [urls[1]] and f"failed at /{path}" in done.failed[urls[1]]
+    assert "continue_generation" not in bad.calls and bad.version != "v7"
+
+
+async def test_an_engine_that_failed_to_load_names_no_version_that_a_run_knows_and_is_repaired(
+    start: Start, weights: Weights
+) -> None:
+    good, bad = Double(version="v6"), Double(version="v6", faults={"update_weights_from_disk": 500})
+    options = Push(engines=await start(good, bad))
+    await pushed(weights, options)
+    assert (bad.version, bad.paused, bad.calls[-1]) == ("v7-loading", True, "abort_request")
+    again = await pushed_again(weights, options)
+    assert again is not None and again.ways == {} and list(again.failed) == [options.engines[1]]
+    bad.faults = {}
+    before = list(good.calls)
+    again = await pushed_again(weights, options)
+    assert again is not None and list(again.ways) == [options.engines[1]]
+    assert (bad.version, bad.paused) == ("v7", False) and good.calls == before  # its own calls went on meanwhile
+    assert await pushed_again(weights, options) is None
+
+
+async def test_an_engine_that_was_started_anew_is_brought_there_and_one_that_is_down_is_left(
+    start: Start, weights: Weights
+) -> None:
+    first, second = Double(), Double()
+    urls = await start(first, second)
+    await pushed(weights, Push(engines=urls))
     first.version = "initial"
-    assert await asyncio.to_thread(lost, WEIGHTS, options) == [one]
+    again = await pushed_again(weights, Push(engines=(*urls, NOWHERE)))
+    assert again is not None and list(again.ways) == [urls[0]] and first.version == "v7"
 
 
-async def test_an_engine_that_serves_something_else_is_named_and_nobody_stays_paused(
-    engines: list[tuple[Recorder, str]],
-) -> None:
-    (good, one), _, (bad, three) = engines
-    with pytest.raises(UserError, match=f"engine {three} serves weights 'initial' instead of 'v7'"):
-        await asyncio.to_thread(push, WEIGHTS, Push(engines=(one, three)))
-    assert good.calls[-1] == bad.calls[-1] == "continue_generation"
-
-
-async def test_an_engine_that_is_down_is_named() -> None:
+async def test_too_few_engines_are_an_error_that_names_each(start: Start, weights: Weights) -> None:
+    good, bad = Double(), Double(faults={"update_weights_from_disk": 500})
+    urls = await start(good, bad)
+    with pytest.raises(UserError, match=f"1 of 3 engines serve v7 and push.quorum is 2: engine {NOWHERE} .*{urls[1]}"):
+        await pushed(weights, Push(engines=(*urls, NOWHERE), quorum=2, tries=1))
+    assert good.version == "v7" and not good.paused
     with pytest.raises(
-        UserError, match="engine http://127.0.0.1:9 failed at /pause_generation .*start the trainer again"
+        UserError, match=f"0 of 1 engines .*engine {NOWHERE} failed at /server_info .*start the trainer"
     ):
-        await asyncio.to_thread(push, WEIGHTS, Push(engines=("http://127.0.0.1:9",), tries=1))
+        await pushed(weights, Push(engines=(NOWHERE,), tries=1))
+
+
+async def test_an_engine_that_says_yes_and_serves_something_else_is_out(start: Start, weights: Weights) -> None:
+    good, bad = (
+        Double(),
+        Double(version="v3", faults={"update_weight_version": "lie", "update_weights_from_disk": "lie"}),
+    )
+    urls = await start(good, bad)
+    done = await pushed(weights, Push(engines=urls))
+    assert done.failed == {urls[1]: "serves weights 'v3' instead of 'v7'"} and bad.paused
+
+
+async def test_engines_whose_weights_differ_from_the_others_are_out(start: Start, weights: Weights) -> None:
+    engines = [Double(checksum="a"), Double(checksum="b"), Double(checksum="b")]
+    urls = await start(*engines)
+    options = Push(engines=urls)
+    done = await pushed(weights, options)
+    assert done.failed == {urls[0]: "has other weights than its peers (checksums a, not b)"}
+    assert engines[0].paused and engines[0].version == "v7-loading"
+    again = await pushed_again(weights, options)  # alone in this push, it is held against those that serve
+    assert again is not None and list(again.failed) == [urls[0]]
+    engines[0].checksum = "b"
+    again = await pushed_again(weights, options)
+    assert again is not None and again.failed == {}
+
+
+async def test_engines_of_another_shape_are_not_compared(start: Start, weights: Weights) -> None:
+    one, two = Double(checksum="a"), Double(checksum="b")
+    two.about["tp_size"] = 2
+    assert (await pushed(weights, Push(engines=await start(one, two)))).failed == {}
+
+
+async def test_tensors_come_whole_in_buckets_of_bounded_size_and_the_version_with_the_last(
+    start: Start, weights: Weights
+) -> None:
+    engine = Double()
+    engine.about["tp_size"] = 2
+    options = Push(engines=await start(engine), way="tensor", bucket_bytes=1 << 15)
+    await pushed(weights, options)
+    expected = load_file(weights.directory / "model.safetensors")
+    got = {name: tensor for bucket in engine.buckets for name, tensor in bucket.items()}
+    assert got.keys() == expected.keys() and all((got[name] == expected[name]).all() for name in got)
+    sizes = [sum(tensor.nbytes for tensor in bucket.values()) for bucket in engine.buckets]
+    assert len(sizes) > 2 and max(sizes) <= 1 << 14  # a request holds each bucket once per tensor rank
+    sent = [body for body in engine.bodies if "serialized_named_tensors" in body]
+    assert [body.get("weight_version") for body in sent] == [None] * (len(sent) - 1) + ["v7-loading"]
+    assert [body["flush_cache"] for body in sent] == [False] * (len(sent) - 1) + [True]
+    assert {len(body["serialized_named_tensors"]) for body in sent} == {2}
+    assert engine.version == "v7" and not engine.in_session
+
+
+async def test_a_session_that_a_dead_trainer_left_open_is_closed_first(start: Start, weights: Weights) -> None:
+    engine = Double(in_session=True, paused=True, version="v6-loading")
+    await pushed(weights, Push(engines=await start(engine), way="tensor"))
+    assert (engine.version, engine.in_session, engine.paused) == ("v7", False, False)
+
+
+async def test_an_engine_lost_between_two_buckets_keeps_the_loading_name(start: Start, weights: Weights) -> None:
+    engine = Double(version="v6", faults={"update_weights_from_tensor": 500})
+    options = Push(engines=await start(engine), way="tensor", bucket_bytes=1 << 14)
+    with pytest.raises(UserError, match="failed at /update_weights_from_tensor"):
+        await pushed(weights, options)
+    assert (engine.version, engine.in_session, engine.paused) == ("v7-loading", False, True)
+
+
+@pytest.mark.parametrize("way", ["tensor", "distributed"])
+@pytest.mark.parametrize("size", ["dp_size", "pp_size"])
+async def test_another_way_is_chosen_where_sglang_refuses_and_it_is_said(
+    start: Start, weights: Weights, way: str, size: str
+) -> None:
+    engine = Double()
+    engine.about[size] = 2
+    (url,) = urls = await start(engine)
+    done = await pushed(weights, Push(engines=urls, way=way))  # type: ignore[arg-type]
+    assert done.ways == {url: "disk"} and engine.calls == ORDER
+    assert done.notes[0].startswith(f"engine {url} has ") and f"push.way = {way}" in done.notes[0]
+
+
+async def test_a_group_that_the_engine_does_not_join_is_given_up(start: Start, weights: Weights) -> None:
+    engine = Double(version="v6", faults={"init_weights_update_group": 500})
+    options = Push(engines=await start(engine), way="distributed", answer_seconds=3)
+    with pytest.raises(UserError, match="did not join the group at 127.0.0.1 .*push.address"):
+        await pushed(weights, options)
+    assert engine.paused and not engine.in_session
+
+
+async def test_a_store_outside_of_the_engine_is_cleared_before_it_goes_on(start: Start, weights: Weights) -> None:
+    engine = Double()
+    engine.about["hicache_storage_backend"] = "file"
+    await pushed(weights, Push(engines=await start(engine)))
+    assert engine.calls == [*ORDER[:2], "hicache/storage-backend/clear", ORDER[2]]
 
 
 async def launch(directory: Path, url: str) -> int:
@@ -90,16 +204,16 @@ async def launch(directory: Path, url: str) -> int:
     return await process.wait()
 
 
-async def test_a_push_that_failed_is_repeated_by_the_next_start(
-    engines: list[tuple[Recorder, str]], tmp_path: Path
-) -> None:
+async def test_a_push_that_failed_is_repeated_by_the_next_start(start: Start, tmp_path: Path) -> None:
     directory = prepare(tmp_path)
     pool = open_pool(str(directory / "pool.db"))
-    assert await launch(directory, engines[2][1]) == 2
+    bad, engine = Double(faults={"update_weights_from_disk": 500}), Double()
+    there, url = await start(bad, engine)
+    assert await launch(directory, there) == 2
     version = steps.latest(pool, runs.find_run(pool, "demo").id)
     assert version is not None and (version.step, version.pushed_at) == (0, None)
-    engine, url = engines[0]
     assert await launch(directory, url) == 0
     version = steps.latest(pool, runs.find_run(pool, "demo").id)
     assert version is not None and version.pushed_at is not None and engine.version == version.name
     assert engine.calls.count("update_weights_from_disk") == 2
+    assert steps.metrics(pool, version.run_id)[-1]["pause_seconds"] > 0

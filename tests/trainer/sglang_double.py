@@ -1,0 +1,109 @@
+"""An SGLang server without a model, for the order in which a push asks and for what fails in the middle of it.
+
+It keeps what a push can see of the real one: versions, the pause, sessions of partial updates, tensors, memory that is
+released by tags; and it dies where the real one does. Left out: sampling, broadcasts (tests/trainer/test_engine.py).
+"""
+
+import asyncio
+import pickle
+from base64 import b64decode
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+
+@dataclass
+class Double:
+    """One server, and what it was asked."""
+
+    about: dict[str, Any] = field(default_factory=lambda: {"tp_size": 1, "pp_size": 1, "dp_size": 1, "device": "cpu"})
+    version: str = "initial"
+    checksum: str = "equal"
+    """Of its weights, whatever they are."""
+    calls: list[str] = field(default_factory=list)
+    """Paths without their slash, each with its tags if it has any; what is only looked at is left out."""
+    faults: dict[str, str | int] = field(default_factory=dict)
+    """By path: an HTTP status, `hang`, or `lie` (success without doing it). Each happens until it is taken out."""
+    paused: bool = False
+    in_session: bool = False
+    released: set[str] = field(default_factory=set)
+    dead: bool = False
+    """It was told to take back memory that it had not given up, and answers nothing more."""
+    patience: int | None = None
+    """Requests that it still does; to the others it says no, as if whoever asks had died before them."""
+    buckets: list[dict[str, Any]] = field(default_factory=list)
+    """The tensors of each request, of rank 0."""
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+
+    async def answer(self, request: web.Request) -> web.Response:
+        path = request.path.strip("/")
+        body = await request.json() if request.can_read_body else {}
+        if path not in ("server_info", "model_info", "weights_checker", "update_weight_version"):
+            self.calls.append(" ".join([path, *body.get("tags", [])]))
+        self.bodies.append(body)
+        fault = self.faults.get(path)
+        if self.patience is not None:
+            self.patience -= 1
+            fault = 503 if self.patience < 0 else fault
+        if fault == "hang":
+            await asyncio.Event().wait()
+        if isinstance(fault, int) or self.dead:
+            return web.json_response({"error": {"message": "as told"}}, status=fault if isinstance(fault, int) else 500)
+        if fault != "lie" and (refusal := self._do(path, body)):
+            return web.json_response({"success": False, "message": refusal}, status=400)
+        ranks = [{"per_gpu_checksum": self.checksum}]
+        return web.json_response({"success": True, "weight_version": self.version, "ranks": ranks, **self.about})
+
+    def _do(self, path: str, body: dict[str, Any]) -> str:
+        """Do it, or say why not."""
+        tags = set(body.get("tags", []))
+        if path in ("pause_generation", "continue_generation"):
+            self.paused = path == "pause_generation"
+            self.dead = not self.paused and bool(self.released)
+        if path in ("begin_weight_update", "end_weight_update"):
+            if self.in_session == (path == "begin_weight_update"):
+                return "a session is open" if self.in_session else "no session is open"
+            self.in_session = not self.in_session
+        if path == "update_weights_from_tensor":
+            if not self.in_session or self.about["dp_size"] > 1:
+                return "must run in a session"
+            self.buckets.append(dict(pickle.loads(b64decode(body["serialized_named_tensors"][0]))))
+        if path == "release_memory_occupation":
+            self.dead = not self.paused or bool(self.released & tags)
+            self.released |= tags
+        if path == "resume_memory_occupation":
+            self.dead = not tags <= self.released
+            self.released -= tags
+        if path.startswith("update_weights_from"):
+            self.dead = "weights" in self.released
+        self.version = body.get("weight_version") or body.get("new_version") or self.version
+        return ""
+
+
+Start = Callable[..., Awaitable[tuple[str, ...]]]
+"""The fixture `start`: it serves the doubles it is given and returns their addresses."""
+
+
+class Doubles:
+    """Several servers at addresses of their own."""
+
+    def __init__(self) -> None:
+        self._servers: list[TestServer] = []
+
+    async def start(self, doubles: Sequence[Double]) -> tuple[str, ...]:
+        """Their addresses."""
+        urls = []
+        for double in doubles:
+            app = web.Application(client_max_size=1 << 28)
+            app.router.add_route("*", "/{path:.+}", double.answer)
+            server = TestServer(app)
+            await server.start_server()
+            self._servers.append(server)
+            urls.append(str(server.make_url("")).rstrip("/"))
+        return tuple(urls)
+
+    async def close(self) -> None:
+        await asyncio.gather(*(server.close() for server in self._servers))

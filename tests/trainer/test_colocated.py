@@ -1,0 +1,75 @@
+"""Engines on the trainer's own devices: the order of calls, and a trainer that dies anywhere in it.
+
+Not covered: memory, which only a GPU has to give up. The double dies where SGLang's scheduler does: when it is told to
+take back what it has not given up, to load without room for weights, or to go on without a cache.
+"""
+
+import asyncio
+
+import pytest
+
+from proxy.pool.errors import UserError
+from tests.trainer.sglang_double import Double, Start
+from trainer.config import Push
+from trainer.push import Weights, push, push_again, release
+
+RELEASE = ["pause_generation", "release_memory_occupation kv_cache weights"]
+PUSH = [
+    "pause_generation",
+    "resume_memory_occupation weights",
+    "update_weights_from_disk",
+    "resume_memory_occupation kv_cache",
+    "continue_generation",
+]
+
+
+async def test_a_step_on_the_engines_devices(start: Start, weights: Weights) -> None:
+    engine = Double(version="v6")
+    options = Push(engines=await start(engine), colocated=True)
+    await asyncio.to_thread(release, options)
+    assert engine.calls == RELEASE and engine.version == "v6-released"
+    assert engine.released == {"kv_cache", "weights"}
+    engine.calls.clear()
+    await asyncio.to_thread(push, weights, options)
+    assert engine.calls == PUSH and (engine.version, engine.released, engine.paused) == ("v7", set(), False)
+
+
+async def test_the_first_push_finds_engines_that_have_their_memory(start: Start, weights: Weights) -> None:
+    engine = Double()
+    await asyncio.to_thread(push, weights, Push(engines=await start(engine), colocated=True))
+    assert engine.calls == [PUSH[0], "release_memory_occupation kv_cache", *PUSH[2:]]
+    assert (engine.version, engine.released, engine.dead) == ("v7", set(), False)
+
+
+async def test_after_a_death_anywhere_the_next_trainer_brings_the_weights_or_says_what_to_restart(
+    start: Start, weights: Weights
+) -> None:
+    landed, restarted = 0, 0
+    for requests in range(40):
+        engine = Double(version="v6", patience=requests)
+        options = Push(engines=await start(engine), colocated=True, tries=1)
+        try:
+            await asyncio.to_thread(release, options)
+            await asyncio.to_thread(push, weights, options)
+        except UserError:
+            pass  # the end of the first trainer
+        else:
+            break
+        engine.patience = None
+        try:
+            await asyncio.to_thread(push, weights, options)
+            landed += 1
+        except UserError as error:
+            assert "restart it" in str(error) and engine.version.endswith("-moving")
+            engine.version, engine.released, engine.paused = "initial", set(), False
+            again = await asyncio.to_thread(push_again, weights, options)
+            assert again is not None and again.failed == {}
+            restarted += 1
+        assert (engine.version, engine.released, engine.dead, engine.paused) == ("v7", set(), False, False)
+    assert landed > restarted == 6  # dead before or after each of the three moves
+
+
+async def test_a_step_is_not_computed_beside_an_engine_that_keeps_its_memory(start: Start) -> None:
+    (url,) = urls = await start(Double(faults={"release_memory_occupation": 500}))
+    with pytest.raises(UserError, match=f"engine {url} failed at /release_memory_occupation .*restart it"):
+        await asyncio.to_thread(release, Push(engines=urls, colocated=True))

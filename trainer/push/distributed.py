@@ -1,0 +1,118 @@
+"""By broadcasts: the trainer is rank 0 of a group with the engine's tensor ranks, over NCCL or, on the CPU, gloo.
+
+Each engine has a group of its own, made for one push. In a group of all, an engine that dies in mid-transfer would
+leave the others waiting inside of a collective until it times out: half an hour with gloo, the end of the process with
+NCCL. The price is that the trainer sends the weights once per engine. The group stands beside the trainer's own process
+groups: it is made of a store and a backend and is registered nowhere.
+"""
+
+import secrets
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+from trainer.push.engine import Engine, Failed
+from trainer.push.weights import Bucket, Weights
+
+BACKENDS = {"cuda": "nccl"}
+"""By the engine's device; gloo where it is not named."""
+
+
+def send(engine: Engine, weights: Weights) -> None:
+    """Broadcast bucket after bucket; the version, and the end of the old caches, come with the last. Raises Failed."""
+    name = f"blackforge-{weights.version}-{secrets.token_hex(4)}"  # an engine may hold the group of a trainer that died
+    with _group(engine, name) as backend, engine.session():
+        for bucket in weights.buckets(engine.options.bucket_bytes):
+            _broadcast(engine, backend, bucket, {"group_name": name, "weight_version": weights.version})
+
+
+def _broadcast(engine: Engine, backend: Any, bucket: Bucket, about: dict[str, str]) -> None:
+    """One bucket as one tensor of bytes; the engine is told how to cut it while it is on its way."""
+    import torch  # seconds that the other ways do not pay
+
+    tensors = [tensor for _, tensor in bucket.tensors]
+    flat = torch.cat([tensor.view(-1).view(torch.uint8) for tensor in tensors]).to(_device(engine))
+    body: dict[str, Any] = {
+        "names": [name for name, _ in bucket.tensors],
+        "dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors],
+        "shapes": [list(tensor.shape) for tensor in tensors],
+        "group_name": about["group_name"],
+        "load_format": "flattened_bucket",
+        "flush_cache": bucket.last,
+    }
+    if bucket.last:
+        body["weight_version"] = about["weight_version"]
+    try:
+        work = backend.broadcast([flat])  # goes on by itself
+        engine.load("/update_weights_from_distributed", body)
+        work.wait()
+    except RuntimeError as error:  # what torch makes of a lost peer
+        raise Failed(f"was lost in a broadcast ({_first_line(error)})") from error
+
+
+@contextmanager
+def _group(engine: Engine, name: str) -> Iterator[Any]:
+    """The backend of a group of this process (rank 0) and the engine's ranks, until the end of the block."""
+    import torch.distributed as dist
+
+    seconds = timedelta(seconds=engine.options.answer_seconds)
+    address = engine.options.address or _address(engine.url)
+    world = 1 + engine.about.tp_size
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            store = dist.TCPStore(address, 0, None, True, seconds, wait_for_workers=False)
+            invitation = {"master_address": address, "master_port": store.port, "rank_offset": 1, "world_size": world}
+            invitation |= {"group_name": name, "backend": f"{_device(engine)}:{_backend(engine)}"}
+            joined = thread.submit(engine.ask, "/init_weights_update_group", invitation)
+            backend = _join(engine, name, store, world)
+        except (RuntimeError, OSError) as error:  # torch's own errors of stores and backends are RuntimeErrors
+            raise Failed(f"did not join the group at {address} ({_first_line(error)}); see push.address") from error
+        joined.result()
+    try:
+        yield backend
+    finally:
+        with suppress(Failed):  # what is to be told has been
+            engine.ask("/destroy_weights_update_group", {"group_name": name})
+        backend.abort()
+
+
+def _join(engine: Engine, name: str, store: Any, world: int) -> Any:
+    """What torch's init_process_group builds for `DEVICE:BACKEND` and this group, with the keys that it uses.
+
+    Blocks until the engine has joined (gloo), or does at the first broadcast (NCCL).
+    """
+    from torch.distributed import PrefixStore
+    from torch.distributed import distributed_c10d as c10d
+
+    keys = PrefixStore(f"{_device(engine)}/", PrefixStore(f"{name}/", PrefixStore(name, store)))
+    backend: c10d.ProcessGroupGloo | c10d.ProcessGroupNCCL
+    if _backend(engine) == "gloo":
+        backend = c10d.ProcessGroupGloo(keys, 0, world, timeout=timedelta(seconds=engine.options.answer_seconds))
+    else:
+        backend = c10d.ProcessGroupNCCL(keys, 0, world, c10d.ProcessGroupNCCL.Options())
+    backend.set_timeout(timedelta(seconds=engine.options.timeout_seconds))
+    return backend
+
+
+def _backend(engine: Engine) -> str:
+    return BACKENDS.get(engine.about.device or "", "gloo")
+
+
+def _device(engine: Engine) -> str:
+    return "cpu" if _backend(engine) == "gloo" else "cuda"
+
+
+def _address(url: str) -> str:
+    """This machine's address on the way to the engine."""
+    there = urlsplit(url)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((there.hostname or "", there.port or 80))  # sends nothing
+        return str(probe.getsockname()[0])
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0][:200]
