@@ -29,6 +29,8 @@ class Ledger:
         self.config, self.ranks = config, ranks
         self.run: runs.Run = ranks.share(self._open)
         self._engines_asked = time.monotonic()
+        self.pause_seconds = 0.0
+        """How long the last push paused the engines; known to rank 0."""
 
     def latest(self) -> steps.Version | None:
         return self.ranks.share(lambda: steps.latest(self.pool, self.run.id))
@@ -61,6 +63,7 @@ class Ledger:
     def _push(self, version: steps.Version) -> None:
         paused = push(Weights(version.name, Path(version.hf_dir)), self.config.push)
         steps.mark_pushed(self.pool, version.id)
+        self.pause_seconds = paused
         engines = len(self.config.push.engines)
         runs.record_event(self.pool, self.run.id, "push", f"{version.name} to {engines} engines, paused {paused:.3f} s")
 

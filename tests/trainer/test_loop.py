@@ -42,6 +42,9 @@ warmup_steps = 2
 keep = 10
 [parallel]
 threads = 1
+[alarms]  # the rollouts' logprobs are made up
+kl_rollout = 0
+extreme_tokens = 0
 """
 
 
