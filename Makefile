@@ -37,7 +37,7 @@ agents-table: install all-agents  ## every agent at its tasks before a scripted 
 
 $(VENV)/.installed: pyproject.toml constraints.txt requirements/sglang-cpu.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -c constraints.txt -e '.[trainer,sglang-cpu,postgres,ray,parquet,providers,demo,dev]' --config-settings editable_mode=compat
+	$(BIN)/pip install -q -c constraints.txt -e '.[trainer,sglang-cpu,postgres,ray,parquet,providers,wandb,demo,dev]' --config-settings editable_mode=compat
 	$(BIN)/pip install -q --no-deps -r requirements/sglang-cpu.txt
 	touch $@
 

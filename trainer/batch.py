@@ -216,4 +216,5 @@ def _row(draft: _Draft, advantage: float | Mapping[int, float], excluded: Counte
     if impossible.any():
         excluded["logprob is not finite"] += int(impossible.sum())
         trained &= ~impossible
-    return Row(tokens, trained, np.where(trained, logp, 0), scores, segment)
+    sampled_by = tuple(item.id for item in draft.parts)
+    return Row(tokens, trained, np.where(trained, logp, 0), scores, segment, completions=sampled_by)

@@ -18,6 +18,7 @@ from trainer.advantages import Estimator, Negatives
 from trainer.credit_config import Credit
 from trainer.demand import demand as _demand
 from trainer.normalise import Norm
+from trainer.report.settings import Alarms, Report
 
 KINDS = ("cispo", "cispo_unified", "glm5", "icepop", "tis", "gspo", "decoupled_ppo", "ppo", "ipa", "dppo_tv")
 """The losses that trainer/rules.py knows."""
@@ -310,6 +311,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     push: Push = Push()
     checkpoint: Checkpoint = Checkpoint()
     control: Control = Control()
+    report: Report = Report()
+    alarms: Alarms = Alarms()
     sft: Sft = Sft()
 
     def __post_init__(self) -> None:
@@ -376,5 +379,6 @@ def _fields(message: str) -> list[str]:
     _, _, place = message.partition("`$.")
     sections = {name: Config.__annotations__[name] for name in ("batch", "loss", "credit", "optimizer", "push")}
     sections |= {name: Config.__annotations__[name] for name in ("parallel", "checkpoint", "control", "sft")}
+    sections |= {name: Config.__annotations__[name] for name in ("report", "alarms")}
     struct = sections.get(place.split(".")[0].rstrip("`"), Config)
     return [field.name for field in msgspec.structs.fields(struct)]

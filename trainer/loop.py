@@ -19,7 +19,9 @@ from trainer.megatron.optimizer import learning_rate
 from trainer.megatron.parallel import Ranks
 from trainer.packing import key_cost, plan
 from trainer.policy import Policy
-from trainer.report.describe import Clock, describe, line, sizes
+from trainer.report.describe import Clock, Facts
+from trainer.report.notes import Watched
+from trainer.report.reporter import Reporter
 from trainer.rules import configured
 
 
@@ -28,27 +30,29 @@ def train(config: Config, ranks: Ranks) -> None:
     ledger = Ledger(config, ranks)
     policy, rule = Policy(Path(config.model), config, ranks), partial(policy_loss, rule=configured(config.loss))
     step, per_key = resume(config, policy, ledger), key_cost(policy.shape)
-    while step < config.steps:
-        step += 1
-        clock = Clock()
-        groups = ledger.wait_for_lease(step).groups
-        clock.lap("wait")
-        batch = assemble(groups, choice_of(config, step))
-        micros = plan(batch.rows, ranks.data_world, config.batch.max_tokens, per_key)
-        ledger.release_engines()
-        rate = learning_rate(config.optimizer, step, config.steps)
-        update = policy.update(micros[ranks.data_rank], batch.tokens, rule, rate)
-        clock.lap("train")
-        directories = save(config, policy, step)
-        clock.lap("checkpoint")
-        timing = {"lr": rate, "pause_seconds": ledger.pause_seconds, "seconds": clock.seconds}
-        metrics = describe(update, batch, groups) | sizes(micros) | timing
-        version = ledger.publish(step, directories, metrics)
-        ledger.push(version)
-        clock.lap("push")
-        if ranks.rank == 0:
-            print(line(version, metrics), flush=True)
-            prune(config, step)
+    with Reporter(config, ledger, policy) as reporter:
+        while step < config.steps:
+            step += 1
+            clock = Clock()
+            groups = ledger.wait_for_lease(step).groups
+            clock.lap("wait")
+            batch = assemble(groups, choice_of(config, step))
+            micros = plan(batch.rows, ranks.data_world, config.batch.max_tokens, per_key)
+            ledger.release_engines()
+            rate, watched = learning_rate(config.optimizer, step, config.steps), Watched(rule)
+            update = policy.update(micros[ranks.data_rank], batch.tokens, watched, rate)
+            clock.lap("train")
+            directories = save(config, policy, step)
+            clock.lap("checkpoint")
+            notes = watched.collect(micros, ranks, policy.share)
+            metrics = reporter.describe(Facts(step, groups, batch, micros, update, notes, rate, clock.seconds))
+            clock.lap("report")
+            version = ledger.publish(step, directories, metrics)
+            ledger.push(version)
+            clock.lap("push")
+            reporter.tell(version, metrics | {"pause_seconds": ledger.pause_seconds, "seconds": clock.seconds})
+            if ranks.rank == 0:
+                prune(config, step)
 
 
 def resume(config: Config, policy: Policy, ledger: Ledger) -> int:

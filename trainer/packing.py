@@ -113,8 +113,7 @@ def pack(rows: Sequence[Row], share: Share, merge: bool = True) -> tuple[Packed,
         return tensor(every[mine])
 
     tree = _padded(build(rows, merge), share.world * share.multiple)
-    size = len(tree.tokens) // share.world
-    first, end = size * share.rank, size * (share.rank + 1)
+    first, end = _stretch(tree, share)
     edges = np.flatnonzero((first <= tree.parents) & (tree.parents < end))  # sorted by parent, so a stretch
     mine = np.isin(tree.edges, edges)
     packed = Packed(
@@ -136,6 +135,20 @@ def pack(rows: Sequence[Row], share: Share, merge: bool = True) -> tuple[Packed,
         scale=flat(weights),
         segment=flat([row.segment + start for row, start in zip(rows, starts, strict=False)]),
     )
+
+
+def predicted(rows: Sequence[Row], share: Share) -> np.ndarray:
+    """Which of the trained tokens of these rows this rank predicts: indices into all of them, in the rows' order."""
+    tree = _padded(build(rows), share.world * share.multiple)
+    first, end = _stretch(tree, share)
+    parents = tree.parents[tree.edges]
+    return np.flatnonzero((first <= parents) & (parents < end))
+
+
+def _stretch(tree: Tree, share: Share) -> tuple[int, int]:
+    """The tokens that this rank computes."""
+    size = len(tree.tokens) // share.world
+    return size * share.rank, size * (share.rank + 1)
 
 
 def _padded(tree: Tree, multiple: int) -> Tree:

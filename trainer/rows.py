@@ -18,6 +18,8 @@ class Row:
     """Which of the sequence's completions sampled a token, from 0: what ratios over completions are taken over."""
     weight: float = 1.0
     """Of each of its tokens in the loss: the normalisation over the batch, relative to the mean over all tokens."""
+    completions: tuple[int, ...] = ()
+    """Ids of its segments' completions, where the row is recorded ones'."""
 
     @cached_property
     def places(self) -> np.ndarray:

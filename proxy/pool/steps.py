@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, Row, func, insert, select, update
 
 from proxy.pool.database import Pool, insert_row, retried
 from proxy.pool.runs import current_version, lock_run, version_name
@@ -25,6 +25,7 @@ class Version:
     checkpoint: str
     hf_dir: str
     pushed_at: float | None
+    created_at: float
 
     @property
     def name(self) -> str:
@@ -95,16 +96,39 @@ def reopen_after(pool: Pool, run_id: int, step: int) -> int:
         return reopened
 
 
+@retried
+def add_metrics(pool: Pool, version_id: int, said: dict[str, Any]) -> None:
+    """Add to a published step's metrics what is known only afterwards: how long its push took."""
+    mine = train_steps.c.version_id == version_id
+    with pool.write() as connection:
+        known: dict[str, Any] = connection.scalars(select(train_steps.c.metrics).where(mine)).one()
+        connection.execute(update(train_steps).where(mine).values(metrics=known | said))
+
+
 def metrics(pool: Pool, run_id: int) -> list[dict[str, Any]]:
     """The metrics of every published step in order, each with its `step`."""
+    return [{"step": version.step} | said for version, said in history(pool, run_id)]
+
+
+def history(pool: Pool, run_id: int) -> list[tuple[Version, dict[str, Any]]]:
+    """Every version of a run that is not retired with the metrics of its step, in order."""
     query = (
-        select(policy_versions.c.step, train_steps.c.metrics)
+        select(policy_versions, train_steps.c.metrics)
         .join_from(train_steps, policy_versions)
         .where(policy_versions.c.run_id == run_id, policy_versions.c.retired_at.is_(None))
         .order_by(policy_versions.c.step)
     )
     with pool.read() as connection:
-        return [{"step": row.step} | row.metrics for row in connection.execute(query)]
+        return [(_version(row), row.metrics) for row in connection.execute(query)]
+
+
+def newest_retired(pool: Pool, run_id: int) -> int:
+    """The newest version that a rollback has retired, by its id; 0 when there was none."""
+    query = select(func.max(policy_versions.c.id)).where(
+        policy_versions.c.run_id == run_id, policy_versions.c.retired_at.is_not(None)
+    )
+    with pool.read() as connection:
+        return connection.scalar(query) or 0
 
 
 def _at_step(connection: Connection, run_id: int, step: int) -> Row[Any] | None:
@@ -113,4 +137,4 @@ def _at_step(connection: Connection, run_id: int, step: int) -> Row[Any] | None:
 
 
 def _version(row: Row[Any]) -> Version:
-    return Version(row.id, row.run_id, row.step, row.checkpoint, row.hf_dir, row.pushed_at)
+    return Version(row.id, row.run_id, row.step, row.checkpoint, row.hf_dir, row.pushed_at, row.created_at)

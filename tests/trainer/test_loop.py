@@ -24,6 +24,7 @@ from trainer.cli import main
 from trainer.config import load_config
 from trainer.hold import hold
 from trainer.push import Pushed, Weights, push
+from trainer.report import tokens
 
 STEPS = 3
 CONFIG = """
@@ -43,6 +44,9 @@ warmup_steps = 2
 keep = 10
 [parallel]
 threads = 1
+[alarms]  # the rollouts' logprobs are made up
+kl_rollout = 0
+extreme_tokens = 0
 """
 
 
@@ -149,6 +153,9 @@ def test_two_ranks_train_the_run_of_one(tmp_path: Path) -> None:
     left, right = metrics(one), metrics(two)
     assert [row["loss"] for row in left[1:]] == pytest.approx([row["loss"] for row in right[1:]], rel=1e-4)
     assert [row["trained_tokens"] for row in right[1:]] == [64, 64]
+    for mine, theirs in zip(*(tokens.read(tokens.path(where / "out", 1)) for where in (one, two)), strict=True):
+        assert mine.completions == theirs.completions
+        assert mine.coefficient == pytest.approx(theirs.coefficient, rel=1e-4)
 
 
 def test_training_from_postgresql_is_training_from_sqlite(tmp_path: Path, postgres_server: Server) -> None:

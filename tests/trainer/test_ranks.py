@@ -16,6 +16,7 @@ from tests.trainer.make import make_config, write_model
 from tests.trainer.test_weights import same_files
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy
+from trainer.report import tokens
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,9 @@ def test_two_ranks_learn_what_one_learns(split: str, two: Path, ranks: Ranks, tm
     for tolerance, *both in zip((1e-5, 1e-3, 1e-3), found, expected, strict=True):  # Adam's steps amplify rounding
         assert both[0] == pytest.approx(both[1], rel=tolerance, abs=1e-6)
     assert close_files(out / "after", one / "after")
+    for mine, theirs in zip(*(tokens.read(tokens.path(where, 0)) for where in (one, out)), strict=True):
+        assert mine.logp == pytest.approx(theirs.logp, rel=1e-5)
+        assert mine.coefficient == pytest.approx(theirs.coefficient, rel=1e-4)
     logp, best = torch.load(one / "evaluated-0.pt")
     for rank in (0, 1) if split != "context" else ():  # of whose ranks each computes a part
         theirs = torch.load(out / f"evaluated-{rank}.pt")

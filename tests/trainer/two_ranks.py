@@ -23,6 +23,8 @@ from trainer.megatron.schedule import forward_backward
 from trainer.megatron.weights import named_weights
 from trainer.packing import pack, plan
 from trainer.policy import Policy
+from trainer.report import tokens
+from trainer.report.notes import Watched
 from trainer.rows import Row
 from trainer.rules import rule_of
 
@@ -76,8 +78,11 @@ def work(model: Path, out: Path, parallel: dict[str, Any], ranks: Ranks) -> None
     torch.save(gradients(policy, BATCHES[0], merge=True), out / f"gradients-{ranks.rank}.pt")
     reached = []
     for number, rows in enumerate(BATCHES):
-        micros = plan(rows, ranks.data_world, BUDGET)[ranks.data_rank]
-        update = policy.update(micros, sum(len(row.places) for row in rows), LOSS, 1e-2)
+        micros, watched = plan(rows, ranks.data_world, BUDGET), Watched(LOSS)
+        update = policy.update(micros[ranks.data_rank], sum(len(row.places) for row in rows), watched, 1e-2)
+        notes = watched.collect(micros, ranks, policy.share)
+        if ranks.rank == 0:
+            tokens.write(tokens.path(out, number), rows, notes)
         assert update.sums is not None
         reached.append([update.loss, update.grad_norm, *update.sums.sums.tolist(), update.sums.peak.item()])
         if number == 0:
@@ -93,8 +98,8 @@ def gradients(policy: Policy, rows: list[Row], merge: bool) -> dict[str, torch.T
     parts = [pack(micro, policy.share, merge) for micro in (micros if merge else [[row] for row in rows])]
 
     def loss(number: int, logp: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        packed, tokens = parts[number]
-        value = policy_loss(logp[packed.branches], tokens, RULE)[0]
+        packed, trained = parts[number]
+        value = policy_loss(logp[packed.branches], trained, RULE)[0]
         return value, value.detach()
 
     policy.ddp.zero_grad_buffer()

@@ -1,0 +1,297 @@
+"""What is said of a step: definitions on cases worked by hand, alarms, boards, and the record of its tokens."""
+
+import math
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from proxy.pool.errors import UserError
+from proxy.pool.records import VersionSpan
+from proxy.pool.schedule import LeasedGroup, LeasedRollout
+from tests.trainer.make import chain, make_config, make_rows, write_model
+from trainer.batch import Choice, assemble
+from trainer.loss import Tokens, policy_loss
+from trainer.megatron.parallel import Ranks
+from trainer.packing import plan
+from trainer.policy import Policy, Update
+from trainer.report import tokens
+from trainer.report.alarms import raised
+from trainer.report.boards import TensorBoard
+from trainer.report.describe import Facts, Setting, describe, lags, lengths
+from trainer.report.notes import Notes, Watched
+from trainer.report.settings import Alarms, Report
+from trainer.report.sizes import Work, flops, merged, peak, separate
+from trainer.rows import Row
+from trainer.rules import rule_of
+from trainer.shape import Shape
+
+TURNS = [([1, 2, 3], [4, 5]), ([1, 2, 3, 4, 5, 6], [7]), ([1, 2, 3, 4, 5, 6, 7, 8, 9], [10, 11])]
+SHAPE = Shape("qwen3", 2, 8, 16, 2, 1, 4, 32, 64, 1e-6, False, {})
+
+
+def rollout(number: int, reward: float | None, turns: int = 3, version: str = "v1") -> LeasedRollout:
+    """Turn k of rollout n is completion 10 n + k; it was sampled by one version."""
+    items = [
+        replace(item, id=10 * number + item.id, prefix_of=item.prefix_of and 10 * number + item.prefix_of)
+        for item in chain(TURNS[:turns])
+    ]
+    spans = [replace(item, versions=(VersionSpan(version, 0, len(item.sampled)),)) for item in items]
+    return LeasedRollout(number, number, reward, None if reward is not None else "verifier", spans)
+
+
+def group(*members: LeasedRollout, staleness: int = 0, domain: str = "agent") -> LeasedGroup:
+    return LeasedGroup(1, 0, {"domain": domain}, staleness, list(members))
+
+
+def facts_of(groups: Sequence[LeasedGroup], step: int = 3) -> Facts:
+    batch = assemble(groups, Choice(step=step))
+    micros = plan(batch.rows, 1, 1000)
+    seen = {
+        id(row): Notes(row.rollout_logp[row.places] + np.float32(0.1), row.advantage[row.places]) for row in batch.rows
+    }
+    return Facts(step, groups, batch, micros, Update(0.5, 2.0, None), seen, 1e-3, {"train": 2.0})
+
+
+def said(groups: Sequence[LeasedGroup], **setting: Any) -> dict[str, Any]:
+    return describe(facts_of(groups), Setting(shape=SHAPE, versions={"v0": 0, "v1": 1, "v2": 2}, **setting))
+
+
+def test_every_sampled_token_is_trained_or_has_a_reason() -> None:
+    first, second, third = (rollout(n, reward) for n, reward in ((1, 1.0), (2, 0.0), (3, None)))
+    side = replace(second.completions[1], label="side")
+    second = replace(second, completions=[second.completions[0], side, second.completions[2]])
+    odd = replace(first.completions[2], logprobs=array("f", [-1.0, -math.inf]))
+    first = replace(first, completions=[*first.completions[:2], odd])
+    metrics = said([group(first, second, third), group(rollout(4, 1.0), rollout(5, 1.0))])
+    assert metrics["sampled_tokens"] == 25 and metrics["trained_tokens"] == 8
+    assert metrics["excluded_tokens"] == {
+        "label side": 1,
+        "logprob is not finite": 1,
+        "rollout: verifier": 5,
+        "all rewards of the group are equal": 10,
+    }
+    assert metrics["unaccounted_tokens"] == 0
+
+
+def test_rewards_are_told_by_domain_and_missing_ones_are_not_counted() -> None:
+    metrics = said([group(rollout(1, 1.0), rollout(2, 0.0), rollout(3, None)), group(rollout(4, 1.0), domain="qa")])
+    assert metrics["reward_by_domain"] == {"agent": 0.5, "qa": 1.0} and metrics["reward_mean"] == pytest.approx(2 / 3)
+
+
+def test_lengths_are_those_of_rollouts_above_and_below_their_groups_mean() -> None:
+    groups = [group(rollout(1, 1.0, turns=1), rollout(2, 0.0, turns=3), rollout(3, 0.0, turns=2), rollout(4, None))]
+    found = lengths([*groups, group(rollout(5, 1.0), rollout(6, 1.0))], ("main",))
+    assert (found["positive_length_mean"], found["negative_length_mean"]) == (2, 4)
+    assert found["negative_length_p99"] == pytest.approx(4.98)
+    assert lengths([group(rollout(5, 1.0), rollout(6, 1.0))], ("main",)) == {}
+
+
+def test_staleness_is_counted_by_token_and_by_group() -> None:
+    members = rollout(1, 1.0, version="v1"), rollout(2, 0.0, version="v2")
+    metrics = said([group(*members, staleness=1)])
+    assert metrics["staleness_tokens"] == {"0": 5, "1": 5} and metrics["staleness_tokens_mean"] == 0.5
+    assert metrics["staleness_groups"] == {"1": 1}
+
+
+def test_a_completion_that_an_update_crossed_has_the_lag_of_each_token() -> None:
+    first, *rest = rollout(1, 1.0, version="v2").completions
+    first = replace(first, versions=(VersionSpan("v0", 0, 1), VersionSpan("gone", 1, 2)))
+    rows = assemble([group(replace(rollout(1, 1.0), completions=[first, *rest]), rollout(2, 0.0))], Choice()).rows
+    row = next(row for row in rows if row.completions == (11, 12, 13))
+    known = {item.id: item for item in (first, *rest)}
+    assert lags(row, known, {"v0": 0, "v2": 2}, 2).tolist() == [2, -1, 0, 0, 0]
+
+
+def test_mismatch_is_that_of_the_trained_tokens_and_of_fresh_ones() -> None:
+    members = rollout(1, 1.0, version="v1"), rollout(2, 0.0, version="v2")
+    facts = facts_of([group(*members)])
+    rows = {row.completions[0]: row for row in facts.batch.rows}
+    stale = {id(rows[11]): Notes(rows[11].rollout_logp[rows[11].places] + 1, rows[11].advantage[rows[11].places])}
+    metrics = describe(
+        replace(facts, notes={**facts.notes, **stale}), Setting(shape=SHAPE, versions={"v1": 1, "v2": 2})
+    )
+    assert metrics["extreme_tokens"] == 0.5 and metrics["logprob_gap_mean"] == pytest.approx(0.55)
+    assert metrics["kl_fresh"] == pytest.approx(math.exp(0.1) - 1.1, rel=1e-5)
+
+
+def test_advantages_are_those_the_loss_has() -> None:
+    metrics = said([group(rollout(1, 1.0), rollout(2, 0.0))])
+    assert metrics["advantage_max"] == pytest.approx(0.5**0.5, rel=1e-5) == -metrics["advantage_min"]
+    assert metrics["advantage_mean"] == pytest.approx(0) and metrics["advantage_std"] == pytest.approx(0.7071, rel=1e-3)
+
+
+def row_of(ids: list[int], trained: Sequence[int]) -> Row:
+    mask = np.isin(np.arange(len(ids)), trained)
+    zeros = np.zeros(len(ids), dtype=np.float32)
+    return Row(np.array(ids), mask, zeros, zeros, zeros.astype(np.int64))
+
+
+def test_work_counts_distinct_tokens_their_keys_and_the_logprobs_asked_for() -> None:
+    rows = [row_of([1, 2, 3, 4], [2, 3]), row_of([1, 2, 3, 5], [2, 3]), row_of([1, 2, 3, 4], [3])]
+    # inputs 1 2 3: a chain of three; asked for are 3 after 2, and 4 and 5 after 3
+    assert merged(rows) == Work(3, 6, 3) and merged([]) == Work()
+    assert separate([3, 3, 3], 5) == Work(9, 18, 5)
+
+
+def test_flops_are_six_per_weight_and_token_and_those_of_attention_and_head() -> None:
+    layer = 8 * (2 * 8 + 2 * 4 + 3 * 16)
+    assert flops(SHAPE, Work(tokens=10)) == 6 * 2 * layer * 10
+    assert flops(SHAPE, Work(keys=7)) == 12 * 2 * 8 * 7
+    assert flops(SHAPE, Work(asked=5)) == 6 * 8 * 32 * 5
+
+
+def test_speed_up_and_mfu_follow_from_the_work() -> None:
+    groups = [group(rollout(1, 1.0), rollout(2, 0.0))]
+    metrics = said(groups, peak=1e6)
+    # both members are the same history: 10 inputs once as a tree, twice as sequences, and 4 + 6 + 10 by completion
+    assert (metrics["computed_tokens"], metrics["flat_tokens"], metrics["call_tokens"]) == (10, 20, 40)
+    assert metrics["speedup_tokens"] == 2 and metrics["speedup_flops"] == 2
+    assert metrics["mfu"] == metrics["flops"] / 2.0 / 1e6 and metrics["tokens_per_second"] == 5
+    assert metrics["speedup_calls_flops"] == flops(SHAPE, Work(40, 2 * (10 + 21 + 55), 10)) / metrics["flops"]
+
+
+def test_there_is_no_mfu_where_the_peak_is_not_known() -> None:
+    assert "mfu" not in said([group(rollout(1, 1.0), rollout(2, 0.0))])
+    assert peak("cpu", "bfloat16") is None and peak("NVIDIA H200", "float32") is None
+    assert peak("NVIDIA H200", "bfloat16") == 989.4e12
+
+
+def test_a_step_without_anything_to_learn_still_says_what_it_was() -> None:
+    metrics = said([group(rollout(1, 1.0), rollout(2, 1.0))])
+    assert metrics["computed_tokens"] == 0 and metrics["trained_tokens"] == 0 and metrics["dropped_groups"] == 1
+    assert not {"advantage_mean", "extreme_tokens", "positive_length_mean", "speedup_tokens"} & metrics.keys()
+
+
+CALM: dict[str, Any] = {
+    "negative_length_p99": 30.0,
+    "positive_length_p99": 20.0,
+    "negative_gradient_share": 0.7,
+    "negative_weight_share": 0.7,
+    "kl_rollout": 0.013,
+    "extreme_tokens": 0.1,
+    "clip_fraction": 0.45,
+    "staleness_groups": {"1": 4, "4": 4},
+    "groups": 10,
+    "equal_groups": 9,
+    "sampled_tokens": 1000,
+    "excluded_tokens": {"logprob is not finite": 1, "label side": 500},
+    "unaccounted_tokens": 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("length_ratio", {"negative_length_p99": 30.1}),
+        ("negative_gradient_share", {"negative_gradient_share": 0.71}),
+        ("negative_weight_share", {"negative_weight_share": 0.71}),
+        ("kl_rollout", {"kl_rollout": 0.0131}),
+        ("extreme_tokens", {"extreme_tokens": 0.11}),
+        ("clip_fraction", {"clip_fraction": 0.46}),
+        ("stale_groups", {"staleness_groups": {"1": 3, "4": 3, "5": 1}}),
+        ("equal_groups", {"equal_groups": 10}),
+        ("impossible_tokens", {"excluded_tokens": {"logprob is not finite": 2}}),
+    ],
+)
+def test_an_alarm_is_raised_above_its_bound_and_not_when_it_is_off(name: str, change: dict[str, Any]) -> None:
+    assert raised(CALM, Alarms(), 4) == []
+    [alarm] = raised(CALM | change, Alarms(), 4)
+    assert alarm.name == name and f"above alarms.{name}" in alarm.text()
+    assert raised(CALM | change, msgspec.structs.replace(Alarms(), **{name: 0}), 4) == []
+
+
+def test_lost_tokens_are_an_alarm_that_cannot_be_switched_off() -> None:
+    off = Alarms(**dict.fromkeys(msgspec.structs.asdict(Alarms()), 0.0))
+    assert [alarm.name for alarm in raised(CALM | {"unaccounted_tokens": -3}, off, 4)] == ["unaccounted_tokens"]
+    assert raised({}, Alarms(), 4) == [] and raised(CALM, Alarms(), 0) == []
+
+
+def test_settings_that_cannot_be_are_refused() -> None:
+    with pytest.raises(UserError, match="alarms.kl_rollout = -1 is no threshold; set a number above 0, or 0 for no"):
+        Alarms(kl_rollout=-1)
+    with pytest.raises(UserError, match="report.keep_tokens = -1 is negative; set it to 0 or more"):
+        Report(keep_tokens=-1)
+
+
+def events(directory: Path) -> Any:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(directory), size_guidance={"scalars": 0, "histograms": 0})
+    return found.Reload()
+
+
+def test_tensorboard_shows_numbers_and_histograms_and_a_new_process_replaces_them(tmp_path: Path) -> None:
+    metrics = {
+        "loss": 0.5,
+        "seconds": {"train": 2.0},
+        "staleness_tokens": {"0": 3, "2": 1, "unknown": 4},
+        "x": math.nan,
+    }
+    for last in (3, 2):  # the second process begins after a rollback to step 2
+        board = TensorBoard(tmp_path / "board")
+        for step in range(1, last + 1):
+            board.write(step, 1000.0 + step, metrics | {"loss": step / last})
+        board.close()
+    shown = events(tmp_path / "board")
+    assert [(event.step, event.value, event.wall_time) for event in shown.Scalars("loss/loss")] == [
+        (1, 0.5, 1001.0),
+        (2, 1.0, 1002.0),
+    ]
+    assert shown.Scalars("seconds/train")[0].value == 2.0 and "x/x" not in shown.Tags()["scalars"]
+    bins = shown.Histograms("staleness/staleness_tokens")[0].histogram_value
+    assert list(bins.bucket_limit) == [0.5, 1.5, 2.5] and list(bins.bucket) == [3, 0, 1]
+
+
+def test_a_board_that_cannot_be_opened_is_told_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "board").write_text("")
+    with pytest.raises(UserError, match="board cannot be written .*make room or set report.tensorboard = false"):
+        TensorBoard(tmp_path / "board")
+
+
+def test_the_coefficient_of_a_token_is_its_pull_in_the_loss() -> None:
+    rng = torch.Generator().manual_seed(0)
+    logp = (-torch.rand(9, generator=rng)).requires_grad_()
+    tokens_ = Tokens(
+        rollout_logp=-3 * torch.rand(9, generator=rng),
+        advantage=torch.randn(9, generator=rng),
+        mask=torch.ones(9),
+        scale=torch.full((9,), 0.5),
+    )
+    watched = Watched(partial(policy_loss, rule=rule_of("cispo", 0.0, 2.0)))
+    loss, _ = watched(logp, tokens_)
+    loss.backward()
+    [(seen, pull)] = watched.seen
+    weight = (logp - tokens_.rollout_logp).exp().clamp(max=2.0).detach()
+    assert np.allclose(pull, (0.5 * weight * tokens_.advantage).numpy(), rtol=1e-6)
+    assert logp.grad is not None and np.array_equal(-logp.grad.numpy(), pull) and np.array_equal(seen, logp.detach())
+
+
+def test_the_record_of_a_steps_tokens_is_what_the_update_gave_them(ranks: Ranks, tmp_path: Path) -> None:
+    policy = Policy(write_model(tmp_path / "model"), make_config(tmp_path), ranks)
+    rows = [replace(row, completions=(number, number + 50)) for number, row in enumerate(make_rows(7))]
+    micros = plan(rows, 1, 80)
+    assert len(micros[0]) > 2
+    watched = Watched(partial(policy_loss, rule=rule_of("cispo", 0.0, 5.0)))
+    update = policy.update(micros[0], 35, watched, 1e-3)
+    found = watched.collect(micros, ranks, policy.share)
+    assert sum(float((found[id(row)].coefficient * found[id(row)].logp).sum()) for row in rows) / 35 == pytest.approx(
+        -update.loss, rel=1e-4
+    )
+    for row in rows:
+        ratio = np.exp(found[id(row)].logp - row.rollout_logp[row.places]).clip(max=5)
+        assert np.allclose(found[id(row)].coefficient, ratio * row.advantage[row.places], rtol=1e-4)
+    tokens.write(target := tokens.path(tmp_path, 4), rows, found)
+    stored = tokens.read(target)
+    assert [item.completions for item in stored] == [row.completions for row in rows]
+    for item, row in zip(stored, rows, strict=True):
+        assert np.array_equal(item.places, row.places) and np.array_equal(item.advantage, row.advantage[row.places])
+        assert item.logp is not None and np.array_equal(item.logp, found[id(row)].logp)
+        assert np.array_equal(item.coefficient, found[id(row)].coefficient)

@@ -1,0 +1,132 @@
+"""The loop's reports on a real pool: the same figures in pool and board, once a step, also after a rollback."""
+
+import errno
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from sqlalchemy import select
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from proxy.pool import runs, steps
+from proxy.pool.database import Pool, open_pool
+from proxy.pool.schema import events
+from tests.conftest import need
+from tests.trainer.make import fill, make_config, write_model
+from trainer.config import Config
+from trainer.ledger import Ledger
+from trainer.loop import train
+from trainer.megatron.parallel import Ranks
+from trainer.policy import Policy
+from trainer.report.reporter import Reporter
+from trainer.rollback import roll_back
+
+CALM = {"kl_rollout": 0, "extreme_tokens": 0}
+"""The rollouts' logprobs are made up."""
+
+
+def prepare(directory: Path, steps_: int, **changes: Any) -> tuple[Config, Pool]:
+    write_model(directory / "model")
+    config = make_config(directory, **{"steps": steps_, "alarms": CALM} | changes)
+    pool = open_pool(config.pool)
+    fill(pool, runs.open_run(pool, config.run, "train", None).id, 2 * steps_)
+    return config, pool
+
+
+def shown(config: Config, tag: str) -> list[tuple[int, float]]:
+    found = EventAccumulator(str(Path(config.output) / "tensorboard"), size_guidance={"scalars": 0})
+    return [(event.step, event.value) for event in found.Reload().Scalars(tag)]
+
+
+def noted(pool: Pool, kind: str) -> list[str]:
+    with pool.read() as connection:
+        return list(connection.scalars(select(events.c.detail).where(events.c.kind == kind)))
+
+
+def published(pool: Pool, config: Config, name: str) -> list[tuple[int, Any]]:
+    found = steps.metrics(pool, runs.find_run(pool, config.run).id)[1:]
+    return [(row["step"], pytest.approx(row[name], rel=1e-6)) for row in found]
+
+
+def test_board_and_pool_agree_and_a_step_that_is_trained_again_stands_there_once(ranks: Ranks, tmp_path: Path) -> None:
+    config, pool = prepare(tmp_path, 3, report={"keep_tokens": 2}, checkpoint={"keep": 9})
+    train(config, ranks)
+    assert shown(config, "loss/loss") == published(pool, config, "loss")
+    kept = sorted(path.name for path in (tmp_path / "trainer" / "tokens").iterdir())
+    assert kept == ["000002.npz", "000003.npz"]
+    roll_back(config, 1)
+    train(msgspec.structs.replace(config, optimizer=msgspec.structs.replace(config.optimizer, lr=1e-3)), ranks)
+    assert shown(config, "loss/lr") == published(pool, config, "lr") == [(1, 1e-2), (2, 1e-3), (3, 1e-3)]
+    rows = steps.metrics(pool, runs.find_run(pool, config.run).id)[1:]
+    assert all(row["pause_seconds"] == 0 and row["seconds"]["push"] > 0 for row in rows)
+    assert all(row["sampled_tokens"] == 64 == row["trained_tokens"] and not row["unaccounted_tokens"] for row in rows)
+
+
+def test_alarms_are_printed_noted_and_part_of_the_metrics(
+    ranks: Ranks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, pool = prepare(tmp_path, 1, alarms={"kl_rollout": 0.5, "extreme_tokens": 0})
+    train(config, ranks)
+    [row] = steps.metrics(pool, runs.find_run(pool, config.run).id)[1:]
+    [event] = noted(pool, "alarm")
+    assert row["alarms"] == ["kl_rollout"] and event.startswith("step 1: kl_rollout = ")
+    assert "alarm in step 1: kl_rollout = " in capsys.readouterr().err
+    assert shown(config, "alarms/raised") == [(1, 1.0)]
+
+
+class Full:
+    """A board on a full disk."""
+
+    name = "full"
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def write(self, step: int, at: float, metrics: Mapping[str, Any]) -> None:
+        self.asked += 1
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def close(self) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_training_goes_on_without_a_board_that_cannot_write(
+    ranks: Ranks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, pool = prepare(tmp_path, 2, report={"tensorboard": False})
+    ledger, policy = Ledger(config, ranks), Policy(Path(config.model), config, ranks)
+    version = ledger.publish(0, (tmp_path, tmp_path), {"loss": 1.0})
+    said = {"seconds": {}, "reward_mean": 0, "groups": 1, "dropped_groups": 0, "trained_tokens": 0, "loss": 2.0}
+    said |= {"grad_norm": 0, "staleness_mean": 0}
+    with Reporter(config, ledger, policy) as reporter:
+        reporter.boards.append(full := Full())
+        reporter.tell(version, said)
+        reporter.tell(version, said)
+    assert full.asked == 1
+    [event] = noted(pool, "report")
+    assert event.startswith("full could not be written ([Errno 28] No space left on device); training goes on")
+    assert capsys.readouterr().err.count("warning: full could not be written") == 1
+    assert steps.metrics(pool, ledger.run.id)[0]["loss"] == 2.0
+
+
+OFFLINE = """
+from pathlib import Path; from trainer.report.boards import WeightsAndBiases; from trainer.report.settings import Report
+board = WeightsAndBiases(Path({directory!r}), Report(wandb="blackforge", wandb_mode="offline"), "demo", "-after-7")
+board.write(1, 1000.0, {{"loss": 0.5, "staleness_tokens": {{"0": 3}}}})
+board.close()
+"""
+
+
+def test_weights_and_biases_gets_the_same_without_a_network(tmp_path: Path) -> None:
+    import importlib.util
+
+    need("wandb (pip install blackforge[wandb])", importlib.util.find_spec("wandb") is not None)
+    code = OFFLINE.format(directory=str(tmp_path))
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=120)
+    [written] = (tmp_path / "wandb").glob("offline-run-*-demo-after-7/run-demo-after-7.wandb")
+    data = written.read_bytes()
+    assert b"loss/loss" in data and b"staleness/staleness_tokens" in data

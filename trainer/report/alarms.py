@@ -1,0 +1,82 @@
+"""Metrics that are out of bounds: what a person should look at before the run is lost.
+
+Pure functions over a step's metrics. An alarm stops nothing. Left out: trends over steps.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from trainer.report.settings import Alarms
+
+Metrics = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A metric above its threshold."""
+
+    name: str
+    """Of the field in [alarms]."""
+    value: float
+    bound: float
+
+    def text(self) -> str:
+        """What to tell a person."""
+        return f"{self.name} = {self.value:.4g} is above alarms.{self.name} = {self.bound:g}: {MEANING[self.name]}"
+
+
+MEANING = {
+    "length_ratio": "failures ramble on, and long contexts are pushed down; see loss.negative_longest",
+    "negative_gradient_share": "the step mostly pushes tokens down; see loss.negative_weight",
+    "negative_weight_share": "the step's weights mostly push tokens down; see loss.negative_weight",
+    "kl_rollout": "trainer and engine disagree, or the rollouts are too stale; see kl_fresh and `trainer logprobs`",
+    "extreme_tokens": "many tokens are far from what the engine reported; see kl_fresh and `trainer logprobs`",
+    "clip_fraction": "the loss holds back a large part of the tokens; see kl_rollout and batch.max_staleness",
+    "stale_groups": "rollouts come too late and will be dropped; lower batch.queue_limit or add engines",
+    "equal_groups": "the tasks are too easy or too hard to tell rollouts apart",
+    "impossible_tokens": "the engine reports tokens that it could not have sampled; see the sampling parameters",
+    "unaccounted_tokens": "sampled tokens are neither trained nor excluded, which is an error in the trainer",
+}
+
+
+def raised(metrics: Metrics, bounds: Alarms, max_staleness: int) -> list[Alarm]:
+    """The alarms of a step. A metric that is absent raises none; tokens that are lost raise one in any case."""
+    found = []
+    for name, bound in msgspec.structs.asdict(bounds).items():
+        value = _DERIVED[name](metrics, max_staleness) if name in _DERIVED else metrics.get(name)
+        if bound and value is not None and value > bound:
+            found.append(Alarm(name, value, bound))
+    if metrics.get("unaccounted_tokens"):
+        found.append(Alarm("unaccounted_tokens", metrics["unaccounted_tokens"], 0))
+    return found
+
+
+def length_ratio(metrics: Metrics) -> float | None:
+    """p99 of the negatives' lengths over that of the positives; None where a side is missing."""
+    negative, positive = metrics.get("negative_length_p99"), metrics.get("positive_length_p99")
+    return negative / positive if negative is not None and positive else None
+
+
+def stale_groups(metrics: Metrics, max_staleness: int) -> float | None:
+    """Share of groups that are as stale as allowed; None where none may be stale at all."""
+    by_lag = metrics.get("staleness_groups", {})
+    if not max_staleness or not by_lag:
+        return None
+    return sum(count for lag, count in by_lag.items() if int(lag) >= max_staleness) / sum(by_lag.values())
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+_DERIVED: dict[str, Callable[[Metrics, int], float | None]] = {
+    "length_ratio": lambda metrics, _: length_ratio(metrics),
+    "stale_groups": stale_groups,
+    "equal_groups": lambda metrics, _: _share(metrics.get("equal_groups", 0), metrics.get("groups", 0)),
+    "impossible_tokens": lambda metrics, _: _share(
+        metrics.get("excluded_tokens", {}).get("logprob is not finite", 0), metrics.get("sampled_tokens", 0)
+    ),
+}
