@@ -6,7 +6,6 @@ published is leased again unchanged, what was published but not pushed is pushed
 updated and pushed (trainer/policy.py, trainer/push).
 """
 
-import shutil
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from trainer.batch import assemble, choice_of
 from trainer.config import Config
 from trainer.ledger import Ledger
 from trainer.loss import policy_loss
+from trainer.megatron import durable
 from trainer.megatron.optimizer import learning_rate
 from trainer.megatron.parallel import Ranks
 from trainer.packing import key_cost, plan
@@ -86,4 +86,4 @@ def prune(config: Config, step: int) -> None:
     for kind in ("checkpoints", "models"):
         for path in (Path(config.output) / kind).glob("step-*"):
             if int(path.name.removeprefix("step-")) <= step - config.checkpoint.keep:
-                shutil.rmtree(path)
+                durable.remove(path)

@@ -1,7 +1,8 @@
 """Directories that are either complete and on disk, or absent.
 
-A directory is filled under a temporary name, its files and itself are synced, and it is renamed; a crash leaves at most
-a temporary directory, which the next write of the same name removes.
+A directory is filled under a temporary name, its files and itself are synced, and it is renamed; one that is deleted
+loses its name first. A crash leaves at most directories with temporary names, which the next write of the same name and
+the next deletion remove.
 """
 
 import os
@@ -35,9 +36,17 @@ def commit(target: Path) -> None:
     directory = unfinished(target)
     for path in (*directory.rglob("*"), directory):
         sync(path)
-    shutil.rmtree(target, ignore_errors=True)
+    remove(target)
     os.rename(directory, target)
     sync(target.parent)
+
+
+def remove(target: Path) -> None:
+    """Delete a directory, if it is there, and what crashes left of the deletion of others beside it."""
+    if target.exists():
+        os.rename(target, target.with_name(f".{target.name}.old"))
+    for left in target.parent.glob(".*.old"):
+        shutil.rmtree(left)
 
 
 def sync(path: Path) -> None:

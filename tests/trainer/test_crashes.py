@@ -1,0 +1,193 @@
+"""kill -9 at every stage of a step and anywhere between: what follows is the undisturbed run, bit for bit.
+
+Held after each: weights and losses of every step, which groups it consumed, and that each group was trained once.
+"""
+
+import importlib.util
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.conftest import need
+from tests.trainer.lives import End, Lives
+from tests.trainer.test_loop import metrics, prepare, query
+from tests.trainer.test_weights import same_files
+
+KILLED = -9
+STAGES = [  # of trainer/loop.py, in order; those behind a publication are reached one step further on each
+    End("c_call", "rename"),  # step 0 is written, but not under its name
+    End("return", "Policy.write_hf", rank=1),
+    End("return", "lease"),
+    End("return", "Policy.update", rank=1),
+    End("return", "Policy.update"),
+    End("c_call", "fsync", 2),  # in the middle of the checkpoint
+    End("c_call", "rename"),
+    End("return", "Checkpoints.save", rank=1),
+    End("return", "save_file"),  # in the middle of the model
+    End("return", "save"),
+    End("return", "publish"),
+    End("call", "mark_pushed", 2),  # the first is of the push that resuming repeats
+    End("return", "Ledger.push", 2, rank=1),
+    End("c_call", "rmdir"),  # in the middle of what is deleted
+]
+STEPS = 6
+ANYWHERE = (150_000, 400_000)
+"""Calls and returns after which a life is ended at random: from the loading of weights to the second step."""
+
+
+@pytest.fixture(scope="module")
+def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
+    need("megatron-core", importlib.util.find_spec("megatron") is not None)
+    lives = Lives(tmp_path_factory.mktemp("lives") / "log")
+    yield lives
+    lives.close()
+
+
+@pytest.fixture(scope="module")
+def smooth(lives: Lives, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """An undisturbed run of so many ranks."""
+
+    @cache
+    def run(ranks: int) -> Path:
+        directory = prepare(tmp_path_factory.mktemp("smooth"), groups=2 * STEPS)
+        assert lives.live(*launch(directory, ranks), ranks=ranks) == [0] * ranks, lives.said()
+        return directory
+
+    return run
+
+
+def launch(directory: Path, ranks: int) -> list[str]:
+    settings = ["--steps", str(STEPS), "--set", "checkpoint.keep=3", "--nproc", str(ranks)]
+    return ["launch", str(directory / "trainer.toml"), *settings]
+
+
+def check_same(rough: Path, smooth: Path) -> None:
+    every = "select queue_index, state, step from groups order by queue_index"
+    assert query(rough, every) == query(smooth, every) == [(i, "CONSUMED", 1 + i // 2) for i in range(2 * STEPS)]
+    assert query(rough, "select step from policy_versions order by id") == [(step,) for step in range(STEPS + 1)]
+    assert query(rough, "select count(*) from policy_versions where pushed_at is null") == [(0,)]
+    for step in range(STEPS - 2, STEPS + 1):
+        name = f"out/models/step-{step:06d}"
+        assert same_files(smooth / name, rough / name), step
+    left = [sorted(str(path.relative_to(where)) for path in where.glob("out/*/*")) for where in (smooth, rough)]
+    assert left[0] == left[1]
+    told = [[learned(row) for row in metrics(where)[1:]] for where in (smooth, rough)]
+    assert told[0] == told[1]
+
+
+def learned(row: dict[str, Any]) -> dict[str, Any]:
+    """The metrics of a step but for its times."""
+    return {name: value for name, value in row.items() if name != "seconds"}
+
+
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
+def test_a_kill_at_every_stage_changes_nothing(
+    ranks: int, lives: Lives, smooth: Callable[[int], Path], tmp_path: Path
+) -> None:
+    rough = prepare(tmp_path / "rough", groups=2 * STEPS)
+    for end in STAGES:
+        here = msgspec.structs.replace(end, rank=min(end.rank, ranks - 1))
+        assert lives.live(*launch(rough, ranks), ranks=ranks, end=here) == [KILLED] * ranks, (end, lives.said())
+    assert lives.live(*launch(rough, ranks), ranks=ranks) == [0] * ranks, lives.said()
+    check_same(rough, smooth(ranks))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_kill_anywhere_changes_nothing(
+    ranks: int, seed: int, lives: Lives, smooth: Callable[[int], Path], tmp_path: Path
+) -> None:
+    rough, generator, killed = prepare(tmp_path / "rough", groups=2 * STEPS), random.Random(seed), 0
+    statuses: list[int] = []
+    while statuses != [0] * ranks:
+        end = End(count=generator.randint(*ANYWHERE), rank=generator.randrange(ranks))
+        statuses = lives.live(*launch(rough, ranks), ranks=ranks, end=end)
+        assert statuses in ([0] * ranks, [KILLED] * ranks), (end, lives.said())
+        killed += KILLED in statuses
+    assert killed >= 3
+    check_same(rough, smooth(ranks))
+
+
+class Engine(BaseHTTPRequestHandler):
+    """Serves the version that it is told, and does to the trainer what its server is told at a path."""
+
+    server: "Replica"
+
+    def do_POST(self) -> None:
+        body = msgspec.json.decode(self.rfile.read(int(self.headers["content-length"])))
+        self.server.version = body.get("weight_version", self.server.version)
+        if self.path == self.server.deadly:
+            self.server.deadly = ""
+            self.server.lives.kill()
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        text = msgspec.json.encode({"success": True, "weight_version": self.server.version})
+        with suppress(OSError):  # the trainer may be dead
+            self.send_response(200)
+            self.send_header("content-length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing on the terminal."""
+
+
+class Replica(ThreadingHTTPServer):
+    """An engine whose `deadly` path is the end of the trainer that asks for it."""
+
+    def __init__(self, lives: Lives):
+        super().__init__(("127.0.0.1", 0), Engine)
+        self.lives, self.version, self.deadly = lives, "initial", ""
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+@pytest.fixture
+def replicas(lives: Lives) -> Iterator[list[Replica]]:
+    found = [Replica(lives), Replica(lives)]
+    yield found
+    for replica in found:
+        replica.shutdown()
+        replica.server_close()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param("/pause_generation", marks=pytest.mark.long),
+        pytest.param("/update_weights_from_disk", marks=pytest.mark.long),
+        "/continue_generation",
+    ],
+)
+def test_a_kill_in_the_middle_of_a_push_is_made_good(
+    path: str, replicas: list[Replica], lives: Lives, tmp_path: Path
+) -> None:
+    directory = prepare(tmp_path)
+    urls = msgspec.json.encode([replica.url for replica in replicas]).decode()
+    arguments = ["launch", str(directory / "trainer.toml"), "--set", f"push.engines={urls}", "--steps"]
+    assert lives.live(*arguments, "1") == [0], lives.said()
+    replicas[1].deadly = path
+    assert lives.live(*arguments, "2") == [KILLED], lives.said()  # by the push that resuming repeats
+    replicas[0].deadly = path
+    assert lives.live(*arguments, "2") == [KILLED], lives.said()
+    assert lives.live(*arguments, "2") == [0], lives.said()
+    newest = query(directory, "select 'v' || max(id), count(*), sum(pushed_at is null) from policy_versions")
+    assert newest == [(replicas[0].version, 3, 0)] and replicas[1].version == replicas[0].version
+    assert query(directory, "select state, count(*) from groups group by state") == [("CONSUMED", 4), ("DONE", 2)]
