@@ -169,6 +169,8 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Ranks that share one micro-batch by tokens, for contexts that one cannot hold. Keys and values are gathered."""
     pipeline: int = 1
     """Stages of consecutive layers, each on ranks of its own; micro-batches pass through them one behind the other."""
+    expert: int = 1
+    """Ranks that divide the experts of a mixture among them; each sends the others the tokens for their experts."""
     logits_tokens: int = 4096
     """Rows of logits that exist at a time; of more trained tokens, the head is computed again in the backward pass."""
     head_float32: bool = False
@@ -183,7 +185,7 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Shard the optimizer's state over the data-parallel ranks."""
 
     def __post_init__(self) -> None:
-        for name in ("processes", "tensor", "context", "pipeline", "logits_tokens"):
+        for name in ("processes", "tensor", "context", "pipeline", "expert", "logits_tokens"):
             value = msgspec.structs.asdict(self)[name]
             _demand(value >= 1, f"parallel.{name} = {value} starts nothing; set it to 1 or more")
         _demand(
@@ -199,6 +201,11 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             self.processes % self.copy == 0,
             f"parallel.processes = {self.processes} is no multiple of parallel.tensor = {self.tensor} times "
             f"parallel.context = {self.context} times parallel.pipeline = {self.pipeline}; change one",
+        )
+        _demand(
+            self.processes % (self.expert * self.pipeline) == 0,
+            f"parallel.processes = {self.processes} is no multiple of parallel.expert = {self.expert} times "
+            f"parallel.pipeline = {self.pipeline}; change one",
         )
 
     @property

@@ -34,7 +34,7 @@ class Piece:
 def key_cost(shape: Shape) -> float:
     """FLOPs of one query and key in attention over those of one token in the linear layers of the same layer."""
     width, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    linear = 2 * shape.hidden * (2 * width + 2 * keys + 3 * shape.ffn)
+    linear = 2 * shape.hidden * (2 * width + 2 * keys + 3 * shape.token_ffn())
     return 4 * width / linear
 
 

@@ -7,7 +7,21 @@ from typing import Any
 
 from proxy.pool.errors import UserError
 
-FAMILIES = ("llama", "qwen2", "qwen3")
+FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts in place of the feed-forward network of some layers."""
+
+    count: int
+    per_token: int
+    ffn: int
+    """Width of one expert."""
+    normalised: bool
+    """The weights of a token's experts are divided by their sum."""
+    layers: tuple[bool, ...]
+    """Which layers have experts; the others are dense."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +40,14 @@ class Shape:
     norm_eps: float
     tied: bool
     rope: dict[str, Any]
+    experts: Experts | None = None
+
+    def token_ffn(self) -> float:
+        """Width of the feed-forward network that one token passes through, the mean over the layers."""
+        if self.experts is None:
+            return self.ffn
+        sparse = sum(self.experts.layers) / self.layers
+        return sparse * self.experts.per_token * self.experts.ffn + (1 - sparse) * self.ffn
 
 
 def read_shape(directory: Path) -> Shape:
@@ -37,9 +59,11 @@ def read_shape(directory: Path) -> Shape:
         raise UserError(f"{path} cannot be read ({error}); name a Hugging Face model directory") from error
     _check_family(config, path)
     try:
-        return _shape(config)
+        shape = _shape(config)
     except KeyError as error:
         raise UserError(f"{path} lacks {error.args[0]}, which the trainer needs; add it to the file") from error
+    _check_experts(shape.experts, path)
+    return shape
 
 
 def _shape(config: dict[str, Any]) -> Shape:
@@ -58,7 +82,38 @@ def _shape(config: dict[str, Any]) -> Shape:
         norm_eps=config["rms_norm_eps"],
         tied=config.get("tie_word_embeddings", False),
         rope=rope,
+        experts=_experts(config) if config["model_type"] == "qwen3_moe" else None,
     )
+
+
+def _experts(config: dict[str, Any]) -> Experts | None:
+    """None when every layer is dense."""
+    dense, each = config.get("mlp_only_layers") or [], config.get("decoder_sparse_step", 1)
+    layers = tuple(layer not in dense and (layer + 1) % each == 0 for layer in range(config["num_hidden_layers"]))
+    name = "num_local_experts" if "num_local_experts" in config else "num_experts"  # transformers 5, and before
+    if not any(layers) or config[name] == 0:
+        return None
+    return Experts(
+        count=config[name],
+        per_token=config["num_experts_per_tok"],
+        ffn=config["moe_intermediate_size"],
+        normalised=config["norm_topk_prob"],
+        layers=layers,
+    )
+
+
+def _check_experts(experts: Experts | None, path: Path) -> None:
+    if experts is None:
+        return
+    if not 1 <= experts.per_token <= experts.count:
+        raise UserError(
+            f"{path} sends a token to num_experts_per_tok = {experts.per_token} of {experts.count} experts; correct it"
+        )
+    if experts.normalised and experts.per_token == 1:
+        raise UserError(
+            f"{path} has norm_topk_prob with num_experts_per_tok = 1: the router's weight is always 1 and it could not "
+            "learn; set norm_topk_prob to false"
+        )
 
 
 def _check_family(config: dict[str, Any], path: Path) -> None:

@@ -23,6 +23,7 @@ from trainer.config import Config
 from trainer.rows import Row
 
 VOCABULARY, HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 96, 32, 64, 4, 2, 8, 2
+EXPERTS, EXPERT_FFN = 8, 16
 LLAMA_ROPE = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -30,10 +31,23 @@ LLAMA_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+MOE: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "attention_bias": False,
+    "num_experts": EXPERTS,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": EXPERT_FFN,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "attention_bias": False},
     "qwen2": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": True},
     "llama": {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "rope_scaling": LLAMA_ROPE},
+    "qwen3_moe": MOE,
+    "qwen3_moe_mixed": MOE | {"norm_topk_prob": False, "decoder_sparse_step": 2},
 }
 
 
@@ -79,17 +93,27 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         found["lm_head.weight"] = (VOCABULARY, HIDDEN)
     for layer in range(LAYERS):
         attention = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+        parts: dict[str, tuple[int, ...]]
         parts = {f"self_attn.{name}.weight": (size, HIDDEN) for name, size in attention.items()}
         parts |= {"self_attn.o_proj.weight": (HIDDEN, queries)}
-        parts |= {f"mlp.{name}.weight": (FFN, HIDDEN) for name in ("gate_proj", "up_proj")}
-        parts |= {"mlp.down_proj.weight": (HIDDEN, FFN)}
+        if config["model_type"] == "qwen3_moe" and (layer + 1) % config["decoder_sparse_step"] == 0:
+            parts |= {"mlp.gate.weight": (EXPERTS, HIDDEN)}
+            for expert in range(EXPERTS):
+                parts |= feed_forward(f"mlp.experts.{expert}", EXPERT_FFN)
+        else:
+            parts |= feed_forward("mlp", FFN)
         norms = {"input_layernorm.weight": (HIDDEN,), "post_attention_layernorm.weight": (HIDDEN,)}
-        if config["model_type"] == "qwen3":
+        if config["model_type"].startswith("qwen3"):
             norms |= {"self_attn.q_norm.weight": (HEAD_DIM,), "self_attn.k_norm.weight": (HEAD_DIM,)}
         if config["model_type"] == "qwen2":
             norms |= {f"self_attn.{name}.bias": (size,) for name, size in attention.items()}
         found |= {f"model.layers.{layer}.{name}": shape for name, shape in {**parts, **norms}.items()}
     return found
+
+
+def feed_forward(name: str, width: int) -> dict[str, tuple[int, ...]]:
+    parts: dict[str, tuple[int, ...]] = {f"{name}.{part}.weight": (width, HIDDEN) for part in ("gate_proj", "up_proj")}
+    return parts | {f"{name}.down_proj.weight": (HIDDEN, width)}
 
 
 def make_config(directory: Path, **changes: Any) -> Config:

@@ -1,5 +1,6 @@
 """Every wrong setting fails before anything starts, in one sentence with the value, the rule and the way out."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,7 @@ def test_overrides_are_read_as_toml_or_as_a_word(file: Path) -> None:
         ("parallel.tensor=2", "parallel.processes = 1 is no multiple of parallel.tensor = 2"),
         ("parallel.context=2", "no multiple of parallel.tensor = 1 times parallel.context = 2"),
         ("parallel.pipeline=2", "context = 1 times parallel.pipeline = 2; change one"),
+        ("parallel.expert=2", "no multiple of parallel.expert = 2 times parallel.pipeline = 1"),
         ("parallel.sequence=true", "parallel.tensor = 1; drop one"),
         ("push.engines=['127.0.0.1:1']", "no http URL"),
         ("push.engines=['http://a:1', 'http://a:1']", "names http://a:1 twice"),
@@ -92,6 +94,43 @@ def test_a_model_that_is_not_mapped_is_refused(old: str, new: str, sentence: str
     config.write_text(config.read_text().replace(old, new))
     with pytest.raises(UserError, match=sentence):
         read_shape(config.parent)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ('"num_experts_per_tok": 3', '"num_experts_per_tok": 9', "num_experts_per_tok = 9 of 8 experts"),
+        ('"num_experts_per_tok": 3', '"num_experts_per_tok": 1', "the router's weight is always 1"),
+        ('"num_experts": 8, ', "", "lacks num_experts, which the trainer needs"),
+    ],
+)
+def test_a_mixture_that_is_not_mapped_is_refused(old: str, new: str, sentence: str, tmp_path: Path) -> None:
+    config = write_model(tmp_path / "model", "qwen3_moe") / "config.json"
+    config.write_text(config.read_text().replace(old, new))
+    with pytest.raises(UserError, match=sentence):
+        read_shape(config.parent)
+
+
+@pytest.mark.parametrize(
+    ("changes", "layers"),
+    [
+        ({"decoder_sparse_step": 2}, (False, True)),
+        ({"mlp_only_layers": [1]}, (True, False)),
+        ({"num_local_experts": 8, "num_experts": None}, (True, True)),
+    ],
+)
+def test_which_layers_have_experts(changes: dict[str, object], layers: tuple[bool, ...], tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model", "qwen3_moe") / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    experts = read_shape(path.parent).experts
+    assert experts is not None and (experts.layers, experts.count) == (layers, 8)
+
+
+@pytest.mark.parametrize("changes", [{"num_experts": 0}, {"mlp_only_layers": [0, 1]}])
+def test_without_experts_the_model_is_dense(changes: dict[str, object], tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model", "qwen3_moe") / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    assert read_shape(path.parent).experts is None
 
 
 def test_ranks_are_passed_on_as_settings(file: Path) -> None:

@@ -23,7 +23,7 @@ from trainer.report import tokens
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One job of two ranks that tries every split: models by family, and what came out by split."""
     directory = tmp_path_factory.mktemp("ranks")
-    for family in ("qwen3", "qwen2"):
+    for family in ("qwen3", "qwen2", "qwen3_moe"):
         write_model(directory / family, family)
     run_two(directory, directory, *two_ranks.SPLITS)
     return directory
@@ -54,7 +54,7 @@ def test_two_ranks_learn_what_one_learns(split: str, two: Path, ranks: Ranks, tm
         assert mine.logp == pytest.approx(theirs.logp, rel=1e-5)
         assert mine.coefficient == pytest.approx(theirs.coefficient, rel=1e-4)
     logp, best = torch.load(one / "evaluated-0.pt")
-    for rank in (0, 1) if split != "context" else ():  # of whose ranks each computes a part
+    for rank in (0, 1) if "context" not in split else ():  # of whose ranks each computes a part
         theirs = torch.load(out / f"evaluated-{rank}.pt")
         assert torch.allclose(theirs[0], logp, rtol=1e-5) and torch.equal(theirs[1], best)
     # A checkpoint of two ranks goes on in one.
@@ -79,6 +79,21 @@ def test_trees_through_a_pipeline_have_the_gradients_of_separate_rows(
     both = stages[0].keys() & stages[1].keys()
     assert both == ({"embedding.word_embeddings.weight"} if split == "pipeline-tied" else set())
     for name, gradient in (item for stage in stages for item in stage.items()):
+        assert (gradient - flat[name]).norm() <= 1e-5 * flat[name].norm(), name
+
+
+@pytest.mark.parametrize("split", [name for name in two_ranks.SPLITS if name.startswith("experts")])
+def test_trees_through_divided_experts_have_the_gradients_of_separate_rows(
+    split: str, two: Path, ranks: Ranks, tmp_path: Path
+) -> None:
+    """Router and experts, also of tokens that came from the other rank; and what else each rank has whole."""
+    policy = Policy(two / two_ranks.family(split), make_config(tmp_path), ranks)
+    flat = two_ranks.gradients(policy, two_ranks.BATCHES[0], merge=False)
+    found: list[dict[str, Any]] = [torch.load(two / split / f"gradients-{rank}.pt") for rank in (0, 1)]
+    del flat["loss"]  # of which each rank has a part
+    whole = {name for both in found for name in both if name in flat and both[name].shape == flat[name].shape}
+    assert whole >= {name for name in flat if ".mlp." in name}
+    for name, gradient in ((name, both[name]) for both in found for name in both.keys() & whole):
         assert (gradient - flat[name]).norm() <= 1e-5 * flat[name].norm(), name
 
 

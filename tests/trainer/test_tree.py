@@ -263,7 +263,7 @@ def distance(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
 
 
 @pytest.mark.parametrize("kind", ["cispo", "ppo", "gspo"])
-@pytest.mark.parametrize("family", ["qwen3", "llama"])
+@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3_moe"])
 def test_trees_give_the_loss_and_gradient_of_separate_rows(
     kind: str, family: str, ranks: Ranks, tmp_path: Path
 ) -> None:
@@ -297,7 +297,7 @@ def test_the_same_packing_gives_a_ratio_of_exactly_one(ranks: Ranks, tmp_path: P
         assert torch.equal(policy.logprobs(packed), policy.ddp(packed)[packed.branches].detach())
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen2"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "qwen3_moe", "qwen3_moe_mixed"])
 def test_in_double_precision_nothing_is_left_of_the_difference(family: str, ranks: Ranks, tmp_path: Path) -> None:
     """Through the same Megatron layers, every parameter's gradient to 1e-9."""
     model = Policy(write_model(tmp_path / "model", family), make_config(tmp_path), ranks).model.double()
@@ -315,7 +315,7 @@ def test_in_double_precision_nothing_is_left_of_the_difference(family: str, rank
         found = torch.autograd.grad(total, list(parameters.values()))
         return dict(zip(parameters, found, strict=True)) | {"loss": total.detach()}
 
-    rows = [one for seed in (5, 6) for one in rows_of(seed, vocabulary=3, longest=25) if one.inputs]
+    rows = [one for seed, size in ((5, 3), (6, VOCABULARY)) for one in rows_of(seed, 9, size, 25) if one.inputs]
     flat = gradient([[one] for one in rows], merge=False)
     assert flat["loss"].dtype == torch.float64
     for budget in (30, 10_000):

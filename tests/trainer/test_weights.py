@@ -8,6 +8,7 @@ import sys
 from itertools import accumulate, pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -97,3 +98,19 @@ def test_layers_that_do_not_divide_into_stages_are_refused(tmp_path: Path) -> No
     shape = read_shape(write_model(tmp_path))
     with pytest.raises(UserError, match="parallel.pipeline = 3 does not divide the model's 2 layers; choose a divisor"):
         transformer_config(shape, torch.float32, Parallel(processes=3, pipeline=3))
+
+
+@pytest.mark.parametrize(
+    ("family", "parallel", "sentence"),
+    [
+        ("qwen3", {"expert": 2}, "parallel.expert = 2 divides experts, and qwen3 has none; set it to 1"),
+        ("qwen3_moe", {"expert": 3}, "parallel.expert = 3 does not divide the model's 8 experts; choose a divisor"),
+        ("qwen3_moe", {"tensor": 2}, "parallel.tensor = 2 with a mixture of experts needs parallel.sequence = true"),
+    ],
+)
+def test_experts_that_ranks_cannot_divide_are_refused(
+    family: str, parallel: dict[str, int], sentence: str, tmp_path: Path
+) -> None:
+    shape = read_shape(write_model(tmp_path / "model", family))
+    with pytest.raises(UserError, match=sentence):
+        transformer_config(shape, torch.float32, msgspec.convert({"processes": 6} | parallel, Parallel))

@@ -41,8 +41,13 @@ SPLITS: dict[str, dict[str, Any]] = {
     "context": {"context": 2},
     "pipeline": {"pipeline": 2},
     "pipeline-tied": {"pipeline": 2, "recompute": True},
+    "experts": {"expert": 2},
+    "experts-tensor": {"tensor": 2, "sequence": True, "expert": 2, "recompute": True},
+    "experts-copied": {"tensor": 2, "sequence": True},
+    "experts-context": {"context": 2, "expert": 2},
+    "experts-pipeline": {"pipeline": 2},
 }
-FAMILIES = {"pipeline-tied": "qwen2"}
+FAMILIES = {"pipeline-tied": "qwen2"} | {name: "qwen3_moe" for name in SPLITS if name.startswith("experts")}
 """The others train the model of family qwen3. That of qwen2 has its embedding as its head."""
 
 

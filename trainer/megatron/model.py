@@ -1,7 +1,7 @@
 """Megatron's GPTModel, built from the config.json of a Hugging Face model directory.
 
-Families: dense Qwen3, Qwen2 and Llama (also with Llama-3 rope scaling), tied or untied embeddings. Left out: mixture of
-experts, sliding windows, biases outside q/k/v.
+Families: dense Qwen3, Qwen2 and Llama (also with Llama-3 rope scaling), tied or untied embeddings; Qwen3-MoE
+(trainer/megatron/experts.py). Left out: sliding windows, biases outside q/k/v.
 """
 
 from typing import Any
@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from proxy.pool.errors import UserError
 from trainer.config import Parallel
 from trainer.megatron.attention import TreeAttention
+from trainer.megatron.experts import expert_options, mark_experts, with_experts
 from trainer.megatron.kernels import Layout
 from trainer.packed import Packed
 from trainer.shape import Shape
@@ -47,7 +48,7 @@ def transformer_config(shape: Shape, dtype: torch.dtype, parallel: Parallel) -> 
         kv_channels=shape.head_dim,
         layernorm_epsilon=shape.norm_eps,
         # Needed here as well as in the layer spec: without it the q/k norm gradients are not summed over tensor ranks.
-        qk_layernorm=shape.family == "qwen3",
+        qk_layernorm=shape.family in ("qwen3", "qwen3_moe"),
         add_qkv_bias=shape.family == "qwen2",
         add_bias_linear=False,
         normalization="RMSNorm",
@@ -64,7 +65,7 @@ def transformer_config(shape: Shape, dtype: torch.dtype, parallel: Parallel) -> 
         pipeline_model_parallel_size=parallel.pipeline,
         pipeline_dtype=dtype,
         variable_seq_lengths=parallel.pipeline > 1,  # micro-batches differ in length
-        moe_token_dispatcher_type="alltoall",  # variable lengths ask for it, also of dense models
+        moe_token_dispatcher_type="alltoall",  # for ranks with different numbers of tokens; pipelines ask for it anyway
         batch_p2p_sync=False,
         recompute_granularity="full" if parallel.recompute else None,
         recompute_method="uniform" if parallel.recompute else None,
@@ -75,20 +76,19 @@ def transformer_config(shape: Shape, dtype: torch.dtype, parallel: Parallel) -> 
         masked_softmax_fusion=False,
         gradient_accumulation_fusion=False,
         apply_rope_fusion=False,
+        **expert_options(shape, parallel),
     )
 
 
 def build_model(shape: Shape, config: TransformerConfig, parallel: Parallel) -> "PolicyModel":
     """An uninitialised model of this shape, or this rank's stage of it."""
-    spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=config.qk_layernorm)
-    attention = spec.submodules.self_attention.submodules
-    attention.core_attention = ModuleSpec(module=TreeAttention)
-    spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = SharedNorm
-    if config.qk_layernorm:
-        attention.q_layernorm = attention.k_layernorm = SharedNorm
+    count = shape.layers // parallel.pipeline
+    first = count * parallel_state.get_pipeline_model_parallel_rank()
     model = PolicyModel(
         config,
-        TransformerBlockSubmodules(layer_specs=[spec] * (shape.layers // parallel.pipeline), layer_norm=SharedNorm),
+        TransformerBlockSubmodules(
+            layer_specs=layer_specs(shape, config)[first : first + count], layer_norm=SharedNorm
+        ),
         vocab_size=shape.vocab,
         max_sequence_length=shape.context,
         pre_process=parallel_state.is_pipeline_first_stage(),
@@ -96,6 +96,7 @@ def build_model(shape: Shape, config: TransformerConfig, parallel: Parallel) -> 
         position_embedding_type="rope",
         share_embeddings_and_output_weights=shape.tied,
     )
+    mark_experts(model)
     model.rotary_pos_emb = PackedRotary(shape, model.rotary_pos_emb.cp_group)
     model.logits_tokens, model.head_float32 = parallel.logits_tokens, parallel.head_float32
     if (
@@ -104,6 +105,25 @@ def build_model(shape: Shape, config: TransformerConfig, parallel: Parallel) -> 
         model.output_layer.sequence_parallel = False
         model.output_layer.allreduce_dgrad = True
     return model
+
+
+def layer_specs(shape: Shape, config: TransformerConfig) -> list[ModuleSpec]:
+    """What each layer of the model is made of."""
+    dense = _layer_spec(config)
+    if shape.experts is None:
+        return [dense] * shape.layers
+    sparse = with_experts(_layer_spec(config), shape.experts)
+    return [sparse if has_experts else dense for has_experts in shape.experts.layers]
+
+
+def _layer_spec(config: TransformerConfig) -> ModuleSpec:
+    spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=config.qk_layernorm)
+    attention = spec.submodules.self_attention.submodules
+    attention.core_attention = ModuleSpec(module=TreeAttention)
+    spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = SharedNorm
+    if config.qk_layernorm:
+        attention.q_layernorm = attention.k_layernorm = SharedNorm
+    return spec
 
 
 class SharedNorm(torch.nn.Module):

@@ -1,6 +1,6 @@
 """Process groups of one training job: who this rank is, and the few collectives the trainer calls by name.
 
-Ranks come from torchrun's environment variables. Left out: expert parallelism.
+Ranks come from torchrun's environment variables.
 """
 
 import logging
@@ -95,10 +95,17 @@ def split(parallel: Parallel, device: Device, seed: int = 0) -> Iterator[Ranks]:
             f"{dist.get_world_size()} processes do not split by parallel.tensor = {parallel.tensor} times "
             f"parallel.context = {parallel.context} times parallel.pipeline = {parallel.pipeline}; start a multiple"
         )
+    if dist.get_world_size() % (parallel.expert * parallel.pipeline):
+        raise UserError(
+            f"{dist.get_world_size()} processes do not split by parallel.expert = {parallel.expert} times "
+            f"parallel.pipeline = {parallel.pipeline}; start a multiple"
+        )
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tensor,
         pipeline_model_parallel_size=parallel.pipeline,
         context_parallel_size=parallel.context,
+        expert_model_parallel_size=parallel.expert,
+        expert_tensor_parallel_size=1,
     )
     try:
         torch.manual_seed(seed)

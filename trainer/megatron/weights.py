@@ -2,7 +2,6 @@
 
 `write_model` leaves a complete directory (config, tokenizer, weights) or none: it is filled under another name, synced
 to disk and renamed. Tensors are gathered and written one after the other, so that no process holds the model whole.
-Left out: expert weights.
 """
 
 import json
@@ -40,13 +39,19 @@ _LAYER = {
     "self_attention.linear_proj.weight": ["self_attn.o_proj.weight"],
     "mlp.linear_fc1.weight": ["mlp.gate_proj.weight", "mlp.up_proj.weight"],
     "mlp.linear_fc2.weight": ["mlp.down_proj.weight"],
+    "mlp.router.weight": ["mlp.gate.weight"],
 }
+_EXPERT = re.compile(r"(decoder\.layers\.\d+\.mlp\.)experts\.local_experts\.(\d+)\.(.+)")
 _NOT_COPIED = re.compile(r".*\.(safetensors|safetensors\.index\.json|bin|pt|pth|gguf)$")
 
 
 def _hf_names(name: str) -> list[str]:
     if name in _TOP:
         return [_TOP[name]]
+    expert = _EXPERT.fullmatch(name)
+    if expert is not None:
+        dense = _hf_names(expert[1] + expert[3])
+        return [hf_name.replace(".mlp.", f".mlp.experts.{expert[2]}.") for hf_name in dense]
     match = re.fullmatch(r"decoder\.layers\.(\d+)\.(.+)", name)
     assert match is not None, name
     return [f"model.layers.{match[1]}.{suffix}" for suffix in _LAYER[match[2]]]
@@ -63,22 +68,38 @@ def load_weights(model: PolicyModel, directory: Path) -> None:
 
 
 def named_weights(model: PolicyModel) -> Iterator[tuple[str, Any]]:
-    """This rank's parameters by their names in the whole model: layers counted through all stages.
+    """This rank's parameters by their names in the whole model: layers and experts counted through all ranks.
 
     A head that shares the embedding's weights has its name, also where it is a copy on the last of several stages.
     """
     before = model.decoder.layers[0].layer_number - 1
+    own = parallel_state.get_expert_model_parallel_rank()
     for name, param in model.named_parameters():
         if model.share_embeddings_and_output_weights and name == "output_layer.weight":
             name = "embedding.word_embeddings.weight"
-        yield re.sub(r"^decoder\.layers\.(\d+)", lambda found: f"decoder.layers.{before + int(found[1])}", name), param
+        name = re.sub(r"^decoder\.layers\.(\d+)", lambda found: f"decoder.layers.{before + int(found[1])}", name)
+        yield _renamed(name, own, model.config), param
 
 
 def export_weights(model: PolicyModel) -> Iterator[tuple[str, Tensor]]:
     """(Hugging Face name, whole tensor on the CPU) of all stages; every rank must iterate to the end."""
-    for name, full in _whole(model):
-        for hf_name, part in zip(_hf_names(name), _split(name, full.cpu(), model.config), strict=True):
-            yield hf_name, part.contiguous()
+    own = parallel_state.get_expert_model_parallel_rank()
+    for name, gathered in _whole(model):
+        parts = gathered.chunk(model.config.expert_model_parallel_size) if _EXPERT.fullmatch(name) else [gathered]
+        for rank, full in enumerate(parts):
+            theirs = _renamed(name, rank - own, model.config)
+            for hf_name, part in zip(_hf_names(theirs), _split(theirs, full.cpu(), model.config), strict=True):
+                yield hf_name, part.contiguous()
+
+
+def _renamed(name: str, ranks: int, config: TransformerConfig) -> str:
+    """The name of the expert that is in the same place so many expert ranks further; other names stay."""
+    expert = _EXPERT.fullmatch(name)
+    if expert is None:
+        return name
+    assert config.num_moe_experts is not None
+    number = int(expert[2]) + ranks * (config.num_moe_experts // config.expert_model_parallel_size)
+    return f"{expert[1]}experts.local_experts.{number}.{expert[3]}"
 
 
 def _whole(model: PolicyModel) -> Iterator[tuple[str, Tensor]]:
@@ -86,7 +107,7 @@ def _whole(model: PolicyModel) -> Iterator[tuple[str, Tensor]]:
     group = parallel_state.get_pipeline_model_parallel_group()
     own = dict(named_weights(model))
     device = next(iter(own.values())).device
-    described = [(name, _gathered_shape(param), param.dtype) for name, param in own.items()]
+    described = [(name, _gathered_shape(name, param, model.config), param.dtype) for name, param in own.items()]
     stages: list[Any] = [None] * group.size()
     dist.all_gather_object(stages, described, group=group)
     sent = set()
@@ -160,12 +181,15 @@ def _split(name: str, full: Tensor, config: TransformerConfig) -> list[Tensor]:
     return [block.reshape(-1, *rest) for block in blocks]
 
 
-def _is_split(param: Tensor) -> bool:
+def _is_split(name: str, param: Tensor) -> bool:
+    """Whether tensor ranks have a part each; every expert is whole."""
+    if _EXPERT.fullmatch(name):
+        return False
     return vars(param).get("tensor_model_parallel", False) and parallel_state.get_tensor_model_parallel_world_size() > 1
 
 
 def _shard(name: str, full: Tensor, param: Tensor) -> Tensor:
-    if not _is_split(param):
+    if not _is_split(name, param):
         return full
     rank, size = (
         parallel_state.get_tensor_model_parallel_rank(),
@@ -176,19 +200,28 @@ def _shard(name: str, full: Tensor, param: Tensor) -> Tensor:
     return full.chunk(size, vars(param)["partition_dim"])[rank]
 
 
-def _gathered_shape(param: Tensor) -> list[int]:
+def _gathered_shape(name: str, param: Tensor, config: TransformerConfig) -> list[int]:
     shape = list(param.shape)
-    if _is_split(param):
+    if _EXPERT.fullmatch(name):
+        shape[0] *= config.expert_model_parallel_size
+    if _is_split(name, param):
         shape[vars(param)["partition_dim"]] *= parallel_state.get_tensor_model_parallel_world_size()
     return shape
 
 
 def _gather(name: str, param: Tensor) -> Tensor:
-    if not _is_split(param):
+    """The whole tensor; of an expert, those that the expert ranks have in the same place, one after the other."""
+    if _EXPERT.fullmatch(name):
+        return torch.cat(_gather_parts(param, parallel_state.get_expert_model_parallel_group()))
+    if not _is_split(name, param):
         return param.data
-    group = parallel_state.get_tensor_model_parallel_group()
-    parts = [torch.empty_like(param) for _ in range(group.size())]
-    dist.all_gather(parts, param.data.contiguous(), group=group)
+    parts = _gather_parts(param, parallel_state.get_tensor_model_parallel_group())
     if name.endswith("mlp.linear_fc1.weight"):
         return torch.cat([part.chunk(2)[0] for part in parts] + [part.chunk(2)[1] for part in parts])
     return torch.cat(parts, vars(param)["partition_dim"])
+
+
+def _gather_parts(param: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
+    parts = [torch.empty_like(param) for _ in range(group.size())]
+    dist.all_gather(parts, param.data.contiguous(), group=group)
+    return parts

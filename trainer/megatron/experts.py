@@ -1,0 +1,124 @@
+"""Mixture of experts: Megatron's MoE layer without dropped tokens, behind a router that knows the packed trees.
+
+Every expert is whole on one rank (no tensor split of experts); `parallel.expert` ranks divide the experts among them
+and send each other the tokens. Which experts a token goes to depends on its hidden state alone, so a token that
+branches share is routed once for all of them. The choice is a step function: where two experts score alike to the last
+bits, the rounding of another packing may choose the other one.
+Left out: capacities, grouped GEMM, shared experts, expert biases.
+"""
+
+from typing import Any
+
+import torch
+from megatron.core.models.backends import LocalSpecProvider
+from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec_for_backend
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.moe.moe_layer import MoELayer
+from megatron.core.transformer.moe.moe_utils import router_gating_linear
+from megatron.core.transformer.moe.router import Router
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import TransformerLayer
+from torch import Tensor
+
+from proxy.pool.errors import UserError
+from trainer.config import Parallel
+from trainer.megatron.kernels import Layout
+from trainer.shape import Experts, Shape
+
+
+def expert_options(shape: Shape, parallel: Parallel) -> dict[str, Any]:
+    """Megatron's settings of the experts. UserError when the ranks cannot divide them."""
+    experts = shape.experts
+    if experts is None:
+        if parallel.expert > 1:
+            raise UserError(
+                f"parallel.expert = {parallel.expert} divides experts, and {shape.family} has none; set it to 1"
+            )
+        return {}
+    if experts.count % parallel.expert:
+        raise UserError(
+            f"parallel.expert = {parallel.expert} does not divide the model's {experts.count} experts; choose a divisor"
+        )
+    if parallel.tensor > 1 and not parallel.sequence:
+        raise UserError(
+            f"parallel.tensor = {parallel.tensor} with a mixture of experts needs parallel.sequence = true, so that "
+            "each rank routes its own tokens; set it"
+        )
+    return {
+        "num_moe_experts": experts.count,
+        "moe_ffn_hidden_size": experts.ffn,
+        "moe_layer_freq": [int(sparse) for sparse in experts.layers],
+        "moe_router_topk": experts.per_token,
+        "moe_router_pre_softmax": not experts.normalised,
+        "moe_router_load_balancing_type": "none",
+        "moe_router_dtype": "fp32",
+        "expert_model_parallel_size": parallel.expert,
+        "expert_tensor_parallel_size": 1,
+    }
+
+
+def with_experts(spec: ModuleSpec, experts: Experts) -> ModuleSpec:
+    """The spec of a layer, with experts in place of its dense network."""
+    mixture = get_moe_module_spec_for_backend(LocalSpecProvider(), experts.count)
+    mixture.submodules.router = TreeRouter
+    spec.submodules.mlp = mixture
+    spec.module = MixtureLayer
+    return spec
+
+
+def mark_experts(model: torch.nn.Module) -> None:
+    """Let Megatron sum and norm the gradients of experts over their own ranks, however many those are.
+
+    Megatron itself does so only for more than one expert rank. But without tensor split, tensor ranks too hold copies
+    of an expert that see different tokens; and a checkpoint's optimizer has the same parts whatever the split.
+    """
+    for layer in (module for module in model.modules() if isinstance(module, MoELayer)):
+        for weight in layer.experts.parameters():
+            vars(weight)["allreduce"] = False
+
+
+class TreeRouter(Router):
+    """The experts of each token and their weights: a softmax over all experts, of which the largest are kept.
+
+    Scores and softmax are in fp32 or better. What the trees of the micro-batch are is in `layout`.
+    """
+
+    layout: Layout
+
+    def __init__(self, config: TransformerConfig, pg_collection: ProcessGroupCollection | None = None):
+        super().__init__(config, pg_collection)
+
+    def forward(self, hidden: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """[N, 1, hidden] -> [N, experts] weights, zero where not chosen, and [N, experts] whether chosen."""
+        scores = self.gating(hidden).view(-1, self.num_experts)
+        return self.routing(scores)
+
+    def gating(self, hidden: Tensor) -> Tensor:
+        """[..., hidden] -> [..., experts]."""
+        return router_gating_linear(hidden, self.weight, None, torch.promote_types(hidden.dtype, torch.float32))
+
+    def routing(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """[N, experts] scores -> weights and choice, as `forward` returns them."""
+        chosen = self.choose(logits)
+        if self.config.moe_router_pre_softmax:
+            kept = logits.softmax(dim=-1).gather(1, chosen)
+        else:  # divided by their sum, which the softmax over the chosen ones alone is
+            kept = logits.gather(1, chosen).softmax(dim=-1)
+        weights = torch.zeros_like(logits).scatter(1, chosen, kept)
+        return weights, torch.zeros_like(logits, dtype=torch.bool).scatter(1, chosen, True)
+
+    def choose(self, logits: Tensor) -> Tensor:
+        """[N, per token] indices of the experts that each token goes to."""
+        return logits.topk(self.config.moe_router_topk, dim=-1).indices
+
+
+class MixtureLayer(TransformerLayer):
+    """A layer with experts, whose router is told of the trees.
+
+    They come as an argument, so they are those of the micro-batch at hand when activations are recomputed, too.
+    """
+
+    def forward(self, *args: Any, attention_bias: Layout, **options: Any) -> Any:
+        self.mlp.router.layout = attention_bias
+        return super().forward(*args, attention_bias=attention_bias, **options)
