@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -52,7 +52,11 @@ class Policy:
         load_weights(self.model, source)
         self.ddp = wrap(self.model, config.parallel)
         self.optimizer = build_optimizer(self.ddp, config.optimizer, config.parallel)
-        self.checkpoints = Checkpoints(self.model, self.optimizer)
+        layout = {
+            "parallel.precision": config.parallel.precision,
+            "parallel.distributed_optimizer": config.parallel.distributed_optimizer,
+        }
+        self.checkpoints = Checkpoints(self.model, self.optimizer, asdict(shape) | layout)
         self.reference = self._frozen(megatron, config.parallel) if config.loss.kl else None
 
     def _frozen(self, megatron: TransformerConfig, parallel: settings.Parallel) -> PolicyModel:

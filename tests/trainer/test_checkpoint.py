@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from proxy.pool.errors import UserError
-from tests.trainer.make import make_config, make_rows
+from tests.trainer.make import make_config, make_rows, write_model
 from trainer.config import Config
 from trainer.loss import policy_loss
 from trainer.megatron import durable
@@ -102,3 +102,46 @@ def test_an_incomplete_checkpoint_is_refused(ranks: Ranks, model: Path, tmp_path
     config: Config = make_config(tmp_path)
     with pytest.raises(UserError, match="nowhere is not a complete checkpoint"):
         Policy(model, config, ranks).checkpoints.load(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("family", "parallel", "sentence"),
+    [
+        ("llama", {}, "saved with family = qwen3 and this run has llama; set it as it was, or start a new run"),
+        ("qwen3", {"precision": "bfloat16"}, "parallel.precision = float32 and this run has bfloat16"),
+        ("qwen3", {"distributed_optimizer": True}, "parallel.distributed_optimizer = False and this run has True"),
+    ],
+)
+def test_a_checkpoint_of_another_model_or_optimizer_is_refused(
+    family: str, parallel: dict[str, object], sentence: str, ranks: Ranks, model: Path, tmp_path: Path
+) -> None:
+    Policy(model, make_config(tmp_path), ranks).checkpoints.save(tmp_path / "saved", 1)
+    other = Policy(write_model(tmp_path / "other", family), make_config(tmp_path, parallel=parallel), ranks)
+    with pytest.raises(UserError, match=sentence):
+        other.checkpoints.load(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("distributed", [False, True])
+def test_steps_too_small_for_half_precision_add_up_across_checkpoints(
+    distributed: bool, ranks: Ranks, model: Path, tmp_path: Path
+) -> None:
+    """The optimizer's main weights are in single precision, and a checkpoint holds them."""
+    parallel = {"precision": "bfloat16", "distributed_optimizer": distributed}
+    config, rows, rate = make_config(tmp_path, parallel=parallel), [make_rows(4)], 1.5e-3
+
+    def norms(policy: Policy) -> torch.Tensor:
+        return torch.cat([value.flatten() for name, value in weights(policy).items() if "layernorm" in name])
+
+    steady = Policy(model, config, ranks)
+    before = norms(steady)
+    assert before.dtype == torch.bfloat16 and before.min() > 0.5
+    for count in range(4):
+        resumed = Policy(model, config, ranks)
+        steady.checkpoints.save(tmp_path / "saved", count)
+        resumed.checkpoints.load(tmp_path / "saved")
+        steps = [policy.update(rows, 20, LOSS, rate) for policy in (steady, resumed)]
+        assert steps[0].loss == steps[1].loss and equal(weights(steady), weights(resumed))
+        if count == 0:
+            assert torch.equal(norms(steady), before)  # a step is less than half of a norm's last place
+        steady = resumed
+    assert (norms(steady) != before).float().mean() > 0.5

@@ -20,18 +20,18 @@ from trainer.report import tokens
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One job of two ranks that tries every split: models by family, and what came out by split."""
+def tried(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one rank does, by kind, and one job of two ranks that tries every split, by its name."""
     directory = tmp_path_factory.mktemp("ranks")
     for family in ("qwen3", "qwen2", "qwen3_moe"):
         write_model(directory / family, family)
+    for kind in {two_ranks.kind(split) for split in two_ranks.SPLITS}:
+        two_ranks.work(directory / kind.family, kind.place(directory), kind.parallel(), ranks)
     run_two(directory, directory, *two_ranks.SPLITS)
     return directory
 
 
 def run_two(directory: Path, out: Path, *splits: str) -> None:
-    for split in splits:
-        (out / split).mkdir()
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [*torchrun, "-m", "tests.trainer.two_ranks", str(directory), str(out), *splits]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"} | {"PYTHONWARNINGS": "ignore"}
@@ -41,39 +41,55 @@ def run_two(directory: Path, out: Path, *splits: str) -> None:
 
 
 @pytest.mark.parametrize("split", two_ranks.SPLITS)
-def test_two_ranks_learn_what_one_learns(split: str, two: Path, ranks: Ranks, tmp_path: Path) -> None:
-    model, out, one = two / two_ranks.family(split), two / split, tmp_path / "one"
-    one.mkdir()
-    two_ranks.work(model, one, {}, ranks)
-    assert same_files(model, out / "before")
-    expected, found = (msgspec.json.decode((path / "reached.json").read_bytes()) for path in (one, out))
-    for tolerance, *both in zip((1e-5, 1e-3, 1e-3), found, expected, strict=True):  # Adam's steps amplify rounding
-        assert both[0] == pytest.approx(both[1], rel=tolerance, abs=1e-6)
-    assert close_files(out / "after", one / "after")
-    for mine, theirs in zip(*(tokens.read(tokens.path(where, 0)) for where in (one, out)), strict=True):
-        assert mine.logp == pytest.approx(theirs.logp, rel=1e-5)
-        assert mine.coefficient == pytest.approx(theirs.coefficient, rel=1e-4)
+def test_two_ranks_learn_what_one_learns(split: str, tried: Path) -> None:
+    kind = two_ranks.kind(split)
+    model, out, one = tried / kind.family, tried / split, kind.place(tried)
+    assert same_files(one / "before", out / "before")
+    assert kind.precision != "float32" or same_files(model, out / "before")
+    near = 1e-5 if kind.precision == "float32" else 2e-2
+    assert reached(out / "first") == [pytest.approx(step, rel=near, abs=near) for step in reached(one / "first")]
+    for after in ("after", "resumed"):  # by itself, and from the checkpoint of one rank
+        if kind.precision == "float32":  # Adam's first steps make much of little
+            assert reached(out / after) == [pytest.approx(step, rel=1e-3, abs=1e-6) for step in reached(one / "after")]
+            assert close_files(out / after, one / "after")
+    for mine, theirs in zip(*(tokens.read(tokens.path(where / "first", 0)) for where in (one, out)), strict=True):
+        assert mine.logp == pytest.approx(theirs.logp, rel=near)
+        assert mine.coefficient == pytest.approx(theirs.coefficient, rel=10 * near)
     logp, best = torch.load(one / "evaluated-0.pt")
     for rank in (0, 1) if "context" not in split else ():  # of whose ranks each computes a part
         theirs = torch.load(out / f"evaluated-{rank}.pt")
-        assert torch.allclose(theirs[0], logp, rtol=1e-5) and torch.equal(theirs[1], best)
-    # A checkpoint of two ranks goes on in one.
-    policy = Policy(model, make_config(tmp_path, loss={"kl": two_ranks.KL}), ranks)
-    assert policy.checkpoints.load(out / "checkpoint") == 1
-    for rows in two_ranks.BATCHES[1:]:
-        policy.update([rows], sum(len(row.places) for row in rows), two_ranks.LOSS, 1e-2)
-    policy.write_hf(tmp_path / "resumed")
-    assert close_files(tmp_path / "resumed", one / "after")
+        assert torch.allclose(theirs[0], logp, rtol=near) and torch.equal(theirs[1], best)
 
 
-@pytest.mark.parametrize("split", [name for name in two_ranks.SPLITS if name.startswith("pipeline")])
+def reached(directory: Path) -> list[list[float]]:
+    return msgspec.json.decode((directory / "reached.json").read_bytes(), type=list[list[float]])
+
+
+@pytest.mark.parametrize("split", two_ranks.SPLITS)
+def test_a_checkpoint_through_another_split_goes_on_bit_for_bit(
+    split: str, tried: Path, ranks: Ranks, tmp_path: Path
+) -> None:
+    """One rank saves, two ranks load and save again, one rank loads: the steps that follow are the undisturbed ones."""
+    kind = two_ranks.kind(split)
+    config = make_config(tmp_path, parallel=kind.parallel(), loss={"kl": two_ranks.KL})
+    policy, one = Policy(tried / kind.family, config, ranks), kind.place(tried)
+    two_ranks.go_on(policy, tried / split / "saved-again", tmp_path)
+    assert reached(tmp_path / "resumed") == reached(one / "after")
+    assert same_files(tmp_path / "resumed", one / "after")
+    # Two ranks' own checkpoint is what they had reached.
+    policy.checkpoints.load(tried / split / "checkpoint")
+    policy.write_hf(tmp_path / "first")
+    assert same_files(tmp_path / "first", tried / split / "first")
+
+
+@pytest.mark.parametrize("split", ["pipeline", "pipeline-tied"])
 def test_trees_through_a_pipeline_have_the_gradients_of_separate_rows(
-    split: str, two: Path, ranks: Ranks, tmp_path: Path
+    split: str, tried: Path, ranks: Ranks, tmp_path: Path
 ) -> None:
     """Micro-batches of different length, every parameter on its stage, the loss on the last one."""
-    policy = Policy(two / two_ranks.family(split), make_config(tmp_path), ranks)
+    policy = Policy(tried / two_ranks.kind(split).family, make_config(tmp_path), ranks)
     flat = two_ranks.gradients(policy, two_ranks.BATCHES[0], merge=False)
-    stages: list[dict[str, Any]] = [torch.load(two / split / f"gradients-{rank}.pt") for rank in (0, 1)]
+    stages: list[dict[str, Any]] = [torch.load(tried / split / f"gradients-{rank}.pt") for rank in (0, 1)]
     assert stages[0].keys() | stages[1].keys() == flat.keys()
     assert ("loss" in stages[0], "loss" in stages[1]) == (False, True)
     both = stages[0].keys() & stages[1].keys()

@@ -258,8 +258,12 @@ def gradients(policy: Policy, micros: list[list[Row]], kind: str, merge: bool) -
 
 
 def distance(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
+    return max(distances(left, right).values())
+
+
+def distances(left: dict[str, Tensor], right: dict[str, Tensor]) -> dict[str, float]:
     assert all(right[name].norm() > 0 for name in right)
-    return max(float((left[name] - right[name]).norm() / right[name].norm()) for name in right)
+    return {name: float((left[name] - right[name]).norm() / right[name].norm()) for name in right}
 
 
 @pytest.mark.parametrize("kind", ["cispo", "ppo", "gspo"])
@@ -320,6 +324,22 @@ def test_in_double_precision_nothing_is_left_of_the_difference(family: str, rank
     assert flat["loss"].dtype == torch.float64
     for budget in (30, 10_000):
         assert distance(gradient(plan(rows, 1, budget)[0], merge=True), flat) <= 1e-9
+
+
+@pytest.mark.parametrize("distributed", [False, True])
+def test_in_half_precision_trees_are_as_near_as_separate_rows(distributed: bool, ranks: Ranks, tmp_path: Path) -> None:
+    """Against the gradients in single precision, of the same rounded weights."""
+    half = {"precision": "bfloat16", "distributed_optimizer": distributed}
+    first = Policy(write_model(tmp_path / "model"), make_config(tmp_path, parallel=half), ranks)
+    first.write_hf(tmp_path / "rounded")
+    exact = Policy(tmp_path / "rounded", make_config(tmp_path), ranks)
+    rows = [one for seed in (1, 2, 3) for one in rows_of(seed, vocabulary=4, longest=30) if one.inputs]
+    flat = [[one] for one in rows]
+    right = gradients(exact, flat, "cispo", merge=False)
+    separate = distances(gradients(first, flat, "cispo", merge=False), right)
+    merged = distances(gradients(first, plan(rows, 1, 60)[0], "cispo", merge=True), right)
+    assert 1e-4 < max(separate.values()) < 0.05
+    assert all(merged[name] <= 1.5 * separate[name] + 1e-3 for name in right)
 
 
 def test_logits_in_parts_give_the_same_gradient(ranks: Ranks, tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """What two ranks compute, as files: `torchrun --nproc-per-node 2 -m tests.trainer.two_ranks DIRECTORY OUT SPLIT ...`.
 
 For each way of splitting: logprobs and gradients of a model in DIRECTORY on fixed rows, then one update, a checkpoint,
-and two more updates; the model before and after, and the losses.
+and two more updates; the model before and after, and the losses. Then the checkpoint that one rank made is loaded,
+saved again, and gone on from.
 """
 
 import sys
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,25 +36,46 @@ KL = 0.1
 RULE = rule_of("cispo", 0.0, 5.0)
 LOSS = partial(policy_loss, rule=replace(RULE, kl=KL))
 
+SHARDED = {"distributed_optimizer": True}
 SPLITS: dict[str, dict[str, Any]] = {
     "data": {},
     "tensor": {"tensor": 2},
-    "sequence": {"tensor": 2, "sequence": True, "recompute": True},
+    "sequence": {"tensor": 2, "sequence": True, "recompute": True, **SHARDED},
     "context": {"context": 2},
     "pipeline": {"pipeline": 2},
-    "pipeline-tied": {"pipeline": 2, "recompute": True},
+    "pipeline-tied": {"pipeline": 2, "recompute": True, **SHARDED},
     "experts": {"expert": 2},
     "experts-tensor": {"tensor": 2, "sequence": True, "expert": 2, "recompute": True},
     "experts-copied": {"tensor": 2, "sequence": True},
     "experts-context": {"context": 2, "expert": 2},
     "experts-pipeline": {"pipeline": 2},
+    "data-sharded": SHARDED,
+    "half": {"precision": "bfloat16", **SHARDED},
+    "pipeline-half": {"pipeline": 2, "precision": "bfloat16"},
 }
 FAMILIES = {"pipeline-tied": "qwen2"} | {name: "qwen3_moe" for name in SPLITS if name.startswith("experts")}
 """The others train the model of family qwen3. That of qwen2 has its embedding as its head."""
 
 
-def family(name: str) -> str:
-    return FAMILIES.get(name, "qwen3")
+@dataclass(frozen=True)
+class Kind:
+    """What one rank has in common with a split of two: the model, and the kind of optimizer."""
+
+    family: str
+    precision: str
+    distributed_optimizer: bool
+
+    def parallel(self) -> dict[str, Any]:
+        return {"precision": self.precision, "distributed_optimizer": self.distributed_optimizer}
+
+    def place(self, directory: Path) -> Path:
+        return directory / "-".join(map(str, astuple(self)))
+
+
+def kind(name: str) -> Kind:
+    split = SPLITS[name]
+    sharded = split.get("distributed_optimizer", False)
+    return Kind(FAMILIES.get(name, "qwen3"), split.get("precision", "float32"), sharded)
 
 
 def branching(seed: int) -> list[Row]:
@@ -72,8 +95,9 @@ def single(seed: int) -> list[Row]:
 BATCHES = (branching(1), branching(2), single(3))
 
 
-def work(model: Path, out: Path, parallel: dict[str, Any], ranks: Ranks) -> None:
+def work(model: Path, out: Path, parallel: dict[str, Any], ranks: Ranks) -> Policy:
     """The same on any number of ranks."""
+    out.mkdir(exist_ok=True)
     config = make_config(out, parallel={"processes": ranks.world, **parallel}, loss={"kl": KL})
     policy = Policy(model, config, ranks)
     policy.write_hf(out / "before")
@@ -81,20 +105,33 @@ def work(model: Path, out: Path, parallel: dict[str, Any], ranks: Ranks) -> None
     evaluated = [torch.cat([compute(packed) for packed in parts]) for compute in (policy.logprobs, policy.best)]
     torch.save(evaluated, out / f"evaluated-{ranks.rank}.pt")
     torch.save(gradients(policy, BATCHES[0], merge=True), out / f"gradients-{ranks.rank}.pt")
+    learn(policy, BATCHES[:1], out / "first")
+    policy.checkpoints.save(out / "checkpoint", 1)
+    learn(policy, BATCHES[1:], out / "after")
+    return policy
+
+
+def learn(policy: Policy, batches: Sequence[list[Row]], out: Path) -> None:
+    """One update for each batch; writes the model and what was reached."""
     reached = []
-    for number, rows in enumerate(BATCHES):
-        micros, watched = plan(rows, ranks.data_world, BUDGET), Watched(LOSS)
-        update = policy.update(micros[ranks.data_rank], sum(len(row.places) for row in rows), watched, 1e-2)
-        notes = watched.collect(micros, ranks, policy.share)
-        if ranks.rank == 0:
+    for number, rows in enumerate(batches):
+        micros, watched = plan(rows, policy.ranks.data_world, BUDGET), Watched(LOSS)
+        update = policy.update(micros[policy.ranks.data_rank], sum(len(row.places) for row in rows), watched, 1e-2)
+        notes = watched.collect(micros, policy.ranks, policy.share)
+        if policy.ranks.rank == 0:
             tokens.write(tokens.path(out, number), rows, notes)
         assert update.sums is not None
         reached.append([update.loss, update.grad_norm, *update.sums.sums.tolist(), update.sums.peak.item()])
-        if number == 0:
-            policy.checkpoints.save(out / "checkpoint", 1)
-    policy.write_hf(out / "after")
-    if ranks.rank == 0:
+    policy.write_hf(out)
+    if policy.ranks.rank == 0:
         (out / "reached.json").write_bytes(msgspec.json.encode(reached))
+
+
+def go_on(policy: Policy, source: Path, out: Path) -> None:
+    """From a checkpoint that another split made, which is saved again at once."""
+    assert policy.checkpoints.load(source) == 1
+    policy.checkpoints.save(out / "saved-again", 1)
+    learn(policy, BATCHES[1:], out / "resumed")
 
 
 def gradients(policy: Policy, rows: list[Row], merge: bool) -> dict[str, torch.Tensor]:
@@ -114,9 +151,14 @@ def gradients(policy: Policy, rows: list[Row], merge: bool) -> dict[str, torch.T
     return found | ({"loss": torch.stack(losses).sum()} if losses else {})
 
 
-if __name__ == "__main__":
+def main(directory: Path, out: Path, names: Sequence[str]) -> None:
     with job() as device:
-        for name in sys.argv[3:]:
+        for name in names:
             parallel = msgspec.convert({"processes": 2, **SPLITS[name]}, Parallel)
             with split(parallel, device) as ranks:
-                work(Path(sys.argv[1]) / family(name), Path(sys.argv[2]) / name, SPLITS[name], ranks)
+                policy = work(directory / kind(name).family, out / name, SPLITS[name], ranks)
+                go_on(policy, kind(name).place(directory) / "checkpoint", out / name)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

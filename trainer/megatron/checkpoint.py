@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from proxy.pool.errors import UserError
 from trainer.megatron import durable
+from trainer.megatron.buckets import without_padding
 from trainer.megatron.model import PolicyModel
 
 
@@ -63,10 +64,13 @@ def _nothing() -> None: ...
 
 
 class Checkpoints:
-    """Saves and loads one model with its optimizer."""
+    """Saves and loads one model with its optimizer.
 
-    def __init__(self, model: PolicyModel, optimizer: MegatronOptimizer):
-        self.model, self.optimizer = model, optimizer
+    `settings` are those that a checkpoint is bound to, each with its name: the model's shape, the kind of optimizer.
+    """
+
+    def __init__(self, model: PolicyModel, optimizer: MegatronOptimizer, settings: dict[str, Any]):
+        self.model, self.optimizer, self.settings = model, optimizer, settings
         self._strategy = FullyParallelSaveStrategyWrapper(_InProcess(), _replicas())
 
     def save(self, target: Path, step: int, meanwhile: Callable[[], None] = _nothing) -> None:
@@ -79,7 +83,7 @@ class Checkpoints:
             durable.begin(target)
         dist.barrier()
         directory = str(durable.unfinished(target))
-        state = {**self._state(loading=False), "step": step}
+        state = {**self._state(loading=False), "step": step, "settings": self.settings}
         request = dist_checkpointing.save(
             state, directory, self._strategy, validate_access_integrity=False, async_sharded_save=True
         )
@@ -104,11 +108,20 @@ class Checkpoints:
         """Restore model and optimizer; returns the step of the checkpoint. Collective."""
         if not (source / "metadata.json").exists():
             raise UserError(f"{source} is not a complete checkpoint; restore it or start a new run with another output")
+        self._check(source, dist_checkpointing.load_common_state_dict(str(source))["settings"])
         state = dist_checkpointing.load({**self._state(loading=True), "step": 0}, str(source))
         self.model.load_state_dict(state["model"])
         with torch.no_grad():
             self.optimizer.load_state_dict(state["optimizer"])
         return int(state["step"])
+
+    def _check(self, source: Path, saved: dict[str, Any]) -> None:
+        for name, value in self.settings.items():
+            if saved[name] != value:
+                raise UserError(
+                    f"{source} was saved with {name} = {saved[name]} and this run has {value}; set it as it was, or "
+                    "start a new run with another output"
+                )
 
     def _state(self, loading: bool) -> dict[str, Any]:
         metadata = {
@@ -116,7 +129,8 @@ class Checkpoints:
             "dp_cp_group": _replicas(),
         }
         model = self.model.sharded_state_dict(metadata=metadata)
-        optimizer = self.optimizer.sharded_state_dict(model, is_loading=loading, metadata=metadata)
+        with without_padding(self.optimizer):
+            optimizer = self.optimizer.sharded_state_dict(model, is_loading=loading, metadata=metadata)
         return {"model": model, "optimizer": optimizer}
 
 

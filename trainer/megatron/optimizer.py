@@ -49,11 +49,15 @@ def build_optimizer(
 
 def _make_moments(optimizer: MegatronOptimizer) -> None:
     """Adam makes its state at the first step; here it exists before, so that step 0 can be saved like any other."""
-    parts = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else [optimizer]
-    for inner in (part.optimizer for part in parts):
+    for inner in (part.optimizer for part in parts(optimizer)):
         for param in (param for group in inner.param_groups for param in group["params"]):
             for name in ("exp_avg", "exp_avg_sq"):
                 inner.state[param].setdefault(name, torch.zeros_like(param, dtype=torch.float32))
+
+
+def parts(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
+    """The optimizers that Megatron chains: of parameters that are divided in different ways."""
+    return optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else [optimizer]
 
 
 def sum_gradients(ddp: DistributedDataParallel) -> None:
