@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from aiohttp import web
@@ -26,6 +27,7 @@ from proxy.pool.completions import CompletionWriter
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.deliveries import open_ledger
 from proxy.pool.errors import PoolReadError, PoolWriteError, UserError
+from proxy.pool.steps import newest
 from proxy.provider import SCHEME, Provider, TextTurn
 from proxy.record import Means
 from proxy.retries import Retries
@@ -100,7 +102,8 @@ class Gateway:
 
     def fleet(self) -> Fleet | Provider:
         """The engine; to be called inside the running event loop."""
-        return self.provider or Fleet(self.engines, self.config.engine.silence_seconds)
+        silence, published = self.config.engine.silence_seconds, partial(newest, self.pool)
+        return self.provider or Fleet(self.engines, silence, published)
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Route) -> web.StreamResponse:

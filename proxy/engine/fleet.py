@@ -1,13 +1,15 @@
 """The engine's replicas as the handler uses them: one choice per call, and another one where a replica fails.
 
 Every replica has a circuit (circuit.py). A replica that is lost is asked for its health after growing pauses; one that
-comes back with other weights than those that serve gets calls only after it was brought up to date. Several proxies
-before one fleet agree by the hash; they do not see each other's load. Left out: starting replicas, pushing weights.
+comes back with other weights than those that serve gets calls only after it was brought up to date. So does one that a
+push has left behind: as soon as any replica serves the newest published version, those that serve another get no calls.
+Several proxies before one fleet agree by the hash; they do not see each other's load. Left out: starting replicas,
+pushing weights.
 """
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 
 from proxy.engine.circuit import ELSEWHERE, REPLICA
@@ -15,17 +17,22 @@ from proxy.engine.client import Ask, EngineError, Sampling
 from proxy.engine.mixture import layered_cache
 from proxy.engine.replica import KEEP, Origin, Place, Replica, Visit
 from proxy.engine.routing import choose, rates
+from proxy.pool.errors import PoolReadError
 
 TRIES = 3
 """Replicas that one call is sampled on at most, one after the other."""
 CHECK_SECONDS = 5.0
 """How often a replica that serves is asked how it is, and which weights it has."""
+BEHIND_SECONDS = 0.5
+"""The same for one that does not have the newest version, for a push is just bringing it there."""
 
 
 class Fleet:
     """All replicas. Make it inside the running event loop."""
 
-    def __init__(self, urls: Sequence[str], silence_seconds: float = 600):
+    def __init__(self, urls: Sequence[str], silence_seconds: float = 600, published: Callable[[], str] = lambda: ""):
+        """`published` looks up the newest published version, in a thread; it says "" where none is."""
+        self._published, self._newest = published, ""
         self.replicas = [Replica(url, silence_seconds) for url in urls]
         self._failed_for: OrderedDict[int, str] = OrderedDict()  # attempt -> the replica that failed its last call
         self._watching = [asyncio.create_task(self._watch(replica)) for replica in self.replicas]
@@ -56,7 +63,9 @@ class Fleet:
 
     def others(self, tried: set[str]) -> list[Replica]:
         """Replicas that take calls and are not in `tried`."""
-        return [replica for replica in self.replicas if replica.url not in tried and replica.circuit.admits()]
+        admitted = [replica for replica in self.replicas if replica.circuit.admits()]
+        current = [replica for replica in admitted if replica.version == self._newest]
+        return [replica for replica in current or admitted if replica.url not in tried]
 
     def failed_for(self, attempt: int, url: str | None) -> None:
         """Note the replica that failed the attempt's last call, so that a retry goes elsewhere; None: it was served."""
@@ -81,8 +90,9 @@ class Fleet:
             await self._check(replica)
             if replica.circuit.state != "open":
                 replica.woken.clear()
+                behind = self._newest not in ("", replica.version)
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(replica.woken.wait(), CHECK_SECONDS)
+                    await asyncio.wait_for(replica.woken.wait(), BEHIND_SECONDS if behind else CHECK_SECONDS)
 
     async def _check(self, replica: Replica) -> None:
         try:
@@ -93,9 +103,21 @@ class Fleet:
         if replica.circuit.state == "open" or not replica.version:
             replica.described(await replica.client.description())
         replica.serves(version)
+        if version != self._newest:
+            await self._look_up_newest()
         serving = {other.version for other in self.others({replica.url})}
-        if not serving or version in serving:
+        if not serving or version in serving or version == self._newest:
             replica.circuit.answered()
+
+    async def _look_up_newest(self) -> None:
+        try:
+            newest = await asyncio.to_thread(self._published)
+        except PoolReadError:  # until it answers again, the version that was the newest is
+            return
+        if newest != self._newest:
+            self._newest = newest
+            for replica in self.replicas:
+                replica.woken.set()
 
 
 class Route:

@@ -143,7 +143,7 @@ class Replica:
         self.places = [Place(self, Slot(self.url))]
         self.prompt_tokens = self.cached_tokens = self.failures = 0
         self.woken = asyncio.Event()
-        """Set when calls found it lost."""
+        """Set when calls found it lost, or with other weights."""
 
     @property
     def salt(self) -> str:
@@ -155,6 +155,7 @@ class Replica:
         if version and version != self.version:
             self.version = version
             self._forget()
+            self.woken.set()
 
     def failed(self, kind: str) -> None:
         """A call or a health check failed."""

@@ -66,6 +66,15 @@ def latest(pool: Pool, run_id: int) -> Version | None:
     return None if row is None else _version(row)
 
 
+def newest(pool: Pool) -> str:
+    """The name of the version that engines are to serve: the latest of the run that published last; "" before any."""
+    last = select(policy_versions.c.run_id).order_by(policy_versions.c.id.desc()).limit(1)
+    with pool.read() as connection:
+        run_id = connection.execute(last).scalar()
+        row = None if run_id is None else current_version(connection, run_id)
+    return "" if row is None else version_name(row.id)
+
+
 def versions(pool: Pool, run_id: int) -> list[Version]:
     """Every version of a run that is not retired, by step."""
     query = select(policy_versions).where(policy_versions.c.run_id == run_id, policy_versions.c.retired_at.is_(None))

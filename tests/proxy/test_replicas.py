@@ -4,6 +4,7 @@ Not covered: data-parallel ranks of a real engine, replicas on other machines.
 """
 
 import asyncio
+import itertools
 import os
 import signal
 import subprocess
@@ -22,6 +23,9 @@ from proxy.engine.client import Ask, Sampling
 from proxy.engine.fleet import Fleet
 from proxy.engine.replica import Origin, Replica, Visit
 from proxy.engine.scripted import Fault, Reply, ScriptedEngine
+from proxy.pool import steps
+from proxy.pool.runs import open_run
+from proxy.pool.steps import Published
 from proxy.template import ChatTemplate
 from tests.proxy.conftest import Serve, Stand, listening, user
 
@@ -374,3 +378,38 @@ async def test_a_replica_that_is_killed_costs_no_rollout(serve: Serve, engines: 
         return await states(stand) == ["closed", "closed"]
 
     await until(joined)
+
+
+async def test_a_replica_that_a_push_left_behind_gets_no_calls_until_it_is_there(serve: Serve) -> None:
+    stand = await serve(lambda prompt, ids: "ok", replicas=2)
+    ahead, behind = stand.replicas
+    run = open_run(stand.pool, "a run", "train", {})
+
+    def publish(step: int) -> str:
+        return steps.publish(stand.pool, run.id, Published(step=step, checkpoint="", hf_dir="", metrics={})).name
+
+    keys = (f"session-{number}" for number in itertools.count())
+
+    async def asked() -> list[int]:
+        """How many calls of new sessions each replica gets."""
+        before = ahead.calls, behind.calls
+        for key in itertools.islice(keys, 16):
+            await stand.chat(user("hi"), key=key)
+        return [ahead.calls - before[0], behind.calls - before[1]]
+
+    ahead.version = behind.version = publish(0)
+    ahead.version = publish(1)
+
+    async def left_alone() -> bool:
+        return await asked() == [16, 0]
+
+    async def shared() -> bool:
+        return min(await asked()) > 0
+
+    await until(left_alone)
+    behind.version = f"{ahead.version}-loading"  # a push is at it
+    assert await asked() == [16, 0]
+    behind.version = ahead.version
+    await until(shared)
+    ahead.version = behind.version = "by hand"  # nobody serves what was published: everybody serves
+    await until(shared)
