@@ -26,9 +26,10 @@ from trainer.report import tokens
 from trainer.report.alarms import raised
 from trainer.report.boards import TensorBoard
 from trainer.report.describe import Facts, Setting, describe, lags, lengths
-from trainer.report.notes import Notes, Watched
+from trainer.report.notes import Watched
 from trainer.report.settings import Alarms, Report
 from trainer.report.sizes import Work, flops, merged, peak, separate
+from trainer.report.tokens import Notes
 from trainer.rows import Row
 from trainer.rules import rule_of
 from trainer.shape import Shape

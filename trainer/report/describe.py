@@ -20,8 +20,8 @@ from trainer.batch import Batch, why_not_trainable
 from trainer.config import TRAINED
 from trainer.loss import read_sums
 from trainer.policy import Update
-from trainer.report.notes import Notes
 from trainer.report.sizes import Work, flops, merged, separate
+from trainer.report.tokens import Notes
 from trainer.rows import Row
 from trainer.shape import Shape
 
