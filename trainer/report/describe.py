@@ -41,7 +41,8 @@ class Facts:
     update: Update
     notes: Mapping[int, Notes]
     """Of each computed row, by its id()."""
-    lr: float
+    measured: Mapping[str, float]
+    """Figures that are metrics as they are."""
     seconds: dict[str, float]
     """Of each part of the step so far."""
 
@@ -67,7 +68,7 @@ def describe(facts: Facts, setting: Setting) -> dict[str, Any]:
     said = {
         "loss": facts.update.loss,
         "grad_norm": facts.update.grad_norm,
-        "lr": facts.lr,
+        **facts.measured,
         "seconds": facts.seconds,
         "sequences": len(facts.batch.rows),
     }

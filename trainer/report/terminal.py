@@ -59,7 +59,8 @@ def _style(coefficient: float, strongest: float) -> Style:
     if not strength:
         return Style(color="yellow", underline=True)
     share = 100 + round(155 * strength / LEVELS)
-    return Style(color=f"rgb({share},40,40)" if coefficient < 0 else f"rgb(40,{share},40)")
+    color = f"rgb({share},40,40)" if coefficient < 0 else f"rgb(40,{share},40)"
+    return Style(color=color, bold=2 * strength > LEVELS)  # bold is what few colours have left of brightness
 
 
 def _text(line: Line, strongest: float, plainly: bool) -> Text:
