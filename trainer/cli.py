@@ -1,4 +1,4 @@
-"""`trainer launch|sft|logprobs|rollback CONFIG`.
+"""`trainer launch|sft|logprobs|rollback|inspect CONFIG`.
 
 The command line checks configuration and model directory, then starts the ranks (trainer/launch.py). It does not import
 torch; the ranks do.
@@ -13,6 +13,7 @@ from pathlib import Path
 from proxy.pool.errors import PoolError, UserError
 from trainer.config import Config, load_config
 from trainer.launch import run_ranks
+from trainer.report.inspect import Wish, inspect
 from trainer.rollback import roll_back
 from trainer.shape import read_shape
 
@@ -27,6 +28,8 @@ class Command:
     arguments: list[str]
     to: int | None
     """The step that a rollback goes to."""
+    wish: Wish | None
+    """What `inspect` is to show."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -35,6 +38,9 @@ def main(argv: list[str] | None = None) -> int:
         command = parse(sys.argv[1:] if argv is None else argv)
         if command.to is not None:
             print(roll_back(command.config, command.to))
+            return 0
+        if command.wish is not None:
+            inspect(command.config, command.wish)
             return 0
         read_shape(Path(command.config.model))
     except (UserError, PoolError) as error:
@@ -55,7 +61,10 @@ def parse(argv: Sequence[str]) -> Command:
     run = arguments.run or config.run
     # Joined by "=" and only these two, for torchrun looks through these arguments for its own.
     passed = [f"--set={override}" for override in overrides] + ([f"--run={run}"] if arguments.run else [])
-    return Command(arguments.verb, config, run, [arguments.verb, arguments.config, *passed], arguments.to)
+    wish = None
+    if arguments.verb == "inspect":
+        wish = Wish(step=arguments.step, rollout=arguments.rollout, limit=arguments.limit, html=arguments.html)
+    return Command(arguments.verb, config, run, [arguments.verb, arguments.config, *passed], arguments.to, wish)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -65,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         "launch": "train a run: CISPO on its finished groups, new weights to the engines after every step",
         "sft": "warm start: imitate recorded rollouts and write a model directory",
         "rollback": "go back to the checkpoint of an earlier step: pool and engines too",
+        "inspect": "show what a step trained on, token by token, coloured by how strongly each was pulled",
         "logprobs": "compare the engine's logprobs with the trainer's and print JSON",
     }
     for verb, text in texts.items():
@@ -77,6 +87,11 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument("--steps", type=int, help="the run ends when this many steps are published")
         if verb == "rollback":
             sub.add_argument("--to", type=int, required=True, metavar="STEP", help="0: the initial weights")
+        if verb == "inspect":
+            sub.add_argument("step", type=int, help="a published step of the run")
+            sub.add_argument("--html", type=Path, metavar="FILE", help="write a page instead, with every number")
+            sub.add_argument("--rollout", type=int, metavar="ID", help="only this rollout")
+            sub.add_argument("--limit", type=int, metavar="N", help="at most N rollouts")
         if verb == "logprobs":
             sub.add_argument("--run", help="the run that holds the completions; default: the configuration's run")
     return parser

@@ -115,6 +115,12 @@ def lease(pool: Pool, run_id: int, step: int, rule: LeaseRule) -> Lease | None:
     return Lease(step, held) if held else None
 
 
+def of_step(pool: Pool, run_id: int, step: int) -> list[LeasedGroup]:
+    """The groups that a train step took, as it saw them."""
+    with pool.read() as connection:
+        return _load(connection, run_id, groups.c.step == step, now=step - 1)
+
+
 def _queue(connection: Connection, run_id: int) -> list[tuple[int, str]]:
     query = select(groups.c.queue_index, groups.c.state).where(waiting(run_id)).order_by(groups.c.queue_index)
     return [(row.queue_index, row.state) for row in connection.execute(query)]
@@ -154,14 +160,17 @@ def _bury(connection: Connection, run_id: int, index: int, reason: str) -> None:
     connection.execute(update(groups).where(chosen).values(values))
 
 
-def _load(connection: Connection, run_id: int, condition: Any) -> list[LeasedGroup]:
+def _load(connection: Connection, run_id: int, condition: Any, now: int | None = None) -> list[LeasedGroup]:
+    """`now`: the step that staleness is measured from; None: that of the newest version."""
     found = select(groups, tasks.c.spec).join_from(groups, tasks, tasks.c.id == groups.c.task_id)
     rows = connection.execute(found.where(groups.c.run_id == run_id, condition).order_by(groups.c.queue_index)).all()
     query = select(rollouts).where(rollouts.c.group_id.in_([row.id for row in rows])).order_by(rollouts.c.member)
     members = connection.execute(query).all()
     completions = of_attempts(connection, [row.attempt_id for row in members if row.attempt_id is not None])
     steps = _steps(connection, run_id)
-    newest = current_version(connection, run_id)
+    if now is None:
+        newest = current_version(connection, run_id)
+        now = newest.step if newest else 0
     loaded = []
     for row in rows:
         whole = [
@@ -176,7 +185,6 @@ def _load(connection: Connection, run_id: int, condition: Any) -> list[LeasedGro
             for m in members
             if m.group_id == row.id
         ]
-        now = newest.step if newest else 0
         aged = [_aged(member, _oldest_step(member, steps), now) for member in whole]
         staleness = max((member.staleness for member in aged if member.failure is None), default=now)
         loaded.append(LeasedGroup(row.id, row.queue_index, row.spec, staleness, aged, row.size))

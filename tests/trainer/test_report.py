@@ -17,6 +17,7 @@ from proxy.pool.errors import UserError
 from proxy.pool.records import VersionSpan
 from proxy.pool.schedule import LeasedGroup, LeasedRollout
 from tests.trainer.make import chain, make_config, make_rows, write_model
+from tests.trainer.test_weights import same_files
 from trainer.batch import Choice, assemble
 from trainer.loss import Tokens, policy_loss
 from trainer.megatron.parallel import Ranks
@@ -26,9 +27,11 @@ from trainer.report import tokens
 from trainer.report.alarms import raised
 from trainer.report.boards import TensorBoard
 from trainer.report.describe import Facts, Setting, describe, lags, lengths
-from trainer.report.notes import Notes, Watched
+from trainer.report.negatives import gradient_shares
+from trainer.report.notes import Watched
 from trainer.report.settings import Alarms, Report
 from trainer.report.sizes import Work, flops, merged, peak, separate
+from trainer.report.tokens import Notes
 from trainer.rows import Row
 from trainer.rules import rule_of
 from trainer.shape import Shape
@@ -57,7 +60,7 @@ def facts_of(groups: Sequence[LeasedGroup], step: int = 3) -> Facts:
     seen = {
         id(row): Notes(row.rollout_logp[row.places] + np.float32(0.1), row.advantage[row.places]) for row in batch.rows
     }
-    return Facts(step, groups, batch, micros, Update(0.5, 2.0, None), seen, 1e-3, {"train": 2.0})
+    return Facts(step, groups, batch, micros, Update(0.5, 2.0, None), seen, {"lr": 1e-3}, {"train": 2.0})
 
 
 def said(groups: Sequence[LeasedGroup], **setting: Any) -> dict[str, Any]:
@@ -295,3 +298,23 @@ def test_the_record_of_a_steps_tokens_is_what_the_update_gave_them(ranks: Ranks,
         assert np.array_equal(item.places, row.places) and np.array_equal(item.advantage, row.advantage[row.places])
         assert item.logp is not None and np.array_equal(item.logp, found[id(row)].logp)
         assert np.array_equal(item.coefficient, found[id(row)].coefficient)
+
+
+def test_the_negatives_share_is_measured_and_the_update_stays_the_same(ranks: Ranks, tmp_path: Path) -> None:
+    rule, config = rule_of("cispo", 0.0, 5.0), make_config(tmp_path)
+    loss, model = partial(policy_loss, rule=rule), write_model(tmp_path / "model")
+    ups = [replace(row, advantage=abs(row.advantage)) for row in make_rows(3)]
+    downs = [replace(row, advantage=-abs(row.advantage)) for row in make_rows(3, seed=1)]
+    micros = [[ups[0], *downs], [], ups[1:]]
+    measured, untouched = Policy(model, config, ranks), Policy(model, config, ranks)
+    shares = gradient_shares(measured, micros, 30, rule)
+    one, other = (policy.update(micros, 30, loss, 1e-2) for policy in (measured, untouched))
+    assert (one.loss, one.grad_norm) == (other.loss, other.grad_norm)
+    for policy, name in ((measured, "measured"), (untouched, "untouched")):
+        policy.write_hf(tmp_path / name)
+    assert same_files(tmp_path / "measured", tmp_path / "untouched")
+    alone = [Policy(model, config, ranks).update([rows], 30, loss, 1e-2).grad_norm for rows in (ups, downs)]
+    up, down = shares["positive_gradient_norm"], shares["negative_gradient_norm"]
+    assert [up, down] == pytest.approx(alone, rel=1e-4) and up != pytest.approx(down, rel=1e-2)
+    assert shares["negative_gradient_share"] == down / (up + down)
+    assert gradient_shares(untouched, [[]], 0, rule) == {}

@@ -53,7 +53,7 @@ def published(pool: Pool, config: Config, name: str) -> list[tuple[int, Any]]:
 
 
 def test_board_and_pool_agree_and_a_step_that_is_trained_again_stands_there_once(ranks: Ranks, tmp_path: Path) -> None:
-    config, pool = prepare(tmp_path, 3, report={"keep_tokens": 2}, checkpoint={"keep": 9})
+    config, pool = prepare(tmp_path, 3, report={"keep_tokens": 2, "negative_gradient_every": 2}, checkpoint={"keep": 9})
     train(config, ranks)
     assert shown(config, "loss/loss") == published(pool, config, "loss")
     kept = sorted(path.name for path in (tmp_path / "trainer" / "tokens").iterdir())
@@ -63,6 +63,7 @@ def test_board_and_pool_agree_and_a_step_that_is_trained_again_stands_there_once
     assert shown(config, "loss/lr") == published(pool, config, "lr") == [(1, 1e-2), (2, 1e-3), (3, 1e-3)]
     rows = steps.metrics(pool, runs.find_run(pool, config.run).id)[1:]
     assert all(row["pause_seconds"] == 0 and row["seconds"]["push"] > 0 for row in rows)
+    assert ["negative_gradient_share" in row for row in rows] == [False, True, False]
     assert all(row["sampled_tokens"] == 64 == row["trained_tokens"] and not row["unaccounted_tokens"] for row in rows)
 
 

@@ -18,7 +18,8 @@ from trainer.report.settings import Report
 FAMILIES = {
     "reward": ("reward_mean", "rollouts", "valid_rollouts"),
     "groups": ("groups", "dropped_groups", "equal_groups", "unplaced_rewards"),
-    "loss": ("loss", "grad_norm", "lr", "entropy", "negative_weight_share", "negative_gradient_share"),
+    "loss": ("loss", "grad_norm", "lr", "entropy", "negative_weight_share", "negative_gradient_share")
+    + ("positive_gradient_norm", "negative_gradient_norm"),
     "ratio": ("ratio_mean", "ratio_max", "clip_fraction", "mask_fraction", "extreme_tokens"),
     "mismatch": ("kl_rollout", "kl_fresh", "logprob_gap_mean"),
     "tokens": ("sampled_tokens", "trained_tokens", "unaccounted_tokens"),

@@ -20,8 +20,8 @@ from trainer.batch import Batch, why_not_trainable
 from trainer.config import TRAINED
 from trainer.loss import read_sums
 from trainer.policy import Update
-from trainer.report.notes import Notes
 from trainer.report.sizes import Work, flops, merged, separate
+from trainer.report.tokens import Notes
 from trainer.rows import Row
 from trainer.shape import Shape
 
@@ -41,7 +41,8 @@ class Facts:
     update: Update
     notes: Mapping[int, Notes]
     """Of each computed row, by its id()."""
-    lr: float
+    measured: Mapping[str, float]
+    """Figures that are metrics as they are."""
     seconds: dict[str, float]
     """Of each part of the step so far."""
 
@@ -67,7 +68,7 @@ def describe(facts: Facts, setting: Setting) -> dict[str, Any]:
     said = {
         "loss": facts.update.loss,
         "grad_norm": facts.update.grad_norm,
-        "lr": facts.lr,
+        **facts.measured,
         "seconds": facts.seconds,
         "sequences": len(facts.batch.rows),
     }

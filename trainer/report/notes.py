@@ -1,12 +1,10 @@
 """What a step's loss gave each trained token, as seen while it was computed.
 
-A token's coefficient is -d loss / d logp, before the division by the batch's tokens: scale * w(r) * A for the losses of
-the form -w A logp, and the same thing for any other (with the KL term, where there is one). Positive: the token becomes
-likelier. It is read off the loss's own gradient, so that it holds for every rule.
+Coefficients (`Notes`) are read off the loss's own gradient, so that they hold for every rule.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -18,17 +16,8 @@ from trainer.loss import Sums, Tokens
 from trainer.megatron.parallel import Ranks
 from trainer.packing import Share, predicted
 from trainer.policy import LossOf
+from trainer.report.tokens import Notes
 from trainer.rows import Row
-
-
-@dataclass(frozen=True)
-class Notes:
-    """Of one row: an entry for each of its trained tokens, in order."""
-
-    logp: np.ndarray
-    """The trainer's logprob, before the update."""
-    coefficient: np.ndarray
-
 
 Seen = list[tuple[np.ndarray, np.ndarray]]
 """Of each micro-batch of a rank, in order: logprobs and coefficients of the trained tokens that it computed."""

@@ -6,7 +6,7 @@ start writes the boards anew. Rank 0's matter, except for gathering what each ra
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,10 @@ from trainer.report import tokens
 from trainer.report.alarms import raised
 from trainer.report.boards import Board, TensorBoard, WeightsAndBiases
 from trainer.report.describe import Facts, Setting, describe, line
+from trainer.report.negatives import gradient_shares
 from trainer.report.sizes import peak
+from trainer.rows import Row
+from trainer.rules import configured
 
 
 class Reporter:
@@ -46,6 +49,13 @@ class Reporter:
         for board in self.boards:
             with suppress(OSError):  # it was said already, or the trainer ends with another error
                 board.close()
+
+    def measure(self, step: int, policy: Policy, mine: Sequence[Sequence[Row]], denominator: int) -> dict[str, float]:
+        """What costs passes of its own, in the steps that are to have it. Collective; before the update."""
+        every = self._config.report.negative_gradient_every
+        if not every or step % every:
+            return {}
+        return gradient_shares(policy, mine, denominator, configured(self._config.loss))
 
     def describe(self, facts: Facts) -> dict[str, Any]:
         """The metrics of a step before it is published, after its tokens are recorded."""

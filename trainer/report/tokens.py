@@ -14,8 +14,19 @@ from pathlib import Path
 import numpy as np
 
 from proxy.pool.errors import UserError
-from trainer.report.notes import Notes
 from trainer.rows import Row
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What a step's loss gave the trained tokens of a row, in order."""
+
+    logp: np.ndarray
+    """The trainer's logprob, before the update."""
+    coefficient: np.ndarray
+    """-d loss / d logp before the division by the batch's tokens: scale * w(r) * A for the losses of the form
+    -w A logp, and the same thing for any other (with the KL term, where there is one). Positive: the token becomes
+    likelier."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +42,7 @@ class Recorded:
     logp: np.ndarray | None
     """The trainer's logprob before the update; None where it is not known."""
     coefficient: np.ndarray
-    """-d loss / d logp, or what stands in for it: the advantage."""
+    """As `Notes` has it, or the advantage where `logp` is None."""
 
 
 def path(output: Path, step: int) -> Path:

@@ -1,0 +1,258 @@
+"""What a step trained on, for people: rollouts, their sequences, and of each token its text and what pulled at it.
+
+Needs the pool, the model's tokenizer and the record of the step's tokens (trainer/report/tokens.py); without the record
+the batch is put together again, and the ratios, which only the trainer knew, are missing. Left out: how it is drawn.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from proxy.pool.completions import paths
+from proxy.pool.database import Pool, open_pool
+from proxy.pool.errors import UserError
+from proxy.pool.records import Completion
+from proxy.pool.runs import find_run
+from proxy.pool.schedule import LeasedGroup, LeasedRollout, of_step
+from proxy.pool.steps import Version, history
+from trainer.assign import shares
+from trainer.batch import assemble, choice_of, why_not_trainable
+from trainer.config import Config
+from trainer.report import tokens
+from trainer.report.tokens import Recorded
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token of a sequence."""
+
+    id: int
+    text: str
+    version: str | None = None
+    """The weights that sampled it; None: it is part of a prompt."""
+    coefficient: float | None = None
+    """None: it was not trained."""
+    advantage: float | None = None
+    logp: float | None = None
+    rollout_logp: float | None = None
+
+
+@dataclass(frozen=True)
+class Line:
+    """One sequence, or the sampled tokens of a completion that was not trained."""
+
+    title: str
+    tokens: list[Token]
+    reason: str | None = None
+    """Why nothing of it was trained."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One rollout."""
+
+    title: str
+    lines: list[Line]
+
+
+@dataclass(frozen=True)
+class View:
+    """One step."""
+
+    title: str
+    notes: list[str]
+    """What a reader must know to read it."""
+    strongest: float
+    """The largest |coefficient| of the step: what strengths are relative to."""
+    blocks: Iterator[Block]
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a step is shown from."""
+
+    groups: list[LeasedGroup]
+    recorded: list[Recorded]
+    dropped: list[str | None]
+    """Why a group taught nothing, by group."""
+    tokenizer: Tokenizer | None
+    labels: Sequence[str]
+    excluded: Mapping[int, str]
+    """Completions without a sequence of their own -> why, where the pool alone tells."""
+
+
+def view(config: Config, step: int, only: int | None = None) -> View:
+    """A step of the configured run, or one rollout of it. UserError when it was not trained."""
+    pool = open_pool(config.pool)
+    metrics = _metrics(pool, config, step)
+    groups = of_step(pool, find_run(pool, config.run).id, step)
+    known = [member.rollout_id for group in groups for member in group.rollouts]
+    if only is not None and only not in known:
+        raise UserError(f"step {step} has no rollout {only}; it has: {', '.join(map(str, known))}")
+    tokenizer = _tokenizer(Path(config.model))
+    recorded, notes = _recorded(config, groups, step)
+    choice = choice_of(config, step)
+    source = Source(
+        groups=groups,
+        recorded=recorded,
+        dropped=[share.dropped for share in shares(groups, choice)],
+        tokenizer=tokenizer,
+        labels=choice.labels,
+        excluded=_excluded(groups, choice.labels),
+    )
+    if tokenizer is None:
+        notes.append(f"{config.model}/tokenizer.json cannot be read: tokens are shown as their ids")
+    strongest = max((float(np.abs(row.coefficient).max()) for row in recorded if len(row.coefficient)), default=0.0)
+    return View(_title(config, step, metrics), notes, strongest, _blocks(source, only))
+
+
+def _metrics(pool: Pool, config: Config, step: int) -> dict[str, object]:
+    known: list[tuple[Version, dict[str, object]]] = history(pool, find_run(pool, config.run).id)
+    for version, metrics in known:
+        if version.step == step and step > 0:
+            return {"version": version.name} | metrics
+    newest = known[-1][0].step if known else 0
+    trained = f"its steps are 1 to {newest}" if newest else "it has trained none yet"
+    raise UserError(f"run {config.run!r} has not trained step {step}; {trained}")
+
+
+def _title(config: Config, step: int, metrics: Mapping[str, object]) -> str:
+    names = ("reward_mean", "groups", "sampled_tokens", "trained_tokens", "loss", "grad_norm")
+    said = "  ".join(f"{name} {_short(metrics[name])}" for name in names if name in metrics)
+    for name in ("excluded_tokens", "masked_tokens"):
+        found = metrics.get(name)
+        if isinstance(found, Mapping) and found:
+            said += f"  {name} " + ", ".join(f"{count} ({reason})" for reason, count in found.items())
+    return f"run {config.run}, step {step} -> {metrics['version']}  {said}"
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _tokenizer(model: Path) -> Tokenizer | None:
+    try:
+        return Tokenizer.from_file(str(model / "tokenizer.json"))
+    except Exception:  # the library raises its own bare Exception for a file that is missing or malformed
+        return None
+
+
+def _recorded(config: Config, groups: Sequence[LeasedGroup], step: int) -> tuple[list[Recorded], list[str]]:
+    path = tokens.path(Path(config.output), step)
+    try:
+        return tokens.read(path), []
+    except FileNotFoundError:
+        note = (
+            f"there is no record {path} (report.keep_tokens = {config.report.keep_tokens}): the batch is put together "
+            "again from the pool with today's configuration, colours show the advantage, and the ratios are not known"
+        )
+    rows = assemble(groups, choice_of(config, step)).rows
+    return [
+        Recorded(
+            completions=row.completions,
+            places=row.places,
+            segment=row.segment[row.places],
+            advantage=row.advantage[row.places],
+            logp=None,
+            coefficient=row.advantage[row.places],
+        )
+        for row in rows
+    ], [note]
+
+
+def _excluded(groups: Sequence[LeasedGroup], labels: Sequence[str]) -> dict[int, str]:
+    every = (item for group in groups for member in group.rollouts for item in member.completions)
+    return {item.id: reason for item in every if (reason := why_not_trainable(item, labels)) is not None}
+
+
+def _blocks(source: Source, only: int | None) -> Iterator[Block]:
+    by_last = {row.completions[-1]: row for row in source.recorded if row.completions}
+    for group, dropped in zip(source.groups, source.dropped, strict=True):
+        for member in group.rollouts:
+            if only is None or member.rollout_id == only:
+                rows = [by_last[item.id] for item in member.completions if item.id in by_last]
+                yield Block(_heading(group, member), list(_lines(source, member, rows, dropped)))
+
+
+def _heading(group: LeasedGroup, member: LeasedRollout) -> str:
+    reward = "missing" if member.reward is None else f"{member.reward:g}"
+    failure = f"  failure {member.failure}" if member.failure is not None else ""
+    task = group.task.get("id", "")
+    return (
+        f"rollout {member.rollout_id}  group {group.queue_index}, member {member.member}, task {task}  "
+        f"reward {reward}  staleness {member.staleness}{failure}"
+    )
+
+
+def _lines(source: Source, member: LeasedRollout, rows: Sequence[Recorded], dropped: str | None) -> Iterator[Line]:
+    decode = partial(texts, source.tokenizer)
+    items = {item.id: item for item in member.completions}
+    whole = _paths(member.completions)
+    for row in rows:
+        versions = list(dict.fromkeys(span.version for name in row.completions for span in items[name].versions))
+        scores = sorted({round(float(value), 4) for value in row.advantage})
+        title = (
+            f"completions {', '.join(f'#{name}' for name in row.completions)} of {', '.join(versions)}  advantage "
+            f"{' '.join(f'{score:+.3g}' for score in scores[:4])}{' ...' if len(scores) > 4 else ''}  "
+            f"{len(row.places)} of {len(whole[row.completions[-1]])} tokens trained"
+        )
+        yield Line(title, _tokens(row, items, whole[row.completions[-1]], decode))
+    trained = {name for row in rows for name in row.completions}
+    for item in member.completions:
+        if item.id not in trained and len(item.sampled):
+            reason = f"rollout: {member.failure}" if member.failure is not None else source.excluded.get(item.id)
+            why = reason or dropped or "its stored tokens do not match their checksum"
+            found = [Token(name, text) for name, text in zip(item.sampled, decode(item.sampled), strict=True)]
+            yield Line(f"#{item.id} {item.label or ''}  {len(item.sampled)} tokens not trained: {why}", found, why)
+
+
+def _paths(chain: Sequence[Completion]) -> Mapping[int, Sequence[int]]:
+    try:
+        return paths(chain)
+    except ValueError:  # damaged rows, which were not trained either
+        return {}
+
+
+def _tokens(
+    row: Recorded, items: Mapping[int, Completion], path: Sequence[int], decode: "partial[list[str]]"
+) -> list[Token]:
+    places = {int(place): index for index, place in enumerate(row.places)}
+    versions: dict[int, str] = {}
+    reported: dict[int, float] = {}
+    for name in row.completions:
+        item = items[name]
+        for span in item.versions:
+            versions |= dict.fromkeys(
+                range(item.prompt_length + span.start, item.prompt_length + span.end), span.version
+            )
+        reported |= {item.prompt_length + index: value for index, value in enumerate(item.logprobs)}
+    found = []
+    for place, (name, text) in enumerate(zip(path, decode(path), strict=True)):
+        at = places.get(place)
+        found.append(
+            Token(
+                id=name,
+                text=text,
+                version=versions.get(place),
+                coefficient=None if at is None else float(row.coefficient[at]),
+                advantage=None if at is None else float(row.advantage[at]),
+                logp=None if at is None or row.logp is None else float(row.logp[at]),
+                rollout_logp=reported.get(place),
+            )
+        )
+    return found
+
+
+def texts(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[str]:
+    """The text of each token. Of a character that several tokens make up, the last one has it."""
+    if tokenizer is None:
+        return [f"<{name}>" for name in ids]
+    stream = DecodeStream(skip_special_tokens=False)
+    return [
+        stream.step(tokenizer, name) or "" if tokenizer.id_to_token(name) is not None else f"<{name}>" for name in ids
+    ]
