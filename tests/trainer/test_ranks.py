@@ -100,12 +100,12 @@ def test_trees_through_a_pipeline_have_the_gradients_of_separate_rows(
 
 @pytest.mark.parametrize("split", [name for name in two_ranks.SPLITS if name.startswith("experts")])
 def test_trees_through_divided_experts_have_the_gradients_of_separate_rows(
-    split: str, two: Path, ranks: Ranks, tmp_path: Path
+    split: str, tried: Path, ranks: Ranks, tmp_path: Path
 ) -> None:
     """Router and experts, also of tokens that came from the other rank; and what else each rank has whole."""
-    policy = Policy(two / two_ranks.family(split), make_config(tmp_path), ranks)
+    policy = Policy(tried / two_ranks.kind(split).family, make_config(tmp_path), ranks)
     flat = two_ranks.gradients(policy, two_ranks.BATCHES[0], merge=False)
-    found: list[dict[str, Any]] = [torch.load(two / split / f"gradients-{rank}.pt") for rank in (0, 1)]
+    found: list[dict[str, Any]] = [torch.load(tried / split / f"gradients-{rank}.pt") for rank in (0, 1)]
     del flat["loss"]  # of which each rank has a part
     whole = {name for both in found for name in both if name in flat and both[name].shape == flat[name].shape}
     assert whole >= {name for name in flat if ".mlp." in name}

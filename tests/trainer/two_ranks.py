@@ -113,18 +113,18 @@ def work(model: Path, out: Path, parallel: dict[str, Any], ranks: Ranks) -> Poli
 
 def learn(policy: Policy, batches: Sequence[list[Row]], out: Path) -> None:
     """One update for each batch; writes the model and what was reached."""
-    reached = []
-    for number, rows in enumerate(batches):
+    reached, noted = [], []
+    for rows in batches:
         micros, watched = plan(rows, policy.ranks.data_world, BUDGET), Watched(LOSS)
         update = policy.update(micros[policy.ranks.data_rank], sum(len(row.places) for row in rows), watched, 1e-2)
-        notes = watched.collect(micros, policy.ranks, policy.share)
-        if policy.ranks.rank == 0:
-            tokens.write(tokens.path(out, number), rows, notes)
+        noted.append((rows, watched.collect(micros, policy.ranks, policy.share)))
         assert update.sums is not None
         reached.append([update.loss, update.grad_norm, *update.sums.sums.tolist(), update.sums.peak.item()])
     policy.write_hf(out)
     if policy.ranks.rank == 0:
         (out / "reached.json").write_bytes(msgspec.json.encode(reached))
+        for number, (rows, notes) in enumerate(noted):
+            tokens.write(tokens.path(out, number), rows, notes)
 
 
 def go_on(policy: Policy, source: Path, out: Path) -> None:
