@@ -58,7 +58,7 @@ def test_two_ranks_learn_what_one_learns(split: str, two: Path, ranks: Ranks, tm
         theirs = torch.load(out / f"evaluated-{rank}.pt")
         assert torch.allclose(theirs[0], logp, rtol=1e-5) and torch.equal(theirs[1], best)
     # A checkpoint of two ranks goes on in one.
-    policy = Policy(model, make_config(tmp_path, loss={"kl": two_ranks.KL}), ranks)
+    policy = Policy(model, make_config(tmp_path, loss=two_ranks.losses(model)), ranks)
     assert policy.checkpoints.load(out / "checkpoint") == 1
     for rows in two_ranks.BATCHES[1:]:
         policy.update([rows], sum(len(row.places) for row in rows), two_ranks.LOSS, 1e-2)
@@ -87,7 +87,8 @@ def test_trees_through_divided_experts_have_the_gradients_of_separate_rows(
     split: str, two: Path, ranks: Ranks, tmp_path: Path
 ) -> None:
     """Router and experts, also of tokens that came from the other rank; and what else each rank has whole."""
-    policy = Policy(two / two_ranks.family(split), make_config(tmp_path), ranks)
+    model = two / two_ranks.family(split)
+    policy = Policy(model, make_config(tmp_path, loss=two_ranks.losses(model)), ranks)
     flat = two_ranks.gradients(policy, two_ranks.BATCHES[0], merge=False)
     found: list[dict[str, Any]] = [torch.load(two / split / f"gradients-{rank}.pt") for rank in (0, 1)]
     del flat["loss"]  # of which each rank has a part
