@@ -88,6 +88,9 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """grpo: (R - mean) / std. dr_grpo: R - mean. rloo: R - mean of the others. Of use with credit.returns = outcome."""
     kl: float = 0.0
     """Coefficient of KL(policy || the initial model), by the k3 estimate. Holds a second model in memory."""
+    balance: float = 0.0
+    """Coefficient of the load-balancing loss of a mixture of experts, of each layer and sequence by itself
+    (DeepSeek-V3), averaged over trained tokens. 0: none; the router learns from the policy loss alone."""
     positive_only_until: int = 0
     """Steps that learn from positive advantages only."""
     negative_ramp: int = 0
@@ -108,6 +111,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             f"loss.norm_constant = {self.norm_constant} is no share; keep it between 0 and 1 for norm = mixed",
         )
         _demand(self.kl >= 0, f"loss.kl = {self.kl} would push away from the initial model; set it to 0 or more")
+        _demand(self.balance >= 0, f"loss.balance = {self.balance} would reward unequal use; set it to 0 or more")
         _demand(
             0 <= self.negative_weight <= 1 and self.positive_only_until >= 0 and self.negative_ramp >= 0,
             f"loss.negative_weight = {self.negative_weight}, loss.positive_only_until = {self.positive_only_until} and "

@@ -8,6 +8,23 @@ from trainer.tree import Run
 
 
 @dataclass(frozen=True)
+class Paths:
+    """Which sequences pass through which tokens. Sequences are numbered by where they end, so each token's are a range.
+
+    Of a sequence only what the model computes counts: not the tokens behind the one that precedes its last trained one.
+    """
+
+    first: Tensor
+    """[N] the first sequence through each token."""
+    end: Tensor
+    """[N] the one behind its last; of padding, the first itself."""
+    lengths: Tensor
+    """[sequences] tokens, in double precision."""
+    weights: Tensor
+    """[sequences] trained tokens, likewise."""
+
+
+@dataclass(frozen=True)
 class Packed:
     """Tokens of several trees, and the places that need a logprob."""
 
@@ -25,3 +42,5 @@ class Packed:
     """[trained tokens] which edge each of the flat trained tokens is."""
     queries: tuple[int, int]
     """Which of the trees' tokens `tokens` is: all of them, or this rank's stretch where ranks share a micro-batch."""
+    paths: Paths | None = None
+    """Of these tokens; absent where nothing asks for it."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from trainer.loss import Tokens
-from trainer.packed import Packed
+from trainer.packed import Packed, Paths
 from trainer.rows import Row
 from trainer.shape import Shape
 from trainer.tree import Order, Run, Tree, build, cut, order
@@ -94,6 +94,8 @@ class Share:
     """Ranks that divide its tokens among them, in equal stretches."""
     multiple: int = 1
     """What the tokens of a stretch must be divisible by."""
+    paths: bool = False
+    """Whether the model asks which sequences pass through which tokens."""
 
 
 def pack(rows: Sequence[Row], share: Share, merge: bool = True) -> tuple[Packed, Tokens]:
@@ -124,6 +126,7 @@ def pack(rows: Sequence[Row], share: Share, merge: bool = True) -> tuple[Packed,
         labels=tensor(tree.labels[edges]),
         branches=tensor(tree.edges[mine] - (edges[0] if len(edges) else 0)),
         queries=(first, end),
+        paths=_paths(tree, rows, (first, end), share.device) if share.paths else None,
     )
     starts = np.cumsum([0] + [int(row.segment.max()) + 1 for row in rows])
     logp = flat([row.rollout_logp for row in rows])
@@ -151,6 +154,17 @@ def _stretch(tree: Tree, share: Share) -> tuple[int, int]:
     return size * share.rank, size * (share.rank + 1)
 
 
+def _paths(tree: Tree, rows: Sequence[Row], stretch: tuple[int, int], device: torch.device) -> Paths:
+    """A token's sequences are those that end within its subtree."""
+    order = np.argsort(tree.ends, kind="stable")
+    lengths = np.array([run.end - run.start for run in tree.runs])
+    last = np.repeat([run.last for run in tree.runs], lengths)[slice(*stretch)]
+    first, end = (np.searchsorted(tree.ends[order], places) for places in (np.arange(*stretch), last))
+    counts = [[rows[index].inputs for index in order], [len(rows[index].places) for index in order]]
+    columns = [torch.from_numpy(column).to(device) for column in (first, end)]
+    return Paths(*columns, *(torch.tensor(count, dtype=torch.float64, device=device) for count in counts))
+
+
 def _padded(tree: Tree, multiple: int) -> Tree:
     """The tree with a run of its own behind it, so that the tokens divide; nothing is asked of that run."""
     size = len(tree.tokens)
@@ -169,4 +183,5 @@ def _empty(share: Share) -> tuple[Packed, Tokens]:
     some = torch.zeros(size, dtype=torch.long, device=share.device)
     none, nothing = some[:0], torch.zeros(0, device=share.device)
     tokens = Tokens(rollout_logp=nothing, advantage=nothing, mask=nothing, scale=nothing, segment=none)
-    return Packed(some, some, (Run(0, whole, whole, 0),), none, none, none, (first, first + size)), tokens
+    paths = Paths(some, some, nothing.double(), nothing.double()) if share.paths else None
+    return Packed(some, some, (Run(0, whole, whole, 0),), none, none, none, (first, first + size), paths), tokens

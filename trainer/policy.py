@@ -47,7 +47,8 @@ class Policy:
         self.shape = shape = read_shape(source)
         megatron = transformer_config(shape, DTYPES[config.parallel.precision], config.parallel)
         multiple = ranks.tensor_world if config.parallel.sequence else 1
-        self.share = Share(ranks.device, ranks.context_rank, ranks.context_world, multiple)
+        self.balance = config.loss.balance
+        self.share = Share(ranks.device, ranks.context_rank, ranks.context_world, multiple, paths=self.balance > 0)
         self.model = build_model(shape, megatron, config.parallel).to(ranks.device, megatron.params_dtype)
         load_weights(self.model, source)
         self.ddp = wrap(self.model, config.parallel)
@@ -57,6 +58,8 @@ class Policy:
             "parallel.distributed_optimizer": config.parallel.distributed_optimizer,
         }
         self.checkpoints = Checkpoints(self.model, self.optimizer, asdict(shape) | layout)
+        if config.loss.balance and shape.experts is None:
+            raise UserError(f"loss.balance = {config.loss.balance} is for experts, which {source} lacks; set it to 0")
         self.reference = self._frozen(megatron, config.parallel) if config.loss.kl else None
 
     def _frozen(self, megatron: TransformerConfig, parallel: settings.Parallel) -> PolicyModel:
@@ -92,6 +95,7 @@ class Policy:
             loss = loss / denominator
             return loss, (loss.detach(), said)
 
+        self.model.balance = self.balance / denominator
         said = forward_backward(self.ddp, [packed for packed, _ in parts], loss)
         sum_gradients(self.ddp)
         set_learning_rate(self.optimizer, rate)

@@ -42,6 +42,8 @@ class Tree:
     """[edges] those tokens."""
     edges: np.ndarray
     """[trained tokens of all rows] which edge each is."""
+    ends: np.ndarray
+    """[rows] where the last token of each row that is computed lies; -1 of a row without any."""
 
     @property
     def positions(self) -> np.ndarray:
@@ -117,16 +119,19 @@ def build(rows: Sequence[Row], merge: bool = True) -> Tree:
     found = order(rows) if merge else Order(list(rows), [0] * len(rows))
     forest = _Layout()
     asked: dict[int, np.ndarray] = {}
+    last: dict[int, int] = {}
     for row, shared in zip(found.rows, found.shared, strict=True):
         forest.add(row.tokens[: row.inputs], shared)
         asked[id(row)] = forest.at(row.places - 1)
+        last[id(row)] = int(forest.at(np.array([row.inputs - 1]))[0]) if row.inputs else -1
     forest.close(0)
     parents = np.concatenate([asked[id(row)] for row in rows])
     labels = np.concatenate([row.tokens[row.places] for row in rows])
     # one number for a pair: a token id fits into 31 bits
     pairs, edges = np.unique((parents << 31) | labels, return_inverse=True)
     runs = sorted(forest.runs, key=lambda run: run.start)
-    return Tree(np.concatenate(forest.tokens), runs, pairs >> 31, pairs & ((1 << 31) - 1), edges)
+    ends = np.array([last[id(row)] for row in rows])
+    return Tree(np.concatenate(forest.tokens), runs, pairs >> 31, pairs & ((1 << 31) - 1), edges, ends)
 
 
 class _Layout:

@@ -56,6 +56,7 @@ def test_overrides_are_read_as_toml_or_as_a_word(file: Path) -> None:
         ("parallel.tensor=2", "parallel.processes = 1 is no multiple of parallel.tensor = 2"),
         ("parallel.context=2", "no multiple of parallel.tensor = 1 times parallel.context = 2"),
         ("parallel.pipeline=2", "context = 1 times parallel.pipeline = 2; change one"),
+        ("loss.balance=-1", "loss.balance = -1"),
         ("parallel.expert=2", "no multiple of parallel.expert = 2 times parallel.pipeline = 1"),
         ("parallel.sequence=true", "parallel.tensor = 1; drop one"),
         ("push.engines=['127.0.0.1:1']", "no http URL"),

@@ -71,7 +71,7 @@ def test_a_checkpoint_through_another_split_goes_on_bit_for_bit(
 ) -> None:
     """One rank saves, two ranks load and save again, one rank loads: the steps that follow are the undisturbed ones."""
     kind = two_ranks.kind(split)
-    config = make_config(tmp_path, parallel=kind.parallel(), loss={"kl": two_ranks.KL})
+    config = make_config(tmp_path, parallel=kind.parallel(), loss=two_ranks.losses(tried / kind.family))
     policy, one = Policy(tried / kind.family, config, ranks), kind.place(tried)
     two_ranks.go_on(policy, tried / split / "saved-again", tmp_path)
     assert reached(tmp_path / "resumed") == reached(one / "after")
@@ -103,7 +103,8 @@ def test_trees_through_divided_experts_have_the_gradients_of_separate_rows(
     split: str, tried: Path, ranks: Ranks, tmp_path: Path
 ) -> None:
     """Router and experts, also of tokens that came from the other rank; and what else each rank has whole."""
-    policy = Policy(tried / two_ranks.kind(split).family, make_config(tmp_path), ranks)
+    model = tried / two_ranks.kind(split).family
+    policy = Policy(model, make_config(tmp_path, loss=two_ranks.losses(model)), ranks)
     flat = two_ranks.gradients(policy, two_ranks.BATCHES[0], merge=False)
     found: list[dict[str, Any]] = [torch.load(tried / split / f"gradients-{rank}.pt") for rank in (0, 1)]
     del flat["loss"]  # of which each rank has a part

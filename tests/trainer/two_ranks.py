@@ -78,6 +78,11 @@ def kind(name: str) -> Kind:
     return Kind(FAMILIES.get(name, "qwen3"), split.get("precision", "float32"), sharded)
 
 
+def losses(model: Path) -> dict[str, float]:
+    """Settings of the loss: experts are balanced where there are some."""
+    return {"kl": KL} | ({"balance": 0.1} if model.name == "qwen3_moe" else {})
+
+
 def branching(seed: int) -> list[Row]:
     """Rows of two groups: members share a prompt, and some a turn."""
     rows = make_rows(ROWS, seed)
@@ -98,7 +103,7 @@ BATCHES = (branching(1), branching(2), single(3))
 def work(model: Path, out: Path, parallel: dict[str, Any], ranks: Ranks) -> Policy:
     """The same on any number of ranks."""
     out.mkdir(exist_ok=True)
-    config = make_config(out, parallel={"processes": ranks.world, **parallel}, loss={"kl": KL})
+    config = make_config(out, parallel={"processes": ranks.world, **parallel}, loss=losses(model))
     policy = Policy(model, config, ranks)
     policy.write_hf(out / "before")
     parts = [pack(micro, policy.share)[0] for micro in plan(BATCHES[0], 1, BUDGET)[0]]
@@ -144,6 +149,7 @@ def gradients(policy: Policy, rows: list[Row], merge: bool) -> dict[str, torch.T
         value = policy_loss(logp[packed.branches], trained, RULE)[0]
         return value, value.detach()
 
+    policy.model.balance = policy.balance
     policy.ddp.zero_grad_buffer()
     losses = forward_backward(policy.ddp, [packed for packed, _ in parts], loss)
     sum_gradients(policy.ddp)

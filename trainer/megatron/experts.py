@@ -7,6 +7,7 @@ bits, the rounding of another packing may choose the other one.
 Left out: capacities, grouped GEMM, shared experts, expert biases.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from megatron.core.models.backends import LocalSpecProvider
 from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec_for_backend
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.moe.moe_layer import MoELayer
-from megatron.core.transformer.moe.moe_utils import router_gating_linear
+from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler, router_gating_linear
 from megatron.core.transformer.moe.router import Router
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -23,7 +24,9 @@ from torch import Tensor
 
 from proxy.pool.errors import UserError
 from trainer.config import Parallel
+from trainer.megatron.balance import imbalance
 from trainer.megatron.kernels import Layout
+from trainer.packed import Paths
 from trainer.shape import Experts, Shape
 
 
@@ -92,25 +95,35 @@ class TreeRouter(Router):
     def forward(self, hidden: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """[N, 1, hidden] -> [N, experts] weights, zero where not chosen, and [N, experts] whether chosen."""
         scores = self.gating(hidden).view(-1, self.num_experts)
-        return self.routing(scores)
+        weights, chosen = self.routing(scores)
+        paths = self.layout.paths
+        if paths is not None and torch.is_grad_enabled():  # not in the first pass of what is computed again
+            weights = MoEAuxLossAutoScaler.apply(weights, self.imbalance(scores, chosen, paths))
+        return weights, torch.zeros_like(scores, dtype=torch.bool).scatter(1, chosen, True)
 
     def gating(self, hidden: Tensor) -> Tensor:
         """[..., hidden] -> [..., experts]."""
         return router_gating_linear(hidden, self.weight, None, torch.promote_types(hidden.dtype, torch.float32))
 
     def routing(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """[N, experts] scores -> weights and choice, as `forward` returns them."""
+        """[N, experts] scores -> [N, experts] weights and [N, per token] indices of the chosen experts."""
         chosen = self.choose(logits)
         if self.config.moe_router_pre_softmax:
             kept = logits.softmax(dim=-1).gather(1, chosen)
         else:  # divided by their sum, which the softmax over the chosen ones alone is
             kept = logits.gather(1, chosen).softmax(dim=-1)
-        weights = torch.zeros_like(logits).scatter(1, chosen, kept)
-        return weights, torch.zeros_like(logits, dtype=torch.bool).scatter(1, chosen, True)
+        return torch.zeros_like(logits).scatter(1, chosen, kept), chosen
 
     def choose(self, logits: Tensor) -> Tensor:
         """[N, per token] indices of the experts that each token goes to."""
         return logits.topk(self.config.moe_router_topk, dim=-1).indices
+
+    def imbalance(self, logits: Tensor, chosen: Tensor, paths: Paths) -> Tensor:
+        """This rank's part of the load-balancing loss."""
+        if self.config.sequence_parallel:  # the tokens of a stretch are divided again
+            rank, size = self.tp_group.rank(), self.tp_group.size()
+            paths = replace(paths, first=paths.first.chunk(size)[rank], end=paths.end.chunk(size)[rank])
+        return imbalance(logits.softmax(dim=-1), chosen, paths, self.tp_cp_group)
 
 
 class MixtureLayer(TransformerLayer):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from trainer.packed import Paths
 from trainer.tree import Run
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -29,6 +30,8 @@ class Layout:
 
     runs: tuple[Run, ...]
     queries: tuple[int, int]
+    paths: Paths | None = None
+    """For the balance of experts, with weights as they enter the loss; absent where it has none."""
 
 
 def tree_attention(query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:

@@ -4,6 +4,7 @@ Families: dense Qwen3, Qwen2 and Llama (also with Llama-3 rope scaling), tied or
 (trainer/megatron/experts.py). Left out: sliding windows, biases outside q/k/v.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from trainer.config import Parallel
 from trainer.megatron.attention import TreeAttention
 from trainer.megatron.experts import expert_options, mark_experts, with_experts
 from trainer.megatron.kernels import Layout
-from trainer.packed import Packed
+from trainer.packed import Packed, Paths
 from trainer.shape import Shape
 
 
@@ -144,6 +145,8 @@ class PolicyModel(GPTModel):
 
     logits_tokens: int
     head_float32: bool
+    balance: float = 0.0
+    """What the load-balancing loss of a sequence's experts enters the loss with, per trained token and layer."""
 
     def forward(self, packed: Packed) -> Tensor:
         """The logprob of each of `packed.labels`, in fp32; before the last stage, hidden states for the next one."""
@@ -163,8 +166,13 @@ class PolicyModel(GPTModel):
             attention_mask=None,
             labels=None if labels is None else labels[None],
             loss_mask=packed.rows,  # GPTModel passes it on to _postprocess, which here takes it as the rows to keep
-            extra_block_kwargs={"attention_bias": Layout(packed.runs, packed.queries)},
+            extra_block_kwargs={"attention_bias": Layout(packed.runs, packed.queries, self._paths(packed))},
         )
+
+    def _paths(self, packed: Packed) -> Paths | None:
+        if not self.balance or packed.paths is None:
+            return None
+        return replace(packed.paths, weights=packed.paths.weights * self.balance)
 
     def _postprocess(
         self, hidden_states: Tensor, *_: Any, labels: Tensor | None, loss_mask: Tensor, **__: Any

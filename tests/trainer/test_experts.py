@@ -1,0 +1,96 @@
+"""The load-balancing loss of experts: by its definition, and the same by trees as by separate sequences."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from proxy.pool.errors import UserError
+from tests.trainer.make import EXPERTS, VOCABULARY, make_config, write_model
+from tests.trainer.test_tree import distance, paths_in, rows_of
+from trainer.loss import policy_loss
+from trainer.megatron.balance import imbalance
+from trainer.megatron.parallel import Ranks
+from trainer.megatron.schedule import forward_backward
+from trainer.packed import Packed
+from trainer.packing import Share, pack, plan
+from trainer.policy import Policy
+from trainer.rows import Row
+from trainer.rules import rule_of
+
+CHOSEN = 3
+
+
+def drawn(seed: int, tokens: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(tokens, EXPERTS, generator=generator, dtype=torch.float64, requires_grad=True)
+    return scores, scores.topk(CHOSEN).indices
+
+
+def by_definition(probabilities: Tensor, chosen: Tensor, rows: list[Row], packed: Packed) -> Tensor:
+    """DeepSeek-V3, equations 17 to 20, for one row after the other."""
+    paths = paths_in(packed.tokens.numpy(), list(packed.runs))
+    at = {paths[index]: index for index in reversed(range(len(paths)))}  # padding comes last and counts nothing
+    total = []
+    for row in rows:
+        path = [at[tuple(row.tokens[:length].tolist())] for length in range(1, row.inputs + 1)]
+        used = torch.nn.functional.one_hot(chosen[path], EXPERTS).sum((0, 1))
+        share = used.double() * EXPERTS / (CHOSEN * row.inputs)
+        total.append(len(row.places) * (share * probabilities[path].mean(0)).sum())
+    return torch.stack(total).sum()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_every_branch_has_the_balance_of_its_own_sequence(seed: int) -> None:
+    rows = [one for one in rows_of(seed) if one.inputs]
+    packed, _ = pack(rows, Share(torch.device("cpu"), multiple=16, paths=True))
+    assert packed.paths is not None
+    scores, chosen = drawn(seed, len(packed.tokens))
+    expected = by_definition(scores.softmax(-1), chosen, rows, packed)
+    found = imbalance(scores.softmax(-1), chosen, packed.paths)
+    gradients = [torch.autograd.grad(value, scores)[0] for value in (found, expected)]
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-9, atol=1e-15)
+
+
+def test_experts_that_are_used_alike_have_a_balance_of_one() -> None:
+    rows = [one for one in rows_of(1) if one.inputs]
+    packed, _ = pack(rows, Share(torch.device("cpu"), paths=True))
+    assert packed.paths is not None
+    size = len(packed.tokens)
+    alike = torch.full((size, EXPERTS), 1 / EXPERTS, dtype=torch.float64)
+    found = imbalance(alike, torch.arange(EXPERTS).expand(size, EXPERTS), packed.paths)
+    assert found.item() == pytest.approx(sum(len(one.places) for one in rows))
+
+
+def gradients(policy: Policy, micros: list[list[Row]], merge: bool) -> dict[str, Tensor]:
+    parts = [pack(rows, policy.share, merge) for rows in micros]
+
+    def loss(number: int, logp: Tensor) -> tuple[Tensor, None]:
+        packed, tokens = parts[number]
+        return policy_loss(logp[packed.branches], tokens, rule_of("cispo", 0.0, 5.0))[0], None
+
+    policy.ddp.zero_grad_buffer()
+    forward_backward(policy.ddp, [packed for packed, _ in parts], loss)
+    return {name: param.main_grad.clone() for name, param in policy.model.named_parameters()}
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_balanced_trees_have_the_gradients_of_separate_sequences(recompute: bool, ranks: Ranks, tmp_path: Path) -> None:
+    config = make_config(tmp_path, loss={"balance": 0.1}, parallel={"recompute": recompute})
+    policy = Policy(write_model(tmp_path / "model", "qwen3_moe_mixed"), config, ranks)
+    rows = [one for seed, size in ((1, 3), (2, VOCABULARY)) for one in rows_of(seed, 9, size, 25) if one.inputs]
+    unbalanced = gradients(policy, [[one] for one in rows], merge=False)
+    policy.model.balance = 0.1
+    flat = gradients(policy, [[one] for one in rows], merge=False)
+    router = "decoder.layers.1.mlp.router.weight"
+    assert (flat[router] - unbalanced[router]).norm() > 0.01 * flat[router].norm()
+    for budget in (35, 10_000):
+        (micros,) = plan(rows, 1, budget)
+        assert distance(gradients(policy, micros, merge=True), flat) <= 1e-5
+
+
+def test_a_dense_model_has_nothing_to_balance(ranks: Ranks, model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="loss.balance = 0.1 is for experts, which .* lacks; set it to 0"):
+        Policy(model, make_config(tmp_path, loss={"balance": 0.1}), ranks)
