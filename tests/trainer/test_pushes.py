@@ -1,0 +1,135 @@
+"""Pushes to real SGLang servers of several kinds: two replicas one of which is killed, tensor ranks, a cache store."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import numpy as np
+import pytest
+
+from proxy.config import EngineConfig
+from proxy.engine.process import free_port
+from proxy.engine.sglang import Sglang
+from proxy.engine.tiny import make_tiny_model
+from tests.conftest import need
+from trainer.config import Push
+from trainer.push import Weights, push, push_again
+from trainer.push.engine import Engine
+from trainer.push.weights import Bucket
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+STORE = (
+    "--enable-hierarchical-cache --hicache-storage-backend file --hicache-ratio 2 --page-size 16 "
+    "--hicache-write-policy write_through --hicache-io-backend direct --hicache-mem-layout layer_first "
+    "--hicache-storage-prefetch-policy wait_complete --disable-overlap-schedule"
+).split()
+SMALL = 1 << 19
+
+Begin = Callable[..., Sglang]
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> list[Weights]:
+    """Three versions of a tiny model."""
+    need("sglang", find_spec("sglang") is not None)
+    for seed in range(3):
+        make_tiny_model(tmp_path / f"v{seed}", seed=seed)
+    return [Weights(f"v{seed}", tmp_path / f"v{seed}") for seed in range(3)]
+
+
+@pytest.fixture
+def begin(models: list[Weights], tmp_path: Path) -> Iterator[Begin]:
+    """Starts servers of the first version, which are stopped when the test ends."""
+    with ExitStack() as stack:
+
+        def begun(*arguments: str, port: int = 0) -> Sglang:
+            config = EngineConfig(model=str(models[0].directory), dtype="float32", port=port, extra_args=arguments)
+            engine = Sglang(config, tmp_path / "engine.log")
+            stack.callback(engine.stop)
+            return engine
+
+        yield begun
+
+
+@dataclass(frozen=True)
+class Deadly(Weights):
+    """Weights after whose first bucket something happens."""
+
+    happens: Callable[[], None]
+
+    def buckets(self, limit: int) -> Iterator[Bucket]:
+        for bucket in super().buckets(limit):
+            yield bucket
+            self.happens()
+
+
+def checksums(engine: Sglang) -> tuple[str, ...]:
+    return Engine(engine.url, Push()).checksums()
+
+
+def generate(engine: Sglang, prompt: list[int]) -> dict[str, Any]:
+    body = {"input_ids": prompt, "sampling_params": {"temperature": 0, "max_new_tokens": 4}}
+    request = Request(engine.url + "/generate", json.dumps(body).encode(), {"content-type": "application/json"})
+    with urlopen(request, timeout=300) as answer:
+        meta: dict[str, Any] = json.loads(answer.read())["meta_info"]
+    return meta
+
+
+def test_a_replica_killed_in_mid_push_leaves_the_other_in_order_and_is_brought_there_later(
+    begin: Begin, models: list[Weights]
+) -> None:
+    port = free_port()
+    kept, lost = begin(), begin(port=port)
+    for engine in (kept, lost):
+        engine.wait_healthy()
+    options = Push(engines=(kept.url, lost.url), way="distributed", bucket_bytes=SMALL, tries=1)
+    assert push(models[1], options).failed == {} and checksums(kept) == checksums(lost)
+    done = push(Deadly(models[2].version, models[2].directory, lost.stop), options)
+    assert list(done.ways) == [kept.url] and list(done.failed) == [lost.url]
+    assert generate(kept, [5, 6, 7])["weight_version"] == "v2"
+    assert push_again(models[2], options) is None  # it does not answer
+    anew = begin(port=port)
+    anew.wait_healthy()
+    assert checksums(anew) != checksums(kept)
+    again = push_again(models[2], options)
+    assert again is not None and list(again.ways) == [anew.url]
+    assert checksums(anew) == checksums(kept) and generate(anew, [5, 6, 7])["weight_version"] == "v2"
+
+
+def test_an_engine_of_two_tensor_ranks_gets_the_same_weights_by_every_way(
+    begin: Begin, models: list[Weights], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
+    engine = begin("--tp-size", "2")
+    engine.wait_healthy()
+    found = []
+    for way in ("disk", "tensor", "distributed"):
+        for weights in models[1:]:
+            options = Push(engines=(engine.url,), way=way, bucket_bytes=SMALL)  # type: ignore[arg-type]
+            assert push(weights, options).ways == {engine.url: way}
+            found.append(checksums(engine))
+    assert found[:2] == found[2:4] == found[4:] and found[0] != found[1]
+    assert [len(shards) for shards in found] == [2] * 6
+
+
+def test_no_cache_of_the_old_weights_outlives_a_push(
+    begin: Begin, models: list[Weights], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(tmp_path / "store"))
+    engine = begin(*STORE)
+    engine.wait_healthy()
+    prompt = np.random.default_rng(0).integers(10, 1900, 600).tolist()
+
+    def cached() -> dict[str, int]:
+        return generate(engine, prompt)["cached_tokens_details"] or {}
+
+    cached()
+    Engine(engine.url, Push()).ask("/flush_cache", {})
+    assert cached()["storage"] > 500  # which no flush reaches
+    push(models[1], Push(engines=(engine.url,)))
+    assert not any(count for where, count in cached().items() if where != "storage_backend")
