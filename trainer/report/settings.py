@@ -15,7 +15,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     wandb_mode: Literal["online", "offline"] = "online"
     """offline writes to `wandb` in the output directory, for `wandb sync` to send later."""
     keep_tokens: int = 50
-    """Steps whose tokens `trainer inspect` can show exactly: 16 bytes for a trained token before compression. 0: none
+    """Steps whose tokens `trainer inspect` can show exactly: 8 to 20 bytes for a trained token. 0: none
     is recorded."""
     negative_gradient_every: int = 0
     """Steps between two measurements of the negatives' share of the gradient norm, each of which costs two further
