@@ -28,6 +28,7 @@ from proxy.pool.database import Pool, open_pool
 from proxy.pool.deliveries import open_ledger
 from proxy.pool.errors import PoolReadError, PoolWriteError, UserError
 from proxy.pool.steps import newest
+from proxy.pool.vocabulary import fingerprint
 from proxy.provider import SCHEME, Provider, TextTurn
 from proxy.record import Means
 from proxy.retries import Retries
@@ -129,7 +130,7 @@ class Gateway:
     async def _live(self, _app: web.Application) -> AsyncIterator[None]:
         threads, workers = ThreadPoolExecutor(THREADS, "pool"), ThreadPoolExecutor(ROOM.total, "work")
         work = Work(workers, ROOM)
-        ledger = open_ledger(self.pool)
+        ledger = open_ledger(self.pool, fingerprint(Path(self.config.engine.model)))
         writer = self._writer = CompletionWriter(self.pool, ledger)
         retries = Retries(self.pool, ledger, threads)
         keeping = asyncio.create_task(retries.keep())

@@ -23,13 +23,16 @@ from proxy.pool.completions import of_attempt, paths
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.runs import find_run
-from proxy.pool.schema import attempts, completions, groups, rollouts
+from proxy.pool.schema import attempts, completions, groups, proxies, rollouts
 from proxy.pool.steps import latest, metrics
+from proxy.pool.vocabulary import fingerprint
 from tests.conftest import need
+from tests.ranks import ranks_of
 
 HERE = Path(__file__).parent
 STEPS, GROUPS, SIZE = 7, 2, 4
 COLUMNS = (completions.c.versions, completions.c.sampled, completions.c.untrainable)
+HELD = rollouts.c.attempt_id == completions.c.attempt_id
 AGENT = f"{sys.executable} -I -S {HERE / 'acknowledging_agent.py'}"
 
 ENGINE_COMMAND = ("proxy", "engine", "engine.toml", "--ready-file", "engine.ready")
@@ -47,6 +50,8 @@ lr = 1e-4
 [parallel]
 threads = 1
 """
+SPLITS = {"tensor": "processes = 2\ntensor = 2\n", "data": "processes = 2\n"}
+"""Two ranks, as lines of [parallel]."""
 
 
 class Stage:
@@ -117,8 +122,8 @@ def step(pool: Pool) -> int:
     return -1 if version is None else version.step
 
 
-def prepare(stage: Stage) -> Pool:
-    """Engine, proxy and trainer at work, waiting for rollouts."""
+def prepare(stage: Stage, parallel: str = "") -> Pool:
+    """Engine, proxy and trainer at work, waiting for rollouts. `parallel`: more lines for the trainer's ranks."""
     task = {"id": "noise", "instruction": "say something", "verifier": {"command": "exit $(($$ % 2))"}, "timeout": 60}
     (stage.directory / "tasks.jsonl").write_text(json.dumps(task) + "\n")
     (stage.directory / "engine.toml").write_text(ENGINE.format(port=free_port()))
@@ -126,7 +131,7 @@ def prepare(stage: Stage) -> Pool:
     assert stage.running["model"].wait() == 0
     stage.start("engine", *ENGINE_COMMAND)
     engine = stage.url("engine")
-    (stage.directory / "trainer.toml").write_text(TRAINER + f'[push]\nengines = ["{engine}"]\n')
+    (stage.directory / "trainer.toml").write_text(TRAINER + parallel + f'[push]\nengines = ["{engine}"]\n')
     stage.start("proxy", *serve(engine))
     stage.url("proxy")
     stage.start("trainer", "trainer", "launch", "trainer.toml")
@@ -176,9 +181,44 @@ def test_every_process_may_be_killed_and_the_run_goes_on(stage: Stage) -> None:
     stage.until(lambda: stage.running["harness"].poll() == 0, "harness")
     stage.until(lambda: stage.running["trainer"].poll() == 0, "trainer")
 
+    check_tokenizer(pool, stage.directory / "model")
     check_acknowledged(pool, stage.directory / "acks")
     check_trained_once(pool)
     check_nothing_left(stage, pool)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("split", SPLITS)
+def test_two_ranks_learn_from_a_running_engine_and_one_may_be_killed(split: str, stage: Stage) -> None:
+    pool = prepare(stage, SPLITS[split])
+    stage.start("harness", *feed(stage, stage.url("proxy")))
+    stage.until(lambda: step(pool) >= 2, "trainer")
+    os.kill(ranks_of(stage.running["trainer"].pid)[1], signal.SIGKILL)
+    assert stage.running["trainer"].wait(60) == 128 + signal.SIGKILL
+    stage.start("trainer", "trainer", "launch", "trainer.toml")
+    stage.until(lambda: step(pool) >= STEPS, "trainer", seconds=600)
+    stage.until(lambda: stage.running["harness"].poll() == 0, "harness")
+    stage.until(lambda: stage.running["trainer"].poll() == 0, "trainer")
+    check_acknowledged(pool, stage.directory / "acks")
+    check_trained_once(pool)
+    check_versions(pool)
+    check_nothing_left(stage, pool)
+
+
+def check_versions(pool: Pool) -> None:
+    """Each step's weights reached the engine: what the last step trained on was sampled by new ones."""
+    of_last = (groups.c.state == "CONSUMED") & (groups.c.step == STEPS)
+    query = select(completions.c.versions).join_from(completions, rollouts, HELD).join(groups).where(of_last)
+    with pool.read() as connection:
+        names = {name for versions in connection.scalars(query) for name, _, _ in versions}
+    assert max(int(name.removeprefix("v")) for name in names) > STEPS - 4
+
+
+def check_tokenizer(pool: Pool, model: Path) -> None:
+    """The pool knows whose tokens it holds."""
+    with pool.read() as connection:
+        assert set(connection.scalars(select(proxies.c.tokenizer))) == {fingerprint(model)} != {None}
 
 
 def check_acknowledged(pool: Pool, acks: Path) -> None:

@@ -1,6 +1,7 @@
 """Engine against trainer: the logprobs that the engine recorded, computed again with the same weights."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from proxy.pool.errors import UserError
 from proxy.pool.runs import find_run
 from proxy.pool.steps import latest
 from trainer.config import Config
+from trainer.match import demand_known_tokens
 from trainer.megatron.parallel import Ranks
 from trainer.packing import pack, plan
 from trainer.policy import Policy
@@ -29,12 +31,14 @@ def compare_logprobs(config: Config, ranks: Ranks, run: str) -> dict[str, Any]:
     version = latest(pool, find_run(pool, config.run).id)
     if version is None:
         raise UserError(f"run {config.run!r} has published no version yet; train it first")
-    rows = sampled_by(version.name, config, run)
+    excluded = Counter[str]()
+    rows = sampled_by(version.name, config, run, excluded)
     if not rows:
         raise UserError(f"run {run!r} holds no completion sampled by {version.name} alone; run it after the last push")
-    return difference(Policy(Path(version.hf_dir), config, ranks), rows, config.batch.max_tokens) | {
-        "policy_version": version.name
-    }
+    policy = Policy(Path(version.hf_dir), config, ranks)
+    demand_known_tokens(rows, policy.shape, policy.source)
+    found = difference(policy, rows, config.batch.max_tokens)
+    return found | {"policy_version": version.name, "excluded_tokens": dict(excluded)}
 
 
 def difference(policy: Policy, rows: Sequence[Row], max_tokens: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from trainer.config import Config, load_config
 from trainer.launch import run_ranks
 from trainer.report.inspect import Wish, inspect
 from trainer.rollback import roll_back
-from trainer.shape import read_shape
+from trainer.shape import demand_splits, read_shape
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
         if command.wish is not None:
             inspect(command.config, command.wish)
             return 0
-        read_shape(Path(command.config.model))
+        demand_splits(read_shape(Path(command.config.model)), command.config.parallel)
     except (UserError, PoolError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -59,7 +59,6 @@ def parse(argv: Sequence[str]) -> Command:
         overrides.append(f"parallel.processes={arguments.nproc}")
     config = load_config(Path(arguments.config), overrides)
     run = arguments.run or config.run
-    # Joined by "=" and only these two, for torchrun looks through these arguments for its own.
     passed = [f"--set={override}" for override in overrides] + ([f"--run={run}"] if arguments.run else [])
     wish = None
     if arguments.verb == "inspect":

@@ -19,16 +19,16 @@ GRACE_SECONDS = 10
 
 def run_ranks(arguments: Sequence[str], parallel: Parallel) -> int:
     """Run `python -m trainer.worker ARGUMENTS` on every rank and return the exit status."""
-    command = [sys.executable, "-m"]
-    if parallel.processes > 1:
-        command += ["torch.distributed.run", "--standalone", f"--nproc-per-node={parallel.processes}", "-m"]
-    child = subprocess.Popen([*command, "trainer.worker", *arguments], env=_environment(parallel), preexec_fn=_end_too)
+    module = ["trainer.worker"] if parallel.processes == 1 else ["trainer.torchrun", str(parallel.processes)]
+    command = [sys.executable, "-m", *module, *arguments]
+    child = subprocess.Popen(command, env=_environment(parallel), preexec_fn=_end_too)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda received, frame: _stop(child))
     status = child.wait()
-    if status < 0:
-        print(f"ended by signal {-status}; repeat the same command to go on", file=sys.stderr)
-    return status if status >= 0 else 128 - status  # as a shell tells of a signal
+    status = status if status >= 0 else 128 - status  # as a shell tells of a signal
+    if status > 128:
+        print(f"ended by signal {status - 128}; repeat the same command to go on", file=sys.stderr)
+    return status
 
 
 def _environment(parallel: Parallel) -> dict[str, str]:

@@ -11,6 +11,7 @@ from proxy.pool import runs, schedule, steps
 from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
 from trainer.config import Config
+from trainer.match import claim, demand_tokenizer
 from trainer.megatron.parallel import Ranks
 from trainer.push import Pushed, Weights, push, push_again, release
 
@@ -69,6 +70,7 @@ class Ledger:
     def _open(self) -> runs.Run:
         self.pool = open_pool(self.config.pool)
         run = runs.open_run(self.pool, self.config.run, "train", None)
+        claim(Path(self.config.output), run, steps.latest(self.pool, run.id) is not None)
         runs.set_queue_limit(self.pool, run.id, self.config.batch.queue_limit or 2 * self.config.batch.groups)
         return run
 
@@ -91,7 +93,12 @@ class Ledger:
             failed = self._push_again()
             self._between = min(2 * self._between, ENGINE_PATIENCE) if failed else ENGINE_SECONDS
             self._ask_engines_at = time.monotonic() + self._between
-        return schedule.lease(self.pool, self.run.id, step, rule)
+        found = schedule.lease(self.pool, self.run.id, step, rule)
+        if found is not None:
+            members = [rollout for group in found.groups for rollout in group.rollouts]
+            attempts = {item.attempt_id for member in members for item in member.completions}
+            demand_tokenizer(self.pool, Path(self.config.model), attempts)
+        return found
 
     def _push_again(self) -> bool:
         """Give engines that failed or were started anew the newest weights. Whether one failed again."""

@@ -14,6 +14,7 @@ from trainer.batch import assemble, choice_of
 from trainer.config import Config
 from trainer.ledger import Ledger
 from trainer.loss import policy_loss
+from trainer.match import demand_known_tokens
 from trainer.megatron import durable
 from trainer.megatron.optimizer import learning_rate
 from trainer.megatron.parallel import Ranks
@@ -37,6 +38,7 @@ def train(config: Config, ranks: Ranks) -> None:
             groups = ledger.wait_for_lease(step).groups
             clock.lap("wait")
             batch = assemble(groups, choice_of(config, step))
+            demand_known_tokens(batch.rows, policy.shape, policy.source)
             micros = plan(batch.rows, ranks.data_world, config.batch.max_tokens, per_key)
             ledger.release_engines()
             measured = reporter.measure(step, policy, micros[ranks.data_rank], batch.tokens)

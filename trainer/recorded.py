@@ -1,16 +1,17 @@
 """Rows from rollouts that are in the pool already: for imitation and for checking logprobs."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
-from proxy.pool.database import open_pool
+from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
-from proxy.pool.recorded import finished_rollouts
+from proxy.pool.recorded import Recorded, finished_rollouts
 from proxy.pool.records import Completion
 from proxy.pool.runs import find_run
 from trainer.batch import merge, why_not_imitable
 from trainer.config import Config
+from trainer.match import demand_tokenizer
 from trainer.rows import Row
 
 
@@ -20,7 +21,7 @@ def demonstrations(config: Config) -> list[list[Row]]:
     pool = open_pool(config.pool)
     why_not = partial(why_not_imitable, labels=config.batch.labels)
     for name in config.sft.runs:
-        for rollout in finished_rollouts(pool, find_run(pool, name).id):
+        for rollout in _recorded(pool, name, Path(config.model)):
             if _good_enough(rollout.reward, config.sft.min_reward):
                 rows = merge(rollout.completions, 1.0, Counter(), why_not)
                 groups.setdefault(rollout.group_id, []).extend(rows)
@@ -37,20 +38,21 @@ def _good_enough(reward: float | None, bound: float | None) -> bool:
     return bound is None or (reward is not None and reward >= bound)
 
 
-def sampled_by(version: str, config: Config, run: str) -> list[Row]:
-    """Rows of a run's completions that this version sampled from first to last token."""
+def sampled_by(version: str, config: Config, run: str, excluded: Counter[str]) -> list[Row]:
+    """Rows of a run's completions that this version sampled from first to last token; counts the other tokens."""
 
     def why_not(item: Completion) -> str | None:
         if {span.version for span in item.versions} != {version}:
             return "another version"
         return None if len(item.logprobs) == len(item.sampled) else "logprobs are missing"
 
-    return _rows(config, run, why_not)
-
-
-def _rows(config: Config, run: str, why_not: Callable[[Completion], str | None]) -> list[Row]:
     pool = open_pool(config.pool)
-    chains: Sequence[Sequence[Completion]] = [
-        rollout.completions for rollout in finished_rollouts(pool, find_run(pool, run).id)
-    ]
-    return [row for chain in chains for row in merge(chain, 0.0, Counter(), why_not)]
+    found = _recorded(pool, run, Path(config.model))
+    return [row for rollout in found for row in merge(rollout.completions, 0.0, excluded, why_not)]
+
+
+def _recorded(pool: Pool, run: str, model: Path) -> list[Recorded]:
+    """The finished rollouts of a run; UserError when they are in the tokens of another model."""
+    found = finished_rollouts(pool, find_run(pool, run).id)
+    demand_tokenizer(pool, model, {item.attempt_id for rollout in found for item in rollout.completions})
+    return found

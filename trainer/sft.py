@@ -15,6 +15,7 @@ import msgspec
 from proxy.pool.errors import UserError
 from trainer import config as settings
 from trainer.loss import imitation
+from trainer.match import demand_known_tokens
 from trainer.megatron.optimizer import learning_rate
 from trainer.megatron.parallel import Ranks
 from trainer.packing import pack, plan
@@ -30,6 +31,7 @@ def warm_start(config: settings.Config, ranks: Ranks) -> dict[str, Any]:
     optimizer = msgspec.structs.replace(config.optimizer, lr=options.lr, warmup_steps=options.warmup_steps)
     policy = Policy(Path(config.model), msgspec.structs.replace(config, optimizer=optimizer), ranks)
     train, held_out = split(ranks.share(lambda: demonstrations(config)), options)
+    demand_known_tokens((*train, *held_out), policy.shape, policy.source)
     started, step, reached = time.perf_counter(), 0, {}
     for rows in batches(train, options.batch, options.seed):
         step += 1

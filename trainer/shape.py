@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.pool.errors import UserError
+from trainer.config import Parallel
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 
@@ -64,6 +65,19 @@ def read_shape(directory: Path) -> Shape:
         raise UserError(f"{path} lacks {error.args[0]}, which the trainer needs; add it to the file") from error
     _check_experts(shape.experts, path)
     return shape
+
+
+def demand_splits(shape: Shape, parallel: Parallel) -> None:
+    """UserError when the model's parts do not divide by the ranks that share it."""
+    by_tensor = {"attention heads": shape.heads, "key-value heads": shape.kv_heads}
+    by_tensor |= {"feed-forward units": shape.ffn, "vocabulary entries": shape.vocab}
+    parts = [("tensor", parallel.tensor, by_tensor), ("pipeline", parallel.pipeline, {"layers": shape.layers})]
+    for axis, ranks, counts in parts:
+        for name, count in counts.items():
+            if count % ranks:
+                raise UserError(
+                    f"parallel.{axis} = {ranks} does not divide the model's {count} {name}; choose a divisor"
+                )
 
 
 def _shape(config: dict[str, Any]) -> Shape:

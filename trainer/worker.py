@@ -6,6 +6,7 @@ Takes the arguments of the command line (trainer/cli.py), which has checked them
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,18 @@ def main(argv: Sequence[str]) -> int:
             if result is not None and ranks.rank == 0:
                 print(msgspec.json.encode(result).decode())
     except (UserError, PoolError, OSError) as error:  # OSError: a full disk under checkpoints, a lost directory
-        if os.environ["RANK"] == "0":
-            print(f"error: {error}", file=sys.stderr)
+        _tell(error)
         return 2
     return 0
+
+
+def _tell(error: Exception) -> None:
+    """To the user; beside other ranks, which may fail of the same, to torchrun, in the file that it reads."""
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if file is None:
+        print(f"error: {error}", file=sys.stderr)
+    else:
+        Path(file).write_bytes(msgspec.json.encode({"message": str(error), "timestamp": int(time.time())}))
 
 
 def _run(command: Command, ranks: Ranks) -> dict[str, Any] | None:

@@ -38,14 +38,14 @@ class Missing:
 
 
 @retried
-def open_ledger(pool: Pool) -> Ledger:
-    """Enter this process as a proxy, and mark what dead ones left in doubt."""
+def open_ledger(pool: Pool, tokenizer: str | None = None) -> Ledger:
+    """Enter this process as a proxy with the fingerprint of its tokenizer, and mark what dead ones left in doubt."""
     me = this_process()
     with pool.write() as connection:
         now = database_time(connection, pool)
         last = connection.scalar(select(func.max(completions.c.id))) or 0  # all further ones come behind
         values = {"owner": msgspec.to_builtins(me), "seen_at": now, "confirmed": last, "on_the_way": []}
-        proxy_id = insert_row(connection, proxies, values)
+        proxy_id = insert_row(connection, proxies, values | {"tokenizer": tokenizer})
     settle_the_dead(pool)
     return Ledger(proxy_id)
 

@@ -3,6 +3,7 @@
 Left out: groups that were held out for evaluation.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,10 @@ from proxy.pool.completions import of_attempts
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
 from proxy.pool.records import Completion
-from proxy.pool.schema import attempts, completions, groups, rollouts, tasks
+from proxy.pool.schema import attempts, completions, groups, proxies, rollouts, tasks
+
+AT_ONCE = 500
+"""Attempts of one query: databases limit how many values it may hold."""
 
 
 @dataclass(frozen=True)
@@ -71,3 +75,17 @@ def finished_rollouts(pool: Pool, run_id: int) -> list[Recorded]:
         rows = connection.execute(query).all()
         completions = of_attempts(connection, [row.attempt_id for row in rows])
     return [Recorded(row.id, row.group_id, row.reward, row.failure, completions[row.attempt_id]) for row in rows]
+
+
+def tokenizers(pool: Pool, attempt_ids: Iterable[int]) -> set[str]:
+    """Of the tokenizers that these attempts were recorded with, as far as that is known (proxy/pool/vocabulary.py)."""
+    query = (
+        select(proxies.c.tokenizer).join_from(completions, proxies, proxies.c.id == completions.c.proxy_id).distinct()
+    )
+    known = query.where(proxies.c.tokenizer.is_not(None))
+    ids, found = sorted(set(attempt_ids)), set[str]()
+    with pool.read() as connection:
+        for start in range(0, len(ids), AT_ONCE):
+            some = ids[start : start + AT_ONCE]
+            found.update(connection.scalars(known.where(completions.c.attempt_id.in_(some))))
+    return found

@@ -22,6 +22,7 @@ class Run:
     purpose: str
     config: dict[str, Any]
     queue_limit: int | None
+    created_at: float
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def open_run(pool: Pool, name: str, purpose: str, config: dict[str, Any] | None)
             raise UserError(f"run {name!r} is a {row.purpose} run, not {purpose}; choose another name")
         if config and not row.config:
             connection.execute(update(runs).where(runs.c.id == row.id).values(config=config))
-            return Run(row.id, name, purpose, config, row.queue_limit)
+            return Run(row.id, name, purpose, config, row.queue_limit, row.created_at)
     if config:
         _demand_same(name, row.config, config)
     return _run(row)
@@ -142,4 +143,4 @@ def lock_run(connection: Connection, run_id: int) -> None:
 
 
 def _run(row: Row[Any]) -> Run:
-    return Run(row.id, row.name, row.purpose, row.config, row.queue_limit)
+    return Run(row.id, row.name, row.purpose, row.config, row.queue_limit, row.created_at)

@@ -141,6 +141,7 @@ proxies = Table(
     Column("confirmed", Integer, nullable=False),  # of its completions, those up to this id were delivered or marked,
     Column("on_the_way", JSON, nullable=False),  # but for these
     Column("ended_at", Float),  # set: nothing of it is in doubt any more
+    Column("tokenizer", Text),  # the fingerprint of its ids (proxy/pool/vocabulary.py); null: not known
 )
 
 completions = Table(

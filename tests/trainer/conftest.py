@@ -1,12 +1,13 @@
-"""A small model for the tests of the trainer, its weights, and servers to push them to."""
+"""What several tests of the trainer use."""
 
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from tests.trainer.sglang_double import Double, Doubles, Start
-from trainer.push import Weights
+from tests.conftest import need
+from tests.trainer.lives import Lives
 
 
 @pytest.fixture
@@ -17,19 +18,10 @@ def model(tmp_path: Path) -> Path:
     return write_model(tmp_path / "model")
 
 
-@pytest.fixture
-def weights(model: Path) -> Weights:
-    """The model's weights, to be pushed as v7."""
-    return Weights("v7", model)
-
-
-@pytest.fixture
-async def start() -> AsyncIterator[Start]:
-    """Serves doubles of SGLang until the test ends."""
-    doubles = Doubles()
-
-    async def started(*some: Double) -> tuple[str, ...]:
-        return await doubles.start(some)
-
-    yield started
-    await doubles.close()
+@pytest.fixture(scope="session")
+def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
+    """The trainer's worker, loaded once, to be started often."""
+    need("megatron-core", find_spec("megatron") is not None)
+    lives = Lives(tmp_path_factory.mktemp("lives") / "log")
+    yield lives
+    lives.close()

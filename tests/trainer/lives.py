@@ -69,6 +69,14 @@ class Lives:
         """The end of what all ranks have printed."""
         return self.log.read_text()[-2000:]
 
+    def told(self, *arguments: str) -> str:
+        """What a life says that ends with one sentence to its user."""
+        before = len(self.log.read_text())
+        assert self.live(*arguments) == [2], self.said()
+        said = self.log.read_text()[before:]
+        assert said.startswith("error: ") and said.count("\n") == 1, said
+        return said
+
     def kill(self) -> None:
         """kill -9 of every rank, from another thread."""
         for pid in self.pids:

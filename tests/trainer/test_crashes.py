@@ -3,7 +3,6 @@
 Held after each: weights and losses of every step, which groups it consumed, and that each group was trained once.
 """
 
-import importlib.util
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -16,22 +15,22 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.conftest import need
 from tests.trainer.lives import End, Lives
 from tests.trainer.test_loop import metrics, prepare, query
 from tests.trainer.test_weights import same_files
 
 KILLED = -9
 STAGES = [  # of trainer/loop.py, in order; those behind a publication are reached one step further on each
-    End("c_call", "rename"),  # step 0 is written, but not under its name
-    End("return", "Policy.write_hf", rank=1),
+    End("return", "Policy.write_hf", rank=1),  # step 0 is written, but not under its name
+    End("call", "commit", 2),
     End("return", "lease"),
     End("return", "Policy.update", rank=1),
     End("return", "Policy.update"),
-    End("c_call", "fsync", 2),  # in the middle of the checkpoint
-    End("c_call", "rename"),
+    End("call", "FileSystemWriterAsync.write_preloaded_data", rank=1),  # in the middle of the checkpoint
+    End("c_call", "fsync", 2),
+    End("return", "commit"),  # one of checkpoint and model has its name
+    End("call", "commit", 2),
     End("return", "Checkpoints.save", rank=1),
-    End("return", "save_file"),  # in the middle of the model
     End("return", "save"),
     End("return", "publish"),
     End("call", "mark_pushed", 2),  # the first is of the push that resuming repeats
@@ -41,14 +40,6 @@ STAGES = [  # of trainer/loop.py, in order; those behind a publication are reach
 STEPS = 6
 ANYWHERE = (150_000, 400_000)
 """Calls and returns after which a life is ended at random: from the loading of weights to the second step."""
-
-
-@pytest.fixture(scope="module")
-def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
-    need("megatron-core", importlib.util.find_spec("megatron") is not None)
-    lives = Lives(tmp_path_factory.mktemp("lives") / "log")
-    yield lives
-    lives.close()
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import json
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -24,6 +25,7 @@ from proxy.pool.groups import Outcome, finish_rollout, open_group
 from proxy.pool.records import NewCompletion, VersionSpan, int_bytes
 from proxy.pool.schema import completions
 from tests.conftest import need
+from tests.trainer.hugging import transformers_gap
 from tests.trainer.make import make_config
 from trainer.check import compare_logprobs
 from trainer.config import Config, Push
@@ -33,6 +35,7 @@ from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy
 from trainer.push import Weights, push
 from trainer.push.engine import Engine
+from trainer.recorded import sampled_by
 
 PROMPTS, SAMPLED = 8, 160
 
@@ -109,6 +112,8 @@ def test_engine_and_trainer_agree_after_a_push(
     assert newest is not None and newest.step == 1 and second["policy_version"] == newest.name
     assert second["logprob_tokens_compared"] == PROMPTS * SAMPLED
     assert max(first["max_abs_logprob_diff"], second["max_abs_logprob_diff"]) <= 1e-4
+    sampled = sampled_by(newest.name, config, "after", Counter())
+    assert transformers_gap(Path(newest.hf_dir), sampled) <= 1e-4
     learned = steps.metrics(pool, run.id)[-1]
     assert learned["clip_fraction"] == 0 and abs(learned["ratio_mean"] - 1) < 1e-4  # on policy: every ratio is 1
 

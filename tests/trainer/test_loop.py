@@ -1,6 +1,7 @@
 """The whole loop on a real pool: published steps, kill -9 between its stages, and the same run afterwards."""
 
 import importlib.util
+import os
 import shutil
 import signal
 import sqlite3
@@ -18,6 +19,7 @@ from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
 from tests.conftest import need
 from tests.postgres import Server
+from tests.ranks import children, gone, ranks_of
 from tests.trainer.make import fill, write_model
 from tests.trainer.test_weights import same_files
 from trainer.cli import main
@@ -86,10 +88,21 @@ def wait(holds: Callable[[], bool]) -> None:
 
 def kill(process: "subprocess.Popen[str]") -> None:
     """kill -9 of the launcher; its worker must follow."""
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    left = children(process.pid)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    wait(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
+    wait(lambda: gone(left))
+
+
+def kill_rank(process: "subprocess.Popen[str]", rank: int) -> str:
+    """kill -9 of one rank under torchrun; the others and the launcher must follow. Returns what was printed."""
+    ranks = ranks_of(process.pid)
+    below = [*children(process.pid), *ranks]
+    os.kill(ranks[rank], signal.SIGKILL)
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 128 + signal.SIGKILL, output
+    wait(lambda: gone(below))
+    return output
 
 
 def test_a_run_with_kills_between_its_stages_is_the_undisturbed_run(tmp_path: Path) -> None:
@@ -146,9 +159,12 @@ def metrics(directory: Path) -> list[dict[str, float]]:
     return steps.metrics(pool, runs.find_run(pool, "demo").id)
 
 
-def test_two_ranks_train_the_run_of_one(tmp_path: Path) -> None:
+def test_two_ranks_of_which_one_was_killed_train_the_run_of_one(tmp_path: Path) -> None:
     one, two = prepare(tmp_path / "one"), prepare(tmp_path / "two")
     finish(one, "--steps", "2")
+    process = start(two, "--steps", "2", "--nproc", "2")
+    wait(lambda: query(two, "select 1 from groups where state = 'LEASED'") != [])
+    assert "ended by signal 9; repeat the same command to go on" in kill_rank(process, 1)
     finish(two, "--steps", "2", "--nproc", "2")
     left, right = metrics(one), metrics(two)
     assert [row["loss"] for row in left[1:]] == pytest.approx([row["loss"] for row in right[1:]], rel=1e-4)
@@ -184,6 +200,20 @@ def test_a_batch_that_never_fills_is_told(tmp_path: Path) -> None:
     output, _ = process.communicate(timeout=180)
     assert process.returncode == 2
     assert "error: waited batch.patience_seconds = 0.1 for 2 finished groups for step 1" in output
+
+
+@pytest.mark.long
+def test_two_ranks_of_which_the_first_was_killed_go_on_and_what_is_wrong_is_told_once(tmp_path: Path) -> None:
+    directory = prepare(tmp_path, groups=3)
+    process = start(directory, "--nproc", "2")
+    wait(lambda: query(directory, "select 1 from groups where state = 'LEASED'") != [])
+    kill_rank(process, 0)
+    process = start(directory, "--nproc", "2", "--set", "batch.patience_seconds=1")
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 2
+    assert output.splitlines()[-1].startswith("error: waited batch.patience_seconds = 1 for 2 finished groups")
+    assert output.count("waited") == 1 and "Traceback" not in output
+    assert query(directory, "select state, count(*) from groups group by state") == [("CONSUMED", 2), ("DONE", 1)]
 
 
 def test_a_stopped_trainer_says_so_and_a_second_one_is_refused(tmp_path: Path) -> None:

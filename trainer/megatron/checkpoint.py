@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
@@ -108,8 +109,14 @@ class Checkpoints:
         """Restore model and optimizer; returns the step of the checkpoint. Collective."""
         if not (source / "metadata.json").exists():
             raise UserError(f"{source} is not a complete checkpoint; restore it or start a new run with another output")
-        self._check(source, dist_checkpointing.load_common_state_dict(str(source))["settings"])
-        state = dist_checkpointing.load({**self._state(loading=True), "step": 0}, str(source))
+        try:
+            self._check(source, dist_checkpointing.load_common_state_dict(str(source))["settings"])
+            state = dist_checkpointing.load({**self._state(loading=True), "step": 0}, str(source))
+        except (CheckpointingException, CheckpointException, OSError) as error:  # the second is no Exception
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise UserError(
+                f"{source} is damaged ({reason}); restore it, or go back by `trainer rollback` to one that is whole"
+            ) from error
         self.model.load_state_dict(state["model"])
         with torch.no_grad():
             self.optimizer.load_state_dict(state["optimizer"])

@@ -19,27 +19,17 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from proxy.pool.errors import UserError
 from trainer.config import Parallel
 from trainer.megatron.attention import TreeAttention
 from trainer.megatron.experts import expert_options, mark_experts, with_experts
 from trainer.megatron.kernels import Layout
 from trainer.packed import Packed, Paths
-from trainer.shape import Shape
+from trainer.shape import Shape, demand_splits
 
 
 def transformer_config(shape: Shape, dtype: torch.dtype, parallel: Parallel) -> TransformerConfig:
     """Megatron's config of this shape. Raises UserError when heads, vocabulary or layers do not split."""
-    for name, count in (("key-value heads", shape.kv_heads), ("vocabulary entries", shape.vocab)):
-        if count % parallel.tensor:
-            raise UserError(
-                f"parallel.tensor = {parallel.tensor} does not divide the model's {count} {name}; choose a divisor"
-            )
-    if shape.layers % parallel.pipeline:
-        raise UserError(
-            f"parallel.pipeline = {parallel.pipeline} does not divide the model's {shape.layers} layers; choose a "
-            "divisor"
-        )
+    demand_splits(shape, parallel)
     return TransformerConfig(
         num_layers=shape.layers,
         hidden_size=shape.hidden,

@@ -254,9 +254,10 @@ class Clock:
 def line(version: Version, metrics: dict[str, Any]) -> str:
     """One step, for the terminal."""
     seconds = " ".join(f"{name} {value:.2f}s" for name, value in metrics["seconds"].items())
+    excluded = "".join(f"  ({count} not trained: {why})" for why, count in metrics["excluded_tokens"].items())
     return (
         f"step {version.step} {version.name}  reward {metrics['reward_mean']:.3f}  "
-        f"groups {metrics['groups']} ({metrics['dropped_groups']} equal)  tokens {metrics['trained_tokens']}  "
-        f"loss {metrics['loss']:.4f}  grad {metrics['grad_norm']:.3f}  clipped {metrics.get('clip_fraction', 0):.2%}  "
-        f"stale {metrics['staleness_mean']:.1f}  {seconds}"
+        f"groups {metrics['groups']} ({metrics['dropped_groups']} equal)  tokens {metrics['trained_tokens']}"
+        f"{excluded}  loss {metrics['loss']:.4f}  grad {metrics['grad_norm']:.3f}  "
+        f"clipped {metrics.get('clip_fraction', 0):.2%}  stale {metrics['staleness_mean']:.1f}  {seconds}"
     )

@@ -1,0 +1,139 @@
+"""What does not belong together is told in one sentence: the value, the rule, the way out. Nothing is overwritten."""
+
+import json
+import os
+from array import array
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sqlalchemy import update
+
+from proxy.pool.attempts import open_attempt
+from proxy.pool.completions import to_row
+from proxy.pool.database import insert_row, open_pool
+from proxy.pool.deliveries import open_ledger
+from proxy.pool.groups import Outcome, finish_rollout, open_group
+from proxy.pool.records import NewCompletion
+from proxy.pool.runs import find_run
+from proxy.pool.schema import completions
+from tests.trainer.lives import Lives
+from tests.trainer.make import VOCABULARY, new_completion, write_model
+from tests.trainer.test_loop import metrics, prepare, query
+from trainer.cli import main
+
+SFT = ("--set", "sft.runs=['demo']", "--set", "sft.output=warm")
+
+
+def launch(directory: Path, steps: int, *settings: str) -> list[str]:
+    chosen = [word for setting in settings for word in ("--set", setting)]
+    return ["launch", str(directory / "trainer.toml"), "--steps", str(steps), *chosen]
+
+
+def record(directory: Path, *items: NewCompletion) -> None:
+    """One more group, finished, of a rollout for each completion; every second one is rewarded."""
+    pool = open_pool(str(directory / "pool.db"))
+    members = open_group(pool, find_run(pool, "demo").id, {"id": "t", "domain": "agent"}, len(items))
+    for member, item in zip(members, items, strict=True):
+        attempt, _ = open_attempt(pool, member.rollout_id, "command")
+        with pool.write() as connection:
+            insert_row(connection, completions, to_row(replace(item, attempt_id=attempt.id)) | {"ordinal": 0})
+        finish_rollout(pool, member.rollout_id, Outcome(attempt_id=attempt.id, reward=float(member.member % 2)))
+    pool.close()
+
+
+def test_heads_that_do_not_divide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = prepare(tmp_path, groups=0)
+    assert main([*launch(directory, 1, "parallel.tensor=4"), "--nproc", "4"]) == 2
+    assert capsys.readouterr().err == (
+        "error: parallel.tensor = 4 does not divide the model's 2 key-value heads; choose a divisor\n"
+    )
+    assert main([*launch(directory, 1, "parallel.pipeline=4"), "--nproc", "4"]) == 2
+    assert "parallel.pipeline = 4 does not divide the model's 2 layers" in capsys.readouterr().err
+
+
+def test_a_family_that_is_not_mapped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = prepare(tmp_path, groups=0)
+    config = directory / "model" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "gpt2"}))
+    assert main(launch(directory, 1)) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and "model_type gpt2; the trainer maps llama, qwen2, qwen3" in said
+    assert said.count("\n") == 1
+
+
+def test_the_directory_of_another_run_stays_as_it_is(lives: Lives, tmp_path: Path) -> None:
+    directory = prepare(tmp_path, groups=0)
+    assert lives.live(*launch(directory, 0)) == [0], lives.said()
+    weights = directory / "out" / "models" / "step-000000" / "model.safetensors"
+    before = weights.stat()
+    told = lives.told(*launch(directory, 0, "run=other"))
+    assert (
+        "holds the checkpoints of run 'demo', opened 2" in told and "this is another run, 'other'; set another" in told
+    )
+    (directory / "out" / "run.json").unlink()  # as of before there were any
+    told = lives.told(*launch(directory, 0, "run=other"))
+    assert "holds step-000000 of another run, as 'other' has published nothing yet; set another output" in told
+    assert lives.live(*launch(directory, 0)) == [0], lives.said()
+    after = weights.stat()
+    assert (after.st_ino, after.st_mtime) == (before.st_ino, before.st_mtime)
+
+
+def test_a_checkpoint_of_another_model(lives: Lives, tmp_path: Path) -> None:
+    directory = prepare(tmp_path, groups=0)
+    assert lives.live(*launch(directory, 0)) == [0], lives.said()
+    write_model(directory / "other", "qwen2")
+    told = lives.told(*launch(directory, 0, "model=other"))
+    assert "step-000000 was saved with family = qwen3 and this run has qwen2; set it as it was, or start" in told
+
+
+def test_a_checkpoint_that_is_damaged(lives: Lives, tmp_path: Path) -> None:
+    directory = prepare(tmp_path, groups=0)
+    assert lives.live(*launch(directory, 0)) == [0], lives.said()
+    checkpoint = directory / "out" / "checkpoints" / "step-000000"
+    [file] = checkpoint.glob("*.distcp")
+    os.truncate(file, file.stat().st_size // 2)
+    assert f"{checkpoint} is damaged (" in (told := lives.told(*launch(directory, 0))), told
+    file.unlink()
+    assert f"{checkpoint} is damaged (" in (told := lives.told(*launch(directory, 0))), told
+    (checkpoint / ".metadata").unlink()
+    assert f"{checkpoint} is damaged (" in (told := lives.told(*launch(directory, 0))), told
+
+
+def test_a_budget_below_one_path(lives: Lives, tmp_path: Path) -> None:
+    told = lives.told(*launch(prepare(tmp_path), 1, "batch.max_tokens=8"))
+    assert "batch.max_tokens = 8 is below a recorded path of 27 tokens; raise it" in told
+    assert query(tmp_path, "select count(*) from groups where state = 'LEASED'") == [(2,)]  # kept for the next start
+
+
+def test_a_token_that_the_model_does_not_know(lives: Lives, tmp_path: Path) -> None:
+    directory = prepare(tmp_path, groups=1)
+    record(directory, new_completion(0, [1, 200], [2], "v1"), new_completion(0, [1, 2], [3], "v1"))
+    told = lives.told(*launch(directory, 1))
+    assert "the pool holds token id 200, and" in told and "has a vocabulary of 96; set model to the one" in told
+
+
+def test_completions_without_logprobs_are_counted_excluded_and_said(lives: Lives, tmp_path: Path) -> None:
+    directory = prepare(tmp_path, groups=1)
+    whole, bare = new_completion(0, [1, 2], [3, 4, 5], "v1"), new_completion(0, [1, 2], [6, 7], "v1")
+    record(directory, whole, replace(bare, logprobs=array("f")), whole)
+    assert lives.live(*launch(directory, 1)) == [0], lives.said()
+    [step] = metrics(directory)[1:]
+    assert step["excluded_tokens"] == {"logprobs are missing": 2} and step["trained_tokens"] == 4 * 8 + 2 * 3
+    assert "(2 not trained: logprobs are missing)" in lives.said()
+
+
+def test_tokens_of_another_tokenizer(lives: Lives, tmp_path: Path) -> None:
+    directory = prepare(tmp_path, groups=2)
+    pool = open_pool(str(directory / "pool.db"))
+    proxy_id = open_ledger(pool, "0123456789abcdef").proxy_id
+    with pool.write() as connection:
+        connection.execute(update(completions).values(proxy_id=proxy_id))
+    pool.close()
+    assert lives.live(*launch(directory, 0)) == [0], lives.said()  # its tokenizer.json says nothing: no check
+    tokens = {f"t{id}": id for id in range(VOCABULARY)}
+    (directory / "model" / "tokenizer.json").write_text(json.dumps({"model": {"vocab": tokens}}))
+    for verb in (launch(directory, 1), ["sft", str(directory / "trainer.toml"), *SFT]):
+        told = lives.told(*verb)
+        assert "holds tokens of the tokenizer 0123456789abcdef, and" in told and "set model to one with" in told
+    assert query(directory, "select count(*) from groups where state = 'CONSUMED'") == [(0,)]
