@@ -39,6 +39,10 @@ def setup() -> None:
     warnings.filterwarnings("ignore", message="(Transformer Engine and )?Apex (are|is) not installed")
 
 
+def has_gpu() -> bool:
+    return torch.cuda.is_available()
+
+
 def choose_device(local_rank: int) -> Device:
     """This rank's GPU and NCCL, or the CPU and gloo."""
     if not torch.cuda.is_available():

@@ -25,7 +25,7 @@ from torch import Tensor
 from proxy.pool.errors import UserError
 from trainer.config import Parallel
 from trainer.megatron.balance import imbalance
-from trainer.megatron.kernels import Layout
+from trainer.megatron.layout import Layout
 from trainer.packed import Paths
 from trainer.shape import Experts, Shape
 

@@ -2,70 +2,28 @@
 
 CPU: slices. Each run's queries against its own keys are one causal call, the queries of the rest of its subtree against
 its keys one full call, both over contiguous ranges; partial results are joined by their log-sum-exp, as flash attention
-joins its blocks. GPU: FlexAttention, compiled, with a block mask made from the ends of the subtrees.
-Left out: dropout, sliding windows.
+joins its blocks. GPU: MagiAttention by the same slices where it is installed and fits (trainer/megatron/ffa.py), else
+FlexAttention (trainer/megatron/flex.py). Left out: dropout, sliding windows.
 """
 
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from trainer.packed import Paths
-from trainer.tree import Run
+from trainer.megatron import ffa
+from trainer.megatron.flex import flexible
+from trainer.megatron.layout import Layout, Slice, slices
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Layout:
-    """What attends to what: the runs of the trees, and the stretch of their tokens that the queries are.
-
-    Equal to itself alone: all layers of a pass share one, and what is made from thousands of runs is found by it.
-    """
-
-    runs: tuple[Run, ...]
-    queries: tuple[int, int]
-    paths: Paths | None = None
-    """For the balance of experts, with weights as they enter the loss; absent where it has none."""
 
 
 def tree_attention(query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
     """[1, heads, queries, d], keys and values of all tokens and maybe fewer heads -> [1, heads, queries, d]."""
     if query.device.type == "cpu":
         return _Sliced.apply(query, key, value, slices(layout), scale)
-    mask = block_mask(layout, query.device)
-    return _compiled()(query, key, value, block_mask=mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1])
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """Queries and keys of contiguous ranges; causal ones are square. Queries count from the first one of the layout."""
-
-    queries: tuple[int, int]
-    keys: tuple[int, int]
-    causal: bool
-
-
-@lru_cache(maxsize=2)
-def slices(layout: Layout) -> tuple[Slice, ...]:
-    """Every pair of a query and its ancestor exactly once: the causal ones first, which cover every query."""
-    first, end = layout.queries
-    causal, full = [], []
-    for run in layout.runs:
-        start, stop = max(run.start, first), min(run.end, end)
-        if start < stop:
-            causal.append(Slice((start - first, stop - first), (start, stop), True))
-            if run.start < start:  # the queries begin in the middle of the run
-                full.append(Slice((start - first, stop - first), (run.start, start), False))
-        start, stop = max(run.end, first), min(run.last, end)
-        if start < stop:
-            full.append(Slice((start - first, stop - first), (run.start, run.end), False))
-    return (*causal, *full)
+    return (ffa.sliced_flash if ffa.fits(query) else flexible)(query, key, value, layout, scale)
 
 
 class _Sliced(torch.autograd.Function):
@@ -118,22 +76,3 @@ class _Sliced(torch.autograd.Function):
 
 def _of(part: Slice, query: Tensor, key: Tensor, value: Tensor) -> list[tuple[Tensor, tuple[int, int]]]:
     return [(query, part.queries), (key, part.keys), (value, part.keys)]
-
-
-@lru_cache(maxsize=1)
-def _compiled() -> Any:
-    return torch.compile(flex_attention, dynamic=True)
-
-
-@lru_cache(maxsize=2)
-def block_mask(layout: Layout, device: torch.device) -> BlockMask:
-    """FlexAttention's mask of blocks for a layout; made once per pass and shared by its layers."""
-    lengths = torch.tensor([run.end - run.start for run in layout.runs])
-    last = torch.tensor([run.last for run in layout.runs]).repeat_interleave(lengths).to(device)
-    first, end = layout.queries
-
-    def allowed(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key <= query + first) & (query + first < last[key])
-
-    sizes = end - first, layout.runs[-1].end
-    return create_block_mask(allowed, None, None, *sizes, device=str(device), _compile=device.type == "cuda")

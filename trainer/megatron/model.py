@@ -20,9 +20,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from trainer.config import Parallel
+from trainer.megatron import engine
 from trainer.megatron.attention import TreeAttention
 from trainer.megatron.experts import expert_options, mark_experts, with_experts
-from trainer.megatron.kernels import Layout
+from trainer.megatron.layout import Layout
 from trainer.packed import Packed, Paths
 from trainer.shape import Shape, demand_splits
 
@@ -100,7 +101,7 @@ def build_model(shape: Shape, config: TransformerConfig, parallel: Parallel) -> 
 
 def layer_specs(shape: Shape, config: TransformerConfig) -> list[ModuleSpec]:
     """What each layer of the model is made of."""
-    dense = _layer_spec(config)
+    dense = _with_trees(engine.engine_spec(config.qk_layernorm), config) if engine.available() else _layer_spec(config)
     if shape.experts is None:
         return [dense] * shape.layers
     sparse = with_experts(_layer_spec(config), shape.experts)
@@ -109,9 +110,13 @@ def layer_specs(shape: Shape, config: TransformerConfig) -> list[ModuleSpec]:
 
 def _layer_spec(config: TransformerConfig) -> ModuleSpec:
     spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=config.qk_layernorm)
+    spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = SharedNorm
+    return _with_trees(spec, config)
+
+
+def _with_trees(spec: ModuleSpec, config: TransformerConfig) -> ModuleSpec:
     attention = spec.submodules.self_attention.submodules
     attention.core_attention = ModuleSpec(module=TreeAttention)
-    spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = SharedNorm
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = SharedNorm
     return spec

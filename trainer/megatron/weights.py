@@ -40,6 +40,9 @@ _LAYER = {
     "mlp.linear_fc1.weight": ["mlp.gate_proj.weight", "mlp.up_proj.weight"],
     "mlp.linear_fc2.weight": ["mlp.down_proj.weight"],
     "mlp.router.weight": ["mlp.gate.weight"],
+    # Transformer Engine's layers have the norms in them (trainer/megatron/engine.py)
+    "self_attention.linear_qkv.layer_norm_weight": ["input_layernorm.weight"],
+    "mlp.linear_fc1.layer_norm_weight": ["post_attention_layernorm.weight"],
 }
 _EXPERT = re.compile(r"(decoder\.layers\.\d+\.mlp\.)experts\.local_experts\.(\d+)\.(.+)")
 _NOT_COPIED = re.compile(r".*\.(safetensors|safetensors\.index\.json|bin|pt|pth|gguf)$")

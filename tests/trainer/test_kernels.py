@@ -1,0 +1,137 @@
+"""What the GPU's kernels are told of a tree, against the dense mask and the CPU's kernel; their forward pass on a CPU.
+
+Not covered here: MagiAttention itself and FlexAttention's backward pass, which need a GPU (benchmarks/gpu.py).
+"""
+
+import random
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from tests.trainer.test_tree import TREE, dense, row, rows_of
+from trainer.megatron import ffa
+from trainer.megatron.flex import block_mask, flexible
+from trainer.megatron.kernels import tree_attention
+from trainer.megatron.layout import Layout
+from trainer.tree import Run, build
+
+CPU = torch.device("cpu")
+
+
+def layout_of(seed: int, longest: int, stretch: tuple[float, float] = (0, 1)) -> Layout:
+    """Of a random tree; the stretch of its queries as shares of its tokens."""
+    runs = tuple(build(rows_of(seed, count=12, vocabulary=2, longest=longest)).runs)
+    first, end = (int(share * runs[-1].end) for share in stretch)
+    return Layout(runs, (first, end))
+
+
+def wide_layout(seed: int, stretch: tuple[float, float] = (0, 1)) -> Layout:
+    """Of a history of several blocks with branches off it of up to three."""
+    draw = random.Random(seed)
+    history = [draw.randrange(90) for _ in range(900)]
+    rows = [row(history, draw)]
+    for _ in range(3):
+        tail = [draw.randrange(90) for _ in range(draw.randint(50, 400))]
+        rows.append(row(history[: draw.randrange(900)] + tail, draw))
+    runs = tuple(build(rows).runs)
+    return Layout(runs, (int(stretch[0] * runs[-1].end), int(stretch[1] * runs[-1].end)))
+
+
+def allowed(layout: Layout) -> Tensor:
+    """[queries, all tokens] what may attend, written out."""
+    last = torch.tensor([run.last for run in layout.runs for _ in range(run.start, run.end)])
+    query, key = torch.arange(*layout.queries)[:, None], torch.arange(len(last))[None]
+    return (key <= query) & (query < last[None])
+
+
+def test_the_slices_of_the_worked_example() -> None:
+    runs = (Run(0, 1, 8, 0), Run(1, 2, 6, 1), Run(2, 4, 4, 2), Run(4, 6, 6, 2), Run(6, 8, 8, 1))
+    queries, keys, kinds = ffa.ranges(Layout(runs, (0, 8)))
+    found = [[list(query), list(key), kind] for query, key, kind in zip(queries, keys, kinds, strict=True)]
+    assert sorted(found, key=str) == sorted(TREE["slices"], key=str)
+
+
+@pytest.mark.parametrize("stretch", [(0, 1), (0, 0.4), (0.4, 1), (0.3, 0.6)])
+@pytest.mark.parametrize("seed", range(10))
+def test_slices_give_the_dense_mask_once(seed: int, stretch: tuple[float, float]) -> None:
+    """As MagiAttention reads them: a causal slice allows key j to query i if i - j >= its difference of lengths."""
+    layout = layout_of(seed, 40, stretch)
+    found = torch.zeros(allowed(layout).shape, dtype=torch.long)
+    for query, key, kind in zip(*ffa.ranges(layout), strict=True):
+        size, width = query[1] - query[0], key[1] - key[0]
+        assert size > 0 and width > 0
+        part = torch.ones(size, width, dtype=torch.long)
+        found[slice(*query), slice(*key)] += part.tril(width - size) if kind == ffa.CAUSAL else part
+    assert torch.equal(found, allowed(layout).long())
+
+
+def blocks(mask: BlockMask) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
+    """(block of queries, block of keys): in part allowed, allowed throughout."""
+    found = []
+    assert mask.full_kv_num_blocks is not None and mask.full_kv_indices is not None
+    for counts, indices in ((mask.kv_num_blocks, mask.kv_indices), (mask.full_kv_num_blocks, mask.full_kv_indices)):
+        rows = zip(counts[0, 0].tolist(), indices[0, 0].tolist(), strict=True)
+        found.append({(row, column) for row, (count, columns) in enumerate(rows) for column in columns[:count]})
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("stretch", [(0, 1), (0.4, 0.9)])
+@pytest.mark.parametrize("seed", range(4))
+def test_blocks_are_judged_by_their_ends(seed: int, stretch: tuple[float, float]) -> None:
+    layout = wide_layout(seed, stretch)
+    dense_mask = allowed(layout)
+    queries, keys = dense_mask.shape
+    expected = create_block_mask(lambda b, h, q, k: dense_mask[q, k], None, None, queries, keys, device="cpu")
+    (some, every), (right, throughout) = blocks(block_mask(layout, CPU)), blocks(expected)
+    assert every == throughout and some >= right and len(throughout) > 3 and len(right) > 10
+    border = {(row, column) for row, column in some - right}
+    assert stretch != (0, 1) or not border
+    assert all(128 * column + 128 > layout.queries[0] + 128 * row for row, column in border)
+
+
+def test_a_mask_takes_no_memory_of_tokens_squared() -> None:
+    """A history of 60,000 tokens: its mask would be 3.6 GB, its blocks are some hundred thousand."""
+    layout = Layout((Run(0, 60_000, 60_000, 0),), (0, 60_000))
+    mask = block_mask(layout, CPU)
+    assert mask.full_kv_num_blocks is not None
+    rows = 60_000 // 128  # and one that is cut, of which no block is whole
+    assert mask.full_kv_num_blocks.sum() == rows * (rows - 1) // 2 and mask.kv_num_blocks.sum() == 2 * rows + 1
+
+
+def tensors(layout: Layout, seed: int) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    size = layout.runs[-1].end
+    query, key, value = (torch.randn(1, heads, size, 16, generator=draw) for heads in (4, 2, 2))
+    return [query[:, :, slice(*layout.queries)], key, value]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_flexible_attention_is_that_of_the_dense_mask(seed: int) -> None:
+    layout = layout_of(seed, 60)
+    q, k, v = tensors(layout, seed)
+    with torch.no_grad():
+        found = flexible(q, k, v, layout, 0.3)
+    torch.testing.assert_close(found, dense(q, k, v, layout, 0.3), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found, tree_attention(q, k, v, layout, 0.3), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stretch", [(0, 1), (0.3, 0.8)])
+def test_the_compiled_kernel_takes_the_blocks_at_their_word(stretch: tuple[float, float]) -> None:
+    """Only what the blocks list is computed there, unlike in torch's reference. For one length: torch 2.13 writes C++
+    that does not compile where queries and keys are of any number."""
+    layout = wide_layout(5, stretch)
+    q, k, v = tensors(layout, 1)
+    kernel = torch.compile(flex_attention, dynamic=False)
+    with torch.no_grad():
+        found = kernel(q, k, v, block_mask=block_mask(layout, CPU), scale=0.3, enable_gqa=True)
+    torch.testing.assert_close(found, tree_attention(q, k, v, layout, 0.3), rtol=1e-5, atol=1e-5)
+
+
+def test_magi_attention_is_taken_where_it_is_and_fits() -> None:
+    half, wide = torch.zeros(1, 1, 1, 128, dtype=torch.bfloat16), torch.zeros(1, 1, 1, 256, dtype=torch.bfloat16)
+    assert ffa.fits(half) == (find_spec("magi_attention") is not None)
+    assert not ffa.fits(half.float()) and not ffa.fits(wide)

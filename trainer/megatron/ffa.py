@@ -1,0 +1,50 @@
+"""MagiAttention's flex-flash-attention over prefix trees, for GPUs where it is installed.
+
+It takes what the layout is made of: slices of contiguous queries and keys, each full or causal, no pair in two of them.
+Left out: its dispatch over context-parallel ranks (ours gather keys and values); deterministic backward passes.
+"""
+
+from functools import lru_cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from trainer.megatron.layout import Layout, slices
+
+FULL, CAUSAL = 0, 1
+"""Its names of a slice's kind; causal is aligned to the last query and key, which in a square one is the diagonal."""
+WIDEST = 128
+"""The head dimension up to which it computes."""
+
+
+def fits(query: Tensor) -> bool:
+    """Whether MagiAttention is here and computes such heads."""
+    half = query.dtype in (torch.bfloat16, torch.float16)
+    return half and query.shape[-1] <= WIDEST and find_spec("magi_attention") is not None
+
+
+def ranges(layout: Layout) -> tuple[list[tuple[int, int]], list[tuple[int, int]], list[int]]:
+    """The slices as half-open ranges of queries, ranges of keys, and kinds."""
+    parts = slices(layout)
+    kinds = [CAUSAL if part.causal else FULL for part in parts]
+    return [part.queries for part in parts], [part.keys for part in parts], kinds
+
+
+def sliced_flash(query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
+    """[1, heads, queries, d], keys and values of all tokens and maybe fewer heads -> [1, heads, queries, d]."""
+    from magi_attention.api import flex_flash_attn_func  # installed on few machines; builds kernels when imported
+
+    q, k, v = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))
+    queries, keys, kinds = _on_device(layout, query.device)
+    found = flex_flash_attn_func(
+        q=q, k=k, v=v, q_ranges=queries, k_ranges=keys, attn_type_map=kinds, softmax_scale=scale
+    )
+    output: Tensor = found[0]
+    return output.transpose(0, 1)[None]
+
+
+@lru_cache(maxsize=2)
+def _on_device(layout: Layout, device: torch.device) -> tuple[Tensor, ...]:
+    """The ranges as tensors; made once per pass and shared by its layers."""
+    return tuple(torch.tensor(values, dtype=torch.int32, device=device) for values in ranges(layout))

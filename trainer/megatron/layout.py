@@ -1,0 +1,49 @@
+"""What attends to what in a micro-batch of prefix trees, as slices of contiguous queries and keys.
+
+Pure functions of a tree's runs, which no kernel is needed for. Left out: the kernels (trainer/megatron/kernels.py).
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from trainer.packed import Paths
+from trainer.tree import Run
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Layout:
+    """What attends to what: the runs of the trees, and the stretch of their tokens that the queries are.
+
+    Equal to itself alone: all layers of a pass share one, and what is made from thousands of runs is found by it.
+    """
+
+    runs: tuple[Run, ...]
+    queries: tuple[int, int]
+    paths: Paths | None = None
+    """For the balance of experts, with weights as they enter the loss; absent where it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Queries and keys of contiguous ranges; causal ones are square. Queries count from the first one of the layout."""
+
+    queries: tuple[int, int]
+    keys: tuple[int, int]
+    causal: bool
+
+
+@lru_cache(maxsize=2)
+def slices(layout: Layout) -> tuple[Slice, ...]:
+    """Every pair of a query and its ancestor exactly once: the causal ones first, which cover every query."""
+    first, end = layout.queries
+    causal, full = [], []
+    for run in layout.runs:
+        start, stop = max(run.start, first), min(run.end, end)
+        if start < stop:
+            causal.append(Slice((start - first, stop - first), (start, stop), True))
+            if run.start < start:  # the queries begin in the middle of the run
+                full.append(Slice((start - first, stop - first), (run.start, start), False))
+        start, stop = max(run.end, first), min(run.last, end)
+        if start < stop:
+            full.append(Slice((start - first, stop - first), (run.start, run.end), False))
+    return (*causal, *full)
