@@ -127,7 +127,7 @@ def test_steps_too_small_for_half_precision_add_up_across_checkpoints(
 ) -> None:
     """The optimizer's main weights are in single precision, and a checkpoint holds them."""
     parallel = {"precision": "bfloat16", "distributed_optimizer": distributed}
-    config, rows, rate = make_config(tmp_path, parallel=parallel), [make_rows(4)], 1.5e-3
+    config, rows, rate = make_config(tmp_path, parallel=parallel), [make_rows(4)], 1.9e-3
 
     def norms(policy: Policy) -> torch.Tensor:
         return torch.cat([value.flatten() for name, value in weights(policy).items() if "layernorm" in name])
@@ -135,7 +135,7 @@ def test_steps_too_small_for_half_precision_add_up_across_checkpoints(
     steady = Policy(model, config, ranks)
     before = norms(steady)
     assert before.dtype == torch.bfloat16 and before.min() > 0.5
-    for count in range(4):
+    for count in range(3):
         resumed = Policy(model, config, ranks)
         steady.checkpoints.save(tmp_path / "saved", count)
         resumed.checkpoints.load(tmp_path / "saved")
