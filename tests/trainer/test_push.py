@@ -11,11 +11,14 @@ import pytest
 from safetensors.torch import load_file
 
 from proxy.pool import runs, steps
-from proxy.pool.database import open_pool
+from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
+from tests.trainer.make import fill, make_config
 from tests.trainer.sglang_double import Double, Start
 from tests.trainer.test_loop import prepare
 from trainer.config import Push
+from trainer.ledger import Ledger
+from trainer.megatron.parallel import Ranks
 from trainer.push import Pushed, Weights, push, push_again
 
 ORDER = ["pause_generation", "update_weights_from_disk", "continue_generation"]
@@ -196,6 +199,24 @@ async def test_a_store_outside_of_the_engine_is_cleared_before_it_goes_on(start:
     engine.about["hicache_storage_backend"] = "file"
     await pushed(weights, Push(engines=await start(engine)))
     assert engine.calls == [*ORDER[:2], "hicache/storage-backend/clear", ORDER[2]]
+
+
+async def test_a_trainer_that_waits_for_rollouts_repairs_an_engine_that_was_started_anew(
+    start: Start, weights: Weights, pool: Pool, ranks: Ranks, tmp_path: Path
+) -> None:
+    engine = Double()
+    config = make_config(tmp_path, push=Push(engines=await start(engine), tries=1))
+    ledger = await asyncio.to_thread(Ledger, config, ranks)
+    version = ledger.publish(0, (tmp_path / "no checkpoint", weights.directory), {})
+    await asyncio.to_thread(ledger.push, version)
+    assert engine.version == version.name and ledger.pause_seconds > 0
+    engine.version = "initial"
+    waiting = asyncio.create_task(asyncio.to_thread(ledger.wait_for_lease, 1))
+    while engine.version != version.name:  # until pytest's timeout
+        assert not waiting.done()
+        await asyncio.sleep(0.05)
+    fill(pool, ledger.run.id, 2)
+    assert len((await waiting).groups) == 2
 
 
 async def launch(directory: Path, url: str) -> int:
