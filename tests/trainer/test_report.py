@@ -34,7 +34,7 @@ from trainer.report.sizes import Work, flops, merged, peak, separate
 from trainer.report.tokens import Notes
 from trainer.rows import Row
 from trainer.rules import rule_of
-from trainer.shape import Shape
+from trainer.shape import Experts, Shape
 
 TURNS = [([1, 2, 3], [4, 5]), ([1, 2, 3, 4, 5, 6], [7]), ([1, 2, 3, 4, 5, 6, 7, 8, 9], [10, 11])]
 SHAPE = Shape("qwen3", 2, 8, 16, 2, 1, 4, 32, 64, 1e-6, False, {})
@@ -148,6 +148,8 @@ def test_flops_are_six_per_weight_and_token_and_those_of_attention_and_head() ->
     layer = 8 * (2 * 8 + 2 * 4 + 3 * 16)
     assert flops(SHAPE, Work(tokens=10)) == 6 * 2 * layer * 10
     assert flops(SHAPE, Work(keys=7)) == 12 * 2 * 8 * 7
+    sparse = replace(SHAPE, experts=Experts(8, 2, 4, True, (True, True)))
+    assert flops(sparse, Work(tokens=10)) == 6 * 2 * 8 * (2 * 8 + 2 * 4 + 3 * 2 * 4) * 10
     assert flops(SHAPE, Work(asked=5)) == 6 * 8 * 32 * 5
 
 
@@ -244,6 +246,7 @@ def test_tensorboard_shows_numbers_and_histograms_and_a_new_process_replaces_the
             board.write(step, 1000.0 + step, metrics | {"loss": step / last})
         board.close()
     shown = events(tmp_path / "board")
+    assert len(list((tmp_path / "board").iterdir())) == 1
     assert [(event.step, event.value, event.wall_time) for event in shown.Scalars("loss/loss")] == [
         (1, 0.5, 1001.0),
         (2, 1.0, 1002.0),

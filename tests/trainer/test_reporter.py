@@ -102,7 +102,7 @@ def test_training_goes_on_without_a_board_that_cannot_write(
     ledger, policy = Ledger(config, ranks), Policy(Path(config.model), config, ranks)
     version = ledger.publish(0, (tmp_path, tmp_path), {"loss": 1.0})
     said = {"seconds": {}, "reward_mean": 0, "groups": 1, "dropped_groups": 0, "trained_tokens": 0, "loss": 2.0}
-    said |= {"grad_norm": 0, "staleness_mean": 0}
+    said |= {"grad_norm": 0, "excluded_tokens": {}, "staleness_mean": 0}
     with Reporter(config, ledger, policy) as reporter:
         reporter.boards.append(full := Full())
         reporter.tell(version, said)

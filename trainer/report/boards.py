@@ -79,8 +79,7 @@ class TensorBoard:
         writer = _module("torch.utils.tensorboard", "tensorboard", "report.tensorboard = true")
         try:
             shutil.rmtree(directory, ignore_errors=True)
-            # a viewer that has the replaced files in memory drops their steps, too
-            self._writer = writer.SummaryWriter(str(directory), purge_step=0, flush_secs=10)
+            self._writer = writer.SummaryWriter(str(directory), flush_secs=10)
         except OSError as error:
             raise UserError(
                 f"{directory} cannot be written ({error.strerror}); make room or set report.tensorboard = false"

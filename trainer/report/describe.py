@@ -150,12 +150,12 @@ def lengths(groups: Sequence[LeasedGroup], labels: Sequence[str]) -> dict[str, f
 def lags(row: Row, completions: Mapping[int, Completion], versions: Mapping[str, int], current: int) -> np.ndarray:
     """Published steps between the weights that sampled each trained token and those that it updates; -1: not known."""
     ages = np.full(len(row.tokens), -1, dtype=np.int64)
-    for number, name in enumerate(row.completions):
+    for name in row.completions:
         item = completions[name]
         for span in item.versions:
             if span.version in versions:
                 place = slice(item.prompt_length + span.start, item.prompt_length + span.end)
-                ages[place] = np.where(row.segment[place] == number, current - versions[span.version], ages[place])
+                ages[place] = current - versions[span.version]
     return ages[row.places]
 
 

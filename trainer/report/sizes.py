@@ -57,10 +57,11 @@ def separate(lengths: Sequence[int], asked: int) -> Work:
 def flops(shape: Shape, work: Work) -> float:
     """FLOPs of forward and backward: 6 per weight and token, 12 per key and width of a layer's attention.
 
-    The embedding multiplies nothing; the head is computed where a logprob is asked for.
+    Of a mixture of experts those weights that a token passes through, without the router's. The embedding multiplies
+    nothing; the head is computed where a logprob is asked for.
     """
     width, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    weights = shape.hidden * (2 * width + 2 * keys + 3 * shape.ffn)
+    weights = shape.hidden * (2 * width + 2 * keys + 3 * shape.token_ffn())
     layer = 2 * weights * work.tokens + 4 * width * work.keys
     return 3.0 * (shape.layers * layer + 2 * shape.hidden * shape.vocab * work.asked)
 
