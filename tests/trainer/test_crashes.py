@@ -39,6 +39,7 @@ STAGES = [  # of trainer/loop.py, in order; those behind a publication are reach
     End("c_call", "rmdir"),  # in the middle of what is deleted
 ]
 STEPS = 6
+TIMED = ("seconds", "tokens_per_second", "mfu")
 ANYWHERE = (150_000, 400_000)
 """Calls and returns after which a life is ended at random: from the loading of weights to the second step."""
 
@@ -76,8 +77,8 @@ def check_same(rough: Path, smooth: Path) -> None:
 
 
 def learned(row: dict[str, Any]) -> dict[str, Any]:
-    """The metrics of a step but for its times."""
-    return {name: value for name, value in row.items() if name != "seconds"}
+    """The metrics of a step but for those of time."""
+    return {name: value for name, value in row.items() if name not in TIMED}
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
