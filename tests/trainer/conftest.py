@@ -1,6 +1,6 @@
-"""What several tests of the trainer use."""
+"""A small model for the tests of the trainer, its weights, servers to push them to, a trainer that may be killed."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -8,6 +8,8 @@ import pytest
 
 from tests.conftest import need
 from tests.trainer.lives import Lives
+from tests.trainer.sglang_double import Double, Doubles, Start
+from trainer.push import Weights
 
 
 @pytest.fixture
@@ -16,6 +18,24 @@ def model(tmp_path: Path) -> Path:
     from tests.trainer.make import write_model  # loads torch, which only these tests need
 
     return write_model(tmp_path / "model")
+
+
+@pytest.fixture
+def weights(model: Path) -> Weights:
+    """The model's weights, to be pushed as v7."""
+    return Weights("v7", model)
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    """Serves doubles of SGLang until the test ends."""
+    doubles = Doubles()
+
+    async def started(*some: Double) -> tuple[str, ...]:
+        return await doubles.start(some)
+
+    yield started
+    await doubles.close()
 
 
 @pytest.fixture(scope="session")

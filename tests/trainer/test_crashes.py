@@ -3,19 +3,19 @@
 Held after each: weights and losses of every step, which groups it consumed, and that each group was trained once.
 """
 
+import asyncio
 import random
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
+from aiohttp import web
 
 from tests.trainer.lives import End, Lives
+from tests.trainer.sglang_double import Double, Start
 from tests.trainer.test_loop import metrics, prepare, query
 from tests.trainer.test_weights import same_files
 
@@ -38,6 +38,8 @@ STAGES = [  # of trainer/loop.py, in order; those behind a publication are reach
     End("c_call", "rmdir"),  # in the middle of what is deleted
 ]
 STEPS = 6
+TIMED = {"seconds", "tokens_per_second", "mfu"}
+"""Metrics of what a step took, not of what it learned."""
 ANYWHERE = (150_000, 400_000)
 """Calls and returns after which a life is ended at random: from the loading of weights to the second step."""
 
@@ -68,15 +70,11 @@ def check_same(rough: Path, smooth: Path) -> None:
     for step in range(STEPS - 2, STEPS + 1):
         name = f"out/models/step-{step:06d}"
         assert same_files(smooth / name, rough / name), step
-    left = [sorted(str(path.relative_to(where)) for path in where.glob("out/*/*")) for where in (smooth, rough)]
+    left = [sorted(str(path.relative_to(where)) for path in where.glob("out/*s/step-*")) for where in (smooth, rough)]
     assert left[0] == left[1]
-    told = [[learned(row) for row in metrics(where)[1:]] for where in (smooth, rough)]
-    assert told[0] == told[1]
-
-
-def learned(row: dict[str, Any]) -> dict[str, Any]:
-    """The metrics of a step but for its times."""
-    return {name: value for name, value in row.items() if name != "seconds"}
+    for one, other in zip(metrics(smooth), metrics(rough), strict=True):
+        names = (one.keys() | other.keys()) - TIMED
+        assert {name: (one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)} == {}
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
@@ -109,54 +107,19 @@ def test_a_kill_anywhere_changes_nothing(
     check_same(rough, smooth(ranks))
 
 
-class Engine(BaseHTTPRequestHandler):
-    """Serves the version that it is told, and does to the trainer what its server is told at a path."""
+@dataclass
+class Deadly(Double):
+    """An engine whose `deadly` path is the end of the trainer that asks for it, after the engine has obeyed."""
 
-    server: "Replica"
+    deadly: str = ""
+    kill: Callable[[], None] = print
 
-    def do_POST(self) -> None:
-        body = msgspec.json.decode(self.rfile.read(int(self.headers["content-length"])))
-        self.server.version = body.get("weight_version", self.server.version)
-        if self.path == self.server.deadly:
-            self.server.deadly = ""
-            self.server.lives.kill()
-        self._answer()
-
-    def do_GET(self) -> None:
-        self._answer()
-
-    def _answer(self) -> None:
-        text = msgspec.json.encode({"success": True, "weight_version": self.server.version})
-        with suppress(OSError):  # the trainer may be dead
-            self.send_response(200)
-            self.send_header("content-length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
-
-    def log_message(self, *_: object) -> None:
-        """Nothing on the terminal."""
-
-
-class Replica(ThreadingHTTPServer):
-    """An engine whose `deadly` path is the end of the trainer that asks for it."""
-
-    def __init__(self, lives: Lives):
-        super().__init__(("127.0.0.1", 0), Engine)
-        self.lives, self.version, self.deadly = lives, "initial", ""
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-@pytest.fixture
-def replicas(lives: Lives) -> Iterator[list[Replica]]:
-    found = [Replica(lives), Replica(lives)]
-    yield found
-    for replica in found:
-        replica.shutdown()
-        replica.server_close()
+    async def answer(self, request: web.Request) -> web.Response:
+        said = await super().answer(request)
+        if request.path == self.deadly:
+            self.deadly = ""
+            self.kill()
+        return said
 
 
 @pytest.mark.parametrize(
@@ -167,18 +130,18 @@ def replicas(lives: Lives) -> Iterator[list[Replica]]:
         "/continue_generation",
     ],
 )
-def test_a_kill_in_the_middle_of_a_push_is_made_good(
-    path: str, replicas: list[Replica], lives: Lives, tmp_path: Path
+async def test_a_kill_in_the_middle_of_a_push_is_made_good(
+    path: str, start: Start, lives: Lives, tmp_path: Path
 ) -> None:
-    directory = prepare(tmp_path)
-    urls = msgspec.json.encode([replica.url for replica in replicas]).decode()
+    directory, engines = prepare(tmp_path), [Deadly(kill=lives.kill), Deadly(kill=lives.kill)]
+    urls = msgspec.json.encode(await start(*engines)).decode()
     arguments = ["launch", str(directory / "trainer.toml"), "--set", f"push.engines={urls}", "--steps"]
-    assert lives.live(*arguments, "1") == [0], lives.said()
-    replicas[1].deadly = path
-    assert lives.live(*arguments, "2") == [KILLED], lives.said()  # by the push that resuming repeats
-    replicas[0].deadly = path
-    assert lives.live(*arguments, "2") == [KILLED], lives.said()
-    assert lives.live(*arguments, "2") == [0], lives.said()
+    assert await asyncio.to_thread(lives.live, *arguments, "1") == [0], lives.said()
+    for engine in engines:  # the first to die dies of the push that resuming repeats
+        engine.deadly = path
+        assert await asyncio.to_thread(lives.live, *arguments, "2") == [KILLED], lives.said()
+    assert await asyncio.to_thread(lives.live, *arguments, "2") == [0], lives.said()
     newest = query(directory, "select 'v' || max(id), count(*), sum(pushed_at is null) from policy_versions")
-    assert newest == [(replicas[0].version, 3, 0)] and replicas[1].version == replicas[0].version
+    assert newest == [(engines[0].version, 3, 0)] and engines[1].version == engines[0].version
+    assert not engines[0].paused and not engines[1].paused
     assert query(directory, "select state, count(*) from groups group by state") == [("CONSUMED", 4), ("DONE", 2)]

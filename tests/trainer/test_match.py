@@ -96,8 +96,6 @@ def test_a_checkpoint_that_is_damaged(lives: Lives, tmp_path: Path) -> None:
     assert f"{checkpoint} is damaged (" in (told := lives.told(*launch(directory, 0))), told
     file.unlink()
     assert f"{checkpoint} is damaged (" in (told := lives.told(*launch(directory, 0))), told
-    (checkpoint / ".metadata").unlink()
-    assert f"{checkpoint} is damaged (" in (told := lives.told(*launch(directory, 0))), told
 
 
 def test_a_budget_below_one_path(lives: Lives, tmp_path: Path) -> None:

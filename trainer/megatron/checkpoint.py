@@ -97,9 +97,8 @@ class Checkpoints:
             for finish in request.finalize_fns:
                 finish()
         except CheckpointException as error:  # which is no Exception
-            reasons = [str(reason).splitlines()[0] for reason, _ in error.failures.values()]
             raise UserError(
-                f"{target} could not be written ({'; '.join(reasons)}); see that its disk has room and start again"
+                f"{target} could not be written ({_reasons(error)}); see that its disk has room and start again"
             ) from error
         if dist.get_rank() == 0:
             durable.commit(target)
@@ -113,7 +112,7 @@ class Checkpoints:
             self._check(source, dist_checkpointing.load_common_state_dict(str(source))["settings"])
             state = dist_checkpointing.load({**self._state(loading=True), "step": 0}, str(source))
         except (CheckpointingException, CheckpointException, OSError) as error:  # the second is no Exception
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = _reasons(error) if isinstance(error, CheckpointException) else str(error).splitlines()[0]
             raise UserError(
                 f"{source} is damaged ({reason}); restore it, or go back by `trainer rollback` to one that is whole"
             ) from error
@@ -139,6 +138,12 @@ class Checkpoints:
         with without_padding(self.optimizer):
             optimizer = self.optimizer.sharded_state_dict(model, is_loading=loading, metadata=metadata)
         return {"model": model, "optimizer": optimizer}
+
+
+def _reasons(error: CheckpointException) -> str:
+    """What the ranks say, each once."""
+    reasons = (str(reason) or repr(reason) for reason, _ in error.failures.values())
+    return "; ".join(sorted({reason.splitlines()[0] for reason in reasons}))
 
 
 def _replicas() -> dist.ProcessGroup:
