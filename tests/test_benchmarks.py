@@ -1,5 +1,6 @@
 """The benchmarks run and say what they should. Their figures are no matter of tests."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -54,3 +55,27 @@ def test_the_benchmark_of_the_harness_ends_with_one_json_object(tmp_path: Path) 
     assert found == msgspec.json.decode((tmp_path / "found.json").read_bytes())
     assert all(found[key] > 0 for key in ("cpu_ms_per_attempt", "attempts_per_s", "rss_mb", "resume_s"))
     assert "rss_growth_mb" in found and found["attempts"] == 60
+
+
+def test_the_benchmark_of_steps_ends_with_one_json_object(tmp_path: Path) -> None:
+    command = [sys.executable, "benchmarks/trainer.py", "--quick", "--out", str(tmp_path / "found.json")]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=280)
+    found = msgspec.json.decode(done.stdout.splitlines()[-1])
+    assert found == msgspec.json.decode((tmp_path / "found.json").read_bytes())
+    parts = ["assemble", "pack", "forward_backward", "optimizer", "checkpoint", "export"]
+    for way in ("flat", "rows", "tree"):
+        assert list(found["cases"][way]["seconds"]) == parts and found["cases"][way]["trained_tokens"] == 32
+    computed = [found["cases"][way]["computed_tokens"] for way in ("flat", "rows", "tree")]
+    assert computed == sorted(computed, reverse=True) and len(set(computed)) == 3
+    keys = ("step_flat_over_tree", "learn_flat_over_tree", "flat_tokens_per_s", "peak_mb", "pack_tokens_per_s")
+    assert all(found[key] > 0 for key in keys) and 0 < found["packing_share_long"] < 1
+    assert found["memory_flat_over_tree"] > found["memory_rows_over_tree"] > 1
+
+
+@pytest.mark.long
+def test_the_benchmark_of_the_gpu_refuses_without_one() -> None:
+    command = [sys.executable, "benchmarks/gpu.py", "--quick"]
+    hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, cwd=ROOT, env=hidden, capture_output=True, text=True, timeout=280)
+    said = "error: no GPU is visible to torch here; benchmarks/trainer.py measures steps on a CPU"
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.splitlines()[-1] == said

@@ -101,6 +101,17 @@ def test_side_calls_are_no_turns() -> None:
     assert by_turn(assemble([group(members)], Choice(credit=credit)))[0] == [0.5, 1.0]
 
 
+def test_a_sub_agents_turns_have_the_discount_of_the_turn_that_follows() -> None:
+    labels = ("main", "subagent", "subagent", "main")
+    history = [*HISTORY, ([*range(1, 12), 9], [7])]
+    calls = [replace(item, label=label) for item, label in zip(chain(history), labels, strict=True)]
+    members = [replace(member(0, 1.0), completions=calls), member(1, 0.0)]
+    credit = Credit(returns="turns", baseline="none", gamma=0.5)
+    rows = assemble([group(members)], Choice(credit=credit)).rows
+    found = [float(value) for row in rows[:-1] for value in row.advantage[row.trained]]
+    assert sorted(set(found)) == [0.5, 1.0] and found.count(0.5) == len(calls[0].sampled)
+
+
 def test_a_group_with_failed_members_weighs_as_a_whole_one() -> None:
     rewards = [1.0, 0.0, 0.0, 1.0, 1.0, None, None, None]
     for padded, weight in ((True, 1.6), (False, 1.0)):

@@ -1,0 +1,78 @@
+"""Groups of rollouts as the pool hands them to the trainer, of random tokens, for the benchmarks of steps.
+
+Left out: a database. The pool's own part of a step is a few queries (docs/performance.md).
+"""
+
+import random
+from array import array
+from dataclasses import dataclass, replace
+from zlib import crc32
+
+from proxy.pool.records import Completion, VersionSpan, int_bytes
+from proxy.pool.schedule import LeasedGroup, LeasedRollout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Play:
+    """A batch of agents' work."""
+
+    groups: int
+    members: int
+    turns: int
+    prompt: int
+    """Tokens of system prompt and task, which a group's members share."""
+    observed: int
+    """Tokens that a tool answers with, before each further turn."""
+    sampled: int
+    """Of each turn."""
+    vocabulary: int = 2048
+
+
+def leased(play: Play, separate: bool = False, seed: int = 0) -> list[LeasedGroup]:
+    """Its groups. `separate`: each completion by itself, as if it were its rollout's only one."""
+    draw = random.Random(seed)
+    found = []
+    for number in range(play.groups):
+        prompt = [draw.randrange(play.vocabulary) for _ in range(play.prompt)]
+        members: list[LeasedRollout] = []
+        for member in range(play.members):
+            calls = _calls(play, prompt, draw)
+            chains = [[_alone(call, path)] for call, path in calls] if separate else [[call for call, _ in calls]]
+            reward = float(member % 2)
+            members += [LeasedRollout(len(members) + i, member, reward, None, chain) for i, chain in enumerate(chains)]
+        found.append(LeasedGroup(number, number, {"id": "t", "domain": "agent"}, 0, members))
+    return found
+
+
+def _calls(play: Play, prompt: list[int], draw: random.Random) -> list[tuple[Completion, list[int]]]:
+    """The completions of a history that only grows, each with its whole path."""
+    found: list[tuple[Completion, list[int]]] = []
+    path: list[int] = []
+    for turn in range(play.turns):
+        new = list(prompt) if turn == 0 else [draw.randrange(play.vocabulary) for _ in range(play.observed)]
+        sampled = [draw.randrange(play.vocabulary) for _ in range(play.sampled)]
+        before = len(path)
+        path = [*path, *new, *sampled]
+        call = Completion(
+            id=turn + 1,
+            ordinal=turn,
+            attempt_id=1,
+            prefix_of=turn or None,
+            prefix_length=before,
+            prompt_tail=array("i", new),
+            sampled=array("i", sampled),
+            logprobs=array("f", [-7.6] * len(sampled)),
+            versions=(VersionSpan("v1", 0, len(sampled)),),
+            finish_reason="stop",
+            reply={},
+            path_crc=crc32(int_bytes(path)),
+            started_at=0,
+            finished_at=0,
+        )
+        found.append((call, path))
+    return found
+
+
+def _alone(call: Completion, path: list[int]) -> Completion:
+    tail = array("i", path[: len(path) - len(call.sampled)])
+    return replace(call, id=1, ordinal=0, prefix_of=None, prefix_length=0, prompt_tail=tail)

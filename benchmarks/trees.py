@@ -1,0 +1,321 @@
+"""What training by prefix trees saves: one JSON object as the last line of output, and in the file that --out names.
+
+Each case is a batch of completions, each with the whole context that it was sampled in. `flat` computes every
+completion by itself, on the trainer's fastest path for that (causal kernel, several in a micro-batch, logits only where
+there is loss); `tree` computes every distinct token once. Forward and backward, both in this run, in turns. The gain is
+against separate completions: a history that only grows is a single sequence, against which a tree gains nothing.
+docs/trees.md says what each figure is. Left out: optimizer, GPU.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from trainer.config import Config, Parallel
+from trainer.loss import policy_loss
+from trainer.megatron.parallel import Ranks, process_groups
+from trainer.packing import Share, pack, plan
+from trainer.policy import Policy
+from trainer.rows import Row
+from trainer.rules import rule_of
+from trainer.tree import build
+
+RULE = rule_of("cispo", 0.0, 5.0)
+FLAT_TOKENS = 4096
+"""Of a flat micro-batch: the fastest of 1k to 16k on the machine that the results are of."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A Qwen3 of these sizes, random weights."""
+
+    hidden: int
+    layers: int = 1
+    ffn: int = 0
+    heads: int = 0
+    kv_heads: int = 0
+    head_dim: int = 64
+    vocab: int = 2048
+
+    def filled(self) -> "Sizes":
+        heads = self.hidden // self.head_dim
+        return Sizes(self.hidden, self.layers, 3 * self.hidden, heads, max(1, heads // 2), self.head_dim, self.vocab)
+
+
+WIDE, NARROW = Sizes(1024).filled(), Sizes(128).filled()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A batch and the model that trains on it."""
+
+    name: str
+    sizes: Sizes
+    rows: Callable[[], list[Row]]
+    repeats: int = 3
+
+
+def completion(draw: random.Random, context: list[int], reply: int, vocabulary: int) -> Row:
+    """A completion of `reply` sampled tokens that ends this context."""
+    size = len(context)
+    trained = np.arange(size) >= size - reply
+    logp = np.where(trained, -np.log(vocabulary), 0).astype(np.float32)
+    advantage = np.full(size, draw.gauss(0, 1), dtype=np.float32)
+    return Row(np.array(context), trained, logp, advantage, np.zeros(size, dtype=np.int64))
+
+
+def history(draw: random.Random, turns: int, size: int, start: Sequence[int] = (), vocabulary: int = 2048) -> list[Row]:
+    """Turns of `size` tokens each, half observed and half sampled; each turn's completion by itself."""
+    context, rows = list(start), []
+    for _ in range(turns):
+        context += [draw.randrange(vocabulary) for _ in range(size)]
+        rows.append(completion(draw, list(context), size // 2, vocabulary))
+    return rows
+
+
+def group(draw: random.Random, members: int, prompt: int, reply: int) -> list[Row]:
+    """Members that share their prompt."""
+    shared = [draw.randrange(2048) for _ in range(prompt)]
+    return [row for _ in range(members) for row in history(draw, 1, 2 * reply, shared)]
+
+
+def compaction(draw: random.Random, phases: int, turns: int, size: int) -> list[Row]:
+    """Histories that are summarised when they are long: system prompt and summary begin the next one."""
+    system = [draw.randrange(2048) for _ in range(2 * size)]
+    rows, start = [], system
+    for _ in range(phases):
+        phase = history(draw, turns, size, start)
+        rows += phase
+        start = system + [draw.randrange(2048) for _ in range(size)]
+    return rows
+
+
+def cases(quick: bool) -> list[Case]:
+    turns, small = (10, 16) if quick else (100, 256)
+    once = 1 if quick else 3
+    return [
+        Case("12", WIDE, lambda: history(random.Random(0), 4 if quick else 12, small), once),
+        Case("100_t16", WIDE, lambda: history(random.Random(1), turns, 16), 1),
+        Case("100_t256", NARROW, lambda: history(random.Random(2), turns, small), 1),
+        Case("group8", WIDE, lambda: group(random.Random(3), 8, 4 * small, small), once),
+        Case("compaction", WIDE, lambda: compaction(random.Random(4), 3, 4 if quick else 8, small // 2), once),
+    ]
+
+
+def write_model(directory: Path, sizes: Sizes) -> Path:
+    """Random weights in Hugging Face's format."""
+    directory.mkdir()
+    draw = torch.Generator().manual_seed(0)
+    queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (sizes.vocab, sizes.hidden),
+        "model.norm.weight": (sizes.hidden,),
+        "lm_head.weight": (sizes.vocab, sizes.hidden),
+    }
+    for layer in range(sizes.layers):
+        at = f"model.layers.{layer}."
+        shapes |= {f"{at}self_attn.{part}_proj.weight": (keys, sizes.hidden) for part in "kv"}
+        shapes |= {f"{at}self_attn.q_proj.weight": (queries, sizes.hidden)}
+        shapes |= {f"{at}self_attn.o_proj.weight": (sizes.hidden, queries)}
+        shapes |= {f"{at}mlp.{part}_proj.weight": (sizes.ffn, sizes.hidden) for part in ("gate", "up")}
+        shapes |= {f"{at}mlp.down_proj.weight": (sizes.hidden, sizes.ffn)}
+        shapes |= {f"{at}{part}_layernorm.weight": (sizes.hidden,) for part in ("input", "post_attention")}
+        shapes |= {f"{at}self_attn.{part}_norm.weight": (sizes.head_dim,) for part in "qk"}
+    tensors = {
+        name: torch.ones(shape) if len(shape) == 1 else 0.05 * torch.randn(shape, generator=draw)
+        for name, shape in shapes.items()
+    }
+    save_file(tensors, str(directory / "model.safetensors"), metadata={"format": "pt"})
+    config = {
+        "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": sizes.hidden,
+        "intermediate_size": sizes.ffn, "num_hidden_layers": sizes.layers, "num_attention_heads": sizes.heads,
+        "num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim, "vocab_size": sizes.vocab,
+        "max_position_embeddings": 40_960, "rope_theta": 1e6, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+        "tie_word_embeddings": False, "torch_dtype": "float32", "attention_bias": False,
+    }  # fmt: skip
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def backward(policy: Policy, micros: Sequence[Sequence[Row]], merge: bool) -> tuple[float, Tensor]:
+    """Seconds of forward and backward over the micro-batches, packing included, and the loss."""
+    policy.ddp.zero_grad_buffer()
+    began, total = time.perf_counter(), torch.zeros(())
+    for rows in micros:
+        packed, tokens = pack(rows, policy.share, merge)
+        loss = policy_loss(policy.ddp(packed)[packed.branches], tokens, RULE)[0]
+        loss.backward()
+        total += loss.detach()
+    return time.perf_counter() - began, total
+
+
+def gradients(policy: Policy) -> dict[str, Tensor]:
+    return {name: param.main_grad.clone() for name, param in policy.model.named_parameters()}
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a batch asks for."""
+
+    tokens: int
+    """N"""
+    pairs: int
+    """A: pairs of a query and a key."""
+    logits: int
+    """Rows of logits."""
+
+    def flops(self, sizes: Sizes) -> float:
+        """Of a forward pass, in multiply-adds times two; the backward pass is a multiple of it."""
+        width, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+        layer = 2 * sizes.hidden * (2 * width + 2 * keys + 3 * sizes.ffn) * self.tokens + 4 * width * self.pairs
+        return sizes.layers * layer + 2 * sizes.hidden * sizes.vocab * self.logits
+
+
+def work(rows: Sequence[Row], merge: bool) -> Work:
+    tree = build(rows, merge)
+    return Work(len(tree.tokens), int((tree.positions + 1).sum()), len(tree.parents))
+
+
+def filled(rows: Sequence[Row], budget: int) -> list[list[Row]]:
+    """Micro-batches of rows in their order, up to the budget."""
+    micros: list[list[Row]] = [[]]
+    for row in rows:
+        if micros[-1] and sum(one.inputs for one in micros[-1]) + row.inputs > budget:
+            micros.append([])
+        micros[-1].append(row)
+    return micros
+
+
+def measure(case: Case, policy: Policy, budget: int) -> dict[str, Any]:
+    """Time of flat and tree, alternating, and the bound that their work sets."""
+    rows = case.rows()
+    flat_micros = filled(rows, FLAT_TOKENS)
+    (tree_micros,) = plan(rows, 1, budget)
+    backward(policy, tree_micros, True)  # the first call of everything
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    found: dict[bool, dict[str, Tensor]] = {}
+    for _ in range(case.repeats):
+        for merge, micros in ((False, flat_micros), (True, tree_micros)):
+            runs = [backward(policy, micros, merge)[0] for _ in range(3 if merge else 1)]
+            seconds[merge].append(median(runs))
+            found[merge] = gradients(policy)
+    flat, tree = work(rows, False), work(rows, True)
+    bound = flat.flops(case.sizes) / tree.flops(case.sizes)
+    speedup = median(seconds[False]) / median(seconds[True])
+    print(f"{case.name}: {speedup:.2f} of {bound:.2f}", file=sys.stderr, flush=True)
+    return {
+        "speedup": speedup,
+        "bound": bound,
+        "share_of_bound": speedup / bound,
+        "seconds_flat": median(seconds[False]),
+        "seconds_tree": median(seconds[True]),
+        "flat": asdict(flat),
+        "tree": asdict(tree),
+        "sizes": asdict(case.sizes),
+        "max_rel_grad_diff": max(
+            float((found[True][name] - found[False][name]).norm() / found[False][name].norm()) for name in found[True]
+        ),
+    }
+
+
+def saved_bytes(policy: Policy, rows: Sequence[Row], merge: bool) -> int:
+    """Memory that the forward pass keeps for the backward pass, all rows in one micro-batch."""
+    sizes: dict[int, int] = {}
+    owned = {param.untyped_storage().data_ptr() for param in policy.model.parameters()}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in owned:
+            sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    packed, tokens = pack(rows, policy.share, merge)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = policy_loss(policy.ddp(packed)[packed.branches], tokens, RULE)[0]
+    total = sum(sizes.values())
+    loss.backward()
+    return total
+
+
+def packing_rate() -> float:
+    """Distinct tokens per second of planning, building and packing 200k of them: 16 groups of 8, several turns each."""
+    draw, rows = random.Random(5), []
+    for _ in range(16):
+        system = [draw.randrange(150_000) for _ in range(2_000)]
+        for _ in range(8):
+            rows += history(draw, 5, 260, system, 150_000)
+    size = work(rows, True).tokens
+    rates = []
+    for _ in range(3):
+        began = time.perf_counter()
+        (micros,) = plan(rows, 1, 32_768)
+        for micro in micros:
+            pack(micro, Share(torch.device("cpu")))
+        rates.append(size / (time.perf_counter() - began))
+    return median(rates)
+
+
+def run(quick: bool, budget: int, ranks: Ranks, directory: Path) -> dict[str, Any]:
+    policies = {
+        sizes: Policy(write_model(directory / str(sizes.hidden), sizes), settings(directory), ranks)
+        for sizes in (WIDE, NARROW)
+    }
+    found = {case.name: measure(case, policies[case.sizes], budget) for case in cases(quick)}
+    many = history(random.Random(6), 10 if quick else 100, 16)
+    flat, tree = (saved_bytes(policies[NARROW], many, merge) for merge in (False, True))
+    result: dict[str, Any] = {}
+    for name, case in found.items():
+        result |= {f"speedup_{name}": case["speedup"], f"bound_{name}": case["bound"]}
+    return result | {
+        "memory_ratio_100": flat / tree,
+        "token_ratio_100": work(many, False).tokens / work(many, True).tokens,
+        "pack_tokens_per_s": packing_rate(),
+        "max_rel_grad_diff": max(case["max_rel_grad_diff"] for case in found.values()),
+        "cases": found,
+    }
+
+
+def settings(directory: Path) -> Config:
+    return Config(pool=str(directory / "pool.db"), run="benchmark", model=str(directory), output=str(directory))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="seconds in place of minutes; the figures mean little")
+    parser.add_argument("--threads", type=int, default=1, help="of the computation (%(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=32_768, help="of a micro-batch of trees (%(default)s)")
+    parser.add_argument("--out", type=Path, help="also write the object here")
+    given = parser.parse_args()
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    torch.set_num_threads(given.threads)
+    facts = {
+        "date": date.today().isoformat(),
+        "command": " ".join(["benchmarks/tree.py", *sys.argv[1:]]),
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}",
+        "load_average": os.getloadavg()[0],
+        "flat_is": "each completion by itself; against one masked sequence of a history that only grows the gain is 1",
+    }
+    with tempfile.TemporaryDirectory() as directory, process_groups(Parallel()) as ranks:
+        facts |= run(given.quick, given.max_tokens, ranks, Path(directory))
+    line = msgspec.json.encode(facts)
+    if given.out:
+        given.out.write_bytes(msgspec.json.format(line) + b"\n")
+    print(line.decode())
+    return 0
