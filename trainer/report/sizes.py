@@ -60,7 +60,7 @@ def flops(shape: Shape, work: Work) -> float:
     The embedding multiplies nothing; the head is computed where a logprob is asked for.
     """
     width, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    weights = shape.hidden * (2 * width + 2 * keys + 3 * shape.ffn)
+    weights = shape.hidden * (2 * width + 2 * keys + 3 * shape.token_ffn())
     layer = 2 * weights * work.tokens + 4 * width * work.keys
     return 3.0 * (shape.layers * layer + 2 * shape.hidden * shape.vocab * work.asked)
 
