@@ -1,5 +1,6 @@
 """The load-balancing loss of experts: by its definition, and the same by trees as by separate sequences."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,17 @@ def test_balanced_trees_have_the_gradients_of_separate_sequences(recompute: bool
     for budget in (35, 10_000):
         (micros,) = plan(rows, 1, budget)
         assert distance(gradients(policy, micros, merge=True), flat) <= 1e-5
+
+
+def test_only_an_update_adds_the_balance(ranks: Ranks, tmp_path: Path) -> None:
+    """Other passes, which measure gradients, are those of their loss; also behind an update, here of no length."""
+    model = write_model(tmp_path / "model", "qwen3_moe")
+    rows = [one for one in rows_of(2, 9, VOCABULARY, 25) if one.inputs]
+    plain, balanced = (Policy(model, make_config(tmp_path, loss={"balance": value}), ranks) for value in (0.0, 10.0))
+    loss = partial(policy_loss, rule=rule_of("cispo", 0.0, 5.0))
+    norms = [one.update([rows], 1, loss, 0.0).grad_norm for one in (plain, balanced)]
+    assert abs(norms[1] - norms[0]) > 0.1 * norms[0]
+    assert distance(gradients(balanced, [rows], merge=True), gradients(plain, [rows], merge=True)) <= 1e-6
 
 
 def test_a_dense_model_has_nothing_to_balance(ranks: Ranks, model: Path, tmp_path: Path) -> None:
