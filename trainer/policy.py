@@ -97,6 +97,7 @@ class Policy:
 
         self.model.balance = self.balance / denominator
         said = forward_backward(self.ddp, [packed for packed, _ in parts], loss)
+        self.model.balance = 0.0  # what measures gradients of its own means those of its loss
         sum_gradients(self.ddp)
         set_learning_rate(self.optimizer, rate)
         _, norm, _ = self.optimizer.step()

@@ -78,6 +78,26 @@ def demand_splits(shape: Shape, parallel: Parallel) -> None:
                 raise UserError(
                     f"parallel.{axis} = {ranks} does not divide the model's {count} {name}; choose a divisor"
                 )
+    _demand_expert_splits(shape, parallel)
+
+
+def _demand_expert_splits(shape: Shape, parallel: Parallel) -> None:
+    if shape.experts is None:
+        if parallel.expert > 1:
+            raise UserError(
+                f"parallel.expert = {parallel.expert} divides experts, and {shape.family} has none; set it to 1"
+            )
+        return
+    if shape.experts.count % parallel.expert:
+        raise UserError(
+            f"parallel.expert = {parallel.expert} does not divide the model's {shape.experts.count} experts; choose a "
+            "divisor"
+        )
+    if parallel.tensor > 1 and not parallel.sequence:
+        raise UserError(
+            f"parallel.tensor = {parallel.tensor} with a mixture of experts needs parallel.sequence = true, so that "
+            "each rank routes its own tokens; set it"
+        )
 
 
 def _shape(config: dict[str, Any]) -> Shape:

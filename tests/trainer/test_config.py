@@ -113,18 +113,21 @@ def test_a_mixture_that_is_not_mapped_is_refused(old: str, new: str, sentence: s
 
 
 @pytest.mark.parametrize(
-    ("changes", "layers"),
+    ("changes", "layers", "width"),
     [
-        ({"decoder_sparse_step": 2}, (False, True)),
-        ({"mlp_only_layers": [1]}, (True, False)),
-        ({"num_local_experts": 8, "num_experts": None}, (True, True)),
+        ({"decoder_sparse_step": 2}, (False, True), (64 + 3 * 16) / 2),
+        ({"mlp_only_layers": [1]}, (True, False), (64 + 3 * 16) / 2),
+        ({"num_local_experts": 8, "num_experts": None}, (True, True), 3 * 16),
     ],
 )
-def test_which_layers_have_experts(changes: dict[str, object], layers: tuple[bool, ...], tmp_path: Path) -> None:
+def test_which_layers_have_experts(
+    changes: dict[str, object], layers: tuple[bool, ...], width: float, tmp_path: Path
+) -> None:
     path = write_model(tmp_path / "model", "qwen3_moe") / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    experts = read_shape(path.parent).experts
-    assert experts is not None and (experts.layers, experts.count) == (layers, 8)
+    shape = read_shape(path.parent)
+    assert shape.experts is not None and (shape.experts.layers, shape.experts.count) == (layers, 8)
+    assert shape.token_ffn() == width
 
 
 @pytest.mark.parametrize("changes", [{"num_experts": 0}, {"mlp_only_layers": [0, 1]}])

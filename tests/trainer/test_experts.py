@@ -1,5 +1,6 @@
 """The load-balancing loss of experts: by its definition, and the same by trees as by separate sequences."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from proxy.pool.errors import UserError
-from tests.trainer.make import EXPERTS, VOCABULARY, make_config, write_model
+from tests.trainer.make import EXPERTS, HIDDEN, VOCABULARY, make_config, write_model
 from tests.trainer.test_tree import distance, paths_in, rows_of
 from trainer.loss import policy_loss
 from trainer.megatron.balance import imbalance
@@ -91,6 +92,35 @@ def test_balanced_trees_have_the_gradients_of_separate_sequences(recompute: bool
         assert distance(gradients(policy, micros, merge=True), flat) <= 1e-5
 
 
+def test_only_an_update_adds_the_balance(ranks: Ranks, tmp_path: Path) -> None:
+    """Other passes, which measure gradients, are those of their loss; also behind an update, here of no length."""
+    model = write_model(tmp_path / "model", "qwen3_moe")
+    rows = [one for one in rows_of(2, 9, VOCABULARY, 25) if one.inputs]
+    plain, balanced = (Policy(model, make_config(tmp_path, loss={"balance": value}), ranks) for value in (0.0, 10.0))
+    loss = partial(policy_loss, rule=rule_of("cispo", 0.0, 5.0))
+    norms = [one.update([rows], 1, loss, 0.0).grad_norm for one in (plain, balanced)]
+    assert abs(norms[1] - norms[0]) > 0.1 * norms[0]
+    assert distance(gradients(balanced, [rows], merge=True), gradients(plain, [rows], merge=True)) <= 1e-6
+
+
 def test_a_dense_model_has_nothing_to_balance(ranks: Ranks, model: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="loss.balance = 0.1 is for experts, which .* lacks; set it to 0"):
         Policy(model, make_config(tmp_path, loss={"balance": 0.1}), ranks)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_a_grouped_product_is_what_the_experts_give_one_by_one(
+    dtype: torch.dtype, tolerance: float, ranks: Ranks, tmp_path: Path
+) -> None:
+    model = Policy(write_model(tmp_path / "model", "qwen3_moe"), make_config(tmp_path), ranks).model.to(dtype)
+    experts = model.decoder.layers[0].mlp.experts
+    counts = torch.tensor([5, 0, 3, 1, 0, 7, 2, 6])
+    generator = torch.Generator().manual_seed(0)
+    hidden, upstream = (torch.randn(24, HIDDEN, generator=generator).to(dtype) for _ in range(2))
+    weights = torch.rand(24, generator=generator)
+    inputs = [hidden.requires_grad_(), weights.requires_grad_(), *experts.parameters()]
+    one_by_one, grouped = experts(hidden, counts, weights)[0], experts.grouped(hidden, counts, weights)
+    pairs = [(grouped, one_by_one)]
+    pairs += zip(*(torch.autograd.grad(output, inputs, upstream) for output in (grouped, one_by_one)), strict=True)
+    for found, expected in pairs:
+        assert (found - expected).norm() <= tolerance * expected.norm()

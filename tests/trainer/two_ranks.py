@@ -47,7 +47,7 @@ SPLITS: dict[str, dict[str, Any]] = {
     "experts": {"expert": 2},
     "experts-tensor": {"tensor": 2, "sequence": True, "expert": 2, "recompute": True},
     "experts-copied": {"tensor": 2, "sequence": True},
-    "experts-context": {"context": 2, "expert": 2},
+    "experts-context": {"context": 2, "expert": 2, **SHARDED},
     "experts-pipeline": {"pipeline": 2},
     "data-sharded": SHARDED,
     "half": {"precision": "bfloat16", **SHARDED},

@@ -4,7 +4,7 @@ Every expert is whole on one rank (no tensor split of experts); `parallel.expert
 and send each other the tokens. Which experts a token goes to depends on its hidden state alone, so a token that
 branches share is routed once for all of them. The choice is a step function: where two experts score alike to the last
 bits, the rounding of another packing may choose the other one.
-Left out: capacities, grouped GEMM, shared experts, expert biases.
+Left out: capacities, shared experts, expert biases.
 """
 
 from dataclasses import replace
@@ -13,41 +13,26 @@ from typing import Any
 import torch
 from megatron.core.models.backends import LocalSpecProvider
 from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec_for_backend
-from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler, router_gating_linear
 from megatron.core.transformer.moe.router import Router
 from megatron.core.transformer.spec_utils import ModuleSpec
-from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 
-from proxy.pool.errors import UserError
 from trainer.config import Parallel
 from trainer.megatron.balance import imbalance
+from trainer.megatron.grouped import LocalExperts
 from trainer.megatron.layout import Layout
 from trainer.packed import Paths
 from trainer.shape import Experts, Shape
 
 
 def expert_options(shape: Shape, parallel: Parallel) -> dict[str, Any]:
-    """Megatron's settings of the experts. UserError when the ranks cannot divide them."""
+    """Megatron's settings of the experts."""
     experts = shape.experts
     if experts is None:
-        if parallel.expert > 1:
-            raise UserError(
-                f"parallel.expert = {parallel.expert} divides experts, and {shape.family} has none; set it to 1"
-            )
         return {}
-    if experts.count % parallel.expert:
-        raise UserError(
-            f"parallel.expert = {parallel.expert} does not divide the model's {experts.count} experts; choose a divisor"
-        )
-    if parallel.tensor > 1 and not parallel.sequence:
-        raise UserError(
-            f"parallel.tensor = {parallel.tensor} with a mixture of experts needs parallel.sequence = true, so that "
-            "each rank routes its own tokens; set it"
-        )
     return {
         "num_moe_experts": experts.count,
         "moe_ffn_hidden_size": experts.ffn,
@@ -65,6 +50,7 @@ def with_experts(spec: ModuleSpec, experts: Experts) -> ModuleSpec:
     """The spec of a layer, with experts in place of its dense network."""
     mixture = get_moe_module_spec_for_backend(LocalSpecProvider(), experts.count)
     mixture.submodules.router = TreeRouter
+    mixture.submodules.experts.module = LocalExperts
     spec.submodules.mlp = mixture
     spec.module = MixtureLayer
     return spec
@@ -88,9 +74,6 @@ class TreeRouter(Router):
     """
 
     layout: Layout
-
-    def __init__(self, config: TransformerConfig, pg_collection: ProcessGroupCollection | None = None):
-        super().__init__(config, pg_collection)
 
     def forward(self, hidden: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """[N, 1, hidden] -> [N, experts] weights, zero where not chosen, and [N, experts] whether chosen."""
