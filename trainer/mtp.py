@@ -163,7 +163,12 @@ class Drafts:
     accepted: tuple[float, ...]
     """Of draft 1, 2, ...: how likely it is to be accepted."""
 
+    @property
+    def length(self) -> float:
+        """Tokens that one verification is expected to give."""
+        return expected_length(self.accepted)
+
     def metrics(self) -> dict[str, float]:
+        """As a step reports them."""
         each = {f"mtp_acceptance_{depth}": value for depth, value in enumerate(self.accepted, 1)}
-        said = {"mtp_loss": self.loss, "mtp_grad_norm": self.grad_norm, "mtp_length": expected_length(self.accepted)}
-        return said | each
+        return {"mtp_loss": self.loss, "mtp_grad_norm": self.grad_norm, "mtp_length": self.length} | each
