@@ -40,6 +40,18 @@ def test_the_benchmark_of_trees_ends_with_one_json_object(tmp_path: Path) -> Non
     assert found["memory_ratio_100"] > 0.7 * found["token_ratio_100"] and found["pack_tokens_per_s"] > 0
 
 
+@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_a_trained_head_drafts_what_a_moving_policy_says_and_a_frozen_one_does_not(quick: bool, tmp_path: Path) -> None:
+    command = [sys.executable, "benchmarks/mtp.py", "--out", str(tmp_path / "found.json"), *["--quick"] * quick]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=2400)
+    found = msgspec.json.decode(done.stdout.splitlines()[-1])
+    assert found == msgspec.json.decode((tmp_path / "found.json").read_bytes()) and found["policies_equal"]
+    assert found["length_trained"] > 1 and found["length_frozen"] > 1
+    if not quick:
+        assert found["reward_after"] > 10 * found["reward_before"]
+        assert found["length_frozen"] < 1.5 < 2.4 < min(found["length_before"], found["length_trained"])
+
+
 def test_the_benchmark_of_the_sandboxes_ends_with_one_json_object(docker_engine: str, tmp_path: Path) -> None:
     command = [sys.executable, "benchmarks/sandboxes.py", "--quick", "--out", str(tmp_path / "found.json")]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=240)

@@ -17,6 +17,7 @@ from proxy.pool.schedule import LeaseRule
 from trainer.advantages import Estimator, Negatives
 from trainer.credit_config import Credit
 from trainer.demand import demand as _demand
+from trainer.mtp_config import Mtp
 from trainer.normalise import Norm
 from trainer.report.settings import Alarms, Report
 
@@ -319,6 +320,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     credit: Credit = Credit()
     optimizer: Optimizer = Optimizer()
     parallel: Parallel = Parallel()
+    mtp: Mtp = Mtp()
     push: Push = Push()
     checkpoint: Checkpoint = Checkpoint()
     control: Control = Control()
@@ -337,6 +339,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             not (self.control.shuffle_rewards and self.credit.shaped),
             "control.shuffle_rewards deals out the verifier's rewards, and what [credit] adds would still teach; drop "
             "one (credit.process_weight = 0, speed_weight = 0, no overlong_limit)",
+        )
+        _demand(
+            not self.mtp.drafts or self.parallel.context == self.parallel.pipeline == 1,
+            f"mtp.drafts = {self.mtp.drafts} needs all layers and tokens on one rank, which parallel.context = "
+            f"{self.parallel.context} and parallel.pipeline = {self.parallel.pipeline} divide; set them to 1",
         )
 
 
@@ -390,6 +397,6 @@ def _fields(message: str) -> list[str]:
     _, _, place = message.partition("`$.")
     sections = {name: Config.__annotations__[name] for name in ("batch", "loss", "credit", "optimizer", "push")}
     sections |= {name: Config.__annotations__[name] for name in ("parallel", "checkpoint", "control", "sft")}
-    sections |= {name: Config.__annotations__[name] for name in ("report", "alarms")}
+    sections |= {name: Config.__annotations__[name] for name in ("report", "alarms", "mtp")}
     struct = sections.get(place.split(".")[0].rstrip("`"), Config)
     return [field.name for field in msgspec.structs.fields(struct)]

@@ -10,13 +10,17 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from proxy.pool.errors import UserError
 from trainer import config as settings
+from trainer.drafter import Drafter
 from trainer.loss import Sums, Tokens
 from trainer.megatron.checkpoint import Checkpoints
+from trainer.megatron.drafts import export_head, kept_head
+from trainer.megatron.heads import HeadState
 from trainer.megatron.model import PolicyModel, build_model, transformer_config
 from trainer.megatron.optimizer import build_optimizer, set_learning_rate, sum_gradients, wrap
 from trainer.megatron.parallel import Ranks, max_over_data_ranks, sum_over_data_ranks, whole_vocabulary
 from trainer.megatron.schedule import forward, forward_backward
 from trainer.megatron.weights import load_weights, write_model
+from trainer.mtp import Drafts
 from trainer.packed import Packed
 from trainer.packing import Share, pack
 from trainer.rows import Row
@@ -37,6 +41,8 @@ class Update:
     grad_norm: float
     sums: Sums | None
     """None when there was nothing to learn from."""
+    drafts: Drafts | None = None
+    """What the MTP head learned, where there is one."""
 
 
 class Policy:
@@ -53,11 +59,13 @@ class Policy:
         load_weights(self.model, source)
         self.ddp = wrap(self.model, config.parallel)
         self.optimizer = build_optimizer(self.ddp, config.optimizer, config.parallel)
+        self.drafter = Drafter(self.model, shape, source, config) if config.mtp.drafts else None
+        head = HeadState(self.drafter.head, self.drafter.optimizer) if self.drafter is not None else None
         layout = {
             "parallel.precision": config.parallel.precision,
             "parallel.distributed_optimizer": config.parallel.distributed_optimizer,
         }
-        self.checkpoints = Checkpoints(self.model, self.optimizer, asdict(shape) | layout)
+        self.checkpoints = Checkpoints(self.model, self.optimizer, asdict(shape) | layout, head)
         if config.loss.balance and shape.experts is None:
             raise UserError(f"loss.balance = {config.loss.balance} is for experts, which {source} lacks; set it to 0")
         self.reference = self._frozen(megatron, config.parallel) if config.loss.kl else None
@@ -70,7 +78,9 @@ class Policy:
 
     def write_hf(self, target: Path) -> None:
         """Export the current weights as a Hugging Face directory."""
-        write_model(self.model, self.source, target)
+        drafter = self.drafter
+        head = kept_head(self.source) if drafter is None else export_head(drafter.head, drafter.layout)
+        write_model(self.model, self.source, target, head)
 
     def update(self, micros: Iterable[Sequence[Row]], denominator: int, loss_of: LossOf, rate: float) -> Update:
         """One optimizer step on this rank's micro-batches. `denominator` counts the tokens of the whole batch.
@@ -81,11 +91,16 @@ class Policy:
             return Update(0.0, 0.0, None)
         self.ddp.zero_grad_buffer()
         self.optimizer.zero_grad()
+        micros = list(micros)
+        if self.drafter is not None:
+            self.drafter.begin(micros)
         parts = [pack(rows, self.share) for rows in micros]
         reference = [] if self.reference is None else forward(self.reference, [packed for packed, _ in parts])
 
         def loss(number: int, edges: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, Sums]]:
             packed, tokens = parts[number]
+            if self.drafter is not None:
+                self.drafter.learn(micros[number], packed)
             logp = edges[packed.branches]
             # the weights do not change within a step, so what a pass before it would give is here already
             tokens = replace(tokens, old_logp=logp.detach())
@@ -103,7 +118,8 @@ class Policy:
         _, norm, _ = self.optimizer.step()
         if not math.isfinite(norm):
             raise UserError(f"the gradient norm is {norm}; lower optimizer.lr or raise optimizer.eps and start again")
-        return self._reached(said, float(norm))
+        drafts = None if self.drafter is None else self.drafter.finish(rate)
+        return replace(self._reached(said, float(norm)), drafts=drafts)
 
     def _reached(self, said: list[tuple[torch.Tensor, Sums]], norm: float) -> Update:
         """What the last stage's ranks have seen, summed over them and told to all."""

@@ -8,7 +8,7 @@ from typing import Any
 from proxy.pool.errors import UserError
 from trainer.config import Parallel
 
-FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
+FAMILIES = ("llama", "mimo", "qwen2", "qwen3", "qwen3_moe")
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def _check_family(config: dict[str, Any], path: Path) -> None:
     if family not in FAMILIES:
         raise UserError(f"{path} has model_type {family}; the trainer maps {', '.join(FAMILIES)}: use one of these")
     refused = {"mlp_bias": True, "use_sliding_window": True}
-    if family != "qwen2":
+    if family not in ("qwen2", "mimo"):  # which have biases of q, k and v alone
         refused["attention_bias"] = True
     for key, value in refused.items():
         if config.get(key) == value:

@@ -42,11 +42,30 @@ MOE: dict[str, Any] = {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
 }
+HEADS_OF = {
+    "mimo": (
+        "model.mtp_layers.0",
+        [f"model.mtp_layers.0.{name}_layernorm.weight" for name in ("token", "hidden", "final")]
+        + ["model.mtp_layers.0.input_proj.weight"],
+    ),
+    "qwen3_moe": (
+        "mtp.layers.0",
+        ["mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight", "mtp.norm.weight", "mtp.fc.weight"],
+    ),
+}
+"""Of MTP heads: the prefix of the layer, and the other tensors, the input projection last."""
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "attention_bias": False},
     "qwen2": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": True},
+    "mimo": {
+        "model_type": "mimo",
+        "architectures": ["MiMoForCausalLM"],
+        "attention_bias": True,
+        "num_nextn_predict_layers": 1,
+    },
     "llama": {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "rope_scaling": LLAMA_ROPE},
     "qwen3_moe": MOE,
+    "qwen3_moe_head": MOE | {"num_nextn_predict_layers": 1},
     "qwen3_moe_mixed": MOE | {"norm_topk_prob": False, "decoder_sparse_step": 2},
 }
 
@@ -91,10 +110,15 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     }
     if not config["tie_word_embeddings"]:
         found["lm_head.weight"] = (VOCABULARY, HIDDEN)
-    for layer in range(LAYERS):
+    layers = {f"model.layers.{layer}": layer for layer in range(LAYERS)}
+    if config.get("num_nextn_predict_layers"):
+        prefix, own = HEADS_OF[config["model_type"]]
+        layers[prefix] = 0  # is made like the first one
+        found |= dict.fromkeys(own[:-1], (HIDDEN,)) | {own[-1]: (HIDDEN, 2 * HIDDEN)}
+    for name, layer in layers.items():
         attention = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
         parts: dict[str, tuple[int, ...]]
-        parts = {f"self_attn.{name}.weight": (size, HIDDEN) for name, size in attention.items()}
+        parts = {f"self_attn.{part}.weight": (size, HIDDEN) for part, size in attention.items()}
         parts |= {"self_attn.o_proj.weight": (HIDDEN, queries)}
         if config["model_type"] == "qwen3_moe" and (layer + 1) % config["decoder_sparse_step"] == 0:
             parts |= {"mlp.gate.weight": (EXPERTS, HIDDEN)}
@@ -105,9 +129,9 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         norms = {"input_layernorm.weight": (HIDDEN,), "post_attention_layernorm.weight": (HIDDEN,)}
         if config["model_type"].startswith("qwen3"):
             norms |= {"self_attn.q_norm.weight": (HEAD_DIM,), "self_attn.k_norm.weight": (HEAD_DIM,)}
-        if config["model_type"] == "qwen2":
-            norms |= {f"self_attn.{name}.bias": (size,) for name, size in attention.items()}
-        found |= {f"model.layers.{layer}.{name}": shape for name, shape in {**parts, **norms}.items()}
+        if config["model_type"] in ("qwen2", "mimo"):
+            norms |= {f"self_attn.{part}.bias": (size,) for part, size in attention.items()}
+        found |= {f"{name}.{part}": shape for part, shape in {**parts, **norms}.items()}
     return found
 
 

@@ -59,6 +59,10 @@ def test_overrides_are_read_as_toml_or_as_a_word(file: Path) -> None:
         ("loss.balance=-1", "loss.balance = -1"),
         ("parallel.expert=2", "no multiple of parallel.expert = 2 times parallel.pipeline = 1"),
         ("parallel.sequence=true", "parallel.tensor = 1; drop one"),
+        ("mtp.drafts=-1", "mtp.drafts = -1 is negative"),
+        ("mtp.k=0", "mtp.k = 0 compares no token"),
+        ("mtp.lr=0", "mtp.lr = 0.0 would not learn"),
+        ("mtp.heads=1", "unknown field `heads`.*drafts, train, k, lr"),
         ("push.engines=['127.0.0.1:1']", "no http URL"),
         ("push.engines=['http://a:1', 'http://a:1']", "names http://a:1 twice"),
         ("push.quorum=2", "none of 1 to 1 engines"),
@@ -76,6 +80,12 @@ def test_a_wrong_setting_is_named_with_a_way_out(override: str, sentence: str, f
         load_config(file, [override])
 
 
+def test_an_mtp_head_needs_its_trees_whole(file: Path) -> None:
+    for name in ("context", "pipeline"):
+        with pytest.raises(UserError, match=f"mtp.drafts = 1 needs all layers and tokens on one rank.*{name} = 2"):
+            load_config(file, ["parallel.processes=2", f"parallel.{name}=2", "mtp.drafts=1"])
+
+
 def test_the_command_line_prints_one_sentence(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["launch", str(file)]) == 2
     assert capsys.readouterr().err.startswith(f"error: {file.parent / 'model' / 'config.json'} cannot be read")
@@ -84,7 +94,11 @@ def test_the_command_line_prints_one_sentence(file: Path, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ('"model_type": "qwen3"', '"model_type": "gpt2"', "model_type gpt2; the trainer maps llama, qwen2, qwen3"),
+        (
+            '"model_type": "qwen3"',
+            '"model_type": "gpt2"',
+            "model_type gpt2; the trainer maps llama, mimo, qwen2, qwen3",
+        ),
         ('"attention_bias": false', '"attention_bias": true', "attention_bias = True"),
         ('"hidden_act": "silu"', '"hidden_act": "gelu"', "hidden_act gelu"),
         ('"rope_theta": 10000.0', '"rope_theta": 1e4, "rope_scaling": {"rope_type": "yarn"}', "rope type yarn"),

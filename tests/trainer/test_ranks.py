@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.trainer import two_ranks
+from tests.trainer import drafting, two_ranks
 from tests.trainer.make import make_config, write_model
 from tests.trainer.test_weights import same_files
 from trainer.megatron.parallel import Ranks
@@ -23,7 +23,7 @@ from trainer.report import tokens
 def tried(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one rank does, by kind, and one job of two ranks that tries every split, by its name."""
     directory = tmp_path_factory.mktemp("ranks")
-    for family in ("qwen3", "qwen2", "qwen3_moe"):
+    for family in ("qwen3", "qwen2", "qwen3_moe", "mimo", "qwen3_moe_head"):
         write_model(directory / family, family)
     for kind in {two_ranks.kind(split) for split in two_ranks.SPLITS}:
         two_ranks.work(directory / kind.family, kind.place(directory), kind.parallel(), ranks)
@@ -80,6 +80,22 @@ def test_a_checkpoint_through_another_split_goes_on_bit_for_bit(
     policy.checkpoints.load(tried / split / "checkpoint")
     policy.write_hf(tmp_path / "first")
     assert same_files(tmp_path / "first", tried / split / "first")
+
+
+@pytest.mark.parametrize("split", drafting.SPLITS)
+def test_a_head_learns_on_two_ranks_what_it_learns_on_one(
+    split: str, tried: Path, ranks: Ranks, tmp_path: Path
+) -> None:
+    model, out, parallel = tried / drafting.SPLITS[split], tried / split, two_ranks.kind(split).parallel()
+    drafting.work(model, tmp_path, parallel, ranks)
+    expected, found = (msgspec.json.decode((path / "drafting.json").read_bytes()) for path in (tmp_path, out))
+    for tolerance, *both in zip((1e-5, 1e-3, 1e-3), found, expected, strict=True):  # Adam's first steps amplify
+        assert both[0] == pytest.approx(both[1], rel=tolerance, abs=1e-6)
+    assert same_files(model, out / "drafting-before")
+    assert close_files(out / "drafting-after", tmp_path / "drafting-after")
+    policy = Policy(model, make_config(tmp_path, parallel=parallel, mtp=drafting.MTP), ranks)
+    assert policy.checkpoints.load(out / "drafting-checkpoint") == 1
+    assert drafting.learn(policy, 1) == pytest.approx(expected[1], rel=1e-3, abs=1e-6)
 
 
 @pytest.mark.parametrize("split", ["pipeline", "pipeline-tied"])

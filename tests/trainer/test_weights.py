@@ -75,7 +75,10 @@ def packed(sequences: list[torch.Tensor]) -> Packed:
 def test_logits_of_packed_sequences_equal_those_of_transformers(ranks: Ranks, tmp_path: Path) -> None:
     need("transformers", importlib.util.find_spec("transformers") is not None)
     sequences = [torch.randint(VOCABULARY, (length,)) for length in (90, 7, 33)]
-    sources = [write_model(tmp_path / family, family) for family in FAMILIES]
+    # transformers knows no MTP heads, and with them no mimo: they are compared in test_drafter.py
+    sources = [
+        write_model(tmp_path / family, family) for family in FAMILIES if family not in ("mimo", "qwen3_moe_head")
+    ]
     for source in sources:
         torch.save(sequences, source / "ids.pt")
     environment = {**os.environ, "PYTHONPATH": str(CPU_PATH), "HF_HUB_OFFLINE": "1"}

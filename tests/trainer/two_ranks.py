@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import torch
 
+from tests.trainer import drafting
 from tests.trainer.make import make_config, make_rows
 from trainer.config import Parallel
 from trainer.loss import policy_loss
@@ -164,6 +165,8 @@ def main(directory: Path, out: Path, names: Sequence[str]) -> None:
             with split(parallel, device) as ranks:
                 policy = work(directory / kind(name).family, out / name, SPLITS[name], ranks)
                 go_on(policy, kind(name).place(directory) / "checkpoint", out / name)
+                if name in drafting.SPLITS:
+                    drafting.work(directory / drafting.SPLITS[name], out / name, SPLITS[name], ranks)
 
 
 if __name__ == "__main__":

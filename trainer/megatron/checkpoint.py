@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from proxy.pool.errors import UserError
 from trainer.megatron import durable
 from trainer.megatron.buckets import without_padding
+from trainer.megatron.heads import HeadState
 from trainer.megatron.model import PolicyModel
 
 
@@ -65,13 +66,19 @@ def _nothing() -> None: ...
 
 
 class Checkpoints:
-    """Saves and loads one model with its optimizer.
+    """Saves and loads one model with its optimizer, and its MTP head with its own, where there is one.
 
     `settings` are those that a checkpoint is bound to, each with its name: the model's shape, the kind of optimizer.
     """
 
-    def __init__(self, model: PolicyModel, optimizer: MegatronOptimizer, settings: dict[str, Any]):
-        self.model, self.optimizer, self.settings = model, optimizer, settings
+    def __init__(
+        self,
+        model: PolicyModel,
+        optimizer: MegatronOptimizer,
+        settings: dict[str, Any],
+        head: HeadState | None = None,
+    ):
+        self.model, self.optimizer, self.settings, self.head = model, optimizer, settings, head
         self._strategy = FullyParallelSaveStrategyWrapper(_InProcess(), _replicas())
 
     def save(self, target: Path, step: int, meanwhile: Callable[[], None] = _nothing) -> None:
@@ -109,7 +116,10 @@ class Checkpoints:
         if not (source / "metadata.json").exists():
             raise UserError(f"{source} is not a complete checkpoint; restore it or start a new run with another output")
         try:
-            self._check(source, dist_checkpointing.load_common_state_dict(str(source))["settings"])
+            common = dist_checkpointing.load_common_state_dict(str(source))
+            self._check(source, common["settings"])
+            if self.head is not None and "head_optimizer" not in common:
+                raise UserError(f"{source} is of a run without an MTP head; set mtp.drafts = 0 or start a new run")
             state = dist_checkpointing.load({**self._state(loading=True), "step": 0}, str(source))
         except (CheckpointingException, CheckpointException, OSError) as error:  # the second is no Exception
             reason = _reasons(error) if isinstance(error, CheckpointException) else str(error).splitlines()[0]
@@ -119,6 +129,8 @@ class Checkpoints:
         self.model.load_state_dict(state["model"])
         with torch.no_grad():
             self.optimizer.load_state_dict(state["optimizer"])
+        if self.head is not None:
+            self.head.load(state)
         return int(state["step"])
 
     def _check(self, source: Path, saved: dict[str, Any]) -> None:
@@ -137,7 +149,8 @@ class Checkpoints:
         model = self.model.sharded_state_dict(metadata=metadata)
         with without_padding(self.optimizer):
             optimizer = self.optimizer.sharded_state_dict(model, is_loading=loading, metadata=metadata)
-        return {"model": model, "optimizer": optimizer}
+        head = {} if self.head is None else self.head.state(loading, metadata)
+        return {"model": model, "optimizer": optimizer, **head}
 
 
 def _reasons(error: CheckpointException) -> str:

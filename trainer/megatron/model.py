@@ -1,6 +1,6 @@
 """Megatron's GPTModel, built from the config.json of a Hugging Face model directory.
 
-Families: dense Qwen3, Qwen2 and Llama (also with Llama-3 rope scaling), tied or untied embeddings; Qwen3-MoE
+Families: dense Qwen3, Qwen2, MiMo and Llama (also with Llama-3 rope scaling), tied or untied embeddings; Qwen3-MoE
 (trainer/megatron/experts.py). Left out: sliding windows, biases outside q/k/v.
 """
 
@@ -41,7 +41,7 @@ def transformer_config(shape: Shape, dtype: torch.dtype, parallel: Parallel) -> 
         layernorm_epsilon=shape.norm_eps,
         # Needed here as well as in the layer spec: without it the q/k norm gradients are not summed over tensor ranks.
         qk_layernorm=shape.family in ("qwen3", "qwen3_moe"),
-        add_qkv_bias=shape.family == "qwen2",
+        add_qkv_bias=shape.family in ("qwen2", "mimo"),
         add_bias_linear=False,
         normalization="RMSNorm",
         gated_linear_unit=True,
@@ -188,8 +188,17 @@ class PolicyModel(GPTModel):
         return self.compute_language_model_loss(labels, self._logits(hidden))
 
     def _logits(self, hidden: Tensor) -> Tensor:
+        return self._project(hidden, self._head_weight())
+
+    def frozen_logits(self, hidden: Tensor) -> Tensor:
+        """Through the LM head, with a gradient for `hidden` alone: [rows, 1, vocabulary of this tensor rank]."""
+        return self._project(hidden, self._head_weight().detach())
+
+    def _head_weight(self) -> Tensor:
         tied = self.share_embeddings_and_output_weights
-        weight = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
+        return self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
+
+    def _project(self, hidden: Tensor, weight: Tensor) -> Tensor:
         if self.head_float32:
             hidden, weight = hidden.float(), weight.float()
         return self.output_layer(hidden, weight=weight)[0]

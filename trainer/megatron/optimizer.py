@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.optimizer import ChainedOptimizer, MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.transformer.module import MegatronModule
 
 from trainer import config as settings
 from trainer.megatron import adam
-from trainer.megatron.model import PolicyModel
 
 
-def wrap(model: PolicyModel, parallel: settings.Parallel) -> DistributedDataParallel:
+def wrap(model: MegatronModule, parallel: settings.Parallel) -> DistributedDataParallel:
     """The model with fp32 gradient buffers that are summed over the data-parallel ranks."""
     ddp = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,

@@ -8,7 +8,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +65,15 @@ def _hf_names(name: str) -> list[str]:
 @torch.no_grad()
 def load_weights(model: PolicyModel, directory: Path) -> None:
     """Fill this rank's shard of the model from a Hugging Face directory."""
-    tensors = _Safetensors(directory)
+    tensors = Safetensors(directory)
     for name, param in named_weights(model):
-        parts = [tensors.read(hf_name) for hf_name in _hf_names(name)]
-        full = _join(name, parts, model.config)
-        param.copy_(_shard(name, full, param))
+        load_parameter(name, param, tensors.read, model.config)
+
+
+def load_parameter(name: str, param: Tensor, read: Callable[[str], Tensor], config: TransformerConfig) -> None:
+    """Fill this rank's shard of one parameter of the model."""
+    full = _join(name, [read(hf_name) for hf_name in _hf_names(name)], config)
+    param.copy_(_shard(name, full, param))
 
 
 def named_weights(model: PolicyModel) -> Iterator[tuple[str, Any]]:
@@ -76,23 +82,36 @@ def named_weights(model: PolicyModel) -> Iterator[tuple[str, Any]]:
     A head that shares the embedding's weights has its name, also where it is a copy on the last of several stages.
     """
     before = model.decoder.layers[0].layer_number - 1
-    own = parallel_state.get_expert_model_parallel_rank()
     for name, param in model.named_parameters():
         if model.share_embeddings_and_output_weights and name == "output_layer.weight":
             name = "embedding.word_embeddings.weight"
         name = re.sub(r"^decoder\.layers\.(\d+)", lambda found: f"decoder.layers.{before + int(found[1])}", name)
-        yield _renamed(name, own, model.config), param
+        yield own_name(name, model.config), param
 
 
 def export_weights(model: PolicyModel) -> Iterator[tuple[str, Tensor]]:
     """(Hugging Face name, whole tensor on the CPU) of all stages; every rank must iterate to the end."""
-    own = parallel_state.get_expert_model_parallel_rank()
     for name, gathered in _whole(model):
-        parts = gathered.chunk(model.config.expert_model_parallel_size) if _EXPERT.fullmatch(name) else [gathered]
-        for rank, full in enumerate(parts):
-            theirs = _renamed(name, rank - own, model.config)
-            for hf_name, part in zip(_hf_names(theirs), _split(theirs, full.cpu(), model.config), strict=True):
-                yield hf_name, part.contiguous()
+        yield from _parts(name, gathered, model.config)
+
+
+def export_parameter(name: str, param: Tensor, config: TransformerConfig) -> Iterator[tuple[str, Tensor]]:
+    """The same of one parameter that every stage has, by its name in the whole model."""
+    yield from _parts(name, _gather(name, param), config)
+
+
+def _parts(name: str, gathered: Tensor, config: TransformerConfig) -> Iterator[tuple[str, Tensor]]:
+    own = parallel_state.get_expert_model_parallel_rank()
+    parts = gathered.chunk(config.expert_model_parallel_size) if _EXPERT.fullmatch(name) else [gathered]
+    for rank, full in enumerate(parts):
+        theirs = _renamed(name, rank - own, config)
+        for hf_name, part in zip(_hf_names(theirs), _split(theirs, full.cpu(), config), strict=True):
+            yield hf_name, part.contiguous()
+
+
+def own_name(name: str, config: TransformerConfig) -> str:
+    """The name of this rank's parameter in the whole model, where experts are counted through all ranks."""
+    return _renamed(name, parallel_state.get_expert_model_parallel_rank(), config)
 
 
 def _renamed(name: str, ranks: int, config: TransformerConfig) -> str:
@@ -128,28 +147,38 @@ def _whole(model: PolicyModel) -> Iterator[tuple[str, Tensor]]:
                 yield name, full
 
 
-def write_model(model: PolicyModel, source: Path, target: Path) -> None:
+@dataclass(frozen=True)
+class Beside:
+    """What a directory holds beside the model."""
+
+    tensors: Iterable[tuple[str, Tensor]] = ()
+    """Every rank must iterate to the end."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Further entries of config.json."""
+
+
+def write_model(model: PolicyModel, source: Path, target: Path, beside: Beside) -> None:
     """Write a complete Hugging Face directory: the weights of `model`, everything else as in `source`. Collective."""
-    tensors = export_weights(model)
+    tensors = chain(export_weights(model), beside.tensors)
     if dist.get_rank() == 0:
         with replace_directory(target) as directory:
             for path in source.iterdir():
                 if path.is_file() and path.name != "config.json" and not _NOT_COPIED.fullmatch(path.name):
                     shutil.copyfile(path, directory / path.name)
-            _write_config(source, directory, write_tensors(directory, tensors))
+            _write_config(source, directory, write_tensors(directory, tensors), beside)
     else:
         for _ in tensors:
             pass
     dist.barrier()
 
 
-def _write_config(source: Path, directory: Path, dtype: torch.dtype) -> None:
-    config = json.loads((source / "config.json").read_text())
+def _write_config(source: Path, directory: Path, dtype: torch.dtype, beside: Beside) -> None:
+    config = json.loads((source / "config.json").read_text()) | beside.config
     config["dtype" if "dtype" in config else "torch_dtype"] = str(dtype).removeprefix("torch.")
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-class _Safetensors:
+class Safetensors:
     """The tensors of a directory, in one file or several with an index."""
 
     def __init__(self, directory: Path):

@@ -74,6 +74,7 @@ def describe(facts: Facts, setting: Setting) -> dict[str, Any]:
     }
     return (
         (read_sums(facts.update.sums) if facts.update.sums else {})
+        | (facts.update.drafts.metrics() if facts.update.drafts else {})
         | said
         | rewards(facts.groups, facts.batch)
         | advantages(facts.batch.rows)
@@ -254,10 +255,11 @@ class Clock:
 def line(version: Version, metrics: dict[str, Any]) -> str:
     """One step, for the terminal."""
     seconds = " ".join(f"{name} {value:.2f}s" for name, value in metrics["seconds"].items())
+    drafts = f"draft {metrics['mtp_length']:.2f}  " if "mtp_length" in metrics else ""
     excluded = "".join(f"  ({count} not trained: {why})" for why, count in metrics["excluded_tokens"].items())
     return (
         f"step {version.step} {version.name}  reward {metrics['reward_mean']:.3f}  "
         f"groups {metrics['groups']} ({metrics['dropped_groups']} equal)  tokens {metrics['trained_tokens']}"
         f"{excluded}  loss {metrics['loss']:.4f}  grad {metrics['grad_norm']:.3f}  "
-        f"clipped {metrics.get('clip_fraction', 0):.2%}  stale {metrics['staleness_mean']:.1f}  {seconds}"
+        f"clipped {metrics.get('clip_fraction', 0):.2%}  stale {metrics['staleness_mean']:.1f}  {drafts}{seconds}"
     )

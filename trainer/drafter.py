@@ -1,0 +1,126 @@
+"""The policy's multi-token-prediction head in training: it follows the policy, which does not notice.
+
+In every update the head learns from the policy's hidden states and distributions of the same micro-batches, before
+the policy is changed by them. It has an optimizer and a gradient norm of its own, so the policy's update is bit for bit
+that of a run without a head. Left out: the loss (trainer/mtp.py), the layer (trainer/megatron/heads.py).
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from proxy.pool.errors import UserError
+from trainer import config as settings
+from trainer.megatron.drafts import LAYOUTS, load_head
+from trainer.megatron.heads import Head, TensorShards, context_of, teacher_states
+from trainer.megatron.model import PolicyModel
+from trainer.megatron.optimizer import build_optimizer, set_learning_rate, sum_gradients, wrap
+from trainer.megatron.parallel import sum_over_data_ranks
+from trainer.mtp import Drafts, acceptance, drafted_places, tail_kl
+from trainer.packed import Packed
+from trainer.rows import Row
+from trainer.shape import Shape
+
+
+class Drafter:
+    """One update: `begin`, then `learn` behind the policy's forward pass of each micro-batch, then `finish`."""
+
+    def __init__(self, model: PolicyModel, shape: Shape, source: Path, config: settings.Config):
+        if shape.family not in LAYOUTS:
+            raise UserError(
+                f"{source} is of family {shape.family}, for which SGLang has no draft model; set mtp.drafts = 0 or use "
+                f"one of {', '.join(LAYOUTS)}"
+            )
+        self.model, self.options, self.layout = model, config.mtp, LAYOUTS[shape.family]
+        device = next(model.parameters()).device
+        self.head = Head(model).to(device)
+        load_head(self.head, model, source, self.layout)
+        self.ddp = wrap(self.head, config.parallel)
+        options = msgspec.structs.replace(config.optimizer, lr=config.mtp.lr or config.optimizer.lr)
+        self.optimizer = build_optimizer(self.ddp, options, config.parallel)
+        self.pace = options.lr / config.optimizer.lr
+        self.shards = TensorShards()
+        self.hidden: Tensor | None = None
+        # what the LM head takes leaves the model nowhere else
+        model.decoder.register_forward_hook(self._keep)
+
+    def _keep(self, _module: Any, _inputs: Any, output: Tensor) -> None:
+        self.hidden = output.detach()
+
+    def begin(self, micros: Sequence[Sequence[Row]]) -> None:
+        """Count the places of each draft over all ranks' micro-batches, which the losses are divided by."""
+        self.ddp.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        depths = range(1, self.options.drafts + 1)
+        counts = [sum(drafted_places(rows, depth).sum() for rows in micros) for depth in depths]
+        device = next(self.head.parameters()).device
+        self.counts = sum_over_data_ranks(torch.tensor(counts, dtype=torch.float64, device=device))
+        self.sums = torch.zeros(2, self.options.drafts, dtype=torch.float64, device=device)
+
+    def learn(self, rows: Sequence[Row], packed: Packed) -> None:
+        """Add this micro-batch's gradient to the head's; `packed` is what the policy has just computed."""
+        assert self.hidden is not None
+        hidden, self.hidden = self.hidden, None
+        with torch.set_grad_enabled(self.options.train):
+            loss = self.loss(rows, packed, hidden)
+        if self.options.train:
+            loss.backward()
+
+    def loss(self, rows: Sequence[Row], packed: Packed, hidden: Tensor) -> Tensor:
+        """sum_d 1 / D sum_places KL / places of draft d in the whole batch. Branches that share a place each count."""
+        context = context_of(self.model, packed, hidden, self.options.drafts, self.layout.masks_first)
+        teacher = teacher_states(self.model, hidden)
+        losses = []
+        for index, states in enumerate(self.ddp(context)):
+            places, branches = drafted_at(rows, packed, index + 1)
+            kl, accepted = self._compare(teacher[places], states[places])
+            totals = (kl * branches).sum(), (accepted * branches).sum()
+            self.sums[:, index] += torch.stack(totals).detach()
+            losses.append(totals[0] / self.counts[index].clamp(min=1))
+        return torch.stack(losses).mean()
+
+    def _compare(self, teacher: Tensor, student: Tensor) -> tuple[Tensor, Tensor]:
+        """The divergence and the acceptance at each place, logits of some at a time."""
+        size = self.model.logits_tokens
+        parts = [
+            checkpoint(self._compare_some, *part, use_reentrant=False)
+            for part in zip(teacher.split(size), student.split(size), strict=True)
+        ]
+        kl, accepted = zip(*parts, strict=True)
+        return torch.cat(kl), torch.cat(accepted)
+
+    def _compare_some(self, teacher: Tensor, student: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            p = _wide(self.model.frozen_logits(teacher))
+        q = _wide(self.model.frozen_logits(student))
+        return tail_kl(p, q, self.options.k, self.shards), acceptance(p, q.detach(), self.shards)
+
+    def finish(self, rate: float) -> Drafts:
+        """One step of the head's optimizer, at `rate` of the policy's."""
+        norm = 0.0
+        if self.options.train:
+            sum_gradients(self.ddp)
+            set_learning_rate(self.optimizer, rate * self.pace)
+            norm = float(self.optimizer.step()[1])
+        if not math.isfinite(norm):
+            raise UserError(f"the gradient norm of the MTP head is {norm}; lower mtp.lr and start again")
+        means = sum_over_data_ranks(self.sums) / self.counts.clamp(min=1)
+        return Drafts(loss=means[0].mean().item(), grad_norm=norm, accepted=tuple(means[1].tolist()))
+
+
+def drafted_at(rows: Sequence[Row], packed: Packed, depth: int) -> tuple[Tensor, Tensor]:
+    """Distinct places where draft `depth` is compared with the policy, and how many branches each is one of."""
+    nodes = packed.rows[packed.branches].cpu().numpy()[drafted_places(rows, depth)]
+    places, branches = (torch.from_numpy(found) for found in np.unique(nodes, return_counts=True))
+    return places.to(packed.tokens.device), branches.to(packed.tokens.device)
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits[:, 0].to(torch.promote_types(logits.dtype, torch.float32))
