@@ -75,6 +75,7 @@ def describe(facts: Facts, setting: Setting) -> dict[str, Any]:
     return (
         (read_sums(facts.update.sums) if facts.update.sums else {})
         | said
+        | facts.update.routing
         | rewards(facts.groups, facts.batch)
         | advantages(facts.batch.rows)
         | lengths(facts.groups, setting.labels)
