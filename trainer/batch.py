@@ -18,8 +18,10 @@ from proxy.pool.records import Completion
 from proxy.pool.schedule import LeasedGroup, LeasedRollout
 from trainer import assign, config
 from trainer.advantages import Estimator
+from trainer.experts import Recorded, demand_recorded
 from trainer.normalise import token_scales
 from trainer.rows import Row
+from trainer.shape import Experts
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ class Choice:
     """Completions with these labels are trained."""
     max_staleness: int | None = None
     """Rollouts whose oldest token lags further behind are left out of the loss. None: none is."""
+    mixture: Experts | None = None
+    """Replay what the engine chose from this one. None: the trainer's routers choose."""
     step: int = 1
 
     @property
@@ -80,14 +84,15 @@ class Choice:
         return self.loss.advantage
 
 
-def choice_of(settings: config.Config, step: int) -> Choice:
-    """What the configuration says about a step."""
+def choice_of(settings: config.Config, step: int, mixture: Experts | None = None) -> Choice:
+    """What the configuration says about a step. `mixture`: what is replayed (trainer/experts.py: replayed)."""
     return Choice(
         loss=settings.loss,
         credit=settings.credit,
         control=settings.control,
         labels=settings.batch.labels,
         max_staleness=settings.batch.max_staleness,
+        mixture=mixture,
         step=step,
     )
 
@@ -105,9 +110,11 @@ def assemble(groups: Sequence[LeasedGroup], choice: Choice) -> Batch:
             if turns is None:
                 excluded[_reason(member, share)] += sum(len(item.sampled) for item in member.completions)
             else:
-                rows = merge(member.completions, turns, excluded, why_not)
+                rows = merge(member.completions, turns, excluded, why_not, mixture=choice.mixture)
                 rollouts.append(_masked(rows, member, choice, masked))
                 weights.append(share.weight)
+    if choice.mixture is not None:
+        demand_recorded([row for own in rollouts for row in own])
     members = (member for group in groups for member in group.rollouts)
     return Batch(
         rows=_weighed(rollouts, weights, choice.loss),
@@ -168,10 +175,13 @@ def merge(
     advantage: float | Mapping[int, float],
     excluded: Counter[str],
     why_not: Callable[[Completion], str | None],
+    *,
+    mixture: Experts | None = None,
 ) -> list[Row]:
     """The sequences of one attempt's completions (in commit order); adds to `excluded` what they leave out.
 
     `advantage`: of all sampled tokens, or of those of each completion by its id.
+    `mixture`: replay what the engine chose from it.
     """
     try:
         whole = paths(chain)
@@ -179,22 +189,28 @@ def merge(
         excluded["stored tokens do not match their checksum"] += sum(len(item.sampled) for item in chain)
         return []
     drafts: list[_Draft] = []
+    chosen = None if mixture is None else Recorded(chain, mixture)
     for item in chain:
         reason = why_not(item)
         if reason is not None:
             excluded[reason] += len(item.sampled)
         elif len(item.sampled):
-            draft = _continued(drafts, whole[item.id], item.prompt_length)
+            draft = _continued(drafts, whole[item.id], item, chosen)
             draft.tokens = whole[item.id]
             draft.parts.append(item)
-    return [_row(draft, advantage, excluded) for draft in drafts]
+    rows = [_row(draft, advantage, excluded) for draft in drafts]
+    if chosen is None:
+        return rows
+    return [replace(row, experts=chosen.along(draft.parts[-1].id)) for row, draft in zip(rows, drafts, strict=True)]
 
 
-def _continued(drafts: list[_Draft], path: "array[int]", prompt_length: int) -> _Draft:
-    """The longest sequence that the prompt begins with, or a new one."""
+def _continued(drafts: list[_Draft], path: "array[int]", item: Completion, chosen: Recorded | None) -> _Draft:
+    """The longest sequence that the prompt begins with, in what the engine chose too, or a new one."""
     for draft in sorted(drafts, key=lambda draft: -len(draft.tokens)):
-        if len(draft.tokens) <= prompt_length and path[: len(draft.tokens)] == draft.tokens:
-            return draft
+        size = len(draft.tokens)
+        if size <= item.prompt_length and path[:size] == draft.tokens:
+            if chosen is None or chosen.goes_on(item.id, draft.parts[-1].id, size):
+                return draft
     drafts.append(_Draft(array("i")))
     return drafts[-1]
 

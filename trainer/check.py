@@ -38,7 +38,8 @@ def compare_logprobs(config: Config, ranks: Ranks, run: str) -> dict[str, Any]:
     policy = Policy(Path(version.hf_dir), config, ranks)
     demand_known_tokens(rows, policy.shape, policy.source)
     found = difference(policy, rows, config.batch.max_tokens)
-    return found | {"policy_version": version.name, "excluded_tokens": dict(excluded)}
+    found |= {"policy_version": version.name, "excluded_tokens": dict(excluded)}
+    return found if policy.model.tally is None else found | policy.model.tally.metrics()
 
 
 def difference(policy: Policy, rows: Sequence[Row], max_tokens: int) -> dict[str, Any]:

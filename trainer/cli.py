@@ -12,6 +12,7 @@ from pathlib import Path
 
 from proxy.pool.errors import PoolError, UserError
 from trainer.config import Config, load_config
+from trainer.experts import replayed
 from trainer.launch import run_ranks
 from trainer.report.inspect import Wish, inspect
 from trainer.rollback import roll_back
@@ -42,7 +43,9 @@ def main(argv: list[str] | None = None) -> int:
         if command.wish is not None:
             inspect(command.config, command.wish)
             return 0
-        demand_splits(read_shape(Path(command.config.model)), command.config.parallel)
+        shape = read_shape(Path(command.config.model))
+        demand_splits(shape, command.config.parallel)
+        replayed(command.config.loss, shape)
     except (UserError, PoolError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

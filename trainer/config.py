@@ -87,6 +87,9 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     norm_constant: float = 0.0
     advantage: Estimator = "grpo"
     """grpo: (R - mean) / std. dr_grpo: R - mean. rloo: R - mean of the others. Of use with credit.returns = outcome."""
+    routing: Literal["own", "replay"] = "own"
+    """Of a mixture of experts. own: the trainer's routers choose. replay: the experts that the engine chose, which the
+    proxy records with engine.routed_experts; routers still learn, by the weights of the chosen ones."""
     kl: float = 0.0
     """Coefficient of KL(policy || the initial model), by the k3 estimate. Holds a second model in memory."""
     balance: float = 0.0

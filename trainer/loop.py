@@ -37,7 +37,7 @@ def train(config: Config, ranks: Ranks) -> None:
             clock = Clock()
             groups = ledger.wait_for_lease(step).groups
             clock.lap("wait")
-            batch = assemble(groups, choice_of(config, step))
+            batch = assemble(groups, choice_of(config, step, policy.mixture))
             demand_known_tokens(batch.rows, policy.shape, policy.source)
             micros = plan(batch.rows, ranks.data_world, config.batch.max_tokens, per_key)
             ledger.release_engines()

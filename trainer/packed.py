@@ -44,3 +44,5 @@ class Packed:
     """Which of the trees' tokens `tokens` is: all of them, or this rank's stretch where ranks share a micro-batch."""
     paths: Paths | None = None
     """Of these tokens; absent where nothing asks for it."""
+    experts: Tensor | None = None
+    """[N, layers, experts per token] what the routers replay (trainer/experts.py); None: they choose."""

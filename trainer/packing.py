@@ -11,6 +11,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from trainer.experts import PADDING
 from trainer.loss import Tokens
 from trainer.packed import Packed, Paths
 from trainer.rows import Row
@@ -127,6 +128,7 @@ def pack(rows: Sequence[Row], share: Share, merge: bool = True) -> tuple[Packed,
         branches=tensor(tree.edges[mine] - (edges[0] if len(edges) else 0)),
         queries=(first, end),
         paths=_paths(tree, rows, (first, end), share.device) if share.paths else None,
+        experts=None if tree.experts is None else tensor(tree.experts[first:end]),
     )
     starts = np.cumsum([0] + [int(row.segment.max()) + 1 for row in rows])
     logp = flat([row.rollout_logp for row in rows])
@@ -173,7 +175,10 @@ def _padded(tree: Tree, multiple: int) -> Tree:
         return tree
     pad = Run(size, size + more, size + more, 0)
     tokens = np.concatenate((tree.tokens, np.zeros(more, dtype=tree.tokens.dtype)))
-    return replace(tree, tokens=tokens, runs=[*tree.runs, pad])
+    experts = tree.experts
+    if experts is not None:
+        experts = np.concatenate((experts, np.full((more, *experts.shape[1:]), PADDING, dtype=experts.dtype)))
+    return replace(tree, tokens=tokens, runs=[*tree.runs, pad], experts=experts)
 
 
 def _empty(share: Share) -> tuple[Packed, Tokens]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -11,6 +11,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from proxy.pool.errors import UserError
 from trainer import config as settings
 from trainer.drafter import Drafter
+from trainer.experts import replayed
 from trainer.loss import Sums, Tokens
 from trainer.megatron.checkpoint import Checkpoints
 from trainer.megatron.drafts import export_head, kept_head
@@ -18,6 +19,7 @@ from trainer.megatron.heads import HeadState
 from trainer.megatron.model import PolicyModel, build_model, transformer_config
 from trainer.megatron.optimizer import build_optimizer, set_learning_rate, sum_gradients, wrap
 from trainer.megatron.parallel import Ranks, max_over_data_ranks, sum_over_data_ranks, whole_vocabulary
+from trainer.megatron.replay import Tally
 from trainer.megatron.schedule import forward, forward_backward
 from trainer.megatron.weights import load_weights, write_model
 from trainer.mtp import Drafts
@@ -43,6 +45,8 @@ class Update:
     """None when there was nothing to learn from."""
     drafts: Drafts | None = None
     """What the MTP head learned, where there is one."""
+    routing: dict[str, float] = field(default_factory=dict)
+    """Of the replay of recorded experts (trainer/megatron/replay.py)."""
 
 
 class Policy:
@@ -57,6 +61,9 @@ class Policy:
         self.share = Share(ranks.device, ranks.context_rank, ranks.context_world, multiple, paths=self.balance > 0)
         self.model = build_model(shape, megatron, config.parallel).to(ranks.device, megatron.params_dtype)
         load_weights(self.model, source)
+        self.mixture = replayed(config.loss, shape)
+        if self.mixture is not None:
+            self.model.tally = Tally(ranks.device)
         self.ddp = wrap(self.model, config.parallel)
         self.optimizer = build_optimizer(self.ddp, config.optimizer, config.parallel)
         self.drafter = Drafter(self.model, shape, source, config) if config.mtp.drafts else None
@@ -130,7 +137,8 @@ class Policy:
             peak = max_over_data_ranks(torch.stack([part.peak for _, part in said]).max())
             totals = torch.cat((sums, peak[None]))
         totals = self.ranks.from_last_stage(totals)
-        return Update(totals[0].item(), norm, Sums(totals[1:-1], totals[-1]))
+        routing = {} if self.model.tally is None else self.model.tally.metrics()
+        return Update(totals[0].item(), norm, Sums(totals[1:-1], totals[-1]), routing=routing)
 
     def logprobs(self, packed: Packed) -> torch.Tensor:
         """The current logprob of every trained token, in the order of the rows."""

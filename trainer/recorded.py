@@ -11,8 +11,10 @@ from proxy.pool.records import Completion
 from proxy.pool.runs import find_run
 from trainer.batch import merge, why_not_imitable
 from trainer.config import Config
+from trainer.experts import replayed
 from trainer.match import demand_tokenizer
 from trainer.rows import Row
+from trainer.shape import read_shape
 
 
 def demonstrations(config: Config) -> list[list[Row]]:
@@ -46,9 +48,10 @@ def sampled_by(version: str, config: Config, run: str, excluded: Counter[str]) -
             return "another version"
         return None if len(item.logprobs) == len(item.sampled) else "logprobs are missing"
 
-    pool = open_pool(config.pool)
-    found = _recorded(pool, run, Path(config.model))
-    return [row for rollout in found for row in merge(rollout.completions, 0.0, excluded, why_not)]
+    pool, model = open_pool(config.pool), Path(config.model)
+    mixture = replayed(config.loss, read_shape(model))
+    found = _recorded(pool, run, model)
+    return [row for one in found for row in merge(one.completions, 0.0, excluded, why_not, mixture=mixture)]
 
 
 def _recorded(pool: Pool, run: str, model: Path) -> list[Recorded]:

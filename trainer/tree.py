@@ -4,7 +4,8 @@ A trie over token ids is laid out in depth-first pre-order, in runs of tokens wi
 [start, end) whose subtree ends at `last` is all that attention needs: token i attends to token j of the run if and only
 if j <= i < last. A hidden state depends on a token's ancestors alone, so logprobs equal those of each sequence by
 itself (Tree Training, arXiv 2511.00413; MiniMax-M2, arXiv 2605.26494); every branch keeps its own rollout logprob,
-advantage and weight, and the losses of the branches add up on the shared logprob.
+advantage and weight, and the losses of the branches add up on the shared logprob. Where recorded experts are replayed,
+they are part of the key: equal tokens that went to other experts have other hidden states.
 Left out: which tokens are trained; anything that a layer would do other than token by token or by attention.
 """
 
@@ -44,6 +45,8 @@ class Tree:
     """[trained tokens of all rows] which edge each is."""
     ends: np.ndarray
     """[rows] where the last token of each row that is computed lies; -1 of a row without any."""
+    experts: np.ndarray | None = None
+    """[N, layers, experts per token] of rows that have them."""
 
     @property
     def positions(self) -> np.ndarray:
@@ -65,7 +68,7 @@ class Order:
 
 def order(rows: Sequence[Row]) -> Order:
     """Sort rows so that each shares its longest beginning with a neighbour. Only the tokens that are inputs count."""
-    keys = [row.tokens[: row.inputs].astype(">i4").tobytes() for row in rows]
+    keys = [_key(row) for row in rows]
     found = [rows[index] for index in sorted(range(len(rows)), key=lambda index: keys[index])]
     shared = [0] + [_common(one, other) for one, other in zip(found, found[1:], strict=False)]
     return Order(found, shared[: len(found)])
@@ -76,9 +79,20 @@ def distinct(rows: Sequence[Row]) -> int:
     return order(rows).unique(0, len(rows))
 
 
+def _key(row: Row) -> bytes:
+    """What rows are sorted by: their tokens, each with its experts where it has some."""
+    tokens = row.tokens[: row.inputs].astype(">i4")
+    if row.routes is None:
+        return tokens.tobytes()
+    parts = (tokens.view(np.uint8).reshape(-1, 4), row.routes[: len(tokens)].view(np.uint8).reshape(-1, 8))
+    return np.concatenate(parts, axis=1).tobytes()
+
+
 def _common(one: Row, other: Row) -> int:
     size = min(one.inputs, other.inputs)
     differs = one.tokens[:size] != other.tokens[:size]
+    if one.routes is not None and other.routes is not None:
+        differs |= one.routes[:size] != other.routes[:size]
     first = int(differs.argmax()) if size else 0
     return first if size and differs[first] else size
 
@@ -131,7 +145,20 @@ def build(rows: Sequence[Row], merge: bool = True) -> Tree:
     pairs, edges = np.unique((parents << 31) | labels, return_inverse=True)
     runs = sorted(forest.runs, key=lambda run: run.start)
     ends = np.array([last[id(row)] for row in rows])
-    return Tree(np.concatenate(forest.tokens), runs, pairs >> 31, pairs & ((1 << 31) - 1), edges, ends)
+    tokens = np.concatenate(forest.tokens)
+    return Tree(tokens, runs, pairs >> 31, pairs & ((1 << 31) - 1), edges, ends, _experts(found))
+
+
+def _experts(found: Order) -> np.ndarray | None:
+    """Those of the tokens that are laid out, in that order: what each row adds."""
+    new = [
+        row.experts[shared : row.inputs]
+        for row, shared in zip(found.rows, found.shared, strict=True)
+        if row.experts is not None
+    ]
+    if len(new) not in (0, len(found.rows)):
+        raise ValueError(f"{len(new)} of {len(found.rows)} rows have experts")
+    return np.concatenate(new) if new else None
 
 
 class _Layout:

@@ -2,7 +2,8 @@
 
 `tokens` is the whole path. `mask` marks the tokens that this completion sampled and that may be trained, so that over
 all records of a run each of them is marked once; `logprobs` belong to the sampled tokens, the last of the path. Only
-the attempt that a rollout's outcome came from is `final` and has its reward. Left out: requests; no pool keeps them.
+the attempt that a rollout's outcome came from is `final` and has its reward. Left out: requests, which no pool keeps;
+the experts that an engine chose, of which there are hundreds for a token.
 """
 
 from collections.abc import Iterator

@@ -6,11 +6,11 @@ from pathlib import Path
 from proxy.engine.tiny import TinySizes, make_tiny_model
 
 EXPERTS, TOP_K, WIDTH = 8, 2, 32
-SIZES = TinySizes(hidden=64, intermediate=WIDTH, heads=4, kv_heads=2, head_dim=16, init_std=0.2)
+SIZES = TinySizes(hidden=64, intermediate=WIDTH, heads=4, kv_heads=2, head_dim=16, init_std=0.2, tied=False)
 
 
 def make_mixture(directory: Path) -> None:
-    """Weights are large, so that routers are sure of little and experts matter."""
+    """Weights are large, so that experts matter. The head is its own, as SGLang ties none in this family."""
     import torch  # a second of import that only tests with a model pay
     from safetensors.torch import load_file, save_file
 

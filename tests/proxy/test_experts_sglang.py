@@ -6,8 +6,10 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import aiohttp
 import numpy as np
@@ -16,10 +18,14 @@ from aiohttp import web
 
 from proxy.config import EngineConfig
 from proxy.engine.sglang import CPU_PATH, Sglang
+from proxy.pool.experts import Experts
 from tests.conftest import need
 from tests.proxy.conftest import Serve, listening, user
 from tests.proxy.mixtures import EXPERTS, SIZES, TOP_K, make_mixture
 from tests.proxy.test_sglang import Relay
+
+if TYPE_CHECKING:
+    from tests.trainer.recompute import Recompute
 
 pytestmark = pytest.mark.long
 CLOSE = 1e-3
@@ -106,6 +112,29 @@ async def relay(mixture_engine: Sglang) -> AsyncIterator[tuple[Relay, str]]:
         found = Relay(mixture_engine.url)
         app.router.add_route("*", "/{path:.*}", found.handle)
         yield found, await listening(app, stack)
+
+
+async def test_the_trainer_computes_what_the_engine_did_with_its_experts(
+    serve: Serve, mixture: Path, mixture_engine: Sglang, recompute: "Recompute"
+) -> None:
+    stand = await serve(url=mixture_engine.url, model=mixture, routed_experts=True)
+    messages = [user("hello")]
+    for turn in range(3):
+        answer = await stand.chat(*messages, max_tokens=80)
+        messages += [answer["choices"][0]["message"], user(f"go on, {turn}")]
+    await stand.chat(user("hello"), max_tokens=40, n=2)
+    rows = stand.recorded()
+    exact = recompute(mixture, rows, "replay")
+    assert exact.gap < 1e-4 and exact.tokens == sum(len(row.sampled) for row in rows) > 100
+    assert exact.routing["routing_replayed"] == 1 and exact.routing["routing_mismatch"] < 0.01
+    # a control: with other experts, the same tokens have other logprobs, and every choice is a mismatch
+    others = recompute(mixture, [replace(row, experts=_others(row.experts)) for row in rows], "replay")
+    assert others.gap > 0.1 and others.routing["routing_mismatch"] > 0.5
+
+
+def _others(experts: Experts | None) -> Experts | None:
+    """Each expert's successor."""
+    return experts and replace(experts, ids=bytes((expert + 1) % EXPERTS for expert in experts.ids))
 
 
 async def test_an_engine_without_the_flag_fails_the_call(serve: Serve, sglang_engine: Sglang, mixture: Path) -> None:

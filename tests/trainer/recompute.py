@@ -24,26 +24,29 @@ class Recomputed:
     sequences: int
     excluded: Counter[str]
     """Sampled tokens that are not trained, by reason."""
+    routing: dict[str, float]
+    """Of the replay of recorded experts."""
 
 
 class Recompute:
     """Computes with the weights of a model directory; each is loaded once."""
 
     def __init__(self, ranks: Ranks, directory: Path):
-        self._ranks = ranks
-        self._config = make_config(directory)
-        self._policies: dict[Path, Policy] = {}
+        self._ranks, self._directory = ranks, directory
+        self._policies: dict[tuple[Path, str], Policy] = {}
 
-    def __call__(self, model: Path, chain: Sequence[Completion]) -> Recomputed:
+    def __call__(self, model: Path, chain: Sequence[Completion], routing: str = "own") -> Recomputed:
         """For the completions of one attempt in commit order."""
-        if model not in self._policies:
-            self._policies[model] = Policy(model, self._config, self._ranks)
-        excluded = Counter[str]()
-        rows = merge(chain, 0.0, excluded, why_not_trainable)
-        found = difference(self._policies[model], rows, MAX_TOKENS)
+        if (model, routing) not in self._policies:
+            config = make_config(self._directory, loss={"routing": routing})
+            self._policies[model, routing] = Policy(model, config, self._ranks)
+        policy, excluded = self._policies[model, routing], Counter[str]()
+        rows = merge(chain, 0.0, excluded, why_not_trainable, mixture=policy.mixture)
+        found = difference(policy, rows, MAX_TOKENS)
         return Recomputed(
             gap=found["max_abs_logprob_diff"],
             tokens=found["logprob_tokens_compared"],
             sequences=len(rows),
             excluded=excluded,
+            routing={} if policy.model.tally is None else policy.model.tally.metrics(),
         )

@@ -1,8 +1,5 @@
 """Two processes against one: the same weights, losses, gradients and checkpoints, whatever the split."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +11,7 @@ from safetensors.torch import load_file
 from tests.trainer import drafting, two_ranks
 from tests.trainer.make import make_config, write_model
 from tests.trainer.test_weights import same_files
+from tests.trainer.torchrun import run_torch
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy
 from trainer.report import tokens
@@ -32,12 +30,7 @@ def tried(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_two(directory: Path, out: Path, *splits: str) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*torchrun, "-m", "tests.trainer.two_ranks", str(directory), str(out), *splits]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"} | {"PYTHONWARNINGS": "ignore"}
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        environment.pop(name, None)
-    subprocess.run(command, check=True, env=environment, timeout=600)
+    run_torch("tests.trainer.two_ranks", str(directory), str(out), *splits)
 
 
 @pytest.mark.parametrize("split", two_ranks.SPLITS)

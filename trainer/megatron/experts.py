@@ -99,7 +99,8 @@ class TreeRouter(Router):
 
     def choose(self, logits: Tensor) -> Tensor:
         """[N, per token] indices of the experts that each token goes to."""
-        return logits.topk(self.config.moe_router_topk, dim=-1).indices
+        own = logits.topk(self.config.moe_router_topk, dim=-1).indices
+        return own if self.layout.choices is None else self.layout.choices.replayed(self.layer_number - 1, own)
 
     def imbalance(self, logits: Tensor, chosen: Tensor, paths: Paths) -> Tensor:
         """This rank's part of the load-balancing loss."""

@@ -5,9 +5,13 @@ Pure functions of a tree's runs, which no kernel is needed for. Left out: the ke
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from trainer.packed import Paths
 from trainer.tree import Run
+
+if TYPE_CHECKING:
+    from trainer.megatron.replay import Choices  # loads Megatron, which slices do not need
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -21,6 +25,8 @@ class Layout:
     queries: tuple[int, int]
     paths: Paths | None = None
     """For the balance of experts, with weights as they enter the loss; absent where it has none."""
+    choices: "Choices | None" = None
+    """The experts to replay; absent where routers choose."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,8 @@ from trainer.megatron import engine
 from trainer.megatron.attention import TreeAttention
 from trainer.megatron.experts import expert_options, mark_experts, with_experts
 from trainer.megatron.layout import Layout
-from trainer.packed import Packed, Paths
+from trainer.megatron.replay import Choices, Tally
+from trainer.packed import Packed
 from trainer.shape import Shape, demand_splits
 
 
@@ -142,6 +143,8 @@ class PolicyModel(GPTModel):
     head_float32: bool
     balance: float = 0.0
     """What the load-balancing loss of a sequence's experts enters the loss with, per trained token and layer."""
+    tally: Tally | None = None
+    """Set: recorded experts are replayed, and counted here."""
 
     def forward(self, packed: Packed) -> Tensor:
         """The logprob of each of `packed.labels`, in fp32; before the last stage, hidden states for the next one."""
@@ -161,13 +164,16 @@ class PolicyModel(GPTModel):
             attention_mask=None,
             labels=None if labels is None else labels[None],
             loss_mask=packed.rows,  # GPTModel passes it on to _postprocess, which here takes it as the rows to keep
-            extra_block_kwargs={"attention_bias": Layout(packed.runs, packed.queries, self._paths(packed))},
+            extra_block_kwargs={"attention_bias": self._layout(packed)},
         )
 
-    def _paths(self, packed: Packed) -> Paths | None:
-        if not self.balance or packed.paths is None:
-            return None
-        return replace(packed.paths, weights=packed.paths.weights * self.balance)
+    def _layout(self, packed: Packed) -> Layout:
+        paths = choices = None
+        if self.balance and packed.paths is not None:
+            paths = replace(packed.paths, weights=packed.paths.weights * self.balance)
+        if self.tally is not None and packed.experts is not None:
+            choices = Choices(packed.experts, self.tally)
+        return Layout(packed.runs, packed.queries, paths, choices)
 
     def _postprocess(
         self, hidden_states: Tensor, *_: Any, labels: Tensor | None, loss_mask: Tensor, **__: Any

@@ -76,6 +76,7 @@ def describe(facts: Facts, setting: Setting) -> dict[str, Any]:
         (read_sums(facts.update.sums) if facts.update.sums else {})
         | (facts.update.drafts.metrics() if facts.update.drafts else {})
         | said
+        | facts.update.routing
         | rewards(facts.groups, facts.batch)
         | advantages(facts.batch.rows)
         | lengths(facts.groups, setting.labels)
