@@ -112,9 +112,9 @@ class Bench:
     def measured(self, play: Play, way: Way, repeats: int) -> dict[str, Any]:
         """Medians of some steps after one that warms up."""
         self.step(play, way)
-        runs = [self.step(play, way)[0] for _ in range(repeats)]
-        batch = self.step(play, way)[1]
-        seconds = {part: median(run[part] for run in runs) for part in PARTS}
+        runs = [self.step(play, way) for _ in range(repeats)]
+        batch = runs[-1][1]
+        seconds = {part: median(run[part] for run, _ in runs) for part in PARTS}
         whole = sum(seconds.values())
         flat = sum(row.inputs for row in assemble(leased(play, separate=True), Choice()).rows)
         return {
