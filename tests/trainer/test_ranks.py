@@ -16,6 +16,8 @@ from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy
 from trainer.report import tokens
 
+pytestmark = pytest.mark.timeout(900)  # the first one waits for the job of all splits
+
 
 @pytest.fixture(scope="module")
 def tried(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
