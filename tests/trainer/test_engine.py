@@ -33,7 +33,7 @@ from trainer.ledger import Ledger
 from trainer.loop import resume, train
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy
-from trainer.push import Weights, push
+from trainer.push import Weights, push, push_again, release
 from trainer.push.engine import Engine
 from trainer.recorded import sampled_by
 
@@ -135,3 +135,31 @@ def test_every_way_brings_the_same_weights(engine: Sglang, tiny: Path, tmp_path:
         assert Engine(engine.url, options).served() == f"after-{way}"
         found.append((old, Engine(engine.url, options).checksums()))
     assert len(set(found)) == 1 and found[0][0] != found[0][1]
+
+
+def test_an_engine_gives_up_its_memory_for_a_step_and_serves_again_after_the_push(engine: Sglang, tiny: Path) -> None:
+    """The order of calls is what the real scheduler survives; on the CPU no memory is given up."""
+    options = Push(engines=(engine.url,), colocated=True)
+    for number in range(2):
+        release(options)
+        assert Engine(engine.url, options).served().endswith("-released")
+        push(Weights(f"shared-{number}", tiny), options)
+        (answer,) = generate(engine.url, [list(range(200, 250))])
+        assert answer["meta_info"]["weight_version"] == f"shared-{number}"
+
+
+def test_the_calls_of_an_engine_that_failed_end_and_a_push_brings_it_back(engine: Sglang, tiny: Path) -> None:
+    options = Push(engines=(engine.url,))
+    failed = Engine(engine.url, options)
+    sampling = {"temperature": 1.0, "max_new_tokens": 8000, "ignore_eos": True}
+    body = json.dumps({"input_ids": [1, 2, 3], "sampling_params": sampling, "stream": True}).encode()
+    with urlopen(Request(engine.url + "/generate", body, {"content-type": "application/json"}), timeout=300) as events:
+        assert events.readline().startswith(b"data: {")
+        failed.pause()
+        failed.name("v9-loading")
+        failed.abandon()
+        *_, last = (line for line in events if line.startswith(b"data: {"))
+    assert json.loads(last[6:])["meta_info"]["finish_reason"]["type"] == "abort"
+    again = push_again(Weights("v9", tiny), options)
+    assert again is not None and again.ways == {engine.url: "disk"}
+    assert generate(engine.url, [[1, 2, 3]])[0]["meta_info"]["weight_version"] == "v9"

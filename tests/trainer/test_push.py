@@ -117,7 +117,8 @@ async def test_an_engine_that_says_yes_and_serves_something_else_is_out(start: S
     )
     urls = await start(good, bad)
     done = await pushed(weights, Push(engines=urls))
-    assert done.failed == {urls[1]: "serves weights 'v3' instead of 'v7'"} and bad.paused
+    assert done.failed == {urls[1]: "serves weights 'v3' instead of 'v7'"}
+    assert bad.paused and bad.calls[-1] == "abort_request"
 
 
 async def test_engines_whose_weights_differ_from_the_others_are_out(start: Start, weights: Weights) -> None:

@@ -117,12 +117,17 @@ def _load(engine: Engine, weights: Weights, send: Callable[[Engine, Weights], No
 
 
 def _finish(engine: Engine, version: str) -> None:
-    if engine.options.colocated:
-        colocated.take_back_cache(engine)
-    engine.name(version)
-    if (served := engine.served()) != version:
-        raise Failed(f"serves weights {served!r} instead of {version!r}")
-    engine.go_on()
+    """The version's own name, and on with the calls; one that fails here is left as above."""
+    try:
+        if engine.options.colocated:
+            colocated.take_back_cache(engine)
+        engine.name(version)
+        if (served := engine.served()) != version:
+            raise Failed(f"serves weights {served!r} instead of {version!r}")
+        engine.go_on()
+    except Failed:
+        engine.abandon()
+        raise
 
 
 def _choose(engine: Engine) -> tuple[str, str]:
