@@ -131,6 +131,14 @@ def test_advantages_are_those_the_loss_has() -> None:
     assert metrics["advantage_mean"] == pytest.approx(0) and metrics["advantage_std"] == pytest.approx(0.7071, rel=1e-3)
 
 
+def test_survival_is_told_by_the_length_of_rollouts() -> None:
+    short = [group(rollout(2 * n, 1.0, turns=1), rollout(2 * n + 1, 0.0, turns=1)) for n in range(1, 5)]
+    long = group(rollout(10, 1.0), rollout(11, None), rollout(12, 0.0))
+    # eleven rollouts: the three long ones are the three last deciles
+    assert said([*short, long])["survival_by_length"] == dict.fromkeys(map(str, range(1, 11)), 1.0) | {"9": 0.0}
+    assert "survival_by_length" not in said([long])
+
+
 def row_of(ids: list[int], trained: Sequence[int]) -> Row:
     mask = np.isin(np.arange(len(ids)), trained)
     zeros = np.zeros(len(ids), dtype=np.float32)

@@ -27,6 +27,7 @@ from trainer.shape import Shape
 
 UNKNOWN = "unknown"
 EXTREME = float(np.log(2))
+DECILES = 10
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ def describe(facts: Facts, setting: Setting) -> dict[str, Any]:
         | staleness(facts.groups, ages.values())
         | mismatch(facts.batch.rows, facts.notes, ages)
         | survival(completions.values(), facts.batch)
+        | survival_by_length(facts.groups, facts.batch.rows)
         | sizes(facts, setting, completions)
     )
 
@@ -207,6 +209,24 @@ def survival(completions: Iterable[Completion], batch: Batch) -> dict[str, Any]:
         "unplaced_rewards": batch.unplaced_rewards,
         "unaccounted_tokens": every - batch.tokens - sum(batch.excluded.values()),
     }
+
+
+def survival_by_length(groups: Sequence[LeasedGroup], rows: Sequence[Row]) -> dict[str, Any]:
+    """Share of the sampled tokens that are trained, by the decile of their rollout's length (1: the shortest).
+
+    Absent below ten rollouts.
+    """
+    trained = Counter[int]()
+    for row in rows:
+        for name, count in zip(row.completions, np.bincount(row.segment[row.places]), strict=False):
+            trained[name] += int(count)
+    items = [[(item.id, len(item.sampled)) for item in member.completions] for g in groups for member in g.rollouts]
+    pairs = [(sum(size for _, size in own), sum(trained[name] for name, _ in own)) for own in items]
+    if len(pairs) < DECILES:
+        return {}
+    parts = np.array_split(np.array(sorted(pairs, key=lambda pair: pair[0])), DECILES)
+    shares = {str(n): float(part[:, 1].sum() / part[:, 0].sum()) for n, part in enumerate(parts, 1) if part[:, 0].any()}
+    return {"survival_by_length": shares}
 
 
 def sizes(facts: Facts, setting: Setting, completions: Mapping[int, Completion]) -> dict[str, Any]:

@@ -27,6 +27,8 @@ def gradient_shares(policy: Policy, micros: Sequence[Sequence[Row]], denominator
     positive, negative = (
         _norm(policy, micros, denominator, partial(_one_sign, rule=pure, sign=sign)) for sign in (1, -1)
     )
+    if policy.model.tally is not None:
+        policy.model.tally.metrics()  # begins anew: the step's counts are those of its update
     share = {"negative_gradient_share": negative / (positive + negative)} if positive + negative else {}
     return {"positive_gradient_norm": positive, "negative_gradient_norm": negative} | share
 
