@@ -12,13 +12,18 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from sqlalchemy import select, update
 
+from proxy.pool import runs, steps
+from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
 from proxy.pool.experts import Experts as Stored
+from proxy.pool.experts import pack as pack_experts
 from proxy.pool.records import Completion, int_bytes
 from proxy.pool.schedule import LeasedGroup, LeasedRollout
+from proxy.pool.schema import completions
 from tests.trainer import replay_ranks
-from tests.trainer.make import VOCABULARY, make_config, write_model
+from tests.trainer.make import VOCABULARY, fill, make_config, write_model
 from tests.trainer.reference import Reference
 from tests.trainer.replay_ranks import MIXTURE, REPLAY, drawn, routed
 from tests.trainer.test_tree import distance, gradients, rows_of
@@ -26,6 +31,7 @@ from tests.trainer.torchrun import run_torch
 from trainer.batch import Choice, assemble, merge, why_not_trainable
 from trainer.cli import main
 from trainer.experts import UNKNOWN, Recorded
+from trainer.loop import train
 from trainer.megatron.parallel import Ranks
 from trainer.packing import pack, plan
 from trainer.policy import Policy
@@ -251,6 +257,24 @@ def test_routers_learn_by_the_weights_of_the_replayed_experts(policy: Policy) ->
     found = gradients(policy, [row], "cispo", merge=True)
     routers = {name: grad for name, grad in found.items() if "router" in name}
     assert len(routers) == 2 and all(grad.norm() > 0 for grad in routers.values())
+
+
+def test_a_step_replays_what_the_pool_holds(pool: Pool, ranks: Ranks, tmp_path: Path) -> None:
+    write_model(tmp_path / "model", "qwen3_moe")
+    alarms = {"kl_rollout": 0, "extreme_tokens": 0}  # the rollouts' logprobs are made up
+    config = make_config(tmp_path, steps=1, alarms=alarms, **REPLAY)
+    run = runs.open_run(pool, config.run, "train", {})
+    fill(pool, run.id, 2, size=2)
+    rng = np.random.default_rng(0)
+    with pool.write() as connection:
+        for row in connection.execute(select(completions.c.id, completions.c.prompt_tail, completions.c.sampled)).all():
+            known = (len(row.prompt_tail) + len(row.sampled)) // 4 - 1
+            changed = update(completions).where(completions.c.id == row.id)
+            connection.execute(changed.values(experts=pack_experts(stored(drawn(rng, known)))))
+    train(config, ranks)
+    learned = steps.metrics(pool, run.id)[-1]
+    assert learned["routing_replayed"] == 1 and learned["routing_mismatches"] > 0
+    assert learned["routing_mismatch"] == learned["routing_mismatches"] / (2 * learned["computed_tokens"])
 
 
 @pytest.mark.long
