@@ -26,6 +26,8 @@ from trainer.rows import Row
 from trainer.rules import rule_of
 
 TOLERANCE = 1e-5
+LOADABLE = [name for name in FAMILIES if name not in ("mimo", "qwen3_moe_head")]
+"""Transformers knows no MTP heads, and with them no mimo."""
 
 
 def trained(family: str, ranks: Ranks, directory: Path) -> Path:
@@ -52,7 +54,7 @@ def sampled(url: str) -> list[Row]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", LOADABLE)
 def test_an_exported_model_is_one_model_everywhere(family: str, ranks: Ranks, tmp_path: Path) -> None:
     need("sglang and transformers", find_spec("sglang") is not None and find_spec("transformers") is not None)
     exported = trained(family, ranks, tmp_path)
