@@ -59,7 +59,10 @@ def test_a_family_that_is_not_mapped(tmp_path: Path, capsys: pytest.CaptureFixtu
     config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "gpt2"}))
     assert main(launch(directory, 1)) == 2
     said = capsys.readouterr().err
-    assert said.startswith("error: ") and f"model_type gpt2; the trainer maps {', '.join(FAMILIES)}: use one of these" in said
+    assert (
+        said.startswith("error: ")
+        and f"model_type gpt2; the trainer maps {', '.join(FAMILIES)}: use one of these" in said
+    )
     assert said.count("\n") == 1
 
 
