@@ -24,6 +24,7 @@ CPU_PATH = Path(__file__).parent / "cpu" / "path"
 ROOT = Path(__file__).parents[2]
 """Where the package `proxy` is, for an engine started from any directory."""
 CPU_TOTAL_TOKENS = 65536
+SPECULATION = "--speculative-algorithm"
 
 
 def on_cuda(device: str) -> bool:
@@ -64,7 +65,8 @@ def environment(config: EngineConfig) -> dict[str, str]:
     if not on_cuda(config.device):
         path = [str(CPU_PATH), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         values |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": str(config.threads)}
-        values["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(_other_models(Path(config.model)))
+        if SPECULATION not in config.extra_args:  # whose draft model may be in any file
+            values["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(_other_models(Path(config.model)))
         values["PYTHONPATH"] = os.pathsep.join(path)
     return values
 
