@@ -50,10 +50,12 @@ def test_two_ranks_learn_what_one_learns(split: str, tried: Path) -> None:
     for mine, theirs in zip(*(tokens.read(tokens.path(where / "first", 0)) for where in (one, out)), strict=True):
         assert mine.logp == pytest.approx(theirs.logp, rel=near)
         assert mine.coefficient == pytest.approx(theirs.coefficient, rel=10 * near)
-    logp, best = torch.load(one / "evaluated-0.pt")
+    logp, best, leads = torch.load(one / "evaluated-0.pt")
+    clear = leads > 10 * near  # the rounding of another split may choose differently between two that are level
+    assert clear.sum() >= 0.5 * len(clear)
     for rank in (0, 1) if "context" not in split else ():  # of whose ranks each computes a part
         theirs = torch.load(out / f"evaluated-{rank}.pt")
-        assert torch.allclose(theirs[0], logp, rtol=near) and torch.equal(theirs[1], best)
+        assert torch.allclose(theirs[0], logp, rtol=near) and torch.equal(theirs[1][clear], best[clear])
 
 
 def reached(directory: Path) -> list[list[float]]:

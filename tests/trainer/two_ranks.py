@@ -22,8 +22,9 @@ from trainer.config import Parallel
 from trainer.loss import policy_loss
 from trainer.megatron.optimizer import sum_gradients
 from trainer.megatron.parallel import Ranks, job, split
-from trainer.megatron.schedule import forward_backward
+from trainer.megatron.schedule import forward, forward_backward
 from trainer.megatron.weights import named_weights
+from trainer.packed import Packed
 from trainer.packing import pack, plan
 from trainer.policy import Policy
 from trainer.report import tokens
@@ -108,13 +109,21 @@ def work(model: Path, out: Path, parallel: dict[str, Any], ranks: Ranks) -> Poli
     policy = Policy(model, config, ranks)
     policy.write_hf(out / "before")
     parts = [pack(micro, policy.share)[0] for micro in plan(BATCHES[0], 1, BUDGET)[0]]
-    evaluated = [torch.cat([compute(packed) for packed in parts]) for compute in (policy.logprobs, policy.best)]
+    computed = [policy.logprobs, policy.best] + ([partial(leads, policy)] if ranks.world == 1 else [])
+    evaluated = [torch.cat([compute(packed) for packed in parts]) for compute in computed]
     torch.save(evaluated, out / f"evaluated-{ranks.rank}.pt")
     torch.save(gradients(policy, BATCHES[0], merge=True), out / f"gradients-{ranks.rank}.pt")
     learn(policy, BATCHES[:1], out / "first")
     policy.checkpoints.save(out / "checkpoint", 1)
     learn(policy, BATCHES[1:], out / "after")
     return policy
+
+
+def leads(policy: Policy, packed: Packed) -> torch.Tensor:
+    """By how much the best token's logit is above the next one's, at the place of every trained token."""
+    [logits] = forward(policy.model, [packed], policy.model.logits)
+    first, second = logits.view(-1, logits.shape[-1])[packed.branches].topk(2).values.T
+    return first - second
 
 
 def learn(policy: Policy, batches: Sequence[list[Row]], out: Path) -> None:

@@ -1,0 +1,223 @@
+"""What co-training an MTP head is for: one JSON object as the last line of output, and in the file that --out names.
+
+A small policy with a head learns one language by imitation, the head with it. Then RL (CISPO on its own samples, a
+reward for every token that follows another language's rule) moves the policy away, twice from the same weights and with
+the same samples: with the head trained beside it, and with the head frozen. The policies stay equal bit for bit, so all
+that differs is what the head drafts. Lengths and acceptances are those that the trainer reports for each step
+(docs/drafts.md), means over the last tenth of the steps. Left out: the engine, and with it seconds saved.
+"""
+
+import argparse
+import os
+import platform
+import sys
+import tempfile
+from dataclasses import dataclass
+from datetime import date
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from trainer.config import Config, Parallel
+from trainer.loss import imitation, policy_loss
+from trainer.megatron.parallel import Ranks, process_groups
+from trainer.mtp import Drafts
+from trainer.packed import Packed
+from trainer.packing import plan
+from trainer.policy import LossOf, Policy
+from trainer.rows import Row
+from trainer.rules import rule_of
+from trainer.tree import Run
+
+VOCABULARY, HIDDEN, LAYERS, HEADS, HEAD_DIM = 64, 64, 2, 4, 16
+LENGTH, BATCH, DRAFTS = 24, 64, 2
+FOLLOWED = 0.8
+"""How often a token of the first language follows its rule; all others are drawn evenly."""
+RULE = rule_of("cispo", 0.0, 5.0)
+
+
+@dataclass(frozen=True)
+class Language:
+    """A rule for the next token, from the last one and the one before it modulo 4."""
+
+    next: np.ndarray
+    """[4, VOCABULARY]"""
+
+    @staticmethod
+    def draw(seed: int) -> "Language":
+        return Language(np.random.default_rng(seed).integers(0, VOCABULARY, (4, VOCABULARY)))
+
+    def samples(self, rng: np.random.Generator) -> np.ndarray:
+        """[BATCH, LENGTH]"""
+        tokens = rng.integers(0, VOCABULARY, (BATCH, LENGTH))
+        for at in range(2, LENGTH):
+            followed = rng.random(BATCH) < FOLLOWED
+            tokens[followed, at] = self.next[tokens[followed, at - 2] % 4, tokens[followed, at - 1]]
+        return tokens
+
+    def followed(self, tokens: np.ndarray) -> np.ndarray:
+        """[rows, LENGTH] whether each token follows the rule."""
+        found = np.zeros(tokens.shape, dtype=np.float32)
+        found[:, 2:] = self.next[tokens[:, :-2] % 4, tokens[:, 1:-1]] == tokens[:, 2:]
+        return found
+
+
+def write_model(directory: Path) -> Path:
+    """A MiMo without a head, random weights."""
+    config = {
+        "model_type": "mimo",
+        "architectures": ["MiMoForCausalLM"],
+        "hidden_size": HIDDEN,
+        "intermediate_size": 2 * HIDDEN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS,
+        "head_dim": HEAD_DIM,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 4096,
+        "rope_theta": 10000.0,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "attention_bias": True,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+    }
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_bytes(msgspec.json.encode(config))
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (VOCABULARY, HIDDEN),
+        "lm_head.weight": (VOCABULARY, HIDDEN),
+        "model.norm.weight": (HIDDEN,),
+    }
+    for layer in (f"model.layers.{number}" for number in range(LAYERS)):
+        for name in ("q", "k", "v"):
+            shapes |= {f"{layer}.self_attn.{name}_proj.weight": (HIDDEN, HIDDEN)}
+            shapes |= {f"{layer}.self_attn.{name}_proj.bias": (HIDDEN,)}
+        shapes |= {f"{layer}.self_attn.o_proj.weight": (HIDDEN, HIDDEN)}
+        shapes |= {f"{layer}.mlp.{name}_proj.weight": (2 * HIDDEN, HIDDEN) for name in ("gate", "up")}
+        shapes |= {f"{layer}.mlp.down_proj.weight": (HIDDEN, 2 * HIDDEN)}
+        shapes |= {f"{layer}.{name}_layernorm.weight": (HIDDEN,) for name in ("input", "post_attention")}
+    generator = torch.Generator().manual_seed(0)
+    tensors = {name: 0.05 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    tensors |= {name: torch.ones(shape) for name, shape in shapes.items() if "norm" in name}
+    save_file(tensors, str(directory / "model.safetensors"), metadata={"format": "pt"})
+    return directory
+
+
+def policy_of(source: Path, ranks: Ranks, train: bool) -> Policy:
+    places = {"pool": "pool.db", "run": "benchmark", "model": str(source), "output": "out"}
+    mtp = {"drafts": DRAFTS, "train": train, "lr": 2e-3}
+    config = msgspec.convert({**places, "optimizer": {"lr": 2e-3}, "mtp": mtp}, Config)
+    return Policy(source, config, ranks)
+
+
+def update(policy: Policy, rows: list[Row], loss: LossOf, rate: float = 2e-3) -> Drafts:
+    (micros,) = plan(rows, 1, 32_768)
+    done = policy.update(micros, sum(len(row.places) for row in rows), loss, rate)
+    assert done.drafts is not None
+    return done.drafts
+
+
+def rows_of(tokens: np.ndarray, logp: np.ndarray, advantage: np.ndarray) -> list[Row]:
+    """Everything behind the first two tokens of each row was sampled."""
+    trained = np.arange(LENGTH) >= 2
+    return [
+        Row(tokens[row], trained, logp[row], advantage[row], np.zeros(LENGTH, dtype=np.int64))
+        for row in range(len(tokens))
+    ]
+
+
+def imitate(policy: Policy, language: Language, steps: int) -> list[Drafts]:
+    rng, nothing = np.random.default_rng(1), np.zeros((BATCH, LENGTH), dtype=np.float32)
+    return [update(policy, rows_of(language.samples(rng), nothing, nothing), imitation) for _ in range(steps)]
+
+
+@torch.no_grad()
+def sample(policy: Policy, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """[BATCH, LENGTH] tokens and logprobs: two even ones, then the policy's own."""
+    tokens = torch.from_numpy(rng.integers(0, VOCABULARY, (BATCH, 2)))
+    logp = torch.zeros(BATCH, 2)
+    for size in range(2, LENGTH):
+        starts = [row * size for row in range(BATCH + 1)]
+        last = torch.tensor(starts[1:]) - 1
+        packed = Packed(
+            tokens=tokens.flatten(),
+            positions=torch.arange(size).repeat(BATCH),
+            runs=tuple(Run(start, end, end, 0) for start, end in pairwise(starts)),
+            rows=last,
+            labels=last,
+            branches=torch.arange(BATCH),
+            queries=(0, starts[-1]),
+        )
+        found = policy.model.logits(packed).log_softmax(-1)
+        drawn = (found + torch.from_numpy(rng.gumbel(size=tuple(found.shape)))).argmax(-1, keepdim=True)
+        tokens, logp = torch.cat((tokens, drawn), 1), torch.cat((logp, found.gather(1, drawn)), 1)
+    return tokens.numpy(), logp.numpy()
+
+
+def reinforce(policy: Policy, language: Language, steps: int) -> tuple[list[Drafts], list[float]]:
+    """CISPO on the policy's own samples. What was drafted in each step, and the share of tokens that were rewarded."""
+    rng = np.random.default_rng(2)
+    drafts, rewards = [], []
+    for _ in range(steps):
+        tokens, logp = sample(policy, rng)
+        reward = language.followed(tokens)
+        share = float(reward[:, 2:].mean())
+        advantage = (reward - share) / float(reward[:, 2:].std() + 1e-6)
+        drafts.append(update(policy, rows_of(tokens, logp, advantage), partial(policy_loss, rule=RULE)))
+        rewards.append(share)
+    return drafts, rewards
+
+
+def run(quick: bool, ranks: Ranks, directory: Path) -> dict[str, Any]:
+    first, second = Language.draw(3), Language.draw(4)
+    start, warm, moving = directory / "start", 5 if quick else 300, 3 if quick else 100
+    policy = policy_of(write_model(directory / "random"), ranks, train=True)
+    imitated = imitate(policy, first, warm)
+    policy.write_hf(start)
+    found: dict[str, Any] = {"imitation_steps": warm, "rl_steps": moving, "length_begin": imitated[0].length}
+    moved = {}
+    for name, train in (("trained", True), ("frozen", False)):
+        policy = policy_of(start, ranks, train)
+        drafts, rewards = reinforce(policy, second, moving)
+        moved[name] = policy
+        last = max(1, moving // 10)
+        found |= {
+            "length_before": drafts[0].length,
+            f"length_{name}": fmean(one.length for one in drafts[-last:]),
+            f"acceptance_{name}": [fmean(one.accepted[depth] for one in drafts[-last:]) for depth in range(DRAFTS)],
+            f"curve_{name}": [round(one.length, 4) for one in drafts[:: max(1, moving // 20)]],
+            "reward_before": rewards[0],
+            "reward_after": fmean(rewards[-last:]),
+        }
+    same = zip(*(policy.model.parameters() for policy in moved.values()), strict=True)
+    return found | {"policies_equal": all(torch.equal(one, other) for one, other in same)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="seconds in place of minutes; the figures mean little")
+    parser.add_argument("--threads", type=int, default=1, help="of the computation (%(default)s)")
+    parser.add_argument("--out", type=Path, help="also write the object here")
+    given = parser.parse_args()
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    torch.set_num_threads(given.threads)
+    facts = {
+        "date": date.today().isoformat(),
+        "command": " ".join(["benchmarks/mtp.py", *sys.argv[1:]]),
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}",
+    }
+    with tempfile.TemporaryDirectory() as directory, process_groups(Parallel()) as ranks:
+        facts |= run(given.quick, ranks, Path(directory))
+    line = msgspec.json.encode(facts)
+    if given.out:
+        given.out.write_bytes(msgspec.json.format(line) + b"\n")
+    print(line.decode())
+    return 0
