@@ -36,7 +36,7 @@ class Batch:
     dropped_groups: int
     """Groups that teach nothing: their rewards do not differ, or too few members have one."""
     masked: Counter[str]
-    """Trained tokens whose loss weighs nothing, by reason; they stay in every denominator."""
+    """Trained tokens whose advantage weighs nothing, by reason; they stay in every denominator."""
     unplaced_rewards: int = 0
     """Process rewards that name no turn of their rollout."""
 
@@ -127,7 +127,11 @@ def assemble(groups: Sequence[LeasedGroup], choice: Choice) -> Batch:
 
 
 def _masked(rows: list[Row], member: LeasedRollout, choice: Choice, masked: Counter[str]) -> list[Row]:
-    """The rows of a rollout, with advantage 0 where they must not teach. That keeps the tokens in every count."""
+    """The rows of a rollout, with advantage 0 where they must not teach. That keeps the tokens in every count.
+
+    What is masked as a whole weighs nothing in any term of the policy's loss; masked negatives keep the terms that no
+    advantage enters (KL).
+    """
     reason = _why_masked(member, choice)
     trained = sum(int(row.trained.sum()) for row in rows)
     factor = 0.0 if reason else choice.loss.negatives().factor(-1.0, trained, choice.step)
@@ -136,7 +140,8 @@ def _masked(rows: list[Row], member: LeasedRollout, choice: Choice, masked: Coun
         touched = np.ones_like(row.trained) if reason else row.advantage < 0
         if factor == 0:
             masked[reason or "negative advantage"] += int((touched & row.trained).sum())
-        found.append(replace(row, advantage=np.where(touched, row.advantage * np.float32(factor), row.advantage)))
+        advantage = np.where(touched, row.advantage * np.float32(factor), row.advantage)
+        found.append(replace(row, advantage=advantage, weight=0.0 if reason else row.weight))
     return found
 
 
@@ -155,7 +160,8 @@ def _weighed(rollouts: Sequence[Sequence[Row]], weights: Sequence[float], loss: 
     owners = [index for index, own in enumerate(rollouts) for _ in own]
     copies = [weights[owner] for owner in owners]
     scales = token_scales(counts, owners, loss.norm, loss.norm_constant, weights=copies)
-    return [replace(row, weight=scale * max(1, sum(counts))) for row, scale in zip(rows, scales, strict=True)]
+    whole = max(1, sum(counts))
+    return [replace(row, weight=row.weight * scale * whole) for row, scale in zip(rows, scales, strict=True)]
 
 
 def _reason(member: LeasedRollout, share: assign.Share) -> str:

@@ -14,7 +14,7 @@ from proxy.pool.runs import find_run
 from proxy.pool.steps import latest
 from trainer.config import Config
 from trainer.match import demand_known_tokens
-from trainer.megatron.parallel import Ranks
+from trainer.megatron.parallel import Ranks, over_context_ranks
 from trainer.packing import pack, plan
 from trainer.policy import Policy
 from trainer.recorded import sampled_by
@@ -44,10 +44,10 @@ def compare_logprobs(config: Config, ranks: Ranks, run: str) -> dict[str, Any]:
 
 def difference(policy: Policy, rows: Sequence[Row], max_tokens: int) -> dict[str, Any]:
     """max |rollout logprob - recomputed logprob| over the trained tokens of these rows, and their number."""
-    gaps = [torch.zeros(0)]
+    gaps = [torch.zeros(0, device=policy.ranks.device)]
     for micro in plan(rows, 1, max_tokens)[0]:
         packed, tokens = pack(micro, policy.share)
-        gaps.append((policy.logprobs(packed) - tokens.rollout_logp).abs().cpu())
-    found = torch.cat(gaps)  # its maximum is NaN where one gap is: python's max would pass over it
+        gaps.append((policy.logprobs(packed) - tokens.rollout_logp).abs())
+    found = over_context_ranks(torch.cat(gaps))  # its maximum is NaN where one gap is: python's max would pass over it
     largest = found.max().item() if len(found) else math.nan
     return {"max_abs_logprob_diff": largest, "logprob_tokens_compared": len(found)}

@@ -79,7 +79,8 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ipa against recomputed ones, with their own corrections. trainer/rules.py says what each is."""
     cap: float = 5.0
     """Upper bound of a token's ratio (its absolute value, not 1 + epsilon). CISPO: above it the token still learns.
-    decoupled_ppo: of policy / old, which is 1 as a batch has one update. ipa: of a completion's mean old / rollout."""
+    decoupled_ppo: of policy / old, which is 1 as a batch has one update. ipa: of a completion's mean old / rollout.
+    dppo_tv: of how far a token's probability moved, so below 1 (prime-rl: 0.2)."""
     floor: float = 0.0
     """Lower bound of a token's ratio. 0 is MiniMax-M1's choice: no floor."""
     norm: Norm = "token"
@@ -125,6 +126,19 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         _demand(
             0 <= self.floor <= self.cap and self.cap > 0,
             f"loss.floor = {self.floor} and loss.cap = {self.cap} are no interval of weights; keep 0 <= floor <= cap",
+        )
+        _demand(
+            self.kind != "dppo_tv" or self.cap < 1,
+            f"loss.cap = {self.cap} masks nothing with loss.kind = dppo_tv, where it bounds a change of probability; "
+            "set it below 1",
+        )
+        _demand(
+            not self.floor or self.kind not in ("tis", "ipa", "dppo_tv"),
+            f"loss.floor = {self.floor} is not used by loss.kind = {self.kind}, which has no lower bound; drop it",
+        )
+        _demand(
+            not self.norm_constant or self.norm in ("constant", "mixed"),
+            f"loss.norm_constant = {self.norm_constant} is not used by loss.norm = {self.norm}; drop it",
         )
 
     def negatives(self) -> Negatives:
@@ -313,6 +327,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             not (self.control.shuffle_rewards and self.credit.shaped),
             "control.shuffle_rewards deals out the verifier's rewards, and what [credit] adds would still teach; drop "
             "one (credit.process_weight = 0, speed_weight = 0, no overlong_limit)",
+        )
+        _demand(
+            self.loss.advantage == "grpo" or not self.credit.by_turn,
+            f"loss.advantage = {self.loss.advantage} is not used by credit.returns = turns, which compares by "
+            "credit.baseline; drop one",
         )
         _demand(
             not self.mtp.drafts or self.parallel.context == self.parallel.pipeline == 1,

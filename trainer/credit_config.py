@@ -56,6 +56,12 @@ class Credit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             f"credit.overlong_limit = {self.overlong_limit} is not above credit.overlong_margin = "
             f"{self.overlong_margin}; raise it",
         )
+        for name, default in (("baseline", "first"), ("scale", "none")):
+            value = msgspec.structs.asdict(self)[name]
+            demand(
+                self.by_turn or value == default,
+                f"credit.{name} = {value} is of returns per turn, and credit.returns = outcome; set that to turns",
+            )
         process = 2 * self.process_bound if self.by_turn and self.process_weight else 0.0
         demand(
             not (process or self.speed_weight) or process + self.speed_weight < self.success,

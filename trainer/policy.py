@@ -141,12 +141,12 @@ class Policy:
         return Update(totals[0].item(), norm, Sums(totals[1:-1], totals[-1]), routing=routing)
 
     def logprobs(self, packed: Packed) -> torch.Tensor:
-        """The current logprob of every trained token, in the order of the rows."""
+        """The current logprob of every trained token that this rank's stretch predicts, in the order of the rows."""
         found = forward(self.model, [packed])
         return self.ranks.from_last_stage(found[0] if found else None)[packed.branches]
 
     def best(self, packed: Packed) -> torch.Tensor:
-        """The token that the model itself would choose at the place of every trained token."""
+        """The token that the model itself would choose at the place of each of these tokens."""
         found = forward(self.model, [packed], self.model.logits)
         chosen = [whole_vocabulary(logits).argmax(-1).view(-1) for logits in found]
         return self.ranks.from_last_stage(chosen[0] if chosen else None)[packed.branches]

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 
 from proxy.pool.errors import UserError
 from trainer import config as settings
 from trainer.loss import imitation
 from trainer.match import demand_known_tokens
 from trainer.megatron.optimizer import learning_rate
-from trainer.megatron.parallel import Ranks
+from trainer.megatron.parallel import Ranks, sum_over_context_ranks
 from trainer.packing import pack, plan
 from trainer.policy import Policy
 from trainer.recorded import demonstrations
@@ -29,7 +30,8 @@ def warm_start(config: settings.Config, ranks: Ranks) -> dict[str, Any]:
     check(config)
     options = config.sft
     optimizer = msgspec.structs.replace(config.optimizer, lr=options.lr, warmup_steps=options.warmup_steps)
-    policy = Policy(Path(config.model), msgspec.structs.replace(config, optimizer=optimizer), ranks)
+    imitated = msgspec.structs.replace(config.loss, kl=0.0, routing="own")  # neither takes part in imitation
+    policy = Policy(Path(config.model), msgspec.structs.replace(config, optimizer=optimizer, loss=imitated), ranks)
     train, held_out = split(ranks.share(lambda: demonstrations(config)), options)
     demand_known_tokens((*train, *held_out), policy.shape, policy.source)
     started, step, reached = time.perf_counter(), 0, {}
@@ -86,12 +88,13 @@ def count(rows: Sequence[Row]) -> int:
 
 def measure(policy: Policy, rows: Sequence[Row], max_tokens: int) -> dict[str, float]:
     """Held-out loss per token, and the share of tokens that are the model's first choice. Every rank computes all."""
-    loss = right = 0.0
+    own = torch.zeros(2, dtype=torch.float64, device=policy.ranks.device)
     for micro in plan(rows, 1, max_tokens)[0]:
         packed, _ = pack(micro, policy.share)
-        loss -= policy.logprobs(packed).sum().item()
-        right += (packed.labels[packed.branches] == policy.best(packed)).sum().item()
-    return {"loss": loss / count(rows), "accuracy": right / count(rows)}
+        right = packed.labels[packed.branches] == policy.best(packed)
+        own += torch.stack((-policy.logprobs(packed).double().sum(), right.sum()))
+    loss, accuracy = (sum_over_context_ranks(own) / count(rows)).tolist()
+    return {"loss": loss, "accuracy": accuracy}
 
 
 def enough(reached: dict[str, Any], options: settings.Sft) -> bool:

@@ -186,6 +186,8 @@ def test_stale_and_truncated_rollouts_stay_in_the_baseline_and_in_every_count() 
     batch = assemble([group(members)], Choice(max_staleness=2, credit=Credit(mask_truncated=True)))
     assert by_turn(batch) == [whole[0], [0.0] * 3, [0.0] * 3, whole[3]]
     assert batch.tokens == 24 and batch.masked == {"stale": 6, "truncated": 6}
+    # no other term of the loss (KL, a penalty) teaches there either, and the denominator is that of all of them
+    assert [row.weight for row in batch.rows] == [1.0, 0.0, 0.0, 1.0]
 
 
 def test_returns_are_scaled_by_domain() -> None:

@@ -45,6 +45,11 @@ def test_overrides_are_read_as_toml_or_as_a_word(file: Path) -> None:
         ("loss.kind=grpo", "loss.kind = grpo is unknown; choose from cispo"),
         ("loss.correction=tis", "unknown field `correction`"),  # each kind corrects the mismatch exactly once
         ("loss.norm=constant", "loss.norm_constant = 0.0"),
+        ("loss.kind=dppo_tv", "loss.cap = 5.0 masks nothing with loss.kind = dppo_tv"),
+        ("loss={kind='tis', floor=0.5}", "loss.floor = 0.5 is not used by loss.kind = tis"),
+        ("loss.norm_constant=0.5", "loss.norm_constant = 0.5 is not used by loss.norm = token"),
+        ("credit.baseline=aligned", "credit.baseline = aligned is of returns per turn.*outcome; set that to turns"),
+        ("credit.scale=domain", "credit.scale = domain is of returns per turn"),
         ("loss.kl=-1", "loss.kl = -1.0"),
         ("loss.negative_weight=2", "loss.negative_weight = 2.0"),
         ("optimizer.lr=0", "optimizer.lr = 0.0 would not learn"),
@@ -78,6 +83,11 @@ def test_overrides_are_read_as_toml_or_as_a_word(file: Path) -> None:
 def test_a_wrong_setting_is_named_with_a_way_out(override: str, sentence: str, file: Path) -> None:
     with pytest.raises(UserError, match=sentence):
         load_config(file, [override])
+
+
+def test_an_estimator_that_returns_per_turn_would_pass_over_is_refused(file: Path) -> None:
+    with pytest.raises(UserError, match="loss.advantage = rloo is not used by credit.returns = turns"):
+        load_config(file, ["loss.advantage=rloo", "credit.returns=turns"])
 
 
 def test_an_mtp_head_needs_its_trees_whole(file: Path) -> None:

@@ -50,6 +50,9 @@ def test_two_ranks_learn_what_one_learns(split: str, tried: Path) -> None:
     for mine, theirs in zip(*(tokens.read(tokens.path(where / "first", 0)) for where in (one, out)), strict=True):
         assert mine.logp == pytest.approx(theirs.logp, rel=near)
         assert mine.coefficient == pytest.approx(theirs.coefficient, rel=10 * near)
+    expected = measured(one, 0)
+    for rank in (0, 1):  # of two that share micro-batches, each says what both have computed
+        assert measured(out, rank) == pytest.approx(expected, rel=near)
     logp, best, leads = torch.load(one / "evaluated-0.pt")
     clear = leads > 10 * near  # the rounding of another split may choose differently between two that are level
     assert clear.sum() >= 0.5 * len(clear)
@@ -60,6 +63,10 @@ def test_two_ranks_learn_what_one_learns(split: str, tried: Path) -> None:
 
 def reached(directory: Path) -> list[list[float]]:
     return msgspec.json.decode((directory / "reached.json").read_bytes(), type=list[list[float]])
+
+
+def measured(directory: Path, rank: int) -> dict[str, float]:
+    return msgspec.json.decode((directory / f"measured-{rank}.json").read_bytes(), type=dict[str, float])
 
 
 @pytest.mark.parametrize("split", two_ranks.SPLITS)

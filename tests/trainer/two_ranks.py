@@ -18,6 +18,7 @@ import torch
 
 from tests.trainer import drafting
 from tests.trainer.make import make_config, make_rows
+from trainer.check import difference
 from trainer.config import Parallel
 from trainer.loss import policy_loss
 from trainer.megatron.optimizer import sum_gradients
@@ -31,6 +32,7 @@ from trainer.report import tokens
 from trainer.report.notes import Watched
 from trainer.rows import Row
 from trainer.rules import rule_of
+from trainer.sft import measure
 
 ROWS = 10
 BUDGET = 60
@@ -112,6 +114,8 @@ def work(model: Path, out: Path, parallel: dict[str, Any], ranks: Ranks) -> Poli
     computed = [policy.logprobs, policy.best] + ([partial(leads, policy)] if ranks.world == 1 else [])
     evaluated = [torch.cat([compute(packed) for packed in parts]) for compute in computed]
     torch.save(evaluated, out / f"evaluated-{ranks.rank}.pt")
+    said = measure(policy, BATCHES[0], BUDGET) | difference(policy, BATCHES[0], BUDGET)
+    (out / f"measured-{ranks.rank}.json").write_bytes(msgspec.json.encode(said))
     torch.save(gradients(policy, BATCHES[0], merge=True), out / f"gradients-{ranks.rank}.pt")
     learn(policy, BATCHES[:1], out / "first")
     policy.checkpoints.save(out / "checkpoint", 1)

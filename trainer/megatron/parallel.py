@@ -52,10 +52,11 @@ class Ranks:
         return box[0]
 
     def from_last_stage(self, known: torch.Tensor | None) -> torch.Tensor:
-        """What all ranks of the last pipeline stage know, on every rank. Collective."""
+        """What the last stage of this rank's own pipeline knows, on all its stages. Collective."""
         if self.pipeline_world > 1:
             box = [None if known is None else known.cpu()]
-            dist.broadcast_object_list(box, src=self.world - 1, group=self.control)  # the last stage has the last ranks
+            last = parallel_state.get_pipeline_model_parallel_last_rank()
+            dist.broadcast_object_list(box, src=last, group=parallel_state.get_pipeline_model_parallel_group())
             known = box[0]
         assert known is not None
         return known.to(self.device)
@@ -146,6 +147,14 @@ def sum_over_context_ranks(values: torch.Tensor) -> torch.Tensor:
     """The elementwise sum over the ranks that share a micro-batch."""
     dist.all_reduce(values, group=parallel_state.get_context_parallel_group())
     return values
+
+
+def over_context_ranks(values: torch.Tensor) -> torch.Tensor:
+    """The entries of all ranks that share a micro-batch, one rank's after the other's, on the CPU."""
+    group = parallel_state.get_context_parallel_group()
+    parts: list[torch.Tensor] = [values] * group.size()
+    dist.all_gather_object(parts, values.cpu(), group=group)
+    return torch.cat(parts)
 
 
 def whole_vocabulary(logits: torch.Tensor) -> torch.Tensor:
