@@ -87,6 +87,19 @@ async def test_an_engine_that_failed_to_load_names_no_version_that_a_run_knows_a
     assert await pushed_again(weights, options) is None
 
 
+@pytest.mark.parametrize("colocated", [False, True])
+async def test_an_engine_that_does_not_go_on_names_no_version_that_a_run_knows_and_is_repaired(
+    start: Start, weights: Weights, colocated: bool
+) -> None:
+    good, bad = Double(version="v6"), Double(version="v6", faults={"continue_generation": 500})
+    options = Push(engines=await start(good, bad), colocated=colocated)
+    done = await pushed(weights, options)
+    assert list(done.failed) == [options.engines[1]] and (bad.version, bad.paused) == ("v7-paused", True)
+    bad.faults = {}
+    again = await pushed_again(weights, options)
+    assert again is not None and again.failed == {} and (bad.version, bad.paused, bad.dead) == ("v7", False, False)
+
+
 async def test_an_engine_that_was_started_anew_is_brought_there_and_one_that_is_down_is_left(
     start: Start, weights: Weights
 ) -> None:
