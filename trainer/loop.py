@@ -90,5 +90,6 @@ def prune(config: Config, step: int) -> None:
     """Delete the checkpoints and models that are older than the newest `checkpoint.keep`."""
     for kind in ("checkpoints", "models"):
         for path in (Path(config.output) / kind).glob("step-*"):
-            if int(path.name.removeprefix("step-")) <= step - config.checkpoint.keep:
+            number = path.name.removeprefix("step-")
+            if number.isdecimal() and int(number) <= step - config.checkpoint.keep:  # else a copy of somebody's
                 durable.remove(path)

@@ -35,7 +35,10 @@ def claim(output: Path, run: Run, begun: bool) -> None:
     """
     note, mine = output / "run.json", Owner(run.name, run.created_at)
     if note.exists():
-        owner = msgspec.json.decode(note.read_bytes(), type=Owner)
+        try:
+            owner = msgspec.json.decode(note.read_bytes(), type=Owner)
+        except msgspec.DecodeError as error:
+            raise UserError(f"{note} is damaged ({error}); delete it if {output} is of run {run.name!r}") from error
         if owner != mine:
             opened = strftime("%Y-%m-%d %H:%M:%S", gmtime(owner.created_at))
             raise UserError(

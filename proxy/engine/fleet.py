@@ -64,7 +64,7 @@ class Fleet:
     def others(self, tried: set[str]) -> list[Replica]:
         """Replicas that take calls and are not in `tried`."""
         admitted = [replica for replica in self.replicas if replica.circuit.admits()]
-        current = [replica for replica in admitted if replica.version == self._newest]
+        current = [replica for replica in admitted if replica.version == self._newest != ""]
         return [replica for replica in current or admitted if replica.url not in tried]
 
     def failed_for(self, attempt: int, url: str | None) -> None:

@@ -185,7 +185,8 @@ def _load(connection: Connection, run_id: int, condition: Any, now: int | None =
             for m in members
             if m.group_id == row.id
         ]
-        aged = [_aged(member, _oldest_step(member, steps), now) for member in whole]
+        known = {name: step for name, (step, retired) in steps.items() if not retired or step < (row.step or 0)}
+        aged = [_aged(member, _oldest_step(member, known), now) for member in whole]
         staleness = max((member.staleness for member in aged if member.failure is None), default=now)
         loaded.append(LeasedGroup(row.id, row.queue_index, row.spec, staleness, aged, row.size))
     return loaded
@@ -203,10 +204,13 @@ def _aged(member: LeasedRollout, oldest: int | None, now: int) -> LeasedRollout:
     return replace(member, failure="no completion of a version of this run") if unknown else member
 
 
-def _steps(connection: Connection, run_id: int) -> dict[str, int]:
-    current = (policy_versions.c.run_id == run_id) & policy_versions.c.retired_at.is_(None)
-    query = select(policy_versions.c.id, policy_versions.c.step).where(current)
-    return {version_name(version_id): step for version_id, step in connection.execute(query)}
+def _steps(connection: Connection, run_id: int) -> dict[str, tuple[int, bool]]:
+    """Of each version its step, and whether a rollback retired it: then it counts for the steps behind it alone, whose
+    groups were taken while it was current and are trained again unchanged.
+    """
+    columns = (policy_versions.c.id, policy_versions.c.step, policy_versions.c.retired_at.is_not(None))
+    query = select(*columns).where(policy_versions.c.run_id == run_id)
+    return {version_name(version_id): (step, retired) for version_id, step, retired in connection.execute(query)}
 
 
 def _oldest_step(member: LeasedRollout, steps: dict[str, int]) -> int | None:

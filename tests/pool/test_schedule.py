@@ -238,6 +238,23 @@ def test_going_back_reopens_the_later_batches_unchanged(pool: Pool) -> None:
     assert before is not None and after.id > before.id
 
 
+def test_going_back_keeps_what_the_retired_versions_sampled_for_later_steps(pool: Pool) -> None:
+    run_id, taken = train_run(pool), []
+    for step in (1, 2, 3):
+        for _ in range(2):
+            finished_group(pool, run_id, [1.0, 0.0], version=f"v{step}")
+        taken.append(lease(pool, run_id, step, RULE))
+        publish(pool, run_id, published(step))
+    reopen_after(pool, run_id, 1)
+    for step, before in zip((2, 3), taken[1:], strict=True):
+        assert lease(pool, run_id, step, RULE) == before
+        publish(pool, run_id, published(step))
+    finished_group(pool, run_id, [1.0, 0.0], version="v4")  # of the step that was taken back
+    finished_group(pool, run_id, [1.0, 0.0], version="v6")
+    finished_group(pool, run_id, [1.0, 0.0], version="v6")
+    assert indices(lease(pool, run_id, 4, RULE)) == [7, 8]
+
+
 def test_a_resumed_run_finds_its_open_rollouts_and_a_second_outcome_is_ignored(pool: Pool) -> None:
     run = open_run(pool, "r", "train", {})
     first, second = open_group(pool, run.id, TASK, 2)

@@ -380,6 +380,13 @@ async def test_a_replica_that_is_killed_costs_no_rollout(serve: Serve, engines: 
     await until(joined)
 
 
+async def test_before_anything_is_published_a_replica_that_was_not_seen_yet_gets_no_preference() -> None:
+    fleet = Fleet(["http://127.0.0.1:9", "http://127.0.0.1:10"])
+    fleet.replicas[0].serves("by hand")
+    assert fleet.others(set()) == fleet.replicas
+    await fleet.close()
+
+
 async def test_a_replica_that_a_push_left_behind_gets_no_calls_until_it_is_there(serve: Serve) -> None:
     stand = await serve(lambda prompt, ids: "ok", replicas=2)
     ahead, behind = stand.replicas
@@ -412,4 +419,5 @@ async def test_a_replica_that_a_push_left_behind_gets_no_calls_until_it_is_there
     behind.version = ahead.version
     await until(shared)
     ahead.version = behind.version = "by hand"  # nobody serves what was published: everybody serves
+    await asked()  # what the answers name is what the proxy takes them to serve from then on
     await until(shared)

@@ -11,6 +11,7 @@ import torch
 from proxy.pool.errors import UserError
 from tests.trainer.make import make_config, make_rows, write_model
 from trainer.config import Config
+from trainer.loop import prune
 from trainer.loss import policy_loss
 from trainer.megatron import durable
 from trainer.megatron.parallel import Ranks
@@ -96,6 +97,15 @@ def test_a_write_that_broke_off_leaves_the_old_directory(tmp_path: Path) -> None
         (directory / "file").write_text("half")
         raise OSError("disk full")
     assert (target / "file").read_text() == "old"
+
+
+def test_only_what_the_trainer_wrote_is_deleted(tmp_path: Path) -> None:
+    config = make_config(tmp_path, checkpoint={"keep": 2})
+    for name in ("step-000001", "step-000002", "step-000001.best"):
+        (Path(config.output) / "checkpoints" / name).mkdir(parents=True)
+    prune(config, 3)
+    left = sorted(path.name for path in (Path(config.output) / "checkpoints").iterdir())
+    assert left == ["step-000001.best", "step-000002"]
 
 
 def test_an_incomplete_checkpoint_is_refused(ranks: Ranks, model: Path, tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_a_run_with_kills_between_its_stages_is_the_undisturbed_run(tmp_path: Pa
         time.time(),
         start(rough),
     )  # killed between a checkpoint and its publication, which the lock holds up
-    with sqlite3.connect(rough / "pool.db", isolation_level=None) as lock:
+    with sqlite3.connect(rough / "pool.db", timeout=60, isolation_level=None) as lock:
         wait(lambda: unpublished(rough, since, lock))
         wait(lambda: newest(rough, "models") == newest(rough, "checkpoints") == len(versions(rough)))
         kill(process)

@@ -75,6 +75,8 @@ def test_the_directory_of_another_run_stays_as_it_is(lives: Lives, tmp_path: Pat
     assert (
         "holds the checkpoints of run 'demo', opened 2" in told and "this is another run, 'other'; set another" in told
     )
+    (directory / "out" / "run.json").write_bytes(b"")
+    assert "run.json is damaged (Input data was truncated); delete it if" in lives.told(*launch(directory, 0))
     (directory / "out" / "run.json").unlink()  # as of before there were any
     told = lives.told(*launch(directory, 0, "run=other"))
     assert "holds step-000000 of another run, as 'other' has published nothing yet; set another output" in told

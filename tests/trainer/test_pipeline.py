@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.lives import End, Lives
-from tests.trainer.test_crashes import KILLED, STEPS, launch
+from tests.trainer.test_crashes import STEPS, killed, launch
 from tests.trainer.test_loop import metrics, prepare, query
 from tests.trainer.test_weights import same_files
 
@@ -23,7 +23,7 @@ def test_a_loop_on_two_stages_survives_and_learns_what_one_rank_learns(lives: Li
     stages = ["--set", "parallel.pipeline=2"]
     assert lives.live(*launch(smooth, 2), *stages, ranks=2) == [0, 0], lives.said()
     for end in ENDS:
-        assert lives.live(*launch(rough, 2), *stages, ranks=2, end=end) == [KILLED] * 2, (end, lives.said())
+        assert killed(lives.live(*launch(rough, 2), *stages, ranks=2, end=end), end), (end, lives.said())
     assert lives.live(*launch(rough, 2), *stages, ranks=2) == [0, 0], lives.said()
     alone, undisturbed, resumed = ([row["loss"] for row in metrics(where)[1:]] for where in (one, smooth, rough))
     assert resumed == undisturbed == pytest.approx(alone, rel=1e-3)

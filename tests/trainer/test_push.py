@@ -64,7 +64,7 @@ async def test_the_others_go_on_without_an_engine_that_fails(
 ) -> None:
     good, bad = Double(version="v6"), Double(version="v6", faults={path: fault})
     urls = await start(good, bad)
-    done = await pushed(weights, Push(engines=urls, tries=1, timeout_seconds=4))
+    done = await pushed(weights, Push(engines=urls, tries=1, timeout_seconds=6))
     assert good.version == "v7" and not good.paused and list(done.ways) == [urls[0]]
     assert list(done.failed) == [urls[1]] and f"failed at /{path}" in done.failed[urls[1]]
     assert "continue_generation" not in bad.calls and bad.version != "v7"
@@ -85,6 +85,19 @@ async def test_an_engine_that_failed_to_load_names_no_version_that_a_run_knows_a
     assert again is not None and list(again.ways) == [options.engines[1]]
     assert (bad.version, bad.paused) == ("v7", False) and good.calls == before  # its own calls went on meanwhile
     assert await pushed_again(weights, options) is None
+
+
+@pytest.mark.parametrize("colocated", [False, True])
+async def test_an_engine_that_does_not_go_on_names_no_version_that_a_run_knows_and_is_repaired(
+    start: Start, weights: Weights, colocated: bool
+) -> None:
+    good, bad = Double(version="v6"), Double(version="v6", faults={"continue_generation": 500})
+    options = Push(engines=await start(good, bad), colocated=colocated)
+    done = await pushed(weights, options)
+    assert list(done.failed) == [options.engines[1]] and (bad.version, bad.paused) == ("v7-paused", True)
+    bad.faults = {}
+    again = await pushed_again(weights, options)
+    assert again is not None and again.failed == {} and (bad.version, bad.paused, bad.dead) == ("v7", False, False)
 
 
 async def test_an_engine_that_was_started_anew_is_brought_there_and_one_that_is_down_is_left(
@@ -189,7 +202,7 @@ async def test_another_way_is_chosen_where_sglang_refuses_and_it_is_said(
 
 async def test_a_group_that_the_engine_does_not_join_is_given_up(start: Start, weights: Weights) -> None:
     engine = Double(version="v6", faults={"init_weights_update_group": 500})
-    options = Push(engines=await start(engine), way="distributed", answer_seconds=3)
+    options = Push(engines=await start(engine), way="distributed", answer_seconds=6)
     with pytest.raises(UserError, match="did not join the group at 127.0.0.1 .*push.address"):
         await pushed(weights, options)
     assert engine.paused and not engine.in_session

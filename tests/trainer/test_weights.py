@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import resource
 import subprocess
 import sys
 from itertools import accumulate, pairwise
@@ -48,6 +49,16 @@ def test_weights_come_back_bit_exact_with_their_files(family: str, ranks: Ranks,
     assert same_files(source, tmp_path / "out")
     assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
+
+
+def test_weights_that_cannot_be_written_are_one_sentence(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(UserError, match=r"0.safetensors could not be written \(.*\); see that its disk has room"):
+            write_tensors(tmp_path, [("big", torch.zeros(100_000))])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_weights_over_the_size_of_a_file_are_several_with_an_index(tmp_path: Path) -> None:

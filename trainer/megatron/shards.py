@@ -9,8 +9,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
+
+from proxy.pool.errors import UserError
 
 FILE_BYTES = 4 * 2**30
 
@@ -32,7 +35,11 @@ def write_tensors(directory: Path, tensors: Iterable[tuple[str, Tensor]], limit:
 
 
 def _write(directory: Path, held: dict[str, Tensor], number: int) -> list[str]:
-    save_file(held, os.fspath(directory / f"{number}.safetensors"), metadata={"format": "pt"})
+    file = directory / f"{number}.safetensors"
+    try:
+        save_file(held, os.fspath(file), metadata={"format": "pt"})
+    except SafetensorError as error:  # a full disk is no OSError to this library
+        raise UserError(f"{file} could not be written ({error}); see that its disk has room and start again") from error
     return list(held)
 
 

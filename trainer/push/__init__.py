@@ -9,6 +9,7 @@ others go on. Pushing the same version twice does no harm. Left out: starting en
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
@@ -26,6 +27,8 @@ WAYS: dict[str, Callable[[Engine, Weights], None]] = {
     "tensor": tensor.send,
     "distributed": distributed.send,
 }
+PAUSED = "-paused"
+"""What an engine's version ends with that has the weights of this version, and did not go on."""
 LOOPBACK = ("127.", "localhost", "[::1]")
 
 
@@ -124,9 +127,19 @@ def _finish(engine: Engine, version: str) -> None:
         engine.name(version)
         if (served := engine.served()) != version:
             raise Failed(f"serves weights {served!r} instead of {version!r}")
-        engine.go_on()
+        _go_on(engine, version)
     except Failed:
         engine.abandon()
+        raise
+
+
+def _go_on(engine: Engine, version: str) -> None:
+    """One that does not must not name the version, or it would pass for one that serves it."""
+    try:
+        engine.go_on()
+    except Failed:
+        with suppress(Failed):
+            engine.name(version + PAUSED)
         raise
 
 

@@ -35,7 +35,7 @@ def inspect(config: Config, wish: Wish) -> None:
         show(found, Console(file=sys.stdout, soft_wrap=True, highlight=False), wish.limit)
         return
     try:
-        with wish.html.open("w") as file:
+        with wish.html.open("w", encoding="utf-8") as file:
             file.writelines(page(found, wish.limit))
     except OSError as error:
         raise UserError(f"{wish.html} cannot be written ({error.strerror}); name another file") from error

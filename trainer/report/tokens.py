@@ -90,7 +90,7 @@ def read(source: Path) -> list[Recorded]:
 def prune(output: Path, step: int, keep: int) -> None:
     """Delete the records that are older than the newest `keep`."""
     for old in (output / "tokens").glob("*.npz"):
-        if int(old.stem) <= step - keep:
+        if old.stem.isdecimal() and int(old.stem) <= step - keep:
             old.unlink(missing_ok=True)
 
 
