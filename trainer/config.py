@@ -79,7 +79,8 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ipa against recomputed ones, with their own corrections. trainer/rules.py says what each is."""
     cap: float = 5.0
     """Upper bound of a token's ratio (its absolute value, not 1 + epsilon). CISPO: above it the token still learns.
-    decoupled_ppo: of policy / old, which is 1 as a batch has one update. ipa: of a completion's mean old / rollout."""
+    decoupled_ppo: of policy / old, which is 1 as a batch has one update. ipa: of a completion's mean old / rollout.
+    dppo_tv: of how far a token's probability may move (prime-rl: 0.2)."""
     floor: float = 0.0
     """Lower bound of a token's ratio. 0 is MiniMax-M1's choice: no floor."""
     norm: Norm = "token"
@@ -107,6 +108,11 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def __post_init__(self) -> None:
         _demand(self.kind in KINDS, f"loss.kind = {self.kind} is unknown; choose from {', '.join(KINDS)}")
+        _demand(
+            self.kind != "dppo_tv" or self.cap <= 1,
+            f"loss.cap = {self.cap} bounds the change of a probability for loss.kind = dppo_tv, which is never above "
+            "1; set it to 1 or less, as 0.2",
+        )
         _demand(
             self.norm != "constant" or self.norm_constant > 0,
             f"loss.norm = constant divides by loss.norm_constant = {self.norm_constant}; set that above 0",

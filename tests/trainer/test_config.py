@@ -44,6 +44,7 @@ def test_overrides_are_read_as_toml_or_as_a_word(file: Path) -> None:
         ("loss.floor=6", "loss.floor = 6.0 and loss.cap = 5.0"),
         ("loss.kind=grpo", "loss.kind = grpo is unknown; choose from cispo"),
         ("loss.correction=tis", "unknown field `correction`"),  # each kind corrects the mismatch exactly once
+        ("loss.kind=dppo_tv", "loss.cap = 5.0 bounds the change of a probability.*set it to 1 or less, as 0.2"),
         ("loss.norm=constant", "loss.norm_constant = 0.0"),
         ("loss.kl=-1", "loss.kl = -1.0"),
         ("loss.negative_weight=2", "loss.negative_weight = 2.0"),
@@ -117,6 +118,7 @@ def test_a_model_that_is_not_mapped_is_refused(old: str, new: str, sentence: str
         ('"num_experts_per_tok": 3', '"num_experts_per_tok": 9', "num_experts_per_tok = 9 of 8 experts"),
         ('"num_experts_per_tok": 3', '"num_experts_per_tok": 1', "the router's weight is always 1"),
         ('"num_experts": 8, ', "", "lacks num_experts, which the trainer needs"),
+        ('"tie_word_embeddings": false', '"tie_word_embeddings": true', "SGLang's qwen3_moe does not tie"),
     ],
 )
 def test_a_mixture_that_is_not_mapped_is_refused(old: str, new: str, sentence: str, tmp_path: Path) -> None:
