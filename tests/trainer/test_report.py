@@ -1,6 +1,7 @@
 """What is said of a step: definitions on cases worked by hand, alarms, boards, and the record of its tokens."""
 
 import math
+import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
@@ -329,3 +330,36 @@ def test_the_negatives_share_is_measured_and_the_update_stays_the_same(ranks: Ra
     assert [up, down] == pytest.approx(alone, rel=1e-4) and up != pytest.approx(down, rel=1e-2)
     assert shares["negative_gradient_share"] == down / (up + down)
     assert gradient_shares(untouched, [[]], 0, rule) == {}
+
+
+def documented() -> dict[str, bool]:
+    """The names in the table of metrics on docs/training.md -> whether it stands in the first column.
+
+    `_end` goes on from the name before it; `name_*` is the beginning of several.
+    """
+    page = (Path(__file__).parents[2] / "docs/training.md").read_text().split("## Metrics")[1].split("## Alarms")[0]
+    found: dict[str, bool] = {}
+    for line in re.findall(r"^\| `.+", page, re.MULTILINE):
+        first, last = line.split(" | ")[0], ""
+        for name in re.findall(r"`(\w+\*?)`", line):
+            last = last if name.startswith("_") else name
+            whole = last.rpartition("_")[0] + name if name.startswith("_") else name
+            found[whole] = found.get(whole, False) or f"`{name}`" in first
+    return found
+
+
+def test_every_metric_is_on_the_page_and_what_is_on_the_page_is_a_metric() -> None:
+    many = facts_of([group(rollout(2 * n, 1.0), rollout(2 * n + 1, 0.0)) for n in range(1, 6)])
+    zero = torch.zeros(2)
+    _, sums = policy_loss(zero, Tokens(rollout_logp=zero, advantage=zero, mask=zero), rule_of("cispo", 0.0, 5.0))
+    facts = replace(many, update=replace(many.update, sums=sums))
+    metrics = describe(facts, Setting(shape=SHAPE, peak=1e6, versions={"v1": 2}))
+    of_the_loop = {"alarms", "pause_seconds", "negative_gradient_share"}
+    named = documented()
+
+    def on_the_page(metric: str) -> bool:
+        return metric in named or any(name.endswith("*") and metric.startswith(name[:-1]) for name in named)
+
+    assert {metric for metric in metrics if not on_the_page(metric)} == set()
+    promised = {name for name, first in named.items() if first and not name.endswith("*")}
+    assert promised - metrics.keys() == of_the_loop

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from proxy.pool.errors import UserError
 from tests.trainer.make import VOCABULARY, make_config, write_model
@@ -350,6 +351,30 @@ def test_logits_in_parts_give_the_same_gradient(ranks: Ranks, tmp_path: Path) ->
     for parallel in ({"logits_tokens": 5}, {"logits_tokens": 7, "recompute": True}):
         policy = Policy(model, make_config(tmp_path, parallel=parallel), ranks)
         assert distance(gradients(policy, [rows], "cispo", merge=True), expected) <= 1e-6
+
+
+class Logits(TorchDispatchMode):
+    """Sees the most rows of logits that one tensor holds, forwards and backwards."""
+
+    rows = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for one in found if isinstance(found, tuple) else (found,):
+            if isinstance(one, Tensor) and one.dim() == 3 and one.shape[-1] == VOCABULARY:
+                self.rows = max(self.rows, one.numel() // VOCABULARY)
+        return found
+
+
+def test_logits_of_all_tokens_never_exist_at_once(ranks: Ranks, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    rows = [one for one in rows_of(3, vocabulary=2, longest=20) if one.inputs]
+    packed, _ = pack(rows, Share(ranks.device))
+    for size, most in ((5, 5), (4096, len(packed.rows))):
+        policy = Policy(model, make_config(tmp_path, parallel={"logits_tokens": size}), ranks)
+        with Logits() as seen:
+            policy.ddp(packed).sum().backward()
+        assert seen.rows == most <= len(packed.rows)
 
 
 def test_the_head_may_be_in_single_precision(ranks: Ranks, tmp_path: Path) -> None:
