@@ -18,7 +18,7 @@ from trainer.push import Pushed, Weights, push, push_again, release
 POLL_SECONDS = 0.1
 ENGINE_SECONDS = 5.0
 """How often the engines are asked, while waiting, whether they still serve the newest version; while one stays out,
-less and less often, up to ENGINE_PATIENCE."""
+or does not even refuse to answer, less and less often, up to ENGINE_PATIENCE."""
 ENGINE_PATIENCE = 300.0
 
 Found = TypeVar("Found")
@@ -90,8 +90,9 @@ class Ledger:
 
     def _lease(self, step: int, rule: schedule.LeaseRule) -> schedule.Lease | None:
         if time.monotonic() > self._ask_engines_at:
-            failed = self._push_again()
-            self._between = min(2 * self._between, ENGINE_PATIENCE) if failed else ENGINE_SECONDS
+            began = time.monotonic()
+            done = self._push_again()
+            self._between = rest(self._between, done, time.monotonic() - began)
             self._ask_engines_at = time.monotonic() + self._between
         found = schedule.lease(self.pool, self.run.id, step, rule)
         if found is not None:
@@ -100,16 +101,16 @@ class Ledger:
             demand_tokenizer(self.pool, Path(self.config.model), attempts)
         return found
 
-    def _push_again(self) -> bool:
-        """Give engines that failed or were started anew the newest weights. Whether one failed again."""
+    def _push_again(self) -> Pushed | None:
+        """Give engines that failed or were started anew the newest weights."""
         version = steps.latest(self.pool, self.run.id)
         done = version and push_again(Weights(version.name, Path(version.hf_dir)), self.config.push)
         if not version or not done:
-            return False
+            return None
         self._note(version, done)
         if done.ways:
             print(f"engines that served something else have {version.name} again: {' '.join(done.ways)}", flush=True)
-        return bool(done.failed)
+        return done
 
     def _wait(self, look: Callable[[], Found | None], what: str) -> Found:
         patience = self.config.batch.patience_seconds
@@ -121,3 +122,13 @@ class Ledger:
                 )
             time.sleep(POLL_SECONDS)
         return found
+
+
+def rest(before: float, done: Pushed | None, took: float) -> float:
+    """Seconds until the engines are asked again, after they were asked and perhaps pushed to.
+
+    `took`: seconds. An engine whose machine is gone is waited for until the request's end, and the work waits with it.
+    """
+    if done is None:
+        return min(ENGINE_PATIENCE, max(ENGINE_SECONDS, 10 * took))
+    return min(2 * before, ENGINE_PATIENCE) if done.failed else ENGINE_SECONDS

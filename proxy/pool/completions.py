@@ -10,7 +10,7 @@ from typing import Any
 from zlib import crc32
 
 import msgspec
-from sqlalchemy import Connection, Row, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, func, insert, null, select, update
 
 from proxy.pool.database import Pool, for_update, retried
 from proxy.pool.errors import AttemptClosed, PoolWriteError
@@ -212,12 +212,17 @@ def newer(pool: Pool, attempt_id: int, after: int, known: Collection[int]) -> li
     return [row for row in rows if row.id not in known]
 
 
-def of_attempts(connection: Connection, attempt_ids: Sequence[int]) -> dict[int, list[Completion]]:
-    """The completions of each of these attempts in the order of their commits."""
+def of_attempts(
+    connection: Connection, attempt_ids: Sequence[int], experts: bool = True
+) -> dict[int, list[Completion]]:
+    """The completions of each of these attempts in the order of their commits; without `experts` theirs stay behind,
+    which are many times what the rest is.
+    """
+    columns = [column if experts or column.name != "experts" else null().label("experts") for column in completions.c]
     found: dict[int, list[Completion]] = {attempt_id: [] for attempt_id in attempt_ids}
     for start in range(0, len(attempt_ids), IDS_PER_QUERY):
         some = completions.c.attempt_id.in_(attempt_ids[start : start + IDS_PER_QUERY])
-        for row in connection.execute(select(completions).where(some).order_by(completions.c.id)):
+        for row in connection.execute(select(*columns).where(some).order_by(completions.c.id)):
             found[row.attempt_id].append(from_row(row))
     return found
 

@@ -129,7 +129,7 @@ def _queue(connection: Connection, run_id: int) -> list[tuple[int, str]]:
 def _judge(connection: Connection, run_id: int, rule: LeaseRule) -> dict[int, str]:
     """Queue index of every finished group -> why it cannot be trained, or nothing."""
     finished = groups.c.purpose.is_(None) & (groups.c.state == "DONE")
-    return {group.queue_index: _unusable(group, rule) for group in _load(connection, run_id, finished)}
+    return {group.queue_index: _unusable(group, rule) for group in _load(connection, run_id, finished, experts=False)}
 
 
 def _unusable(group: LeasedGroup, rule: LeaseRule) -> str:
@@ -160,13 +160,16 @@ def _bury(connection: Connection, run_id: int, index: int, reason: str) -> None:
     connection.execute(update(groups).where(chosen).values(values))
 
 
-def _load(connection: Connection, run_id: int, condition: Any, now: int | None = None) -> list[LeasedGroup]:
+def _load(
+    connection: Connection, run_id: int, condition: Any, *, now: int | None = None, experts: bool = True
+) -> list[LeasedGroup]:
     """`now`: the step that staleness is measured from; None: that of the newest version."""
     found = select(groups, tasks.c.spec).join_from(groups, tasks, tasks.c.id == groups.c.task_id)
     rows = connection.execute(found.where(groups.c.run_id == run_id, condition).order_by(groups.c.queue_index)).all()
     query = select(rollouts).where(rollouts.c.group_id.in_([row.id for row in rows])).order_by(rollouts.c.member)
     members = connection.execute(query).all()
-    completions = of_attempts(connection, [row.attempt_id for row in members if row.attempt_id is not None])
+    ids = [row.attempt_id for row in members if row.attempt_id is not None]
+    completions = of_attempts(connection, ids, experts)
     steps = _steps(connection, run_id)
     if now is None:
         newest = current_version(connection, run_id)

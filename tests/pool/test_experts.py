@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import update
 
 from proxy.pool.attempts import open_session
-from proxy.pool.completions import of_attempt
+from proxy.pool.completions import of_attempt, of_attempts
 from proxy.pool.database import open_pool
 from proxy.pool.experts import Experts, narrowed, pack, unpack
 from proxy.pool.records import int_bytes
@@ -46,6 +46,8 @@ def test_rows_keep_them_and_verify_holds_them_to_their_tokens(database: str) -> 
     plain = new_completion(attempt.id)
     first, second = record(pool, [replace(plain, experts=whole), plain])
     assert [item.experts for item in of_attempt(pool, attempt.id)] == [whole, None]
+    with pool.read() as connection:
+        assert [item.experts for item in of_attempts(connection, [attempt.id], experts=False)[attempt.id]] == [None] * 2
     assert verify(pool).damages == []
     damaged = {first: pack(whole.since(1)), second: pack(whole)[:-1]}
     with pool.write() as connection:

@@ -17,7 +17,7 @@ from tests.trainer.make import fill, make_config
 from tests.trainer.sglang_double import Double, Start
 from tests.trainer.test_loop import prepare
 from trainer.config import Push
-from trainer.ledger import Ledger
+from trainer.ledger import Ledger, rest
 from trainer.megatron.parallel import Ranks
 from trainer.push import Pushed, Weights, push, push_again
 
@@ -231,6 +231,22 @@ async def test_a_trainer_that_waits_for_rollouts_repairs_an_engine_that_was_star
         await asyncio.sleep(0.05)
     fill(pool, ledger.run.id, 2)
     assert len((await waiting).groups) == 2
+
+
+@pytest.mark.parametrize(
+    ("before", "done", "took", "seconds"),
+    [
+        (5, None, 0.1, 5),
+        (5, None, 30, 300),  # a machine that is gone answers nothing at all
+        (5, Pushed(failed={"a": "failed"}), 40, 10),
+        (200, Pushed(failed={"a": "failed"}), 1, 300),
+        (80, Pushed(ways={"a": "disk"}), 40, 5),
+    ],
+)
+def test_engines_are_asked_less_often_while_asking_is_in_vain(
+    before: float, done: Pushed | None, took: float, seconds: float
+) -> None:
+    assert rest(before, done, took) == seconds
 
 
 async def launch(directory: Path, url: str) -> int:
