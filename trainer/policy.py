@@ -18,7 +18,7 @@ from trainer.megatron.drafts import export_head, kept_head
 from trainer.megatron.heads import HeadState
 from trainer.megatron.model import PolicyModel, build_model, transformer_config
 from trainer.megatron.optimizer import build_optimizer, set_learning_rate, sum_gradients, wrap
-from trainer.megatron.parallel import Ranks, max_over_data_ranks, sum_over_data_ranks, whole_vocabulary
+from trainer.megatron.parallel import Ranks, max_over_data_ranks, sum_over_data_ranks
 from trainer.megatron.replay import Tally
 from trainer.megatron.schedule import forward, forward_backward
 from trainer.megatron.weights import load_weights, write_model
@@ -147,6 +147,5 @@ class Policy:
 
     def best(self, packed: Packed) -> torch.Tensor:
         """The token that the model itself would choose at the place of each of these tokens."""
-        found = forward(self.model, [packed], self.model.logits)
-        chosen = [whole_vocabulary(logits).argmax(-1).view(-1) for logits in found]
+        chosen = forward(self.model, [packed], self.model.best)
         return self.ranks.from_last_stage(chosen[0] if chosen else None)[packed.branches]

@@ -94,7 +94,8 @@ def measure(policy: Policy, rows: Sequence[Row], max_tokens: int) -> dict[str, f
         right = packed.labels[packed.branches] == policy.best(packed)
         own += torch.stack((-policy.logprobs(packed).double().sum(), right.sum()))
     loss, accuracy = (sum_over_context_ranks(own) / count(rows)).tolist()
-    return {"loss": loss, "accuracy": accuracy}
+    # rank 0's figures are everybody's: kernels may round otherwise elsewhere, and all ranks have to stop together
+    return policy.ranks.share(lambda: {"loss": loss, "accuracy": accuracy})
 
 
 def enough(reached: dict[str, Any], options: settings.Sft) -> bool:

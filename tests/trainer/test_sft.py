@@ -36,6 +36,17 @@ def test_imitation_lowers_the_loss_until_it_is_enough(pool: Pool, ranks: Ranks, 
     Policy(Path(config.sft.output), config, ranks)
 
 
+def test_what_only_reinforcement_asks_for_is_no_part_of_imitation(
+    pool: Pool, ranks: Ranks, model: Path, tmp_path: Path
+) -> None:
+    """A warm start reads the file of the run behind it: no second model is held for its KL, no experts are replayed."""
+    config = config_for(pool, tmp_path, max_steps=1)
+    loss = msgspec.structs.replace(config.loss, kl=0.1, routing="replay")
+    expected = warm_start(config, ranks)
+    found = warm_start(msgspec.structs.replace(config, loss=loss), ranks)
+    assert found["train_loss"] == expected["train_loss"]
+
+
 def test_only_good_enough_rollouts_are_imitated(pool: Pool, tmp_path: Path) -> None:
     config = config_for(pool, tmp_path)
     everything = demonstrations(config)

@@ -377,6 +377,17 @@ def test_logits_of_all_tokens_never_exist_at_once(ranks: Ranks, tmp_path: Path) 
         assert seen.rows == most <= len(packed.rows)
 
 
+def test_the_likeliest_tokens_are_found_some_logits_at_a_time(ranks: Ranks, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    whole, parts = (Policy(model, make_config(tmp_path, parallel={"logits_tokens": size}), ranks) for size in (4096, 5))
+    packed, _ = pack([one for one in rows_of(3, vocabulary=2, longest=20) if one.inputs], whole.share)
+    sizes = list[int]()
+    parts.model.output_layer.register_forward_hook(lambda _module, _inputs, found: sizes.append(len(found[0])))
+    expected = whole.model.logits(packed).argmax(-1).view(-1)[packed.branches]
+    assert torch.equal(parts.best(packed), expected) and torch.equal(whole.best(packed), expected)
+    assert max(sizes) == 5 and sum(sizes) == len(packed.rows)
+
+
 def test_the_head_may_be_in_single_precision(ranks: Ranks, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
     packed, _ = pack([one for one in rows_of(3, vocabulary=2) if one.inputs], Share(ranks.device))

@@ -33,4 +33,5 @@ def imbalance(probabilities: Tensor, chosen: Tensor, paths: Paths, group: dist.P
 def _bins(sequences: Tensor, chosen: Tensor, count: int, experts: int) -> Tensor:
     """[count + 1, experts] how many tokens of each sequence number chose each expert."""
     places = sequences[:, None] * experts + chosen
-    return places.flatten().bincount(minlength=(count + 1) * experts).view(count + 1, experts)
+    found = places.new_zeros((count + 1) * experts)  # bincount would have a GPU wait to learn its own size
+    return found.index_add_(0, places.flatten(), torch.ones_like(places.flatten())).view(count + 1, experts)

@@ -4,6 +4,7 @@ Families: dense Qwen3, Qwen2, MiMo and Llama (also with Llama-3 rope scaling), t
 (trainer/megatron/experts.py). Left out: sliding windows, biases outside q/k/v.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from trainer.megatron import engine
 from trainer.megatron.attention import TreeAttention
 from trainer.megatron.experts import expert_options, mark_experts, with_experts
 from trainer.megatron.layout import Layout
+from trainer.megatron.parallel import whole_vocabulary
 from trainer.megatron.replay import Choices, Tally
 from trainer.packed import Packed
 from trainer.shape import Shape, demand_splits
@@ -156,14 +158,18 @@ class PolicyModel(GPTModel):
         found = self._run(packed, None)
         return found[0] if self.post_process else found
 
-    def _run(self, packed: Packed, labels: Tensor | None) -> Tensor:
+    def best(self, packed: Packed) -> Tensor:
+        """[len(rows)] the likeliest token of the whole vocabulary; before the last stage, as above."""
+        return self._run(packed, None, self._likeliest)
+
+    def _run(self, packed: Packed, labels: Tensor | None, compute: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         self.rotary_pos_emb.positions = packed.positions
         return super().forward(
             packed.tokens[None],
             packed.positions[None],
             attention_mask=None,
             labels=None if labels is None else labels[None],
-            loss_mask=packed.rows,  # GPTModel passes it on to _postprocess, which here takes it as the rows to keep
+            loss_mask=(packed.rows, compute),  # GPTModel passes it on to _postprocess, which takes it as what is asked
             extra_block_kwargs={"attention_bias": self._layout(packed)},
         )
 
@@ -176,19 +182,26 @@ class PolicyModel(GPTModel):
         return Layout(packed.runs, packed.queries, paths, choices)
 
     def _postprocess(
-        self, hidden_states: Tensor, *_: Any, labels: Tensor | None, loss_mask: Tensor, **__: Any
+        self, hidden_states: Tensor, *_: Any, labels: Tensor | None, loss_mask: tuple[Tensor, Any], **__: Any
     ) -> Tensor:
         if not self.post_process:
             return hidden_states
+        rows, compute = loss_mask
         if self.config.sequence_parallel:
             hidden_states = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=False)
-        asked = hidden_states.index_select(0, loss_mask)
+        asked = hidden_states.index_select(0, rows)
+        if compute is not None:
+            return compute(asked)
         if labels is None:
             return self._logits(asked).transpose(0, 1).contiguous()
         parts = list(zip(asked.split(self.logits_tokens), labels.split(self.logits_tokens, dim=1), strict=True))
         if len(parts) == 1:
             return self._losses(*parts[0])
         return torch.cat([checkpoint(self._losses, *part, use_reentrant=False) for part in parts], dim=1)
+
+    def _likeliest(self, hidden: Tensor) -> Tensor:
+        parts = [whole_vocabulary(self._logits(part)).argmax(-1) for part in hidden.split(self.logits_tokens)]
+        return torch.cat(parts).view(-1)
 
     def _losses(self, hidden: Tensor, labels: Tensor) -> Tensor:
         return self.compute_language_model_loss(labels, self._logits(hidden))
