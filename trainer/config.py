@@ -153,7 +153,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     processes: int = 1
-    """Ranks on this machine; `--nproc` overrides it. More than one are started by torchrun."""
+    """Ranks on this machine; `--nproc` overrides it. Of a job over several machines: all ranks (docs/cluster.md)."""
     tensor: int = 1
     """Ranks that share one copy of the model. The others hold further copies (data parallel)."""
     sequence: bool = False

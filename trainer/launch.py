@@ -1,7 +1,7 @@
 """Starting the ranks: one child, which is the only rank or torchrun with its ranks, and its end in every case.
 
 The child dies with this process, the ranks die with torchrun; SIGINT and SIGTERM are passed on. Left out: more than one
-machine (start torchrun there with `-m trainer.worker` and the same arguments).
+machine (docs/cluster.md: torchrun on each, with `-m trainer.worker` and the same arguments).
 """
 
 import ctypes

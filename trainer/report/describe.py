@@ -280,7 +280,7 @@ def line(version: Version, metrics: dict[str, Any]) -> str:
     excluded = "".join(f"  ({count} not trained: {why})" for why, count in metrics["excluded_tokens"].items())
     return (
         f"step {version.step} {version.name}  reward {metrics['reward_mean']:.3f}  "
-        f"groups {metrics['groups']} ({metrics['dropped_groups']} equal)  tokens {metrics['trained_tokens']}"
+        f"groups {metrics['groups']} ({metrics['dropped_groups']} dropped)  tokens {metrics['trained_tokens']}"
         f"{excluded}  loss {metrics['loss']:.4f}  grad {metrics['grad_norm']:.3f}  "
         f"clipped {metrics.get('clip_fraction', 0):.2%}  stale {metrics['staleness_mean']:.1f}  {drafts}{seconds}"
     )
