@@ -16,7 +16,7 @@ from trainer.experts import replayed
 from trainer.launch import run_ranks
 from trainer.report.inspect import Wish, inspect
 from trainer.rollback import roll_back
-from trainer.shape import demand_splits, read_shape
+from trainer.shape import demand_served, demand_splits, read_shape
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         shape = read_shape(Path(command.config.model))
         demand_splits(shape, command.config.parallel)
+        demand_served(shape, command.config.push.engines)
         replayed(command.config.loss, shape)
     except (UserError, PoolError) as error:
         print(f"error: {error}", file=sys.stderr)

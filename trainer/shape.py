@@ -1,6 +1,7 @@
 """The shape of a model, from the config.json of its Hugging Face directory. Needs neither torch nor Megatron."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,16 @@ def demand_splits(shape: Shape, parallel: Parallel) -> None:
                     f"parallel.{axis} = {ranks} does not divide the model's {count} {name}; choose a divisor"
                 )
     _demand_expert_splits(shape, parallel)
+
+
+def demand_served(shape: Shape, engines: Sequence[str]) -> None:
+    """UserError when the engines could load the model but would serve something else."""
+    if engines and shape.experts is not None and not all(shape.experts.layers):
+        raise UserError(
+            f"push.engines = {list(engines)} would serve random weights: {shape.experts.layers.count(False)} of the "
+            f"model's {shape.layers} layers are dense, and SGLang's {shape.family} has experts in every layer; "
+            "train a model without dense layers, or without engines"
+        )
 
 
 def _demand_expert_splits(shape: Shape, parallel: Parallel) -> None:

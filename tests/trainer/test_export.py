@@ -26,8 +26,8 @@ from trainer.rows import Row
 from trainer.rules import rule_of
 
 TOLERANCE = 1e-5
-LOADABLE = [name for name in FAMILIES if name not in ("mimo", "qwen3_moe_head")]
-"""Transformers knows no MTP heads, and with them no mimo."""
+LOADABLE = [name for name in FAMILIES if name not in ("mimo", "qwen3_moe_head", "qwen3_moe_mixed")]
+"""Transformers knows no MTP heads, and with them no mimo; SGLang's qwen3_moe has no dense layers."""
 
 
 def trained(family: str, ranks: Ranks, directory: Path) -> Path:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from array import array
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +65,15 @@ def test_a_family_that_is_not_mapped(tmp_path: Path, capsys: pytest.CaptureFixtu
         and f"model_type gpt2; the trainer maps {', '.join(FAMILIES)}: use one of these" in said
     )
     assert said.count("\n") == 1
+
+
+def test_a_mixture_that_sglang_would_serve_wrongly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It has experts in every layer, whatever the model's config says, and is silent about weights it does not find."""
+    directory = prepare(tmp_path, groups=0)
+    shutil.rmtree(directory / "model")
+    write_model(directory / "model", "qwen3_moe_mixed")
+    assert main(launch(directory, 1, 'push.engines=["http://127.0.0.1:9"]')) == 2
+    assert "1 of the model's 2 layers are dense, and SGLang's qwen3_moe has experts" in capsys.readouterr().err
 
 
 def test_the_directory_of_another_run_stays_as_it_is(lives: Lives, tmp_path: Path) -> None:
