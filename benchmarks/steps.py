@@ -109,10 +109,14 @@ class Bench:
         laps.lap("export")
         return laps.seconds, batch
 
-    def measured(self, play: Play, way: Way, repeats: int) -> dict[str, Any]:
-        """Medians of some steps after one that warms up."""
-        self.step(play, way)
-        runs = [self.step(play, way) for _ in range(repeats)]
+    def measured(self, play: Play, ways: Sequence[Way], repeats: int) -> list[dict[str, Any]]:
+        """Medians of some steps after one that warms up. The ways take turns: other work then meets all of them."""
+        for way in ways:
+            self.step(play, way)
+        rounds = [[self.step(play, way) for way in ways] for _ in range(repeats)]
+        return [self._medians(play, way, runs) for way, runs in zip(ways, zip(*rounds, strict=True), strict=True)]
+
+    def _medians(self, play: Play, way: Way, runs: Sequence[tuple[dict[str, float], Batch]]) -> dict[str, Any]:
         batch = runs[-1][1]
         seconds = {part: median(run[part] for run, _ in runs) for part in PARTS}
         whole = sum(seconds.values())
@@ -129,9 +133,8 @@ class Bench:
 
 def three_ways(bench: Bench, play: Play, repeats: int) -> dict[str, Any]:
     """The ratios and what they are of."""
-    found = {way.name: bench.measured(play, way, repeats) for way in (FLAT, ROWS, TREE)}
-    print({name: round(one["seconds_step"], 2) for name, one in found.items()}, file=sys.stderr, flush=True)
-    flat, rows, tree = (found[way.name] for way in (FLAT, ROWS, TREE))
+    flat, rows, tree = bench.measured(play, (FLAT, ROWS, TREE), repeats)
+    print([round(one["seconds_step"], 2) for one in (flat, rows, tree)], file=sys.stderr, flush=True)
     batch = assemble(leased(play), Choice()).rows
     separate = assemble(leased(play, separate=True), Choice()).rows
     kept = [saved_bytes(bench.policy, *given) for given in ((separate, False), (batch, False), (batch, True))]
@@ -144,7 +147,7 @@ def three_ways(bench: Bench, play: Play, repeats: int) -> dict[str, Any]:
         "flat_tokens_per_s": tree["flat_tokens_per_s"],
         "memory_flat_over_tree": kept[0] / kept[2],
         "memory_rows_over_tree": kept[1] / kept[2],
-        "cases": found,
+        "cases": {"flat": flat, "rows": rows, "tree": tree},
     }
 
 
