@@ -124,11 +124,16 @@ async def _held(docker: aiodocker.Docker, volume: str, manifest: Manifest) -> As
 
 
 async def _created(docker: aiodocker.Docker, config: Mapping[str, Any], name: str) -> DockerContainer | None:
+    creating = asyncio.ensure_future(docker.containers.create(dict(config), name=name))
     try:
-        return await docker.containers.create(dict(config), name=name)
+        return await asyncio.shield(creating)
     except aiodocker.DockerError as error:
         if error.status != 409:
             raise
+    except asyncio.CancelledError:  # the engine may have made it: nobody else would remove it while we live
+        with suppress(aiodocker.DockerError):
+            await (await creating).delete(force=True)
+        raise
     with suppress(aiodocker.DockerError):  # it is gone by now
         other = await docker.containers.container(name).show()
         owner = owner_of(other["Config"]["Labels"])

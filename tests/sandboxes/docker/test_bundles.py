@@ -126,6 +126,23 @@ async def test_an_upload_that_was_broken_off_does_not_count_and_its_holder_is_re
         await sandbox.stop()
 
 
+@pytest.mark.parametrize("steps", range(1, 30, 4))
+async def test_a_holder_that_is_being_made_when_it_is_given_up_does_not_stay(
+    steps: int, engine: Engine, directory: Path
+) -> None:
+    """Given up after some turns of the event loop: before the request, while the engine works at it, after it."""
+    bundles = Bundles(engine, directory)
+    supplying = asyncio.create_task(bundles.supply("x", Spec()))
+    while not there(directory):
+        await asyncio.sleep(0)
+    for _ in range(steps):
+        await asyncio.sleep(0.001)
+    supplying.cancel()
+    await asyncio.wait({supplying})
+    await bundles.close()
+    assert listed("container", "ls", "--all", "--filter", f"name={volumes(directory)[0]}-filling") == []
+
+
 async def test_an_upload_that_is_given_up_leaves_no_holder(engine: Engine, directory: Path) -> None:
     os.truncate(directory / "toy/data", 4 << 30)  # seconds of work
     bundles = Bundles(engine, directory)
