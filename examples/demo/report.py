@@ -44,9 +44,10 @@ class StepTable:
 
 
 def step_row(row: dict[str, Any]) -> str:
-    bar, clipped = "█" * round(22 * row["reward_mean"]), row.get("clip_fraction", 0)
+    reward, clipped = row.get("reward_mean"), row.get("clip_fraction", 0)  # a step may be without any reward
+    bar, shown = ("", "none") if reward is None else ("█" * round(22 * reward), f"{reward:.3f}")
     return (
-        f"{row['step']:>4}  {row['reward_mean']:>6.3f}  {bar:22}  {row['trained_tokens']:>6}"
+        f"{row['step']:>4}  {shown:>6}  {bar:22}  {row['trained_tokens']:>6}"
         f"  {row['staleness_mean']:>5.2f}  {clipped:>7.2%}  {row['grad_norm']:>6.3f}"
     )
 
@@ -80,7 +81,7 @@ def summary(pool: Pool, train_run: str, before: Evaluation, after: Evaluation) -
         "eval_episodes": min(before.episodes, after.episodes),
         "eval_missing": before.missing + after.missing,
         "eval_stderr": math.sqrt(sum(e.mean * (1 - e.mean) / e.episodes for e in (before, after))),
-        "reward_by_step": [round(row["reward_mean"], 4) for row in trained],
+        "reward_by_step": [None if "reward_mean" not in row else round(row["reward_mean"], 4) for row in trained],
         "steps": version.step,
         "policy_version": version.name,
         "rollouts": rollout_count,
@@ -93,8 +94,10 @@ def write_report(directory: Path, found: dict[str, Any], console: Console) -> No
     """summary.json, reward.png, and the curve in the terminal."""
     (directory / "summary.json").write_text(json.dumps(found, indent=2) + "\n")
     draw(directory / "reward.png", found)
-    rewards = found["reward_by_step"]
-    console.print("\nreward by step   " + "".join(BARS[round(8 * max(0.0, min(1.0, reward)))] for reward in rewards))
+    curve = (
+        "." if reward is None else BARS[round(8 * max(0.0, min(1.0, reward)))] for reward in found["reward_by_step"]
+    )
+    console.print("\nreward by step   " + "".join(curve))
     console.print(
         f"held-out success {found['eval_before']:.3f} -> {found['eval_after']:.3f} "
         f"(+-{found['eval_stderr']:.3f}, {found['eval_episodes']} episodes each)\n"

@@ -54,7 +54,7 @@ class Double:
             return web.json_response({"error": {"message": "as told"}}, status=fault if isinstance(fault, int) else 500)
         if fault != "lie" and (refusal := self._do(path, body)):
             return web.json_response({"success": False, "message": refusal}, status=400)
-        ranks = [{"per_gpu_checksum": self.checksum}]
+        ranks = [{"per_gpu_checksum": self.checksum}] if self.checksum else []
         return web.json_response({"success": True, "weight_version": self.version, "ranks": ranks, **self.about})
 
     def _do(self, path: str, body: dict[str, Any]) -> str:

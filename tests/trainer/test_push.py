@@ -268,3 +268,9 @@ async def test_a_push_that_failed_is_repeated_by_the_next_start(start: Start, tm
     assert version is not None and version.pushed_at is not None and engine.version == version.name
     assert engine.calls.count("update_weights_from_disk") == 2
     assert steps.metrics(pool, version.run_id)[-1]["pause_seconds"] > 0
+
+
+async def test_engines_that_name_no_checksums_do_not_pass_for_equal(start: Start, weights: Weights) -> None:
+    urls = await start(Double(checksum=""), Double(checksum=""))
+    with pytest.raises(UserError, match="names no checksums of its weights"):
+        await pushed(weights, Push(engines=urls))

@@ -88,6 +88,7 @@ def test_every_sampled_token_is_trained_or_has_a_reason() -> None:
 def test_rewards_are_told_by_domain_and_missing_ones_are_not_counted() -> None:
     metrics = said([group(rollout(1, 1.0), rollout(2, 0.0), rollout(3, None)), group(rollout(4, 1.0), domain="qa")])
     assert metrics["reward_by_domain"] == {"agent": 0.5, "qa": 1.0} and metrics["reward_mean"] == pytest.approx(2 / 3)
+    assert "reward_mean" not in said([group(rollout(1, None), rollout(2, None))])
 
 
 def test_lengths_are_those_of_rollouts_above_and_below_their_groups_mean() -> None:

@@ -94,7 +94,9 @@ class Engine:
 
     def checksums(self) -> tuple[str, ...]:
         """Of all weights, one for each different shard. Equal weights split in the same way have equal ones."""
-        ranks = self.load("/weights_checker", {"action": "checksum"}).get("ranks") or []
+        ranks = self.load("/weights_checker", {"action": "checksum"}).get("ranks")
+        if not ranks:  # engines that say nothing must not pass for equal
+            raise Failed("names no checksums of its weights, so that they cannot be compared with its peers'")
         return tuple(sorted({str(rank["per_gpu_checksum"]) for rank in ranks}))
 
     def abandon(self) -> None:

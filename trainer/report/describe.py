@@ -99,8 +99,8 @@ def rewards(groups: Sequence[LeasedGroup], batch: Batch) -> dict[str, Any]:
     by_domain: dict[str, list[float]] = defaultdict(list)
     for group in groups:
         by_domain[str(group.task.get("domain", UNKNOWN))] += [reward for reward, _ in _judged(group)]
-    return {
-        "reward_mean": sum(batch.rewards) / max(1, len(batch.rewards)),
+    mean = {"reward_mean": fmean(batch.rewards)} if batch.rewards else {}  # of none there is none: it is not 0
+    return mean | {
         "reward_by_domain": {domain: fmean(found) for domain, found in sorted(by_domain.items()) if found},
         "rollouts": sum(len(group.rollouts) for group in groups),
         "valid_rollouts": len(batch.rewards),
@@ -277,9 +277,10 @@ def line(version: Version, metrics: dict[str, Any]) -> str:
     """One step, for the terminal."""
     seconds = " ".join(f"{name} {value:.2f}s" for name, value in metrics["seconds"].items())
     drafts = f"draft {metrics['mtp_length']:.2f}  " if "mtp_length" in metrics else ""
+    reward = f"{metrics['reward_mean']:.3f}" if "reward_mean" in metrics else "of no rollout"
     excluded = "".join(f"  ({count} not trained: {why})" for why, count in metrics["excluded_tokens"].items())
     return (
-        f"step {version.step} {version.name}  reward {metrics['reward_mean']:.3f}  "
+        f"step {version.step} {version.name}  reward {reward}  "
         f"groups {metrics['groups']} ({metrics['dropped_groups']} dropped)  tokens {metrics['trained_tokens']}"
         f"{excluded}  loss {metrics['loss']:.4f}  grad {metrics['grad_norm']:.3f}  "
         f"clipped {metrics.get('clip_fraction', 0):.2%}  stale {metrics['staleness_mean']:.1f}  {drafts}{seconds}"
