@@ -8,12 +8,8 @@ that differs is what the head drafts. Lengths and acceptances are those that the
 """
 
 import argparse
-import os
-import platform
-import sys
 import tempfile
 from dataclasses import dataclass
-from datetime import date
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +21,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from benchmarks.said import alone, facts, say
 from trainer.config import Config, Parallel
 from trainer.loss import imitation, policy_loss
 from trainer.megatron.parallel import Ranks, process_groups
@@ -207,17 +204,10 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1, help="of the computation (%(default)s)")
     parser.add_argument("--out", type=Path, help="also write the object here")
     given = parser.parse_args()
-    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    alone()
     torch.set_num_threads(given.threads)
-    facts = {
-        "date": date.today().isoformat(),
-        "command": " ".join(["benchmarks/mtp.py", *sys.argv[1:]]),
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}",
-    }
+    found = facts("mtp.py")
     with tempfile.TemporaryDirectory() as directory, process_groups(Parallel()) as ranks:
-        facts |= run(given.quick, ranks, Path(directory))
-    line = msgspec.json.encode(facts)
-    if given.out:
-        given.out.write_bytes(msgspec.json.format(line) + b"\n")
-    print(line.decode())
+        found |= run(given.quick, ranks, Path(directory))
+    say(found, given.out)
     return 0

@@ -21,8 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.said import alone, say
 from benchmarks.steps import QUICK as QUICK_PLAY
-from benchmarks.steps import Bench, Play, alone, facts, parser, peak_mb, say, settings, three_ways
+from benchmarks.steps import Bench, Play, facts, parser, peak_mb, settings, three_ways
 from benchmarks.trees import Sizes, compaction, group, history, write_model
 from proxy.pool.errors import UserError
 from trainer.config import Parallel

@@ -8,23 +8,20 @@ engines.
 """
 
 import argparse
-import os
-import platform
 import resource
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import date
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor
 
+from benchmarks import said
 from benchmarks.recorded import Play, leased
 from benchmarks.trees import FLAT_TOKENS, NARROW, RULE, WIDE, filled, saved_bytes, work, write_model
 from trainer.batch import Batch, Choice, assemble
@@ -91,8 +88,8 @@ class Bench:
 
         def loss(number: int, edges: Tensor) -> tuple[Tensor, Sums]:
             packed, tokens = parts[number]
-            total, said = policy_loss(edges[packed.branches], tokens, RULE)
-            return total / batch.tokens, said
+            total, sums = policy_loss(edges[packed.branches], tokens, RULE)
+            return total / batch.tokens, sums
 
         self.policy.ddp.zero_grad_buffer()
         self.policy.optimizer.zero_grad()
@@ -166,14 +163,9 @@ def long_step(bench: Bench, play: Play) -> dict[str, Any]:
 
 
 def facts(script: str) -> dict[str, Any]:
-    """When, where and how a figure came about."""
-    cuda = torch.cuda.is_available()
-    return {
-        "date": date.today().isoformat(),
-        "command": " ".join([f"benchmarks/{script}", *sys.argv[1:]]),
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}",
-        "device": torch.cuda.get_device_name() if cuda else "cpu",
-        "load_average": os.getloadavg()[0],
+    """When, where and how; and what `flat` means."""
+    return said.facts(script) | {
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "flat_is": "each completion by itself; rows: each sequence of the loop by itself, histories already joined",
     }
 
@@ -203,11 +195,6 @@ def run(given: argparse.Namespace, ranks: Ranks, directory: Path) -> dict[str, A
     return found | long_step(narrow, QUICK if quick else LONG) | {"peak_mb": peak_mb()}
 
 
-def alone() -> None:
-    """Be the only process of a job."""
-    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
-
-
 def parser(text: str) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--quick", action="store_true", help="seconds in place of minutes; the figures mean little")
@@ -217,21 +204,14 @@ def parser(text: str) -> argparse.ArgumentParser:
     return made
 
 
-def say(found: dict[str, Any], out: Path | None) -> None:
-    line = msgspec.json.encode(found)
-    if out:
-        out.write_bytes(msgspec.json.format(line) + b"\n")
-    print(line.decode())
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     command = parser(__doc__ or "")
     command.add_argument("--threads", type=int, default=1, help="of the computation (%(default)s)")
     given = command.parse_args(arguments)
     torch.set_num_threads(given.threads)
-    alone()
+    said.alone()
     found = facts("trainer.py")
     with tempfile.TemporaryDirectory() as directory, process_groups(Parallel()) as ranks:
         found |= run(given, ranks, Path(directory))
-    say(found, given.out)
+    said.say(found, given.out)
     return 0

@@ -9,25 +9,22 @@ docs/trees.md says what each figure is. Left out: optimizer, GPU.
 
 import argparse
 import json
-import os
-import platform
 import random
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import date
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from benchmarks.said import alone, facts, say
 from trainer.config import Config, Parallel
 from trainer.loss import policy_loss
 from trainer.megatron.parallel import Ranks, process_groups
@@ -303,19 +300,12 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=32_768, help="of a micro-batch of trees (%(default)s)")
     parser.add_argument("--out", type=Path, help="also write the object here")
     given = parser.parse_args()
-    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    alone()
     torch.set_num_threads(given.threads)
-    facts = {
-        "date": date.today().isoformat(),
-        "command": " ".join(["benchmarks/tree.py", *sys.argv[1:]]),
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}",
-        "load_average": os.getloadavg()[0],
+    found = facts("tree.py") | {
         "flat_is": "each completion by itself; against one masked sequence of a history that only grows the gain is 1",
     }
     with tempfile.TemporaryDirectory() as directory, process_groups(Parallel()) as ranks:
-        facts |= run(given.quick, given.max_tokens, ranks, Path(directory))
-    line = msgspec.json.encode(facts)
-    if given.out:
-        given.out.write_bytes(msgspec.json.format(line) + b"\n")
-    print(line.decode())
+        found |= run(given.quick, given.max_tokens, ranks, Path(directory))
+    say(found, given.out)
     return 0
