@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from proxy.engine import tiny
-from proxy.template import ChatTemplate
+from proxy.engine import tiny_model
+from proxy.prompt.template import ChatTemplate
 
 VARIANTS = 61
 """Different answers per kind, so that turns of a conversation say different things."""
@@ -34,7 +34,7 @@ class Answers(msgspec.Struct):
 
 def words(count: int, seed: object) -> str:
     """Text of so many random words, the same for the same seed."""
-    lines = (Path(tiny.__file__).parent / "tiny_words.txt").read_text().splitlines()
+    lines = (Path(tiny_model.__file__).parent / "tiny_words.txt").read_text().splitlines()
     known = [line.split()[0] for line in lines if not line.startswith("#")]
     return " ".join(random.Random(str(seed)).choices(known, k=count))
 

@@ -25,8 +25,8 @@ import msgspec
 from sqlalchemy import func, select
 
 from harness.cli import main as harness
-from harness.rundir import RunDir
-from harness.services import Service, Wanted, service
+from harness.run_dir import RunDir
+from harness.setup.stack import Service, Wanted, service
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.schema import attempts, rollouts
 

@@ -20,7 +20,7 @@ import msgspec
 
 from sandboxes.base import Image, Limits, Spec
 from sandboxes.docker.backend import DockerSandboxes, Options
-from sandboxes.docker.engine import Command
+from sandboxes.docker.daemon import Command
 from sandboxes.docker.labels import PID, labels_of, this_process
 from sandboxes.docker.sandbox import DockerSandbox
 

@@ -23,15 +23,15 @@ from safetensors.torch import save_file
 
 from benchmarks.said import alone, facts, say
 from trainer.config import Config, Parallel
-from trainer.loss import imitation, policy_loss
+from trainer.data.micro_batch import Packed
+from trainer.data.packing import plan
+from trainer.data.row import Row
+from trainer.data.tree import Run
+from trainer.loss.named_losses import rule_of
+from trainer.loss.policy_loss import imitation, policy_loss
+from trainer.megatron.mtp.loss import Drafts
 from trainer.megatron.parallel import Ranks, process_groups
-from trainer.mtp import Drafts
-from trainer.packed import Packed
-from trainer.packing import plan
 from trainer.policy import LossOf, Policy
-from trainer.rows import Row
-from trainer.rules import rule_of
-from trainer.tree import Run
 
 VOCABULARY, HIDDEN, LAYERS, HEADS, HEAD_DIM = 64, 64, 2, 4, 16
 LENGTH, BATCH, DRAFTS = 24, 64, 2

@@ -30,8 +30,8 @@ import msgspec
 from benchmarks.answers import chat_answer, make_answers
 from benchmarks.engine import Script
 from benchmarks.load import Job
-from proxy.engine.tiny import make_tiny_model
-from proxy.template import ChatTemplate
+from proxy.engine.tiny_model import make_tiny_model
+from proxy.prompt.template import ChatTemplate
 
 HERE = Path(__file__).parent
 STREAMS = 64

@@ -27,13 +27,13 @@ from benchmarks.steps import Bench, Play, facts, parser, peak_mb, settings, thre
 from benchmarks.trees import Sizes, compaction, group, history, write_model
 from proxy.pool.errors import UserError
 from trainer.config import Parallel
-from trainer.megatron.ffa import fits
-from trainer.megatron.kernels import tree_attention
+from trainer.data.row import Row
+from trainer.data.tree import build
+from trainer.megatron.attention.kernels import tree_attention
+from trainer.megatron.attention.magi import fits
 from trainer.megatron.layout import Layout
 from trainer.megatron.parallel import Ranks, process_groups
 from trainer.policy import Policy
-from trainer.rows import Row
-from trainer.tree import build
 
 HEADS, KV_HEADS, WIDTH = 16, 8, 128
 LARGE = Sizes(hidden=2048, layers=8, ffn=6144, heads=16, kv_heads=8, head_dim=128, vocab=32_768)

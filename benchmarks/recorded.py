@@ -8,8 +8,8 @@ from array import array
 from dataclasses import dataclass, replace
 from zlib import crc32
 
-from proxy.pool.records import Completion, VersionSpan, int_bytes
-from proxy.pool.schedule import LeasedGroup, LeasedRollout
+from proxy.pool.completions.records import Completion, VersionSpan, int_bytes
+from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,15 +24,15 @@ from torch import Tensor
 from benchmarks import said
 from benchmarks.recorded import Play, leased
 from benchmarks.trees import FLAT_TOKENS, NARROW, RULE, WIDE, filled, saved_bytes, work, write_model
-from trainer.batch import Batch, Choice, assemble
 from trainer.config import Config, Parallel
-from trainer.loss import Sums, policy_loss
+from trainer.data.assemble import Batch, Choice, assemble
+from trainer.data.packing import pack, plan
+from trainer.data.tree import distinct
+from trainer.loss.policy_loss import Sums, policy_loss
 from trainer.megatron.optimizer import set_learning_rate, sum_gradients
 from trainer.megatron.parallel import Ranks, process_groups
 from trainer.megatron.schedule import forward_backward
-from trainer.packing import pack, plan
 from trainer.policy import Policy
-from trainer.tree import distinct
 
 STEP = Play(groups=2, members=4, turns=4, prompt=512, observed=64, sampled=64)
 LONG = Play(groups=16, members=8, turns=6, prompt=2000, observed=130, sampled=130)

@@ -26,13 +26,13 @@ from torch import Tensor
 
 from benchmarks.said import alone, facts, say
 from trainer.config import Config, Parallel
-from trainer.loss import policy_loss
+from trainer.data.packing import Share, pack, plan
+from trainer.data.row import Row
+from trainer.data.tree import build
+from trainer.loss.named_losses import rule_of
+from trainer.loss.policy_loss import policy_loss
 from trainer.megatron.parallel import Ranks, process_groups
-from trainer.packing import Share, pack, plan
 from trainer.policy import Policy
-from trainer.rows import Row
-from trainer.rules import rule_of
-from trainer.tree import build
 
 RULE = rule_of("cispo", 0.0, 5.0)
 FLAT_TOKENS = 4096

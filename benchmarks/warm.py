@@ -16,7 +16,7 @@ import msgspec
 
 from sandboxes.base import Image, Spec
 from sandboxes.docker.backend import DockerSandboxes, Options
-from sandboxes.docker.warm import Warm
+from sandboxes.docker.warm_pool import Warm
 
 
 async def measure(starts: int, image: str) -> dict[str, float]:

@@ -1,1 +1,1 @@
-"""Runs tasks: one agent, one task, one sandbox, one verdict, many at a time."""
+"""Runs agents at tasks: rollouts, their sandboxes and verdicts. Models are reached through the proxy only."""

@@ -1,11 +1,11 @@
-"""The console script of the harness: its verbs are in harness/verbs, one module each."""
+"""The console script of the harness: its verbs are in harness/commands, one module each."""
 
 import argparse
 import asyncio
 import signal
 import sys
 
-from harness.verbs import agents, replay, run, validate, watch
+from harness.commands import agents, replay, run, validate, watch
 from proxy.pool.errors import PoolError, UserError
 
 VERBS = (run, watch, replay, agents, validate)

@@ -1,8 +1,8 @@
 """One rollout: attempts until one comes to an outcome, each with a fresh sandbox and a key of its own.
 
-A failed rollout is data: its classified failure goes into its row (proxy/pool/failures.py). What no rollout could
-survive (an agent that is not installed, a proxy that is gone, a pool that refuses writes) ends the run instead, and the
-rollout stays open. Nothing here blocks the event loop: other attempts go on meanwhile.
+A failed rollout is data: its classified failure goes into its row (proxy/pool/rollouts/failures.py). What no rollout
+could survive (an agent that is not installed, a proxy that is gone, a pool that refuses writes) ends the run instead,
+and the rollout stays open. Nothing here blocks the event loop: other attempts go on meanwhile.
 """
 
 import asyncio
@@ -15,23 +15,24 @@ import msgspec
 
 from harness.agents.base import Agent, Endpoint
 from harness.agents.install import bundle_at
-from harness.answers import ask
-from harness.augment import Variation, apply, chosen
-from harness.books import Books
-from harness.checkers import Checking, check_answer
-from harness.ground import keep_ground, lay, set_up, spec_of
-from harness.isolation import apart, end_agent, keep_findings
-from harness.judge import Judge
-from harness.pulse import Watched, run_watched
-from harness.rewards import Verdict, below, joined
+from harness.agents.one_call import ask
+from harness.async_pool import Books
+from harness.environment.augment import Variation, apply, chosen
+from harness.environment.snapshot import keep_ground, lay, set_up, spec_of
+from harness.failure import AttemptFailed
+from harness.monitor.hang_watch import Watched, run_watched
 from harness.tasks import Part, Task, parts_of
-from harness.trust import Augment
-from harness.verifier import Failed, limits_of, verify
-from proxy.pool.attempts import Attempt, Ending, close_attempt, open_attempt
-from proxy.pool.budgets import UNLIMITED, Budget, seen
+from harness.tasks.verdict_options import Augment
+from harness.verdict.checkers import Checking, check_answer
+from harness.verdict.isolation import apart, end_agent, keep_findings
+from harness.verdict.judge import Judge
+from harness.verdict.rewards import Verdict, below, joined
+from harness.verdict.verifier import verify
 from proxy.pool.errors import PoolError, UserError
-from proxy.pool.failures import treatment
-from proxy.pool.groups import Finished, OpenRollout, Outcome, finish_rollout
+from proxy.pool.rollouts.attempts import Attempt, Ending, close_attempt, open_attempt
+from proxy.pool.rollouts.budgets import UNLIMITED, Budget, seen
+from proxy.pool.rollouts.failures import treatment
+from proxy.pool.rollouts.groups import Finished, OpenRollout, Outcome, finish_rollout
 from sandboxes.base import ImageError, Result, Sandbox, SandboxError, Sandboxes
 
 TRIES = 3
@@ -72,7 +73,7 @@ class Bench:
     model: str
     context_length: int
     logs: Path
-    trouble: Callable[[], Awaitable[Failed | None]]
+    trouble: Callable[[], Awaitable[AttemptFailed | None]]
     """Asks the proxy whether it or its engine is out of order."""
     lanes: Lanes = field(default_factory=lambda: Lanes(starting=64, agents=64, verifying=64))
     budgets: Budgets = Budgets()
@@ -147,7 +148,7 @@ async def attempt(bench: Bench, rollout: OpenRollout, task: Task, fate: Fate) ->
     try:
         verdict, failure, detail = await _work(bench, opened, key, task, account)
         return _outcome(opened, verdict, failure, detail)
-    except Failed as failed:
+    except AttemptFailed as failed:
         failure = failed.kind
         detail = account.explained(failed.detail) if failure == "verifier" else failed.detail
     except ImageError as error:
@@ -270,12 +271,12 @@ async def _run_agent(bench: Bench, sandbox: Sandbox, task: Task, opened: Attempt
             await sandbox.write(path, text)
         told = {"OPENAI_BASE_URL": endpoint.url, "OPENAI_API_KEY": endpoint.key, "MODEL": endpoint.model}
         told |= {"INSTRUCTION": task.instruction, "INSTRUCTION_FILE": f"{sandbox.home}/instruction.md"}
-        limits = limits_of(task, min(task.timeout, bench.budgets.seconds or task.timeout))
+        limits = task.command_limits(min(task.timeout, bench.budgets.seconds or task.timeout))
         env, patience = task.env | launch.env | told, bench.budgets.hung_seconds
         try:
             return await run_watched(sandbox, launch.command, limits, env, Watched(bench.books, opened.id, patience))
         except SandboxError as error:
-            raise Failed("tool_flake", str(error)) from error
+            raise AttemptFailed("tool_flake", str(error)) from error
 
 
 def _variations(bench: Bench, rollout: OpenRollout, task: Task) -> list[Variation]:
@@ -295,7 +296,8 @@ def _budget(task: Task, given: Budgets) -> Budget:
 
 
 async def _judge(bench: Bench, attempt_id: int, result: Result, task: Task) -> tuple[str | None, str]:
-    """The policy's own failure, if any, with its detail; raises Failed when the attempt says nothing about the policy.
+    """The policy's own failure, if any, with its detail; raises AttemptFailed when the attempt says nothing about the
+    policy.
 
     By what the proxy saw, not by the exit code: agents end with 0 when the model failed them, and with 1 when they are
     done.
@@ -304,11 +306,11 @@ async def _judge(bench: Bench, attempt_id: int, result: Result, task: Task) -> t
     if result.ended == "exit" and result.exit_code == 127 and not saw.completed and not saw.broken:
         said = result.output[-200:].strip()
         if task.image is not None:  # of this task, so the run's other tasks may well go on
-            raise Failed("image", f"the agent cannot be started in the task's image ({said})")
+            raise AttemptFailed("image", f"the agent cannot be started in the task's image ({said})")
         raise UserError(f"the agent's command was not found ({said}); install it or correct it")
     if saw.broken:
         kind = "engine" if saw.broken.startswith("engine") else "proxy"
-        raise Failed(kind, f"the last model call failed, and the agent gave up: {saw.broken}")
+        raise AttemptFailed(kind, f"the last model call failed, and the agent gave up: {saw.broken}")
     if not saw.completed or result.exit_code:
         if trouble := await bench.trouble():
             raise trouble
@@ -316,7 +318,7 @@ async def _judge(bench: Bench, attempt_id: int, result: Result, task: Task) -> t
         return "agent_budget", f"it used up its {saw.spent}"
     if not saw.completed:
         how = f"exit code {result.exit_code}" if result.ended == "exit" else f"its {result.ended} limit"
-        raise Failed("agent_crash", f"{how} without a completed model call: {result.output[-300:].strip()}")
+        raise AttemptFailed("agent_crash", f"{how} without a completed model call: {result.output[-300:].strip()}")
     return LIMITS.get(result.ended), _ended_by(result)
 
 
@@ -329,7 +331,7 @@ async def _verdict(sandbox: Sandbox, task: Task) -> Verdict:
     for past in range(VERIFIER_TRIES):
         try:
             return await verify(sandbox, task)
-        except (Failed, SandboxError):
+        except (AttemptFailed, SandboxError):
             if past + 1 == VERIFIER_TRIES:
                 raise
             await sandbox.end_processes()

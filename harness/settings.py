@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from harness.agents import agent_named
-from harness.answers import AGENT
-from harness.augment import Kind
-from harness.scaffolds import Scaffold, check
+from harness.agents.mix import Scaffold, check
+from harness.agents.one_call import AGENT
+from harness.environment.augment import Kind
 from proxy.pool.errors import UserError
 
 Count = Annotated[int, msgspec.Meta(ge=1)]

@@ -1,1 +1,1 @@
-"""The gateway that agents talk to: every model call becomes a row in the pool."""
+"""The gateway: an OpenAI-compatible server that records every model call token-exactly, and the pool behind it."""

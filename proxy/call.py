@@ -12,7 +12,7 @@ import msgspec
 
 @dataclass(frozen=True)
 class Constraint:
-    """What an answer must be (proxy/constraints.py): JSON of a schema, or calls of functions."""
+    """What an answer must be (proxy/dialects/structured_output.py): JSON of a schema, or calls of functions."""
 
     field: str
     """The request's field that says so."""

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from proxy.formats import FORMATS
+from proxy.parsing.formats import FORMATS
 from proxy.pool.errors import UserError
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -74,8 +74,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Directory of the model in Hugging Face format."""
     url: str | tuple[str, ...] = ""
     """Address of the running engine, or a list of its replicas; how many data-parallel ranks each has, it says itself.
-    litellm:PROVIDER/MODEL is another provider's model, recorded as text and never trained (proxy/provider.py).
-    Empty where `proxy serve --engine` says it, or for `proxy engine` itself."""
+    litellm:PROVIDER/MODEL is another provider's model, recorded as text and never trained
+    (proxy/recording/provider.py). Empty where `proxy serve --engine` says it, or for `proxy engine` itself."""
     device: str = "auto"
     """auto | cpu | cuda. auto is cuda where a CUDA device exists."""
     dtype: str = "auto"
@@ -89,7 +89,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     threads: int = 1
     """OMP threads per engine process on the CPU."""
     tool_format: str = "auto"
-    """How the model writes tool calls: a name of proxy/formats. auto looks for the markers in the model's directory."""
+    """How the model writes tool calls: a name of proxy/parsing/formats. auto looks for the markers in the
+    model's directory."""
     start_seconds: float = 300
     """How long the engine may take until it is healthy."""
     silence_seconds: float = 600

@@ -14,26 +14,26 @@ from typing import Any
 
 from aiohttp import web
 
-from proxy.admission import Gate
 from proxy.call import Call, CallError, Overflow, Reply
-from proxy.choices import Choice, abandoned, answered, arrived, failed
 from proxy.config import LimitsConfig
-from proxy.constraints import UNTRAINABLE, engine_params
 from proxy.dialects.base import Counting, Dialect
+from proxy.dialects.structured_output import UNTRAINABLE, engine_params
 from proxy.engine.client import Ask, EngineError
 from proxy.engine.fleet import Fleet, Route
-from proxy.engine.mixture import Mixture
+from proxy.engine.moe_config import Mixture
 from proxy.engine.replica import Origin
-from proxy.limits import parse_call, read_body
-from proxy.metrics import Metrics
-from proxy.provider import Provider, ProviderRoute
-from proxy.record import Means, Record, Stored
-from proxy.retries import fingerprint
-from proxy.sessions import Session, Sessions
-from proxy.splice import Prompt
-from proxy.template import ChatTemplate, TemplateError
-from proxy.turn import Turn
-from proxy.wire import Lane, Stream, Whole, Wire
+from proxy.http.admission import Gate
+from proxy.http.limits import parse_call, read_body
+from proxy.http.metrics import Metrics
+from proxy.http.response import Lane, Stream, Whole, Wire
+from proxy.prompt.splice import Prompt
+from proxy.prompt.template import ChatTemplate, TemplateError
+from proxy.recording.parallel_answers import Choice, abandoned, answered, arrived, failed
+from proxy.recording.provider import Provider, ProviderRoute
+from proxy.recording.recorder import Means, Record, Stored
+from proxy.recording.retries import fingerprint
+from proxy.recording.sessions import Session, Sessions
+from proxy.recording.turn import Turn
 
 log = logging.getLogger(__name__)
 

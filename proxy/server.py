@@ -12,29 +12,29 @@ from pathlib import Path
 
 from aiohttp import web
 
-from proxy.access import Access
-from proxy.admission import RETRY_SECONDS, Gate, Room, Work
 from proxy.call import CallError
 from proxy.config import Config, engine_urls
-from proxy.dialects import chat, completions, gemini, messages, responses
+from proxy.dialects import anthropic, chat_completions, gemini, responses, text_completions
 from proxy.dialects.base import Counting, Dialect
-from proxy.door import Runner
 from proxy.engine.fleet import Fleet
-from proxy.engine.mixture import read_mixture
+from proxy.engine.moe_config import read_mixture
 from proxy.handler import Handler, Settings
-from proxy.metrics import Metrics
-from proxy.pool.completions import CompletionWriter
+from proxy.http.admission import RETRY_SECONDS, Gate, Room, Work
+from proxy.http.auth import Access
+from proxy.http.error_pages import Runner
+from proxy.http.metrics import Metrics
+from proxy.pool.completions.store import CompletionWriter
 from proxy.pool.database import Pool, open_pool
-from proxy.pool.deliveries import open_ledger
 from proxy.pool.errors import PoolReadError, PoolWriteError, UserError
-from proxy.pool.steps import newest
-from proxy.pool.vocabulary import fingerprint
-from proxy.provider import SCHEME, Provider, TextTurn
-from proxy.record import Means
-from proxy.retries import Retries
-from proxy.sessions import Sessions
-from proxy.template import ChatTemplate
-from proxy.turn import Turn
+from proxy.pool.processes.deliveries import open_ledger
+from proxy.pool.tokenizer_fingerprint import fingerprint
+from proxy.pool.training.steps import newest
+from proxy.prompt.template import ChatTemplate
+from proxy.recording.provider import SCHEME, Provider, TextTurn
+from proxy.recording.recorder import Means
+from proxy.recording.retries import Retries
+from proxy.recording.sessions import Sessions
+from proxy.recording.turn import Turn
 
 log = logging.getLogger(__name__)
 THREADS = 4
@@ -43,15 +43,15 @@ ROOM = Room(total=4, per_run=3, per_attempt=2)
 """Threads that render, tokenise and parse: one run, and one attempt, always leaves some to the others."""
 PREFIX = r"/{prefix:(?:.*/)?}"
 DIALECTS: dict[str, Dialect] = {
-    "chat/completions": chat,
-    "messages": messages,
+    "chat/completions": chat_completions,
+    "messages": anthropic,
     "responses": responses,
-    "completions": completions,
+    "completions": text_completions,
     "models/{model:.+}:generateContent": gemini,
     "models/{model:.+}:streamGenerateContent": gemini,
 }
 """Path below the base URL -> dialect; the first that fits a path is taken."""
-COUNTING: dict[str, Counting] = {"messages/count_tokens": messages, "models/{model:.+}:countTokens": gemini}
+COUNTING: dict[str, Counting] = {"messages/count_tokens": anthropic, "models/{model:.+}:countTokens": gemini}
 
 
 Route = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -192,7 +192,7 @@ class Gateway:
 
     async def _models(self, request: web.Request) -> web.Response:
         await self._sessions.admit(request)
-        return web.json_response(chat.models(self.model))
+        return web.json_response(chat_completions.models(self.model))
 
     async def _metrics(self, _request: web.Request) -> web.Response:
         return web.Response(text=self.metrics.text(self._writer.uncommitted, self.admission))
@@ -262,7 +262,7 @@ def refusal(path: str, problem: CallError) -> web.Response:
 
 def _dialect(path: str) -> Dialect:
     named = ((name.rpartition("}")[2], dialect) for name, dialect in [*DIALECTS.items(), *COUNTING.items()])
-    return next((dialect for name, dialect in named if name in path), chat)
+    return next((dialect for name, dialect in named if name in path), chat_completions)
 
 
 def _explain(request: web.Request, error: web.HTTPException) -> str:

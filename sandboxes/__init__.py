@@ -1,1 +1,1 @@
-"""Where agents run: a directory, processes with limits, and a way out that leaves nothing behind."""
+"""Where agents run: Docker containers, bubblewrap or plain processes behind one interface. No agents, no verdicts."""

@@ -6,9 +6,9 @@ from collections import Counter
 from pathlib import Path
 
 from sandboxes.docker.leftovers import Thing
-from sandboxes.leftovers import Found
-from sandboxes.process import default_root
-from sandboxes.reaping import Seen, Where, look, reap
+from sandboxes.gc import Seen, Where, look, reap
+from sandboxes.local.leftovers import Found
+from sandboxes.local.process import default_root
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -18,14 +18,14 @@ import pytest
 from sqlalchemy import func, select
 
 from proxy.engine.process import free_port
-from proxy.pool.attempts import by_key
-from proxy.pool.completions import of_attempt, paths
+from proxy.pool.completions.store import of_attempt, paths
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
-from proxy.pool.runs import find_run
+from proxy.pool.rollouts.attempts import by_key
+from proxy.pool.rollouts.runs import find_run
 from proxy.pool.schema import attempts, completions, groups, proxies, rollouts
-from proxy.pool.steps import latest, metrics
-from proxy.pool.vocabulary import fingerprint
+from proxy.pool.tokenizer_fingerprint import fingerprint
+from proxy.pool.training.steps import latest, metrics
 from tests.conftest import need
 from tests.ranks import ranks_of
 

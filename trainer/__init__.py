@@ -1,1 +1,1 @@
-"""Turns recorded rollouts into a better policy: Megatron-core, CISPO, and the push of new weights to the engines."""
+"""Trains the policy on the pool's rollouts and pushes its weights to the engines."""

@@ -2,7 +2,8 @@
 
 In every update the head learns from the policy's hidden states and distributions of the same micro-batches, before
 the policy is changed by them. It has an optimizer and a gradient norm of its own, so the policy's update is bit for bit
-that of a run without a head. Left out: the loss (trainer/mtp.py), the layer (trainer/megatron/heads.py).
+that of a run without a head. Left out: the loss (trainer/megatron/mtp/loss.py), the layer
+(trainer/megatron/mtp/head.py).
 """
 
 import math
@@ -18,15 +19,15 @@ from torch.utils.checkpoint import checkpoint
 
 from proxy.pool.errors import UserError
 from trainer import config as settings
-from trainer.megatron.drafts import LAYOUTS, load_head
-from trainer.megatron.heads import Head, TensorShards, context_of, teacher_states
-from trainer.megatron.model import PolicyModel
+from trainer.config.model_shape import Shape
+from trainer.data.micro_batch import Packed
+from trainer.data.row import Row
+from trainer.megatron.model.model import PolicyModel
+from trainer.megatron.mtp.head import Head, TensorShards, context_of, teacher_states
+from trainer.megatron.mtp.loss import Drafts, acceptance, drafted_places, tail_kl
+from trainer.megatron.mtp.weights import LAYOUTS, load_head
 from trainer.megatron.optimizer import build_optimizer, set_learning_rate, sum_gradients, wrap
 from trainer.megatron.parallel import sum_over_data_ranks
-from trainer.mtp import Drafts, acceptance, drafted_places, tail_kl
-from trainer.packed import Packed
-from trainer.rows import Row
-from trainer.shape import Shape
 
 
 class Drafter:

@@ -10,20 +10,20 @@ from functools import partial
 from pathlib import Path
 
 from proxy.pool.errors import UserError
-from trainer.batch import assemble, choice_of
 from trainer.config import Config
-from trainer.ledger import Ledger
-from trainer.loss import policy_loss
-from trainer.match import demand_known_tokens
-from trainer.megatron import durable
+from trainer.data.assemble import assemble, choice_of
+from trainer.data.packing import key_cost, plan
+from trainer.loss.named_losses import configured
+from trainer.loss.policy_loss import policy_loss
+from trainer.megatron import atomic_dir
 from trainer.megatron.optimizer import learning_rate
 from trainer.megatron.parallel import Ranks
-from trainer.packing import key_cost, plan
 from trainer.policy import Policy
+from trainer.preflight import demand_known_tokens
 from trainer.report.describe import Clock, Facts
-from trainer.report.notes import Watched
 from trainer.report.reporter import Reporter
-from trainer.rules import configured
+from trainer.report.token_gradients import Watched
+from trainer.run_state import Ledger
 
 
 def train(config: Config, ranks: Ranks) -> None:
@@ -92,4 +92,4 @@ def prune(config: Config, step: int) -> None:
         for path in (Path(config.output) / kind).glob("step-*"):
             number = path.name.removeprefix("step-")
             if number.isdecimal() and int(number) <= step - config.checkpoint.keep:  # else a copy of somebody's
-                durable.remove(path)
+                atomic_dir.remove(path)

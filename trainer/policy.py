@@ -10,23 +10,23 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from proxy.pool.errors import UserError
 from trainer import config as settings
+from trainer.config.model_shape import read_shape
+from trainer.data.micro_batch import Packed
+from trainer.data.packing import Share, pack
+from trainer.data.routed_experts import replayed
+from trainer.data.row import Row
 from trainer.drafter import Drafter
-from trainer.experts import replayed
-from trainer.loss import Sums, Tokens
+from trainer.loss.policy_loss import Sums, Tokens
 from trainer.megatron.checkpoint import Checkpoints
-from trainer.megatron.drafts import export_head, kept_head
-from trainer.megatron.heads import HeadState
-from trainer.megatron.model import PolicyModel, build_model, transformer_config
+from trainer.megatron.model.model import PolicyModel, build_model, transformer_config
+from trainer.megatron.mtp.head import HeadState
+from trainer.megatron.mtp.loss import Drafts
+from trainer.megatron.mtp.weights import export_head, kept_head
 from trainer.megatron.optimizer import build_optimizer, set_learning_rate, sum_gradients, wrap
 from trainer.megatron.parallel import Ranks, max_over_data_ranks, sum_over_data_ranks
 from trainer.megatron.replay import Tally
 from trainer.megatron.schedule import forward, forward_backward
 from trainer.megatron.weights import load_weights, write_model
-from trainer.mtp import Drafts
-from trainer.packed import Packed
-from trainer.packing import Share, pack
-from trainer.rows import Row
-from trainer.shape import read_shape
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

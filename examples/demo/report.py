@@ -10,10 +10,10 @@ from rich.console import Console
 from sqlalchemy import func, select
 
 from proxy.pool.database import Pool
-from proxy.pool.groups import run_summary
-from proxy.pool.runs import find_run
+from proxy.pool.rollouts.groups import run_summary
+from proxy.pool.rollouts.runs import find_run
 from proxy.pool.schema import completions, rollouts
-from proxy.pool.steps import latest, metrics
+from proxy.pool.training.steps import latest, metrics
 
 BARS = " ▁▂▃▄▅▆▇█"
 HEADER = f"{'step':>4}  {'reward':>6}  {'':22}  {'tokens':>6}  {'stale':>5}  {'clipped':>7}  {'grad':>6}"

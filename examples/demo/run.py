@@ -21,8 +21,8 @@ from tasks import write as write_tasks
 
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
-from proxy.pool.runs import find_run
-from proxy.pool.steps import latest
+from proxy.pool.rollouts.runs import find_run
+from proxy.pool.training.steps import latest
 
 HERE = Path(__file__).parent
 AGENT = f"env MAX_TURNS={Settings.max_turns} {sys.executable} -I -S {HERE.parent / 'agents' / 'shell_agent.py'}"

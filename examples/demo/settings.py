@@ -9,7 +9,7 @@ RUN = "train"
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The demo's own knobs. Its tasks, teacher and model are in tasks.py, teacher.py and proxy/engine/tiny.py."""
+    """The demo's own knobs. Its tasks, teacher and model are in tasks.py, teacher.py and proxy/engine/tiny_model.py."""
 
     seed: int = 0
     control: bool = False

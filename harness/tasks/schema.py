@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from harness.trust import Augment, Clean, Pattern
-from sandboxes.base import Network, Profile, User
+from harness.tasks.verdict_options import Augment, Clean, Pattern
+from sandboxes.base import Limits, Network, Profile, User
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(gt=0)]
@@ -54,7 +54,7 @@ class TaskService(Strict, frozen=True, kw_only=True):
 
 
 class Verifier(Strict, frozen=True, kw_only=True):
-    """What gives the verdict on what the agent left. harness/rewards.py says what counts as a reward."""
+    """What gives the verdict on what the agent left. harness/verdict/rewards.py says what counts as a reward."""
 
     command: str = ""
     """Shell command. A task of domain `agent` needs one."""
@@ -70,7 +70,8 @@ class Verifier(Strict, frozen=True, kw_only=True):
     fresh: bool = False
     """Judge in a fresh sandbox that only the working directory is carried into."""
     keep: list[Pattern] = []
-    """Paths that the agent may make or change although they steer verifiers: conftest.py, say (harness/steering.py)."""
+    """Paths that steer verifiers but that the agent may create or change, such as conftest.py.
+    See harness/environment/protected_files.py."""
     network: Network | None = None
     """None: the task's."""
     env: dict[str, str] = {}
@@ -180,6 +181,10 @@ class Task(Strict, frozen=True, kw_only=True):
     """Carried along, never shown to the agent."""
     digest: str = ""
     """Of the directories' content; the loader writes it."""
+
+    def command_limits(self, seconds: float) -> Limits:
+        """Limits of one command in this task's sandbox, at most `seconds` long."""
+        return Limits(seconds=seconds, cpu_seconds=self.limits.cpu_seconds, output_bytes=self.limits.output_kb << 10)
 
 
 def fault_of(error: msgspec.ValidationError, whole: str) -> str:

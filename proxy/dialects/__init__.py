@@ -1,1 +1,1 @@
-"""The wire formats that agents speak: one file per dialect, each with the same functions in the same order."""
+"""One module per API dialect: parses its requests, writes its answers. No recording, no tokens."""

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, Protocol
 import msgspec
 
 from proxy.call import Call, CallError, Reply
-from proxy.toolcalls import Piece
+from proxy.parsing.turn_parser import Piece
 
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": keep-alive\n\n"

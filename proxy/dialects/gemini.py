@@ -16,9 +16,9 @@ from urllib.parse import parse_qs, unquote
 import msgspec
 
 from proxy.call import Call, CallError, Constraint, Overflow, Reply
-from proxy.constraints import ANY_OBJECT, answer_of, call_of
 from proxy.dialects.base import data, function, given, refuse, refuse_any, sealed, tool_call, unreadable, unsealed
-from proxy.toolcalls import Piece, Reasoning, Text
+from proxy.dialects.structured_output import ANY_OBJECT, answer_of, call_of
+from proxy.parsing.turn_parser import Piece, Reasoning, Text
 
 PROMPT, CHOICES = "contents", "generationConfig.candidateCount"
 STREAMED = "streamGenerateContent"

@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 
 from proxy.call import Call, CallError, Reply, ToolCall
-from proxy.constraints import openai
 from proxy.dialects.base import (
     at_least_one,
     effort,
@@ -32,7 +31,8 @@ from proxy.dialects.base import (
     unreadable,
     unsealed,
 )
-from proxy.toolcalls import Piece, Reasoning, Text
+from proxy.dialects.structured_output import openai
+from proxy.parsing.turn_parser import Piece, Reasoning, Text
 
 PROMPT, CHOICES = "input", ""
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}

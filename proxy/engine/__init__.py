@@ -1,1 +1,1 @@
-"""Everything about the inference engine: starting it, talking to it, and a scripted one for tests and teachers."""
+"""The engine side: client, replicas and routing, starting SGLang, scripted and tiny stand-ins. No recording."""

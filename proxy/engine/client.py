@@ -19,9 +19,9 @@ import msgspec
 from httptools import HttpParserError
 
 from proxy.engine.http import Connections
-from proxy.engine.mixture import Mixture
-from proxy.pool.experts import Experts, narrowed
-from proxy.pool.records import VersionSpan
+from proxy.engine.moe_config import Mixture
+from proxy.pool.completions.records import VersionSpan
+from proxy.pool.completions.routed_experts import Experts, narrowed
 
 ABORT_SECONDS = 5
 EVENT = b"data: {"

@@ -14,7 +14,7 @@ from contextlib import aclosing, suppress
 
 from proxy.engine.circuit import ELSEWHERE, REPLICA
 from proxy.engine.client import Ask, EngineError, Sampling
-from proxy.engine.mixture import layered_cache
+from proxy.engine.moe_config import layered_cache
 from proxy.engine.replica import KEEP, Origin, Place, Replica, Visit
 from proxy.engine.routing import choose, rates
 from proxy.pool.errors import PoolReadError

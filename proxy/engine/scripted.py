@@ -20,10 +20,10 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from proxy.engine.mixture import Mixture
+from proxy.engine.moe_config import Mixture
+from proxy.pool.completions.records import int_bytes
 from proxy.pool.errors import UserError
-from proxy.pool.records import int_bytes
-from proxy.template import ChatTemplate
+from proxy.prompt.template import ChatTemplate
 
 
 @dataclass(frozen=True)

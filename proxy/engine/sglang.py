@@ -17,7 +17,7 @@ from pathlib import Path
 
 from proxy.config import EngineConfig
 from proxy.engine import process
-from proxy.engine.mixture import LAYERED, layered_cache, read_mixture
+from proxy.engine.moe_config import LAYERED, layered_cache, read_mixture
 from proxy.pool.errors import UserError
 
 CPU_PATH = Path(__file__).parent / "cpu" / "path"

@@ -1,1 +1,1 @@
-"""The data pool: tables, states and the scheduler that proxy, harness and trainer share. Imports none of them."""
+"""The SQL pool: schema, connection and migrations. Queries live in the rooms below, one per concern."""

@@ -23,7 +23,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
-from proxy.pool.packed import Packed
+from proxy.pool.compressed_json import Packed
 
 
 class Said(TypeDecorator[str]):
@@ -56,7 +56,7 @@ runs = Table(
     Column("config", JSON, nullable=False),
     Column("queue_limit", Integer),  # groups that may be open or waiting; null: no trainer has set one
     Column("created_at", Float, nullable=False),
-    Column("owner", JSON(none_as_null=True)),  # the harness at work (proxy/pool/owners.py); null: none
+    Column("owner", JSON(none_as_null=True)),  # the harness at work (proxy/pool/processes/owners.py); null: none
     Column("owner_seen_at", Float),  # its last sign of life
 )
 
@@ -101,7 +101,7 @@ rollouts = Table(
     Column("attempt_id", Integer),  # the attempt whose outcome this is; null while running
     Column("reward", Float),  # null is missing, never 0
     Column("reward_parts", JSON),
-    Column("failure", Text),  # a kind of proxy/pool/failures.py
+    Column("failure", Text),  # a kind of proxy/pool/rollouts/failures.py
     Column("detail", Said),
     Column("finished_at", Float),
     UniqueConstraint("group_id", "member"),
@@ -136,12 +136,12 @@ proxies = Table(
     "proxies",
     metadata,
     Column("id", Integer, primary_key=True),
-    Column("owner", JSON, nullable=False),  # the process (proxy/pool/owners.py)
+    Column("owner", JSON, nullable=False),  # the process (proxy/pool/processes/owners.py)
     Column("seen_at", Float, nullable=False),  # its last sign of life
     Column("confirmed", Integer, nullable=False),  # of its completions, those up to this id were delivered or marked,
     Column("on_the_way", JSON, nullable=False),  # but for these
     Column("ended_at", Float),  # set: nothing of it is in doubt any more
-    Column("tokenizer", Text),  # the fingerprint of its ids (proxy/pool/vocabulary.py); null: not known
+    Column("tokenizer", Text),  # the fingerprint of its ids (proxy/pool/tokenizer_fingerprint.py); null: not known
 )
 
 completions = Table(
@@ -162,11 +162,13 @@ completions = Table(
     Column("reply", Packed, nullable=False),
     Column("path_crc", BigInteger, nullable=False),
     Column("proxy_id", Integer),  # who delivers it; null: nobody keeps account of that
-    Column("fingerprint", LargeBinary),  # of the request (proxy/retries.py)
+    Column("fingerprint", LargeBinary),  # of the request (proxy/recording/retries.py)
     Column("started_at", Float, nullable=False),
     Column("finished_at", Float, nullable=False),
-    Column("shape", JSON(none_as_null=True)),  # what the label is made from (proxy/pool/records.py: Shape)
-    Column("experts", LargeBinary),  # of what is new (proxy/pool/experts.py); null: none were asked for, or none came
+    Column("shape", JSON(none_as_null=True)),  # what the label is made from (proxy/pool/completions/records.py: Shape)
+    Column(
+        "experts", LargeBinary
+    ),  # of what is new (proxy/pool/completions/routed_experts.py); null: none were asked for, or none came
     Column("label", Text),  # main | subagent | side | compaction; null: the attempt is open, or older than labels
     UniqueConstraint("attempt_id", "ordinal"),
 )

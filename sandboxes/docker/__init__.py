@@ -1,1 +1,1 @@
-"""Sandboxes that are containers of a Docker engine, local or remote."""
+"""Sandboxes as Docker containers: images, networks, files, warm pool, leftovers. What all backends share lies above."""

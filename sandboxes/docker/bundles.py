@@ -26,9 +26,9 @@ from aiodocker.containers import DockerContainer
 
 from sandboxes.base import SandboxError, Spec
 from sandboxes.bundles import AGENTS, MANIFEST, RUNTIME, RUNTIME_NAME, Manifest, manifest_of
-from sandboxes.docker.engine import Engine
+from sandboxes.docker.daemon import Engine
 from sandboxes.docker.labels import IMAGE, KIND, PREFIX, SHARED, labels_of, owner_of, this_process
-from sandboxes.docker.supply import Supply
+from sandboxes.docker.wiring import Supply
 
 Way = Literal["volume", "bind"]
 NAME, VERSION, DIGEST = (PREFIX + "bundle." + name for name in ("name", "version", "digest"))

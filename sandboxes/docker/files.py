@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Self
 
 from sandboxes.base import SandboxError
-from sandboxes.docker.engine import Command, Engine
+from sandboxes.docker.daemon import Command, Engine
 from sandboxes.output import Kept
 
 CHUNK = 1 << 18

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from sandboxes.base import Image, ImageError, SandboxError, Spec
-from sandboxes.docker.context import digest, pack
-from sandboxes.docker.engine import Engine, EngineError
+from sandboxes.docker.build_context import digest, pack
+from sandboxes.docker.daemon import Engine, EngineError
 from sandboxes.docker.labels import BOOT, HOST, IMAGE, KIND, PID, PREFIX, STARTED, labels_of, this_process
 from sandboxes.docker.profiles import ACCOUNTS, AGENT, DEFAULT_WORK, Base, working_directory
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandboxes.base import Spec
-from sandboxes.processes import hidden, start_of
+from sandboxes.local.processes import hidden, start_of
 
 PREFIX = "blackforge."
 KIND = PREFIX + "kind"

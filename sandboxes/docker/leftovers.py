@@ -13,7 +13,7 @@ import aiodocker
 from aiodocker.networks import DockerNetwork
 from aiodocker.volumes import DockerVolume
 
-from sandboxes.docker.engine import Engine
+from sandboxes.docker.daemon import Engine
 from sandboxes.docker.labels import KIND, RUN, SHARED, Owner, owner_of
 
 OURS = json.dumps({"label": [KIND]})

@@ -1,4 +1,5 @@
-"""The way of a container to the proxy: a mounted socket and a forwarder as its main process (sandboxes/channel.py).
+"""The way of a container to the proxy: a mounted socket and a forwarder as its main process
+(sandboxes/network/forwarder.py).
 
 Where the engine sees the proxy's socket, its directory is bind-mounted. Elsewhere one relay container per run, on the
 engine's bridge, has the socket in a volume and passes connections on to the proxy's address. No firewall is touched and
@@ -14,11 +15,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from sandboxes import channel
 from sandboxes.base import SandboxError, Spec
-from sandboxes.docker.engine import Engine
+from sandboxes.docker.daemon import Engine
 from sandboxes.docker.labels import labels_of, this_process
-from sandboxes.docker.supply import Supplier, Supply
+from sandboxes.docker.wiring import Supplier, Supply
+from sandboxes.network import forwarder
 from sandboxes.output import Kept
 
 READY_SECONDS = 120.0
@@ -54,15 +55,15 @@ class Channel:
     async def supply(self, sandbox: str, spec: Spec) -> Supply:
         if spec.network == "none":
             return Supply()
-        target = f"unix:{channel.DIRECTORY}/{channel.SOCKET}"
+        target = f"unix:{forwarder.DIRECTORY}/{forwarder.SOCKET}"
         if not self.address and self.socket is not None:
             mount: Mapping[str, Any] = {"Type": "bind", "Source": str(self.socket.parent)}
-            mount = {**mount, "Target": channel.DIRECTORY, "ReadOnly": True}
-            target = f"unix:{channel.DIRECTORY}/{self.socket.name}"
+            mount = {**mount, "Target": forwarder.DIRECTORY, "ReadOnly": True}
+            target = f"unix:{forwarder.DIRECTORY}/{self.socket.name}"
         else:
             mount = _mount((await self._relayed()).volume, read_only=True)
-        main = channel.forwarder(self.runtime.python, target=target)
-        return Supply(main=main, mounts=[mount], model_url=channel.URL, ready=self._ready)
+        main = forwarder.forwarder(self.runtime.python, target=target)
+        return Supply(main=main, mounts=[mount], model_url=forwarder.URL, ready=self._ready)
 
     async def _ready(self, container: str) -> None:
         await _forwards(self.engine, container)
@@ -104,8 +105,8 @@ class Channel:
         return relay
 
     def _config(self, relay: "_Relay", supply: Supply) -> dict[str, Any]:
-        listen = f"unix:{channel.DIRECTORY}/{channel.SOCKET}"
-        main = [*channel.forwarder(self.runtime.python, listen, f"tcp:{self.address}"), "check"]
+        listen = f"unix:{forwarder.DIRECTORY}/{forwarder.SOCKET}"
+        main = [*forwarder.forwarder(self.runtime.python, listen, f"tcp:{self.address}"), "check"]
         return {
             "Image": self.runtime.image,
             "Entrypoint": main[:1],
@@ -151,7 +152,7 @@ class _Relay:
 
 def _mount(volume: str, read_only: bool) -> Mapping[str, Any]:
     options = {"NoCopy": True}
-    kind: dict[str, Any] = {"Type": "volume", "Source": volume, "Target": channel.DIRECTORY}
+    kind: dict[str, Any] = {"Type": "volume", "Source": volume, "Target": forwarder.DIRECTORY}
     return kind | {"ReadOnly": read_only, "VolumeOptions": options}
 
 

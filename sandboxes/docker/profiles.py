@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sandboxes.base import SandboxError, Spec, User
-from sandboxes.docker.supply import Supply
+from sandboxes.docker.wiring import Supply
 
 AGENT, VERIFIER = 10000, 10001
 """uids and gids, above those that distributions give out."""

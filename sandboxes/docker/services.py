@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sandboxes.base import SandboxError, Service, Spec
-from sandboxes.docker.engine import Command, Engine
+from sandboxes.docker.daemon import Command, Engine
 from sandboxes.docker.images import Images
 from sandboxes.docker.labels import IMAGE, KIND
 from sandboxes.docker.profiles import HARBOR_ROOT, limits_of

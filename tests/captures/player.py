@@ -17,9 +17,9 @@ from typing import Any
 import aiohttp
 
 from proxy.engine.scripted import Fault, Reply
-from proxy.pool.completions import paths
-from proxy.pool.records import Completion
-from proxy.template import ChatTemplate
+from proxy.pool.completions.records import Completion
+from proxy.pool.completions.store import paths
+from proxy.prompt.template import ChatTemplate
 from tests.captures.oracle import Continuation, continuations
 from tests.captures.recorded import Exchange, Session
 from tests.captures.replies import reply_of

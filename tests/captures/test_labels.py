@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.dialects import chat, messages, responses
+from proxy.dialects import anthropic, chat_completions, responses
 from proxy.dialects.base import Dialect, tool_call
-from proxy.pool.labels import labels
-from proxy.pool.records import Shape
-from proxy.shapes import Shapes
+from proxy.pool.completions.labels import labels
+from proxy.pool.completions.records import Shape
+from proxy.prompt.request_shape import Shapes
 from tests.captures.recorded import TRUTH, Exchange, Session, sessions
 
-DIALECTS: dict[str, Dialect] = {"chat": chat, "responses": responses, "anthropic": messages}
+DIALECTS: dict[str, Dialect] = {"chat": chat_completions, "responses": responses, "anthropic": anthropic}
 SESSIONS = sessions()
 AGENTS = sorted({session.agent for session in SESSIONS})
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from harness.cli import main
-from harness.rundir import RunDir
-from harness.services import Service, Wanted, service
+from harness.run_dir import RunDir
+from harness.setup.stack import Service, Wanted, service
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxy.pool.completions import paths
-from proxy.pool.records import Completion
+from proxy.pool.completions.records import Completion
+from proxy.pool.completions.store import paths
 
 
 @dataclass(frozen=True, order=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.cli import main
-from harness.services import Service, ask_health
+from harness.setup.stack import Service, ask_health
 from tests.harness.conftest import HELLO, SHELL_AGENT, results, write_tasks
 from tests.proxy.test_secrets import running
 

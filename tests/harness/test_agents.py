@@ -14,10 +14,10 @@ from harness.agents import INSTALLED
 from harness.agents.base import Endpoint
 from harness.agents.install import bundle_at
 from harness.cli import main
-from harness.services import Service
+from harness.setup.stack import Service
 from proxy.pool.database import open_pool
-from proxy.pool.recorded import finished_rollouts
-from proxy.pool.runs import find_run
+from proxy.pool.rollouts.runs import find_run
+from proxy.pool.training.finished_rollouts import finished_rollouts
 from tests.conftest import need
 from tests.harness import scripts
 from tests.harness.conftest import HELLO, results, write_tasks

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness.cli import main
-from harness.services import Service
+from harness.setup.stack import Service
 from tests.harness.conftest import HELLO, results, write_tasks
 
 QUESTION = {"id": "six", "domain": "reasoning", "instruction": "What is 6 * 7?"}

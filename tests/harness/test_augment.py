@@ -10,16 +10,16 @@ import msgspec
 import pytest
 from sqlalchemy import select
 
-from harness.augment import KINDS, apply, chosen, every, of_run
 from harness.cli import main
-from harness.services import Service
+from harness.environment.augment import KINDS, apply, chosen, every, of_run
+from harness.failure import AttemptFailed
+from harness.setup.stack import Service
 from harness.tasks import Task
-from harness.trust import Augment
-from harness.verifier import Failed
+from harness.tasks.verdict_options import Augment
 from proxy.pool.database import open_pool
 from proxy.pool.schema import attempts
 from sandboxes.base import Limits
-from sandboxes.process import ProcessSandbox, ProcessSandboxes
+from sandboxes.local.process import ProcessSandbox, ProcessSandboxes
 from tests.harness.conftest import HELLO, SHELL_AGENT, write_tasks
 
 PLAIN = ["--sandbox", "process"]
@@ -76,7 +76,7 @@ async def test_what_is_applied_and_what_is_passed_over(sandbox: ProcessSandbox) 
 
 async def test_a_variation_that_fails_is_the_environments_failure(sandbox: ProcessSandbox) -> None:
     task = msgspec.convert(HELLO, Task)
-    with pytest.raises(Failed) as failed:
+    with pytest.raises(AttemptFailed) as failed:
         await apply(sandbox, task, list(every(Augment(commands={"bad": "echo no; exit 4"}))))
     assert (failed.value.kind, failed.value.detail) == (
         "sandbox_start",

@@ -10,14 +10,14 @@ import msgspec
 import pytest
 
 from harness.agents.install import agents_directory
-from harness.backends import choose
 from harness.cli import main
-from harness.services import Service
+from harness.setup.sandbox_choice import choose
+from harness.setup.stack import Service
 from harness.tasks import Task
 from proxy.pool.errors import UserError
-from sandboxes.bubblewrap import why_not
 from sandboxes.bundles import RUNTIME_NAME, manifest_of
-from sandboxes.process import default_root
+from sandboxes.local.bubblewrap import why_not
+from sandboxes.local.process import default_root
 from tests.conftest import need
 from tests.harness.conftest import HELLO, HERE, ROOT, results, write_tasks
 

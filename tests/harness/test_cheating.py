@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.ground import lay, set_up, spec_of
-from harness.isolation import SetApart, apart
+from harness.environment.snapshot import lay, set_up, spec_of
 from harness.tasks import Task
-from harness.verifier import verify
+from harness.verdict.isolation import SetApart, apart
+from harness.verdict.verifier import verify
 from sandboxes.base import Limits
 from sandboxes.docker.backend import DockerSandboxes, Options
 from tests.harness.cheats import AS_ROOT, CHEATS

@@ -11,17 +11,17 @@ import pytest
 from sqlalchemy import func, select
 
 from harness.agents.command import Command
-from harness.books import Books
+from harness.async_pool import Books
 from harness.rollout import Bench, run_rollout
-from harness.services import Service
+from harness.setup.stack import Service
 from proxy.pool.database import open_pool
-from proxy.pool.groups import open_group
-from proxy.pool.runs import open_run
+from proxy.pool.rollouts.groups import open_group
+from proxy.pool.rollouts.runs import open_run
 from proxy.pool.schema import completions, groups
-from sandboxes.channel import SOCKET, URL
 from sandboxes.docker.backend import DockerSandboxes, Options
-from sandboxes.docker.engine import Engine
+from sandboxes.docker.daemon import Engine
 from sandboxes.docker.network import Channel, Runtime
+from sandboxes.network.forwarder import SOCKET, URL
 from tests.harness.cheats import CHEATS
 from tests.harness.test_cheating import HELLO
 

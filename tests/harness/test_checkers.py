@@ -8,12 +8,12 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from harness.checkers import Checking, check_answer, final_answer, read_score
-from harness.judge import Judge
-from harness.rewards import Verdict
+from harness.failure import AttemptFailed
 from harness.tasks import Task
-from harness.verifier import Failed
-from sandboxes.process import ProcessSandboxes
+from harness.verdict.checkers import Checking, check_answer, final_answer, read_score
+from harness.verdict.judge import Judge
+from harness.verdict.rewards import Verdict
+from sandboxes.local.process import ProcessSandboxes
 
 DOUBLE = "Text.\n```python\nwrong\n```\nBetter:\n```python\ndef double(n):\n    return 2 * n\n```\n"
 TESTS = {"command": "python3 check.py", "files": {"check.py": "from answer import double\nassert double(4) == 8\n"}}
@@ -95,7 +95,7 @@ async def test_the_reward_of_an_answer(using: Checking, given: Task, text: str, 
 
 async def test_a_pattern_that_takes_for_ever_is_ended(using: Checking) -> None:
     endless = task("regex", pattern="(a+)+b")
-    with pytest.raises(Failed, match=r"the pattern '\(a\+\)\+b' was not done after 0.5 s"):
+    with pytest.raises(AttemptFailed, match=r"the pattern '\(a\+\)\+b' was not done after 0.5 s"):
         await check_answer(endless, "a" * 60, Checking(using.sandboxes, regex_seconds=0.5))
 
 
@@ -110,7 +110,7 @@ async def test_a_judge_grades_by_the_rubric(using: Checking, judge: Callable[[st
 async def test_a_judge_in_trouble_is_a_missing_reward(
     using: Checking, judge: Callable[[str], Judge], words: str
 ) -> None:
-    with pytest.raises(Failed, match="the judge") as failed:
+    with pytest.raises(AttemptFailed, match="the judge") as failed:
         await check_answer(task("judge", rubric="be kind"), "x", Checking(using.sandboxes, judge(words)))
     assert failed.value.kind == "verifier"
 

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.cleanstart import clean_start, leftovers
-from harness.manifest import Manifest, take, write_difference
+from harness.environment.clean_start import clean_start, leftovers
+from harness.environment.file_manifest import Manifest, take, write_difference
 from harness.tasks import Task
 from sandboxes.base import Limits, Spec
-from sandboxes.process import ProcessSandbox, ProcessSandboxes
+from sandboxes.local.process import ProcessSandbox, ProcessSandboxes
 from tests.harness.conftest import HELLO
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness.ground import lay, set_up, spec_of
-from harness.isolation import apart
+from harness.environment.snapshot import lay, set_up, spec_of
 from harness.tasks import Task
+from harness.verdict.isolation import apart
 from sandboxes.base import Limits
 from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.docker.sandbox import DockerSandbox

@@ -14,8 +14,8 @@ import pytest
 
 from harness.agents import INSTALLED, runtime
 from harness.cli import main
-from harness.rundir import RunDir
-from harness.services import Service, Wanted, service
+from harness.run_dir import RunDir
+from harness.setup.stack import Service, Wanted, service
 from sandboxes.docker.labels import labels_of, this_process
 from tests.conftest import need
 from tests.harness.conftest import HELLO, results, write_tasks

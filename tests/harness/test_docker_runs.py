@@ -10,7 +10,7 @@ import pytest
 
 from harness.agents.install import agents_directory
 from harness.cli import main
-from harness.services import Service
+from harness.setup.stack import Service
 from proxy.pool.database import open_pool
 from sandboxes.bundles import PYTHON, RUNTIME_NAME, manifest_of
 from sandboxes.docker.labels import PID, labels_of, this_process

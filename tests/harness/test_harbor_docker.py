@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness.proof import Book, Plan, prove
 from harness.tasks import Task
 from harness.tasks.harbor import load_harbor
-from harness.trials import Wanted, run_trial
+from harness.validation.runner import Book, Plan, prove
+from harness.validation.trials import Wanted, run_trial
 from sandboxes.docker.backend import DockerSandboxes, Options
 from tests.harness.test_harbor import EXAMPLES, task_directory
 

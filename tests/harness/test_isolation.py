@@ -9,13 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.ground import Ground, lay
-from harness.isolation import SetApart, apart, keep_findings, safe_path
-from harness.manifest import MAX_FILES
+from harness.environment.file_manifest import MAX_FILES
+from harness.environment.snapshot import Ground, lay
+from harness.failure import AttemptFailed
 from harness.tasks import Task
-from harness.verifier import Failed, verify
+from harness.verdict.isolation import SetApart, apart, keep_findings, safe_path
+from harness.verdict.verifier import verify
 from sandboxes.base import Limits
-from sandboxes.process import ProcessSandbox, ProcessSandboxes
+from sandboxes.local.process import ProcessSandbox, ProcessSandboxes
 from tests.harness.conftest import HELLO
 
 
@@ -77,7 +78,7 @@ async def test_a_planted_test_runner_does_not_hide_among_many_files(user: str) -
         wanted = task(RUNS_TESTS, files=TESTS, user=user)
         hidden = judged(sandboxes, sandbox, wanted, f"echo '{LIAR}' > unittest.py; {many}")
         if user == "root":
-            with pytest.raises(Failed, match=f"more than {MAX_FILES} files"):
+            with pytest.raises(AttemptFailed, match=f"more than {MAX_FILES} files"):
                 await hidden
         else:
             reward, found = await hidden

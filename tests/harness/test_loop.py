@@ -13,21 +13,21 @@ from rich.console import Console
 from sqlalchemy import select
 
 from harness.agents.command import Command
-from harness.books import Books
-from harness.progress import Board
+from harness.agents.mix import Scaffold
+from harness.async_pool import Books
+from harness.loop import Loop, Plan
+from harness.monitor.progress import Board
 from harness.rollout import Bench, Budgets, Lanes
-from harness.run import Loop, Plan
-from harness.scaffolds import Scaffold
-from harness.services import Service
+from harness.setup.stack import Service
 from harness.tasks import Task
 from harness.tasks.mix import Mix, Source
 from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
-from proxy.pool.groups import Extras, Outcome, RolloutRow, finish_rollout, open_group, run_summary
-from proxy.pool.runs import open_run
+from proxy.pool.rollouts.groups import Extras, Outcome, RolloutRow, finish_rollout, open_group, run_summary
+from proxy.pool.rollouts.runs import open_run
 from proxy.pool.schema import attempts, events, groups
-from sandboxes.process import ProcessSandboxes
-from sandboxes.processes import table
+from sandboxes.local.process import ProcessSandboxes
+from sandboxes.local.processes import table
 from tests.harness.conftest import HELLO, SHELL_AGENT
 
 SHELL = Scaffold(name="shell", agent=Command(SHELL_AGENT))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from harness.metrics import shown
+from harness.monitor.metrics import shown
 from proxy.pool.errors import UserError
 from sandboxes.metrics import Metrics
 from tests.harness.conftest import HELLO, SHELL_AGENT

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from harness.quantities import same, value
+from harness.verdict.quantities import same, value
 
 
 @pytest.mark.parametrize(

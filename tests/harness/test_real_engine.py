@@ -13,11 +13,11 @@ import pytest
 
 from harness.agents import INSTALLED
 from harness.cli import main
-from harness.rundir import RunDir
-from harness.services import Service, Wanted, service
+from harness.run_dir import RunDir
+from harness.setup.stack import Service, Wanted, service
 from proxy.pool.database import open_pool
-from proxy.pool.recorded import finished_rollouts
-from proxy.pool.runs import find_run
+from proxy.pool.rollouts.runs import find_run
+from proxy.pool.training.finished_rollouts import finished_rollouts
 from tests.conftest import need
 from tests.harness.conftest import HELLO, results, write_tasks
 from tests.harness.test_agents import need_agent

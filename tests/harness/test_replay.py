@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from harness.cli import main
-from harness.services import Service, ask_health
+from harness.setup.stack import Service, ask_health
+from proxy.pool.completions.records import Completion
 from proxy.pool.database import open_pool
-from proxy.pool.recorded import finished_rollouts
-from proxy.pool.records import Completion
-from proxy.pool.runs import find_run
+from proxy.pool.rollouts.runs import find_run
+from proxy.pool.training.finished_rollouts import finished_rollouts
 from tests.harness.conftest import HELLO, SHELL_AGENT, results, write_tasks
 from tests.harness.test_agents import need_agent
 from tests.proxy.test_secrets import running

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from harness.rewards import NoReward, Verdict, below, from_json, from_text, joined
+from harness.verdict.rewards import NoReward, Verdict, below, from_json, from_text, joined
 
 
 @pytest.mark.parametrize(

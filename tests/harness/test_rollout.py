@@ -12,20 +12,20 @@ import pytest
 from sqlalchemy import select
 
 from harness.agents.command import Command
-from harness.books import Books
-from harness.pulse import Watched, run_watched
+from harness.async_pool import Books
+from harness.monitor.hang_watch import Watched, run_watched
 from harness.rollout import Bench, Budgets, run_rollout
-from harness.services import Service
-from proxy.pool.attempts import by_key
-from proxy.pool.budgets import note_trouble
+from harness.setup.stack import Service
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
-from proxy.pool.groups import OpenRollout, Outcome, open_group, open_rollouts
-from proxy.pool.runs import open_run
+from proxy.pool.rollouts.attempts import by_key
+from proxy.pool.rollouts.budgets import note_trouble
+from proxy.pool.rollouts.groups import OpenRollout, Outcome, open_group, open_rollouts
+from proxy.pool.rollouts.runs import open_run
 from proxy.pool.schema import attempts
 from sandboxes.base import ImageError, Limits, Result, SandboxError, Spec
-from sandboxes.process import ALONE, ProcessSandbox, ProcessSandboxes
-from sandboxes.processes import table
+from sandboxes.local.process import ALONE, ProcessSandbox, ProcessSandboxes
+from sandboxes.local.processes import table
 from tests.harness.conftest import HELLO, SHELL_AGENT
 
 

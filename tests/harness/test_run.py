@@ -15,14 +15,14 @@ import pytest
 from sqlalchemy import select, update
 
 from harness.cli import main
-from harness.services import Service
+from harness.setup.stack import Service
 from proxy.pool.database import Pool, open_pool
-from proxy.pool.runs import find_run, set_queue_limit
+from proxy.pool.inspect.verify import verify
+from proxy.pool.rollouts.runs import find_run, set_queue_limit
 from proxy.pool.schema import attempts, groups, rollouts, runs
-from proxy.pool.steps import Published, publish
-from proxy.pool.verify import verify
-from sandboxes.leftovers import collect
-from sandboxes.processes import table
+from proxy.pool.training.steps import Published, publish
+from sandboxes.local.leftovers import collect
+from sandboxes.local.processes import table
 from tests.harness.conftest import HELLO, SHELL_AGENT, results, write_tasks
 
 CommandLine = Callable[..., list[str]]

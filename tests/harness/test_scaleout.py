@@ -12,19 +12,19 @@ import pytest
 from sqlalchemy import select
 
 from harness.agents.command import Command
-from harness.books import Books
+from harness.async_pool import Books
 from harness.cli import main
+from harness.cluster.pickling import Station, pack, unpack
+from harness.cluster.task_directories import directories_of, moved, own_place, packed, unpacked
 from harness.rollout import Bench
-from harness.rundir import RunDir
-from harness.scaleout.parcels import directories_of, moved, own_place, packed, unpacked
-from harness.scaleout.wire import Station, pack, unpack
-from harness.services import Service, Wanted, service
+from harness.run_dir import RunDir
+from harness.setup.stack import Service, Wanted, service
 from proxy.pool.database import Pool, open_pool
-from proxy.pool.runs import find_run
+from proxy.pool.rollouts.runs import find_run
 from proxy.pool.schema import attempts
-from sandboxes.leftovers import Found, collect, found
-from sandboxes.process import ProcessSandboxes, remove
-from sandboxes.processes import table
+from sandboxes.local.leftovers import Found, collect, found
+from sandboxes.local.process import ProcessSandboxes, remove
+from sandboxes.local.processes import table
 from tests import postgres
 from tests.conftest import need
 from tests.harness.conftest import HELLO, SHELL_AGENT, results

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from harness.cli import main
-from harness.services import Service
 from harness.settings import AgentEntry, load_settings
+from harness.setup.stack import Service
 from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
-from proxy.pool.runs import find_run
-from proxy.pool.standing import standing
+from proxy.pool.inspect.run_status import standing
+from proxy.pool.rollouts.runs import find_run
 from tests.harness.conftest import HELLO, ROOT, SHELL_AGENT, results, write_tasks
 from tests.harness.test_run import start, wait_for
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from harness.services import Service
+from harness.setup.stack import Service
 from proxy.pool.database import open_pool
 from proxy.pool.schema import rollouts
 from tests.harness.conftest import HELLO

@@ -10,7 +10,7 @@ import pytest
 
 from harness.tasks import Part, Step, Task, TaskLimits, Verifier, load_tasks, parts_of
 from harness.tasks.schema import Checker, Solution, TaskImage, TaskService
-from harness.trust import Augment, Clean
+from harness.tasks.verdict_options import Augment, Clean
 from proxy.pool.errors import UserError
 from tests.harness.conftest import HELLO, ROOT, write_tasks
 

@@ -12,14 +12,14 @@ import pytest
 
 from harness.agents.install import agents_directory
 from harness.cli import main
-from harness.judge import MAX_FILE, described, read
-from harness.proof import Book, Plan, prove
 from harness.tasks import Task, load_tasks
-from harness.trials import Wanted, run_trial
-from harness.validate import VERDICTS
+from harness.validation.review import VERDICTS
+from harness.validation.runner import Book, Plan, prove
+from harness.validation.trials import Wanted, run_trial
+from harness.verdict.judge import MAX_FILE, described, read
 from sandboxes.bundles import RUNTIME_NAME, manifest_of
 from sandboxes.docker.backend import DockerSandboxes, Options
-from sandboxes.process import ProcessSandboxes
+from sandboxes.local.process import ProcessSandboxes
 from tests.conftest import need
 from tests.harness.conftest import HELLO, write_tasks
 

@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from harness.failure import AttemptFailed
 from harness.tasks import Task
-from harness.verifier import Failed, verify
-from sandboxes.process import ProcessSandbox, ProcessSandboxes
+from harness.verdict.verifier import verify
+from sandboxes.local.process import ProcessSandbox, ProcessSandboxes
 from tests.harness.conftest import HELLO
 
 
@@ -50,7 +51,7 @@ async def test_a_verdict(sandbox: ProcessSandbox, command: str, reward: float) -
     ],
 )
 async def test_no_verdict_is_a_failure_never_a_zero(sandbox: ProcessSandbox, command: str, detail: str) -> None:
-    with pytest.raises(Failed) as failed:
+    with pytest.raises(AttemptFailed) as failed:
         await verify(sandbox, judged(command, timeout=1))
     assert failed.value.kind == "verifier" and detail in failed.value.detail
 

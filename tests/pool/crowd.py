@@ -3,14 +3,14 @@
 import asyncio
 import time
 
-from proxy.pool.attempts import Ending, close_attempt, open_attempt, open_session
-from proxy.pool.completions import CompletionWriter
+from proxy.pool.completions.store import CompletionWriter
 from proxy.pool.database import open_pool
 from proxy.pool.errors import AttemptClosed
-from proxy.pool.groups import Outcome, finish_rollout, open_group, open_rollouts
-from proxy.pool.runs import open_run
-from proxy.pool.schedule import LeaseRule, lease
-from proxy.pool.steps import Published, publish
+from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt, open_session
+from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group, open_rollouts
+from proxy.pool.rollouts.runs import open_run
+from proxy.pool.training.steps import Published, publish
+from proxy.pool.training.windowed_fifo import LeaseRule, lease
 from tests.pool.make import TASK, new_completion
 
 RUN = "crowd"

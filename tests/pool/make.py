@@ -6,11 +6,11 @@ from array import array
 from collections.abc import Sequence
 from zlib import crc32
 
-from proxy.pool.attempts import open_attempt
-from proxy.pool.completions import CompletionWriter, to_row
+from proxy.pool.completions.records import NewCompletion, VersionSpan, int_bytes
+from proxy.pool.completions.store import CompletionWriter, to_row
 from proxy.pool.database import Pool, insert_row
-from proxy.pool.groups import Outcome, finish_rollout, open_group
-from proxy.pool.records import NewCompletion, VersionSpan, int_bytes
+from proxy.pool.rollouts.attempts import open_attempt
+from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
 from proxy.pool.schema import completions
 
 TASK = {"id": "t", "instruction": "do it", "domain": "agent"}

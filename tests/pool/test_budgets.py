@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.pool.attempts import by_key, open_attempt
-from proxy.pool.budgets import Budget, last_event, note_spent, note_trouble, seen, spent
 from proxy.pool.database import Pool
-from proxy.pool.groups import open_group
-from proxy.pool.runs import open_run
+from proxy.pool.rollouts.attempts import by_key, open_attempt
+from proxy.pool.rollouts.budgets import Budget, last_event, note_spent, note_trouble, seen, spent
+from proxy.pool.rollouts.groups import open_group
+from proxy.pool.rollouts.runs import open_run
 from tests.pool.make import TASK, new_completion, record
 
 

@@ -9,11 +9,11 @@ from zlib import crc32
 import pytest
 from sqlalchemy import update
 
-from proxy.pool.attempts import Ending, close_attempt, open_session
-from proxy.pool.completions import CompletionWriter, of_attempt, paths
+from proxy.pool.completions.records import Shape, int_bytes
+from proxy.pool.completions.store import CompletionWriter, of_attempt, paths
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import AttemptClosed, PoolWriteError
-from proxy.pool.records import Shape, int_bytes
+from proxy.pool.rollouts.attempts import Ending, close_attempt, open_session
 from proxy.pool.schema import completions
 from tests.pool.make import new_completion
 

@@ -8,13 +8,13 @@ from multiprocessing import get_context
 import pytest
 from sqlalchemy import select
 
-from proxy.pool.attempts import Ending, close_attempt, open_session
-from proxy.pool.completions import of_attempt
+from proxy.pool.completions.store import of_attempt
 from proxy.pool.database import Pool
-from proxy.pool.groups import open_group
-from proxy.pool.runs import open_run
+from proxy.pool.rollouts.attempts import Ending, close_attempt, open_session
+from proxy.pool.rollouts.groups import open_group
+from proxy.pool.rollouts.runs import open_run
 from proxy.pool.schema import attempts, groups, policy_versions
-from proxy.pool.steps import Published, publish
+from proxy.pool.training.steps import Published, publish
 from tests.pool import crowd
 from tests.pool.make import TASK
 

@@ -12,7 +12,7 @@ from sqlalchemy import create_engine, select, text
 
 from proxy.pool.database import HEAD, Pool, locked, open_pool, retried, upgrade
 from proxy.pool.errors import PoolReadError, PoolWriteError, UserError
-from proxy.pool.runs import find_run, open_run, record_event, set_queue_limit
+from proxy.pool.rollouts.runs import find_run, open_run, record_event, set_queue_limit
 from proxy.pool.schema import metadata, runs
 from tests.postgres import Server
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from sqlalchemy import select, update
 
-from proxy.pool.attempts import Ending, close_attempt, open_session
-from proxy.pool.completions import CompletionWriter, Ledger, of_attempt
+from proxy.pool.completions.records import ABANDONED
+from proxy.pool.completions.store import CompletionWriter, Ledger, of_attempt
 from proxy.pool.database import Pool, open_pool
-from proxy.pool.deliveries import (
+from proxy.pool.processes.deliveries import (
     claim,
     confirm,
     mark_delivered,
@@ -24,7 +24,7 @@ from proxy.pool.deliveries import (
     release,
     settle_the_dead,
 )
-from proxy.pool.records import ABANDONED
+from proxy.pool.rollouts.attempts import Ending, close_attempt, open_session
 from proxy.pool.schema import proxies
 from tests.pool.make import new_completion
 

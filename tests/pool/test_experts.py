@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import update
 
-from proxy.pool.attempts import open_session
-from proxy.pool.completions import of_attempt, of_attempts
+from proxy.pool.completions.records import int_bytes
+from proxy.pool.completions.routed_experts import Experts, narrowed, pack, unpack
+from proxy.pool.completions.store import of_attempt, of_attempts
 from proxy.pool.database import open_pool
-from proxy.pool.experts import Experts, narrowed, pack, unpack
-from proxy.pool.records import int_bytes
+from proxy.pool.inspect.verify import verify
+from proxy.pool.rollouts.attempts import open_session
 from proxy.pool.schema import completions
-from proxy.pool.verify import verify
 from tests.pool.make import new_completion, record
 
 

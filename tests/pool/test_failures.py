@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
-from proxy.pool.failures import CAP, FAILURES, Cap, Treatment, alarming, treatment
+from proxy.pool.rollouts.failures import CAP, FAILURES, Cap, Treatment, alarming, treatment
 
 VECTORS = json.loads((Path(__file__).parent.parent / "trainer" / "vectors.json").read_text())
 

@@ -3,18 +3,26 @@
 import pytest
 from sqlalchemy import select
 
-from proxy.pool.attempts import HasOutcome, by_key, open_attempt
 from proxy.pool.database import Pool
-from proxy.pool.failures import REPLACED
-from proxy.pool.groups import Extras, OpenRollout, Outcome, finish_rollout, open_group, open_rollouts, run_summary
-from proxy.pool.queue import lost_groups, opened_in_order, replacements
-from proxy.pool.recorded import finished_rollouts
-from proxy.pool.runs import admission, open_run
-from proxy.pool.schedule import LeasedRollout, LeaseRule, lease
+from proxy.pool.rollouts.attempts import HasOutcome, by_key, open_attempt
+from proxy.pool.rollouts.failures import REPLACED
+from proxy.pool.rollouts.groups import (
+    Extras,
+    OpenRollout,
+    Outcome,
+    finish_rollout,
+    open_group,
+    open_rollouts,
+    run_summary,
+)
+from proxy.pool.rollouts.queue import lost_groups, opened_in_order, replacements
+from proxy.pool.rollouts.runs import admission, open_run
 from proxy.pool.schema import groups, rollouts
-from proxy.pool.steps import Published, publish
+from proxy.pool.training.finished_rollouts import finished_rollouts
+from proxy.pool.training.steps import Published, publish
+from proxy.pool.training.windowed_fifo import LeasedRollout, LeaseRule, lease
 from tests.pool.make import TASK, new_completion, record
-from trainer.advantages import group_relative
+from trainer.credit.advantages import group_relative
 
 RULE = LeaseRule(groups=1, window=8, max_staleness=1)
 

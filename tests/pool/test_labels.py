@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, select, text
 
-from proxy.pool.attempts import Ending, close_attempt, close_interrupted, open_attempt, open_session
-from proxy.pool.completions import labelled, of_attempt
+from proxy.pool.completions.records import NewCompletion, Shape
+from proxy.pool.completions.store import labelled, of_attempt
 from proxy.pool.database import Pool, open_pool, upgrade
-from proxy.pool.export import export
-from proxy.pool.groups import open_group
-from proxy.pool.records import NewCompletion, Shape
-from proxy.pool.runs import find_run, open_run
+from proxy.pool.inspect.export import export
+from proxy.pool.inspect.show import show
+from proxy.pool.rollouts.attempts import Ending, close_attempt, close_interrupted, open_attempt, open_session
+from proxy.pool.rollouts.groups import open_group
+from proxy.pool.rollouts.runs import find_run, open_run
 from proxy.pool.schema import completions
-from proxy.pool.show import show
 from tests.pool.make import TASK, new_completion, record
 
 TITLE, WORK, HELPER = Shape(system=1, opening=1), Shape(tools=9, system=2, opening=2), Shape(tools=8, opening=3)

@@ -10,16 +10,16 @@ from sqlalchemy import select, update
 
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
-from proxy.pool.owners import STALE_SECONDS, owned
-from proxy.pool.runs import Run, open_run
+from proxy.pool.inspect.run_status import standing
+from proxy.pool.processes.owners import STALE_SECONDS, owned
+from proxy.pool.rollouts.runs import Run, open_run
 from proxy.pool.schema import runs
-from proxy.pool.standing import standing
 
 HOLDER = """
 import sys, time
 from proxy.pool.database import open_pool
-from proxy.pool.owners import owned
-from proxy.pool.runs import find_run
+from proxy.pool.processes.owners import owned
+from proxy.pool.rollouts.runs import find_run
 pool = open_pool(sys.argv[1])
 with owned(pool, find_run(pool, "r")):
     print("held", flush=True)

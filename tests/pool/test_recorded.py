@@ -1,9 +1,9 @@
 """Finished rollouts read back, and the list of failures."""
 
 from proxy.pool.database import Pool
-from proxy.pool.groups import open_group
-from proxy.pool.recorded import finished_rollouts
-from proxy.pool.runs import open_run
+from proxy.pool.rollouts.groups import open_group
+from proxy.pool.rollouts.runs import open_run
+from proxy.pool.training.finished_rollouts import finished_rollouts
 from tests.pool.make import TASK, finished_group
 
 

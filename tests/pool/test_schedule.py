@@ -7,15 +7,15 @@ from random import Random
 
 import pytest
 
-from proxy.pool.attempts import open_attempt
-from proxy.pool.completions import to_row
+from proxy.pool.completions.store import to_row
 from proxy.pool.database import Pool, insert_row
 from proxy.pool.errors import UserError
-from proxy.pool.groups import Outcome, finish_rollout, open_group, open_rollouts
-from proxy.pool.runs import Admission, admission, open_run
-from proxy.pool.schedule import Lease, LeaseRule, lease, pick
+from proxy.pool.rollouts.attempts import open_attempt
+from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group, open_rollouts
+from proxy.pool.rollouts.runs import Admission, admission, open_run
 from proxy.pool.schema import completions
-from proxy.pool.steps import Published, latest, metrics, publish, reopen_after
+from proxy.pool.training.steps import Published, latest, metrics, publish, reopen_after
+from proxy.pool.training.windowed_fifo import Lease, LeaseRule, lease, pick
 from tests.pool.make import TASK, finished_group, new_completion
 
 VECTORS = json.loads((Path(__file__).parent.parent / "trainer" / "vectors.json").read_text())

@@ -11,12 +11,12 @@ from zlib import crc32
 import pytest
 from sqlalchemy import update
 
-from proxy.cli import main
-from proxy.pool.attempts import Ending, close_attempt, open_attempt
+from proxy.commands.main import main
+from proxy.pool.completions.records import NewCompletion, int_bytes
 from proxy.pool.database import Pool
-from proxy.pool.groups import Outcome, finish_rollout, open_group
-from proxy.pool.records import NewCompletion, int_bytes
-from proxy.pool.runs import open_run
+from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt
+from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
+from proxy.pool.rollouts.runs import open_run
 from proxy.pool.schema import completions
 from tests.conftest import need
 from tests.pool.make import TASK, new_completion, record

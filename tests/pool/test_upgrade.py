@@ -2,11 +2,11 @@
 
 from sqlalchemy import MetaData, create_engine, insert
 
-from proxy.pool.attempts import Ending, close_attempt
-from proxy.pool.completions import CompletionWriter, labelled, of_attempt, paths, to_row
+from proxy.pool.completions.store import CompletionWriter, labelled, of_attempt, paths, to_row
 from proxy.pool.database import open_pool, upgrade
-from proxy.pool.deliveries import claim, mark_undelivered, missing_of, open_ledger
-from proxy.pool.verify import verify
+from proxy.pool.inspect.verify import verify
+from proxy.pool.processes.deliveries import claim, mark_undelivered, missing_of, open_ledger
+from proxy.pool.rollouts.attempts import Ending, close_attempt
 from tests.pool.make import new_completion
 
 

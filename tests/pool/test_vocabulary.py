@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models
 
-from proxy.pool.vocabulary import fingerprint
+from proxy.pool.tokenizer_fingerprint import fingerprint
 
 
 def write(directory: Path, **parts: object) -> Path:

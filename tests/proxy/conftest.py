@@ -18,13 +18,13 @@ from aiohttp import web
 from proxy.config import AdmissionConfig, Config, EngineConfig, LimitsConfig, ProxyConfig, SamplingConfig
 from proxy.engine.scripted import Script, ScriptedEngine
 from proxy.engine.sglang import Sglang
-from proxy.engine.tiny import make_tiny_model
-from proxy.pool.attempts import by_key
-from proxy.pool.completions import of_attempt, paths
+from proxy.engine.tiny_model import make_tiny_model
+from proxy.pool.completions.records import Completion
+from proxy.pool.completions.store import of_attempt, paths
 from proxy.pool.database import Pool, open_pool
-from proxy.pool.records import Completion
+from proxy.pool.rollouts.attempts import by_key
+from proxy.prompt.template import ChatTemplate
 from proxy.server import Gateway
-from proxy.template import ChatTemplate
 from tests.conftest import need
 
 SHELL = {

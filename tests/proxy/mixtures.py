@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from proxy.engine.tiny import TinySizes, make_tiny_model
+from proxy.engine.tiny_model import TinySizes, make_tiny_model
 
 EXPERTS, TOP_K, WIDTH = 8, 2, 32
 SIZES = TinySizes(hidden=64, intermediate=WIDTH, heads=4, kv_heads=2, head_dim=16, init_std=0.2, tied=False)

@@ -1,6 +1,6 @@
 """A turn through the parser, for the tests of its formats."""
 
-from proxy.toolcalls import Piece, Reasoning, Text, TurnParser
+from proxy.parsing.turn_parser import Piece, Reasoning, Text, TurnParser
 
 
 def pieces_of(parser: TurnParser, chunks: list[str]) -> list[Piece]:

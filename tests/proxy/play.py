@@ -18,11 +18,11 @@ from zlib import crc32
 import aiohttp
 
 from proxy.call import Call
-from proxy.dialects import chat
-from proxy.pool.records import NewCompletion, Shape, int_bytes
-from proxy.splice import Prompt, Tree
-from proxy.template import ChatTemplate
-from proxy.turn import Turn
+from proxy.dialects import chat_completions
+from proxy.pool.completions.records import NewCompletion, Shape, int_bytes
+from proxy.prompt.splice import Prompt, Tree
+from proxy.prompt.template import ChatTemplate
+from proxy.recording.turn import Turn
 from tests.proxy.written import TOOLS, WRITERS, Calls
 from tests.proxy.zoo import SPECIAL, Family
 
@@ -207,7 +207,7 @@ class Rollout:
 
     def call(self, messages: list[dict[str, Any]]) -> Call:
         body = {"model": "m", "messages": messages, "tools": self.tools, "chat_template_kwargs": self.family.options}
-        return chat.read(json.dumps(body).encode(), "/v1/chat/completions")
+        return chat_completions.read(json.dumps(body).encode(), "/v1/chat/completions")
 
     def rendered(self, messages: list[dict[str, Any]]) -> str:
         """What the template says of these messages, as they were sent."""

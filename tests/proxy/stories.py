@@ -9,9 +9,9 @@ from typing import Any
 
 from proxy.call import Call, Constraint
 from proxy.dialects.base import function, tool_call
-from proxy.pool.labels import labels
-from proxy.pool.records import Shape
-from proxy.shapes import Shapes
+from proxy.pool.completions.labels import labels
+from proxy.pool.completions.records import Shape
+from proxy.prompt.request_shape import Shapes
 
 Message = dict[str, Any]
 SYSTEM = "You work on the user's files with the tools that you have. Look before you write."

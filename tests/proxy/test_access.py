@@ -13,15 +13,15 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from proxy.access import is_loopback
-from proxy.cli import main
+from proxy.commands.main import main
 from proxy.config import Config, EngineConfig, ProxyConfig
-from proxy.pool.attempts import Attempt, Ending, close_attempt, open_attempt
-from proxy.pool.completions import of_attempt
+from proxy.http.auth import is_loopback
+from proxy.pool.completions.store import of_attempt
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
-from proxy.pool.groups import open_group
-from proxy.pool.runs import open_run
+from proxy.pool.rollouts.attempts import Attempt, Ending, close_attempt, open_attempt
+from proxy.pool.rollouts.groups import open_group
+from proxy.pool.rollouts.runs import open_run
 from proxy.server import Gateway
 from tests.proxy.conftest import Serve, Stand, listening, user
 

@@ -15,15 +15,15 @@ import aiohttp
 import msgspec
 import pytest
 
-from proxy.admission import SMALL, Gate, Room, Work
 from proxy.call import CallError
 from proxy.config import Config, EngineConfig
 from proxy.engine.scripted import ScriptedEngine
-from proxy.pool.attempts import Attempt, open_attempt
-from proxy.pool.groups import open_group
-from proxy.pool.runs import open_run
+from proxy.http.admission import SMALL, Gate, Room, Work
+from proxy.pool.rollouts.attempts import Attempt, open_attempt
+from proxy.pool.rollouts.groups import open_group
+from proxy.pool.rollouts.runs import open_run
+from proxy.prompt.template import ChatTemplate
 from proxy.server import Gateway
-from proxy.template import ChatTemplate
 from tests.pool.make import TASK
 from tests.proxy.conftest import Serve, Stand, listening, served, user
 from tests.proxy.wires import WIRES, Wire, events

@@ -12,16 +12,16 @@ import aiohttp
 import msgspec
 import pytest
 
-from proxy import channel
-from proxy.cli import main
+from proxy.commands.main import main
 from proxy.config import Config, EngineConfig
 from proxy.engine.scripted import ScriptedEngine
-from proxy.pool.attempts import Attempt, Ending, close_attempt
-from proxy.pool.completions import of_attempt
+from proxy.http import sandbox_listener
+from proxy.pool.completions.store import of_attempt
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
+from proxy.pool.rollouts.attempts import Attempt, Ending, close_attempt
+from proxy.prompt.template import ChatTemplate
 from proxy.server import Gateway
-from proxy.template import ChatTemplate
 from tests.proxy.conftest import listening, served, user
 from tests.proxy.test_access import CALLS, attempts
 from tests.proxy.test_cli import launch, wait_until
@@ -56,7 +56,7 @@ async def door(tmp_path: Path, tiny_model: Path, short: Path) -> AsyncIterator[D
         runner = gateway.sandbox_runner(1)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        await aiohttp.web.SockSite(runner, channel.listen_unix(short / "s")).start()
+        await aiohttp.web.SockSite(runner, sandbox_listener.listen_unix(short / "s")).start()
         http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(short / "s"))))
         pool = open_pool(str(tmp_path / "pool.db"))
         yield Door(http, url, pool, list(attempts(pool)))
@@ -128,28 +128,28 @@ def test_a_socket_that_a_killed_proxy_left_is_taken_over(tmp_path: Path, tiny_mo
 
 def test_sockets_that_cannot_be_are_one_sentence(short: Path) -> None:
     with pytest.raises(UserError, match="has 3[0-9]{2} bytes, a Unix socket's at most 107; name a shorter one"):
-        channel.listen_unix(short / ("x" * 300))
+        sandbox_listener.listen_unix(short / ("x" * 300))
     short.mkdir()
     (short / "pool.db").touch()
     with pytest.raises(UserError, match="must hold nothing else; name one of its own: .* holds pool.db"):
-        channel.listen_unix(short / "s")
+        sandbox_listener.listen_unix(short / "s")
     with pytest.raises(UserError, match="is taken by a file"):
-        channel.listen_unix(short / "pool.db")
+        sandbox_listener.listen_unix(short / "pool.db")
     (short / "pool.db").unlink()
-    with channel.listen_unix(short / "s") as held:
+    with sandbox_listener.listen_unix(short / "s") as held:
         held.listen()
         with pytest.raises(UserError, match="in use by another proxy"):
-            channel.listen_unix(short / "s")
+            sandbox_listener.listen_unix(short / "s")
     with pytest.raises(UserError, match=r"cannot be made \(File exists\)"):
-        channel.listen_unix(short / "s" / "s")
+        sandbox_listener.listen_unix(short / "s" / "s")
 
 
 @pytest.mark.parametrize("address", ["8000", "a:b", ":80", "a:70000"])
 def test_an_address_that_is_none_is_one_sentence(address: str) -> None:
     with pytest.raises(UserError, match=f"is HOST:PORT .*: {address}"):
-        channel.parse_address(address)
+        sandbox_listener.parse_address(address)
 
 
 def test_any_user_inside_may_connect(short: Path) -> None:
-    with channel.listen_unix(short / "s"):
+    with sandbox_listener.listen_unix(short / "s"):
         assert (short / "s").stat().st_mode & 0o777 == 0o666 and short.stat().st_mode & 0o111 == 0o111

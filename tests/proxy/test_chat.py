@@ -6,7 +6,7 @@ import msgspec
 import openai
 
 from proxy.engine.scripted import Reply
-from proxy.template import ChatTemplate
+from proxy.prompt.template import ChatTemplate
 from tests.proxy.conftest import SHELL, Seen, Serve, shell_call, user
 
 

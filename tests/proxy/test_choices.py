@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from proxy.choices import Choice, answered
 from proxy.engine.client import EngineError
 from proxy.engine.scripted import Fault
-from proxy.pool.verify import verify
+from proxy.pool.inspect.verify import verify
+from proxy.recording.parallel_answers import Choice, answered
 from tests.proxy.conftest import SHELL, Serve, Stand, shell_call, user
 
 WORDS = ("one", "two", "three")

@@ -13,13 +13,13 @@ import aiohttp
 import msgspec
 import pytest
 
-from proxy.cli import main
+from proxy.commands.main import main
 from proxy.config import EngineConfig
 from proxy.engine import process
 from proxy.engine.sglang import CPU_PATH, command, environment
-from proxy.pool.attempts import by_key
-from proxy.pool.completions import of_attempt
+from proxy.pool.completions.store import of_attempt
 from proxy.pool.database import open_pool
+from proxy.pool.rollouts.attempts import by_key
 
 SCRIPT = "def answer(prompt, ids):\n    return 'ok'\n"
 

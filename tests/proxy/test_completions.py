@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from proxy.engine.scripted import Reply
-from proxy.template import ChatTemplate
+from proxy.prompt.template import ChatTemplate
 from tests.proxy.conftest import Seen, Serve, Stand
 
 PATH = "/v1/completions"

@@ -7,11 +7,11 @@ import msgspec
 import pytest
 
 from proxy.call import Call
-from proxy.constraints import call_of, engine_params
+from proxy.dialects.structured_output import call_of, engine_params
 from proxy.engine.sglang import Sglang
-from proxy.formats import FORMATS, Schemas
-from proxy.formats.qwen import Qwen
-from proxy.toolcalls import ParsedCall, TurnParser
+from proxy.parsing.formats import FORMATS, Schemas
+from proxy.parsing.formats.qwen import Qwen
+from proxy.parsing.turn_parser import ParsedCall, TurnParser
 from tests.proxy.conftest import SHELL, Serve, shell_call, user
 
 SCHEMA = {"type": "object", "properties": {"title": {"type": "string", "maxLength": 20}}, "required": ["title"]}

@@ -4,7 +4,7 @@ import pytest
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from proxy.environment import FieldsFirst
+from proxy.prompt.environment import FieldsFirst
 
 VALUES = {
     "message": {"role": "user", "items": "not the method", "none": None, "f": "{0}".format, 1: "one"},

@@ -11,17 +11,17 @@ from typing import Any
 import aiohttp
 import pytest
 
-from proxy.cli import main
+from proxy.commands.main import main
 from proxy.config import Config, EngineConfig
 from proxy.engine.client import Ask, Sampling
 from proxy.engine.fleet import Fleet, Route
 from proxy.engine.replica import Origin
 from proxy.engine.scripted import Fault, Reply, ScriptedEngine
-from proxy.pool.attempts import Ending, by_key, close_attempt
+from proxy.pool.completions.records import ABANDONED
 from proxy.pool.database import open_pool
-from proxy.pool.records import ABANDONED
+from proxy.pool.rollouts.attempts import Ending, by_key, close_attempt
+from proxy.prompt.template import ChatTemplate
 from proxy.server import Gateway
-from proxy.template import ChatTemplate
 from tests.proxy.conftest import SHELL, Serve, Stand, listening, user
 
 SURROGATE = b'{"messages": [{"role": "user", "content": "\\ud800"}]}'

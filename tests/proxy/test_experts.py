@@ -11,12 +11,12 @@ import pytest
 from proxy.config import Config, EngineConfig
 from proxy.engine.client import Ask, Description, EngineError, Sampling
 from proxy.engine.fleet import Fleet
-from proxy.engine.mixture import Mixture
+from proxy.engine.moe_config import Mixture
 from proxy.engine.replica import Origin
 from proxy.engine.scripted import Fault, Reply, chosen
 from proxy.engine.sglang import Sglang
+from proxy.pool.completions.records import Completion, int_bytes
 from proxy.pool.errors import UserError
-from proxy.pool.records import Completion, int_bytes
 from proxy.server import Gateway
 from tests.proxy.conftest import Serve, Stand, user
 

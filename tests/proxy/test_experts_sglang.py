@@ -18,7 +18,7 @@ from aiohttp import web
 
 from proxy.config import EngineConfig
 from proxy.engine.sglang import CPU_PATH, Sglang
-from proxy.pool.experts import Experts
+from proxy.pool.completions.routed_experts import Experts
 from tests.conftest import need
 from tests.proxy.conftest import Serve, listening, user
 from tests.proxy.mixtures import EXPERTS, SIZES, TOP_K, make_mixture

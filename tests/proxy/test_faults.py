@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from proxy.engine.scripted import Fault, Reply
-from proxy.pool.verify import verify
+from proxy.pool.inspect.verify import verify
 from tests.proxy.conftest import Serve, Stand
 from tests.proxy.wires import WIRES, Wire, events
 

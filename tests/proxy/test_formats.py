@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.formats import FORMATS, Recorded, Schemas, choose
+from proxy.parsing.formats import FORMATS, Recorded, Schemas, choose
+from proxy.parsing.turn_parser import ParsedCall, Piece, Reasoning, Text, TurnParser
 from proxy.pool.errors import UserError
-from proxy.toolcalls import ParsedCall, Piece, Reasoning, Text, TurnParser
 from tests.proxy.parsing import pieces_of
 from tests.proxy.written import ONE, PARAMETERS, SAMPLES, TOOLS, WRITERS, Calls
 

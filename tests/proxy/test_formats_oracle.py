@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from proxy.engine.sglang import CPU_PATH
-from proxy.toolcalls import Reasoning, Text
+from proxy.parsing.turn_parser import Reasoning, Text
 from tests.conftest import need
 from tests.proxy.test_formats import parse, said, think
 from tests.proxy.written import SAMPLES, TOOLS, WRITERS

@@ -9,7 +9,7 @@ import pytest
 from proxy.config import load_config
 from proxy.engine.scripted import Reply
 from proxy.pool.errors import UserError
-from proxy.template import ChatTemplate
+from proxy.prompt.template import ChatTemplate
 from tests.proxy.conftest import Serve, Stand, user
 from tests.proxy.written import SAMPLES, TOOLS, WRITERS
 

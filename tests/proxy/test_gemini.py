@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from proxy.engine.scripted import Fault, Reply
-from proxy.template import ChatTemplate
+from proxy.prompt.template import ChatTemplate
 from tests.proxy.conftest import SHELL, Seen, Serve, Stand, shell_call, user
 
 PATH = "/v1beta/models/tiny:generateContent"

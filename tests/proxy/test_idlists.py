@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.idlists import KEPT, IdLists
-from proxy.prefix import BLOCK, shared
+from proxy.prompt.common_prefix import BLOCK, shared
+from proxy.prompt.json_ids import KEPT, IdLists
 
 IDS = st.lists(st.integers(0, 300_000), max_size=6)
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from proxy.pool.attempts import Ending, close_attempt
-from proxy.pool.completions import labelled
+from proxy.pool.completions.store import labelled
+from proxy.pool.rollouts.attempts import Ending, close_attempt
 from tests.proxy.conftest import SHELL, Serve, shell_call, user
 from tests.proxy.stories import STORIES, Story, says, system, work
 from tests.proxy.stories import user as task

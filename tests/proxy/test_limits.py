@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.cli import main
-from proxy.limits import nests_deeper
+from proxy.commands.main import main
+from proxy.http.limits import nests_deeper
 from tests.proxy.conftest import SHELL, Serve, Stand, user
 
 HELLO: dict[str, Any] = {"messages": [user("hi")]}

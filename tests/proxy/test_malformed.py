@@ -25,10 +25,10 @@ from sqlalchemy import func, select
 from proxy.config import Config, EngineConfig
 from proxy.engine.scripted import Reply, ScriptedEngine
 from proxy.pool.database import Pool, open_pool
+from proxy.pool.inspect.verify import verify
 from proxy.pool.schema import completions
-from proxy.pool.verify import verify
+from proxy.prompt.template import ChatTemplate
 from proxy.server import Gateway
-from proxy.template import ChatTemplate
 from tests.proxy.conftest import listening, served, shell_call
 from tests.proxy.generated import GRAMMARS, Request, requests
 

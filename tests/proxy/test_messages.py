@@ -6,7 +6,7 @@ import anthropic
 import pytest
 
 from proxy.engine.scripted import Fault, Reply
-from proxy.template import ChatTemplate
+from proxy.prompt.template import ChatTemplate
 from tests.proxy.conftest import SHELL, Seen, Serve, Stand, shell_call, user
 
 TOOL = {"name": "shell", "description": "run a command", "input_schema": SHELL["function"]["parameters"]}  # type: ignore[index]

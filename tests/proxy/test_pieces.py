@@ -7,8 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from proxy.pieces import LONG, Pieces
-from proxy.template import ChatTemplate
+from proxy.prompt.template import ChatTemplate
+from proxy.prompt.token_cache import LONG, Pieces
 
 PLAIN, INSIDE, LEFT, RIGHT, WORD, NORMAL = "<|a|>", "<|a|>b", "<left>", "<right>", "word", "<N>"
 WORDS = ("the", " the", "  ", "\n", "é", "e\u0301", "x" * LONG, " y" * LONG)

@@ -12,13 +12,13 @@ import pytest
 
 from proxy.config import Config, EngineConfig
 from proxy.engine.scripted import ScriptedEngine
-from proxy.pool.attempts import Ending, by_key, close_attempt, open_attempt
 from proxy.pool.database import open_pool
-from proxy.pool.groups import open_group
-from proxy.pool.runs import open_run
-from proxy.pool.verify import verify
+from proxy.pool.inspect.verify import verify
+from proxy.pool.rollouts.attempts import Ending, by_key, close_attempt, open_attempt
+from proxy.pool.rollouts.groups import open_group
+from proxy.pool.rollouts.runs import open_run
+from proxy.prompt.template import ChatTemplate
 from proxy.server import Gateway
-from proxy.template import ChatTemplate
 from tests.pool.make import TASK
 from tests.postgres import Server
 from tests.proxy.conftest import Stand, listening, served, user

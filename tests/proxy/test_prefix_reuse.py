@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from proxy.engine.sglang import EngineConfig, Sglang
-from proxy.pool.attempts import open_attempt
-from proxy.pool.groups import open_group
-from proxy.pool.runs import open_run
+from proxy.pool.rollouts.attempts import open_attempt
+from proxy.pool.rollouts.groups import open_group
+from proxy.pool.rollouts.runs import open_run
 from tests.conftest import need
 from tests.proxy.conftest import Serve, Stand, user
 

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 
 from proxy.call import Call
-from proxy.cli import main
+from proxy.commands.main import main
+from proxy.commands.recording_engine import Recording
 from proxy.engine.scripted import Fault, Script
+from proxy.parsing.turn_parser import Text
 from proxy.pool.errors import UserError
-from proxy.pool.export import export, records
-from proxy.pool.runs import find_run
-from proxy.pool.show import show
-from proxy.pool.verify import verify
-from proxy.provider import TextTurn
-from proxy.replay import Recording
-from proxy.splice import Tree
-from proxy.template import ChatTemplate
-from proxy.toolcalls import Text
+from proxy.pool.inspect.export import export, records
+from proxy.pool.inspect.show import show
+from proxy.pool.inspect.verify import verify
+from proxy.pool.rollouts.runs import find_run
+from proxy.prompt.splice import Tree
+from proxy.prompt.template import ChatTemplate
+from proxy.recording.provider import TextTurn
 from tests.conftest import need
 from tests.proxy.conftest import SHELL, Seen, Serve, Stand, shell_call, user
 from tests.proxy.test_purposes import issued_key

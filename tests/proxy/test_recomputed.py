@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from proxy.engine.sglang import Sglang
-from proxy.pool.attempts import open_attempt
-from proxy.pool.completions import of_attempt
-from proxy.pool.groups import open_group
-from proxy.pool.records import Completion
-from proxy.pool.runs import open_run
+from proxy.pool.completions.records import Completion
+from proxy.pool.completions.store import of_attempt
+from proxy.pool.rollouts.attempts import open_attempt
+from proxy.pool.rollouts.groups import open_group
+from proxy.pool.rollouts.runs import open_run
 from tests.proxy.conftest import Serve, Stand, user
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from proxy.pool.labels import labels
-from proxy.template import ChatTemplate
+from proxy.pool.completions.labels import labels
+from proxy.prompt.template import ChatTemplate
 from tests.captures.oracle import Continuation, continuations
 from tests.captures.player import Played, Player
 from tests.captures.recorded import TRUTH, Session, sessions

@@ -9,14 +9,14 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
-from proxy.template import ChatTemplate
+from proxy.prompt.template import ChatTemplate
 from tests.captures.player import Played, Player
 from tests.captures.recorded import sessions
 from tests.proxy.conftest import Serve
 from tests.proxy.test_recorded_agents import ROOM
-from trainer.batch import merge, why_not_trainable
-from trainer.rows import Row
-from trainer.tree import distinct
+from trainer.data.assemble import merge, why_not_trainable
+from trainer.data.row import Row
+from trainer.data.tree import distinct
 
 
 @pytest.mark.parametrize(

@@ -15,18 +15,18 @@ import msgspec
 import pytest
 from sqlalchemy import update
 
-from proxy.cli import main
+from proxy.commands.main import main
+from proxy.commands.recording_engine import Recording, ReplayGateway
 from proxy.config import Config, EngineConfig
 from proxy.engine import process
 from proxy.engine.scripted import Fault, Reply, ScriptedEngine
-from proxy.pool.attempts import by_key, open_session
 from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
+from proxy.pool.inspect.verify import verify
+from proxy.pool.rollouts.attempts import by_key, open_session
 from proxy.pool.schema import attempts
-from proxy.pool.verify import verify
-from proxy.replay import Recording, ReplayGateway
+from proxy.prompt.template import ChatTemplate
 from proxy.server import Gateway
-from proxy.template import ChatTemplate
 from tests.proxy.conftest import SHELL, Seen, Serve, Stand, listening, served, shell_call, user
 from tests.proxy.test_cli import wait_until
 

@@ -23,10 +23,10 @@ from proxy.engine.client import Ask, Sampling
 from proxy.engine.fleet import Fleet
 from proxy.engine.replica import Origin, Replica, Visit
 from proxy.engine.scripted import Fault, Reply, ScriptedEngine
-from proxy.pool import steps
-from proxy.pool.runs import open_run
-from proxy.pool.steps import Published
-from proxy.template import ChatTemplate
+from proxy.pool.rollouts.runs import open_run
+from proxy.pool.training import steps
+from proxy.pool.training.steps import Published
+from proxy.prompt.template import ChatTemplate
 from tests.proxy.conftest import Serve, Stand, listening, user
 
 ROOT = Path(__file__).parents[2]

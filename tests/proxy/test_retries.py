@@ -17,15 +17,15 @@ from sqlalchemy import Table, select, update
 
 from proxy.config import Config, EngineConfig
 from proxy.engine.scripted import Fault, Reply, ScriptedEngine
-from proxy.pool.attempts import Ending, by_key, close_attempt
+from proxy.pool.completions.records import ABANDONED
 from proxy.pool.database import Pool, locked, open_pool
-from proxy.pool.deliveries import missing_of, open_ledger
-from proxy.pool.owners import this_process
-from proxy.pool.records import ABANDONED
+from proxy.pool.processes.deliveries import missing_of, open_ledger
+from proxy.pool.processes.owners import this_process
+from proxy.pool.rollouts.attempts import Ending, by_key, close_attempt
 from proxy.pool.schema import attempts, completions, proxies
-from proxy.retries import Retries, Undelivered
+from proxy.prompt.template import ChatTemplate
+from proxy.recording.retries import Retries, Undelivered
 from proxy.server import Gateway
-from proxy.template import ChatTemplate
 from tests.proxy.conftest import SHELL, Stand, listening, shell_call, user
 from tests.proxy.wires import WIRES, Wire
 

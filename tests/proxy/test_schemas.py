@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from proxy.formats.schemas import Recorded, Schemas, typed
+from proxy.parsing.formats.schemas import Recorded, Schemas, typed
 
 STRING, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
 

@@ -14,13 +14,13 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from proxy.cli import main
+from proxy.commands.main import main
 from proxy.engine import process
-from proxy.pool.attempts import Ending, close_attempt, open_attempt
+from proxy.http.redact import Formatter, redacted
 from proxy.pool.database import open_pool
-from proxy.pool.groups import open_group
-from proxy.pool.runs import open_run
-from proxy.redact import Formatter, redacted
+from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt
+from proxy.pool.rollouts.groups import open_group
+from proxy.pool.rollouts.runs import open_run
 from tests.conftest import need
 from tests.proxy.conftest import Serve, listening, user
 from tests.proxy.test_cli import SCRIPT, wait_until

@@ -13,8 +13,8 @@ from aiohttp import web
 
 from proxy.engine.sglang import Sglang
 from proxy.handler import RESERVED
-from proxy.pool.records import Completion, VersionSpan
-from proxy.template import ChatTemplate
+from proxy.pool.completions.records import Completion, VersionSpan
+from proxy.prompt.template import ChatTemplate
 from tests.proxy.conftest import SHELL, Serve, listening, user
 
 

@@ -11,11 +11,11 @@ from threading import Event
 import pytest
 
 from proxy.call import Call
-from proxy.idlists import IdLists
-from proxy.pool.records import Shape
-from proxy.shapes import Shapes
-from proxy.splice import Prompt, Tree
-from proxy.template import ChatTemplate
+from proxy.pool.completions.records import Shape
+from proxy.prompt.json_ids import IdLists
+from proxy.prompt.request_shape import Shapes
+from proxy.prompt.splice import Prompt, Tree
+from proxy.prompt.template import ChatTemplate
 from tests.pool.make import new_completion
 from tests.proxy.conftest import user
 

@@ -14,8 +14,8 @@ import pytest
 
 from proxy.engine.scripted import Fault, Reply, Script
 from proxy.engine.sglang import Sglang
-from proxy.pool.attempts import by_key
-from proxy.template import ChatTemplate
+from proxy.pool.rollouts.attempts import by_key
+from proxy.prompt.template import ChatTemplate
 from tests.proxy.conftest import SHELL, Seen, Serve, Stand, shell_call, user
 from tests.proxy.play import UNFRIENDLY, Speaker, sample, unfriendly
 from tests.proxy.zoo import FAMILIES

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from proxy.engine.sglang import CPU_PATH
-from proxy.template import ChatTemplate, TemplateError
+from proxy.prompt.template import ChatTemplate, TemplateError
 from tests.conftest import need
 from tests.proxy.conftest import SHELL, user
 

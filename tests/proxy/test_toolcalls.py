@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.formats import FORMATS, Schemas
-from proxy.toolcalls import ParsedCall, Piece, Reasoning, Text, TurnParser
+from proxy.parsing.formats import FORMATS, Schemas
+from proxy.parsing.turn_parser import ParsedCall, Piece, Reasoning, Text, TurnParser
 from tests.proxy.parsing import pieces_of
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from proxy.call import Call, CallError, Reply
-from proxy.wire import Stream, Whole
+from proxy.http.response import Stream, Whole
 from tests.proxy.conftest import listening
 
 LARGE = b"x" * 50_000_000

@@ -16,7 +16,7 @@ import pytest
 
 from proxy.config import EngineConfig
 from proxy.engine.sglang import Sglang
-from proxy.template import ChatTemplate, TemplateError
+from proxy.prompt.template import ChatTemplate, TemplateError
 from tests.conftest import need
 from tests.proxy.play import ECHOES, UNFRIENDLY, Rollout, Speaker, sample, unfriendly
 from tests.proxy.written import TOOLS

@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from harness.agents.install import agents_directory
-from proxy.template import ChatTemplate
+from proxy.prompt.template import ChatTemplate
 from tests.proxy.written import WRITERS
 
 HERE = Path(__file__).parent / "families"

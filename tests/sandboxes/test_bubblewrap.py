@@ -14,9 +14,9 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from sandboxes.base import Image, Limits, SandboxError, Spec
-from sandboxes.bubblewrap import BubblewrapSandbox, BubblewrapSandboxes, why_not
-from sandboxes.leftovers import collect
-from sandboxes.processes import belonging, table
+from sandboxes.local.bubblewrap import BubblewrapSandbox, BubblewrapSandboxes, why_not
+from sandboxes.local.leftovers import collect
+from sandboxes.local.processes import belonging, table
 from tests.conftest import need
 
 ALONE = Spec(network="none")
@@ -111,7 +111,7 @@ ORPHAN = """
 import asyncio, sys
 from pathlib import Path
 from sandboxes.base import Limits, Spec
-from sandboxes.bubblewrap import BubblewrapSandboxes
+from sandboxes.local.bubblewrap import BubblewrapSandboxes
 
 async def main():
     sandbox = await BubblewrapSandboxes(Path(sys.argv[1])).start(Spec(network="none"))

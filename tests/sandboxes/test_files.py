@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sandboxes import files
-from sandboxes.files import Place
+from sandboxes.local import files
+from sandboxes.local.files import Place
 
 
 @pytest.fixture

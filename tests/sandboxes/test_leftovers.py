@@ -12,17 +12,17 @@ import pytest
 
 from sandboxes.base import SandboxError
 from sandboxes.cli import main
-from sandboxes.leftovers import collect, found
-from sandboxes.process import ProcessSandboxes, default_root, remove
-from sandboxes.processes import table
+from sandboxes.local.leftovers import collect, found
+from sandboxes.local.process import ProcessSandboxes, default_root, remove
+from sandboxes.local.processes import table
 from tests.conftest import need
 
 OWNER = """
 import asyncio, sys
 from pathlib import Path
 from sandboxes.base import Limits
-from sandboxes.process import ProcessSandboxes, default_root
-from sandboxes.processes import table
+from sandboxes.local.process import ProcessSandboxes, default_root
+from sandboxes.local.processes import table
 from tests.conftest import need
 async def own():
     sandbox = await ProcessSandboxes(Path(sys.argv[1])).start()
@@ -61,8 +61,8 @@ def test_the_command_lists_and_collects(killed_owner: int, tmp_path: Path, capsy
 
 INSIDE = """
 import os, subprocess, sys
-from sandboxes.process import default_root
-from sandboxes.processes import MARK
+from sandboxes.local.process import default_root
+from sandboxes.local.processes import MARK
 child = subprocess.Popen(["sleep", "600"], env={MARK: sys.argv[1]})
 print(default_root(), flush=True)
 child.wait()

@@ -21,24 +21,24 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from proxy import channel as proxy_channel
 from proxy.config import Config, EngineConfig
 from proxy.engine.scripted import ScriptedEngine
-from proxy.engine.tiny import make_tiny_model
-from proxy.pool.attempts import Attempt, Ending, close_attempt, open_attempt
-from proxy.pool.completions import of_attempt
+from proxy.engine.tiny_model import make_tiny_model
+from proxy.http import sandbox_listener as proxy_channel
+from proxy.pool.completions.store import of_attempt
 from proxy.pool.database import Pool, open_pool
-from proxy.pool.groups import open_group
-from proxy.pool.runs import open_run
+from proxy.pool.rollouts.attempts import Attempt, Ending, close_attempt, open_attempt
+from proxy.pool.rollouts.groups import open_group
+from proxy.pool.rollouts.runs import open_run
+from proxy.prompt.template import ChatTemplate
 from proxy.server import Gateway
-from proxy.template import ChatTemplate
-from sandboxes import channel
 from sandboxes.base import Limits, Profile, Sandbox, Sandboxes, Spec
-from sandboxes.bubblewrap import BubblewrapSandboxes, why_not
 from sandboxes.docker.backend import DockerSandboxes, Options
-from sandboxes.docker.engine import Engine
+from sandboxes.docker.daemon import Engine
 from sandboxes.docker.labels import labels_of, this_process
 from sandboxes.docker.network import Channel, Runtime, address_for
+from sandboxes.local.bubblewrap import BubblewrapSandboxes, why_not
+from sandboxes.network import forwarder
 from tests.conftest import need
 from tests.proxy.conftest import listening, served
 
@@ -97,7 +97,7 @@ class Scene:
             "hidden": [str(self.directory), str(self.socket), str(Path.home() / ".ssh"), str(Path.cwd())],
             "verifier_pattern": "verifier-[0-9a-f]{10}",
             "verifier_digest": digest(VERIFIER),
-            "socket_directory": channel.DIRECTORY,
+            "socket_directory": forwarder.DIRECTORY,
             "host_pid_namespace": os.readlink("/proc/self/ns/pid"),
         } | more
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from sandboxes import bubblewrap
 from sandboxes.base import Limits, SandboxError, Spec
-from sandboxes.process import ProcessSandbox, ProcessSandboxes
-from sandboxes.processes import Process, belonging, table
+from sandboxes.local import bubblewrap
+from sandboxes.local.process import ProcessSandbox, ProcessSandboxes
+from sandboxes.local.processes import Process, belonging, table
 from tests.conftest import need
 
 PYTHON = os.path.realpath(sys.executable)

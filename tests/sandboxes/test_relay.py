@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sandboxes import relay
+from sandboxes.network import relay
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 
 from tests.trainer.make import make_config, make_rows
-from trainer.loss import policy_loss
+from trainer.data.packing import plan
+from trainer.loss.named_losses import rule_of
+from trainer.loss.policy_loss import policy_loss
 from trainer.megatron.parallel import Ranks
-from trainer.packing import plan
 from trainer.policy import Policy
-from trainer.rules import rule_of
 
 SPLITS = {"data": "mimo", "tensor": "mimo", "sequence": "mimo", "experts-tensor": "qwen3_moe_head"}
 """The splits of two_ranks that are tried, with the family of the model."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from proxy.engine.sglang import CPU_PATH
-from trainer.rows import Row
+from trainer.data.row import Row
 
 CODE = """
 import json, sys, torch

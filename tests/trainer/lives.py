@@ -91,7 +91,7 @@ class Lives:
 
 def main() -> None:
     """Serve lives until stdin ends."""
-    from trainer import worker  # loads torch and Megatron, which the tests' own process need not
+    from trainer.commands import worker  # loads torch and Megatron, which the tests' own process need not
 
     for line in sys.stdin.buffer:
         life = msgspec.json.decode(line, type=Life)

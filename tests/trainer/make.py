@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from proxy.pool.attempts import open_attempt
-from proxy.pool.completions import to_row
+from proxy.pool.completions.records import Completion, NewCompletion, VersionSpan, int_bytes
+from proxy.pool.completions.store import to_row
 from proxy.pool.database import Pool, insert_row
-from proxy.pool.groups import Outcome, finish_rollout, open_group
-from proxy.pool.records import Completion, NewCompletion, VersionSpan, int_bytes
+from proxy.pool.rollouts.attempts import open_attempt
+from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
 from proxy.pool.schema import completions
 from trainer.config import Config
-from trainer.rows import Row
+from trainer.data.row import Row
 
 VOCABULARY, HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 96, 32, 64, 4, 2, 8, 2
 EXPERTS, EXPERT_FFN = 8, 16

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxy.pool.records import Completion
+from proxy.pool.completions.records import Completion
 from tests.trainer.make import make_config
-from trainer.batch import merge, why_not_trainable
-from trainer.check import difference
+from trainer.commands.logprobs import difference
+from trainer.data.assemble import merge, why_not_trainable
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy
 

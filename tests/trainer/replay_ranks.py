@@ -17,13 +17,13 @@ from tests.trainer.make import VOCABULARY, make_config
 from tests.trainer.test_tree import rows_of
 from tests.trainer.two_ranks import BUDGET, RULE
 from trainer.config import Parallel
-from trainer.experts import UNKNOWN
-from trainer.loss import policy_loss
+from trainer.config.model_shape import Experts
+from trainer.data.packing import plan
+from trainer.data.routed_experts import UNKNOWN
+from trainer.data.row import Row
+from trainer.loss.policy_loss import policy_loss
 from trainer.megatron.parallel import Ranks, job, split
-from trainer.packing import plan
 from trainer.policy import Policy
-from trainer.rows import Row
-from trainer.shape import Experts
 
 MIXTURE = Experts(count=8, per_token=3, ffn=16, normalised=True, layers=(True, True))
 REPLAY = {"loss": {"routing": "replay"}}

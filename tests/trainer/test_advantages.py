@@ -2,7 +2,8 @@
 
 import pytest
 
-from trainer.advantages import Estimator, Negatives, group_relative, padding_weight, shuffled
+from trainer.config.estimators import Estimator, Negatives
+from trainer.credit.advantages import group_relative, padding_weight, shuffled
 
 
 def test_unbiased_standard_deviation() -> None:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from proxy.pool.errors import UserError
-from proxy.pool.schedule import LeasedGroup, LeasedRollout
+from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
 from tests.trainer.make import chain
-from trainer.batch import Batch, Choice, assemble
 from trainer.config import Config, Control, Credit, Loss
-from trainer.normalise import Norm
-from trainer.tree import build, order
+from trainer.config.estimators import Norm
+from trainer.data.assemble import Batch, Choice, assemble
+from trainer.data.tree import build, order
 
 HISTORY = [([1, 2, 3], [4, 5]), ([1, 2, 3, 4, 5, 6], [7, 8, 9]), ([1, 2, 3, 4, 5, 6, 7, 8, 9, 9], [10])]
 TURNS = (2, 3, 1)

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from proxy.pool.records import Completion
-from proxy.pool.schedule import LeasedGroup, LeasedRollout
+from proxy.pool.completions.records import Completion
+from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
 from tests.trainer.make import chain, make_config, make_rows, write_model
-from trainer.batch import Choice, assemble, merge, why_not_imitable, why_not_trainable
 from trainer.config import Control, Loss
-from trainer.loss import policy_loss
+from trainer.data.assemble import Choice, assemble, merge, why_not_imitable, why_not_trainable
+from trainer.data.packing import Share, pack, plan
+from trainer.data.row import Row
+from trainer.loss.named_losses import rule_of
+from trainer.loss.policy_loss import policy_loss
 from trainer.megatron.parallel import Ranks
-from trainer.packing import Share, pack, plan
 from trainer.policy import Policy
-from trainer.rows import Row
-from trainer.rules import rule_of
 
 GROWING = [([1, 2, 3], [4, 5]), ([1, 2, 3, 4, 5, 6], [7]), ([1, 2, 3, 4, 5, 6, 7, 8, 9], [10, 11])]
 REWRITTEN = [([1, 2, 3], [4, 5]), ([1, 2, 9], [7, 8]), ([1, 2, 3, 4, 5, 6], [7])]

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from tests.trainer.make import make_config, make_rows
-from trainer.check import difference
+from trainer.commands.logprobs import difference
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy
 

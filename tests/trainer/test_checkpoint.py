@@ -12,11 +12,11 @@ from proxy.pool.errors import UserError
 from tests.trainer.make import make_config, make_rows, write_model
 from trainer.config import Config
 from trainer.loop import prune
-from trainer.loss import policy_loss
-from trainer.megatron import durable
+from trainer.loss.named_losses import rule_of
+from trainer.loss.policy_loss import policy_loss
+from trainer.megatron import atomic_dir
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy, Update
-from trainer.rules import rule_of
 
 LOSS = partial(policy_loss, rule=rule_of("cispo", 0.0, 5.0))
 
@@ -91,9 +91,9 @@ def test_files_that_cannot_be_written_are_told_and_leave_the_old_checkpoint(
 
 def test_a_write_that_broke_off_leaves_the_old_directory(tmp_path: Path) -> None:
     target = tmp_path / "model"
-    with durable.replace_directory(target) as directory:
+    with atomic_dir.replace_directory(target) as directory:
         (directory / "file").write_text("old")
-    with pytest.raises(OSError), durable.replace_directory(target) as directory:
+    with pytest.raises(OSError), atomic_dir.replace_directory(target) as directory:
         (directory / "file").write_text("half")
         raise OSError("disk full")
     assert (target / "file").read_text() == "old"

@@ -9,9 +9,9 @@ import pytest
 
 from proxy.pool.errors import UserError
 from tests.trainer.make import write_model
-from trainer.cli import main, parse
+from trainer.commands.main import main, parse
 from trainer.config import load_config
-from trainer.shape import read_shape
+from trainer.config.model_shape import read_shape
 
 SMALLEST = 'pool = "pool.db"\nrun = "r"\nmodel = "model"\noutput = "out"\n'
 
@@ -168,6 +168,6 @@ def test_ranks_are_passed_on_as_settings(file: Path) -> None:
 
 
 def test_the_command_line_does_not_load_torch() -> None:
-    code = "import sys, trainer.cli; print('torch' in sys.modules or 'megatron' in sys.modules)"
+    code = "import sys, trainer.commands.main; print('torch' in sys.modules or 'megatron' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"

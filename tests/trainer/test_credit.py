@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from proxy.pool.records import Completion
+from proxy.pool.completions.records import Completion
 from tests.trainer.make import chain
-from trainer.credit import leave_one_out, overlong, places, reward_to_go, speed, speeds, turn_aligned, within
-from trainer.critical import critical_path
-from trainer.normalise import token_scales
+from trainer.credit.critical_path import critical_path
+from trainer.credit.returns import leave_one_out, overlong, places, reward_to_go, speed, speeds, turn_aligned, within
+from trainer.credit.token_weights import token_scales
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parent / "vectors.json").read_text())
 

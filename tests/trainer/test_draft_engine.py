@@ -16,16 +16,16 @@ from safetensors.torch import load_file, save_file
 
 from proxy.config import EngineConfig
 from proxy.engine.sglang import Sglang
-from proxy.engine.tiny import make_tiny_model
+from proxy.engine.tiny_model import make_tiny_model
 from tests.conftest import need
 from tests.trainer.make import make_config, write_model
 from trainer.config import Push
-from trainer.loss import imitation
-from trainer.megatron.drafts import HEAD_TENSORS
+from trainer.data.row import Row
+from trainer.loss.policy_loss import imitation
+from trainer.megatron.mtp.weights import HEAD_TENSORS
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy
 from trainer.push import Weights, push
-from trainer.rows import Row
 
 LENGTH, WORDS = 40, 64
 SPECULATE = (

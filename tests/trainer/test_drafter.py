@@ -17,24 +17,24 @@ from torch import Tensor
 
 from proxy.engine.sglang import CPU_PATH
 from proxy.pool.errors import UserError
-from proxy.pool.steps import Version
+from proxy.pool.training.steps import Version
 from tests.conftest import need
 from tests.trainer.make import HEADS_OF, HIDDEN, VOCABULARY, make_config, write_model
 from tests.trainer.test_report import SHAPE, facts_of, group, rollout
 from tests.trainer.test_tree import rows_of
 from tests.trainer.test_weights import same_files
+from trainer.data.packing import Share, pack, plan
+from trainer.data.row import Row
+from trainer.data.tree import Run
 from trainer.drafter import Drafter, drafted_at
-from trainer.loss import policy_loss
-from trainer.megatron.drafts import HEAD_TENSORS
-from trainer.megatron.heads import context_of
+from trainer.loss.named_losses import rule_of
+from trainer.loss.policy_loss import policy_loss
+from trainer.megatron.mtp.head import context_of
+from trainer.megatron.mtp.loss import Drafts
+from trainer.megatron.mtp.weights import HEAD_TENSORS
 from trainer.megatron.parallel import Ranks
-from trainer.mtp import Drafts
-from trainer.packing import Share, pack, plan
 from trainer.policy import Policy, Update
 from trainer.report.describe import Setting, describe, line
-from trainer.rows import Row
-from trainer.rules import rule_of
-from trainer.tree import Run
 
 LOSS = partial(policy_loss, rule=rule_of("cispo", 0.0, 5.0))
 ROWS = [one for seed in (5, 6) for one in rows_of(seed, vocabulary=3, longest=25) if one.inputs]

@@ -16,26 +16,27 @@ import pytest
 
 from proxy.config import EngineConfig
 from proxy.engine.sglang import Sglang
-from proxy.engine.tiny import make_tiny_model
-from proxy.pool import runs, steps
-from proxy.pool.attempts import open_attempt
-from proxy.pool.completions import to_row
+from proxy.engine.tiny_model import make_tiny_model
+from proxy.pool.completions.records import NewCompletion, VersionSpan, int_bytes
+from proxy.pool.completions.store import to_row
 from proxy.pool.database import Pool, insert_row
-from proxy.pool.groups import Outcome, finish_rollout, open_group
-from proxy.pool.records import NewCompletion, VersionSpan, int_bytes
+from proxy.pool.rollouts import runs
+from proxy.pool.rollouts.attempts import open_attempt
+from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
 from proxy.pool.schema import completions
+from proxy.pool.training import steps
 from tests.conftest import need
 from tests.trainer.hugging import transformers_gap
 from tests.trainer.make import make_config
-from trainer.check import compare_logprobs
+from trainer.commands.logprobs import compare_logprobs
+from trainer.commands.recorded_rows import sampled_by
 from trainer.config import Config, Push
-from trainer.ledger import Ledger
 from trainer.loop import resume, train
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy
 from trainer.push import Weights, push, push_again, release
-from trainer.push.engine import Engine
-from trainer.recorded import sampled_by
+from trainer.push.target import Engine
+from trainer.run_state import Ledger
 
 PROMPTS, SAMPLED = 8, 160
 

@@ -6,7 +6,7 @@ Not covered: the layers themselves, which need a GPU.
 from pathlib import Path
 
 from tests.trainer.make import make_config, write_model
-from trainer.megatron import engine
+from trainer.megatron import transformer_engine
 from trainer.megatron.parallel import Ranks
 from trainer.megatron.weights import _hf_names
 from trainer.policy import Policy
@@ -35,4 +35,4 @@ def test_both_kinds_of_layers_have_the_same_files_and_checkpoints(ranks: Ranks, 
 
 
 def test_without_a_gpu_the_layers_are_megatrons_own() -> None:
-    assert not engine.available()
+    assert not transformer_engine.available()

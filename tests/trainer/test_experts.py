@@ -10,15 +10,15 @@ from torch import Tensor
 from proxy.pool.errors import UserError
 from tests.trainer.make import EXPERTS, HIDDEN, VOCABULARY, make_config, write_model
 from tests.trainer.test_tree import distance, paths_in, rows_of
-from trainer.loss import policy_loss
-from trainer.megatron.balance import imbalance
+from trainer.data.micro_batch import Packed
+from trainer.data.packing import Share, pack, plan
+from trainer.data.row import Row
+from trainer.loss.named_losses import rule_of
+from trainer.loss.policy_loss import policy_loss
+from trainer.megatron.model.balance import imbalance
 from trainer.megatron.parallel import Ranks
 from trainer.megatron.schedule import forward_backward
-from trainer.packed import Packed
-from trainer.packing import Share, pack, plan
 from trainer.policy import Policy
-from trainer.rows import Row
-from trainer.rules import rule_of
 
 CHOSEN = 3
 

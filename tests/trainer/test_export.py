@@ -11,19 +11,19 @@ import pytest
 
 from proxy.config import EngineConfig
 from proxy.engine.sglang import Sglang
-from proxy.engine.tiny import make_tiny_model
-from proxy.pool.records import Completion
+from proxy.engine.tiny_model import make_tiny_model
+from proxy.pool.completions.records import Completion
 from tests.conftest import need
 from tests.trainer.hugging import transformers_gap
 from tests.trainer.make import FAMILIES, VOCABULARY, make_config, make_rows, write_model
 from tests.trainer.test_engine import completion, generate
-from trainer.batch import merge
-from trainer.check import difference
-from trainer.loss import policy_loss
+from trainer.commands.logprobs import difference
+from trainer.data.assemble import merge
+from trainer.data.row import Row
+from trainer.loss.named_losses import rule_of
+from trainer.loss.policy_loss import policy_loss
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy
-from trainer.rows import Row
-from trainer.rules import rule_of
 
 TOLERANCE = 1e-5
 LOADABLE = [name for name in FAMILIES if name not in ("mimo", "qwen3_moe_head", "qwen3_moe_mixed")]

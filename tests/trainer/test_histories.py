@@ -10,21 +10,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from proxy.pool import runs, schedule, steps
-from proxy.pool.attempts import open_attempt
-from proxy.pool.completions import to_row
+from proxy.pool.completions.store import to_row
 from proxy.pool.database import Pool, insert_row
-from proxy.pool.groups import Outcome, finish_rollout, open_group
+from proxy.pool.rollouts import runs
+from proxy.pool.rollouts.attempts import open_attempt
+from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
 from proxy.pool.schema import completions
+from proxy.pool.training import steps, windowed_fifo
 from tests.trainer.make import VOCABULARY, chain, make_config, write_model
 from tests.trainer.test_tree import distance, gradients
-from trainer.advantages import group_relative
-from trainer.batch import Choice, assemble
+from trainer.credit.advantages import group_relative
+from trainer.data.assemble import Choice, assemble
+from trainer.data.packing import plan
+from trainer.data.row import Row
+from trainer.data.tree import distinct
 from trainer.megatron.parallel import Ranks
-from trainer.packing import plan
 from trainer.policy import Policy
-from trainer.rows import Row
-from trainer.tree import distinct
 
 SIZE, GROUPS = 4, 2
 Call = tuple[list[int], list[int]]
@@ -106,8 +107,8 @@ def test_a_step_on_any_history_learns_what_its_completions_teach(
     run = runs.open_run(pool, "demo", "train", {})
     steps.publish(pool, run.id, steps.Published(step=0, checkpoint="", hf_dir="", metrics={}))
     expected = separate(record(pool, run.id))
-    rule = schedule.LeaseRule(groups=GROUPS, window=GROUPS, max_staleness=4)
-    lease = schedule.lease(pool, run.id, 1, rule)
+    rule = windowed_fifo.LeaseRule(groups=GROUPS, window=GROUPS, max_staleness=4)
+    lease = windowed_fifo.lease(pool, run.id, 1, rule)
     assert lease is not None
     batch = assemble(lease.groups, Choice())
     assert not batch.excluded and batch.tokens == sum(int(row.trained.sum()) for row in expected)

@@ -12,20 +12,20 @@ from sqlalchemy import update
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from proxy.pool import runs
 from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
-from proxy.pool.schedule import of_step
+from proxy.pool.rollouts import runs
 from proxy.pool.schema import completions, rollouts
+from proxy.pool.training.windowed_fifo import of_step
 from tests.trainer.make import VOCABULARY, fill, make_config, write_model
-from trainer.batch import assemble, choice_of
-from trainer.cli import main
+from trainer.commands.main import main
 from trainer.config import Config
+from trainer.data.assemble import assemble, choice_of
 from trainer.loop import train
 from trainer.megatron.parallel import Ranks
 from trainer.report import tokens
+from trainer.report.html import page
 from trainer.report.inspect import Wish, inspect
-from trainer.report.page import page
 from trainer.report.terminal import LEVELS, level, show, visible
 from trainer.report.view import Token, View, texts, view
 

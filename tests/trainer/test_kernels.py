@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from tests.trainer.test_tree import TREE, dense, row, rows_of
-from trainer.megatron import ffa
-from trainer.megatron.flex import block_mask, flexible
-from trainer.megatron.kernels import tree_attention
+from trainer.data.tree import Run, build
+from trainer.megatron.attention import magi
+from trainer.megatron.attention.flex import block_mask, flexible
+from trainer.megatron.attention.kernels import tree_attention
 from trainer.megatron.layout import Layout
-from trainer.tree import Run, build
 
 CPU = torch.device("cpu")
 
@@ -49,7 +49,7 @@ def allowed(layout: Layout) -> Tensor:
 
 def test_the_slices_of_the_worked_example() -> None:
     runs = (Run(0, 1, 8, 0), Run(1, 2, 6, 1), Run(2, 4, 4, 2), Run(4, 6, 6, 2), Run(6, 8, 8, 1))
-    queries, keys, kinds = ffa.ranges(Layout(runs, (0, 8)))
+    queries, keys, kinds = magi.ranges(Layout(runs, (0, 8)))
     found = [[list(query), list(key), kind] for query, key, kind in zip(queries, keys, kinds, strict=True)]
     assert sorted(found, key=str) == sorted(TREE["slices"], key=str)
 
@@ -60,11 +60,11 @@ def test_slices_give_the_dense_mask_once(seed: int, stretch: tuple[float, float]
     """As MagiAttention reads them: a causal slice allows key j to query i if i - j >= its difference of lengths."""
     layout = layout_of(seed, 40, stretch)
     found = torch.zeros(allowed(layout).shape, dtype=torch.long)
-    for query, key, kind in zip(*ffa.ranges(layout), strict=True):
+    for query, key, kind in zip(*magi.ranges(layout), strict=True):
         size, width = query[1] - query[0], key[1] - key[0]
         assert size > 0 and width > 0
         part = torch.ones(size, width, dtype=torch.long)
-        found[slice(*query), slice(*key)] += part.tril(width - size) if kind == ffa.CAUSAL else part
+        found[slice(*query), slice(*key)] += part.tril(width - size) if kind == magi.CAUSAL else part
     assert torch.equal(found, allowed(layout).long())
 
 
@@ -133,5 +133,5 @@ def test_the_compiled_kernel_takes_the_blocks_at_their_word(stretch: tuple[float
 
 def test_magi_attention_is_taken_where_it_is_and_fits() -> None:
     half, wide = torch.zeros(1, 1, 1, 128, dtype=torch.bfloat16), torch.zeros(1, 1, 1, 256, dtype=torch.bfloat16)
-    assert ffa.fits(half) == (find_spec("magi_attention") is not None)
-    assert not ffa.fits(half.float()) and not ffa.fits(wide)
+    assert magi.fits(half) == (find_spec("magi_attention") is not None)
+    assert not magi.fits(half.float()) and not magi.fits(wide)

@@ -14,17 +14,18 @@ from pathlib import Path
 
 import pytest
 
-from proxy.pool import runs, steps
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
+from proxy.pool.rollouts import runs
+from proxy.pool.training import steps
 from tests.conftest import need
 from tests.postgres import Server
 from tests.ranks import children, gone, ranks_of
 from tests.trainer.make import fill, write_model
 from tests.trainer.test_weights import same_files
-from trainer.cli import main
+from trainer.commands.main import main
+from trainer.commands.output_lock import hold
 from trainer.config import load_config
-from trainer.hold import hold
 from trainer.push import Pushed, Weights, push
 from trainer.report import tokens
 

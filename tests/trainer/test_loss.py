@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.loss import Rule, Tokens, imitation, policy_loss, read_sums
-from trainer.ratios import Window, divergences, log_ratio, ratio
-from trainer.rules import KINDS, decoupled_ppo, ipa, rule_of
+from trainer.loss.named_losses import KINDS, decoupled_ppo, ipa, rule_of
+from trainer.loss.policy_loss import Rule, Tokens, imitation, policy_loss, read_sums
+from trainer.loss.ratios import Window, divergences, log_ratio, ratio
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parent / "vectors.json").read_text())
 EVERY = VECTORS["all_variants"]

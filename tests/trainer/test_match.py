@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from proxy.pool.attempts import open_attempt
-from proxy.pool.completions import to_row
+from proxy.pool.completions.records import NewCompletion
+from proxy.pool.completions.store import to_row
 from proxy.pool.database import insert_row, open_pool
-from proxy.pool.deliveries import open_ledger
-from proxy.pool.groups import Outcome, finish_rollout, open_group
-from proxy.pool.records import NewCompletion
-from proxy.pool.runs import find_run
+from proxy.pool.processes.deliveries import open_ledger
+from proxy.pool.rollouts.attempts import open_attempt
+from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
+from proxy.pool.rollouts.runs import find_run
 from proxy.pool.schema import completions
 from tests.trainer.lives import Lives
 from tests.trainer.make import VOCABULARY, new_completion, write_model
 from tests.trainer.test_loop import metrics, prepare, query
-from trainer.cli import main
-from trainer.shape import FAMILIES
+from trainer.commands.main import main
+from trainer.config.model_shape import FAMILIES
 
 SFT = ("--set", "sft.runs=['demo']", "--set", "sft.output=warm")
 

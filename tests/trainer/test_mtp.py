@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from tests.trainer.test_tree import paths_in, row, rows_of
-from trainer.mtp import acceptance, drafted, drafted_places, expected_length, from_depth, parents, tail_kl
-from trainer.tree import build
+from trainer.data.tree import build
+from trainer.megatron.mtp.loss import acceptance, drafted, drafted_places, expected_length, from_depth, parents, tail_kl
 
 VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_text())
 WORKED: dict[str, Any] = VECTORS["topk_kl"]

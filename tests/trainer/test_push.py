@@ -10,16 +10,17 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from proxy.pool import runs, steps
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
+from proxy.pool.rollouts import runs
+from proxy.pool.training import steps
 from tests.trainer.make import fill, make_config
 from tests.trainer.sglang_double import Double, Start
 from tests.trainer.test_loop import prepare
 from trainer.config import Push
-from trainer.ledger import Ledger, rest
 from trainer.megatron.parallel import Ranks
 from trainer.push import Pushed, Weights, push, push_again
+from trainer.run_state import Ledger, rest
 
 ORDER = ["pause_generation", "update_weights_from_disk", "continue_generation"]
 NOWHERE = "http://127.0.0.1:9"

@@ -15,11 +15,11 @@ import pytest
 from proxy.config import EngineConfig
 from proxy.engine.process import free_port
 from proxy.engine.sglang import Sglang
-from proxy.engine.tiny import make_tiny_model
+from proxy.engine.tiny_model import make_tiny_model
 from tests.conftest import need
 from trainer.config import Push
 from trainer.push import Weights, push, push_again
-from trainer.push.engine import Engine
+from trainer.push.target import Engine
 from trainer.push.weights import Bucket
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]

@@ -14,30 +14,31 @@ import pytest
 import torch
 from sqlalchemy import select, update
 
-from proxy.pool import runs, steps
+from proxy.pool.completions.records import Completion, int_bytes
+from proxy.pool.completions.routed_experts import Experts as Stored
+from proxy.pool.completions.routed_experts import pack as pack_experts
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
-from proxy.pool.experts import Experts as Stored
-from proxy.pool.experts import pack as pack_experts
-from proxy.pool.records import Completion, int_bytes
-from proxy.pool.schedule import LeasedGroup, LeasedRollout
+from proxy.pool.rollouts import runs
 from proxy.pool.schema import completions
+from proxy.pool.training import steps
+from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
 from tests.trainer import replay_ranks
 from tests.trainer.make import VOCABULARY, fill, make_config, write_model
 from tests.trainer.reference import Reference
 from tests.trainer.replay_ranks import MIXTURE, REPLAY, drawn, routed
 from tests.trainer.test_tree import distance, gradients, rows_of
 from tests.trainer.torchrun import run_torch
-from trainer.batch import Choice, assemble, merge, why_not_trainable
-from trainer.cli import main
-from trainer.experts import UNKNOWN, Recorded
+from trainer.commands.main import main
+from trainer.config.model_shape import Experts
+from trainer.data.assemble import Choice, assemble, merge, why_not_trainable
+from trainer.data.packing import pack, plan
+from trainer.data.routed_experts import UNKNOWN, Recorded
+from trainer.data.row import Row
+from trainer.data.tree import build
 from trainer.loop import train
 from trainer.megatron.parallel import Ranks
-from trainer.packing import pack, plan
 from trainer.policy import Policy
-from trainer.rows import Row
-from trainer.shape import Experts
-from trainer.tree import build
 
 
 def stored(choices: np.ndarray, start: int = 0) -> Stored:

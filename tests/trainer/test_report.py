@@ -14,28 +14,28 @@ import numpy as np
 import pytest
 import torch
 
+from proxy.pool.completions.records import VersionSpan
 from proxy.pool.errors import UserError
-from proxy.pool.records import VersionSpan
-from proxy.pool.schedule import LeasedGroup, LeasedRollout
+from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
 from tests.trainer.make import chain, make_config, make_rows, write_model
 from tests.trainer.test_weights import same_files
-from trainer.batch import Choice, assemble
-from trainer.loss import Tokens, policy_loss
+from trainer.config.model_shape import Experts, Shape
+from trainer.config.report import Alarms, Report
+from trainer.data.assemble import Choice, assemble
+from trainer.data.packing import plan
+from trainer.data.row import Row
+from trainer.loss.named_losses import rule_of
+from trainer.loss.policy_loss import Tokens, policy_loss
 from trainer.megatron.parallel import Ranks
-from trainer.packing import plan
 from trainer.policy import Policy, Update
 from trainer.report import tokens
 from trainer.report.alarms import raised
-from trainer.report.boards import TensorBoard
 from trainer.report.describe import Facts, Setting, describe, lags, lengths
+from trainer.report.exporters import TensorBoard
+from trainer.report.flops import Work, flops, merged, peak, separate
 from trainer.report.negatives import gradient_shares
-from trainer.report.notes import Watched
-from trainer.report.settings import Alarms, Report
-from trainer.report.sizes import Work, flops, merged, peak, separate
+from trainer.report.token_gradients import Watched
 from trainer.report.tokens import Notes
-from trainer.rows import Row
-from trainer.rules import rule_of
-from trainer.shape import Experts, Shape
 
 TURNS = [([1, 2, 3], [4, 5]), ([1, 2, 3, 4, 5, 6], [7]), ([1, 2, 3, 4, 5, 6, 7, 8, 9], [10, 11])]
 SHAPE = Shape("qwen3", 2, 8, 16, 2, 1, 4, 32, 64, 1e-6, False, {})

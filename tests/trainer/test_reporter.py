@@ -12,18 +12,19 @@ import pytest
 from sqlalchemy import select
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from proxy.pool import runs, steps
 from proxy.pool.database import Pool, open_pool
+from proxy.pool.rollouts import runs
 from proxy.pool.schema import events
+from proxy.pool.training import steps
 from tests.conftest import need
 from tests.trainer.make import fill, make_config, write_model
+from trainer.commands.rollback import roll_back
 from trainer.config import Config
-from trainer.ledger import Ledger
 from trainer.loop import train
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy
 from trainer.report.reporter import Reporter
-from trainer.rollback import roll_back
+from trainer.run_state import Ledger
 
 CALM = {"kl_rollout": 0, "extreme_tokens": 0}
 """The rollouts' logprobs are made up."""
@@ -115,7 +116,9 @@ def test_training_goes_on_without_a_board_that_cannot_write(
 
 
 OFFLINE = """
-from pathlib import Path; from trainer.report.boards import WeightsAndBiases; from trainer.report.settings import Report
+from pathlib import Path
+from trainer.config.report import Report
+from trainer.report.exporters import WeightsAndBiases
 board = WeightsAndBiases(Path({directory!r}), Report(wandb="blackforge", wandb_mode="offline"), "demo", "-after-7")
 board.write(1, 1000.0, {{"loss": 0.5, "staleness_tokens": {{"0": 3}}}})
 board.close()

@@ -8,16 +8,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from proxy.pool import runs
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
+from proxy.pool.rollouts import runs
 from tests.trainer.make import fill, make_config, make_rows
 from tests.trainer.test_loop import prepare
+from trainer.commands.recorded_rows import demonstrations
+from trainer.commands.sft import batches, split, warm_start
 from trainer.config import Config
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy
-from trainer.recorded import demonstrations
-from trainer.sft import batches, split, warm_start
 
 
 def config_for(pool: Pool, directory: Path, **sft: object) -> Config:

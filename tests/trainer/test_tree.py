@@ -16,15 +16,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from proxy.pool.errors import UserError
 from tests.trainer.make import VOCABULARY, make_config, write_model
-from trainer.loss import Tokens, policy_loss
-from trainer.megatron.kernels import Layout, slices, tree_attention
+from trainer.data.micro_batch import Packed
+from trainer.data.packing import Share, divide, pack, plan
+from trainer.data.row import Row
+from trainer.data.tree import Order, Run, build, cut, order
+from trainer.loss.named_losses import rule_of
+from trainer.loss.policy_loss import Tokens, policy_loss
+from trainer.megatron.attention.kernels import Layout, slices, tree_attention
 from trainer.megatron.parallel import Ranks
-from trainer.packed import Packed
-from trainer.packing import Share, divide, pack, plan
 from trainer.policy import Policy
-from trainer.rows import Row
-from trainer.rules import rule_of
-from trainer.tree import Order, Run, build, cut, order
 
 TREE: dict[str, Any] = json.loads((Path(__file__).parent / "vectors.json").read_text())["tree"]
 

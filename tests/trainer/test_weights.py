@@ -19,13 +19,13 @@ from proxy.pool.errors import UserError
 from tests.conftest import need
 from tests.trainer.make import FAMILIES, VOCABULARY, make_config, write_model
 from trainer.config import Parallel
-from trainer.megatron.model import transformer_config
+from trainer.config.model_shape import read_shape
+from trainer.data.micro_batch import Packed
+from trainer.data.tree import Run
+from trainer.megatron.model.model import transformer_config
 from trainer.megatron.parallel import Ranks
 from trainer.megatron.shards import write_tensors
-from trainer.packed import Packed
 from trainer.policy import Policy
-from trainer.shape import read_shape
-from trainer.tree import Run
 
 REFERENCE = """
 import sys, torch

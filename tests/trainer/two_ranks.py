@@ -18,21 +18,21 @@ import torch
 
 from tests.trainer import drafting
 from tests.trainer.make import make_config, make_rows
-from trainer.check import difference
+from trainer.commands.logprobs import difference
+from trainer.commands.sft import measure
 from trainer.config import Parallel
-from trainer.loss import policy_loss
+from trainer.data.micro_batch import Packed
+from trainer.data.packing import pack, plan
+from trainer.data.row import Row
+from trainer.loss.named_losses import rule_of
+from trainer.loss.policy_loss import policy_loss
 from trainer.megatron.optimizer import sum_gradients
 from trainer.megatron.parallel import Ranks, job, split
 from trainer.megatron.schedule import forward, forward_backward
 from trainer.megatron.weights import named_weights
-from trainer.packed import Packed
-from trainer.packing import pack, plan
 from trainer.policy import Policy
 from trainer.report import tokens
-from trainer.report.notes import Watched
-from trainer.rows import Row
-from trainer.rules import rule_of
-from trainer.sft import measure
+from trainer.report.token_gradients import Watched
 
 ROWS = 10
 BUDGET = 60

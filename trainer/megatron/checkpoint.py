@@ -1,8 +1,8 @@
 """Checkpoints of model and optimizer by Megatron's dist_checkpointing: any tensor and data split can read them.
 
-A checkpoint directory is complete and on disk before it has its name (trainer/megatron/durable.py). Every rank writes
-its share of the files in a thread beside whatever else it then does with the weights; Megatron's default forks writers
-and starts a manager process, which is seconds for a small model and unsafe beside threads.
+A checkpoint directory is complete and on disk before it has its name (trainer/megatron/atomic_dir.py). Every rank
+writes its share of the files in a thread beside whatever else it then does with the weights; Megatron's default forks
+writers and starts a manager process, which is seconds for a small model and unsafe beside threads.
 Left out: going on to change the weights while their files are written.
 """
 
@@ -26,10 +26,10 @@ from megatron.core.optimizer import MegatronOptimizer
 from torch.distributed.checkpoint.api import CheckpointException
 
 from proxy.pool.errors import UserError
-from trainer.megatron import durable
-from trainer.megatron.buckets import without_padding
-from trainer.megatron.heads import HeadState
-from trainer.megatron.model import PolicyModel
+from trainer.megatron import atomic_dir
+from trainer.megatron.bucket_padding import without_padding
+from trainer.megatron.model.model import PolicyModel
+from trainer.megatron.mtp.head import HeadState
 
 
 class _InProcess(TorchDistSaveShardedStrategy):
@@ -88,9 +88,9 @@ class Checkpoints:
         both are done. Raises UserError on every rank when one of them cannot write its files.
         """
         if dist.get_rank() == 0:
-            durable.begin(target)
+            atomic_dir.begin(target)
         dist.barrier()
-        directory = str(durable.unfinished(target))
+        directory = str(atomic_dir.unfinished(target))
         state = {**self._state(loading=False), "step": step, "settings": self.settings}
         request = dist_checkpointing.save(
             state, directory, self._strategy, validate_access_integrity=False, async_sharded_save=True
@@ -108,7 +108,7 @@ class Checkpoints:
                 f"{target} could not be written ({_reasons(error)}); see that its disk has room and start again"
             ) from error
         if dist.get_rank() == 0:
-            durable.commit(target)
+            atomic_dir.commit(target)
         dist.barrier()
 
     def load(self, source: Path) -> int:

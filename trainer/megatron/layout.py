@@ -1,14 +1,15 @@
 """What attends to what in a micro-batch of prefix trees, as slices of contiguous queries and keys.
 
-Pure functions of a tree's runs, which no kernel is needed for. Left out: the kernels (trainer/megatron/kernels.py).
+Pure functions of a tree's runs, which no kernel is needed for. Left out: the kernels
+(trainer/megatron/attention/kernels.py).
 """
 
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from trainer.packed import Paths
-from trainer.tree import Run
+from trainer.data.micro_batch import Paths
+from trainer.data.tree import Run
 
 if TYPE_CHECKING:
     from trainer.megatron.replay import Choices  # loads Megatron, which slices do not need

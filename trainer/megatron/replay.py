@@ -9,7 +9,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from trainer.experts import PADDING
+from trainer.data.routed_experts import PADDING
 
 
 class Tally:

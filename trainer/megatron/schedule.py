@@ -14,8 +14,8 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
-from trainer.megatron.model import PolicyModel
-from trainer.packed import Packed
+from trainer.data.micro_batch import Packed
+from trainer.megatron.model.model import PolicyModel
 
 Found = TypeVar("Found")
 Micros = Iterator[tuple[int, Packed]]

@@ -22,8 +22,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from proxy.pool.errors import UserError
-from trainer.megatron.durable import replace_directory
-from trainer.megatron.model import PolicyModel
+from trainer.megatron.atomic_dir import replace_directory
+from trainer.megatron.model.model import PolicyModel
 from trainer.megatron.shards import write_tensors
 
 _TOP = {
@@ -42,7 +42,7 @@ _LAYER = {
     "mlp.linear_fc1.weight": ["mlp.gate_proj.weight", "mlp.up_proj.weight"],
     "mlp.linear_fc2.weight": ["mlp.down_proj.weight"],
     "mlp.router.weight": ["mlp.gate.weight"],
-    # Transformer Engine's layers have the norms in them (trainer/megatron/engine.py)
+    # Transformer Engine's layers have the norms in them (trainer/megatron/transformer_engine.py)
     "self_attention.linear_qkv.layer_norm_weight": ["input_layernorm.weight"],
     "mlp.linear_fc1.layer_norm_weight": ["post_attention_layernorm.weight"],
 }

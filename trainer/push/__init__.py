@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 from proxy.pool.errors import UserError
 from trainer.config import Push
 from trainer.push import colocated, disk, distributed, tensor
-from trainer.push.crew import Crew
-from trainer.push.engine import LOADING, Engine, Failed
+from trainer.push.engine_group import Crew
+from trainer.push.target import LOADING, Engine, Failed
 from trainer.push.weights import Weights
 
 __all__ = ["Pushed", "Weights", "push", "push_again", "release"]

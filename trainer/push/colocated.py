@@ -9,7 +9,7 @@ memory, of which only what is cached is freed.
 
 from collections.abc import Sequence
 
-from trainer.push.engine import LOADING, Engine, Failed
+from trainer.push.target import LOADING, Engine, Failed
 
 RELEASED, MOVING = "-released", "-moving"
 WEIGHTS, CACHE = "weights", "kv_cache"

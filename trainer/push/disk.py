@@ -1,6 +1,6 @@
 """By a directory that the engine can read under the same path. Any engine, whatever its parallelism."""
 
-from trainer.push.engine import Engine
+from trainer.push.target import Engine
 from trainer.push.weights import Weights
 
 

@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
-from trainer.push.engine import Engine, Failed
+from trainer.push.target import Engine, Failed
 from trainer.push.weights import Bucket, Weights
 
 BACKENDS = {"cuda": "nccl"}

@@ -7,7 +7,7 @@ bucket as often as the engine has tensor ranks. SGLang refuses this way where it
 import pickle
 from base64 import b64encode
 
-from trainer.push.engine import Engine
+from trainer.push.target import Engine
 from trainer.push.weights import Weights
 
 

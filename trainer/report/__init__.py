@@ -1,1 +1,1 @@
-"""What a train step says of itself: its metrics, where they are written, and the tokens it trained on."""
+"""What a step tells people: metrics, alarms, views, exporters. Nothing here changes an update."""

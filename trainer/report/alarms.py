@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from trainer.report.settings import Alarms
+from trainer.config.report import Alarms
 
 Metrics = Mapping[str, Any]
 

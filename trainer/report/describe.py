@@ -1,7 +1,7 @@
 """The metrics of a step, as the pool keeps them, and the line that the terminal shows.
 
 docs/training.md says what each is. Pure functions over what the step used. What is not known is absent, never 0 or a
-guess. Left out: where else metrics are written (trainer/report/boards.py).
+guess. Left out: where else metrics are written (trainer/report/exporters.py).
 """
 
 import time
@@ -13,17 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from proxy.pool.records import Completion
-from proxy.pool.schedule import LeasedGroup, LeasedRollout
-from proxy.pool.steps import Version
-from trainer.batch import Batch, why_not_trainable
+from proxy.pool.completions.records import Completion
+from proxy.pool.training.steps import Version
+from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
 from trainer.config import TRAINED
-from trainer.loss import read_sums
+from trainer.config.model_shape import Shape
+from trainer.data.assemble import Batch, why_not_trainable
+from trainer.data.row import Row
+from trainer.loss.policy_loss import read_sums
 from trainer.policy import Update
-from trainer.report.sizes import Work, flops, merged, separate
+from trainer.report.flops import Work, flops, merged, separate
 from trainer.report.tokens import Notes
-from trainer.rows import Row
-from trainer.shape import Shape
 
 UNKNOWN = "unknown"
 EXTREME = float(np.log(2))

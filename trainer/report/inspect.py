@@ -8,7 +8,7 @@ from rich.console import Console
 
 from proxy.pool.errors import UserError
 from trainer.config import Config
-from trainer.report.page import page
+from trainer.report.html import page
 from trainer.report.terminal import show
 from trainer.report.view import view
 

@@ -11,12 +11,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from trainer.loss import Rule, Tokens, policy_loss
+from trainer.data.packing import pack
+from trainer.data.row import Row
+from trainer.loss.policy_loss import Rule, Tokens, policy_loss
 from trainer.megatron.optimizer import sum_gradients
 from trainer.megatron.schedule import forward_backward
-from trainer.packing import pack
 from trainer.policy import Policy
-from trainer.rows import Row
 
 
 def gradient_shares(policy: Policy, micros: Sequence[Sequence[Row]], denominator: int, rule: Rule) -> dict[str, float]:

@@ -15,19 +15,20 @@ from typing import Any, Self
 
 import torch
 
-from proxy.pool import runs, steps
+from proxy.pool.rollouts import runs
+from proxy.pool.training import steps
 from trainer.config import Config
-from trainer.ledger import Ledger
+from trainer.data.row import Row
+from trainer.loss.named_losses import configured
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy
 from trainer.report import tokens
 from trainer.report.alarms import raised
-from trainer.report.boards import Board, TensorBoard, WeightsAndBiases
 from trainer.report.describe import Facts, Setting, describe, line
+from trainer.report.exporters import Board, TensorBoard, WeightsAndBiases
+from trainer.report.flops import peak
 from trainer.report.negatives import gradient_shares
-from trainer.report.sizes import peak
-from trainer.rows import Row
-from trainer.rules import configured
+from trainer.run_state import Ledger
 
 
 class Reporter:

@@ -1,7 +1,7 @@
 """A step's tokens in the terminal: green becomes likelier, red less likely, the stronger the brighter; prompts are dim.
 
 Without colours (no terminal, NO_COLOR) trained tokens stand in brackets with their coefficient's sign. Long stretches
-of prompt are shortened. Left out: numbers of single tokens, which the page has (trainer/report/page.py).
+of prompt are shortened. Left out: numbers of single tokens, which the page has (trainer/report/html.py).
 """
 
 from collections.abc import Iterator

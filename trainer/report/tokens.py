@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from proxy.pool.errors import UserError
-from trainer.rows import Row
+from trainer.data.row import Row
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,16 @@ import numpy as np
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from proxy.pool.completions import paths
+from proxy.pool.completions.records import Completion
+from proxy.pool.completions.store import paths
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
-from proxy.pool.records import Completion
-from proxy.pool.runs import find_run
-from proxy.pool.schedule import LeasedGroup, LeasedRollout, of_step
-from proxy.pool.steps import Version, history
-from trainer.assign import shares
-from trainer.batch import assemble, choice_of, why_not_trainable
+from proxy.pool.rollouts.runs import find_run
+from proxy.pool.training.steps import Version, history
+from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout, of_step
 from trainer.config import Config
+from trainer.credit.assign import shares
+from trainer.data.assemble import assemble, choice_of, why_not_trainable
 from trainer.report import tokens
 from trainer.report.tokens import Recorded
 

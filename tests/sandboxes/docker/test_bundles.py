@@ -13,7 +13,7 @@ from sandboxes.base import Image, SandboxError, Spec
 from sandboxes.bundles import AGENTS, MANIFEST, RUNTIME, manifest_of, seal
 from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.docker.bundles import Bundles, volume_of
-from sandboxes.docker.engine import Engine
+from sandboxes.docker.daemon import Engine
 from tests.sandboxes.docker.conftest import says
 
 ASKED = Spec(image=Image(name="deb:py"), memory_mb=256, disk_mb=64, pids=64, network="none", agent="toy")
@@ -24,7 +24,7 @@ import asyncio, sys
 from pathlib import Path
 from sandboxes.base import Spec
 from sandboxes.docker.bundles import Bundles
-from sandboxes.docker.engine import Engine
+from sandboxes.docker.daemon import Engine
 
 async def main(address, directory):
     await Bundles(await Engine.open(address), Path(directory)).supply("x", Spec(agent="toy"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from sandboxes.docker.engine import Engine, EngineError
+from sandboxes.docker.daemon import Engine, EngineError
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 INFO = {"OSType": "linux", "NCPU": 2, "SecurityOptions": []}

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from sandboxes import relay
 from sandboxes.base import Image, Limits, Spec
 from sandboxes.docker.backend import DockerSandboxes, Options
-from sandboxes.docker.engine import EngineError
+from sandboxes.docker.daemon import EngineError
 from sandboxes.docker.labels import labels_of, this_process
 from sandboxes.docker.leftovers import Thing
-from sandboxes.hosts import HostOptions, Hosts, Placed, parsed_host
-from sandboxes.reaping import Where, reap
+from sandboxes.fleet import HostOptions, Hosts, Placed, parsed_host
+from sandboxes.gc import Where, reap
+from sandboxes.network import relay
 from tests.engines import OwnEngine, own_engine
 
 BUSYBOX = Spec(image=Image(name="bb:1"), network="none", profile="harbor")

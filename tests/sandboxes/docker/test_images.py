@@ -11,7 +11,7 @@ import pytest
 
 from sandboxes.base import Image, ImageError
 from sandboxes.docker.backend import DockerSandboxes, Options
-from sandboxes.docker.context import digest, files
+from sandboxes.docker.build_context import digest, files
 from tests.sandboxes.docker.conftest import HARBOR, SMALL, says
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from sandboxes.base import Spec
 from sandboxes.docker.labels import labels_of, owner_of, relaxed, this_process
-from sandboxes.processes import start_of
+from sandboxes.local.processes import start_of
 from tests.conftest import need
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from sandboxes.base import Limits, SandboxError, Spec
 from sandboxes.docker.backend import DockerSandboxes, Options
-from sandboxes.docker.engine import Engine
+from sandboxes.docker.daemon import Engine
 from sandboxes.docker.labels import KIND, PID
 from sandboxes.docker.network import Channel, Runtime, address_for
-from sandboxes.reaping import Where, reap
+from sandboxes.gc import Where, reap
 
 SMALL = Spec(memory_mb=256, disk_mb=64)
 CALL = "import socket; s = socket.create_connection(('127.0.0.1', 8311)); s.sendall(b'x'); print(s.recv(9).decode())"

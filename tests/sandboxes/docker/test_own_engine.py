@@ -7,7 +7,7 @@ import pytest
 
 from sandboxes.base import Image, Limits
 from sandboxes.docker.backend import DockerSandboxes, Options
-from sandboxes.docker.engine import EngineError
+from sandboxes.docker.daemon import EngineError
 from tests.engines import own_engine
 from tests.sandboxes.docker.conftest import HARBOR, SMALL, says
 

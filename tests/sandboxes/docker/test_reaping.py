@@ -13,8 +13,8 @@ import pytest
 from harness.cli import main as harness
 from sandboxes.cli import main
 from sandboxes.docker.labels import KIND, Owner, labels_of, this_process
-from sandboxes.processes import start_of
-from sandboxes.reaping import Where, reap
+from sandboxes.gc import Where, reap
+from sandboxes.local.processes import start_of
 from tests.engines import OwnEngine, own_engine
 from tests.harness.conftest import HELLO, write_tasks
 

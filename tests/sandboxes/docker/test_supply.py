@@ -7,7 +7,7 @@ import pytest
 
 from sandboxes.base import Image, SandboxError, Spec
 from sandboxes.docker.backend import DockerSandboxes, Options
-from sandboxes.docker.supply import Supply
+from sandboxes.docker.wiring import Supply
 from tests.sandboxes.docker.conftest import SMALL, says
 
 MAIN = ("/bin/sh", "-c", "echo up >/tmp/up; while :; do sleep 300 & wait $!; done")

@@ -15,7 +15,7 @@ import pytest
 from sandboxes.base import Image, Limits, Spec
 from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.docker.labels import PID
-from sandboxes.docker.warm import Warm
+from sandboxes.docker.warm_pool import Warm
 from tests.engines import said
 
 ROOT = Path(__file__).parents[3]

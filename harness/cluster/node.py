@@ -1,0 +1,87 @@
+"""What runs in Ray's worker processes: one attempt, and the removal of what dead workers left.
+
+Each worker process works at one attempt at a time; it owns its sandboxes, so those of a worker that was killed are
+orphans, which the next worker process of that node removes before it begins. Left out: the outcome of the rollout,
+which the driver writes, so that a node that was given up for lost changes nothing when it comes back.
+"""
+
+import asyncio
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harness.cluster.pickling import Report, Station, unpack
+from harness.cluster.task_directories import moved, own_place, unpacked
+from harness.rollout import Bench, Fate, attempt
+from harness.tasks import Task
+from proxy.pool.errors import PoolError, UserError
+from proxy.pool.rollouts.groups import OpenRollout, Outcome
+from sandboxes.gc import reap
+from sandboxes.local.process import remove
+
+WAKE_SECONDS = 0.2
+
+
+def attempt_here(station: Station, packed: bytes, rollout: OpenRollout, parcel: bytes | None) -> Report:
+    """One attempt at a rollout. Cancelled by Ray, it ends its agent and closes the attempt before it returns."""
+    import ray  # not where the harness drives no cluster
+
+    node = ray.get_runtime_context().get_node_id()
+    outcome = error = None
+    place = own_place()
+    logs = place / "logs"
+    logs.mkdir()
+    try:
+        mine = {"logs": logs, "sandboxes": station.make_sandboxes()}
+        task = msgspec.convert(_with_copies(rollout.task, parcel, place), Task)
+        outcome = _runner().run(_attempt(unpack(packed, _opened(station) | mine), rollout, task))
+    except (UserError, PoolError) as raised:
+        error = raised
+    finally:
+        kept = {str(path.relative_to(logs)): path.read_bytes() for path in logs.rglob("*") if path.is_file()}
+        remove(place)
+    return Report(node=node, outcome=outcome, error=error, logs=kept)
+
+
+def _with_copies(task: dict[str, Any], parcel: bytes | None, place: Path) -> dict[str, Any]:
+    """The task with the directories that came along in place of those of the driver's machine."""
+    if parcel is None:
+        return task
+    unpacked(parcel, place)
+    there: dict[str, Any] = moved(task, lambda source: str(place / source.lstrip("/")))
+    return there
+
+
+def clean_up() -> int:
+    """Remove what dead owners left on this node and its engine, and say how much that was."""
+    seen = reap()
+    return len(seen.sandboxes) + len(seen.things)
+
+
+async def _attempt(bench: Bench, rollout: OpenRollout, task: Task) -> Outcome:
+    waking = asyncio.create_task(_wake_up())
+    try:
+        return await attempt(bench, rollout, task, Fate())
+    finally:
+        waking.cancel()
+        await bench.sandboxes.close()  # this process may never be asked again
+
+
+async def _wake_up() -> None:
+    """Ray cancels with a flag that the interpreter sees between two instructions: not while the loop sleeps."""
+    while True:
+        await asyncio.sleep(WAKE_SECONDS)
+
+
+@cache
+def _runner() -> asyncio.Runner:
+    """One event loop for the process: a bench's connections live in it."""
+    return asyncio.Runner()
+
+
+@cache
+def _opened(station: Station) -> dict[str, Any]:
+    clean_up()
+    return station.opened()

@@ -1,0 +1,81 @@
+"""What travels to a node: a bench, in which everything that belongs to one process is named instead of sent.
+
+The node opens the pool at its URL and makes sandboxes of its own with the function that came along; an attempt's logs
+go back with the report. Secrets (the pool's password, the admin key) travel as Ray moves all data: whoever reaches the
+cluster's ports can read them.
+"""
+
+import io
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from harness.async_pool import Books
+from harness.rollout import Bench, Lanes
+from proxy.pool.database import open_pool
+from proxy.pool.errors import PoolError, UserError
+from proxy.pool.rollouts.groups import Outcome
+from sandboxes.base import Sandboxes
+
+MakeSandboxes = Callable[[], Sandboxes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What came of an attempt on a node."""
+
+    node: str
+    outcome: Outcome | None = None
+    error: UserError | PoolError | None = None
+    """What no other node could do better: it ends the run, as it does without a cluster."""
+    logs: dict[str, bytes]
+
+
+class _Packer(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, bench: Bench):
+        super().__init__(file)
+        self._bench = bench
+
+    def persistent_id(self, thing: Any) -> str | None:
+        mine = self._bench
+        left_behind = {"books": mine.books, "sandboxes": mine.sandboxes, "logs": mine.logs, "lanes": mine.lanes}
+        return next((name for name, part in left_behind.items() if part is thing), None)
+
+
+class _Unpacker(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, here: dict[str, Any]):
+        super().__init__(file)
+        self._here = here
+
+    def persistent_load(self, name: str) -> Any:
+        return self._here[name]
+
+
+def pack(bench: Bench) -> bytes:
+    """All but what belongs to this process."""
+    file = io.BytesIO()
+    _Packer(file, bench).dump(replace(bench, elsewhere=None))
+    return file.getvalue()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Station:
+    """What a process of a node needs once, whatever it works at. Hashable: the process keeps what it makes of it."""
+
+    pool: str
+    """URL, with the password."""
+    make_sandboxes: MakeSandboxes
+
+    def opened(self) -> dict[str, Any]:
+        """What stands for the fields left behind, but for what each attempt has of its own (sandboxes, logs).
+
+        PoolError when the pool cannot be reached from here.
+        """
+        return {"books": Books(open_pool(self.pool)), "lanes": Lanes(starting=1, agents=1, verifying=1)}
+
+
+def unpack(packed: bytes, here: dict[str, Any]) -> Bench:
+    """The bench, in this process."""
+    bench: Bench = _Unpacker(io.BytesIO(packed), here).load()
+    return bench

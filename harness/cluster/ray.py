@@ -1,0 +1,277 @@
+"""`--executor ray`: the harness drives, the nodes of a Ray cluster work.
+
+One attempt is one Ray task, so Ray places it by the node's free CPUs and memory. The harness keeps everything that must
+be one: admission, the order of tasks, retries, outcomes. A node that dies takes its attempts with it: they are closed
+as interrupted, their keys with them, and run again elsewhere under new ones. An attempt that failed on a node is
+retried on another one, where there is one. Harness, proxy and sandboxes come to the nodes with the run; what they are
+built on (`pip install 'blackforge[ray,postgres]'`), and an agent that runs in a process sandbox, must be there.
+
+Left out: autoscaling, Ray's dashboard, and Ray's own retries, which would run an attempt again under a key that is out.
+"""
+
+import asyncio
+import ipaddress
+import logging
+import os
+import socket
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import Any
+from urllib.parse import urlsplit
+
+from harness.cluster.node import attempt_here, clean_up
+from harness.cluster.pickling import MakeSandboxes, Report, Station, pack
+from harness.cluster.task_directories import directories_of, packed
+from harness.rollout import Bench, Fate
+from harness.tasks import Task
+from proxy.pool.errors import UserError
+from proxy.pool.rollouts.attempts import Ending, close_lost
+from proxy.pool.rollouts.failures import treatment
+from proxy.pool.rollouts.groups import OpenRollout, Outcome
+
+REACH_SECONDS = 10
+CANCEL_SECONDS = 30
+SETTLE_SECONDS = 120
+LOOK_SECONDS = 10
+PARCELS = 16
+"""Tasks whose directories stay in the cluster's object store for their further attempts."""
+TRAVELLING = ("harness", "proxy", "sandboxes")
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayOptions:
+    """How a run uses a cluster."""
+
+    address: str = "auto"
+    """HOST:PORT of the head node; auto: RAY_ADDRESS, or the cluster that this machine is a node of."""
+    cpus: float = 1.0
+    """CPUs of a node that an attempt takes while it runs. The task's memory limit is taken besides."""
+
+
+@contextmanager
+def on_cluster(options: RayOptions, bench: Bench, make_sandboxes: MakeSandboxes) -> Iterator[Bench]:
+    """The bench with its attempts on the cluster's nodes; UserError when that cannot be."""
+    pool = bench.books.pool
+    if pool.dialect == "sqlite":
+        raise UserError(
+            f"the pool {pool.name} is a file of this machine, which a cluster's nodes cannot write; "
+            "name a postgresql:// URL with --pool, or leave out --executor ray"
+        )
+    ray = _connected(options)
+    try:
+        cluster = Cluster(ray, options, Station(pool=pool.url, make_sandboxes=make_sandboxes))
+        cluster.check(bench.url)
+        cluster.clean_up()
+        yield replace(bench, elsewhere=cluster.attempt)
+    finally:
+        ray.shutdown()
+
+
+def _connected(options: RayOptions) -> Any:
+    if find_spec("ray") is None:
+        raise UserError("--executor ray needs Ray; pip install 'blackforge[ray]'")
+    os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
+    import ray  # takes a second, and only here
+
+    address = os.environ.get("RAY_ADDRESS", "auto") if options.address == "auto" else options.address
+    if address != "auto":
+        _reachable(address)
+    modules = [
+        path for name in TRAVELLING if (found := find_spec(name)) for path in found.submodule_search_locations or ()
+    ]
+    try:
+        ray.init(
+            address=address,
+            namespace="blackforge",
+            runtime_env={"py_modules": modules, "excludes": ["__pycache__"]},
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:  # none there, other versions, bad address
+        raise UserError(
+            f"the Ray cluster {address} cannot be used ({_first_line(error)}); start one with `ray start --head`, "
+            "or correct --ray-address"
+        ) from error
+    return ray
+
+
+def _reachable(address: str) -> None:
+    """Ray itself waits for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise UserError(f"--ray-address is HOST:PORT of the cluster's head node, or auto, not: {address}")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH_SECONDS).close()
+    except OSError as error:
+        raise UserError(
+            f"the Ray cluster {address} does not answer ({error}); start it with `ray start --head`, or correct "
+            "--ray-address"
+        ) from error
+
+
+class Cluster:
+    """The nodes, and which of them a rollout has failed on."""
+
+    def __init__(self, ray: Any, options: RayOptions, station: Station):
+        self._ray, self._options = ray, options
+        self._station = ray.put(station)
+        self._attempt = ray.remote(max_retries=0)(attempt_here)
+        self._clean_up = ray.remote(max_retries=0, num_cpus=0)(clean_up)
+        self._failed_on: dict[int, set[str]] = defaultdict(set)
+        self._parcels: OrderedDict[tuple[str, ...], Any] = OrderedDict()
+
+    def check(self, url: str) -> None:
+        """UserError when some node could not reach the proxy."""
+        host = urlsplit(url).hostname or ""
+        here = self._ray.util.get_node_ip_address()
+        far = sorted({node["NodeManagerAddress"] for node in self._nodes()} - {here, "127.0.0.1"})
+        if far and _is_loopback(host):
+            raise UserError(
+                f"the proxy {url} is on this machine's loopback, where the Ray node {far[0]} cannot reach "
+                "it; start `proxy serve` on an address of the network and name it with --proxy"
+            )
+
+    def clean_up(self) -> None:
+        """Have every node remove what dead owners left there."""
+        self._ray.wait(pending := self._cleaning(), num_returns=len(pending), timeout=SETTLE_SECONDS)
+
+    async def attempt(self, bench: Bench, rollout: OpenRollout, task: Task, fate: Fate) -> Outcome:
+        """One attempt on some node, not one that this rollout has failed on if there is another."""
+        wants = {"CPU": self._options.cpus, "memory": float((task.limits.memory_mb or 0) << 20)}
+        avoided = self._avoided(rollout, wants)
+        placed = self._attempt.options(**_placement(wants, avoided))
+        running = placed.remote(self._station, pack(bench), rollout, await self._parcel(rollout))
+        try:
+            report = await self._end_of(running, wants, avoided)
+        except asyncio.CancelledError:
+            await self._cancel(running, bench, rollout, fate)
+            raise
+        except self._ray.exceptions.RuntimeEnvSetupError as error:
+            raise UserError(f"a Ray node cannot take the harness ({_first_line(error)}); see its Ray logs") from error
+        except self._ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, ImportError):
+                raise UserError(
+                    f"a Ray node lacks what the harness is built on ({error.cause}); on every node: "
+                    "pip install 'blackforge[ray,postgres]'"
+                ) from error
+            raise
+        except (self._ray.exceptions.WorkerCrashedError, self._ray.exceptions.NodeDiedError, _Stranded) as error:
+            return await self._lost(bench, rollout, _first_line(error))
+        return self._reported(bench, rollout, report)
+
+    async def _parcel(self, rollout: OpenRollout) -> Any:
+        """The task's directories in the object store; None when it names none. Those of the last tasks are kept."""
+        directories = directories_of(rollout.task)
+        if not directories:
+            return None
+        key = (rollout.task.get("digest", ""), *directories)
+        if key not in self._parcels:
+            self._parcels[key] = self._ray.put(await asyncio.to_thread(packed, directories))
+        self._parcels.move_to_end(key)
+        while len(self._parcels) > PARCELS:
+            self._parcels.popitem(last=False)
+        return self._parcels[key]
+
+    def _reported(self, bench: Bench, rollout: OpenRollout, report: Report) -> Outcome:
+        for name, log in report.logs.items():
+            (bench.logs / name).parent.mkdir(parents=True, exist_ok=True)
+            (bench.logs / name).write_bytes(log)
+        if report.error is not None:
+            raise report.error
+        assert report.outcome is not None
+        if report.outcome.failure is not None and treatment(report.outcome.failure) == "retry":
+            self._failed_on[rollout.rollout_id].add(report.node)
+        return report.outcome
+
+    async def _end_of(self, running: Any, wants: dict[str, float], avoided: set[str]) -> Report:
+        """The report, as long as there is a node that the attempt runs on or could run on."""
+        ending = asyncio.wrap_future(running.future())
+        while not (await asyncio.wait([ending], timeout=LOOK_SECONDS))[0]:
+            able = set(self._able(wants))
+            if not able - avoided:  # Ray itself would wait for another node for ever
+                self._ray.cancel(running, force=True)
+                raise _Stranded("no other node is left") if able else self._nowhere(wants)
+        report: Report = ending.result()
+        return report
+
+    def _able(self, wants: dict[str, float]) -> list[str]:
+        """The nodes that are large enough."""
+        return [node["NodeID"] for node in self._nodes() if _fits(wants, node["Resources"])]
+
+    def _nowhere(self, wants: dict[str, float]) -> UserError:
+        return UserError(
+            f"no node of the Ray cluster has {wants['CPU']:g} CPUs and {wants['memory'] / (1 << 20):g} MB for an "
+            "attempt; add a node, or lower --attempt-cpus or the task's limits.memory_mb, and repeat the command"
+        )
+
+    def _avoided(self, rollout: OpenRollout, wants: dict[str, float]) -> set[str]:
+        """Nodes that the rollout has failed on, as long as there are others; UserError when no node would do."""
+        able = set(self._able(wants))
+        if not able:
+            raise self._nowhere(wants)
+        failed = self._failed_on.pop(rollout.rollout_id, set()) & able
+        if not able - failed:
+            return set()
+        if failed:
+            self._failed_on[rollout.rollout_id] = failed
+        return failed
+
+    def _nodes(self) -> list[dict[str, Any]]:
+        return [node for node in self._ray.nodes() if node["Alive"]]
+
+    async def _cancel(self, running: Any, bench: Bench, rollout: OpenRollout, fate: Fate) -> None:
+        """Let the node end its agent and close its attempt; kill the worker when it takes too long."""
+        if fate.called_off is not None:  # which the node does not know
+            detail = "the attempt was called off while it ran"
+            await bench.books(close_lost, rollout.rollout_id, Ending(failure=fate.called_off, detail=detail))
+        self._ray.cancel(running)
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(running.future()), CANCEL_SECONDS)
+        except TimeoutError:
+            self._ray.cancel(running, force=True)
+        except self._ray.exceptions.RayError:
+            pass
+        detail = "the run was stopped, and the attempt's Ray node gave no answer"
+        await bench.books(close_lost, rollout.rollout_id, Ending(failure="interrupted", detail=detail))
+
+    async def _lost(self, bench: Bench, rollout: OpenRollout, why: str) -> Outcome:
+        """The node or its worker is gone: nobody else closes the attempt."""
+        self._cleaning()  # the worker may have died alone
+        ending = Ending(failure="interrupted", detail=f"its Ray node was lost: {why}")
+        lost = await bench.books(close_lost, rollout.rollout_id, ending)
+        return Outcome(attempt_id=max(lost, default=None), reward=None, failure=ending.failure, detail=ending.detail)
+
+    def _cleaning(self) -> list[Any]:
+        strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        return [
+            self._clean_up.options(scheduling_strategy=strategy(node["NodeID"], soft=False)).remote()
+            for node in self._nodes()
+        ]
+
+
+class _Stranded(Exception):
+    """The attempt waits for nodes that are all gone."""
+
+
+def _placement(wants: dict[str, float], avoided: set[str]) -> dict[str, Any]:
+    """What the attempt takes of a node, and which nodes it may not go to."""
+    selector = {"ray.io/node-id": f"!in({','.join(sorted(avoided))})"} if avoided else {}
+    return {"num_cpus": wants["CPU"], "memory": wants["memory"], "label_selector": selector}
+
+
+def _fits(wants: dict[str, float], has: dict[str, float]) -> bool:
+    return all(has.get(name, 0.0) >= amount for name, amount in wants.items())
+
+
+def _is_loopback(host: str) -> bool:
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -1,0 +1,138 @@
+"""`harness replay`: a rollout's task and agent once more, against the answers that were recorded.
+
+It needs no engine, writes nothing to the run's pool, and tells whether the agent made the same calls and the verifier
+came to the same verdict. Left out: what differs by nature, such as clocks; `--ignore` names it.
+"""
+
+import argparse
+import asyncio
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harness.agents.base import Agent
+from harness.agents.one_call import OneCall
+from harness.commands.run import make_bench
+from harness.rollout import Bench, Fate, attempt
+from harness.run_dir import RunDir
+from harness.settings import Settings
+from harness.setup.placement import Maker
+from harness.setup.sandbox_choice import backend_for, choose, listening
+from harness.setup.stack import replaying
+from harness.tasks import Task
+from proxy.pool.database import Pool, open_pool
+from proxy.pool.errors import UserError
+from proxy.pool.rollouts.budgets import seen
+from proxy.pool.rollouts.groups import Outcome, open_group
+from proxy.pool.rollouts.runs import find_run, open_run
+from proxy.pool.training.finished_rollouts import Finished, finished_rollout
+from sandboxes.local.process import default_root
+
+SANDBOXES = rf"{re.escape(str(default_root()))}/[\w-]+"
+"""Directories of process sandboxes are new for every attempt, and some agents tell the model where they work."""
+DIFFERENT = 1
+
+
+def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    replay = verbs.add_parser("replay", help="run a rollout again, against its recorded answers")
+    replay.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    replay.add_argument("rollout", type=int, metavar="ROLLOUT", help="its number in results.jsonl")
+    replay.add_argument("--config", type=Path, metavar="FILE", help="of the proxy that recorded it (RUN_DIR's own)")
+    replay.add_argument(
+        "--ignore", action="append", default=[], metavar="REGEX", help="do not compare what matches in prompts"
+    )
+    replay.set_defaults(call=_replay)
+
+
+def _replay(given: argparse.Namespace) -> int:
+    """Bring up the recording, run the attempt, and say what was different; 1 when something was."""
+    directory = RunDir(given.run_dir)
+    where = directory.whereabouts()
+    config = given.config or directory.path / "proxy.toml"
+    if not config.exists():
+        raise UserError(
+            f"the proxy that recorded the run was not brought up by it, so {config} is not there; "
+            "name its configuration with --config FILE"
+        )
+    pool = open_pool(where.pool, create=False)
+    recorded = finished_rollout(pool, find_run(pool, where.name).id, given.rollout)
+    pool.close()
+    with tempfile.TemporaryDirectory(prefix="replay-") as folder:
+        outcome, calls = _play(recorded, directory, config, Path(folder), given.ignore)
+        differences = _differences(Path(folder) / "differences.jsonl")
+    same = outcome.reward == recorded.reward
+    print(
+        f"attempt {recorded.attempt_id}: {calls} of {recorded.calls} calls made, {len(differences)} requests differed"
+    )
+    if differences:
+        print(f"first: {_sentence(differences[0])}")
+    print(f"verdict: recorded {_verdict(recorded)}, now {_verdict(outcome)}: {'the same' if same else 'different'}")
+    return 0 if same and not differences else DIFFERENT
+
+
+def _play(
+    recorded: Finished, directory: RunDir, config: Path, folder: Path, ignored: Sequence[str]
+) -> tuple[Outcome, int]:
+    """The attempt once more, in a sandbox of the same kind; how many calls it made."""
+    where, (_, settings) = directory.whereabouts(), directory.begun_with()
+    agent = _agent(recorded, settings)
+    choice = choose(directory.sandbox(), [msgspec.convert(recorded.task, Task)])
+    with (
+        listening(choice, settings) as listeners,
+        replaying(
+            config, recorded.attempt_id, where.pool, folder, ignored=[SANDBOXES, *ignored], listeners=listeners
+        ) as proxy,
+    ):
+        sandboxes = Maker(backend=backend_for(choice, settings, proxy, f"replay-{recorded.attempt_id}"))()
+        played = open_pool(proxy.pool)
+        try:
+            bench = make_bench(proxy, settings, agent, pool=played, sandboxes=sandboxes, logs=folder)
+            return asyncio.run(_attempt(bench, recorded))
+        finally:
+            played.close()
+
+
+def _agent(recorded: Finished, settings: Settings) -> Agent:
+    if recorded.task.get("domain", "agent") != "agent":
+        return OneCall()
+    agents = {scaffold.name: scaffold.agent for scaffold in settings.scaffolds("eval")}
+    if recorded.agent not in agents:
+        raise UserError(f"the run has no agent {recorded.agent!r} any more, only: {', '.join(agents)}")
+    return agents[recorded.agent]
+
+
+async def _attempt(bench: Bench, recorded: Finished) -> tuple[Outcome, int]:
+    """One try with the environment of the recorded one, and how many calls it made."""
+
+    def opened(pool: Pool) -> Any:
+        return open_group(pool, open_run(pool, "replay", "collect", {}).id, recorded.task, 1)[0]
+
+    rollout = replace(await bench.books(opened), group_id=recorded.group_id, member=recorded.member)
+    try:
+        outcome = await attempt(bench, rollout, msgspec.convert(recorded.task, Task), Fate())
+    finally:
+        await bench.sandboxes.close()
+    assert outcome.attempt_id is not None
+    return outcome, (await bench.books(seen, outcome.attempt_id)).completed
+
+
+def _differences(report: Path) -> list[dict[str, Any]]:
+    lines = report.read_bytes().splitlines() if report.exists() else []
+    return [msgspec.json.decode(line) for line in lines]
+
+
+def _sentence(found: dict[str, Any]) -> str:
+    return (
+        f"request {found['request']} differs from completion {found['nearest']} {found['where']}: "
+        f"{found['expected']!r} was recorded and {found['got']!r} came"
+    )
+
+
+def _verdict(of: Finished | Outcome) -> str:
+    reward = "no reward" if of.reward is None else f"{of.reward:g}"
+    return f"{reward} ({of.failure})" if of.failure else reward

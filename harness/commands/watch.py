@@ -1,0 +1,96 @@
+"""`harness watch`: a run as its rows tell it, from any terminal and any machine that reaches its pool.
+
+It reads only, and ends when nobody works at the run any more.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+
+from harness.monitor.progress import Rate, make_console
+from harness.run_dir import RunDir, Whereabouts
+from proxy.pool.database import Pool, open_pool
+from proxy.pool.errors import UserError
+from proxy.pool.inspect.run_status import Standing, standing, traffic
+from proxy.pool.rollouts.runs import Run, find_run
+
+LOOK_SECONDS = 2.0
+
+
+def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    watch = verbs.add_parser("watch", help="look at a run from another terminal")
+    watch.add_argument("run_dir", type=Path, nargs="?", metavar="RUN_DIR")
+    watch.add_argument("--pool", metavar="URL", help="the run's pool, where its directory is on another machine")
+    watch.add_argument("--name", help="the run's name in that pool")
+    watch.add_argument("--once", action="store_true", help="one look")
+    watch.set_defaults(call=_watch)
+
+
+def _watch(given: argparse.Namespace) -> int:
+    where = _whereabouts(given)
+    pool = open_pool(where.pool, create=False)
+    try:
+        _look(make_console(), pool, find_run(pool, where.name), where.expected, given.once)
+    finally:
+        pool.close()
+    return 0
+
+
+def _whereabouts(given: argparse.Namespace) -> Whereabouts:
+    if given.run_dir is not None:
+        return RunDir(given.run_dir).whereabouts()
+    if given.pool is None or given.name is None:
+        raise UserError("name the run's directory, or its pool and its name there with --pool and --name")
+    return Whereabouts(pool=given.pool, name=given.name, expected=None)
+
+
+def _look(console: Console, pool: Pool, run: Run, expected: int | None, once: bool) -> None:
+    """Show the run until nobody works at it. Where there is no terminal, a picture whenever something has changed."""
+    rate, shown = Rate(), ""
+    with Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else console as screen:
+        while True:
+            now = standing(pool, run.id)
+            rate.take(traffic(pool, run.id, rate.last))
+            line, table = headline(run, now, expected, rate.text), agents_table(now)
+            if isinstance(screen, Live):
+                screen.update(Group(line, table), refresh=True)
+            elif line != shown:
+                console.print(line, table, sep="\n", highlight=False, markup=False, soft_wrap=True)
+                shown = line
+            if once or now.owner is None:
+                return
+            time.sleep(LOOK_SECONDS)
+
+
+def headline(run: Run, now: Standing, expected: int | None, rate: str) -> str:
+    """How far it is, and who works at it."""
+    finished = sum(part.finished for part in now.agents.values())
+    of = "" if expected is None else f"/{expected}"
+    parts = [f"{run.name} ({run.purpose}): {finished}{of} rollouts", f"{now.at_work} at work"]
+    if expected is not None:
+        parts.append(f"{max(0, expected - finished - now.at_work)} queued")
+    if rate and now.at_work:
+        parts.append(rate)
+    if now.owner is None:
+        parts.append("nobody works at it")
+    else:
+        parts.append(f"process {now.owner.pid} on {now.owner.host}, seen {now.silent_seconds:.0f} s ago")
+    return ", ".join(parts)
+
+
+def agents_table(now: Standing) -> Table:
+    """Rollouts per agent."""
+    table = Table("agent", box=box.SIMPLE)
+    for name in ("finished", "verdicts", "reward"):
+        table.add_column(name, justify="right")
+    table.add_column("remarks")
+    for agent, part in sorted(now.agents.items()):
+        reward = f"{part.reward_sum / part.rewards:.3f}" if part.rewards else "missing"
+        remarks = ", ".join(f"{count} {kind}" for kind, count in part.failures.most_common())
+        table.add_row(agent, f"{part.finished}/{part.rollouts}", str(part.rewards), reward, remarks)
+    return table

@@ -1,0 +1,69 @@
+"""`harness run --metrics-port N` and `--metrics-file PATH`: what goes on in a run's sandboxes, for Prometheus.
+
+On a port of this machine's loopback at /metrics, or as a file for the node exporter's textfile collector, written whole
+every few seconds. What the proxy counts is at its own /metrics. Left out: sandboxes on the nodes of a Ray cluster.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from aiohttp import web
+
+from harness.run_dir import write_whole
+from proxy.pool.errors import UserError
+
+CONTENT = "text/plain; version=0.0.4"
+WRITE_SECONDS = 5.0
+
+
+@asynccontextmanager
+async def shown(text: Callable[[], str], port: int | None, file: Path | None) -> AsyncIterator[None]:
+    """Show the metrics for as long as the block lasts; UserError when that cannot be."""
+    async with AsyncExitStack() as stack:
+        if file is not None:
+            await stack.enter_async_context(_written(text, file))
+        if port is not None:
+            await stack.enter_async_context(_served(text, port))
+        yield
+
+
+@asynccontextmanager
+async def _served(text: Callable[[], str], port: int) -> AsyncIterator[None]:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text=text(), headers={"Content-Type": CONTENT})
+
+    app = web.Application()
+    app.router.add_get("/metrics", answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+    except OSError as error:
+        await runner.cleanup()
+        raise UserError(f"port {port} cannot be used for metrics ({error.strerror}); choose another") from error
+    try:
+        yield
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def _written(text: Callable[[], str], file: Path) -> AsyncIterator[None]:
+    async def keep_writing() -> None:
+        while True:
+            await asyncio.sleep(WRITE_SECONDS)
+            await asyncio.to_thread(write_whole, file, text().encode())
+
+    try:
+        write_whole(file, text().encode())
+    except OSError as error:
+        raise UserError(f"the metrics file {file} cannot be written ({error.strerror}); name another") from error
+    writing = asyncio.create_task(keep_writing())
+    try:
+        yield
+    finally:
+        writing.cancel()
+        await asyncio.wait([writing])
+        write_whole(file, text().encode())

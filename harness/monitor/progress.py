@@ -1,0 +1,172 @@
+"""What a run shows: one live line on a terminal, a plain line now and then elsewhere, and closing tables."""
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich import box
+from rich.console import Console
+from rich.status import Status
+from rich.table import Table
+
+from proxy.pool.inspect.run_status import Traffic
+from proxy.pool.rollouts.groups import Outcome, RolloutRow
+
+PLAIN_SECONDS = 10
+MAX_ROWS = 40
+CALLED_OFF = ("redundant", "filtered")
+
+
+def make_console() -> Console:
+    """The terminal; wide lines where there is none, so that nothing is cut in a log."""
+    console = Console()
+    return console if console.is_terminal else Console(width=160)
+
+
+class Rate:
+    """Calls and tokens per second, over the time since the last look."""
+
+    def __init__(self) -> None:
+        self._at: float | None = None
+        self.last: int | None = None
+        self.text = ""
+
+    def take(self, traffic: Traffic) -> None:
+        now = time.monotonic()
+        if self._at is not None and now > self._at:
+            calls, tokens = (count / (now - self._at) for count in (traffic.calls, traffic.tokens))
+            self.text = f"{calls:.1f} calls/s, {tokens:.0f} tokens/s"
+        self._at, self.last = now, traffic.last
+
+
+class Board:
+    """Counts outcomes as they come. `rows`: the run so far, when it is resumed."""
+
+    def __init__(self, console: Console, expected: int | None, rows: Sequence[RolloutRow] = ()):
+        self._console = console
+        self._status: Status | None = None
+        self._expected = expected
+        self._rewards = 0
+        self._reward_sum = 0.0
+        self._failures: Counter[str] = Counter()
+        self._done = 0
+        self._began = self._shown = time.monotonic()
+        self._alarm = ""
+        self.rate = Rate()
+        self.running = 0
+        self.step: int | None = None
+        self.note = ""
+        for row in rows:
+            if row.finished:
+                self.add(row)
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def alarm(self, text: str) -> None:
+        """A line that stays, unless it says what the last one said."""
+        if text != self._alarm:
+            self._alarm = text
+            self.say(f"warning: {text}")
+
+    def add(self, outcome: Outcome | RolloutRow) -> None:
+        self._done += 1
+        if outcome.reward is not None:
+            self._rewards += 1
+            self._reward_sum += outcome.reward
+        if outcome.failure is not None:
+            self._failures[outcome.failure] += 1
+
+    @contextmanager
+    def live(self) -> Iterator[None]:
+        """Show the line while the block runs."""
+        if not self._console.is_terminal:
+            yield
+            return
+        with self._console.status(self.line()) as status:
+            self._status = status
+            yield
+
+    def refresh(self) -> None:
+        if self._status is not None:
+            self._status.update(self.line())
+        elif time.monotonic() - self._shown >= PLAIN_SECONDS:
+            self._shown = time.monotonic()
+            self.say(self.line())
+
+    def line(self) -> str:
+        """How far the run has come."""
+        of = "" if self._expected is None else f"/{self._expected}"
+        parts = [f"{self._done}{of} rollouts", f"{self.running} running"]
+        queued = 0 if self._expected is None else self._expected - self._done - self.running
+        if queued > 0:
+            parts.append(f"{queued} queued")
+        if self._rewards:
+            parts.append(f"mean reward {self._reward_sum / self._rewards:.3f} of {self._rewards}")
+        parts += [f"{count} {kind}" for kind, count in self._failures.most_common()]
+        if self.running and self.rate.text:
+            parts.append(self.rate.text)
+        if self.step is not None:
+            parts.append(f"train step {self.step}")
+        parts.append(f"{time.monotonic() - self._began:.0f} s")
+        return ", ".join(parts + [self.note] * bool(self.note))
+
+
+def closing_table(rows: Sequence[RolloutRow]) -> Table:
+    """Rollouts per task and agent; over many tasks, one row per agent."""
+    many = len({row.task for row in rows}) > MAX_ROWS
+    kinds: dict[tuple[str, str], list[RolloutRow]] = defaultdict(list)
+    for row in rows:
+        if row.finished:
+            kinds["all tasks" if many else row.task, row.agent or "-"].append(row)
+    agents = {agent for _, agent in kinds}
+    if len(agents) > 1 and not many:  # each agent over all its tasks, too
+        for row in rows:
+            if row.finished:
+                kinds["all tasks", row.agent or "-"].append(row)
+    table = Table("task", "agent", box=box.SIMPLE)
+    for name in ("rollouts", "verdicts", "reward", "calls", "tokens", "s each"):
+        table.add_column(name, justify="right")
+    table.add_column("remarks")
+    for (task, agent), found in kinds.items():
+        table.add_row(task, agent, *_cells(found))
+    return table
+
+
+def _cells(rows: Sequence[RolloutRow]) -> list[str]:
+    rewards = [row.reward for row in rows if row.reward is not None]
+    seconds = [row.seconds for row in rows if row.seconds is not None]
+    failures = Counter(row.failure for row in rows if row.failure is not None)
+    return [
+        str(len(rows)),
+        str(len(rewards)),
+        f"{sum(rewards) / len(rewards):.3f}" if rewards else "missing",
+        str(sum(row.completions for row in rows)),
+        str(sum(row.sampled_tokens for row in rows)),
+        f"{sum(seconds) / len(seconds):.2f}" if seconds else "-",
+        ", ".join(f"{count} {kind}" for kind, count in failures.most_common()),
+    ]
+
+
+def length_bias(rows: Sequence[RolloutRow]) -> str | None:
+    """What redundant attempts did to the lengths of what is kept; None where there were none.
+
+    Those that were called off are counted as far as they had come, so they would have been longer still.
+    """
+    started = [row for row in rows if row.finished and row.attempts]
+    off = [row for row in started if row.failure == "redundant"]
+    kept = [row for row in started if row.reward is not None]
+    if not off or not kept:
+        return None
+    return f"redundant attempts: kept {_lengths(kept)}; called off {_lengths(off)} when they were ended"
+
+
+def _lengths(rows: Sequence[RolloutRow]) -> str:
+    tokens, seconds = (sum(values) / len(rows) for values in zip(*map(_length, rows), strict=True))
+    return f"{len(rows)} of {tokens:.0f} tokens and {seconds:.1f} s each"
+
+
+def _length(row: RolloutRow) -> tuple[float, float]:
+    return row.sampled_tokens, row.seconds or 0.0

@@ -1,0 +1,104 @@
+"""Where a run's attempts are made (in this process, or on the nodes of a Ray cluster), and in what sandboxes."""
+
+import argparse
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from harness.cluster.ray import RayOptions, on_cluster
+from harness.monitor.metrics import shown
+from harness.rollout import Bench
+from harness.settings import Settings
+from harness.setup.sandbox_choice import Backend
+from proxy.pool.errors import UserError
+from sandboxes.base import Sandboxes
+from sandboxes.docker.backend import DockerSandboxes
+from sandboxes.docker.warm_pool import Warm
+from sandboxes.fleet import HostOptions, Hosts, parsed_host
+from sandboxes.gc import Where, reap, usual_engines
+from sandboxes.metrics import Metrics
+
+
+def add_options(run: argparse.ArgumentParser) -> None:
+    group = run.add_argument_group("scale-out (docs/runs.md)")
+    group.add_argument("--executor", choices=("local", "ray"), help="where attempts are made (local)")
+    group.add_argument(
+        "--ray-address", metavar="HOST:PORT", help="of the cluster's head (auto: RAY_ADDRESS, or this node's)"
+    )
+    group.add_argument("--attempt-cpus", type=float, help="of a node, while an attempt is made there (1)")
+    run.add_argument(
+        "--docker", action="append", metavar="HOST", help="a Docker engine, ADDRESS[=WEIGHT[/LIMIT]], once for each"
+    )
+    run.add_argument("--warm", type=int, help="spare containers kept ready for each kind of sandbox (0)")
+    run.add_argument("--metrics-port", type=int, help="show the sandboxes' metrics at 127.0.0.1:PORT/metrics")
+    run.add_argument("--metrics-file", metavar="PATH", help="write them to this file")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Maker:
+    """Makes a run's sandboxes, in this process or in one of a node."""
+
+    backend: Backend
+    hosts: tuple[HostOptions, ...] = ()
+    """Docker engines; none: the usual one."""
+    warm: int = 0
+
+    def __call__(self) -> Hosts:
+        return Hosts(self.hosts or (HostOptions(address=self._usual()),), self._open, kind=self.backend.kind)
+
+    def _usual(self) -> str:
+        return next(iter(usual_engines()), "docker") if self.backend.kind == "docker" else self.backend.kind
+
+    async def _open(self, address: str) -> Sandboxes:
+        socket = self.backend.socket
+        near = self.backend if socket is None or socket.is_socket() else replace(self.backend, socket=None)
+        made = await near.open(address if self.hosts else "")
+        return Warm(made, self.warm) if self.warm and isinstance(made, DockerSandboxes) else made
+
+
+def engines_of(settings: Settings) -> tuple[HostOptions, ...]:
+    """The Docker engines that a run names; UserError when that is not how they are named."""
+    if settings.docker and settings.sandbox not in ("auto", "docker"):
+        raise UserError(
+            f"--docker names engines for {settings.sandbox} sandboxes, which have none; leave one of them out"
+        )
+    try:
+        return tuple(parsed_host(text) for text in settings.docker)
+    except ValueError as error:
+        raise UserError(f"{error}; correct --docker") from error
+
+
+@contextmanager
+def reaped(engines: Sequence[str], console: Console) -> Iterator[None]:
+    """What killed runs left is removed; at the end once more, for what an engine was then still making."""
+    where = Where(engines=engines or None)
+    for trouble in reap(where).troubles:
+        console.print(f"not cleaned up: {trouble}", highlight=False)
+    yield
+    reap(where)
+
+
+@contextmanager
+def placed(settings: Settings, bench: Bench, maker: Maker) -> Iterator[Bench]:
+    """The bench with its attempts where they are to be made. UserError when they cannot be made there."""
+    if settings.executor == "local":
+        yield bench
+        return
+    options = RayOptions(address=settings.ray_address, cpus=settings.attempt_cpus)
+    with on_cluster(options, bench, replace(maker, warm=0)) as elsewhere:
+        yield elsewhere
+
+
+@asynccontextmanager
+async def watched(settings: Settings, sandboxes: Sandboxes) -> AsyncIterator[None]:
+    """The run's sandboxes with their metrics on show; closed at the end, with all that they share."""
+    metrics = sandboxes.metrics if isinstance(sandboxes, Hosts) else Metrics()
+    file = None if settings.metrics_file is None else Path(settings.metrics_file)
+    try:
+        async with shown(metrics.text, settings.metrics_port, file):
+            yield
+    finally:
+        await sandboxes.close()

@@ -1,0 +1,248 @@
+"""What a run needs besides agents: a proxy with its engine and pool. Connects to a running one, or brings one up.
+
+What is brought up are child processes that die with this one. Without a model directory, a tiny model with random
+weights is made in the run directory: its words are noise, but everything else is real.
+"""
+
+import asyncio
+import ctypes
+import http.client
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from harness.failure import AttemptFailed
+from harness.run_dir import RunDir
+from proxy.pool.errors import UserError
+
+START_SECONDS = 400
+STOP_SECONDS = 20
+TINY_REPLY_TOKENS = 128
+"""A tiny random model seldom ends its turn by itself."""
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+
+
+class _EngineHealth(msgspec.Struct):
+    url: str = ""
+    ok: bool = False
+
+
+class Health(msgspec.Struct, kw_only=True):
+    """What the proxy's /health says."""
+
+    model: str
+    engine: _EngineHealth
+    pool: str | None = None
+    context_length: int
+    sandboxes: dict[str, str] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a run asks for."""
+
+    proxy: str | None = None
+    """URL of a running proxy; None brings one up."""
+    pool: str | None = None
+    model: Path | None = None
+    admin_key_file: Path | None = None
+    """The key that a running proxy wants before it tells its model and pool. A file, since arguments show in `ps`."""
+    script: str | None = None
+    """FILE.py:NAME of a scripted engine in place of the real one."""
+    for_sandboxes: Mapping[str, str] = field(default_factory=dict)
+    """Listeners for sandboxes (proxy/config.py) that a proxy is brought up with."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """A proxy that answers."""
+
+    url: str
+    pool: str
+    model: str
+    context_length: int
+    admin_key: str | None = field(default=None, repr=False)
+    sandboxes: Mapping[str, str] = field(default_factory=dict)
+    """Its listeners for sandboxes: a `socket` on its machine, an `address` for relays."""
+
+    async def trouble(self) -> AttemptFailed | None:
+        """What is wrong with the proxy or its engine, if anything is."""
+        try:
+            health = await asyncio.to_thread(ask_health, self.url, self.admin_key)
+        except OSError as error:
+            return AttemptFailed("proxy", f"the proxy {self.url} does not answer ({_reason(error)})")
+        if not health.engine.ok:
+            return AttemptFailed("engine", f"the engine {health.engine.url} of the proxy {self.url} does not answer")
+        return None
+
+
+def ask_health(url: str, admin_key: str | None = None, timeout: float = 20) -> Health:
+    """The health of the proxy at a URL; OSError when it does not answer, UserError when it is no proxy of ours."""
+    request = urllib.request.Request(
+        f"{url}/health", headers={"Authorization": f"Bearer {admin_key}"} if admin_key else {}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
+            return msgspec.json.decode(answer.read(), type=Health)
+    except http.client.HTTPException as error:
+        raise ConnectionError(f"no whole HTTP answer: {error!r}") from error
+    except msgspec.DecodeError as error:
+        raise UserError(
+            f"{url}/health is not that of `proxy serve` ({error}); check --proxy, and --admin-key-file where it has one"
+        ) from error
+
+
+def connect(url: str, pool: str | None, admin_key: str | None = None) -> Service:
+    """The running proxy at a URL; UserError when it does not answer or does not say where its pool is."""
+    url = url.rstrip("/").removesuffix("/v1")
+    try:
+        health = ask_health(url, admin_key)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"the proxy {url} does not answer ({_reason(error)}); start `proxy serve` or correct --proxy"
+        ) from error
+    if not health.engine.ok:
+        raise UserError(
+            f"the engine {health.engine.url} of the proxy {url} does not answer; start it, then repeat this"
+        )
+    pool = pool or health.pool
+    if pool is None:
+        raise UserError(f"the proxy {url} does not name its pool; give its database URL with --pool")
+    return Service(url, pool, health.model, health.context_length, admin_key, health.sandboxes)
+
+
+def _admin_key(file: Path | None) -> str | None:
+    try:
+        return None if file is None else file.read_text(encoding="ascii").strip()
+    except (OSError, ValueError) as error:
+        raise UserError(f"the admin key cannot be read ({error}); name the proxy's with --admin-key-file") from error
+
+
+@contextmanager
+def service(wanted: Wanted, directory: RunDir) -> Iterator[Service]:
+    """The proxy that this run uses, for as long as the block lasts."""
+    if wanted.proxy is not None:
+        yield connect(wanted.proxy, wanted.pool, _admin_key(wanted.admin_key_file))
+        return
+    children: list[subprocess.Popen[bytes]] = []
+    try:
+        yield _bring_up(wanted, directory, children)
+    finally:
+        for child in reversed(children):
+            _stop(child)
+
+
+@contextmanager
+def replaying(
+    config: Path, attempt_id: int, pool: str, directory: Path, *, ignored: Sequence[str], listeners: Mapping[str, str]
+) -> Iterator[Service]:
+    """A proxy that plays a recorded attempt, for as long as the block lasts.
+
+    `config`: of the proxy that recorded it. `directory` gets the pool that it records in (pool.db), and how requests
+    differed (differences.jsonl).
+    """
+    children: list[subprocess.Popen[bytes]] = []
+    words = ["--pool", pool, "--record", str(directory / "pool.db"), "--port", "0"]
+    words += [f"--{key.replace('_', '-')}={value}" for key, value in listeners.items()]
+    words += ["--report", str(directory / "differences.jsonl"), *(f"--ignore={pattern}" for pattern in ignored)]
+    try:
+        url = _start(["replay", str(config), str(attempt_id), *words], directory / "proxy.log", children)
+        yield connect(url, str(directory / "pool.db"))
+    finally:
+        for child in children:
+            _stop(child)
+
+
+def _bring_up(wanted: Wanted, directory: RunDir, children: list[subprocess.Popen[bytes]]) -> Service:
+    """Model, engine, gateway: each when the one before it is ready."""
+    model = wanted.model or directory.path / "model"
+    if wanted.model is None and not (model / "config.json").exists():
+        _tiny_model(model, directory.logs / "model.log")
+    config = directory.path / "proxy.toml"
+    config.touch()
+    config.chmod(0o600)  # a database URL may hold a password
+    config.write_text(_config(wanted, directory, model))
+    script = ["--scripted", wanted.script] if wanted.script else ["--log", str(directory.logs / "sglang.log")]
+    engine = _start(["engine", str(config), *script], directory.logs / "engine.log", children)
+    gateway = _start(["serve", str(config), "--engine", engine], directory.logs / "proxy.log", children)
+    return connect(gateway, wanted.pool)
+
+
+def _config(wanted: Wanted, directory: RunDir, model: Path) -> str:
+    pool = wanted.pool or str(directory.path / "pool.db")
+    text = f"pool = {_toml(pool)}\n\n[engine]\nmodel = {_toml(str(model.absolute()))}\n"
+    if wanted.model is None:
+        text += 'dtype = "float32"\n'
+        if wanted.script is None:
+            text += f"\n[sampling]\nmax_new_tokens = {TINY_REPLY_TOKENS}\n"
+    listeners = "".join(f"{key} = {_toml(value)}\n" for key, value in wanted.for_sandboxes.items())
+    return f"{text}\n[proxy]\n{listeners}"
+
+
+def _toml(text: str) -> str:
+    return msgspec.json.encode(text).decode()  # a JSON string is a TOML basic string
+
+
+def _tiny_model(model: Path, log: Path) -> None:
+    with log.open("ab") as output:
+        command = [sys.executable, "-m", "proxy", "tiny-model", str(model)]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    if done.returncode:
+        raise UserError(f"no model was given and the tiny one could not be made ({_end(log)}); give --model DIR")
+
+
+def _start(arguments: list[str], log: Path, children: list[subprocess.Popen[bytes]]) -> str:
+    """Start a proxy command and return its URL once it is ready; UserError with the end of its log when it is not."""
+    ready = log.with_suffix(".ready")
+    ready.unlink(missing_ok=True)
+    with log.open("ab") as output:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "proxy", *arguments, "--ready-file", str(ready)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # Ctrl-C is for the harness, which takes the children down in order
+            preexec_fn=_die_with_parent,
+        )
+    children.append(child)
+    deadline = time.monotonic() + START_SECONDS
+    while not ready.exists():
+        if child.poll() is not None or time.monotonic() > deadline:
+            state = "still starting" if child.returncode is None else f"ended with {child.returncode}"
+            raise UserError(f"`proxy {arguments[0]}` did not come up ({state}: {_end(log)}); see {log}")
+        time.sleep(0.05)
+    return str(msgspec.json.decode(ready.read_bytes())["url"])
+
+
+def _die_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    """Ask it to end, and end its process group when it does not."""
+    child.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        child.wait(STOP_SECONDS)
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def _end(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1].removeprefix("error: ")[-500:] if lines else "its log is empty"
+
+
+def _reason(error: Exception) -> str:
+    return str(error.reason if isinstance(error, urllib.error.URLError) else error)

@@ -1,0 +1,127 @@
+"""What trials say about a task: whether it can be trusted to train on.
+
+verdict              an oracle trial reaches full reward, a no-op does not, every time
+-------------------  -------------------------------------------------------------------------------------------------
+accepted             that is so
+no solution          there is no oracle solution, so nothing is proved
+oracle fails         the oracle solution never reaches full reward
+no-op passes         doing nothing always reaches full reward
+flaky                the same trial came to different rewards, or only sometimes to one
+environment broken   image, set-up or sandbox fail, or the verifier gives no verdict on an untouched environment
+weak test            a judge thinks that the tests let wrong work pass (harness/verdict/judge.py); its reasons are the
+cause
+
+Left out: how hard a task is, and whether its instruction says all that its tests ask for.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import msgspec
+
+from harness.tasks import Task, parts_of
+from harness.validation.trials import Kind, Trial
+from harness.verdict.judge import Opinion
+
+FULL = 1.0
+"""The reward that an oracle solution must reach."""
+KINDS: tuple[Kind, ...] = ("oracle", "no-op")
+Word = Literal["accepted", "no solution", "oracle fails", "no-op passes", "flaky", "environment broken", "weak test"]
+VERDICTS: tuple[Word, ...] = get_args(Word)
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of report.jsonl."""
+
+    id: str
+    verdict: Word
+    cause: str = ""
+    """One sentence; of an accepted task nothing, or why the judge had no opinion."""
+    oracle: list[float | None] = []
+    """Rewards of the trials; null: none."""
+    noop: list[float | None] = []
+    opinion: Opinion | None = None
+    seconds: float = 0.0
+    """Of the longest trial."""
+
+
+def key_of(task: Task) -> str:
+    """The id and a digest of all that the task says and its directories hold."""
+    return f"{task.id} {hashlib.sha256(msgspec.json.encode(task)).hexdigest()[:16]}"
+
+
+def can_be_tried(task: Task) -> str:
+    """Nothing, or why no trial can prove this task."""
+    if task.domain != "agent":
+        return f"a task of domain {task.domain!r} has no oracle; only tasks of domain 'agent' are tried"
+    missing = [part.name for part in parts_of(task) if part.task.solution is None]
+    if not missing:
+        return ""
+    return f"step {missing[0]!r} has no solution" if task.steps else "the task has no solution"
+
+
+def finding(task: Task, trials: Sequence[Trial], opinion: Opinion | None = None) -> Finding:
+    """The verdict on a task."""
+    plain = [trial for trial in sorted(trials, key=_number) if not trial.variation]
+    rewards = {kind: [trial.reward for trial in plain if trial.kind == kind] for kind in KINDS}
+    word, cause = _verdict(task, plain, rewards)
+    if word == "accepted":
+        word, cause = _under_variations(trials)
+    if word == "accepted" and opinion is not None:
+        if opinion.weak:
+            word, cause = "weak test", "; ".join(opinion.reasons) or "the judge gives no reason"
+        elif opinion.weak is None:
+            cause = f"the judge has no opinion: {opinion.trouble}"
+    return Finding(
+        id=task.id,
+        verdict=word,
+        cause=cause,
+        oracle=rewards["oracle"],
+        noop=rewards["no-op"],
+        opinion=opinion,
+        seconds=max((trial.seconds for trial in trials), default=0.0),
+    )
+
+
+def _number(trial: Trial) -> int:
+    return trial.number
+
+
+def _verdict(task: Task, trials: Sequence[Trial], rewards: dict[Kind, list[float | None]]) -> tuple[Word, str]:
+    if missing := can_be_tried(task):
+        return "no solution", missing
+    details = {kind: next((t.detail for t in trials if t.kind == kind and t.detail), "") for kind in KINDS}
+    if all(trial.failure == "environment" for trial in trials):
+        return "environment broken", details["oracle"] or details["no-op"]
+    for kind in KINDS:
+        if len(set(rewards[kind])) > 1:
+            return "flaky", f"{kind}: {_listed(rewards[kind])}{_after(details[kind])}"
+    oracle, noop = rewards["oracle"][0], rewards["no-op"][0]
+    if oracle is None or oracle < FULL:
+        return "oracle fails", f"its reward is {_listed([oracle])}{_after(details['oracle'])}"
+    if noop is None:
+        return "environment broken", f"no verdict on an untouched environment{_after(details['no-op'])}"
+    if noop >= FULL:
+        return "no-op passes", f"doing nothing has reward {noop:g}"
+    return "accepted", ""
+
+
+def _under_variations(trials: Sequence[Trial]) -> tuple[Word, str]:
+    for trial in trials:
+        if trial.variation and trial.failure == "environment":
+            return "environment broken", f"with {trial.variation}: {trial.detail[-300:].strip()}"
+        if trial.variation and (trial.reward is None or trial.reward < FULL):
+            return (
+                "oracle fails",
+                f"with {trial.variation}, its reward is {_listed([trial.reward])}{_after(trial.detail)}",
+            )
+    return "accepted", ""
+
+
+def _listed(rewards: Sequence[float | None]) -> str:
+    return ", ".join("none" if reward is None else f"{reward:g}" for reward in rewards)
+
+
+def _after(detail: str) -> str:
+    return f" ({detail[-300:].strip()})" if detail else ""

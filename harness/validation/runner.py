@@ -1,0 +1,166 @@
+"""Runs the trials of many tasks side by side and keeps what came out, so that a repeated command goes on from there.
+
+Under the directory: trials.jsonl and opinions.jsonl grow with each result; accepted.jsonl (a task file), report.jsonl
+and report.md are written at the end. Trials that broke for lack of an environment are run again when the command is
+repeated, and so is a judge without an opinion. A task that has changed is another task.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from harness.environment.augment import every
+from harness.run_dir import write_whole
+from harness.tasks import Task
+from harness.tasks.verdict_options import Augment
+from harness.validation.review import KINDS, VERDICTS, Finding, can_be_tried, finding, key_of
+from harness.validation.trials import Kind, Trial, Wanted, run_trial
+from harness.verdict.judge import Judge, Opinion, opinion
+from proxy.pool.errors import UserError
+from sandboxes.base import Sandboxes
+
+Row = TypeVar("Row", bound=msgspec.Struct)
+
+
+class Reviewed(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of opinions.jsonl."""
+
+    task: str
+    judge: str
+    opinion: Opinion
+
+
+class Book:
+    """The results of a directory."""
+
+    def __init__(self, directory: Path):
+        self.accepted, self.report = directory / "accepted.jsonl", directory / "report.jsonl"
+        self.summary = directory / "report.md"
+        self._trials, self._opinions = directory / "trials.jsonl", directory / "opinions.jsonl"
+        rows = _rows(self._trials, Trial)
+        self.trials = {name_of(row): row for row in rows if row.failure != "environment"}
+        reviewed = _rows(self._opinions, Reviewed)
+        self.opinions = {(row.task, row.judge): row.opinion for row in reviewed if row.opinion.weak is not None}
+
+    def add(self, trial: Trial) -> None:
+        self.trials[name_of(trial)] = trial
+        _append(self._trials, trial)
+
+    def add_opinion(self, task: str, judge: str, given: Opinion) -> None:
+        self.opinions[task, judge] = given
+        _append(self._opinions, Reviewed(task=task, judge=judge, opinion=given))
+
+    def close(self, tasks: Sequence[Task], findings: Sequence[Finding], refused: Sequence[str] = ()) -> None:
+        """Write what the command is for: the accepted tasks, and a report on all of them."""
+        accepted = {found.id for found in findings if found.verdict == "accepted"}
+        write_whole(self.accepted, _lines(task for task in tasks if task.id in accepted))
+        write_whole(self.report, _lines(findings))
+        write_whole(self.summary, summary(findings, refused).encode())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is to be proved and how."""
+
+    tasks: Sequence[Task]
+    repeat: int
+    """Trials of each kind per task."""
+    concurrency: int
+    judge: Judge | None = None
+    augmented: bool = False
+    """Also try the oracle under each variation of the environment that the task or `augment` declares."""
+    augment: Augment | None = None
+    """For tasks that declare none."""
+
+
+async def prove(sandboxes: Sandboxes, plan: Plan, book: Book) -> list[Finding]:
+    """A finding for each task, in their order. What is in the book already is not done again."""
+    slots = asyncio.Semaphore(plan.concurrency)
+    async with asyncio.TaskGroup() as group:
+        proofs = [group.create_task(_Proof(sandboxes, plan, book, slots).of(task)) for task in plan.tasks]
+    return [proof.result() for proof in proofs]
+
+
+@dataclass(frozen=True)
+class _Proof:
+    sandboxes: Sandboxes
+    plan: Plan
+    book: Book
+    slots: asyncio.Semaphore
+
+    async def of(self, task: Task) -> Finding:
+        key = key_of(task)
+        if can_be_tried(task):
+            return finding(task, [])
+        wanted = [Wanted(task, key, kind, number) for kind in KINDS for number in range(self.plan.repeat)]
+        if self.plan.augmented:
+            wanted += [Wanted(task, key, "oracle", 0, one) for one in every(task.augment or self.plan.augment)]
+        trials = await asyncio.gather(*map(self._trial, wanted))
+        found = finding(task, trials)
+        if found.verdict != "accepted" or self.plan.judge is None:
+            return found
+        return finding(task, trials, await self._opinion(self.plan.judge, task, key))
+
+    async def _trial(self, wanted: Wanted) -> Trial:
+        if (done := self.book.trials.get(wanted.name)) is not None:
+            return done
+        async with self.slots:
+            trial = await run_trial(self.sandboxes, wanted)
+        self.book.add(trial)
+        return trial
+
+    async def _opinion(self, judge: Judge, task: Task, key: str) -> Opinion:
+        if (given := self.book.opinions.get((key, judge.model))) is not None:
+            return given
+        async with self.slots:
+            given = await opinion(judge, task)
+        self.book.add_opinion(key, judge.model, given)
+        return given
+
+
+def name_of(trial: Trial) -> tuple[str, Kind, int, str]:
+    return trial.task, trial.kind, trial.number, trial.variation
+
+
+def summary(findings: Sequence[Finding], refused: Sequence[str]) -> str:
+    """The report for people: how many of each verdict, and each task that was not accepted with its cause."""
+    counts = Counter(found.verdict for found in findings)
+    lines = [f"# {counts['accepted']} of {len(findings)} tasks accepted", "", "| verdict | tasks |", "| --- | --- |"]
+    lines += [f"| {verdict} | {counts[verdict]} |" for verdict in VERDICTS if counts[verdict]]
+    for verdict in VERDICTS:
+        rest = [found for found in findings if found.verdict == verdict and (verdict != "accepted" or found.cause)]
+        if rest:
+            lines += ["", f"## {verdict}", "", *(f"- `{found.id}`: {' '.join(found.cause.split())}" for found in rest)]
+    if refused:
+        lines += ["", "## left out", "", *(f"- {reason}" for reason in refused)]
+    return "\n".join(lines) + "\n"
+
+
+def _rows(file: Path, kind: type[Row]) -> list[Row]:
+    """The lines of a file that is appended to; one that a crash cut short is none."""
+    if not file.exists():
+        return []
+    lines = file.read_bytes().splitlines(keepends=True)
+    whole = [line for line in lines if line.endswith(b"\n")]
+    if len(whole) < len(lines):
+        write_whole(file, b"".join(whole))
+    try:
+        return [msgspec.json.decode(line, type=kind) for line in whole]
+    except msgspec.DecodeError as error:
+        raise UserError(
+            f"{file} was not written by this version ({error}); name another directory with --out"
+        ) from error
+
+
+def _append(file: Path, row: msgspec.Struct) -> None:
+    with file.open("ab") as opened:
+        opened.write(msgspec.json.encode(row) + b"\n")
+
+
+def _lines(rows: Iterable[msgspec.Struct]) -> bytes:
+    return b"".join(msgspec.json.encode(row) + b"\n" for row in rows)

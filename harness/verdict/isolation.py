@@ -1,0 +1,261 @@
+"""The verifier's sandbox: the agent's, out of the agent's reach, or a fresh one with the agent's working directory.
+
+When it is entered, nothing of the agent runs any more (the task's own daemons do), and what steers a verifier is as
+it was before the agent: harness/environment/protected_files.py lists it. The verifier runs as a user of its own. Its
+home, temporary files and compiled Python are made after the agent's end under a random name, so that nothing can lie or
+wait there; $PATH is what it was before the agent, without directories that the agent could write to.
+
+What it cannot stop: a process sandbox has one user, so there only the order and the names protect. Where the agent was
+root (profile harbor), the engine puts the image's tools back, but packages and libraries that it installed are its own:
+`verifier.fresh` is the way out. And whoever runs the agent's program to judge it runs the agent's program.
+"""
+
+import asyncio
+import secrets
+import shlex
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from harness.environment.file_manifest import MAX_FILES, Difference, remove, take, write_difference
+from harness.environment.protected_files import RUNNERS_NAMES, above_tests, is_kept, is_tool, steering
+from harness.environment.snapshot import Ground
+from harness.failure import AttemptFailed
+from harness.tasks import Task
+from harness.verdict.verifier import LOGS
+from sandboxes.base import Limits, OnOutput, Result, Sandbox, SandboxError, Sandboxes, User
+from sandboxes.local.process import default_root, fresh_place
+from sandboxes.local.process import remove as remove_directory
+
+SECONDS = 120.0
+GIT = {"safe.directory": "*", "core.hooksPath": "/dev/null", "core.fsmonitor": "false", "core.pager": "cat"}
+"""Over what a repository's own configuration says; it belongs to another user, which git would refuse."""
+_PLACE = 'umask 077; mkdir "$HOME/$name" 2>/dev/null && cd "$HOME/$name" || { cd /tmp && mkdir "$name" && cd "$name"; }'
+
+
+@dataclass(frozen=True)
+class SetApart:
+    """What was found when the agent had ended."""
+
+    difference: Difference
+    """What the agent did to the files."""
+    removed: list[str]
+    """Steering files that the agent had put there."""
+    restored: list[str]
+    """Steering files that were put back as they were."""
+    left: list[str]
+    """Steering files that the agent changed and that could not be put back."""
+
+
+@asynccontextmanager
+async def apart(
+    sandboxes: Sandboxes, sandbox: Sandbox, task: Task, ground: Ground, more: bool = False
+) -> AsyncIterator[tuple["Apart", SetApart]]:
+    """The sandbox as the verifier is to find it, and what had to be done for that. `more`: another step will follow."""
+    await end_agent(sandbox, task, ground)
+    found = await set_apart(sandbox, task, ground)
+    if not task.verifier.fresh:
+        if task.verifier.network == "full" != ground.spec.network:
+            await sandbox.allow_network()
+        room = await _private(sandbox, task, ground)
+        yield room, found
+        if more:
+            await _withdraw(room, task)
+        return
+    fresh = await sandboxes.start(replace(ground.spec, network=task.verifier.network or ground.spec.network))
+    try:
+        carried = fresh_place(default_root())  # gc finds it after kill -9
+        try:
+            await sandbox.get(".", carried)
+            await fresh.put(carried, ".")
+        finally:
+            await asyncio.to_thread(remove_directory, carried)
+        yield await _private(fresh, task, ground), found
+    finally:
+        await fresh.stop()
+
+
+async def _withdraw(room: "Apart", task: Task) -> None:
+    """Take away what the next agent must not see: the verifier's files, its rewards and its place."""
+    rewards = [LOGS] if task.verifier.rewards == "logs" else []
+    paths = [*task.verifier.directories, *task.verifier.files, *rewards]
+    own = " ".join(f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path) for path in paths)
+    result = await room.run(f'rm -rf {own} "${{TMPDIR%/tmp}}"', Limits(seconds=SECONDS), {})
+    if result.exit_code:
+        raise SandboxError(f"the verifier's files cannot be taken away again: {result.output[-300:].strip()}")
+
+
+async def end_agent(sandbox: Sandbox, task: Task, ground: Ground) -> None:
+    """End the agent's processes. What ends them runs inside, so a root's changes to the tools are undone first."""
+    await _restore(sandbox, task, ground)
+    await sandbox.end_processes()
+
+
+async def set_apart(sandbox: Sandbox, task: Task, ground: Ground) -> SetApart:
+    """Compare with what there was before the agent, and undo what would steer the verifier."""
+    above = above_tests(task, sandbox.work, ground.own_root)
+    now = await take(sandbox, ground.spec, ground.own_root, above, RUNNERS_NAMES)
+    if ground.manifest.whole and not now.whole and _steered_from_anywhere(task, ground):
+        raise AttemptFailed(
+            "verifier", f"the agent left more than {MAX_FILES} files, so what would steer the verifier is unknown"
+        )
+    difference = now - ground.manifest
+    steer = steering(task, sandbox, ground.spec, ground.own_root)
+    tools = [path for path in difference.changed if _may_be_undone(path, task, ground)]  # undone by end_agent
+    shadows = _shadows(difference.added, task, ground)
+    planted = [path for path in difference.added if steer(path) or path in shadows]
+    touched = [path for path in (*difference.changed, *difference.removed) if steer(path)]
+    restored = [path for path in touched if path in ground.originals]
+    stayed = await remove(sandbox, planted, ground.manifest.path)
+    for path in restored:
+        await sandbox.write(within(sandbox, path), ground.originals[path])
+    left = stayed | set(touched) - set(restored)
+    return SetApart(difference, [path for path in planted if path not in stayed], tools + restored, sorted(left))
+
+
+def _steered_from_anywhere(task: Task, ground: Ground) -> bool:
+    """By more than what lies directly beside the verifier's files."""
+    return not task.verifier.fresh and (ground.spec.profile == "harbor" or task.verifier.user == "root")
+
+
+async def _restore(sandbox: Sandbox, task: Task, ground: Ground) -> None:
+    """Put back the tools of the image that an agent who is root has changed."""
+    wanted = [
+        path
+        for path, removed in (await sandbox.changed()).items()
+        if (removed or not ground.manifest.files.get(path, "").startswith("d ")) and _may_be_undone(path, task, ground)
+    ]
+    if wanted:
+        await sandbox.restore(wanted)
+
+
+def _may_be_undone(path: str, task: Task, ground: Ground) -> bool:
+    """Tools of a root that can be written, but for what set-up had changed and what the task lets the agent have."""
+    if ground.spec.profile == "strict" or task.verifier.fresh or path in ground.changed:
+        return False
+    return is_tool(path) and not is_kept(task, path)
+
+
+def _shadows(added: Iterable[str], task: Task, ground: Ground) -> set[str]:
+    """What an agent who is root has put into $PATH under the name of a command that was there."""
+    if ground.spec.profile == "strict" or task.verifier.fresh:
+        return set()
+    directories = ground.manifest.path.split(":")
+    commands = {name for path in ground.manifest.files for at, _, name in [path.rpartition("/")] if at in directories}
+    split = ((path, *path.rpartition("/")[::2]) for path in added)
+    return {path for path, at, name in split if at in directories and name in commands and not is_kept(task, path)}
+
+
+async def _private(sandbox: Sandbox, task: Task, ground: Ground) -> "Apart":
+    """Make the verifier's own place and its environment."""
+    user, name = task.verifier.user, f"verifier-{secrets.token_hex(8)}"
+    command = f'name={name}; {_PLACE} && mkdir tmp pycache && pwd -P && echo "$(id -u):$(id -g)"'
+    result = await sandbox.run(command, Limits(seconds=SECONDS), {}, user)
+    if result.exit_code:
+        raise SandboxError(f"the verifier gets no place of its own: {result.output[-300:].strip()}")
+    place, owner = result.output.strip().splitlines()[-2:]
+    await _hand_over(sandbox, task, ground, owner)
+    path, writable = ground.manifest.path, (sandbox.work, sandbox.home, *ground.manifest.temporary)
+    env = {"PATH": safe_path(path, writable) if ground.spec.profile == "strict" else path}
+    env |= {"HOME": sandbox.home if user == "root" else place, "TMPDIR": f"{place}/tmp"}
+    env |= {"PYTHONPYCACHEPREFIX": f"{place}/pycache"}
+    env |= {"GIT_CONFIG_COUNT": str(len(GIT))}
+    for number, (key, value) in enumerate(GIT.items()):
+        env |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
+    return Apart(sandbox, user, env)
+
+
+async def _hand_over(sandbox: Sandbox, task: Task, ground: Ground, owner: str) -> None:
+    """Empty the places of the verifier's files, and where users are separated, give it the working directory.
+
+    It gets it as the agent had it: owner for owner, with the modes as they are. Daemons keep theirs and share it.
+    """
+    places = [path for path in (*task.verifier.files, *task.verifier.directories) if not path.startswith(("~/", "/"))]
+    work = shlex.quote(sandbox.work)
+    commands = [f"rm -rf -- {' '.join(map(shlex.quote, places))}"] if places else []
+    if ground.own_root and ground.spec.profile == "strict" and task.verifier.user == "verifier":
+        share = [f"chgrp -hR {owner.partition(':')[2]} {work}", f"chmod -R g=u {work}"]
+        commands += share if task.daemons else [f"chown -hR {owner} {work}"]
+    if not commands:
+        return
+    result = await sandbox.run(" && ".join(commands), Limits(seconds=SECONDS), {"PATH": ground.manifest.path}, "root")
+    if result.exit_code:
+        raise SandboxError(f"the verifier cannot be given {sandbox.work}: {result.output[-300:].strip()}")
+
+
+def keep_findings(directory: Path, name: str, found: SetApart) -> None:
+    """Write what the agent did: NAME.changes.json.gz, and NAME.steering.json when it touched what steers a verifier."""
+    write_difference(directory / f"{name}.changes.json.gz", found.difference)
+    steering = {"removed": found.removed, "restored": found.restored, "left": found.left}
+    if any(steering.values()):
+        (directory / f"{name}.steering.json").write_bytes(msgspec.json.encode(steering))
+
+
+def safe_path(path: str, writable: tuple[str, ...]) -> str:
+    """The absolute directories of a $PATH that do not lie in places that an unprivileged agent can write to."""
+    places = {PurePosixPath(place) for place in writable}
+    absolute = [entry for entry in path.split(":") if entry.startswith("/")]
+    return ":".join(entry for entry in absolute if not places & {(at := PurePosixPath(entry)), *at.parents})
+
+
+def within(sandbox: Sandbox, path: str) -> str:
+    """An absolute path as the sandbox's verbs take it."""
+    for base, prefix in ((sandbox.work, ""), (sandbox.home, "~/")):
+        if path.startswith(f"{base}/"):
+            return prefix + path[len(base) + 1 :]
+    return path
+
+
+class Apart:
+    """A sandbox whose commands and files are the verifier's. `~` is its home, not the agent's, unless it is root."""
+
+    def __init__(self, sandbox: Sandbox, user: User, env: Mapping[str, str]):
+        self._sandbox, self._user, self._env = sandbox, user, env
+        self.id, self.work, self.home = sandbox.id, sandbox.work, env["HOME"]
+        self.model_url, self.bundles = sandbox.model_url, sandbox.bundles
+
+    async def run(
+        self,
+        command: str,
+        limits: Limits,
+        env: Mapping[str, str],
+        user: User | None = None,
+        on_output: OnOutput | None = None,
+    ) -> Result:
+        return await self._sandbox.run(command, limits, {**self._env, **env}, user or self._user, on_output)
+
+    async def write(self, path: str, content: str | bytes, user: User | None = None) -> None:
+        await self._sandbox.write(self._own(path), content, user or self._user)
+
+    async def read(self, path: str, limit: int = 1 << 20, user: User | None = None) -> bytes | None:
+        return await self._sandbox.read(self._own(path), limit, user or self._user)
+
+    async def put(self, source: Path, path: str, user: User | None = None) -> None:
+        await self._sandbox.put(source, self._own(path), user or self._user)
+
+    async def get(self, path: str, target: Path, user: User | None = None) -> None:
+        await self._sandbox.get(self._own(path), target, user or self._user)
+
+    async def keep_processes(self) -> None:
+        await self._sandbox.keep_processes()
+
+    async def allow_network(self) -> None:
+        await self._sandbox.allow_network()
+
+    async def end_processes(self) -> int:
+        return await self._sandbox.end_processes()
+
+    async def changed(self) -> Mapping[str, bool]:
+        return await self._sandbox.changed()
+
+    async def restore(self, paths: Sequence[str]) -> None:
+        await self._sandbox.restore(paths)
+
+    async def stop(self) -> None:
+        await self._sandbox.stop()
+
+    def _own(self, path: str) -> str:
+        return within(self._sandbox, f"{self.home}/{path[2:]}") if path.startswith("~/") else path

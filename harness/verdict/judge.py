@@ -1,0 +1,123 @@
+"""A second opinion on a task's tests: a language model reads instruction and verifier and says whether they are weak.
+
+Weak means that work which does not do what the instruction asks could pass. Any OpenAI-compatible endpoint will do.
+What it answers is an opinion: no answer, or one that cannot be read, is none, and is said. Left out: what the tests
+import from the task's image, which the judge does not see.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from harness.tasks import Task, Verifier, parts_of
+from harness.verdict.chat_client import Model, NoAnswer, complete
+
+TRIES = 3
+SECONDS = 300.0
+PAUSE_SECONDS = 2.0
+MAX_FILE = 20_000
+MAX_TESTS = 60_000
+"""Characters of a test file and of all of them that the judge is shown."""
+SYSTEM = """You review tasks on which an AI agent is trained. An agent gets the instruction; afterwards the tests \
+decide its reward. Find out whether the tests are weak: whether work that does not do what the instruction asks, or \
+does only a part of it, could pass them. Hard-coded outputs, empty files with the right name, and checks of words \
+instead of behaviour are typical. Do not object to style, nor to tests that are stricter than the instruction.
+Answer with one JSON object and nothing else: {"weak": true or false, "reasons": ["one short sentence each"]}"""
+
+
+@dataclass(frozen=True)
+class Judge:
+    """An endpoint."""
+
+    url: str
+    """Base URL, ending in /v1 as a rule."""
+    model: str
+    key: str = ""
+    pause_seconds: float = PAUSE_SECONDS
+    """Before the second try; each further pause is four times as long."""
+
+
+class Opinion(msgspec.Struct, frozen=True, kw_only=True):
+    """What the judge thinks of a task's tests."""
+
+    weak: bool | None
+    """None: no opinion."""
+    reasons: list[str] = []
+    trouble: str = ""
+    """Why there is no opinion."""
+
+
+async def opinion(judge: Judge, task: Task) -> Opinion:
+    """Ask the judge about a task; trouble of any kind ends in no opinion."""
+    model = Model(judge.url, judge.model, judge.key)
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": described(task)}]
+    trouble = ""
+    for number in range(TRIES):
+        if number:
+            await asyncio.sleep(judge.pause_seconds * 4 ** (number - 1))
+        try:
+            text = await complete(model, messages, SECONDS, temperature=0)
+        except NoAnswer as error:
+            trouble = str(error)
+            continue
+        except TimeoutError:
+            trouble = f"{judge.url} gives no answer within {SECONDS:g} s"
+            continue
+        if (found := read(text)) is not None:
+            return found
+        trouble = f"the answer holds no object with `weak`: {text[-200:]!r}"
+    return Opinion(weak=None, trouble=trouble)
+
+
+def read(text: str) -> Opinion | None:
+    """The last object in a text that says whether the tests are weak; fences and thoughts around it do no harm."""
+    decoder, found = json.JSONDecoder(), None
+    at = text.find("{")
+    while at >= 0:
+        try:
+            given, length = decoder.raw_decode(text[at:])
+        except ValueError:
+            given, length = None, 1
+        if isinstance(given, dict) and isinstance(given.get("weak"), bool):
+            reasons = given.get("reasons", [])
+            listed = reasons if isinstance(reasons, list) else [reasons]
+            found = Opinion(weak=given["weak"], reasons=[str(reason) for reason in listed])
+        at = text.find("{", at + length)
+    return found
+
+
+def described(task: Task) -> str:
+    """Instruction and tests as the judge reads them."""
+    sections = []
+    for part in parts_of(task):
+        title = f" of step {part.name}" if part.name else ""
+        sections.append(f"# Instruction{title}\n\n{part.task.instruction}\n\n# Tests{title}\n")
+        sections.append(_tests(part.task.verifier))
+    return "\n".join(sections)
+
+
+def _tests(verifier: Verifier) -> str:
+    rule = {
+        "exit": "Exit code 0 is reward 1 and exit code 1 is reward 0, unless a number is written to $REWARD_FILE.",
+        "logs": "The reward is what is written to /logs/verifier/reward.json or reward.txt.",
+    }[verifier.rewards]
+    text = f"Command: {verifier.command}\n{rule}\n"
+    for path, content in _files(verifier):
+        shown = content if len(content) <= MAX_FILE else f"{content[:MAX_FILE]}\n[{len(content) - MAX_FILE} more]"
+        text += f"\n## {path}\n\n{shown}\n"
+    return text if len(text) <= MAX_TESTS else f"{text[:MAX_TESTS]}\n[the rest is left out]"
+
+
+def _files(verifier: Verifier) -> Iterator[tuple[str, str]]:
+    yield from verifier.files.items()
+    for place, source in verifier.directories.items():
+        for path in sorted(Path(source).rglob("*")):
+            if path.is_file():
+                content = path.read_bytes()
+                readable = b"\0" not in content[:1000]
+                name = f"{place.rstrip('/')}/{path.relative_to(source)}"
+                yield name, content.decode(errors="replace") if readable else f"[{len(content)} bytes of data]"

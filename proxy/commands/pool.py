@@ -1,0 +1,76 @@
+"""The commands that read a pool: `proxy pool verify`, `show` and `export`. None of them makes one."""
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from proxy.pool.database import Pool, open_pool
+from proxy.pool.errors import PoolError, UserError
+from proxy.pool.inspect.export import WRITERS, export
+from proxy.pool.inspect.show import show
+from proxy.pool.inspect.verify import verify
+from proxy.pool.rollouts.runs import find_run
+
+DAMAGED = 1
+
+
+def add_commands(pool: argparse.ArgumentParser) -> None:
+    """The commands of `proxy pool`."""
+    commands = pool.add_subparsers(required=True, metavar="COMMAND")
+    verify_all = commands.add_parser("verify", help="read every token path against its checksum")
+    verify_all.set_defaults(run=_verify)
+    one = commands.add_parser("show", help="print an attempt as a tree")
+    one.set_defaults(run=_show)
+    run = commands.add_parser("export", help="write a run's completions to a file")
+    run.set_defaults(run=_export)
+    for command in (verify_all, one, run):
+        command.add_argument("pool", metavar="POOL", help="SQLite file or database URL")
+    one.add_argument("attempt", metavar="ATTEMPT", help="number of the attempt")
+    run.add_argument("name", metavar="RUN", help="name of the run")
+    run.add_argument("--format", choices=WRITERS, default="jsonl", help="(%(default)s)")
+    run.add_argument("--output", type=Path, required=True, metavar="FILE")
+
+
+@contextmanager
+def _opened(url: str) -> Iterator[Pool]:
+    pool = open_pool(url, create=False)
+    try:
+        yield pool
+    except PoolError as error:
+        raise UserError(str(error)) from error
+    finally:
+        pool.close()
+
+
+def _verify(given: argparse.Namespace) -> int:
+    """Print what was read and every damaged row; 1 when there is one."""
+    with _opened(given.pool) as pool:
+        report = verify(pool)
+        for damage in report.damages:
+            print(damage)
+        counts = f"{report.attempts} attempts, {report.completions} completions ({report.trainable} trainable)"
+        damaged = f"{len(report.damages) or 'no'} damages"
+        print(f"{pool.name}: {counts}, {report.sampled_tokens} sampled tokens, {damaged}")
+    return DAMAGED if report.damages else 0
+
+
+def _show(given: argparse.Namespace) -> int:
+    number = attempt_number(given.attempt)
+    with _opened(given.pool) as pool:
+        print("\n".join(show(pool, number)))
+    return 0
+
+
+def attempt_number(text: str) -> int:
+    """UserError for what is none."""
+    if not text.isdecimal() or len(text) > 9:
+        raise UserError(f"{text!r} is no number of an attempt; results.jsonl and the proxy's rows have them")
+    return int(text)
+
+
+def _export(given: argparse.Namespace) -> int:
+    with _opened(given.pool) as pool:
+        count = export(pool, find_run(pool, given.name), given.format, given.output)
+    print(f"{count} completions: {given.output}")
+    return 0

@@ -1,0 +1,336 @@
+"""Anthropic Messages: reading the request, writing the answer, its events and its errors.
+
+Refused with a sentence: images and documents, hosted tools, edits of the context, prefilled answers. Accepted without
+an effect: cache_control (the engine caches every prefix) and, named in the answer's header, a thinking budget and an
+effort. Other unknown fields are ignored, as agents send many.
+"""
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from proxy.call import Call, CallError, Constraint, Overflow, Reply
+from proxy.dialects.base import at_least_one, event, function, given, refuse, refuse_any, tool_call, unreadable
+from proxy.dialects.structured_output import answer_of, call_of
+from proxy.parsing.turn_parser import Piece, Reasoning, Text
+
+PROMPT, CHOICES = "messages", ""
+SIGNATURE = "blackforge"
+"""Thinking goes back and forth in the clear; clients want a signature all the same."""
+ROLES = ("user", "assistant", "system")
+STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class _Block(msgspec.Struct):
+    type: str
+    text: str = ""
+    thinking: str = ""
+    id: str = ""
+    name: str = ""
+    input: dict[str, Any] = {}
+    tool_use_id: str = ""
+    content: "str | list[_Block] | None" = None
+    is_error: bool | None = None
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: str | list[_Block]
+
+
+class _Tool(msgspec.Struct):
+    name: str = ""
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+
+
+class _Choice(msgspec.Struct):
+    type: str
+    name: str = ""
+    disable_parallel_tool_use: bool | None = None
+
+
+class _Thinking(msgspec.Struct):
+    type: str
+    budget_tokens: int | None = None
+
+
+class _OutputConfig(msgspec.Struct):
+    effort: str | None = None
+    format: dict[str, Any] | None = None
+
+
+class _Request(msgspec.Struct):
+    messages: list[_Message]
+    model: str = ""
+    max_tokens: int | None = None
+    system: str | list[_Block] | None = None
+    tools: list[_Tool] | None = None
+    tool_choice: _Choice | None = None
+    thinking: _Thinking | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    output_config: _OutputConfig | None = None
+    output_format: dict[str, Any] | None = None
+    context_management: dict[str, Any] | None = None
+    mcp_servers: list[Any] | None = None
+    container: Any = None
+
+
+_decode = msgspec.json.Decoder(_Request).decode
+
+
+# ---- reading
+
+
+def read(body: bytes, path: str) -> Call:
+    """The request as a call; CallError (400) names the field that is wrong or not supported."""
+    try:
+        request = _decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise unreadable("a messages request", error) from error
+    _check(request)
+    system = [{"role": "system", "content": _joined(request.system, "system", "\n\n")}] if request.system else []
+    said = [m for i, message in enumerate(request.messages) for m in _messages(message, f"messages[{i}]")]
+    without_tools = request.tool_choice is not None and request.tool_choice.type == "none"
+    tools = () if without_tools else tuple(_tool(tool, i) for i, tool in enumerate(request.tools or ()))
+    return Call(
+        model=request.model,
+        messages=(*system, *said),
+        tools=tools,
+        constraint=_constraint(request, tools),
+        max_new_tokens=request.max_tokens,
+        stop=tuple(filter(None, request.stop_sequences or ())),
+        sampling=given({"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}),
+        stream=bool(request.stream),
+        options={} if request.thinking is None else {"enable_thinking": request.thinking.type != "disabled"},
+        ignored=_ignored(request),
+    )
+
+
+def _check(request: _Request) -> None:
+    if not request.messages:
+        refuse("messages", "is empty; send at least one message")
+    if request.messages[-1].role == "assistant":
+        refuse(f"messages[{len(request.messages) - 1}].role", "is 'assistant'; prefilled answers are not served")
+    at_least_one({"max_tokens": request.max_tokens})
+    choice = request.tool_choice
+    if choice is not None and choice.type not in ("auto", "none", "any", "tool"):
+        refuse("tool_choice", f"is {choice.type!r}; use 'auto', 'none', 'any' or 'tool'")
+    if choice is not None and choice.disable_parallel_tool_use and request.tools:
+        refuse("tool_choice.disable_parallel_tool_use", "is not served: the model decides how many calls it makes")
+    if request.thinking is not None and request.thinking.type not in ("enabled", "adaptive", "disabled"):
+        refuse("thinking.type", f"is {request.thinking.type!r}; use 'enabled', 'adaptive' or 'disabled'")
+    refuse_any({"mcp_servers": request.mcp_servers, "container": request.container})
+    for i, edit in enumerate((request.context_management or {}).get("edits") or ()):
+        if not isinstance(edit, dict) or edit.get("keep") != "all":
+            refuse(f"context_management.edits[{i}]", "would change the history here; agents must send what they mean")
+
+
+def _constraint(request: _Request, tools: Sequence[dict[str, Any]]) -> Constraint | None:
+    choice = request.tool_choice
+    if choice is not None and choice.type in ("any", "tool"):
+        return call_of("tool_choice", [choice.name] if choice.type == "tool" else [], tools)
+    form = (request.output_config and request.output_config.format) or request.output_format
+    if form and form.get("type") != "json_schema":
+        refuse("output_config.format", f"is of type {form.get('type')!r}; 'json_schema' is served")
+    return answer_of("output_config.format.schema", form.get("schema"), tools) if form else None
+
+
+def _ignored(request: _Request) -> tuple[str, ...]:
+    budget = request.thinking.budget_tokens if request.thinking else None
+    effort = request.output_config.effort if request.output_config else None
+    return tuple(given({"thinking.budget_tokens": budget, "output_config.effort": effort}))
+
+
+def _tool(tool: _Tool, index: int) -> dict[str, Any]:
+    if tool.type not in (None, "custom"):
+        refuse(f"tools[{index}]", f"is of type {tool.type!r}; hosted tools are not served")
+    if not tool.name or tool.input_schema is None:
+        refuse(f"tools[{index}]", "lacks a name or an input_schema")
+    return function(tool.name, tool.description, tool.input_schema)
+
+
+def _messages(message: _Message, where: str) -> list[dict[str, Any]]:
+    """One message of theirs as messages of ours: each tool result is one of its own."""
+    if message.role not in ROLES:
+        refuse(f"{where}.role", f"is {message.role!r}; use one of {', '.join(ROLES)}")
+    if message.role == "assistant":
+        return [_assistant(message.content, f"{where}.content")]
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    found: list[dict[str, Any]] = []
+    texts: list[_Block] = []
+    for j, block in enumerate(message.content):
+        if block.type == "tool_result":
+            found.append(_result(block, f"{where}.content[{j}].content"))
+        else:
+            texts.append(_text_only(block, f"{where}.content[{j}]"))
+    text = "\n\n".join(block.text for block in texts)
+    return [*found, {"role": message.role, "content": text}] if texts or not found else found
+
+
+def _result(block: _Block, where: str) -> dict[str, Any]:
+    result = {"role": "tool", "tool_call_id": block.tool_use_id, "content": _joined(block.content or "", where, "\n")}
+    return {**result, "is_error": True} if block.is_error else result  # for templates that show it
+
+
+def _assistant(content: str | list[_Block], where: str) -> dict[str, Any]:
+    blocks = [_Block("text", content)] if isinstance(content, str) else content
+    values: dict[str, Any] = {"role": "assistant", "content": ""}
+    reasoning, calls = "", []
+    for j, block in enumerate(blocks):
+        if block.type == "thinking":
+            reasoning += block.thinking
+        elif block.type == "tool_use":
+            calls.append(tool_call(block.id, block.name, block.input))
+        else:
+            values["content"] += _text_only(block, f"{where}[{j}]").text
+    return values | ({"reasoning_content": reasoning} if reasoning else {}) | ({"tool_calls": calls} if calls else {})
+
+
+def _joined(content: str | list[_Block], where: str, glue: str) -> str:
+    if isinstance(content, str):
+        return content
+    return glue.join(_text_only(block, f"{where}[{i}]").text for i, block in enumerate(content))
+
+
+def _text_only(block: _Block, where: str) -> _Block:
+    if block.type != "text":
+        refuse(where, f"is of type {block.type!r}; only text, thinking, tool_use and tool_result are served")
+    return block
+
+
+# ---- answering
+
+
+def reply(call: Call, answer: Reply, *_: Reply) -> bytes:
+    """The whole answer of a call that is not streamed."""
+    content: list[dict[str, Any]] = []
+    if answer.reasoning:
+        content.append({"type": "thinking", "thinking": answer.reasoning, "signature": SIGNATURE})
+    if answer.content:
+        content.append({"type": "text", "text": answer.content})
+    for made in answer.tool_calls:
+        raw = msgspec.Raw(made.arguments.encode())
+        content.append({"type": "tool_use", "id": made.id, "name": made.name, "input": raw})
+    return msgspec.json.encode({**_envelope(call), "content": content, **_stop(answer), "usage": _usage(answer)})
+
+
+class Stream:
+    """The events of one streamed answer."""
+
+    def __init__(self, call: Call, prompt_tokens: int):
+        self._call = call
+        self._prompt_tokens = prompt_tokens
+        self._index = -1
+        self._open: type | None = None  # the kind of the block that is open
+
+    def opening(self) -> bytes:
+        usage = {"input_tokens": self._prompt_tokens, "output_tokens": 0}
+        stop = {"stop_reason": None, "stop_sequence": None}
+        message = {**_envelope(self._call), "content": [], **stop, "usage": usage}
+        return event({"type": "message_start", "message": message}) + event({"type": "ping"})
+
+    def deltas(self, pieces: Sequence[Piece], choice: int = 0) -> bytes:
+        """Text and reasoning may leave at once; tool calls wait for the closing."""
+        return b"".join(
+            self._inside(type(piece)) + self._delta(piece.text)
+            for piece in pieces
+            if isinstance(piece, Text | Reasoning)
+        )
+
+    def closing(self, answer: Reply, *_: Reply) -> bytes:
+        """The tool calls, the stop reason, the usage and the end: only after the row is committed."""
+        events = [self._end()]
+        for made in answer.tool_calls:
+            block = {"type": "tool_use", "id": made.id, "name": made.name, "input": {}}
+            delta = {"type": "input_json_delta", "partial_json": made.arguments}
+            events += [self._start(block), self._event("delta", delta=delta), self._event("stop")]
+        events.append(event({"type": "message_delta", "delta": _stop(answer), "usage": _usage(answer)}))
+        return b"".join([*events, event({"type": "message_stop"})])
+
+    def failure(self, problem: CallError) -> bytes:
+        return event(error(problem))
+
+    def keepalive(self) -> bytes:
+        """Empty deltas where a block is open: some clients do not count pings as a sign of life."""
+        return event({"type": "ping"}) if self._open is None else self._delta("")
+
+    def _inside(self, kind: type) -> bytes:
+        if self._open is kind:
+            return b""
+        ended, self._open = self._end(), kind
+        thinking = {"type": "thinking", "thinking": "", "signature": ""}
+        return ended + self._start({"type": "text", "text": ""} if kind is Text else thinking)
+
+    def _end(self) -> bytes:
+        if self._open is None:
+            return b""
+        signed = {"type": "signature_delta", "signature": SIGNATURE}
+        last = self._event("delta", delta=signed) if self._open is Reasoning else b""
+        self._open = None
+        return last + self._event("stop")
+
+    def _delta(self, text: str) -> bytes:
+        kind, name = ("thinking_delta", "thinking") if self._open is Reasoning else ("text_delta", "text")
+        return self._event("delta", delta={"type": kind, name: text})
+
+    def _start(self, block: dict[str, Any]) -> bytes:
+        self._index += 1
+        return self._event("start", content_block=block)
+
+    def _event(self, what: str, **values: Any) -> bytes:
+        return event({"type": f"content_block_{what}", "index": self._index, **values})
+
+
+def error(problem: CallError) -> dict[str, Any]:
+    """An error in Anthropic's form; an overflow in the words that make its clients compact."""
+    message = str(problem)
+    if isinstance(problem, Overflow):
+        message = f"prompt is too long: {problem.length} tokens > {problem.limit} maximum"
+    elif problem.code == "context_length_exceeded":
+        message = f"prompt is too long: {problem}"
+    kind = KINDS.get(problem.status, "invalid_request_error" if problem.status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def count(tokens: int) -> bytes:
+    """The answer of count_tokens."""
+    return msgspec.json.encode({"input_tokens": tokens})
+
+
+def _envelope(call: Call) -> dict[str, Any]:
+    return {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "model": call.model}
+
+
+def _stop(answer: Reply) -> dict[str, Any]:
+    cut = answer.stop_sequence is not None and not answer.tool_calls
+    return {
+        "stop_reason": "stop_sequence" if cut else STOPS[answer.finish_reason],
+        "stop_sequence": answer.stop_sequence if cut else None,
+    }
+
+
+def _usage(answer: Reply) -> dict[str, Any]:
+    return {
+        "input_tokens": answer.prompt_tokens - answer.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": answer.cached_tokens,
+        "output_tokens": answer.sampled_tokens,
+    }

@@ -1,0 +1,241 @@
+"""OpenAI chat completions: reading the request, writing the answer, its events and its errors.
+
+Refused with a sentence instead of silently ignored: images and audio, logit_bias, logprobs, the old `functions`.
+Fields that nobody documents are ignored, as agents send many.
+"""
+
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from proxy.call import Call, CallError, Reply
+from proxy.dialects.base import (
+    COMMENT,
+    DONE,
+    SAMPLING,
+    at_least_one,
+    data,
+    effort,
+    openai_error,
+    parsed,
+    refuse,
+    unreadable,
+    usage,
+)
+from proxy.dialects.structured_output import openai
+from proxy.parsing.turn_parser import Piece, Reasoning, Text
+
+PROMPT, CHOICES = "messages", "n"
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+NAMES: dict[type, str] = {Text: "content", Reasoning: "reasoning_content"}
+OWN_VARIABLES = {"messages", "tools", "documents", "self"}
+"""What the template is given anyway, so that no client can set it."""
+
+
+class _Part(msgspec.Struct):
+    type: str
+    text: str | None = None
+
+
+class _Function(msgspec.Struct):
+    name: str
+    arguments: str | dict[str, Any] = ""
+
+
+class _ToolCall(msgspec.Struct):
+    function: _Function
+    id: str = ""
+    type: str = "function"
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: str | list[_Part] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class _Request(msgspec.Struct):
+    messages: list[_Message]
+    model: str = ""
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    n: int | None = None
+    response_format: dict[str, Any] | None = None
+    logit_bias: dict[str, Any] | None = None
+    logprobs: bool | None = None
+    functions: list[Any] | None = None
+
+
+_decode = msgspec.json.Decoder(_Request).decode
+
+
+# ---- reading
+
+
+def read(body: bytes, path: str) -> Call:
+    """The request as a call; CallError (400) names the field that is wrong or not supported."""
+    try:
+        request = _decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise unreadable("a chat completion request", error) from error
+    _check(request)
+    limits = [limit for limit in (request.max_completion_tokens, request.max_tokens) if limit is not None]
+    fields = msgspec.structs.asdict(request)
+    asked = {name: fields[name] for name in SAMPLING}
+    tools = () if request.tool_choice == "none" else tuple(request.tools or ())
+    stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    return Call(
+        model=request.model,
+        messages=tuple(_message(message, i) for i, message in enumerate(request.messages)),
+        tools=tools,
+        constraint=openai(request.tool_choice, "response_format", request.response_format, tools),
+        max_new_tokens=min(limits) if limits else None,
+        stop=tuple(filter(None, stop)),
+        sampling={name: value for name, value in asked.items() if value is not None},
+        choices=1 if request.n is None else request.n,
+        stream=bool(request.stream),
+        include_usage=bool(request.stream_options and request.stream_options.include_usage),
+        options=effort(request.reasoning_effort) | (request.chat_template_kwargs or {}),
+    )
+
+
+def _check(request: _Request) -> None:
+    if not request.messages:
+        refuse("messages", "is empty; send at least one message")
+    for name, value in (("logit_bias", request.logit_bias), ("functions", request.functions)):
+        if value:
+            refuse(name, "is not served; leave it out")
+    if request.logprobs:
+        refuse("logprobs", "are recorded in the pool, not returned; leave it out")
+    at_least_one({"max_tokens": request.max_tokens, "max_completion_tokens": request.max_completion_tokens})
+    for name in OWN_VARIABLES & (request.chat_template_kwargs or {}).keys():
+        refuse("chat_template_kwargs", f"sets {name!r}, which the request itself gives; leave it out")
+    for i, tool in enumerate(request.tools or ()):
+        function = tool.get("function")
+        if tool.get("type") != "function" or not isinstance(function, dict) or not function.get("name"):
+            refuse(f"tools[{i}]", "is not of the form {'type': 'function', 'function': {'name': ...}}")
+
+
+def _message(message: _Message, index: int) -> dict[str, Any]:
+    role = ROLES.get(message.role)
+    if role is None:
+        refuse(f"messages[{index}].role", f"is {message.role!r}; use one of {', '.join(ROLES)}")
+    values: dict[str, Any] = {"role": role, "content": _text(message, index)}
+    reasoning = message.reasoning_content or message.reasoning
+    if role == "assistant" and reasoning:
+        values["reasoning_content"] = reasoning
+    if role == "assistant" and message.tool_calls:
+        values["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+    for name, value in (("tool_call_id", message.tool_call_id), ("name", message.name)):
+        if value:
+            values[name] = value
+    return values
+
+
+def _text(message: _Message, index: int) -> str:
+    if not isinstance(message.content, list):
+        return message.content or ""
+    for j, part in enumerate(message.content):
+        if part.type not in ("text", "input_text", "output_text") or part.text is None:
+            refuse(f"messages[{index}].content[{j}]", f"is of type {part.type!r}; only text is served")
+    return "".join(part.text or "" for part in message.content)
+
+
+def _tool_call(call: _ToolCall) -> dict[str, Any]:
+    arguments = call.function.arguments
+    arguments = parsed(arguments) if isinstance(arguments, str) else arguments
+    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+
+
+# ---- answering
+
+
+def reply(call: Call, answer: Reply, *others: Reply) -> bytes:
+    """All answers of a call that is not streamed."""
+    choices = [
+        {"index": i, "message": each.message(), "logprobs": None, "finish_reason": each.finish_reason}
+        for i, each in enumerate((answer, *others))
+    ]
+    envelope = {"id": _id(), "object": "chat.completion", "created": int(time.time()), "model": call.model}
+    return msgspec.json.encode({**envelope, "choices": choices, "usage": usage(answer, *others)})
+
+
+class Stream:
+    """The events of one streamed answer."""
+
+    def __init__(self, call: Call, prompt_tokens: int):
+        self._call = call
+        created = int(time.time())
+        self._envelope = {"id": _id(), "object": "chat.completion.chunk", "created": created, "model": call.model}
+        # Events come one per token and differ in their delta only, so what stands around it is written once.
+        self._before = b"data: " + msgspec.json.encode(self._envelope)[:-1] + b',"choices":[{"index":'
+
+    def opening(self) -> bytes:
+        return b"".join(self._event(i, {"role": "assistant", "content": ""}) for i in range(self._call.choices))
+
+    def deltas(self, pieces: Sequence[Piece], choice: int = 0) -> bytes:
+        """Text and reasoning may leave at once; tool calls wait for the closing."""
+        return b"".join(
+            self._event(choice, {NAMES[type(piece)]: piece.text})
+            for piece in pieces
+            if isinstance(piece, Text | Reasoning)
+        )
+
+    def closing(self, answer: Reply, *others: Reply) -> bytes:
+        """The tool calls, the finish reasons, the usage and the end: only after the rows are committed."""
+        events = [event for i, each in enumerate((answer, *others)) for event in self._ends(i, each)]
+        if self._call.include_usage:
+            events.append(data({**self._envelope, "choices": [], "usage": usage(answer, *others)}))
+        return b"".join([*events, DONE])
+
+    def failure(self, problem: CallError) -> bytes:
+        return data(error(problem)) + DONE
+
+    def keepalive(self) -> bytes:
+        return COMMENT
+
+    def _ends(self, index: int, answer: Reply) -> Iterator[bytes]:
+        for i, call in enumerate(answer.message().get("tool_calls", [])):
+            yield self._event(index, {"tool_calls": [{"index": i, **call}]})
+        yield self._event(index, {}, answer.finish_reason)
+
+    def _event(self, index: int, delta: dict[str, Any], finish: str | None = None) -> bytes:
+        after = b',"logprobs":null,"finish_reason":%b}]}\n\n' % msgspec.json.encode(finish)
+        return b"%b%d%b%b%b" % (self._before, index, b',"delta":', msgspec.json.encode(delta), after)
+
+
+error = openai_error
+
+
+def models(name: str) -> dict[str, Any]:
+    """The answer of GET /v1/models."""
+    return {"object": "list", "data": [{"id": name, "object": "model", "created": 0, "owned_by": "blackforge"}]}
+
+
+def _id() -> str:
+    return f"chatcmpl-{uuid.uuid4().hex}"

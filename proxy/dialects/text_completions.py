@@ -1,0 +1,157 @@
+"""OpenAI text completions: a prompt as text or token ids, continued as it stands, without a chat template.
+
+Refused with a sentence: several prompts in one request, echo, suffix, best_of, logprobs, logit_bias. As in
+OpenAI's own service, 16 tokens are sampled where max_tokens is left out. Other unknown fields are ignored.
+"""
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from proxy.call import Call, CallError, Reply
+from proxy.dialects.base import (
+    COMMENT,
+    DONE,
+    SAMPLING,
+    at_least_one,
+    data,
+    given,
+    openai_error,
+    refuse,
+    refuse_any,
+    unreadable,
+    usage,
+)
+from proxy.parsing.turn_parser import Piece, Text
+
+PROMPT, CHOICES = "prompt", "n"
+DEFAULT_TOKENS = 16
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class _Request(msgspec.Struct):
+    prompt: str | list[int | str | list[int]]
+    model: str = ""
+    max_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    n: int | None = None
+    best_of: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    logprobs: int | None = None
+    logit_bias: dict[str, Any] | None = None
+
+
+_decode = msgspec.json.Decoder(_Request).decode
+
+
+# ---- reading
+
+
+def read(body: bytes, path: str) -> Call:
+    """The request as a call; CallError (400) names the field that is wrong or not supported."""
+    try:
+        request = _decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise unreadable("a completion request", error) from error
+    _check(request)
+    stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    return Call(
+        model=request.model,
+        prompt=_prompt(request.prompt),
+        max_new_tokens=DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens,
+        stop=tuple(filter(None, stop)),
+        sampling=given({name: msgspec.structs.asdict(request)[name] for name in SAMPLING}),
+        choices=1 if request.n is None else request.n,
+        stream=bool(request.stream),
+        include_usage=bool(request.stream_options and request.stream_options.include_usage),
+    )
+
+
+def _check(request: _Request) -> None:
+    if request.best_of not in (None, request.n or 1):
+        refuse("best_of", f"is {request.best_of}; all answers are returned, so leave it out and send n")
+    refuse_any({"echo": request.echo, "suffix": request.suffix, "logit_bias": request.logit_bias})
+    if request.logprobs is not None:
+        refuse("logprobs", "are recorded in the pool, not returned; leave it out")
+    at_least_one({"max_tokens": request.max_tokens})
+
+
+def _prompt(prompt: str | list[int | str | list[int]]) -> str | tuple[int, ...]:
+    """The only prompt, which may stand in a list of one."""
+    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
+        prompt = prompt[0] if isinstance(prompt[0], str) else [*prompt[0]]
+    if not prompt:
+        refuse("prompt", "is empty; send at least one token")
+    if isinstance(prompt, str):
+        return prompt
+    ids = tuple(id for id in prompt if isinstance(id, int))
+    if len(ids) != len(prompt):
+        refuse("prompt", f"holds {len(prompt)} prompts; one per request is served")
+    return ids
+
+
+# ---- answering
+
+
+def reply(call: Call, answer: Reply, *others: Reply) -> bytes:
+    """All answers of a call that is not streamed."""
+    choices = [_choice(i, each.content, each.finish_reason) for i, each in enumerate((answer, *others))]
+    return msgspec.json.encode({**_envelope(call), "choices": choices, "usage": usage(answer, *others)})
+
+
+class Stream:
+    """The events of one streamed answer."""
+
+    def __init__(self, call: Call, prompt_tokens: int):
+        self._call = call
+        self._envelope = _envelope(call)
+
+    def opening(self) -> bytes:
+        return b""
+
+    def deltas(self, pieces: Sequence[Piece], choice: int = 0) -> bytes:
+        return b"".join(self._event(choice, piece.text) for piece in pieces if isinstance(piece, Text))
+
+    def closing(self, answer: Reply, *others: Reply) -> bytes:
+        """The finish reasons, the usage and the end: only after the rows are committed."""
+        events = [self._event(i, "", each.finish_reason) for i, each in enumerate((answer, *others))]
+        if self._call.include_usage:
+            events.append(data({**self._envelope, "choices": [], "usage": usage(answer, *others)}))
+        return b"".join([*events, DONE])
+
+    def failure(self, problem: CallError) -> bytes:
+        return data(error(problem)) + DONE
+
+    def keepalive(self) -> bytes:
+        return COMMENT
+
+    def _event(self, index: int, text: str, finish: str | None = None) -> bytes:
+        return data({**self._envelope, "choices": [_choice(index, text, finish)]})
+
+
+error = openai_error
+
+
+def _envelope(call: Call) -> dict[str, Any]:
+    id, created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
+    return {"id": id, "object": "text_completion", "created": created, "model": call.model}
+
+
+def _choice(index: int, text: str, finish: str | None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish}

@@ -1,0 +1,110 @@
+"""Reading a request within its limits: the body's bytes and time, levels of JSON, how many of everything.
+
+All of it is refused in the dialect's error form, before anything is rendered or sampled. The size of one header and of
+the request line is proxy/http/error_pages.py's. Left out: how many requests come at a time, and from whom.
+"""
+
+import asyncio
+import zlib
+from collections.abc import Sequence
+from math import isfinite
+from typing import Any
+
+from aiohttp import web
+from msgspec import Struct
+from msgspec.structs import astuple
+
+from proxy.call import Call, CallError
+from proxy.config import LimitsConfig
+from proxy.dialects.base import Dialect, refuse
+
+WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+"""Content encodings that are decompressed, and how zlib names their headers."""
+LEAVES = frozenset((str, int, float, bool, type(None)))
+"""What a decoded JSON value may be besides objects, arrays and the dialects' structs."""
+LARGEST = 2**31 - 1
+"""Engines keep integers in 32 bits."""
+
+
+def parse_call(body: bytes, path: str, dialect: Dialect, limits: LimitsConfig) -> Call:
+    """The body as a call; CallError 400 says what is wrong or too much."""
+    try:
+        call = dialect.read(body, path)
+    except RecursionError as error:
+        raise _too_deep(limits) from error
+    arguments = [made for message in call.messages for made in message.get("tool_calls", ())]
+    schema = call.constraint.schema if call.constraint else None
+    if nests_deeper((*call.tools, *arguments, call.options, call.repeats, schema), limits.nesting):
+        raise _too_deep(limits)
+    for name, count, limit in (
+        (dialect.PROMPT, len(call.messages), limits.messages),
+        ("tools", len(call.tools), limits.tools),
+        ("stop", len(call.stop), limits.stop_strings),
+    ):
+        if count > limit:
+            refuse(name, f"has {count} entries; at most {limit} are served")
+    if not 1 <= call.choices <= limits.choices:
+        refuse(dialect.CHOICES, f"is {call.choices}; 1 to {limits.choices} answers to a request are served")
+    for name, value in call.sampling.items():
+        if not isfinite(value) or abs(value) > LARGEST:
+            refuse(name, f"is {value}; send a number within 32 bits")
+    return call
+
+
+async def read_body(request: web.Request, limits: LimitsConfig) -> bytes:
+    """The request's body; CallError (400, 408, 413, 415) says what is wrong or too much."""
+    encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in ("identity", *WINDOWS):
+        rule = f"the body is encoded as {encoding!r}; served are {', '.join(WINDOWS)} and no encoding"
+        raise CallError(415, "unsupported_encoding", rule)
+    too_large = CallError(413, "request_too_large", f"the body is larger than {limits.body_bytes} bytes; send less")
+    if (request.content_length or 0) > limits.body_bytes:
+        raise too_large
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            body = await request.read()
+    except TimeoutError as error:
+        rule = f"the body has not come within {limits.body_seconds:g} s; send it at once"
+        raise CallError(408, "request_timeout", rule) from error
+    except web.HTTPRequestEntityTooLarge as error:
+        raise too_large from error
+    except web.RequestPayloadError as error:
+        raise CallError(400, "invalid_request", "the body is not what its headers say; send it whole") from error
+    if encoding in WINDOWS:
+        body = await asyncio.to_thread(_inflated, body, encoding, limits.body_bytes)
+    if len(body) > limits.body_bytes:
+        raise too_large
+    return body
+
+
+def _inflated(body: bytes, encoding: str, limit: int) -> bytes:
+    """At most one byte more than the limit, however small the compressed body."""
+    inflater = zlib.decompressobj(WINDOWS[encoding])
+    try:
+        found = inflater.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise CallError(400, "invalid_request", f"the body is no {encoding} ({error}); send it as it is") from error
+    if not inflater.eof and len(found) <= limit:
+        raise CallError(400, "invalid_request", f"the body's {encoding} has no end; send it whole")
+    return found
+
+
+def _too_deep(limits: LimitsConfig) -> CallError:
+    rule = f"a tool, its arguments, a schema or an option has more than {limits.nesting} levels; send a flatter one"
+    return CallError(400, "invalid_request", rule)
+
+
+def nests_deeper(values: Sequence[Any], limit: int) -> bool:
+    """Whether one of the values has more than `limit` levels of objects and arrays, itself included."""
+    level = [value for value in values if type(value) not in LEAVES]
+    for _ in range(limit):
+        if not level:
+            return False
+        level = [inner for value in level for inner in _inside(value) if type(inner) not in LEAVES]
+    return bool(level)
+
+
+def _inside(value: Any) -> Any:
+    if isinstance(value, dict):
+        return value.values()
+    return astuple(value) if isinstance(value, Struct) else value

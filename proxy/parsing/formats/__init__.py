@@ -1,0 +1,63 @@
+"""The formats in which models write tool calls and reasoning, and the choice of one for a model.
+
+Names are those of SGLang's `--tool-call-parser`. `auto` looks for the markers in the model's chat templates, then among
+its special tokens; a model without any gets Qwen's.
+"""
+
+from collections.abc import Sequence
+
+from proxy.parsing.formats.bare import Llama3, Mistral
+from proxy.parsing.formats.base import THINK, Format, ParsedCall
+from proxy.parsing.formats.qwen import Qwen
+from proxy.parsing.formats.schemas import Recorded, Schemas
+from proxy.parsing.formats.sections import DeepSeekV3, DeepSeekV31, KimiK2
+from proxy.parsing.formats.tagged import DeepSeekV32, Glm, MiniMaxM2, Qwen3Coder
+from proxy.pool.errors import UserError
+
+__all__ = ["FORMATS", "Format", "ParsedCall", "Recorded", "Schemas", "choose"]
+
+FORMATS: dict[str, type[Format]] = {
+    "qwen": Qwen,
+    "hermes": Qwen,
+    "qwen3_coder": Qwen3Coder,
+    "glm45": Glm,
+    "glm47": Glm,
+    "minimax-m2": MiniMaxM2,
+    "deepseekv3": DeepSeekV3,
+    "deepseekv31": DeepSeekV31,
+    "deepseekv32": DeepSeekV32,
+    "kimi_k2": KimiK2,
+    "llama3": Llama3,
+    "mistral": Mistral,
+}
+
+_MARKERS = (
+    ("deepseekv32", ("｜DSML｜",)),
+    ("minimax-m2", ("<minimax:tool_call>",)),
+    ("glm45", ("<arg_key>",)),
+    ("qwen3_coder", ("<function=",)),
+    ("deepseekv3", ("<｜tool▁call▁begin｜>", "```json")),
+    ("deepseekv31", ("<｜tool▁call▁begin｜>",)),
+    ("kimi_k2", ("<|tool_call_begin|>",)),
+    ("qwen", ("<tool_call>",)),
+    ("mistral", ("[TOOL_CALLS]",)),
+    ("llama3", ("<|python_tag|>",)),
+)
+"""All of these texts stand in the templates of a format; the particular ones come first."""
+
+_THINKS = (("[THINK]", "[/THINK]"), ("◁think▷", "◁/think▷"))
+
+
+def choose(name: str, templates: str, special: Sequence[str]) -> Format:
+    """The format of this name, or for `auto` the one whose markers the model has; UserError lists the names."""
+    if name != "auto" and name not in FORMATS:
+        raise UserError(f"the tool format {name!r} is unknown; use auto or one of {', '.join(FORMATS)}")
+    tokens = "\n".join(special)
+    if name == "auto":
+        name = _detected(templates) or _detected(tokens) or "qwen"
+    think = next((marks for marks in _THINKS if marks[0] in templates or marks[0] in special), THINK)
+    return FORMATS[name](think)
+
+
+def _detected(text: str) -> str | None:
+    return next((name for name, markers in _MARKERS if all(marker in text for marker in markers)), None)

@@ -1,0 +1,19 @@
+"""Qwen2.5, Qwen3 and Hermes: one JSON object between `<tool_call>` and `</tool_call>` for each call."""
+
+from proxy.parsing.formats.base import NO_CALL, Format, Reading, enclosed, named_object
+from proxy.parsing.formats.schemas import Schemas
+
+CALL, END_CALL = "<tool_call>", "</tool_call>"
+
+
+class Qwen(Format):
+    openers = (CALL,)
+    ends = (END_CALL,)
+    written = (f'{CALL}\n{{"name": ', ', "arguments": ', f"}}\n{END_CALL}")
+
+    def read(self, text: str, tools: Schemas) -> Reading | None:
+        found = enclosed(text, len(CALL), (END_CALL,))
+        if found is None:
+            return None
+        call = named_object(found[0])
+        return Reading(found[1], call) if call else NO_CALL

@@ -1,0 +1,77 @@
+"""Formats with a JSON object per call, in sections between markers that are single tokens: DeepSeek-V3, V3.1, Kimi-K2.
+
+A call that stands outside of a section is read too, as models leave the section's marker out at times.
+"""
+
+import re
+from collections.abc import Collection, Sequence
+
+from proxy.parsing.formats.base import NO_CALL, Format, ParsedCall, Reading, call_of, decode_object, enclosed
+from proxy.parsing.formats.schemas import Schemas
+
+
+class Sections(Format):
+    """Section, calls, end of section; a call is a head, a JSON object and a tail."""
+
+    head: re.Pattern[str]
+    """What stands before the object, from the call's marker on; its group `name` is the tool."""
+    tail: tuple[str, ...] = ()
+    """What stands behind it."""
+
+    def read(self, text: str, tools: Schemas) -> Reading | None:
+        start = self.call_start(text)
+        if start is None or start < 0:
+            return None if start is None else NO_CALL
+        head = self.head.match(text, start)
+        if head is None:
+            return NO_CALL if self.call in text[start + len(self.call) :] or self.ends[0] in text else None
+        found = enclosed(text, head.end(), self.tail)
+        if found is None:
+            return None
+        call = call_of(head["name"], decode_object(found[0]), id=head.groupdict().get("id") or "")
+        return Reading(found[1], call, goes_on=start > 0) if call else NO_CALL
+
+
+class DeepSeekV31(Sections):
+    """`<｜tool▁call▁begin｜>name<｜tool▁sep｜>{...}<｜tool▁call▁end｜>`."""
+
+    section, section_end = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+    call = "<｜tool▁call▁begin｜>"
+    openers = (section, call)
+    inside = (call,)
+    ends = ("<｜tool▁call▁end｜>",)
+    tail: tuple[str, ...] = ends
+    head = re.compile(call + r"(?P<name>[^<\n]+)<｜tool▁sep｜>")
+
+
+class DeepSeekV3(DeepSeekV31):
+    """As V3.1, but the type of the call before the separator, and the object in a fenced block behind the name."""
+
+    tail = ("```", "<｜tool▁call▁end｜>")
+    head = re.compile(DeepSeekV31.call + r"[^<\n]*<｜tool▁sep｜>(?P<name>[^<\n]+)\n```json\n")
+
+
+class KimiK2(Sections):
+    """`<|tool_call_begin|>functions.name:3<|tool_call_argument_begin|>{...}<|tool_call_end|>`."""
+
+    section, section_end = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+    call = "<|tool_call_begin|>"
+    openers = (section, call)
+    inside = (call,)
+    ends = ("<|tool_call_end|>",)
+    tail = ends
+    head = re.compile(
+        re.escape(call)
+        + r"\s*(?P<id>(?:functions\.)?(?P<name>[^\s<|:]+):\d+)\s*"
+        + re.escape("<|tool_call_argument_begin|>")
+    )
+
+    def ids(self, calls: Sequence[ParsedCall], taken: Collection[str]) -> list[str]:
+        """The model's own; the template writes ids into the prompt. One that is taken gets the next free number."""
+        given: list[str] = []
+        for call in calls:
+            id, number = call.id, 0
+            while id in taken or id in given:
+                id, number = f"functions.{call.name}:{number}", number + 1
+            given.append(id)
+        return given

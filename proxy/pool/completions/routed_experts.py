@@ -1,0 +1,73 @@
+"""Which experts a mixture of experts chose for each token, as its engine says it: what a trainer's router replays.
+
+A completion holds the choices of what is new in it, like its tokens; those before `start` stand in the rows that it
+goes on from. The last sampled token has none: no engine has computed it yet. Where it becomes part of a later prompt,
+that completion has its choice. Left out: joining the rows of a path (trainer/data/routed_experts.py), weights of the
+choices.
+"""
+
+import struct
+from dataclasses import dataclass
+
+HEADER = struct.Struct("<IHBB")
+"""First position, layers, experts per token and layer, bytes of an expert's number."""
+INT32 = 4
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The choices for the positions [start, end) of a completion's path."""
+
+    start: int
+    layers: int
+    """All of the model's; of those that are no mixture, engines say 0."""
+    top_k: int
+    width: int
+    """Bytes of a number: 1 up to 256 experts, else 2."""
+    ids: bytes
+    """[end - start, layers, top_k] little-endian."""
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.ids) // (self.layers * self.top_k * self.width)
+
+    def since(self, start: int) -> "Experts":
+        """Without the positions before `start`, which lies in [self.start, self.end]."""
+        skipped = (start - self.start) * self.layers * self.top_k * self.width
+        return Experts(start, self.layers, self.top_k, self.width, self.ids[skipped:])
+
+
+def narrowed(numbers: bytes, start: int, layers: int, top_k: int) -> Experts:
+    """From an engine's int32 numbers. ValueError for numbers that name no expert, or are no whole positions."""
+    if len(numbers) % (INT32 * layers * top_k):
+        raise ValueError(f"{len(numbers)} bytes are no int32 [positions, {layers}, {top_k}]")
+    first, second, *rest = (numbers[byte::INT32] for byte in range(INT32))
+    if any(part.strip(b"\0") for part in rest):
+        raise ValueError("a number is negative or above 65535")
+    if not second.strip(b"\0"):
+        return Experts(start, layers, top_k, 1, first)
+    both = bytearray(2 * len(first))
+    both[0::2], both[1::2] = first, second
+    return Experts(start, layers, top_k, 2, bytes(both))
+
+
+def known_after(experts: Experts | None, known: int) -> int:
+    """How many tokens of a path, from its first one on, have recorded choices; `known`: of what it shares."""
+    return experts.end if experts is not None and experts.start <= known else known
+
+
+def pack(experts: Experts) -> bytes:
+    """As the pool stores them."""
+    return HEADER.pack(experts.start, experts.layers, experts.top_k, experts.width) + experts.ids
+
+
+def unpack(stored: bytes) -> Experts:
+    """The reverse of `pack`; ValueError for what it cannot have written."""
+    try:
+        start, layers, top_k, width = HEADER.unpack_from(stored)
+    except struct.error as error:
+        raise ValueError(f"{len(stored)} bytes hold no header") from error
+    found = Experts(start, layers, top_k, width, stored[HEADER.size :])
+    if width not in (1, 2) or not layers * top_k or len(found.ids) % (layers * top_k * width):
+        raise ValueError(f"{len(found.ids)} bytes are no positions of {layers} layers, {top_k} experts, {width} bytes")
+    return found

@@ -1,0 +1,283 @@
+"""Writing and reading completions. Writes of concurrent calls share commits; reads rebuild the token paths."""
+
+import asyncio
+from array import array
+from collections import ChainMap
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+from zlib import crc32
+
+import msgspec
+from sqlalchemy import Connection, Row, bindparam, func, insert, null, select, update
+
+from proxy.pool.completions.labels import LABELS, labels
+from proxy.pool.completions.records import (
+    Completion,
+    NewCompletion,
+    Shape,
+    VersionSpan,
+    float_bytes,
+    floats,
+    int_bytes,
+    ints,
+)
+from proxy.pool.completions.routed_experts import pack, unpack
+from proxy.pool.database import Pool, for_update, retried
+from proxy.pool.errors import AttemptClosed, PoolWriteError
+from proxy.pool.schema import attempts, completions
+
+IDS_PER_QUERY = 10_000
+"""Databases bound the parameters of one statement (SQLite 32766, PostgreSQL 65535)."""
+
+# Statements of every commit, made once: SQLAlchemy takes longer to make them than SQLite to run them.
+_named = attempts.c.id.in_(bindparam("ids", expanding=True))
+_open = attempts.c.closed_at.is_(None)
+OPEN = for_update(select(attempts.c.id).where(_named, _open).order_by(attempts.c.id))
+_last = select(func.max(completions.c.ordinal)).where(completions.c.attempt_id == attempts.c.id)
+LAST = select(attempts.c.id, _last.scalar_subquery()).where(_named, _open)
+INSERT = insert(completions).returning(completions.c.id, sort_by_parameter_order=True)
+
+Waiting = tuple[NewCompletion, "asyncio.Future[int]"]
+
+
+class Ledger:
+    """The completions of one proxy on their way to their clients (proxy/pool/processes/deliveries.py).
+
+    Use it in one thread."""
+
+    def __init__(self, proxy_id: int):
+        self.proxy_id = proxy_id
+        self._on_the_way: set[int] = set()
+        self._last = 0
+
+    def committed(self, completion_id: int) -> None:
+        self._on_the_way.add(completion_id)
+        self._last = max(self._last, completion_id)
+
+    def settled(self, completion_id: int) -> None:
+        """It was delivered, or marked as undelivered."""
+        self._on_the_way.discard(completion_id)
+
+    def state(self) -> tuple[int, list[int]]:
+        """The last completion, 0 before the first, and those up to it that are still on their way."""
+        return self._last, sorted(self._on_the_way)
+
+
+class CompletionWriter:
+    """Group commit: while one transaction is being written, the completions that arrive wait for the next one.
+
+    What it writes for a proxy stands in that one's ledger until the proxy has settled it.
+    """
+
+    def __init__(self, pool: Pool, ledger: Ledger | None = None):
+        self._pool = pool
+        self._ledger = ledger
+        self._waiting: list[Waiting] = []
+        self.uncommitted = 0
+        """Completions that were added and are not committed yet."""
+        self._thread = ThreadPoolExecutor(1, "pool-writer")
+        self._flusher: asyncio.Task[None] | None = None
+
+    async def add(self, completion: NewCompletion) -> int:
+        """Store a completion and return its id once it is committed.
+
+        Raises AttemptClosed when the attempt has ended, PoolWriteError when the database refused the write.
+        """
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._waiting.append((completion, future))
+        if self._flusher is None or self._flusher.done():
+            self._flusher = asyncio.create_task(self._flush())
+        self.uncommitted += 1
+        return await future
+
+    async def close(self) -> None:
+        """Wait until everything that was added is committed."""
+        if self._flusher is not None:
+            await self._flusher
+        self._thread.shutdown()
+
+    async def _flush(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            results = await loop.run_in_executor(self._thread, self._committed, [item for item, _ in batch])
+            self.uncommitted -= len(batch)
+            for (_, future), result in zip(batch, results, strict=True):
+                if self._ledger is not None and isinstance(result, int):
+                    self._ledger.committed(result)
+                _resolve(future, result)
+
+    def _committed(self, batch: list[NewCompletion]) -> list[int | Exception]:
+        """What came of each; a row that cannot be written takes no other with it."""
+        try:
+            return self._commit(batch)
+        except PoolWriteError as error:
+            return [error] * len(batch)
+        except Exception as error:  # whatever broke the commit, none of these callers may wait for ever
+            if len(batch) == 1:
+                return [PoolWriteError(str(error))]
+            return [result for item in batch for result in self._committed([item])]
+
+    @retried
+    def _commit(self, batch: list[NewCompletion]) -> list[int | Exception]:
+        with self._pool.write() as connection:
+            next_ordinal = _open_attempts(connection, {item.attempt_id for item in batch})
+            rows = [self._row(item, next_ordinal) for item in batch if item.attempt_id in next_ordinal]
+            ids = iter(connection.execute(INSERT, rows).scalars().all() if rows else ())
+            return [next(ids) if item.attempt_id in next_ordinal else _closed(item.attempt_id) for item in batch]
+
+    def _row(self, item: NewCompletion, next_ordinal: dict[int, int]) -> dict[str, Any]:
+        ordinal = next_ordinal[item.attempt_id]
+        next_ordinal[item.attempt_id] += 1
+        proxy_id = None if self._ledger is None else self._ledger.proxy_id
+        return to_row(item) | {"ordinal": ordinal, "proxy_id": proxy_id}
+
+
+def _resolve(future: "asyncio.Future[int]", result: int | Exception) -> None:
+    if future.cancelled():  # the caller went away; the row is stored all the same
+        return
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
+
+
+def _open_attempts(connection: Connection, ids: set[int]) -> dict[int, int]:
+    """The next ordinal of each of these attempts that is still open."""
+    found = sorted(ids)
+    if connection.dialect.name != "sqlite":  # whose writer is alone; elsewhere the lock comes before the ordinals
+        found = list(connection.execute(OPEN, {"ids": found}).scalars())
+    return {id: 0 if last is None else last + 1 for id, last in connection.execute(LAST, {"ids": found})}
+
+
+def _closed(attempt_id: int) -> AttemptClosed:
+    return AttemptClosed(f"attempt {attempt_id} has ended, so its key no longer serves; open a new attempt")
+
+
+def to_row(item: NewCompletion) -> dict[str, Any]:
+    """The columns of a completion, without id and ordinal."""
+    return {
+        "attempt_id": item.attempt_id,
+        "prefix_of": item.prefix_of,
+        "prefix_length": item.prefix_length,
+        "follows": item.follows,
+        "prompt_tail": int_bytes(item.prompt_tail),
+        "sampled": int_bytes(item.sampled),
+        "logprobs": float_bytes(item.logprobs),
+        "versions": [[span.version, span.start, span.end] for span in item.versions],
+        "finish_reason": item.finish_reason,
+        "untrainable": item.untrainable,
+        "reply": item.reply,
+        "path_crc": item.path_crc,
+        "started_at": item.started_at,
+        "finished_at": item.finished_at,
+        "fingerprint": item.fingerprint or None,
+        "shape": None if item.shape is None else msgspec.to_builtins(item.shape),
+        "experts": None if item.experts is None else pack(item.experts),
+    }
+
+
+def from_row(row: Row[Any]) -> Completion:
+    return Completion(
+        id=row.id,
+        attempt_id=row.attempt_id,
+        ordinal=row.ordinal,
+        prefix_of=row.prefix_of,
+        prefix_length=row.prefix_length,
+        follows=row.follows,
+        prompt_tail=ints(row.prompt_tail),
+        sampled=ints(row.sampled),
+        logprobs=floats(row.logprobs),
+        versions=tuple(VersionSpan(*span) for span in row.versions),
+        finish_reason=row.finish_reason,
+        untrainable=row.untrainable,
+        reply=row.reply,
+        path_crc=row.path_crc,
+        started_at=row.started_at,
+        finished_at=row.finished_at,
+        fingerprint=row.fingerprint or b"",
+        shape=_shape(row.shape),
+        experts=None if row.experts is None else unpack(row.experts),
+        label=row.label,
+    )
+
+
+def _shape(stored: Any) -> Shape | None:
+    return msgspec.convert(stored, Shape | None)
+
+
+def of_attempt(pool: Pool, attempt_id: int) -> list[Completion]:
+    """The completions of an attempt in the order of their commits."""
+    with pool.read() as connection:
+        return of_attempts(connection, [attempt_id])[attempt_id]
+
+
+def newer(pool: Pool, attempt_id: int, after: int, known: Collection[int]) -> list[Completion]:
+    """The completions of an attempt with ids above `after`, without the `known` ones, in the order of their commits."""
+    query = select(completions).where(completions.c.attempt_id == attempt_id, completions.c.id > after)
+    some = query if len(known) > IDS_PER_QUERY else query.where(completions.c.id.not_in(known))
+    with pool.read() as connection:
+        rows = [from_row(row) for row in connection.execute(some.order_by(completions.c.id))]
+    return [row for row in rows if row.id not in known]
+
+
+def of_attempts(
+    connection: Connection, attempt_ids: Sequence[int], experts: bool = True
+) -> dict[int, list[Completion]]:
+    """The completions of each of these attempts in the order of their commits; without `experts` theirs stay behind,
+    which are many times what the rest is.
+    """
+    columns = [column if experts or column.name != "experts" else null().label("experts") for column in completions.c]
+    found: dict[int, list[Completion]] = {attempt_id: [] for attempt_id in attempt_ids}
+    for start in range(0, len(attempt_ids), IDS_PER_QUERY):
+        some = completions.c.attempt_id.in_(attempt_ids[start : start + IDS_PER_QUERY])
+        for row in connection.execute(select(*columns).where(some).order_by(completions.c.id)):
+            found[row.attempt_id].append(from_row(row))
+    return found
+
+
+def write_labels(connection: Connection, attempt_ids: Sequence[int]) -> None:
+    """Label the completions of attempts that this transaction has closed: none can join them any more."""
+    query = select(completions.c.id, completions.c.finish_reason, completions.c.shape).order_by(completions.c.id)
+    for attempt_id in attempt_ids:
+        rows = connection.execute(query.where(completions.c.attempt_id == attempt_id))
+        found = labels([_Unlabelled(row.id, row.finish_reason, _shape(row.shape)) for row in rows])
+        for label in LABELS:
+            ids = [id for id in found if found[id] == label]
+            for start in range(0, len(ids), IDS_PER_QUERY):
+                some = completions.c.id.in_(ids[start : start + IDS_PER_QUERY])
+                connection.execute(update(completions).where(some).values(label=label))
+
+
+@dataclass(frozen=True)
+class _Unlabelled:
+    """As much of a completion as its label needs."""
+
+    id: int
+    finish_reason: str
+    shape: Shape | None
+
+
+def labelled(chain: Sequence[Completion]) -> list[Completion]:
+    """The same completions with the labels that they would have if their attempt ended now, where they have none."""
+    found = labels(chain) if any(item.label is None for item in chain) else {}
+    return [replace(item, label=item.label or found.get(item.id)) for item in chain]
+
+
+def paths(chain: Sequence[Completion], known: Mapping[int, "array[int]"] | None = None) -> dict[int, "array[int]"]:
+    """Completion id -> its whole token path (prompt, then sampled), for an attempt's completions in commit order.
+
+    `known`: paths of completions before these. Raises ValueError when a path does not match the checksum taken when it
+    was served.
+    """
+    found: dict[int, array[int]] = {}
+    before = ChainMap(found, dict(known or {}))
+    for item in chain:
+        shared = before[item.prefix_of][: item.prefix_length] if item.prefix_of is not None else array("i")
+        path = shared + item.prompt_tail + item.sampled
+        if crc32(int_bytes(path)) != item.path_crc:
+            raise ValueError(f"completion {item.id}: its stored tokens do not match checksum {item.path_crc}")
+        found[item.id] = path
+    return found

@@ -1,0 +1,141 @@
+"""Writing a run out, one record per completion: JSONL for reading, Parquet for tables.
+
+`tokens` is the whole path. `mask` marks the tokens that this completion sampled and that may be trained, so that over
+all records of a run each of them is marked once; `logprobs` belong to the sampled tokens, the last of the path. Only
+the attempt that a rollout's outcome came from is `final` and has its reward. Left out: requests, which no pool keeps;
+the experts that an engine chose, of which there are hundreds for a token.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from sqlalchemy import select
+
+from proxy.pool.completions.records import Completion, VersionSpan
+from proxy.pool.completions.store import labelled, of_attempt, paths
+from proxy.pool.database import Pool
+from proxy.pool.errors import UserError
+from proxy.pool.inspect.parquet import Write, parquet_writer
+from proxy.pool.rollouts.runs import Run
+from proxy.pool.schema import attempts, groups, rollouts, tasks
+
+COMMON = ("task", "domain", "group", "group_state", "step", "member", "attempt", "agent")
+"""What all completions of an attempt share."""
+ROWS = 256
+"""Records that are written at a time."""
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """One completion with what it led to."""
+
+    run: str
+    task: str
+    domain: str
+    group: int
+    group_state: str
+    step: int | None
+    """The train step that took the group."""
+    member: int
+    attempt: int
+    agent: str
+    final: bool
+    completion: int
+    ordinal: int
+    follows: int | None
+    message: dict[str, Any]
+    label: str | None
+    """main | subagent | side | compaction; provisional while the attempt is open."""
+    finish_reason: str
+    untrainable: str | None
+    tokens: list[int]
+    prompt_length: int
+    mask: list[int]
+    logprobs: list[float]
+    versions: tuple[VersionSpan, ...]
+    reward: float | None
+    reward_parts: dict[str, float] | None
+    failure: str | None
+
+
+def records(pool: Pool, run: Run) -> Iterator[Record]:
+    """Every completion of a run in queue order; UserError at one whose tokens do not match their checksum."""
+    query = (
+        select(attempts.c.id.label("attempt"), attempts.c.agent, rollouts, groups.c.queue_index.label("group"))
+        .add_columns(groups.c.state.label("group_state"), groups.c.step, tasks.c.name.label("task"), tasks.c.domain)
+        .join_from(attempts, rollouts, rollouts.c.id == attempts.c.rollout_id)
+        .join(groups, groups.c.id == rollouts.c.group_id)
+        .join(tasks, tasks.c.id == groups.c.task_id)
+        .where(attempts.c.run_id == run.id)
+        .order_by(groups.c.queue_index, rollouts.c.member, attempts.c.id)
+    )
+    with pool.read() as connection:
+        rows = connection.execute(query).all()
+    for row in rows:
+        chain = labelled(of_attempt(pool, row.attempt))
+        try:
+            found = paths(chain)
+        except (ValueError, KeyError) as error:
+            raise UserError(
+                f"attempt {row.attempt} of run {run.name!r} is damaged ({error}); see `proxy pool verify`"
+            ) from error
+        for item in chain:
+            yield _record(run, row._mapping, item, found[item.id].tolist())
+
+
+def _record(run: Run, row: Any, item: Completion, tokens: list[int]) -> Record:
+    final = row["attempt_id"] == row["attempt"]
+    trained = 0 if item.untrainable else 1
+    return Record(
+        run=run.name,
+        **{name: row[name] for name in COMMON},
+        final=final,
+        completion=item.id,
+        ordinal=item.ordinal,
+        follows=item.follows,
+        message=item.reply,
+        label=item.label,
+        finish_reason=item.finish_reason,
+        untrainable=item.untrainable,
+        tokens=tokens,
+        prompt_length=item.prompt_length,
+        mask=[0] * item.prompt_length + [trained] * len(item.sampled),
+        logprobs=item.logprobs.tolist(),
+        versions=item.versions,
+        reward=row["reward"] if final else None,
+        reward_parts=row["reward_parts"] if final else None,
+        failure=row["failure"] if final else None,
+    )
+
+
+def export(pool: Pool, run: Run, kind: str, file: Path) -> int:
+    """Write a run's records to a file and return how many they are. A file is replaced when the new one is whole."""
+    partial, count = file.with_name(file.name + ".partial"), 0
+    try:
+        with WRITERS[kind](partial) as write:
+            batch: list[dict[str, Any]] = []
+            for record in records(pool, run):
+                batch.append(msgspec.to_builtins(record))
+                count += 1
+                if len(batch) == ROWS:
+                    write(batch)
+                    batch = []
+            write(batch)
+        partial.replace(file)
+    except OSError as error:
+        raise UserError(f"{file} cannot be written ({error.strerror}); name a file in a writable directory") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return count
+
+
+@contextmanager
+def _jsonl(file: Path) -> Iterator[Write]:
+    with file.open("wb") as output:
+        yield lambda batch: output.writelines(msgspec.json.encode(record) + b"\n" for record in batch)
+
+
+WRITERS = {"jsonl": _jsonl, "parquet": parquet_writer}
+"""The formats."""

@@ -1,0 +1,83 @@
+"""How a run stands, from its rows alone: for whoever looks at it, on the machine where it works or on another."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import msgspec
+from sqlalchemy import func, select
+
+from proxy.pool.database import Pool
+from proxy.pool.processes.owners import Owner, database_time, this_process
+from proxy.pool.processes.owners import at_work as lives
+from proxy.pool.schema import TOKENS, attempts, completions, groups, rollouts, runs
+
+
+@dataclass
+class Part:
+    """The rollouts of one agent."""
+
+    rollouts: int = 0
+    finished: int = 0
+    rewards: int = 0
+    reward_sum: float = 0.0
+    failures: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A run at one moment."""
+
+    agents: dict[str, Part]
+    at_work: int
+    """Attempts that are open."""
+    owner: Owner | None
+    """The harness that works at it; None, too, when it was killed (on another machine: silent for too long)."""
+    silent_seconds: float
+    """Since its last sign of life."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Model calls of a run since a completion."""
+
+    calls: int
+    tokens: int
+    last: int
+    """The newest completion of the pool: where to go on."""
+
+
+def standing(pool: Pool, run_id: int) -> Standing:
+    """How far a run has come."""
+    kinds = (groups.c.agent, rollouts.c.failure, rollouts.c.finished_at.is_not(None).label("finished"))
+    sums = (func.count(), func.count(rollouts.c.reward), func.coalesce(func.sum(rollouts.c.reward), 0.0))
+    query = select(*kinds, *sums).join_from(rollouts, groups).where(groups.c.run_id == run_id).group_by(*kinds)
+    is_open = (attempts.c.run_id == run_id) & attempts.c.closed_at.is_(None)
+    agents: dict[str, Part] = {}
+    with pool.read() as connection:
+        for agent, failure, finished, count, rewards, reward_sum in connection.execute(query):
+            part = agents.setdefault(agent or "-", Part())
+            part.rollouts += count
+            part.finished += count if finished else 0
+            part.rewards += rewards
+            part.reward_sum += reward_sum
+            if failure is not None:
+                part.failures[failure] += count
+        at_work = connection.scalar(select(func.count()).where(is_open)) or 0
+        owner, seen_at = connection.execute(select(runs.c.owner, runs.c.owner_seen_at).where(runs.c.id == run_id)).one()
+        silent = database_time(connection, pool) - seen_at if owner is not None else 0.0
+    holder = None if owner is None else msgspec.convert(owner, Owner)
+    if holder is not None and not lives(holder, this_process(), silent):
+        holder = None
+    return Standing(agents, at_work, holder, silent)
+
+
+def traffic(pool: Pool, run_id: int, after: int | None) -> Traffic:
+    """The run's calls after this completion of the pool; none of them when there is none to start from."""
+    with pool.read() as connection:
+        last = connection.scalar(select(func.max(completions.c.id))) or 0
+        if after is None:
+            return Traffic(0, 0, last)
+        query = select(func.count(), func.coalesce(func.sum(TOKENS), 0)).join_from(completions, attempts)
+        new = (completions.c.id > after) & (completions.c.id <= last) & (attempts.c.run_id == run_id)
+        calls, tokens = connection.execute(query.where(new)).one()
+    return Traffic(calls, tokens, last)

@@ -1,0 +1,172 @@
+"""Proving a pool: every token path against the checksum that was taken when it was served, and what rows must hold.
+
+Nothing is changed, and nothing damaged stops the reading: an attempt at a time, each broken row is reported by itself.
+Left out: rows that are missing altogether at the end of an attempt, and the contents of replies.
+"""
+
+import math
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+from zlib import crc32
+
+import msgspec
+from sqlalchemy import Row, Text, cast, select
+
+from proxy.pool.completions.labels import LABELS
+from proxy.pool.completions.records import Shape, VersionSpan, floats, int_bytes, ints
+from proxy.pool.completions.routed_experts import unpack
+from proxy.pool.compressed_json import as_text
+from proxy.pool.database import Pool
+from proxy.pool.errors import PoolError
+from proxy.pool.schema import attempts, completions
+
+Spans = list[tuple[str, int, int]]
+NUMBER_BYTES = 4
+ENCODED = ("versions", "shape")
+"""Columns of JSON, read as text, and so is `reply`: a broken one is a damage."""
+
+
+@dataclass
+class Report:
+    """What was read, and what of it is damaged: one line for each problem."""
+
+    attempts: int = 0
+    completions: int = 0
+    trainable: int = 0
+    sampled_tokens: int = 0
+    damages: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Seen:
+    """The completions of one attempt so far: the path of each, None where it cannot be read."""
+
+    paths: dict[int, "array[int] | None"] = field(default_factory=dict)
+
+
+def verify(pool: Pool) -> Report:
+    """Read all of a pool, each attempt in a consistent snapshot, while others may write."""
+    report = Report()
+    with pool.read() as connection:
+        query = select(completions.c.attempt_id).distinct().order_by(completions.c.attempt_id)
+        attempt_ids = connection.scalars(query).all()
+    for attempt_id in attempt_ids:
+        report.attempts += 1
+        try:
+            _verify_attempt(pool, attempt_id, report)
+        except PoolError as error:
+            report.damages.append(f"attempt {attempt_id}: {error}")
+    return report
+
+
+def _verify_attempt(pool: Pool, attempt_id: int, report: Report) -> None:
+    raw = [cast(completions.c[name], Text).label(name) for name in ENCODED]
+    raw.append(as_text(completions.c.reply, pool.dialect).label("reply"))
+    others = [column for column in completions.c if column.name not in (*ENCODED, "reply")]
+    query = select(*others, *raw).where(completions.c.attempt_id == attempt_id).order_by(completions.c.id)
+    with pool.read() as connection:
+        if connection.scalar(select(attempts.c.id).where(attempts.c.id == attempt_id)) is None:
+            report.damages.append(f"attempt {attempt_id}: its row is missing")
+        rows = connection.execute(query).all()
+    seen = _Seen()
+    for ordinal, row in enumerate(rows):
+        problems = list(_problems(row, seen))
+        if row.ordinal != ordinal:
+            problems.append(f"its ordinal is {row.ordinal}, and {ordinal} is its place")
+        report.completions += 1
+        report.trainable += row.untrainable is None
+        report.sampled_tokens += len(row.sampled) // NUMBER_BYTES if _is_numbers(row.sampled) else 0
+        report.damages += [f"attempt {attempt_id}, completion {row.id}: {problem}" for problem in problems]
+
+
+def _problems(row: Row[Any], seen: _Seen) -> Iterator[str]:
+    """What is wrong with a completion, given those before it."""
+    unreadable = [name for name in ("prompt_tail", "sampled", "logprobs") if not _is_numbers(row._mapping[name])]
+    yield from (f"its {name} is no array of {NUMBER_BYTES}-byte numbers" for name in unreadable)
+    broken_links = list(_link_problems(row, seen))
+    yield from broken_links
+    seen.paths[row.id] = None
+    if not unreadable and not broken_links:
+        shared = (seen.paths[row.prefix_of] or array("i"))[: row.prefix_length] if row.prefix_of else array("i")
+        path = shared + ints(row.prompt_tail) + ints(row.sampled)
+        seen.paths[row.id] = path
+        if crc32(int_bytes(path)) != row.path_crc:
+            yield f"its path of {len(path)} tokens does not match checksum {row.path_crc}"
+    if not unreadable:
+        yield from _sampling_problems(row)
+    if row.experts is not None:
+        yield from _experts_problems(row)
+    if _decoded(row.reply, dict[str, Any]) is None:
+        yield "its reply is no JSON object"
+    if row.shape is not None and _decoded(row.shape, Shape | None) is None and row.shape != "null":
+        yield "its shape cannot be read"
+    if row.label is not None and row.label not in LABELS:
+        yield f"its label {row.label!r} is none of {', '.join(LABELS)}"
+
+
+def _link_problems(row: Row[Any], seen: _Seen) -> Iterator[str]:
+    if row.follows is not None and row.follows not in seen.paths:
+        yield f"it follows completion {row.follows}, which is none before it in its attempt"
+    if row.prefix_of is None:
+        if row.prefix_length:
+            yield f"it shares {row.prefix_length} tokens with no completion"
+    elif row.prefix_of not in seen.paths:
+        yield f"its prefix is of completion {row.prefix_of}, which is none before it in its attempt"
+    elif (path := seen.paths[row.prefix_of]) is None:
+        yield f"its prefix is of completion {row.prefix_of}, whose path cannot be read"
+    elif not 0 <= row.prefix_length <= len(path):
+        yield f"it shares {row.prefix_length} tokens with completion {row.prefix_of}, which has {len(path)}"
+
+
+def _experts_problems(row: Row[Any]) -> Iterator[str]:
+    """The experts begin in what is shared, or right behind it, and reach up to the last sampled token."""
+    try:
+        experts = unpack(row.experts)
+    except ValueError as error:
+        yield f"its experts cannot be read ({error})"
+        return
+    last = row.prefix_length + (len(row.prompt_tail) + len(row.sampled)) // NUMBER_BYTES - 1
+    if experts.start > row.prefix_length or experts.end != last:
+        yield (
+            f"its experts are of the tokens {experts.start} to {experts.end}; from {row.prefix_length} or before "
+            f"to {last} they should be"
+        )
+
+
+def _sampling_problems(row: Row[Any]) -> Iterator[str]:
+    """The logprobs and version spans: complete for a trainable completion, in order for any."""
+    sampled, logprobs = len(row.sampled) // NUMBER_BYTES, floats(row.logprobs)
+    spans = _decoded(row.versions, Spans)
+    if spans is None:
+        yield "its versions are no list of spans"
+        spans = []
+    elif not _in_order([VersionSpan(*span) for span in spans], sampled):
+        yield f"its version spans {spans} overlap or leave its {sampled} sampled tokens"
+    if row.untrainable is not None:
+        return
+    if len(logprobs) != sampled:
+        yield f"it is trainable with {len(logprobs)} logprobs for {sampled} sampled tokens"
+    if not all(math.isfinite(value) for value in logprobs):
+        yield "it is trainable with a logprob that is no number"
+    covered = sum(end - start for _, start, end in spans)
+    if covered != sampled:
+        yield f"it is trainable with versions for {covered} of {sampled} sampled tokens"
+
+
+def _in_order(spans: list[VersionSpan], sampled: int) -> bool:
+    inside = all(0 <= span.start <= span.end <= sampled for span in spans)
+    return inside and all(before.end <= after.start for before, after in pairwise(spans))
+
+
+def _is_numbers(data: object) -> bool:
+    return isinstance(data, bytes) and len(data) % NUMBER_BYTES == 0
+
+
+def _decoded(text: str | bytes, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, UnicodeError):
+        return None

@@ -1,0 +1,169 @@
+"""Attempts: one agent process at one rollout. The API key names the attempt and dies with it.
+
+Only the key's hash is stored. A session is an attempt outside any run, opened by an unknown key on loopback.
+"""
+
+import secrets
+import time
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+from sqlalchemy import ColumnElement, Row, Select, func, select, update
+
+from proxy.pool.completions.store import write_labels
+from proxy.pool.database import Pool, insert_if_new, insert_row, locked, retried
+from proxy.pool.errors import UserError
+from proxy.pool.rollouts.budgets import UNLIMITED, Budget
+from proxy.pool.schema import attempts, groups, rollouts, runs
+
+
+class HasOutcome(UserError):
+    """A rollout has ended meanwhile: called off, or by another harness."""
+
+
+PURPOSE = func.coalesce(groups.c.purpose, runs.c.purpose).label("purpose")
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt. `purpose` is its run's (train, eval, collect), eval where held out, session outside of runs."""
+
+    id: int
+    run_id: int | None
+    rollout_id: int | None
+    agent: str
+    purpose: str
+    open: bool
+    opened_at: float
+    """Unix time."""
+    group_id: int | None = None
+    budget: Budget = UNLIMITED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How an attempt ended. The verdict is not here: it belongs to the rollout."""
+
+    failure: str | None = None
+    detail: str = ""
+    exit_code: int | None = None
+    timings: dict[str, float] = field(default_factory=dict)
+    augmentation: list[str] = field(default_factory=list)
+    """What its environment had otherwise than its task's, each as `kind=value`."""
+
+
+@retried
+def open_attempt(pool: Pool, rollout_id: int, agent: str, budget: Budget = UNLIMITED) -> tuple[Attempt, str]:
+    """A new attempt at a rollout and the secret key that names it. HasOutcome when the rollout needs none."""
+    key = f"bf-{secrets.token_urlsafe(24)}"
+    with pool.write() as connection:
+        locked(connection, select(rollouts.c.id).where(rollouts.c.id == rollout_id))
+        query = (
+            select(groups.c.run_id, rollouts.c.group_id, PURPOSE, rollouts.c.finished_at)
+            .join_from(rollouts, groups)
+            .join(runs, runs.c.id == groups.c.run_id)
+            .where(rollouts.c.id == rollout_id)
+        )
+        row = connection.execute(query).one()
+        if row.finished_at is not None:
+            raise HasOutcome(f"rollout {rollout_id} has its outcome already; open a new group instead")
+        number = connection.scalar(select(func.count()).where(attempts.c.rollout_id == rollout_id)) or 0
+        identity = {"run_id": row.run_id, "rollout_id": rollout_id, "number": number}
+        values = _values(key, agent) | identity | {"max_turns": budget.turns, "max_tokens": budget.tokens}
+        attempt_id = insert_row(connection, attempts, values)
+    opened_at = values["opened_at"]
+    made = Attempt(attempt_id, row.run_id, rollout_id, agent, row.purpose, True, opened_at, row.group_id, budget)
+    return made, key
+
+
+@retried
+def open_session(pool: Pool, key: str) -> Attempt:
+    """The session that a key of nobody names, opened if it is new."""
+    with pool.write() as connection:
+        row = connection.execute(_by_key(key)).one_or_none()
+        if row is None:
+            insert_if_new(connection, attempts, _values(key, "session") | {"number": 0})
+            row = connection.execute(_by_key(key)).one()
+    return _attempt(row)
+
+
+def by_key(pool: Pool, key: str) -> Attempt | None:
+    """The attempt that a key names, closed ones included."""
+    with pool.read() as connection:
+        row = connection.execute(_by_key(key)).one_or_none()
+    return None if row is None else _attempt(row)
+
+
+def by_id(pool: Pool, attempt_id: int) -> Attempt | None:
+    """The attempt of this number."""
+    with pool.read() as connection:
+        row = connection.execute(_with_run().where(attempts.c.id == attempt_id)).one_or_none()
+    return None if row is None else _attempt(row)
+
+
+@retried
+def close_attempt(pool: Pool, attempt_id: int, ending: Ending) -> None:
+    """End an attempt, revoke its key and label its completions. A second ending changes nothing."""
+    values = {
+        "failure": ending.failure,
+        "detail": ending.detail,
+        "exit_code": ending.exit_code,
+        "timings": ending.timings,
+        "augmentation": ending.augmentation,
+        "closed_at": time.time(),
+    }
+    with pool.write() as connection:
+        still_open = attempts.c.closed_at.is_(None)
+        closing = update(attempts).where(attempts.c.id == attempt_id, still_open).values(values)
+        if connection.execute(closing).rowcount:
+            write_labels(connection, [attempt_id])
+
+
+def close_interrupted(pool: Pool, run_id: int) -> int:
+    """Close the attempts that a dead harness left open in this run, and say how many they were."""
+    ending = Ending(failure="interrupted", detail="the harness ended while the attempt ran")
+    return len(_close_all(pool, attempts.c.run_id == run_id, ending))
+
+
+def close_lost(pool: Pool, rollout_id: int, ending: Ending) -> list[int]:
+    """Close what is open of a rollout whose machine does not do so, and say which attempts that were."""
+    return _close_all(pool, attempts.c.rollout_id == rollout_id, ending)
+
+
+@retried
+def _close_all(pool: Pool, which: ColumnElement[bool], ending: Ending) -> list[int]:
+    values = {"failure": ending.failure, "detail": ending.detail, "closed_at": time.time()}
+    with pool.write() as connection:
+        left_open = which & attempts.c.closed_at.is_(None)
+        found = [row.id for row in locked(connection, select(attempts.c.id).where(left_open).order_by(attempts.c.id))]
+        connection.execute(update(attempts).where(left_open, attempts.c.id.in_(found)).values(values))
+        write_labels(connection, found)
+        return found
+
+
+def _values(key: str, agent: str) -> dict[str, Any]:
+    return {"key_hash": _hash(key), "agent": agent, "opened_at": time.time()}
+
+
+def _by_key(key: str) -> Select[Any]:
+    return _with_run().where(attempts.c.key_hash == _hash(key))
+
+
+def _with_run() -> Select[Any]:
+    return (
+        select(attempts, PURPOSE, rollouts.c.group_id)
+        .outerjoin(runs, runs.c.id == attempts.c.run_id)
+        .outerjoin(rollouts, rollouts.c.id == attempts.c.rollout_id)
+        .outerjoin(groups, groups.c.id == rollouts.c.group_id)
+    )
+
+
+def _hash(key: str) -> str:
+    return sha256(key.encode()).hexdigest()
+
+
+def _attempt(row: Row[Any]) -> Attempt:
+    purpose, is_open = row.purpose or "session", row.closed_at is None
+    budget = Budget(turns=row.max_turns, tokens=row.max_tokens)
+    return Attempt(row.id, row.run_id, row.rollout_id, row.agent, purpose, is_open, row.opened_at, row.group_id, budget)

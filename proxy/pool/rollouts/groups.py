@@ -1,0 +1,248 @@
+"""Groups of rollouts of one task: RUNNING, then DONE or TOMBSTONE; the scheduler takes them from there.
+
+A group is DONE when every rollout has its outcome and more than half of them have a reward; otherwise it is a
+TOMBSTONE, which the queue passes over (GLM-5, arXiv 2602.15763 section 4.1: a group is kept iff n_valid > G/2).
+
+A group of size G may have R redundant members: when G rollouts have a reward, the others are called off, and only those
+G count. That favours short rollouts, which is why R is 0 unless asked for (docs/runs.md).
+"""
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, func, insert, select, update
+
+from proxy.pool.database import Pool, insert_row, retried
+from proxy.pool.rollouts.failures import FAILURES, treatment
+from proxy.pool.rollouts.runs import lock_run
+from proxy.pool.schema import TOKENS, attempts, completions, groups, rollouts, tasks
+
+
+@dataclass(frozen=True)
+class OpenRollout:
+    """A rollout without an outcome, and the task it works on."""
+
+    rollout_id: int
+    group_id: int
+    member: int
+    task: dict[str, Any]
+    agent: str | None = None
+    """Its group's agent; None where the run has one only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extras:
+    """What a group may be besides a task and a size."""
+
+    redundant: int = 0
+    agent: str | None = None
+    held_out: bool = False
+    """For evaluation: recorded, and never queued for a trainer."""
+    replaces: int | None = None
+
+
+PLAIN = Extras()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a rollout came to. `reward` None is a missing reward, which is never 0."""
+
+    attempt_id: int | None
+    reward: float | None
+    failure: str | None = None
+    detail: str = ""
+    reward_parts: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What an outcome meant for its group."""
+
+    group_id: int
+    state: str
+    """RUNNING while other members are at work."""
+    failure: str | None
+    """Why the group is lost, if it is."""
+    called_off: tuple[int, ...] = ()
+    """The rollouts that were ended by it."""
+
+
+@dataclass(frozen=True)
+class RolloutRow:
+    """One rollout as tables and results.jsonl show it. Counts and seconds are of its last attempt."""
+
+    rollout: int
+    """Its number in the pool."""
+    task: str
+    group: int
+    member: int
+    agent: str | None
+    reward: float | None
+    failure: str | None
+    detail: str | None
+    finished: bool
+    attempts: int
+    completions: int
+    trainable: int
+    sampled_tokens: int
+    seconds: float | None
+
+
+@retried
+def open_group(pool: Pool, run_id: int, task: dict[str, Any], size: int, extras: Extras = PLAIN) -> list[OpenRollout]:
+    """Queue a group of `size` rollouts of a task, in state RUNNING, at the end of the run's queue."""
+    members = size + extras.redundant
+    with pool.write() as connection:
+        lock_run(connection, run_id)
+        last = connection.scalar(select(func.max(groups.c.queue_index)).where(groups.c.run_id == run_id))
+        values = {
+            "run_id": run_id,
+            "queue_index": 0 if last is None else last + 1,
+            "task_id": _task_id(connection, run_id, task),
+            "size": size,
+            "state": "RUNNING",
+            "created_at": time.time(),
+            "agent": extras.agent,
+            "purpose": "eval" if extras.held_out else None,
+            "replaces": extras.replaces,
+        }
+        group_id = insert_row(connection, groups, values)
+        connection.execute(insert(rollouts), [{"group_id": group_id, "member": member} for member in range(members)])
+        ids = connection.scalars(
+            select(rollouts.c.id).where(rollouts.c.group_id == group_id).order_by(rollouts.c.member)
+        ).all()
+    return [OpenRollout(id, group_id, member, task, extras.agent) for member, id in enumerate(ids)]
+
+
+def _task_id(connection: Connection, run_id: int, task: dict[str, Any]) -> int:
+    query = select(tasks.c.id).where(tasks.c.run_id == run_id, tasks.c.name == task["id"])
+    found = connection.scalar(query)
+    if found is not None:
+        return found
+    values = {"run_id": run_id, "name": task["id"], "domain": task.get("domain", "agent"), "spec": task}
+    return insert_row(connection, tasks, values)
+
+
+def open_rollouts(pool: Pool, run_id: int) -> list[OpenRollout]:
+    """The run's rollouts without an outcome, in queue order: what a resumed run takes up first."""
+    query = (
+        select(rollouts.c.id, rollouts.c.group_id, rollouts.c.member, tasks.c.spec, groups.c.agent)
+        .join_from(rollouts, groups)
+        .join(tasks, tasks.c.id == groups.c.task_id)
+        .where(groups.c.run_id == run_id, rollouts.c.finished_at.is_(None), groups.c.state == "RUNNING")
+        .order_by(groups.c.queue_index, rollouts.c.member)
+    )
+    with pool.read() as connection:
+        return [OpenRollout(*row) for row in connection.execute(query)]
+
+
+@retried
+def finish_rollout(pool: Pool, rollout_id: int, outcome: Outcome) -> Finished:
+    """Write a rollout's outcome and what follows from it for its group. A second outcome changes nothing."""
+    values = {
+        "attempt_id": outcome.attempt_id,
+        "reward": outcome.reward,
+        "reward_parts": outcome.reward_parts,
+        "failure": outcome.failure,
+        "detail": outcome.detail,
+        "finished_at": time.time(),
+    }
+    with pool.write() as connection:
+        found = select(groups.c.id, groups.c.run_id).join_from(rollouts, groups).where(rollouts.c.id == rollout_id)
+        group = connection.execute(found).one()
+        lock_run(connection, group.run_id)  # the last two members must see each other, a lease whole groups only
+        this = rollouts.c.id == rollout_id
+        if connection.execute(update(rollouts).where(this, rollouts.c.finished_at.is_(None)).values(values)).rowcount:
+            return _follow_up(connection, group.id, outcome)
+        # called off while it finished: what it came to is kept, and does not count
+        late = {"attempt_id": outcome.attempt_id, "reward_parts": outcome.reward_parts}
+        connection.execute(update(rollouts).where(this, rollouts.c.attempt_id.is_(None)).values(late))
+        row = connection.execute(select(groups.c.state, groups.c.failure).where(groups.c.id == group.id)).one()
+        return Finished(group.id, row.state, row.failure)
+
+
+def _follow_up(connection: Connection, group_id: int, outcome: Outcome) -> Finished:
+    """Call off members that are not needed any more, and close the group with its last one."""
+    unfinished = func.count() - func.count(rollouts.c.finished_at)
+    counts = select(groups.c.size, func.count(rollouts.c.reward), unfinished).join_from(rollouts, groups)
+    size, valid, left = connection.execute(counts.where(groups.c.id == group_id).group_by(groups.c.size)).one()
+    called_off: tuple[int, ...] = ()
+    filtered = outcome.failure is not None and treatment(outcome.failure) == "filter"
+    if left and (filtered or valid >= size):
+        called_off = _call_off(connection, group_id, "filtered" if filtered else "redundant")
+    elif left:
+        return Finished(group_id, "RUNNING", None)
+    values: dict[str, Any] = {"state": "DONE", "finished_at": time.time()}
+    if filtered:
+        values |= {"state": "TOMBSTONE", "failure": outcome.failure, "reason": f"filtered: {outcome.failure}"}
+    elif valid * 2 <= size:
+        reason = f"{valid} of {size} rollouts have a reward; more than half must"
+        values |= {"state": "TOMBSTONE", "failure": _most_frequent(connection, group_id), "reason": reason}
+    running = (groups.c.id == group_id) & (groups.c.state == "RUNNING")
+    connection.execute(update(groups).where(running).values(values))
+    return Finished(group_id, values["state"], values.get("failure"), called_off)
+
+
+def _call_off(connection: Connection, group_id: int, kind: str) -> tuple[int, ...]:
+    """Give the members without an outcome this one."""
+    unfinished = (rollouts.c.group_id == group_id) & rollouts.c.finished_at.is_(None)
+    found = tuple(connection.scalars(select(rollouts.c.id).where(unfinished).order_by(rollouts.c.id)))
+    values = {"failure": kind, "detail": FAILURES[kind].text, "finished_at": time.time()}
+    connection.execute(update(rollouts).where(rollouts.c.id.in_(found)).values(values))
+    return found
+
+
+def _most_frequent(connection: Connection, group_id: int) -> str:
+    without = (rollouts.c.group_id == group_id) & rollouts.c.reward.is_(None)
+    kinds = Counter(connection.scalars(select(rollouts.c.failure).where(without).order_by(rollouts.c.member)))
+    return kinds.most_common(1)[0][0] or "no reward"
+
+
+def run_summary(pool: Pool, run_id: int) -> list[RolloutRow]:
+    """Every rollout of a run in queue order, with the counts of its last attempt."""
+    newest = (
+        select(attempts.c.rollout_id, func.max(attempts.c.id).label("id"), func.count().label("tries"))
+        .where(attempts.c.run_id == run_id)
+        .group_by(attempts.c.rollout_id)
+        .subquery()
+    )
+    counts = (
+        select(
+            completions.c.attempt_id,
+            func.count().label("total"),
+            func.count().filter(completions.c.untrainable.is_(None)).label("trainable"),
+            func.sum(TOKENS).label("tokens"),
+        )
+        .group_by(completions.c.attempt_id)
+        .subquery()
+    )
+    query = (
+        select(
+            rollouts.c.id,
+            tasks.c.name,
+            groups.c.queue_index,
+            rollouts.c.member,
+            func.coalesce(groups.c.agent, attempts.c.agent),
+            rollouts.c.reward,
+            rollouts.c.failure,
+            rollouts.c.detail,
+            rollouts.c.finished_at.is_not(None),
+            func.coalesce(newest.c.tries, 0),
+            func.coalesce(counts.c.total, 0),
+            func.coalesce(counts.c.trainable, 0),
+            func.coalesce(counts.c.tokens, 0),
+            attempts.c.closed_at - attempts.c.opened_at,
+        )
+        .join_from(rollouts, groups)
+        .join(tasks, tasks.c.id == groups.c.task_id)
+        .outerjoin(newest, newest.c.rollout_id == rollouts.c.id)
+        .outerjoin(attempts, attempts.c.id == newest.c.id)
+        .outerjoin(counts, counts.c.attempt_id == newest.c.id)
+        .where(groups.c.run_id == run_id)
+        .order_by(groups.c.queue_index, rollouts.c.member)
+    )
+    with pool.read() as connection:
+        return [RolloutRow(*row) for row in connection.execute(query)]

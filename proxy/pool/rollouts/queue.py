@@ -1,0 +1,66 @@
+"""A run's queue as the harness sees it: how far the order of tasks has come, what is to be replaced, what was lost."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import select
+
+from proxy.pool.database import Pool
+from proxy.pool.rollouts.failures import CAP, FAILURES, REPLACED
+from proxy.pool.rollouts.groups import Extras
+from proxy.pool.schema import groups, tasks
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A group to open in place of one that was filtered."""
+
+    task: dict[str, Any]
+    size: int
+    extras: Extras
+
+
+def opened_in_order(pool: Pool, run_id: int) -> int:
+    """How many groups of the run's order have been opened, whatever became of them; replacements are not of it."""
+    with pool.read() as connection:
+        query = select(groups.c.id).where(groups.c.run_id == run_id, groups.c.replaces.is_(None))
+        return len(connection.execute(query).all())
+
+
+def replacements(pool: Pool, run_id: int, redundant: int) -> list[Replacement]:
+    """What a run still owes: for every group that was filtered, and has not been replaced too often, a new one."""
+    kinds = [kind for kind, failure in FAILURES.items() if failure.treatment == "filter"]
+    with pool.read() as connection:
+        filtered = select(groups.c.id, groups.c.replaces).where(groups.c.run_id == run_id, groups.c.failure.in_(kinds))
+        roots = {row.replaces or row.id for row in connection.execute(filtered)}
+        if not roots:
+            return []
+        line = groups.c.id.in_(roots) | groups.c.replaces.in_(roots)
+        query = select(groups, tasks.c.spec).join_from(groups, tasks, tasks.c.id == groups.c.task_id)
+        chains = defaultdict(list)
+        for row in connection.execute(query.where(line).order_by(groups.c.id)):
+            chains[row.replaces or row.id].append(row)
+    return [
+        Replacement(
+            row.spec,
+            row.size,
+            Extras(redundant=redundant, agent=row.agent, held_out=row.purpose is not None, replaces=root),
+        )
+        for root, chain in chains.items()
+        for row in chain[-1:]
+        if row.failure in kinds and len(chain) <= REPLACED
+    ]
+
+
+def lost_groups(pool: Pool, run_id: int, domain: str) -> list[bool]:
+    """Of the newest finished groups of a domain, oldest first: whether each was lost to failures."""
+    query = (
+        select(groups.c.failure)
+        .join_from(groups, tasks, tasks.c.id == groups.c.task_id)
+        .where(groups.c.run_id == run_id, tasks.c.domain == domain, groups.c.state != "RUNNING")
+        .order_by(groups.c.finished_at.desc(), groups.c.id.desc())
+        .limit(CAP.window)
+    )
+    with pool.read() as connection:
+        return [failure is not None for failure in reversed(connection.scalars(query).all())]

@@ -1,0 +1,1 @@
+"""What the trainer takes from the pool: leases, steps, finished rollouts. No arithmetic."""

@@ -1,0 +1,149 @@
+"""Train steps and policy versions: what is published, what is pushed, and how to go back.
+
+The order of a step: lease, optimizer step, durable checkpoint, `publish` (one transaction), push, `mark_pushed`.
+Wherever the process dies, `latest` says from which checkpoint to go on, and a lease of the next step gives its groups.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, func, insert, select, update
+
+from proxy.pool.database import Pool, insert_row, retried
+from proxy.pool.rollouts.runs import current_version, lock_run, version_name
+from proxy.pool.schema import groups, policy_versions, train_steps
+
+
+@dataclass(frozen=True)
+class Version:
+    """A published policy version. Ids, and with them names, are never used twice in a pool."""
+
+    id: int
+    run_id: int
+    step: int
+    checkpoint: str
+    hf_dir: str
+    pushed_at: float | None
+    created_at: float
+
+    @property
+    def name(self) -> str:
+        return version_name(self.id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """What a finished step leaves: its number (0: the initial weights), where its weights lie, its metrics."""
+
+    step: int
+    checkpoint: str
+    hf_dir: str
+    metrics: dict[str, Any]
+
+
+@retried
+def publish(pool: Pool, run_id: int, done: Published) -> Version:
+    """One transaction: a new version, its step's groups CONSUMED, its metrics. Repeating a step changes nothing."""
+    with pool.write() as connection:
+        lock_run(connection, run_id)
+        row = _at_step(connection, run_id, done.step)
+        if row is None:
+            leased = (groups.c.run_id == run_id) & (groups.c.state == "LEASED") & (groups.c.step == done.step)
+            connection.execute(update(groups).where(leased).values(state="CONSUMED"))
+            values = {"run_id": run_id, "step": done.step, "checkpoint": done.checkpoint, "hf_dir": done.hf_dir}
+            version_id = insert_row(connection, policy_versions, values | {"created_at": time.time()})
+            connection.execute(insert(train_steps).values(version_id=version_id, metrics=done.metrics))
+            row = _at_step(connection, run_id, done.step)
+        assert row is not None
+        return _version(row)
+
+
+def latest(pool: Pool, run_id: int) -> Version | None:
+    """The last published version of a run, or None before step 0."""
+    with pool.read() as connection:
+        row = current_version(connection, run_id)
+    return None if row is None else _version(row)
+
+
+def newest(pool: Pool) -> str:
+    """The name of the version that engines are to serve: the latest of the run that published last; "" before any."""
+    last = select(policy_versions.c.run_id).order_by(policy_versions.c.id.desc()).limit(1)
+    with pool.read() as connection:
+        run_id = connection.execute(last).scalar()
+        row = None if run_id is None else current_version(connection, run_id)
+    return "" if row is None else version_name(row.id)
+
+
+def versions(pool: Pool, run_id: int) -> list[Version]:
+    """Every version of a run that is not retired, by step."""
+    query = select(policy_versions).where(policy_versions.c.run_id == run_id, policy_versions.c.retired_at.is_(None))
+    with pool.read() as connection:
+        return [_version(row) for row in connection.execute(query.order_by(policy_versions.c.step))]
+
+
+@retried
+def mark_pushed(pool: Pool, version_id: int) -> None:
+    """Note that every engine serves this version."""
+    with pool.write() as connection:
+        chosen = policy_versions.c.id == version_id
+        connection.execute(update(policy_versions).where(chosen).values(pushed_at=time.time()))
+
+
+@retried
+def reopen_after(pool: Pool, run_id: int, step: int) -> int:
+    """Go back to the checkpoint of `step`: later batches are LEASED again under their own step, so that they are
+
+    trained again unchanged; the versions they led to are retired. Returns how many groups were reopened.
+    """
+    with pool.write() as connection:
+        lock_run(connection, run_id)
+        later = (groups.c.run_id == run_id) & (groups.c.state == "CONSUMED") & (groups.c.step > step)
+        reopened = connection.execute(update(groups).where(later).values(state="LEASED")).rowcount
+        retired = (policy_versions.c.run_id == run_id) & (policy_versions.c.step > step)
+        connection.execute(update(policy_versions).where(retired).values(retired_at=time.time()))
+        return reopened
+
+
+@retried
+def add_metrics(pool: Pool, version_id: int, said: dict[str, Any]) -> None:
+    """Add to a published step's metrics what is known only afterwards: how long its push took."""
+    mine = train_steps.c.version_id == version_id
+    with pool.write() as connection:
+        known: dict[str, Any] = connection.scalars(select(train_steps.c.metrics).where(mine)).one()
+        connection.execute(update(train_steps).where(mine).values(metrics=known | said))
+
+
+def metrics(pool: Pool, run_id: int) -> list[dict[str, Any]]:
+    """The metrics of every published step in order, each with its `step`."""
+    return [{"step": version.step} | said for version, said in history(pool, run_id)]
+
+
+def history(pool: Pool, run_id: int) -> list[tuple[Version, dict[str, Any]]]:
+    """Every version of a run that is not retired with the metrics of its step, in order."""
+    query = (
+        select(policy_versions, train_steps.c.metrics)
+        .join_from(train_steps, policy_versions)
+        .where(policy_versions.c.run_id == run_id, policy_versions.c.retired_at.is_(None))
+        .order_by(policy_versions.c.step)
+    )
+    with pool.read() as connection:
+        return [(_version(row), row.metrics) for row in connection.execute(query)]
+
+
+def newest_retired(pool: Pool, run_id: int) -> int:
+    """The newest version that a rollback has retired, by its id; 0 when there was none."""
+    query = select(func.max(policy_versions.c.id)).where(
+        policy_versions.c.run_id == run_id, policy_versions.c.retired_at.is_not(None)
+    )
+    with pool.read() as connection:
+        return connection.scalar(query) or 0
+
+
+def _at_step(connection: Connection, run_id: int, step: int) -> Row[Any] | None:
+    current = (policy_versions.c.run_id == run_id) & policy_versions.c.retired_at.is_(None)
+    return connection.execute(select(policy_versions).where(current, policy_versions.c.step == step)).one_or_none()
+
+
+def _version(row: Row[Any]) -> Version:
+    return Version(row.id, row.run_id, row.step, row.checkpoint, row.hf_dir, row.pushed_at, row.created_at)

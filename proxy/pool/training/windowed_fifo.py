@@ -1,0 +1,224 @@
+"""Windowed FIFO: which finished groups the trainer may take.
+
+MiniMax Forge (M2 report, arXiv 2605.26494 section 6.2.4): of the queue of groups in submission order, only those in
+the window of W behind the oldest unconsumed one may be taken, so that fast groups cannot run far ahead of slow ones.
+Within the window any finished group may go; we take the lowest index, which makes a run reproducible.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from sqlalchemy import Connection, func, select, update
+
+from proxy.pool.completions.records import Completion
+from proxy.pool.completions.store import of_attempts
+from proxy.pool.database import Pool, retried
+from proxy.pool.errors import UserError
+from proxy.pool.rollouts.runs import current_version, lock_run, version_name, waiting
+from proxy.pool.schema import groups, policy_versions, rollouts, tasks
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaseRule:
+    """What a train step takes: `groups` groups from a window of `window`, at most `max_staleness` steps behind."""
+
+    groups: int
+    window: int
+    max_staleness: int
+    stale: Literal["member", "group"] = "group"
+    """Whether one stale rollout makes its group stale, or only all of them do: the trainer then leaves out those that
+    are, whose rewards are still good for the baseline."""
+
+    def __post_init__(self) -> None:
+        if self.groups < 1:
+            raise UserError(f"a train step takes at least one group, not groups = {self.groups}")
+        if self.window < self.groups:
+            raise UserError(f"window = {self.window} is smaller than groups = {self.groups}; a step could never fill")
+        if self.max_staleness < 0:
+            raise UserError(f"max_staleness = {self.max_staleness} is negative; 0 means strictly on policy")
+
+
+@dataclass(frozen=True)
+class LeasedRollout:
+    """A rollout of a leased group with its final attempt's completions. `failure` set: not part of the statistics."""
+
+    rollout_id: int
+    member: int
+    reward: float | None
+    failure: str | None
+    completions: list[Completion]
+    staleness: int = 0
+    """Published steps since its oldest sampled token."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """What the verifier said besides the reward."""
+
+
+@dataclass(frozen=True)
+class LeasedGroup:
+    """A group handed to the trainer. `staleness`: published steps since its oldest sampled token."""
+
+    group_id: int
+    queue_index: int
+    task: dict[str, Any]
+    staleness: int
+    rollouts: list[LeasedRollout]
+    size: int | None = None
+    """How many members count; None: all."""
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The groups of one train step. Asking again for the same step gives the same groups."""
+
+    step: int
+    groups: list[LeasedGroup]
+
+
+def pick(queue: Sequence[tuple[int, str]], rule: LeaseRule) -> list[int]:
+    """Queue indices to take now, in order: empty unless the window yields all of `rule.groups`.
+
+    `queue` holds (queue index, state) in queue order. The window starts at the oldest group that is RUNNING or DONE and
+    slides as groups are taken.
+    """
+    waiting = [(index, state) for index, state in queue if state in ("RUNNING", "DONE")]
+    taken: list[int] = []
+    while waiting and len(taken) < rule.groups:
+        head = waiting[0][0]
+        found = next((index for index, state in waiting if state == "DONE" and index < head + rule.window), None)
+        if found is None:
+            return []
+        taken.append(found)
+        waiting = [entry for entry in waiting if entry[0] != found]
+    return taken if len(taken) == rule.groups else []
+
+
+@retried
+def lease(pool: Pool, run_id: int, step: int, rule: LeaseRule) -> Lease | None:
+    """Take the groups of a train step: state LEASED(step). None while the window cannot fill the step.
+
+    Groups that are too stale, or with too few members of known version, become TOMBSTONEs on the way.
+    """
+    mine = (groups.c.state == "LEASED") & (groups.c.step == step)
+    with pool.read() as connection:
+        held = _load(connection, run_id, mine)
+        if held or not pick(_queue(connection, run_id), rule):
+            return Lease(step, held) if held else None
+        judged = _judge(connection, run_id, rule)
+    with pool.write() as connection:  # short: the proxies' commits wait for it
+        lock_run(connection, run_id)
+        if not connection.scalar(select(func.count()).where(groups.c.run_id == run_id, mine)):  # or another just did
+            _take(connection, run_id, judged, rule, step)
+    with pool.read() as connection:
+        held = _load(connection, run_id, mine)
+    return Lease(step, held) if held else None
+
+
+def of_step(pool: Pool, run_id: int, step: int) -> list[LeasedGroup]:
+    """The groups that a train step took, as it saw them."""
+    with pool.read() as connection:
+        return _load(connection, run_id, groups.c.step == step, now=step - 1)
+
+
+def _queue(connection: Connection, run_id: int) -> list[tuple[int, str]]:
+    query = select(groups.c.queue_index, groups.c.state).where(waiting(run_id)).order_by(groups.c.queue_index)
+    return [(row.queue_index, row.state) for row in connection.execute(query)]
+
+
+def _judge(connection: Connection, run_id: int, rule: LeaseRule) -> dict[int, str]:
+    """Queue index of every finished group -> why it cannot be trained, or nothing."""
+    finished = groups.c.purpose.is_(None) & (groups.c.state == "DONE")
+    return {group.queue_index: _unusable(group, rule) for group in _load(connection, run_id, finished, experts=False)}
+
+
+def _unusable(group: LeasedGroup, rule: LeaseRule) -> str:
+    valid = [member for member in group.rollouts if member.failure is None and member.reward is not None]
+    size = group.size or len(group.rollouts)
+    freshest = min((member.staleness for member in valid), default=0)
+    staleness = group.staleness if rule.stale == "group" else freshest
+    if staleness > rule.max_staleness:
+        return f"stale: {staleness} steps behind, {rule.max_staleness} allowed"
+    if len(valid) * 2 <= size:
+        return f"{len(valid)} of {size} rollouts are usable"
+    return ""
+
+
+def _take(connection: Connection, run_id: int, judged: dict[int, str], rule: LeaseRule, step: int) -> None:
+    for index, reason in judged.items():
+        if reason:
+            _bury(connection, run_id, index, reason)
+    # a group that finished since the judging counts as running until the next look
+    queue = [(index, state if index in judged else "RUNNING") for index, state in _queue(connection, run_id)]
+    chosen = (groups.c.run_id == run_id) & groups.c.queue_index.in_(pick(queue, rule)) & (groups.c.state == "DONE")
+    connection.execute(update(groups).where(chosen).values(state="LEASED", step=step))
+
+
+def _bury(connection: Connection, run_id: int, index: int, reason: str) -> None:
+    values = {"state": "TOMBSTONE", "reason": reason, "finished_at": time.time()}
+    chosen = (groups.c.run_id == run_id) & (groups.c.queue_index == index) & (groups.c.state == "DONE")
+    connection.execute(update(groups).where(chosen).values(values))
+
+
+def _load(
+    connection: Connection, run_id: int, condition: Any, *, now: int | None = None, experts: bool = True
+) -> list[LeasedGroup]:
+    """`now`: the step that staleness is measured from; None: that of the newest version."""
+    found = select(groups, tasks.c.spec).join_from(groups, tasks, tasks.c.id == groups.c.task_id)
+    rows = connection.execute(found.where(groups.c.run_id == run_id, condition).order_by(groups.c.queue_index)).all()
+    query = select(rollouts).where(rollouts.c.group_id.in_([row.id for row in rows])).order_by(rollouts.c.member)
+    members = connection.execute(query).all()
+    ids = [row.attempt_id for row in members if row.attempt_id is not None]
+    completions = of_attempts(connection, ids, experts)
+    steps = _steps(connection, run_id)
+    if now is None:
+        newest = current_version(connection, run_id)
+        now = newest.step if newest else 0
+    loaded = []
+    for row in rows:
+        whole = [
+            LeasedRollout(
+                m.id,
+                m.member,
+                m.reward,
+                _mask(m.failure, m.reward),
+                completions.get(m.attempt_id, []),
+                parts=m.reward_parts or {},
+            )
+            for m in members
+            if m.group_id == row.id
+        ]
+        known = {name: step for name, (step, retired) in steps.items() if not retired or step < (row.step or 0)}
+        aged = [_aged(member, _oldest_step(member, known), now) for member in whole]
+        staleness = max((member.staleness for member in aged if member.failure is None), default=now)
+        loaded.append(LeasedGroup(row.id, row.queue_index, row.spec, staleness, aged, row.size))
+    return loaded
+
+
+def _mask(failure: str | None, reward: float | None) -> str | None:
+    """A failure with a verdict is the policy's own and counts; one without is masked."""
+    return (failure or "no reward") if reward is None else None
+
+
+def _aged(member: LeasedRollout, oldest: int | None, now: int) -> LeasedRollout:
+    if oldest is not None:
+        return replace(member, staleness=now - oldest)
+    unknown = member.failure is None
+    return replace(member, failure="no completion of a version of this run") if unknown else member
+
+
+def _steps(connection: Connection, run_id: int) -> dict[str, tuple[int, bool]]:
+    """Of each version its step, and whether a rollback retired it: then it counts for the steps behind it alone, whose
+    groups were taken while it was current and are trained again unchanged.
+    """
+    columns = (policy_versions.c.id, policy_versions.c.step, policy_versions.c.retired_at.is_not(None))
+    query = select(*columns).where(policy_versions.c.run_id == run_id)
+    return {version_name(version_id): (step, retired) for version_id, step, retired in connection.execute(query)}
+
+
+def _oldest_step(member: LeasedRollout, steps: dict[str, int]) -> int | None:
+    """The train step of the oldest weights that sampled a trainable token of this rollout."""
+    names = {span.version for item in member.completions if item.untrainable is None for span in item.versions}
+    if not names or not names <= steps.keys():
+        return None
+    return min(steps[name] for name in names)

@@ -1,0 +1,203 @@
+"""Messages to text to token ids and back, as transformers does it, without transformers.
+
+Reads `tokenizer.json`, the chat template and the few numbers that serving needs from a model directory in Hugging Face
+format. Left out: multimodal templates, and slow (python) tokenizers.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from tokenizers import Tokenizer
+
+from proxy.parsing.formats import choose
+from proxy.pool.errors import UserError
+from proxy.prompt.environment import FieldsFirst
+
+PROBE = "blackforgeprobe"
+"""A word that stands in no template."""
+
+
+class TemplateError(Exception):
+    """The chat template refuses these messages; the text is the template's own."""
+
+
+class ChatTemplate:
+    """One model's tokenizer, chat template and tool-call format. Safe from any thread."""
+
+    def __init__(self, directory: Path, tool_format: str = "auto"):
+        self.directory = directory
+        tokenizer_file = directory / "tokenizer.json"
+        if not tokenizer_file.is_file():
+            raise UserError(f"the model directory {directory} has no tokenizer.json; save a fast tokenizer there")
+        self.tokenizer = Tokenizer.from_file(str(tokenizer_file))
+        settings = _json(directory / "tokenizer_config.json")
+        tokens = {name: _content(value) for name, value in settings.items() if name.endswith("_token")}
+        self._variables = {name: text for name, text in tokens.items() if isinstance(text, str)}
+        self._sources = _sources(directory, settings)
+        environment = _environment()
+        try:
+            self._templates = {name: environment.from_string(source) for name, source in self._sources.items()}
+        except jinja2.TemplateSyntaxError as error:
+            raise UserError(f"the chat template of {directory} is no jinja2 ({error}, line {error.lineno})") from error
+        model = _json(directory / "config.json")
+        self.context_length: int | None = model.get("max_position_embeddings")
+        self.ends = self._end_ids(model)
+        added = self.tokenizer.get_added_tokens_decoder().values()
+        self.special = tuple(token.content for token in added)
+        """Texts that are always one token of their own, whatever stands around them."""
+        raw = [token for token in added if not token.normalized or self.tokenizer.normalizer is None]
+        self._raw_special = _any_of(token.content for token in raw)
+        self._plain = {token.content for token in raw if not (token.lstrip or token.rstrip or token.single_word)}
+        self.any_end = _any_of(self.decode([end]) for end in self.ends)
+        """Finds the next token that ends a turn."""
+        self.form = choose(tool_format, *self._described())
+        self.written = self.form if tool_format == "auto" else choose("auto", *self._described())
+        """The format in which the template writes calls; `form` is the one in which the model samples them."""
+        self._calls: tuple[str | None, bool] = "", False
+        self._calls = self._way_of_calls()
+        self.takes_reasoning = self._shows({"content": "said", "reasoning_content": PROBE})
+        """Whether the template reads a turn's `reasoning_content`; others see reasoning in the content, if at all."""
+
+    def _described(self) -> tuple[str, tuple[str, ...]]:
+        return "\n".join(self._sources.values()), self.special
+
+    def _way_of_calls(self) -> tuple[str | None, bool]:
+        """The content with which the template shows calls that stand alone, and whether arguments must be JSON text.
+
+        DeepSeek's take text only, and some of them look for calls only where there is no content.
+        """
+        parsed = {"a": PROBE}
+        for content, arguments in product(("", None), (parsed, _tojson(parsed))):
+            call = {"id": "a1b2c3d4e", "type": "function", "function": {"name": PROBE, "arguments": arguments}}
+            self._calls = content, isinstance(arguments, str)
+            if self._shows({"content": content, "tool_calls": [call]}):
+                return self._calls
+        return "", False
+
+    def _shows(self, turn: dict[str, Any]) -> bool:
+        """Whether PROBE is seen of this turn where it is the last one."""
+        try:
+            return PROBE in self.render([{"role": "user", "content": "x"}, {"role": "assistant", **turn}], ())
+        except TemplateError:
+            return False
+
+    def _end_ids(self, model: dict[str, Any]) -> tuple[int, ...]:
+        """End-of-turn tokens, the tokenizer's own first."""
+        own = self.tokenizer.token_to_id(str(self._variables.get("eos_token")))
+        named = _json(self.directory / "generation_config.json").get("eos_token_id", model.get("eos_token_id"))
+        named = named if isinstance(named, list) else [named]
+        return tuple(dict.fromkeys(end for end in (own, *named) if end is not None))
+
+    @property
+    def end(self) -> int:
+        """The token that ends a turn."""
+        return self.ends[0]
+
+    def render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], **options: Any) -> str:
+        """The prompt text, up to where the assistant's turn begins. Tool-call arguments must be parsed objects."""
+        name = "tool_use" if tools and "tool_use" in self._templates else "default"
+        values = {**self._variables, "add_generation_prompt": True, **options}
+        content, as_text = self._calls
+        if as_text:
+            messages = [_with_text_arguments(message) for message in messages]
+        if content is None:
+            messages = [m if m.get("content") or not m.get("tool_calls") else {**m, "content": None} for m in messages]
+        try:
+            return self._templates[name].render(messages=messages, tools=list(tools) or None, documents=None, **values)
+        except Exception as error:  # the template is foreign code over the agent's data: it may raise anything
+            raise TemplateError(f"the model's chat template refuses these messages: {error}") from error
+
+    def cuts(self, text: str) -> list[int]:
+        """Where the tokenizer splits the text whatever its parts say: the beginnings of plain added tokens."""
+        return [match.start() for match in self._raw_special.finditer(text) if match[0] in self._plain]
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text; markers in it become their special tokens, nothing is added around it."""
+        [found] = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)  # `encode` looks for offsets, too
+        ids: list[int] = found.ids
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens included."""
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
+        return text
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Finds the first of these texts, the longest where several begin at one place; nothing when there are none."""
+    longest_first = sorted(texts, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_bytes())) if path.is_file() else {}
+    except ValueError as error:
+        raise UserError(f"the file {path} is not JSON ({error}); save the model directory again") from error
+
+
+def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with its calls' arguments as JSON."""
+    if not message.get("tool_calls"):
+        return message
+    functions = [call["function"] for call in message["tool_calls"]]
+    texts = [a if isinstance(a, str) else _tojson(a) for a in (function["arguments"] for function in functions)]
+    calls = zip(message["tool_calls"], functions, texts, strict=True)
+    return {**message, "tool_calls": [{**c, "function": {**f, "arguments": text}} for c, f, text in calls]}
+
+
+def _content(token: Any) -> Any:
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def _sources(directory: Path, settings: dict[str, Any]) -> dict[str, str]:
+    """Template name -> its source; a file of its own goes before the tokenizer's configuration."""
+    file = directory / "chat_template.jinja"
+    found = file.read_text() if file.is_file() else settings.get("chat_template")
+    if isinstance(found, list):
+        found = {entry["name"]: entry["template"] for entry in found}
+    if not found:
+        raise UserError(
+            f"the model directory {directory} has no chat template; add chat_template.jinja, "
+            "or chat_template in tokenizer_config.json"
+        )
+    return found if isinstance(found, dict) else {"default": found}
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks assistant text for training frameworks; here it only passes its body through."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> FieldsFirst:
+    environment = FieldsFirst(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+_plain_json = json.JSONEncoder(ensure_ascii=False).encode
+
+
+def _tojson(value: Any, **options: Any) -> str:
+    """JSON as transformers' templates expect it; jinja's own filter escapes HTML characters."""
+    return json.dumps(value, **{"ensure_ascii": False, **options}) if options else _plain_json(value)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)

@@ -1,0 +1,187 @@
+"""Who calls: API key -> attempt, and the attempt's tree of completions.
+
+What is kept in memory is a cache: a session that was forgotten, or lost to kill -9, is built again from the pool. On
+loopback an unknown key (or none) opens a session of its own; elsewhere only issued keys are served.
+"""
+
+import asyncio
+import time
+from array import array
+from collections import OrderedDict
+from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+import msgspec
+from aiohttp import web
+
+from proxy.call import Call, CallError
+from proxy.http.admission import Work
+from proxy.http.auth import ISSUED, Access
+from proxy.pool.completions.records import NewCompletion
+from proxy.pool.completions.store import newer, paths
+from proxy.pool.database import Pool
+from proxy.pool.errors import PoolError, PoolReadError
+from proxy.pool.processes.deliveries import missing_of, settle_the_dead
+from proxy.pool.rollouts.attempts import Attempt, by_key, open_session
+from proxy.pool.rollouts.budgets import note_spent, note_trouble, spent
+from proxy.prompt.request_shape import Shapes
+from proxy.prompt.splice import Prompt, Tree
+from proxy.prompt.template import ChatTemplate
+from proxy.recording.retries import Undelivered
+
+KEEP = 512
+"""Sessions in memory; the least recently used one is forgotten first."""
+KEEP_TOKENS = 1 << 28
+"""Token ids of theirs in memory, 4 bytes each; beyond, the same one is forgotten."""
+RECHECK_SECONDS = 1.0
+"""How long an attempt is believed to be open. A reply of a closed one is refused by the pool in any case."""
+
+
+@dataclass
+class Session:
+    """One attempt as the proxy sees it."""
+
+    attempt: Attempt
+    tree: Tree
+    undelivered: Undelivered
+    pool: Pool
+    shapes: Shapes = field(default_factory=Shapes)
+    checked_at: float = field(default_factory=time.monotonic)
+
+    def prepare(self, call: Call, splice: bool) -> Prompt:
+        """A request as tokens, with its place in the attempt. In any thread."""
+        prompt = self.tree.prepare(call, splice, self.catch_up)
+        shape = self.shapes.of(call, prompt.follows)
+        return replace(prompt, shape=msgspec.structs.replace(shape, history=prompt.history))
+
+    def add(self, id: int, item: NewCompletion, path: "array[int]", prompt: Prompt) -> None:
+        """Take in a committed completion. In any thread."""
+        self.tree.add(id, item, path, prompt)
+        self.shapes.add(id, item)
+
+    def catch_up(self) -> None:
+        """Take in what the pool has of the attempt and this proxy did not record itself. In any thread."""
+        rows = newer(self.pool, self.attempt.id, self.tree.read_to, self.tree.known_after(self.tree.read_to))
+        shared = {row.prefix_of for row in rows if row.prefix_of is not None} - {row.id for row in rows}
+        try:
+            found = paths(rows, {id: self.tree.path(id) for id in shared})
+        except (ValueError, KeyError) as error:
+            raise PoolReadError(f"attempt {self.attempt.id} is damaged ({error}); see `proxy pool verify`") from error
+        for row in rows:
+            self.tree.add(row.id, row, found[row.id])
+            self.shapes.add(row.id, row)
+        self.tree.read_to = max([self.tree.read_to, *found])
+
+
+class Sessions:
+    """All sessions of this proxy. `clock`: unix time of the templates' dates; each attempt's beginning when None."""
+
+    def __init__(
+        self, pool: Pool, template: ChatTemplate, access: Access, *, threads: Executor, work: Work,
+        clock: float | None = None,
+    ):  # fmt: skip
+        self._pool = pool
+        self._template = template
+        self._threads = threads
+        self._access = access
+        self._work = work
+        self._clock = clock
+        self._known: OrderedDict[str, Session] = OrderedDict()
+        self._opening: dict[str, asyncio.Task[Session]] = {}
+
+    async def of(self, request: web.Request) -> Session:
+        """The session that the request's key names; CallError 401 when it is unknown here or closed."""
+        key = self._access.agent_key(request)
+        session = self._known.get(key)
+        if session is None or time.monotonic() - session.checked_at > RECHECK_SECONDS:
+            task = self._opening.get(key)
+            if task is None:
+                task = self._opening[key] = asyncio.create_task(self._check(key, session))
+                task.add_done_callback(lambda _: self._opening.pop(key))
+            session = await asyncio.shield(task)
+        if key in self._known:
+            self._known.move_to_end(key)
+        return session
+
+    async def check_budget(self, attempt: Attempt) -> None:
+        """CallError 403 when the attempt has used up its turns or tokens, which is kept in its row."""
+        if attempt.budget:
+            await asyncio.get_running_loop().run_in_executor(self._threads, self._within, attempt)
+
+    async def note_trouble(self, attempt: Attempt, problem: CallError) -> None:
+        """Keep why a call of a run's attempt failed that was no fault of its agent."""
+        if attempt.run_id is not None and (problem.status >= 500 or problem.status == 429):
+            with suppress(PoolError):  # a pool that is gone is told to the client
+                await asyncio.get_running_loop().run_in_executor(
+                    self._threads, note_trouble, self._pool, attempt.id, f"{problem.code}: {problem}"
+                )
+
+    def _within(self, attempt: Attempt) -> None:
+        budget = attempt.budget
+        if used_up := spent(self._pool, attempt.id, budget):
+            note_spent(self._pool, attempt.id, used_up)
+            limit = {"turns": budget.turns, "tokens": budget.tokens}[used_up]
+            raise CallError(
+                403, "budget_exhausted", f"this attempt has used up its {limit} {used_up}; no further call is served"
+            )
+
+    async def admit(self, request: web.Request) -> None:
+        """Raise what `of` would, and open nothing."""
+        key = self._access.agent_key(request)
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._issued, key)
+
+    async def _check(self, key: str, known: Session | None) -> Session:
+        loop = asyncio.get_running_loop()
+        try:
+            attempt, new = await loop.run_in_executor(self._threads, self._attempt, key)
+        except CallError:
+            self._known.pop(key, None)
+            raise
+        if known:
+            session = replace(known, attempt=attempt, checked_at=time.monotonic())
+        else:
+            clock = self._clock or attempt.opened_at
+            session = Session(attempt, Tree(self._template, clock), Undelivered(), self._pool)
+            if not new:
+                await self._work.run(attempt, self._take_up, session)
+        if not new:
+            session.undelivered.learn(await loop.run_in_executor(self._threads, missing_of, self._pool, attempt.id))
+        self._known[key] = session
+        self._forget()
+        return session
+
+    def _forget(self) -> None:
+        held = sum(session.tree.held for session in self._known.values())
+        while len(self._known) > 1 and (len(self._known) > KEEP or held > KEEP_TOKENS):
+            _, forgotten = self._known.popitem(last=False)
+            held -= forgotten.tree.held
+
+    def _attempt(self, key: str) -> tuple[Attempt, bool]:
+        """The attempt of a key, and whether it was opened just now, so that nothing can be recorded of it."""
+        issued = self._issued(key)
+        return (open_session(self._pool, key), True) if issued is None else (issued, False)
+
+    def _issued(self, key: str) -> Attempt | None:
+        """The open attempt of a key; None where the key of nobody may open a session."""
+        attempt = by_key(self._pool, key)
+        if attempt is None:
+            if not self._access.open_to_all:
+                raise CallError(
+                    401, "invalid_api_key", "this key was not issued for a run; start agents by harness run"
+                )
+            if key.startswith(ISSUED):
+                raise CallError(
+                    401, "invalid_api_key", f"the pool {self._pool.name} has not issued this key; check --pool"
+                )
+            return None
+        if not attempt.open:
+            raise CallError(
+                401, "invalid_api_key", f"attempt {attempt.id} has ended, its key is revoked; open a new one"
+            )
+        return attempt
+
+    def _take_up(self, session: Session) -> None:
+        session.catch_up()
+        if session.tree.read_to:
+            settle_the_dead(self._pool)  # the attempt has come from another proxy, which may be gone

@@ -1,0 +1,266 @@
+"""Several hosts as one: each sandbox starts where most is free, and a host that fails is left out for a while.
+
+The share of a host is its weight; a limit may bound how many sandboxes it has at a time. A start that fails for the
+host's sake (its engine is gone, its disk full) is tried on the others before anybody hears of it; what fails later ends
+that sandbox only, and its host is left out all the same. A host comes back by being tried again. With one host, or when
+all are out, the one that is due next is tried at once. Left out: what other processes run on the same hosts.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from sandboxes.base import ImageError, Limits, OnOutput, Result, Sandbox, SandboxError, Sandboxes, Spec, User
+from sandboxes.docker.daemon import EngineError
+from sandboxes.metrics import Metrics
+
+OUT_SECONDS = 30.0
+"""Twice as long with each further failure in a row."""
+MAX_OUT_SECONDS = 480.0
+Open = Callable[[str], Awaitable[Sandboxes]]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostOptions:
+    """One host, as it is asked for."""
+
+    address: str
+    weight: float = 1.0
+    limit: int | None = None
+    """Sandboxes at a time; None: no limit."""
+
+
+def parsed_host(text: str) -> HostOptions:
+    """ADDRESS[=WEIGHT[/LIMIT]]; ValueError with a sentence when it is not that."""
+    address, _, rest = text.rpartition("=") if "=" in text else (text, "", "")
+    weight, _, limit = rest.partition("/")
+    try:
+        made = HostOptions(address=address, weight=float(weight or 1), limit=int(limit) if limit else None)
+    except ValueError:
+        made = None
+    if made is None or not address or not 0 < made.weight < 1e6 or (made.limit is not None and made.limit < 1):
+        raise ValueError(f"a host is ADDRESS, ADDRESS=WEIGHT or ADDRESS=WEIGHT/LIMIT with both above 0, not: {text}")
+    return made
+
+
+@dataclass
+class _Host:
+    """One host and what it has."""
+
+    options: HostOptions
+    sandboxes: Sandboxes | None = None
+    used: int = 0
+    out_until: float = 0.0
+    """Not asked before this moment of the monotonic clock, unless all are out."""
+    failed: int = 0
+    """How often in a row."""
+    opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def full(self) -> bool:
+        return self.options.limit is not None and self.used >= self.options.limit
+
+    @property
+    def share(self) -> float:
+        """What of it would be in use with one more."""
+        return (self.used + 1) / self.options.weight
+
+
+class Hosts:
+    """Sandboxes on some of several hosts."""
+
+    def __init__(
+        self, hosts: Sequence[HostOptions], open: Open, *, kind: str = "docker", out_seconds: float = OUT_SECONDS
+    ):
+        self.kind = kind
+        self.metrics = Metrics()
+        self._out_seconds = out_seconds
+        self._hosts = [_Host(options) for options in hosts]
+        self._open = open
+        self._freed = asyncio.Condition()
+
+    @property
+    def promise(self) -> str:
+        return next((host.sandboxes.promise for host in self._hosts if host.sandboxes), "nothing is started yet")
+
+    async def check(self) -> list[str]:
+        """Connect to all hosts and say what is wrong with some; EngineError when none is of use."""
+        errors = []
+        for host in self._hosts:
+            try:
+                await self._opened(host)
+            except EngineError as error:
+                self._leave_out(host)
+                errors.append(error)
+        if len(errors) == len(self._hosts):
+            raise errors[0]
+        return [str(error) for error in errors]
+
+    async def start(self, spec: Spec) -> "Placed":
+        """A sandbox on the host with the largest free share. The last host's error when all of them fail."""
+        tried: list[_Host] = []
+        while True:
+            host = await self._taken(tried)
+            try:
+                return await self._start(host, spec)
+            except EngineError:
+                tried.append(host)
+                if len(tried) == len(self._hosts):
+                    raise
+
+    async def _taken(self, tried: Sequence[_Host]) -> _Host:
+        """The best host that was not tried, with a place on it taken. Waits for one while all are full."""
+        async with self._freed:
+            while True:
+                left = [host for host in self._hosts if host not in tried]
+                due = [host for host in left if host.out_until <= time.monotonic()]
+                able = [host for host in due or left if not host.full]
+                if able:
+                    best = min(able, key=lambda host: host.share if due else host.out_until)
+                    best.used += 1
+                    return best
+                await self._freed.wait()
+
+    async def _start(self, host: _Host, spec: Spec) -> "Placed":
+        at = (host.options.address, image_of(spec))
+        starting, began = self.metrics.states["starting"], time.monotonic()
+        starting[at] += 1
+        try:
+            inner = await (await self._opened(host)).start(spec)
+        except BaseException as error:  # cancelled as well: the place on the host is free again
+            await self._free(host)
+            if isinstance(error, SandboxError):
+                self.failed(host, at, error)
+            raise
+        finally:
+            starting[at] -= 1
+        self.metrics.starts[at].add(time.monotonic() - began)
+        self.metrics.states["live"][at] += 1
+        host.failed, host.out_until = 0, 0.0
+        return Placed(inner, self, host, at)
+
+    async def _opened(self, host: _Host) -> Sandboxes:
+        async with host.opening:
+            if host.sandboxes is None:
+                host.sandboxes = await self._open(host.options.address)
+            return host.sandboxes
+
+    async def _free(self, host: _Host) -> None:
+        async with self._freed:
+            host.used -= 1
+            self._freed.notify_all()
+
+    async def gone(self, host: _Host, at: tuple[str, str], stop: Awaitable[None]) -> None:
+        """Stop a sandbox of a host and give its place back."""
+        live, stopping = self.metrics.states["live"], self.metrics.states["stopping"]
+        live[at] -= 1
+        stopping[at] += 1
+        try:
+            await stop
+        except SandboxError as error:
+            self.failed(host, at, error)
+            raise
+        finally:
+            stopping[at] -= 1
+            await self._free(host)
+
+    def failed(self, host: _Host, at: tuple[str, str], error: SandboxError) -> None:
+        """Count what went wrong; after a failure of the host itself, leave it out."""
+        self.metrics.failures[(*at, kind_of(error))] += 1
+        if isinstance(error, EngineError):
+            self._leave_out(host)
+
+    def _leave_out(self, host: _Host) -> None:
+        now = time.monotonic()
+        if host.out_until <= now:  # the failures of one moment count as one
+            host.out_until = now + min(self._out_seconds * 2**host.failed, MAX_OUT_SECONDS)
+            host.failed += 1
+            self.metrics.left_out[host.options.address] += 1
+
+    async def close(self) -> None:
+        """Close every host, also when one of them fails."""
+        opened = [host.sandboxes for host in self._hosts if host.sandboxes is not None]
+        for result in await asyncio.gather(*(one.close() for one in opened), return_exceptions=True):
+            if isinstance(result, BaseException) and not isinstance(result, EngineError):
+                raise result
+
+
+class Placed:
+    """A sandbox of one of the hosts: what fails for the host's sake is told to it."""
+
+    def __init__(self, inner: Sandbox, hosts: Hosts, host: _Host, at: tuple[str, str]):
+        self.id, self.work, self.home = inner.id, inner.work, inner.home
+        self.model_url, self.bundles = inner.model_url, inner.bundles
+        self.host = at[0]
+        self._inner, self._hosts, self._host, self._at = inner, hosts, host, at
+        self._stopped = False
+
+    async def _told(self, doing: Awaitable[T]) -> T:
+        try:
+            return await doing
+        except EngineError as error:
+            self._hosts.failed(self._host, self._at, error)
+            raise
+
+    async def run(
+        self,
+        command: str,
+        limits: Limits,
+        env: Mapping[str, str],
+        user: User = "agent",
+        on_output: OnOutput | None = None,
+    ) -> Result:
+        return await self._told(self._inner.run(command, limits, env, user, on_output))
+
+    async def keep_processes(self) -> None:
+        await self._told(self._inner.keep_processes())
+
+    async def end_processes(self) -> int:
+        return await self._told(self._inner.end_processes())
+
+    async def allow_network(self) -> None:
+        await self._told(self._inner.allow_network())
+
+    async def write(self, path: str, content: str | bytes, user: User = "agent") -> None:
+        await self._told(self._inner.write(path, content, user))
+
+    async def read(self, path: str, limit: int = 1 << 20, user: User = "agent") -> bytes | None:
+        return await self._told(self._inner.read(path, limit, user))
+
+    async def changed(self) -> Mapping[str, bool]:
+        return await self._told(self._inner.changed())
+
+    async def restore(self, paths: Sequence[str]) -> None:
+        await self._told(self._inner.restore(paths))
+
+    async def put(self, source: Path, path: str, user: User = "agent") -> None:
+        await self._told(self._inner.put(source, path, user))
+
+    async def get(self, path: str, target: Path, user: User = "agent") -> None:
+        await self._told(self._inner.get(path, target, user))
+
+    async def stop(self) -> None:
+        if self._stopped:
+            return await self._inner.stop()
+        self._stopped = True
+        return await self._hosts.gone(self._host, self._at, self._inner.stop())
+
+
+def image_of(spec: Spec) -> str:
+    """The image's name for people: the engine's, or the directory that it is built from."""
+    if spec.image is None:
+        return ""
+    return spec.image.name if spec.image.context is None else spec.image.context.name
+
+
+def kind_of(error: SandboxError) -> str:
+    """The kind of a failure, for its counter."""
+    if isinstance(error, ImageError):
+        return "image"
+    if isinstance(error, EngineError):
+        return "disk" if "out of disk" in str(error) else "engine"
+    return "sandbox"

@@ -1,0 +1,1 @@
+"""Sandboxes without Docker: processes, bubblewrap, their files and leftovers."""

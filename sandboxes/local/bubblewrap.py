@@ -1,0 +1,320 @@
+"""Sandboxes of bubblewrap: the host's programs, read-only, in namespaces of their own. For machines without Docker.
+
+Inside there are the host's /usr and /etc, a home, a working directory and /tmp of the sandbox's own, what was asked to
+be shown, and nothing else of the host: no other home, no run directory, no socket but the proxy's. Without a network
+there is only the loopback. Started by root, everything inside runs under an id that no other sandbox has.
+
+Not stopped: attacks on the kernel (there is no seccomp filter), a full disk, reading what everybody may read in /etc.
+CPUs are not limited, and memory is looked at twice a second (`sandboxes/local/process.py`). No task's image, no root
+inside.
+"""
+
+import asyncio
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from sandboxes.base import Limits, OnOutput, Result, SandboxError, Spec, User
+from sandboxes.local.files import Place
+from sandboxes.local.process import ProcessSandbox, ProcessSandboxes, exit_of
+from sandboxes.local.processes import MARK, belonging, table
+from sandboxes.network import forwarder
+from sandboxes.output import Output
+
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc")
+HIDDEN = ("/etc/ssh", "/etc/ssl/private", "/etc/docker", "/etc/sudoers.d")
+"""Directories in these that nothing inside needs."""
+PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+LIBRARY = "/run/blackforge/lib"
+WORK, HOME, VERIFIER_HOME = "/sandbox", "/home/agent", "/home/verifier"
+MOUNTED = {WORK: "work", "/tmp": "tmp", HOME: "home", VERIFIER_HOME: "verifier"}
+"""Where a sandbox's own directories are inside, and what they are called outside."""
+USERS = range(1_000_000, 2_000_000)
+"""Ids that are given out when root starts the sandboxes. Below what old archive formats can hold."""
+SHARED_BYTES = 64 << 20
+"""Of /dev/shm, the only file system inside that is memory."""
+PROGRAM = f"import sys; sys.path.insert(0, {LIBRARY!r}); from sandboxes.local.bubblewrap_init import main; main()"
+
+
+def why_not() -> str:
+    """What keeps bubblewrap from working here; empty when it works."""
+    if shutil.which("bwrap") is None:
+        return "bwrap is not on PATH"
+    tried = subprocess.run(
+        ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "true"], capture_output=True, text=True
+    )
+    return "" if tried.returncode == 0 else tried.stderr.strip()
+
+
+class BubblewrapSandboxes(ProcessSandboxes):
+    """Starts bubblewrap sandboxes. `model_socket`: the proxy's socket for sandboxes, which has its directory to itself;
+    without one they have no way to a model.
+
+    `shown`: files and directories that sandboxes may read, at their own paths.
+    """
+
+    kind = "bubblewrap"
+    promise = "isolated from this machine's files, processes and network; the kernel is shared, the disk not limited"
+
+    def __init__(
+        self,
+        root: Path | None = None,
+        *,
+        model_socket: Path | None = None,
+        bundles: Path | None = None,
+        shown: Sequence[Path] = (),
+    ):
+        super().__init__(root, forwarder.URL, bundles)
+        self._socket, self._shown = model_socket, tuple(path.absolute() for path in shown)
+
+    async def start(self, spec: Spec = Spec()) -> "BubblewrapSandbox":  # noqa: B008 (frozen)
+        if spec.image is not None or spec.profile != "strict" or spec.services:
+            asked = f"image {spec.image}, profile {spec.profile}, services {[one.name for one in spec.services]}"
+            raise SandboxError(f"a bubblewrap sandbox has no image, services or root of its own ({asked}); use Docker")
+        sandbox_id, directory = self._fresh("work", "home", "verifier", "tmp")
+        shown = [path for path in (Path(sys.base_prefix), self._bundles, *self._shown) if path.is_absolute()]
+        view = View(spec, directory, shown, self._socket)
+        made = BubblewrapSandbox(sandbox_id, view, self.watch, spec.memory_mb)
+        made.bundles, made.disk_mb = str(self._bundles), spec.disk_mb
+        try:
+            await made.begin()
+        except BaseException:  # cancelled as well: what has begun must not stay
+            await made.stop()
+            raise
+        return made
+
+
+@dataclass
+class View:
+    """What a sandbox sees, and as whom."""
+
+    spec: Spec
+    directory: Path
+    shown: Sequence[Path]
+    socket: Path | None
+    user: int | None = field(default_factory=lambda: secrets.choice(USERS) if os.getuid() == 0 else None)
+    """None: the user who started us, in a namespace without anybody else."""
+
+    def arguments(self, side: User) -> list[str]:
+        """bwrap's arguments up to the program. The verifier has a home that the agent's side never sees."""
+        return [*self._namespaces(), *self._system(), *self._own(side), "--remount-ro", "/", "--chdir", "/"]
+
+    def _namespaces(self) -> Iterator[str]:
+        yield from ("--die-with-parent", "--as-pid-1", "--new-session", "--hostname", "sandbox", "--cap-drop", "ALL")
+        yield from ("--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try")
+        if self.spec.network != "full":
+            yield "--unshare-net"
+        if self.user is None:
+            yield from ("--unshare-user", "--uid", "1000", "--gid", "1000")
+        else:  # given up by process 1 before anything else
+            yield from ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
+
+    def _system(self) -> Iterator[str]:
+        for path in map(Path, SYSTEM):
+            if path.is_symlink():
+                yield from ("--symlink", str(path.readlink()), str(path))
+            elif path.exists():
+                yield from ("--ro-bind", str(path), str(path))
+        for name in HIDDEN:
+            if Path(name).is_dir():
+                yield from ("--tmpfs", name, "--remount-ro", name)
+        yield from ("--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--size", f"{SHARED_BYTES}")
+        yield from ("--tmpfs", "/dev/shm", "--remount-ro", "/dev")
+        yield from ("--perms", "0755", "--dir", "/var", "--symlink", "/tmp", "/var/tmp")
+
+    def _own(self, side: User) -> Iterator[str]:
+        for target, name in MOUNTED.items():
+            if target != VERIFIER_HOME or side == "verifier":
+                yield from _bound("--bind", self.directory / name, target)
+        yield from ("--ro-bind", str(self.directory / "passwd"), "/etc/passwd")
+        yield from _bound("--ro-bind", Path(__file__).parent.parent, f"{LIBRARY}/sandboxes")
+        for path in self.shown:
+            if path.exists() and not path.is_relative_to("/usr"):
+                yield from _bound("--ro-bind", path, str(path))
+        if self.spec.network == "model" and self.socket is not None:
+            yield from _bound("--ro-bind", self.socket.parent, forwarder.DIRECTORY)
+        resolver = Path("/etc/resolv.conf").resolve()
+        if self.spec.network == "full" and not resolver.is_relative_to("/etc") and resolver.exists():
+            yield from _bound("--ro-bind", resolver, str(resolver))
+
+    def told(self, control: int) -> str:
+        """What process 1 is started with."""
+        way = self.spec.network == "model" and self.socket is not None
+        target = f"unix:{forwarder.DIRECTORY}/{self.socket.name}" if way and self.socket else ""
+        what = {"control": control, "user": self.user, "processes": self.spec.pids}
+        return json.dumps(what | {"listen": forwarder.LISTEN, "target": target})
+
+    def prepare(self) -> None:
+        """Give the directories to the user inside, and the user a name."""
+        inside = 1000 if self.user is None else self.user
+        (self.directory / "passwd").write_text(
+            f"root:x:0:0:root:/:/usr/sbin/nologin\nagent:x:{inside}:{inside}:agent:{HOME}:/bin/sh\n"
+        )
+        if self.user is not None:
+            for name in ("work", "home", "verifier", "tmp"):
+                os.chown(self.directory / name, self.user, self.user)
+
+
+def _bound(how: str, source: Path, target: str) -> Iterator[str]:
+    """A mount, below directories that everybody may pass."""
+    for parent in reversed(Path(target).parents[:-1]):
+        if not str(parent).startswith("/etc"):
+            yield from ("--perms", "0755", "--dir", str(parent))
+    yield from (how, str(source), target)
+
+
+class _Namespace:
+    """A sandbox's processes: bwrap, process 1, and whatever that has started."""
+
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, side: User):
+        self.process, self.side = process, side
+        loop = asyncio.get_running_loop()
+        self.gone = exit_of(process)
+        self.ready: asyncio.Future[bool] = loop.create_future()
+        self._control, self._commands = control, dict[int, asyncio.Future[int]]()
+        self._started = 0
+        self._following = asyncio.create_task(self._follow())
+
+    def start(self, wanted: Mapping[str, object], output: int) -> asyncio.Future[int]:
+        """Have a command started; its exit code to come, or SandboxError."""
+        self._started += 1
+        request = os.memfd_create("request")
+        try:
+            os.write(request, json.dumps(wanted).encode())
+            os.lseek(request, 0, os.SEEK_SET)
+            socket.send_fds(self._control, [b"%d" % self._started], [request, output])
+        finally:
+            os.close(request)
+        return self._commands.setdefault(self._started, asyncio.get_running_loop().create_future())
+
+    async def _follow(self) -> None:
+        loop = asyncio.get_running_loop()
+        with suppress(ConnectionError):
+            while message := await loop.sock_recv(self._control, 1 << 16):
+                self._hear(json.loads(message))
+        self._control.close()
+        if not self.ready.done():
+            self.ready.set_result(False)
+        for command in self._commands.values():
+            if not command.done():
+                command.set_result(-signal.SIGKILL)
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        if "ready" in message:
+            self.ready.set_result(True)
+            return
+        command = self._commands.pop(message["number"])
+        if command.done():
+            return
+        if "error" in message:
+            command.set_exception(SandboxError(f"a command cannot be started ({message['error']})"))
+        else:
+            command.set_result(message["exit_code"])
+
+    async def end(self) -> int:
+        """End it, and say how many processes of the sandbox's own that were. The kernel leaves none."""
+        processes = table()
+        own = belonging(processes, "none", {self.process.pid})
+        first = [process.pid for process in own if process.parent == self.process.pid]
+        for pid in first or [self.process.pid]:  # bwrap ends after process 1, and that after all the others
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        await asyncio.shield(self.gone)
+        await self._following
+        return len(own) - len(first) - 1
+
+
+class BubblewrapSandbox(ProcessSandbox):
+    """Directories of this machine, and namespaces in which processes see these as their own."""
+
+    def __init__(self, sandbox_id: str, view: View, watch: Any, memory_mb: int | None):
+        super().__init__(sandbox_id, view.directory, watch, memory_mb)
+        self.work, self.home = WORK, HOME
+        self.model_url = forwarder.URL if view.spec.network == "model" and view.socket else ""
+        self._view = view
+        self._namespace: _Namespace | None = None
+
+    async def allow_network(self) -> None:
+        await self.end_processes()
+        self._view = replace(self._view, spec=replace(self._view.spec, network="full"))
+
+    async def begin(self, side: User = "agent") -> None:
+        """Make the namespaces. What runs for another side is ended first."""
+        if self._namespace is not None:
+            await self.end_processes()
+        self._view.prepare()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        log = self._directory / "bwrap.log"
+        command = ["bwrap", *self._view.arguments(side), os.path.realpath(sys.executable), "-I", "-S", "-c", PROGRAM]
+        with theirs, log.open("wb") as errors:
+            process = subprocess.Popen(
+                [*command, self._view.told(theirs.fileno())],
+                env={MARK: self.id},
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        self._namespace = _Namespace(process, ours, side)
+        self.sessions.add(process.pid)
+        if not await asyncio.shield(self._namespace.ready):
+            said = log.read_text(errors="replace").strip().splitlines() or ["it says nothing"]
+            raise SandboxError(f"bubblewrap cannot start sandbox {self.id} ({said[-1]})")
+
+    async def run(
+        self,
+        command: str,
+        limits: Limits,
+        env: Mapping[str, str],
+        user: User = "agent",
+        on_output: OnOutput | None = None,
+    ) -> Result:
+        side: User = "verifier" if user == "verifier" else "agent"
+        if self._namespace is None or self._namespace.side != side or self._namespace.gone.done():
+            await self.begin(side)
+        return await super().run(command, limits, env, user, on_output)
+
+    async def _start(self, command: str, output: Output, env: Mapping[str, str]) -> asyncio.Future[int]:
+        assert self._namespace is not None
+        home = VERIFIER_HOME if self._namespace.side == "verifier" else HOME
+        clean = {MARK: self.id, "PATH": PATH, "HOME": home, "PWD": WORK, "TMPDIR": "/tmp", "USER": "agent"}
+        clean |= {"LANG": "C.UTF-8", "TERM": "dumb"} | dict(self._view.spec.env)
+        wanted = {"command": command, "cwd": WORK, "env": clean | dict(env)}
+        started = self._namespace.start(wanted, output.writer)
+        output.close_writer()
+        return started
+
+    def _cpu_used(self) -> float:
+        """Process 1 has waited for all that ran before."""
+        return sum(process.cpu_seconds for process in belonging(table(), self.id, self.sessions))
+
+    def _place(self, path: str, user: User = "agent") -> Place:
+        if path.startswith("/"):
+            mounted = next((at for at in MOUNTED if Path(path).is_relative_to(at) and Path(path) != Path(at)), None)
+            if mounted is None:
+                raise SandboxError(
+                    f"a path must be below one of {', '.join(MOUNTED)} in a bubblewrap sandbox: {path!r}"
+                )
+            base, path = self._directory / MOUNTED[mounted], str(Path(path).relative_to(mounted))
+        elif path.startswith("~/"):
+            base, path = self._directory / ("verifier" if user == "verifier" else "home"), path[2:]
+        else:
+            base = self._directory / "work"
+        return Place(base, super()._place(path).parts, self._view.user)
+
+    async def end_processes(self) -> int:
+        namespace, self._namespace = self._namespace, None
+        self.sessions.clear()
+        return 0 if namespace is None else await namespace.end()

@@ -1,0 +1,52 @@
+"""What dead owners left behind. A sandbox's id names its owner's pid and start time, so it is known who is dead."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandboxes.local.process import default_root, ours, remove
+from sandboxes.local.processes import Process, belonging, kill, namespace, start_of, table
+
+
+@dataclass(frozen=True)
+class Found:
+    """A sandbox that is there: its directory, or processes that carry its id, or both."""
+
+    id: str
+    owner: int
+    orphaned: bool
+    """Its owner is dead, so nobody will stop it."""
+    processes: int
+    directory: Path
+
+
+def found(root: Path | None = None) -> list[Found]:
+    """Every sandbox on this machine that we may see."""
+    root = root or default_root()
+    processes = table()
+    ids = {path.name for path in root.iterdir()} if ours(root) else set()
+    here = namespace()  # elsewhere an owner's pid names another process
+    ids |= {process.sandbox for process in processes if process.sandbox and namespace(process.pid) == here}
+    return list(_described(sorted(ids), processes, root))
+
+
+def _described(ids: list[str], processes: list[Process], root: Path) -> Iterator[Found]:
+    for sandbox in ids:
+        owner, started, *rest = [*sandbox.split("-"), "", ""][:3]
+        if owner.isdigit() and started.isdigit() and rest:  # else it is not one of ours
+            alive = start_of(int(owner)) == int(started)
+            yield Found(sandbox, int(owner), not alive, len(belonging(processes, sandbox)), root / sandbox)
+
+
+def collect(root: Path | None = None) -> list[Found]:
+    """End and remove the sandboxes of dead owners."""
+    orphans = [sandbox for sandbox in found(root) if sandbox.orphaned]
+    for sandbox in orphans:
+        for _ in range(1000):
+            if not any(kill(sandbox.id)):
+                break
+            time.sleep(0.005)
+        if sandbox.directory.exists():
+            remove(sandbox.directory)
+    return orphans

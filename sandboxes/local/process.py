@@ -1,0 +1,319 @@
+"""Sandboxes that are plain processes: a directory of their own, limits, a clean environment, and a thorough end.
+
+**This does not isolate.** A command runs as the user who started us and can read and write whatever that user can, and
+reach the network. Use it for agents and tasks that you would run on this machine by hand.
+
+Limits are looked at twice a second over all processes of the sandbox, so a burst can pass them for half a second. The
+memory limit is resident memory by watching, not RLIMIT_AS: node and bun reserve far more addresses than they use and
+would not start. Shared pages count once per process. Needs Linux (/proc, pidfd).
+"""
+
+import asyncio
+import os
+import secrets
+import shutil
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandboxes.base import MAX_COPY_MB, Ended, Limits, OnOutput, Result, SandboxError, Spec, User
+from sandboxes.local import files
+from sandboxes.local.processes import FIRST_NAMESPACE, MARK, belonging, kill, namespace, now_ticks, start_of, table
+from sandboxes.output import Output
+
+WATCH_SECONDS = 0.5
+PATIENCE_SECONDS = 10.0
+ALONE = Spec()
+
+
+def default_root() -> Path:
+    """Where this user's sandboxes are: outside of any checkout, since agents look for a repository above them."""
+    inside = "" if namespace() == FIRST_NAMESPACE else f"-{namespace()}"  # others' pids say nothing to us
+    return Path(tempfile.gettempdir()) / f"blackforge-{os.getuid()}{inside}"
+
+
+def ours(root: Path) -> bool:
+    """Whether it is a directory of this user: anybody else could exchange what is in it."""
+    try:
+        state = root.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid()
+
+
+def fresh_place(root: Path) -> Path:
+    """A new directory below it, whose name tells its owner, so that what is left of it is known as such."""
+    directory = root / f"{os.getpid()}-{start_of(os.getpid())}-{secrets.token_hex(4)}"
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not ours(root):
+            raise SandboxError(f"{root} is not a directory of this user; remove it, or set TMPDIR to another place")
+        directory.mkdir(mode=0o700)
+    except OSError as error:
+        raise SandboxError(f"the sandbox {directory} cannot be made ({error.strerror})") from error
+    return directory
+
+
+@dataclass
+class _Running:
+    """A command under watch."""
+
+    sandbox: "ProcessSandbox"
+    limits: Limits
+    ended: "asyncio.Future[Ended]"
+    cpu_before: float = 0.0
+    """CPU seconds that were used before it began, by processes that live on."""
+
+    def end(self, how: Ended) -> None:
+        if not self.ended.done():
+            self.ended.set_result(how)
+
+
+class ProcessSandboxes:
+    """Starts process sandboxes under one directory and watches the limits of all of them with one look at /proc."""
+
+    kind = "process"
+    promise = "processes are separated by directory and environment only; they can do whatever this user can"
+
+    def __init__(self, root: Path | None = None, model_url: str = "", bundles: Path | None = None):
+        self.root = root or default_root()
+        self._model_url, self._bundles = model_url, bundles or Path()
+        self._running: list[_Running] = []
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def start(self, spec: Spec = ALONE) -> "ProcessSandbox":
+        if spec.image is not None or spec.network == "none" or spec.profile != "strict" or spec.services:
+            asked = f"image {spec.image}, network {spec.network}, profile {spec.profile}"
+            asked += f", services {[service.name for service in spec.services]}" if spec.services else ""
+            raise SandboxError(f"a process sandbox has no image, network or root of its own ({asked}); use Docker")
+        sandbox_id, directory = self._fresh("work", "home", "tmp")
+        made = ProcessSandbox(sandbox_id, directory, self.watch, spec.memory_mb)
+        made.model_url, made.bundles, made.disk_mb = self._model_url, str(self._bundles), spec.disk_mb
+        return made
+
+    def _fresh(self, *names: str) -> tuple[str, Path]:
+        """A new sandbox's id and its directory, with these in it."""
+        directory = fresh_place(self.root)
+        try:
+            for name in names:
+                (directory / name).mkdir(mode=0o700)
+        except OSError as error:
+            remove(directory)
+            raise SandboxError(f"the sandbox {directory} cannot be made ({error.strerror})") from error
+        return directory.name, directory
+
+    async def close(self) -> None:
+        """Nothing is shared."""
+
+    def watch(self, running: _Running) -> None:
+        """Hold a command to its CPU and memory limits until it has ended."""
+        self._running.append(running)
+        if self._watcher is None or self._watcher.done():
+            self._watcher = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while self._running:
+            await asyncio.sleep(WATCH_SECONDS)
+            self._running = [running for running in self._running if not running.ended.done()]
+            processes = table() if self._running else []
+            for running in self._running:
+                own = belonging(processes, running.sandbox.id, running.sandbox.sessions)
+                memory, cpu = running.sandbox.memory_mb, running.limits.cpu_seconds
+                if memory is not None and sum(process.memory_bytes for process in own) > memory << 20:
+                    running.end("memory")
+                elif cpu is not None and sum(process.cpu_seconds for process in own) > cpu + running.cpu_before:
+                    running.end("cpu")
+
+
+class ProcessSandbox:
+    """A directory with `work`, `home` and `tmp`, and the processes that carry its id in their environment."""
+
+    model_url = bundles = ""
+    disk_mb: int | None = None
+    """At most so much is copied out."""
+
+    def __init__(self, sandbox_id: str, directory: Path, watch: Callable[[_Running], None], memory_mb: int | None):
+        self.id, self.memory_mb = sandbox_id, memory_mb
+        self.work, self.home = str(directory / "work"), str(directory / "home")
+        self.sessions: set[int] = set()
+        self._made_at = now_ticks()
+        self._directory = directory
+        self._watch = watch
+
+    async def run(
+        self,
+        command: str,
+        limits: Limits,
+        env: Mapping[str, str],
+        user: User = "agent",
+        on_output: OnOutput | None = None,
+    ) -> Result:
+        began = time.monotonic()
+        output = Output(limits.output_bytes, on_output)
+        exit_code = await self._start(command, output, env)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(output.reader, lambda: output.read_available() or loop.remove_reader(output.reader))
+        try:
+            ended = await self._end_of(exit_code, limits)
+            if ended != "exit":
+                await self.end_processes()
+        finally:
+            if not exit_code.done():  # cancelled, or ended just now
+                await self.end_processes()
+            await exit_code
+            loop.remove_reader(output.reader)
+            output.close()
+        return Result(ended, exit_code.result(), output.text(), output.dropped, time.monotonic() - began)
+
+    async def _start(self, command: str, output: Output, env: Mapping[str, str]) -> asyncio.Future[int]:
+        """Start a command and give its exit code to come."""
+        clean = {MARK: self.id, "PATH": os.environ.get("PATH", os.defpath), "HOME": self.home, "PWD": self.work}
+        clean |= {"TMPDIR": str(self._directory / "tmp"), "LANG": "C.UTF-8", "TERM": "dumb"}
+        try:
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", command],
+                cwd=self.work,
+                env=clean | dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=output.writer,
+                stderr=output.writer,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            output.close()
+            raise SandboxError(
+                f"a command of {len(command)} bytes cannot be started in {self.work} ({error})"
+            ) from error
+        output.close_writer()
+        self.sessions.add(process.pid)
+        return exit_of(process)
+
+    async def _end_of(self, exit_code: asyncio.Future[int], limits: Limits) -> Ended:
+        loop = asyncio.get_running_loop()
+        running = _Running(self, limits, loop.create_future())
+        exit_code.add_done_callback(lambda _: running.end("exit"))
+        timer = loop.call_later(limits.seconds, running.end, "timeout")
+        if self.memory_mb is not None or limits.cpu_seconds is not None:
+            running.cpu_before = self._cpu_used() if limits.cpu_seconds is not None else 0.0
+            self._watch(running)
+        try:
+            return await running.ended
+        finally:
+            running.ended.cancel()
+            timer.cancel()
+
+    def _cpu_used(self) -> float:
+        """What the next command's limit does not count. Here each command has processes of its own."""
+        return 0.0
+
+    async def keep_processes(self) -> None:
+        raise SandboxError(f"sandbox {self.id} cannot tell the task's daemons from the agent's; use Docker")
+
+    async def allow_network(self) -> None:
+        """It never was without."""
+
+    async def end_processes(self) -> int:
+        killed: set[tuple[int, int]] = set()
+        unsettled: set[int] | None = None
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while self.sessions:
+            own, starting = kill(self.id, self.sessions, self._made_at)
+            killed |= {(process.pid, process.started) for process in own}
+            # those that start later are nobody's child of this sandbox, unless one of these turns out to be its own
+            now = {process.pid for process in starting}
+            unsettled = now if own or unsettled is None else unsettled & now
+            late = time.monotonic() > deadline
+            if not own and (late or not unsettled):
+                break
+            if late:
+                raise SandboxError(
+                    f"{len(own)} processes of sandbox {self.id} survive SIGKILL, the first is {own[0].pid}"
+                )
+            await asyncio.sleep(0.002)  # a killed process leaves the table as soon as it is scheduled
+        self.sessions.clear()
+        return len(killed)
+
+    async def write(self, path: str, content: str | bytes, user: User = "agent") -> None:
+        place = self._place(path, user)
+        try:
+            files.write(place, content.encode() if isinstance(content, str) else content)
+        except OSError as error:
+            raise SandboxError(f"{path} cannot be written in sandbox {self.id} ({error.strerror})") from error
+
+    async def read(self, path: str, limit: int = 1 << 20, user: User = "agent") -> bytes | None:
+        return files.read(self._place(path, user), limit)
+
+    async def put(self, source: Path, path: str, user: User = "agent") -> None:
+        place = self._place(path, user)
+        try:
+            await asyncio.to_thread(files.put, source, place)
+        except OSError as error:
+            raise SandboxError(f"{source} cannot be copied to {path} in sandbox {self.id} ({error})") from error
+
+    async def get(self, path: str, target: Path, user: User = "agent") -> None:
+        place = self._place(path, user)
+        try:
+            await asyncio.to_thread(files.get, place, target, (self.disk_mb or MAX_COPY_MB) << 20)
+        except OSError as error:
+            raise SandboxError(f"{path} cannot be copied out of sandbox {self.id} ({error})") from error
+
+    async def changed(self) -> Mapping[str, bool]:
+        return {}
+
+    async def restore(self, paths: Sequence[str]) -> None:
+        raise SandboxError(f"sandbox {self.id} has no image to put {len(paths)} paths back from; use Docker")
+
+    async def stop(self) -> None:
+        """Also when cancelled meanwhile: it is brought to its end first."""
+        stopping = asyncio.create_task(self._stop())
+        try:
+            await asyncio.shield(stopping)
+        except asyncio.CancelledError:
+            await asyncio.wait([stopping])
+            raise
+
+    async def _stop(self) -> None:
+        await self.end_processes()
+        await asyncio.to_thread(remove, self._directory)
+
+    def _place(self, path: str, user: User = "agent") -> files.Place:
+        base, rest = ("home", path[2:]) if path.startswith("~/") else ("work", path)
+        if not rest or rest.startswith("/") or ".." in Path(rest).parts or "\0" in rest:
+            raise SandboxError(f"a path must lead into the sandbox, relative to its work directory or ~/: {path!r}")
+        return files.Place(self._directory / base, Path(rest).parts)
+
+
+def exit_of(process: subprocess.Popen[bytes]) -> asyncio.Future[int]:
+    """The exit code of a process, once it has ended."""
+    loop = asyncio.get_running_loop()
+    code: asyncio.Future[int] = loop.create_future()
+    exited = os.pidfd_open(process.pid)
+
+    def reap() -> None:
+        loop.remove_reader(exited)
+        os.close(exited)
+        status = process.wait()
+        if not code.done():  # nobody waits any more
+            code.set_result(status)
+
+    loop.add_reader(exited, reap)
+    return code
+
+
+def remove(directory: Path) -> None:
+    """Remove a directory, also where something in it was made unwritable. What is gone already is fine."""
+
+    def retry(function: Callable[[str], object], path: str, _error: object) -> None:
+        with suppress(OSError):
+            os.chmod(os.path.dirname(path), 0o700)
+            if os.path.islink(path):  # what it leads to is not the sandbox's
+                return os.unlink(path)
+            os.chmod(path, 0o700)
+            shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
+
+    shutil.rmtree(directory, onerror=retry)

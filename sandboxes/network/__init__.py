@@ -1,0 +1,1 @@
+"""How a sandbox without a network reaches the proxy: forwarder and relay."""

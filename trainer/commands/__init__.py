@@ -1,0 +1,1 @@
+"""The verbs of `trainer` and the processes that they start. No training arithmetic."""

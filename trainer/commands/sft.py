@@ -1,0 +1,104 @@
+"""A supervised warm start: imitate recorded rollouts, token by token, and write the result as a model directory.
+
+Only sampled tokens are learned, each in its recorded context. Which rollouts are imitated is a reward threshold or
+none: a careless teacher is imitated as it is. Left out: checkpoints within the warm start, which takes minutes.
+"""
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from proxy.pool.errors import UserError
+from trainer import config as settings
+from trainer.commands.recorded_rows import demonstrations
+from trainer.data.packing import pack, plan
+from trainer.data.row import Row
+from trainer.loss.policy_loss import imitation
+from trainer.megatron.optimizer import learning_rate
+from trainer.megatron.parallel import Ranks, sum_over_context_ranks
+from trainer.policy import Policy
+from trainer.preflight import demand_known_tokens
+
+
+def warm_start(config: settings.Config, ranks: Ranks) -> dict[str, Any]:
+    """Train on the recorded rollouts until the criterion is met, write `sft.output`, return what was reached."""
+    check(config)
+    options = config.sft
+    optimizer = msgspec.structs.replace(config.optimizer, lr=options.lr, warmup_steps=options.warmup_steps)
+    imitated = msgspec.structs.replace(config.loss, kl=0.0, routing="own")  # neither takes part in imitation
+    policy = Policy(Path(config.model), msgspec.structs.replace(config, optimizer=optimizer, loss=imitated), ranks)
+    train, held_out = split(ranks.share(lambda: demonstrations(config)), options)
+    demand_known_tokens((*train, *held_out), policy.shape, policy.source)
+    started, step, reached = time.perf_counter(), 0, {}
+    for rows in batches(train, options.batch, options.seed):
+        step += 1
+        micros = plan(rows, ranks.data_world, config.batch.max_tokens)[ranks.data_rank]
+        loss = policy.update(micros, count(rows), imitation, learning_rate(optimizer, step, options.max_steps)).loss
+        if step % options.measure_every == 0 or step == options.max_steps:
+            reached = {"step": step, "train_loss": loss} | measure(policy, held_out, config.batch.max_tokens)
+            seconds = time.perf_counter() - started
+            if ranks.rank == 0:
+                print(
+                    f"sft step {step}  loss {loss:.4f}  held-out loss {reached['loss']:.4f}  "
+                    f"accuracy {reached['accuracy']:.3f}  {seconds:.1f}s",
+                    flush=True,
+                )
+            if step == options.max_steps or enough(reached, options):
+                break
+    policy.write_hf(Path(options.output))
+    return reached | {"seconds": time.perf_counter() - started, "rows": len(train), "held_out_rows": len(held_out)}
+
+
+def check(config: settings.Config) -> None:
+    """UserError when [sft] lacks what a warm start needs."""
+    if not config.sft.output or not config.sft.runs:
+        raise UserError(
+            f"sft.runs = {list(config.sft.runs)} and sft.output = {config.sft.output!r} do not say what to imitate and "
+            "where to write the model; set both"
+        )
+
+
+def split(groups: Sequence[Sequence[Row]], options: settings.Sft) -> tuple[list[Row], list[Row]]:
+    """Rows to train on and rows held out; a group, and with it a task, is on one side only."""
+    order = list(range(len(groups)))
+    random.Random(options.seed).shuffle(order)
+    held = min(max(1, round(len(order) * options.held_out)), len(order) - 1)  # at least one group on each side
+    chosen = set(order[:held])
+    train = [row for index, rows in enumerate(groups) if index not in chosen for row in rows]
+    return train, [row for index in sorted(chosen) for row in groups[index]]
+
+
+def batches(rows: Sequence[Row], size: int, seed: int) -> Iterator[list[Row]]:
+    """Batches without end: each epoch is shuffled anew; the last one of an epoch may be small."""
+    generator = random.Random(seed)
+    while True:
+        order = list(rows)
+        generator.shuffle(order)
+        yield from (order[start : start + size] for start in range(0, len(order), size))
+
+
+def count(rows: Sequence[Row]) -> int:
+    return sum(int(row.trained.sum()) for row in rows)
+
+
+def measure(policy: Policy, rows: Sequence[Row], max_tokens: int) -> dict[str, float]:
+    """Held-out loss per token, and the share of tokens that are the model's first choice. Every rank computes all."""
+    own = torch.zeros(2, dtype=torch.float64, device=policy.ranks.device)
+    for micro in plan(rows, 1, max_tokens)[0]:
+        packed, _ = pack(micro, policy.share)
+        right = packed.labels[packed.branches] == policy.best(packed)
+        own += torch.stack((-policy.logprobs(packed).double().sum(), right.sum()))
+    loss, accuracy = (sum_over_context_ranks(own) / count(rows)).tolist()
+    # rank 0's figures are everybody's: kernels may round otherwise elsewhere, and all ranks have to stop together
+    return policy.ranks.share(lambda: {"loss": loss, "accuracy": accuracy})
+
+
+def enough(reached: dict[str, Any], options: settings.Sft) -> bool:
+    """Whether a stop criterion is met."""
+    accurate = options.stop_accuracy is not None and reached["accuracy"] >= options.stop_accuracy
+    return accurate or (options.stop_loss is not None and reached["loss"] <= options.stop_loss)

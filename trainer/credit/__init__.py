@@ -1,0 +1,1 @@
+"""From rewards to a weight per token: advantages, returns, normalisation. No tensors."""

@@ -1,0 +1,91 @@
+"""Returns of a rollout's turns and what they are compared with. Pure functions over lists of one number per turn.
+
+The definitions make MiniMax-M2's (arXiv 2605.26494, equations 4-7) exact where it leaves them open. With nothing but an
+outcome reward and gamma 1 every turn's return is that reward, so that reward-to-go changes nothing.
+Left out: which events are worth a process reward; what a group's rollouts make of these (trainer/credit/assign.py).
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import fmean, median
+
+
+def reward_to_go(rewards: Sequence[float], gamma: float = 1.0, places: Sequence[int] | None = None) -> list[float]:
+    """G_k = sum over l >= k of gamma^(p_l - p_k) r_l, one per turn; p, the places of the turns, are 0, 1, 2, ...
+
+    M2 (equation 6). Of an outcome alone, IPA's chunk returns (arXiv 2512.24873, equation 7). Places differ from
+    0, 1, 2, ... where turns stand beside each other (`places`).
+    """
+    spans = [later - earlier for earlier, later in pairwise(places or range(len(rewards)))]
+    returns, total = [], 0.0
+    for reward, span in zip(reversed(rewards), [0, *reversed(spans)], strict=True):
+        total = reward + gamma**span * total
+        returns.append(total)
+    return returns[::-1]
+
+
+def places(branches: Sequence[bool]) -> list[int]:
+    """The place of each turn, in commit order, by whether it is a sub-agent's: that of the next turn of the main line.
+
+    So a sub-agent's turn has the discount of the turn at which its parent goes on, however many turns it took.
+    """
+    found, main = [], 0
+    for branch in branches:
+        found.append(main)
+        main += not branch
+    return found
+
+
+def within(rewards: Sequence[float], bound: float) -> list[float]:
+    """Process rewards of a rollout, scaled down where their sizes add up to more than the bound."""
+    size = sum(abs(reward) for reward in rewards)
+    return [reward * bound / size for reward in rewards] if size > bound else list(rewards)
+
+
+def leave_one_out(returns: Sequence[Sequence[float]]) -> list[list[float]] | None:
+    """A_ik = G_ik - mean over j != i of G_j1 (M2, equation 4): unbiased, since the others do not depend on i.
+
+    `returns`: those of each valid rollout's turns. None when there is only one.
+    """
+    if len(returns) < 2:
+        return None
+    firsts = [turns[0] for turns in returns]
+    baselines = [(sum(firsts) - first) / (len(firsts) - 1) for first in firsts]
+    return [[value - baseline for value in turns] for turns, baseline in zip(returns, baselines, strict=True)]
+
+
+def turn_aligned(returns: Sequence[Sequence[float]]) -> list[list[float]] | None:
+    """The same against the others' returns at the same turn, or at their last one."""
+    if len(returns) < 2:
+        return None
+    return [
+        [
+            value - fmean(other[min(turn, len(other) - 1)] for other in returns if other is not turns)
+            for turn, value in enumerate(turns)
+        ]
+        for turns in returns
+    ]
+
+
+def speed(seconds: float, baseline: float) -> float:
+    """h(T) of M2's equation 5 as clip(log2(baseline / T), -1, 1): 0 at the baseline, 1 at twice its speed."""
+    return max(-1.0, min(1.0, math.log2(baseline / seconds)))
+
+
+def speeds(seconds: Sequence[float], successes: Sequence[bool]) -> list[float]:
+    """h(T_i) of each success against the median of the group's other ones; 0 where there is none, and for failures."""
+    found = []
+    for index, (own, success) in enumerate(zip(seconds, successes, strict=True)):
+        others = [
+            time for i, (time, good) in enumerate(zip(seconds, successes, strict=True)) if good and i != index and time
+        ]
+        found.append(speed(own, median(others)) if success and own and others else 0.0)
+    return found
+
+
+def overlong(length: int, limit: int, margin: int) -> float:
+    """DAPO's soft punishment (arXiv 2503.14476): 0 up to limit - margin, then falling to -1 at the limit."""
+    if length <= limit - margin:
+        return 0.0
+    return -1.0 if length > limit else (limit - margin - length) / margin

@@ -1,0 +1,1 @@
+"""From recorded rollouts to micro-batches: rows, trees, packing. No rewards, no loss."""

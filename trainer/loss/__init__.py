@@ -1,0 +1,1 @@
+"""The loss per token: policy loss, ratios, named losses. No model."""

@@ -1,0 +1,184 @@
+"""The losses, as pure functions over flat token vectors.
+
+Every function returns the *sum* over the tokens it is given, each times its `scale`. The scales are fixed for the
+whole batch (trainer/credit/token_weights.py): all ranks, all micro-batches, all branches of a tree. So loss and
+gradient are the same for any split. A tree gathers each branch's logprobs from the shared ones before it calls these
+functions, so that coefficients of branches add up by themselves.
+Left out: value functions; where the old and the reference logprobs come from.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from trainer.loss.ratios import LOG_RATIO_BOUND, Level, Window, divergences, log_ratio, ratio
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """Trained tokens of a micro-batch, one entry each. `rollout_logp` is what the engine reported when it sampled."""
+
+    rollout_logp: Tensor
+    advantage: Tensor
+    mask: Tensor
+    """1: trained; 0: takes no part, whatever the other entries hold (also -inf or NaN)."""
+    scale: Tensor | None = None
+    """What each token's loss is multiplied by: the normalisation over the whole batch. None: 1."""
+    old_logp: Tensor | None = None
+    """The trainer's own logprob before the batch's update, where a rule asks for it."""
+    reference_logp: Tensor | None = None
+    segment: Tensor | None = None
+    """Index of each token's completion, where a rule takes ratios over completions."""
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What a loss function says about its tokens: sums that add up over micro-batches and ranks, and one maximum."""
+
+    sums: Tensor
+    peak: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """A policy loss. The default is CISPO against the rollout's logprobs.
+
+    `score`: -sg(w(r)) A logp. `surrogate`: -min(r A, clip(r, low, high) A), with the gradient through r (PPO).
+    `variation`: -keep A r + penalty log(r)^2 (DPPO-TV), keep = the token's probability moved by less than `window.high`
+    in the direction of its advantage.
+    """
+
+    form: Literal["score", "surrogate", "variation"] = "score"
+    window: Window = Window(high=5.0)
+    level: Level = "token"
+    anchor: Literal["rollout", "old"] = "rollout"
+    """What r is taken against. `rollout` corrects staleness and engine mismatch in one."""
+    correction: Window | None = None
+    """With the anchor `old`: a further weight of old / rollout, which the ratio does not see."""
+    correction_level: Level = "token"
+    unified: bool = False
+    """M1's mask (equations 6-7): no token whose ratio is beyond the bound that its advantage's sign asks for."""
+    only_negatives: bool = False
+    """Weigh tokens of negative advantage only; the others weigh 1 (TOPR, IPA)."""
+    penalty: float = 0.0
+    kl: float = 0.0
+    """Coefficient of KL(policy || reference), by the k3 estimate with gradient."""
+
+    def __post_init__(self) -> None:
+        if self.anchor == "rollout" and self.correction is not None:
+            raise ValueError("a ratio against the rollout corrects the mismatch already; drop the correction")
+        if self.anchor == "old" and self.correction is None:
+            raise ValueError("a ratio against recomputed logprobs leaves old / rollout uncorrected; give a correction")
+        if self.form != "score" and self.level != "token":
+            raise ValueError(f"the gradient of form {self.form} goes through each token's own ratio, not {self.level}")
+
+
+def policy_loss(logp: Tensor, tokens: Tokens, rule: Rule) -> tuple[Tensor, Sums]:
+    """The loss of a rule over these tokens.
+
+    CISPO, MiniMax-M1 (arXiv 2506.13585), equations 4-5: -sum_t sg(clip(r_t, 0, high)) A_t logp_t. The gradient goes
+    through logp only, so a clipped token keeps learning: d loss / d logp_t = -w_t A_t. Raises ValueError when the
+    tokens lack logprobs or segments that the rule asks for.
+    """
+    kept = tokens.mask > 0
+    advantage = torch.where(kept, tokens.advantage, 0.0)
+    logs = log_ratio(logp, _anchor(tokens, rule), kept)
+    ratios = ratio(logs, kept, tokens.segment, rule.level)
+    extra = _correction(tokens, rule, kept)
+    losses, weight = _FORMS[rule.form](torch.where(kept, logp, 0.0), ratios, advantage, rule)
+    losses = extra * losses
+    if rule.form == "variation":
+        losses = losses + rule.penalty * (torch.where(kept, logp - _anchor(tokens, rule), 0.0)) ** 2
+    if rule.kl:
+        losses = losses + rule.kl * _kl_to_reference(logp, tokens, kept)
+    scale = 1.0 if tokens.scale is None else torch.where(kept, tokens.scale, 0.0)
+    said = _describe(logp.detach(), log_ratio(logp, tokens.rollout_logp, kept), ratios, kept)
+    said.append((weight != ratios).to(ratios))  # w != r, whatever the correction adds to w
+    return (scale * losses).sum(), _weighed(said, ratios, weight * extra, advantage, kept)
+
+
+def _score(logp: Tensor, ratios: Tensor, advantage: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
+    weight = rule.window(ratios)
+    if rule.unified:
+        beyond = (advantage > 0) & (ratios > rule.window.high) | (advantage < 0) & (ratios < rule.window.low)
+        weight = torch.where(beyond, 0.0, weight)
+    if rule.only_negatives:
+        weight = torch.where(advantage < 0, weight, 1.0)
+    return -weight * advantage * logp, weight
+
+
+def _surrogate(logp: Tensor, ratios: Tensor, advantage: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
+    """Value and gradient of PPO's minimum; r is differentiable here, as r exp(logp - sg(logp))."""
+    through = ratios * (logp - logp.detach()).exp()
+    plain, clipped = through * advantage, through.clamp(rule.window.low, rule.window.high) * advantage
+    losses = -torch.minimum(plain, clipped)
+    return losses, torch.where(plain.detach() <= clipped.detach(), ratios, 0.0)
+
+
+def _variation(logp: Tensor, ratios: Tensor, advantage: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
+    through = ratios * (logp - logp.detach()).exp()
+    moved = logp.detach().exp() * (1 - 1 / ratios)
+    gone = (advantage > 0) & (moved > rule.window.high) | (advantage < 0) & (moved < -rule.window.high)
+    return torch.where(gone, 0.0, -through * advantage), torch.where(gone, 0.0, ratios)
+
+
+_FORMS = {"score": _score, "surrogate": _surrogate, "variation": _variation}
+
+
+def _anchor(tokens: Tokens, rule: Rule) -> Tensor:
+    return tokens.rollout_logp if rule.anchor == "rollout" else _given(tokens.old_logp, "old")
+
+
+def _correction(tokens: Tokens, rule: Rule, kept: Tensor) -> Tensor:
+    """w(old / rollout) for each token."""
+    if rule.correction is None:
+        return torch.ones_like(tokens.advantage)
+    logs = log_ratio(_given(tokens.old_logp, "old"), tokens.rollout_logp, kept)
+    return rule.correction(ratio(logs, kept, tokens.segment, rule.correction_level))
+
+
+def _kl_to_reference(logp: Tensor, tokens: Tokens, kept: Tensor) -> Tensor:
+    difference = torch.where(kept, _given(tokens.reference_logp, "reference").detach() - logp, 0.0)
+    difference = difference.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    return difference.exp() - 1 - difference
+
+
+def _given(logprobs: Tensor | None, name: str) -> Tensor:
+    if logprobs is None:
+        raise ValueError(f"this rule needs the {name} logprobs of every token")
+    return logprobs
+
+
+def _describe(logp: Tensor, behaviour: Tensor, ratios: Tensor, kept: Tensor) -> list[Tensor]:
+    """Columns: count, r, the estimates of KL(rollout || policy), -logp."""
+    return [torch.ones_like(ratios), ratios, *divergences(behaviour), torch.where(kept, -logp, 0.0)]
+
+
+def _weighed(columns: list[Tensor], ratios: Tensor, weight: Tensor, advantage: Tensor, kept: Tensor) -> Sums:
+    """Further columns: w = 0, |w A|, and that of negative advantages."""
+    push = weight * advantage.abs()
+    columns = [*columns, (weight == 0).to(ratios), push, push * (advantage < 0)]
+    sums = torch.stack([torch.where(kept, column, 0.0).sum() for column in columns])
+    return Sums(sums, torch.cat((torch.where(kept, ratios, 0.0), ratios.new_zeros(1))).max())
+
+
+def read_sums(totals: Sums) -> dict[str, float]:
+    """Means per trained token, of branches each for itself.
+
+    `entropy` is the one-sample estimate, the mean of -logp of the sampled tokens; `negative_weight_share` the
+    part of sum |w A| that pushes tokens down, which is no share of the gradient.
+    """
+    count, ratios, k1, k2, k3, surprise, clipped, masked, push, negative = totals.sums.tolist()
+    means = [total / max(count, 1.0) for total in (clipped, masked, ratios, k1, k2, k3, surprise)]
+    names = ("clip_fraction", "mask_fraction", "ratio_mean", "kl_rollout_k1", "kl_rollout_k2", "kl_rollout", "entropy")
+    share = negative / push if push else 0.0
+    return dict(zip(names, means, strict=True)) | {"ratio_max": totals.peak.item(), "negative_weight_share": share}
+
+
+def imitation(logp: Tensor, tokens: Tokens) -> tuple[Tensor, Sums]:
+    """-sum_t s_t m_t logp_t: the negative log-likelihood of recorded tokens."""
+    scale = torch.ones_like(logp) if tokens.scale is None else tokens.scale
+    loss = -(scale * torch.where(tokens.mask > 0, logp, 0.0)).sum()
+    return loss, Sums(logp.new_zeros(0), logp.new_zeros(()))

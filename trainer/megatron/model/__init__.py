@@ -1,0 +1,1 @@
+"""The policy network in Megatron-core: dense and expert layers. No training."""

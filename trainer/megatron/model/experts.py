@@ -1,0 +1,121 @@
+"""Mixture of experts: Megatron's MoE layer without dropped tokens, behind a router that knows the packed trees.
+
+Every expert is whole on one rank (no tensor split of experts); `parallel.expert` ranks divide the experts among them
+and send each other the tokens. Which experts a token goes to depends on its hidden state alone, so a token that
+branches share is routed once for all of them. The choice is a step function: where two experts score alike to the last
+bits, the rounding of another packing may choose the other one.
+Left out: capacities, shared experts, expert biases.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from megatron.core.models.backends import LocalSpecProvider
+from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec_for_backend
+from megatron.core.transformer.moe.moe_layer import MoELayer
+from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler, router_gating_linear
+from megatron.core.transformer.moe.router import Router
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_layer import TransformerLayer
+from torch import Tensor
+
+from trainer.config import Parallel
+from trainer.config.model_shape import Experts, Shape
+from trainer.data.micro_batch import Paths
+from trainer.megatron.layout import Layout
+from trainer.megatron.model.balance import imbalance
+from trainer.megatron.model.grouped import LocalExperts
+
+
+def expert_options(shape: Shape, parallel: Parallel) -> dict[str, Any]:
+    """Megatron's settings of the experts."""
+    experts = shape.experts
+    if experts is None:
+        return {}
+    return {
+        "num_moe_experts": experts.count,
+        "moe_ffn_hidden_size": experts.ffn,
+        "moe_layer_freq": [int(sparse) for sparse in experts.layers],
+        "moe_router_topk": experts.per_token,
+        "moe_router_pre_softmax": not experts.normalised,
+        "moe_router_load_balancing_type": "none",
+        "moe_router_dtype": "fp32",
+        "expert_model_parallel_size": parallel.expert,
+        "expert_tensor_parallel_size": 1,
+    }
+
+
+def with_experts(spec: ModuleSpec, experts: Experts) -> ModuleSpec:
+    """The spec of a layer, with experts in place of its dense network."""
+    mixture = get_moe_module_spec_for_backend(LocalSpecProvider(), experts.count)
+    mixture.submodules.router = TreeRouter
+    mixture.submodules.experts.module = LocalExperts
+    spec.submodules.mlp = mixture
+    spec.module = MixtureLayer
+    return spec
+
+
+def mark_experts(model: torch.nn.Module) -> None:
+    """Let Megatron sum and norm the gradients of experts over their own ranks, however many those are.
+
+    Megatron itself does so only for more than one expert rank. But without tensor split, tensor ranks too hold copies
+    of an expert that see different tokens; and a checkpoint's optimizer has the same parts whatever the split.
+    """
+    for layer in (module for module in model.modules() if isinstance(module, MoELayer)):
+        for weight in layer.experts.parameters():
+            vars(weight)["allreduce"] = False
+
+
+class TreeRouter(Router):
+    """The experts of each token and their weights: a softmax over all experts, of which the largest are kept.
+
+    Scores and softmax are in fp32 or better. What the trees of the micro-batch are is in `layout`.
+    """
+
+    layout: Layout
+
+    def forward(self, hidden: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """[N, 1, hidden] -> [N, experts] weights, zero where not chosen, and [N, experts] whether chosen."""
+        scores = self.gating(hidden).view(-1, self.num_experts)
+        weights, chosen = self.routing(scores)
+        paths = self.layout.paths
+        if paths is not None and torch.is_grad_enabled():  # not in the first pass of what is computed again
+            weights = MoEAuxLossAutoScaler.apply(weights, self.imbalance(scores, chosen, paths))
+        return weights, torch.zeros_like(scores, dtype=torch.bool).scatter(1, chosen, True)
+
+    def gating(self, hidden: Tensor) -> Tensor:
+        """[..., hidden] -> [..., experts]."""
+        return router_gating_linear(hidden, self.weight, None, torch.promote_types(hidden.dtype, torch.float32))
+
+    def routing(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """[N, experts] scores -> [N, experts] weights and [N, per token] indices of the chosen experts."""
+        chosen = self.choose(logits)
+        if self.config.moe_router_pre_softmax:
+            kept = logits.softmax(dim=-1).gather(1, chosen)
+        else:  # divided by their sum, which the softmax over the chosen ones alone is
+            kept = logits.gather(1, chosen).softmax(dim=-1)
+        return torch.zeros_like(logits).scatter(1, chosen, kept), chosen
+
+    def choose(self, logits: Tensor) -> Tensor:
+        """[N, per token] indices of the experts that each token goes to."""
+        own = logits.topk(self.config.moe_router_topk, dim=-1).indices
+        return own if self.layout.choices is None else self.layout.choices.replayed(self.layer_number - 1, own)
+
+    def imbalance(self, logits: Tensor, chosen: Tensor, paths: Paths) -> Tensor:
+        """This rank's part of the load-balancing loss."""
+        if self.config.sequence_parallel:  # the tokens of a stretch are divided again
+            rank, size = self.tp_group.rank(), self.tp_group.size()
+            paths = replace(paths, first=paths.first.chunk(size)[rank], end=paths.end.chunk(size)[rank])
+        return imbalance(logits.softmax(dim=-1), chosen, paths, self.tp_cp_group)
+
+
+class MixtureLayer(TransformerLayer):
+    """A layer with experts, whose router is told of the trees.
+
+    They come as an argument, so they are those of the micro-batch at hand when activations are recomputed, too.
+    """
+
+    def forward(self, *args: Any, attention_bias: Layout, **options: Any) -> Any:
+        self.mlp.router.layout = attention_bias
+        return super().forward(*args, attention_bias=attention_bias, **options)

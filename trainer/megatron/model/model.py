@@ -1,0 +1,252 @@
+"""Megatron's GPTModel, built from the config.json of a Hugging Face model directory.
+
+Families: dense Qwen3, Qwen2, MiMo and Llama (also with Llama-3 rope scaling), tied or untied embeddings; Qwen3-MoE
+(trainer/megatron/model/experts.py). Left out: sliding windows, biases outside q/k/v.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from trainer.config import Parallel
+from trainer.config.model_shape import Shape, demand_splits
+from trainer.data.micro_batch import Packed
+from trainer.megatron import transformer_engine
+from trainer.megatron.attention.attention import TreeAttention
+from trainer.megatron.layout import Layout
+from trainer.megatron.model.experts import expert_options, mark_experts, with_experts
+from trainer.megatron.parallel import whole_vocabulary
+from trainer.megatron.replay import Choices, Tally
+
+
+def transformer_config(shape: Shape, dtype: torch.dtype, parallel: Parallel) -> TransformerConfig:
+    """Megatron's config of this shape. Raises UserError when heads, vocabulary or layers do not split."""
+    demand_splits(shape, parallel)
+    return TransformerConfig(
+        num_layers=shape.layers,
+        hidden_size=shape.hidden,
+        ffn_hidden_size=shape.ffn,
+        num_attention_heads=shape.heads,
+        num_query_groups=shape.kv_heads,
+        kv_channels=shape.head_dim,
+        layernorm_epsilon=shape.norm_eps,
+        # Needed here as well as in the layer spec: without it the q/k norm gradients are not summed over tensor ranks.
+        qk_layernorm=shape.family in ("qwen3", "qwen3_moe"),
+        add_qkv_bias=shape.family in ("qwen2", "mimo"),
+        add_bias_linear=False,
+        normalization="RMSNorm",
+        gated_linear_unit=True,
+        activation_func=torch.nn.functional.silu,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        use_cpu_initialization=True,
+        params_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        tensor_model_parallel_size=parallel.tensor,
+        sequence_parallel=parallel.sequence,
+        context_parallel_size=parallel.context,
+        pipeline_model_parallel_size=parallel.pipeline,
+        pipeline_dtype=dtype,
+        variable_seq_lengths=parallel.pipeline > 1,  # micro-batches differ in length
+        moe_token_dispatcher_type="alltoall",  # for ranks with different numbers of tokens; pipelines ask for it anyway
+        batch_p2p_sync=False,
+        recompute_granularity="full" if parallel.recompute else None,
+        recompute_method="uniform" if parallel.recompute else None,
+        recompute_num_layers=1 if parallel.recompute else None,
+        calculate_per_token_loss=True,  # gradients are summed over ranks, never averaged: the loss divides globally
+        bias_dropout_fusion=False,
+        bias_activation_fusion=False,
+        masked_softmax_fusion=False,
+        gradient_accumulation_fusion=False,
+        apply_rope_fusion=False,
+        **expert_options(shape, parallel),
+    )
+
+
+def build_model(shape: Shape, config: TransformerConfig, parallel: Parallel) -> "PolicyModel":
+    """An uninitialised model of this shape, or this rank's stage of it."""
+    count = shape.layers // parallel.pipeline
+    first = count * parallel_state.get_pipeline_model_parallel_rank()
+    model = PolicyModel(
+        config,
+        TransformerBlockSubmodules(
+            layer_specs=layer_specs(shape, config)[first : first + count], layer_norm=SharedNorm
+        ),
+        vocab_size=shape.vocab,
+        max_sequence_length=shape.context,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        position_embedding_type="rope",
+        share_embeddings_and_output_weights=shape.tied,
+    )
+    mark_experts(model)
+    model.rotary_pos_emb = PackedRotary(shape, model.rotary_pos_emb.cp_group)
+    model.logits_tokens, model.head_float32 = parallel.logits_tokens, parallel.head_float32
+    if (
+        config.sequence_parallel and model.post_process
+    ):  # the head takes the tokens that have a loss, which are chosen from all of them
+        model.output_layer.sequence_parallel = False
+        model.output_layer.allreduce_dgrad = True
+    return model
+
+
+def layer_specs(shape: Shape, config: TransformerConfig) -> list[ModuleSpec]:
+    """What each layer of the model is made of."""
+    dense = (
+        _with_trees(transformer_engine.engine_spec(config.qk_layernorm), config)
+        if transformer_engine.available()
+        else _layer_spec(config)
+    )
+    if shape.experts is None:
+        return [dense] * shape.layers
+    sparse = with_experts(_layer_spec(config), shape.experts)
+    return [sparse if has_experts else dense for has_experts in shape.experts.layers]
+
+
+def _layer_spec(config: TransformerConfig) -> ModuleSpec:
+    spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=config.qk_layernorm)
+    spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = SharedNorm
+    return _with_trees(spec, config)
+
+
+def _with_trees(spec: ModuleSpec, config: TransformerConfig) -> ModuleSpec:
+    attention = spec.submodules.self_attention.submodules
+    attention.core_attention = ModuleSpec(module=TreeAttention)
+    if config.qk_layernorm:
+        attention.q_layernorm = attention.k_layernorm = SharedNorm
+    return spec
+
+
+class SharedNorm(torch.nn.Module):
+    """RMSNorm, also of tokens that are divided over tensor ranks: its gradient is then summed over them."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **_: Any):
+        super().__init__()
+        self.eps = eps
+        self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
+        vars(self.weight)["sequence_parallel"] = config.sequence_parallel
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return torch.nn.functional.rms_norm(hidden, (hidden.shape[-1],), self.weight, self.eps)
+
+
+class PolicyModel(GPTModel):
+    """GPTModel on prefix trees. Computes logits only where a logprob is asked for, some at a time."""
+
+    logits_tokens: int
+    head_float32: bool
+    balance: float = 0.0
+    """What the load-balancing loss of a sequence's experts enters the loss with, per trained token and layer."""
+    tally: Tally | None = None
+    """Set: recorded experts are replayed, and counted here."""
+
+    def forward(self, packed: Packed) -> Tensor:
+        """The logprob of each of `packed.labels`, in fp32; before the last stage, hidden states for the next one."""
+        found = self._run(packed, packed.labels)
+        return -found[0] if self.post_process else found
+
+    def logits(self, packed: Packed) -> Tensor:
+        """[len(rows), vocabulary of this tensor rank]; before the last stage, hidden states for the next one."""
+        found = self._run(packed, None)
+        return found[0] if self.post_process else found
+
+    def best(self, packed: Packed) -> Tensor:
+        """[len(rows)] the likeliest token of the whole vocabulary; before the last stage, as above."""
+        return self._run(packed, None, self._likeliest)
+
+    def _run(self, packed: Packed, labels: Tensor | None, compute: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        self.rotary_pos_emb.positions = packed.positions
+        return super().forward(
+            packed.tokens[None],
+            packed.positions[None],
+            attention_mask=None,
+            labels=None if labels is None else labels[None],
+            loss_mask=(packed.rows, compute),  # GPTModel passes it on to _postprocess, which takes it as what is asked
+            extra_block_kwargs={"attention_bias": self._layout(packed)},
+        )
+
+    def _layout(self, packed: Packed) -> Layout:
+        paths = choices = None
+        if self.balance and packed.paths is not None:
+            paths = replace(packed.paths, weights=packed.paths.weights * self.balance)
+        if self.tally is not None and packed.experts is not None:
+            choices = Choices(packed.experts, self.tally)
+        return Layout(packed.runs, packed.queries, paths, choices)
+
+    def _postprocess(
+        self, hidden_states: Tensor, *_: Any, labels: Tensor | None, loss_mask: tuple[Tensor, Any], **__: Any
+    ) -> Tensor:
+        if not self.post_process:
+            return hidden_states
+        rows, compute = loss_mask
+        if self.config.sequence_parallel:
+            hidden_states = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=False)
+        asked = hidden_states.index_select(0, rows)
+        if compute is not None:
+            return compute(asked)
+        if labels is None:
+            return self._logits(asked).transpose(0, 1).contiguous()
+        parts = list(zip(asked.split(self.logits_tokens), labels.split(self.logits_tokens, dim=1), strict=True))
+        if len(parts) == 1:
+            return self._losses(*parts[0])
+        return torch.cat([checkpoint(self._losses, *part, use_reentrant=False) for part in parts], dim=1)
+
+    def _likeliest(self, hidden: Tensor) -> Tensor:
+        parts = [whole_vocabulary(self._logits(part)).argmax(-1) for part in hidden.split(self.logits_tokens)]
+        return torch.cat(parts).view(-1)
+
+    def _losses(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        return self.compute_language_model_loss(labels, self._logits(hidden))
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return self._project(hidden, self._head_weight())
+
+    def frozen_logits(self, hidden: Tensor) -> Tensor:
+        """Through the LM head, with a gradient for `hidden` alone: [rows, 1, vocabulary of this tensor rank]."""
+        return self._project(hidden, self._head_weight().detach())
+
+    def _head_weight(self) -> Tensor:
+        tied = self.share_embeddings_and_output_weights
+        return self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
+
+    def _project(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        if self.head_float32:
+            hidden, weight = hidden.float(), weight.float()
+        return self.output_layer(hidden, weight=weight)[0]
+
+
+class PackedRotary(RotaryEmbedding):
+    """RoPE by explicit positions: Megatron's own counts 0..S-1 through the whole packed row."""
+
+    positions: Tensor
+    inv_freq: Tensor
+
+    def __init__(self, shape: Shape, cp_group: Any):
+        super().__init__(
+            shape.head_dim,
+            1.0,
+            rotary_base=shape.rope["rope_theta"],
+            use_cpu_initialization=True,
+            cp_group=cp_group,
+        )
+        if shape.rope.get("rope_type", shape.rope.get("type")) == "llama3":
+            names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+            self.inv_freq = self._apply_scaling(self.inv_freq, **{name: shape.rope[name] for name in names})
+
+    def forward(self, max_seq_len: int, *args: Any, **kwargs: Any) -> Tensor:
+        """[S, 1, 1, head_dim] angles of the current positions."""
+        self.inv_freq = self.inv_freq.to(self.positions.device)
+        angles = torch.outer(self.positions.to(self.inv_freq.dtype), self.inv_freq)
+        return torch.cat((angles, angles), dim=-1)[:, None, None, :]

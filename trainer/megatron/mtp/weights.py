@@ -1,0 +1,112 @@
+"""The MTP head's weights between Hugging Face directories and Megatron's modules, as SGLang's draft models read them.
+
+MiMo: model.mtp_layers.0.* (srt/models/mimo_mtp.py). Qwen3-MoE: mtp.* (srt/models/qwen3_moe_mtp.py). Both have one
+layer; left out: layouts with several.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trainer.megatron.model.model import PolicyModel
+from trainer.megatron.mtp.head import Head
+from trainer.megatron.weights import Beside, Safetensors, export_parameter, load_parameter, own_name
+
+
+@dataclass(frozen=True)
+class HeadLayout:
+    """How a family names its head."""
+
+    block: str
+    """Prefix of the layer's tensors, which are otherwise named as those of a decoder layer."""
+    own: Mapping[str, str]
+    """The head's other parameters and their tensors."""
+    hidden_first: bool
+    """The hidden state's half of the input projection comes before the token's."""
+    masks_first: bool
+    """The token counts as nothing at position 0."""
+
+
+LAYOUTS = {
+    "mimo": HeadLayout(
+        block="model.mtp_layers.0.",
+        own={
+            name: f"model.mtp_layers.0.{name}"
+            for name in (
+                "token_layernorm.weight",
+                "hidden_layernorm.weight",
+                "input_proj.weight",
+                "final_layernorm.weight",
+            )
+        },
+        hidden_first=True,
+        masks_first=True,
+    ),
+    "qwen3_moe": HeadLayout(
+        block="mtp.layers.0.",
+        own={
+            "token_layernorm.weight": "mtp.pre_fc_norm_embedding.weight",
+            "hidden_layernorm.weight": "mtp.pre_fc_norm_hidden.weight",
+            "input_proj.weight": "mtp.fc.weight",
+            "final_layernorm.weight": "mtp.norm.weight",
+        },
+        hidden_first=False,
+        masks_first=False,
+    ),
+}
+HEAD_TENSORS = ("model.mtp_layers.", "mtp.")
+"""What the names of a head's tensors begin with in every layout."""
+_BLOCK, _LAYER = "block.", "decoder.layers.0."
+
+
+@torch.no_grad()
+def load_head(head: Head, model: PolicyModel, directory: Path, layout: HeadLayout) -> None:
+    """Fill the head from a directory; from the policy's last layer where the directory has none."""
+    tensors = Safetensors(directory)
+    if layout.own["input_proj.weight"] not in tensors.where:
+        head.imitate(model)
+        return
+
+    def read(name: str) -> Tensor:
+        return tensors.read(name.replace("model.layers.0.", layout.block, 1))
+
+    for name, param in head.named_parameters():
+        if name.startswith(_BLOCK):
+            load_parameter(_global(name, head), param, read, head.config)
+        else:
+            param.copy_(_turned(name, tensors.read(layout.own[name]), layout))
+
+
+def export_head(head: Head, layout: HeadLayout) -> Beside:
+    """The head for a directory."""
+    return Beside(_tensors(head, layout), {"num_nextn_predict_layers": 1})
+
+
+def _tensors(head: Head, layout: HeadLayout) -> Iterator[tuple[str, Tensor]]:
+    for name, param in head.named_parameters():
+        if name.startswith(_BLOCK):
+            for hf_name, part in export_parameter(_global(name, head), param, head.config):
+                yield hf_name.replace("model.layers.0.", layout.block, 1), part
+        else:
+            yield layout.own[name], _turned(name, param.data.cpu(), layout).contiguous()
+
+
+def _global(name: str, head: Head) -> str:
+    """The name of a parameter of the block as if it were the model's first layer."""
+    return own_name(name.replace(_BLOCK, _LAYER, 1), head.config)
+
+
+def _turned(name: str, tensor: Tensor, layout: HeadLayout) -> Tensor:
+    """The input projection with its halves in the layout's order, or back in ours."""
+    if name != "input_proj.weight" or layout.hidden_first:
+        return tensor
+    return torch.cat(tensor.chunk(2, dim=1)[::-1], dim=1)
+
+
+def kept_head(directory: Path) -> Beside:
+    """The head of a directory as it is, for the exports of a policy that is trained without it."""
+    tensors = Safetensors(directory)
+    return Beside((name, tensors.read(name)) for name in tensors.where if name.startswith(HEAD_TENSORS))

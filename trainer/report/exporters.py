@@ -1,0 +1,165 @@
+"""Where metrics are written besides the pool: TensorBoard's event files, Weights & Biases.
+
+A board is a view of the pool: at every start it is written anew from the published steps, so that after a crash no step
+is missing, and after a rollback none is there twice. Left out: figures that are not in the pool.
+"""
+
+import importlib
+import math
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+from proxy.pool.errors import UserError
+from trainer.config.report import Report
+
+FAMILIES = {
+    "reward": ("reward_mean", "rollouts", "valid_rollouts"),
+    "groups": ("groups", "dropped_groups", "equal_groups", "unplaced_rewards"),
+    "loss": ("loss", "grad_norm", "lr", "entropy", "negative_weight_share", "negative_gradient_share")
+    + ("positive_gradient_norm", "negative_gradient_norm"),
+    "ratio": ("ratio_mean", "ratio_max", "clip_fraction", "mask_fraction", "extreme_tokens"),
+    "mismatch": ("kl_rollout", "kl_fresh", "logprob_gap_mean"),
+    "tokens": ("sampled_tokens", "trained_tokens", "unaccounted_tokens"),
+    "speed": ("computed_tokens", "flat_tokens", "call_tokens", "speedup_tokens", "speedup_flops")
+    + ("speedup_calls_flops", "flops", "tokens_per_second", "mfu"),
+}
+HISTOGRAMS = ("staleness_groups", "staleness_tokens")
+"""Metrics that count values: {"0": 12, "1": 3}."""
+_FAMILY = {name: family for family, names in FAMILIES.items() for name in names}
+
+
+class Board(Protocol):
+    """Something that shows metrics over steps. Raises OSError where it cannot write."""
+
+    name: str
+
+    def write(self, step: int, at: float, metrics: Mapping[str, Any]) -> None:
+        """Show the metrics of a step that was published at this time."""
+
+    def close(self) -> None:
+        """Write what is still on its way."""
+
+
+def scalars(metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Every finite number in the metrics with the tag it is shown under, `family/name`."""
+    for name, value in metrics.items():
+        if isinstance(value, Mapping) and name not in HISTOGRAMS:
+            yield from ((f"{name}/{key}", float(part)) for key, part in value.items() if _number(part))
+        elif _number(value):
+            yield f"{_family(name)}/{name}", float(value)
+        elif name == "alarms":
+            yield "alarms/raised", float(len(value))
+
+
+def _family(name: str) -> str:
+    return _FAMILY.get(name) or name.partition("_")[0]
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def counts(metrics: Mapping[str, Any]) -> Iterator[tuple[str, dict[int, int]]]:
+    """Every histogram with its tag, without what is not a number."""
+    for name in HISTOGRAMS:
+        found = {int(value): count for value, count in metrics.get(name, {}).items() if value.isdigit()}
+        if found:
+            yield f"staleness/{name}", found
+
+
+class TensorBoard:
+    """Event files. What an earlier process wrote is replaced."""
+
+    name = "tensorboard"
+
+    def __init__(self, directory: Path):
+        writer = _module("torch.utils.tensorboard", "tensorboard", "report.tensorboard = true")
+        try:
+            shutil.rmtree(directory, ignore_errors=True)
+            self._writer = writer.SummaryWriter(str(directory), flush_secs=10)
+        except OSError as error:
+            raise UserError(
+                f"{directory} cannot be written ({error.strerror}); make room or set report.tensorboard = false"
+            ) from error
+
+    def write(self, step: int, at: float, metrics: Mapping[str, Any]) -> None:
+        for tag, value in scalars(metrics):
+            self._writer.add_scalar(tag, value, step, at)
+        for tag, found in counts(metrics):
+            edges = [edge - 0.5 for edge in range(max(found) + 2)]
+            self._writer.add_histogram_raw(
+                tag,
+                min=min(found),
+                max=max(found),
+                num=sum(found.values()),
+                sum=sum(value * count for value, count in found.items()),
+                sum_squares=sum(value * value * count for value, count in found.items()),
+                bucket_limits=edges[1:],
+                bucket_counts=[found.get(value, 0) for value in range(max(found) + 1)],
+                global_step=step,
+                walltime=at,
+            )
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A W&B run. Online it is resumed under its id, offline every process writes the whole of it.
+
+    `attempt` is added to the id: W&B cannot take steps back, so that what follows a rollback is a run of its own.
+    """
+
+    name = "wandb"
+
+    def __init__(self, directory: Path, report: Report, run: str, attempt: str):
+        project = report.wandb
+        self._wandb = _module("wandb", "wandb", f"report.wandb = {project}")
+        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            self._run = self._wandb.init(
+                project=project,
+                id=f"{run}{attempt}",
+                name=f"{run}{attempt}",
+                group=run,
+                dir=str(directory),
+                mode=report.wandb_mode,
+                resume="allow" if report.wandb_mode == "online" else None,
+                settings=self._wandb.Settings(silent=True, console="off", x_disable_stats=True),
+            )
+        except self._wandb.Error as error:
+            raise UserError(
+                f"report.wandb = {project} cannot be logged to ({error}); log in with `wandb login`, set "
+                "report.wandb_mode = offline or leave report.wandb out"
+            ) from error
+        self._next = self._run.step
+
+    def write(self, step: int, at: float, metrics: Mapping[str, Any]) -> None:
+        if step < self._next:  # of a resumed run: it is there
+            return
+        shown: dict[str, Any] = dict(scalars(metrics)) | {"published_at": at}
+        for tag, found in counts(metrics):
+            edges = [edge - 0.5 for edge in range(max(found) + 2)]
+            values = [found.get(value, 0) for value in range(max(found) + 1)]
+            shown[tag] = self._wandb.Histogram(np_histogram=(values, edges))
+        try:
+            self._run.log(shown, step=step)
+        except self._wandb.Error as error:
+            raise OSError(str(error)) from error
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _module(name: str, package: str, setting: str) -> ModuleType:
+    """Loaded when asked for: the trainer does without."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UserError(
+            f"{setting} needs the package {package} ({error}); run `pip install {package}` or change the setting"
+        ) from error
