@@ -1,10 +1,12 @@
-"""The rules of the house that a machine can hold: light imports, one-way arrows, pages that name real things."""
+"""Rules that a machine can check: light imports, one-way arrows, small rooms, pages that name real paths."""
 
 import ast
 import re
 import subprocess
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("proxy", "harness", "trainer", "sandboxes")
 ALLOWED = {("harness", "sandboxes"), ("harness", "proxy.pool"), ("trainer", "proxy.pool")}
+LOOSE_MODULES = 8
+"""A package folder has at most this many modules of its own; the others lie in rooms."""
+ROOM_MODULES = 16
 HEAVY = ("torch", "transformers", "litellm", "sglang", "megatron", "numpy")
 
 
@@ -37,6 +42,39 @@ def test_imports_run_one_way() -> None:
     assert against == []
 
 
+def test_no_room_is_a_heap() -> None:
+    sizes = Counter(path.parent for package in PACKAGES for path in sources(package) if not special(path))
+    assert {package: sizes[ROOT / package] for package in PACKAGES if sizes[ROOT / package] > LOOSE_MODULES} == {}
+    assert {str(room): size for room, size in sizes.items() if size > ROOM_MODULES} == {}
+
+
+def test_siblings_import_one_another_in_one_direction() -> None:
+    """At every level: of two modules or rooms in one folder, at most one depends on the other, also through others."""
+    folders: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for package in PACKAGES:
+        names = set(module_names(package))
+        for path in sources(package):
+            importer = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__").split(".")
+            for target in imported_modules(path, names):
+                level = next((i for i, (a, b) in enumerate(zip(importer, target, strict=False)) if a != b), 0)
+                if level:
+                    folders[".".join(target[:level])][importer[level]].add(target[level])
+    loops = []
+    for folder, graph in folders.items():
+        try:
+            TopologicalSorter(graph).prepare()
+        except CycleError as error:
+            loops.append(f"{folder}: {' -> '.join(error.args[1])}")
+    assert loops == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_room_says_what_lives_in_it(package: str) -> None:
+    rooms = [path for path in sources(package) if path.name == "__init__.py"]
+    assert rooms
+    assert [str(room.relative_to(ROOT)) for room in rooms if not ast.get_docstring(ast.parse(room.read_text()))] == []
+
+
 @pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))])
 def test_every_path_on_a_page_exists(page: str) -> None:
     text = (ROOT / page).read_text()
@@ -47,6 +85,26 @@ def test_every_path_on_a_page_exists(page: str) -> None:
 
 def sources(package: str) -> list[Path]:
     return sorted((ROOT / package).rglob("*.py"))
+
+
+def special(path: Path) -> bool:
+    """Whether a file is no module of its folder's own: a package's entry points, or files that others write or load."""
+    return path.name in ("__init__.py", "__main__.py") or "versions" in path.parts or "sgl_kernel" in path.parts
+
+
+def imported_modules(path: Path, names: set[str]) -> Iterator[list[str]]:
+    """The parts of the name of each module of `names` that a file imports."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        targets = []
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            targets = [f"{node.module}.{alias.name}" for alias in node.names]
+        for target in targets:
+            while target and target not in names:
+                target = target.rpartition(".")[0]
+            if target:
+                yield target.split(".")
 
 
 def module_names(package: str) -> list[str]:
