@@ -118,6 +118,8 @@ class Sandbox(Protocol):
     """The proxy as the sandbox reaches it, without /v1; empty where its network is `none`."""
     bundles: str
     """The directory of agents' bundles, as the sandbox sees it."""
+    own_root: bool
+    """Whether its file system is its own. False: /etc, /usr and the like are this machine's and can be damaged."""
 
     async def run(
         self,

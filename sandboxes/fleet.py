@@ -194,7 +194,7 @@ class Placed:
 
     def __init__(self, inner: Sandbox, hosts: Hosts, host: _Host, at: tuple[str, str]):
         self.id, self.work, self.home = inner.id, inner.work, inner.home
-        self.model_url, self.bundles = inner.model_url, inner.bundles
+        self.model_url, self.bundles, self.own_root = inner.model_url, inner.bundles, inner.own_root
         self.host = at[0]
         self._inner, self._hosts, self._host, self._at = inner, hosts, host, at
         self._stopped = False

@@ -3,7 +3,8 @@
 A policy that has met one locale, one shell and one version of a library learns these by heart. What varies is declared
 by the task or the run (harness/tasks/verdict_options.py: Augment); what is chosen for an attempt follows from the seed,
 the task and the attempt alone (`chosen`), so a retry meets the same environment. A variation that an image does not
-allow (a shell that it lacks) is skipped by its own test, and what was applied is recorded in the attempt's row.
+allow (a shell that it lacks) is skipped by its own test, and what was applied is recorded in the attempt's row. One
+that changes packages or system files is never applied in a process sandbox, which has the machine's own.
 `harness validate
 --augment` proves that the oracle solution still passes under each single variation, not under their combinations.
 """
@@ -53,6 +54,8 @@ class Variation:
     """Run as the agent's user; exit code 3 says that the environment does not allow it."""
     env: Mapping[str, str] = field(default_factory=dict)
     """For the agent, not for the verifier."""
+    needs_own_root: bool = False
+    """It changes packages or system files. Skip it in a process sandbox: there these are the machine's own."""
 
     @property
     def name(self) -> str:
@@ -63,7 +66,7 @@ def variations(augment: Augment) -> list[list[Variation]]:
     """Everything that may be varied: of each inner list at most one is chosen."""
     found = [[_version(package, version) for version in augment.versions[package]] for package in augment.versions]
     found += [[_removal(name)] for name in augment.remove]
-    found += [[Variation("mirror", "dead", DEAD_MIRROR)]] if augment.mirror else []
+    found += [[Variation("mirror", "dead", DEAD_MIRROR, needs_own_root=True)]] if augment.mirror else []
     found += [[Variation("shell", path, f"[ -x {quoted(path)} ] || exit 3", {"SHELL": path}) for path in augment.shell]]
     found += [[Variation("locale", name, "", {"LANG": name, "LC_ALL": name}) for name in augment.locale]]
     found += [[Variation("timezone", name, "", {"TZ": name}) for name in augment.timezone]]
@@ -74,14 +77,16 @@ def variations(augment: Augment) -> list[list[Variation]]:
 
 def _version(package: str, version: str) -> Variation:
     install = f"python3 -m pip install --quiet --no-input --disable-pip-version-check {quoted(f'{package}=={version}')}"
-    return Variation("version", f"{package}=={version}", install)
+    return Variation("version", f"{package}=={version}", install, needs_own_root=True)
 
 
 def _removal(name: str) -> Variation:
     if name.startswith("/"):
-        return Variation("removed", name, f"[ -e {quoted(name)} ] || exit 3; rm -rf {quoted(name)}")
-    here = f"python3 -m pip show --quiet {quoted(name)} 2>/dev/null || exit 3"
-    return Variation("removed", name, f"{here}; python3 -m pip uninstall --quiet --yes {quoted(name)}")
+        remove = f"[ -e {quoted(name)} ] || exit 3; rm -rf {quoted(name)}"
+    else:
+        remove = f"python3 -m pip show --quiet {quoted(name)} 2>/dev/null || exit 3"
+        remove += f"; python3 -m pip uninstall --quiet --yes {quoted(name)}"
+    return Variation("removed", name, remove, needs_own_root=True)
 
 
 def chosen(augment: Augment, seed: int, task: str, attempt: str) -> list[Variation]:
@@ -116,6 +121,8 @@ async def apply(sandbox: Sandbox, task: Task, wanted: Sequence[Variation]) -> tu
 
 
 async def _applied(sandbox: Sandbox, task: Task, variation: Variation) -> bool:
+    if variation.needs_own_root and not sandbox.own_root:
+        return False
     if not variation.command:
         return True
     result = await sandbox.run(variation.command, task.command_limits(SECONDS), task.env)

@@ -215,7 +215,7 @@ class Apart:
     def __init__(self, sandbox: Sandbox, user: User, env: Mapping[str, str]):
         self._sandbox, self._user, self._env = sandbox, user, env
         self.id, self.work, self.home = sandbox.id, sandbox.work, env["HOME"]
-        self.model_url, self.bundles = sandbox.model_url, sandbox.bundles
+        self.model_url, self.bundles, self.own_root = sandbox.model_url, sandbox.bundles, sandbox.own_root
 
     async def run(
         self,

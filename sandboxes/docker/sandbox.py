@@ -53,6 +53,8 @@ class Made:
 class DockerSandbox:
     """A running container. DockerSandboxes starts one."""
 
+    own_root = True
+
     def __init__(self, engine: Engine, made: Made, remove: Callable[[], Coroutine[None, None, None]]):
         self.id, self.work, self.home = made.id, made.work, made.accounts["agent"].home
         self.model_url, self.bundles = made.model_url, made.bundles

@@ -237,6 +237,8 @@ class _Namespace:
 class BubblewrapSandbox(ProcessSandbox):
     """Directories of this machine, and namespaces in which processes see these as their own."""
 
+    own_root = True
+
     def __init__(self, sandbox_id: str, view: View, watch: Any, memory_mb: int | None):
         super().__init__(sandbox_id, view.directory, watch, memory_mb)
         self.work, self.home = WORK, HOME

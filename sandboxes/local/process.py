@@ -133,6 +133,7 @@ class ProcessSandboxes:
 class ProcessSandbox:
     """A directory with `work`, `home` and `tmp`, and the processes that carry its id in their environment."""
 
+    own_root = False
     model_url = bundles = ""
     disk_mb: int | None = None
     """At most so much is copied out."""

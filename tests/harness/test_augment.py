@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import select
 
 from harness.cli import main
@@ -18,7 +19,8 @@ from harness.tasks import Task
 from harness.tasks.verdict_options import Augment
 from proxy.pool.database import open_pool
 from proxy.pool.schema import attempts
-from sandboxes.base import Limits
+from sandboxes.base import Limits, Result, Spec
+from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.local.process import ProcessSandbox, ProcessSandboxes
 from tests.harness.conftest import HELLO, SHELL_AGENT, write_tasks
 
@@ -64,14 +66,47 @@ def test_one_more_variation_shifts_no_other() -> None:
 
 async def test_what_is_applied_and_what_is_passed_over(sandbox: ProcessSandbox) -> None:
     task = msgspec.convert(HELLO, Task)
-    wanted = [v for v in every(MANY) if v.kind not in ("version", "removed")]
+    wanted = [v for v in every(MANY) if not v.needs_own_root]
     wanted += list(every(Augment(shell=["/no/shell"])))
     applied, env = await apply(sandbox, task, wanted)
     assert "command=touch" in applied and "command=skip" not in applied and "shell=/no/shell" not in applied
     assert env["SHELL"] == "/bin/sh" and env["USER"] == env["LOGNAME"] == "dev" and env["TZ"] == "JST-9"
-    shown = await sandbox.run("ls; cat ~/.npmrc; python3 -m pip config list", Limits(), {})
-    assert "varied" in shown.output and "registry=http://127.0.0.1:9/" in shown.output
-    assert "global.index-url='http://127.0.0.1:9/simple'" in shown.output
+    assert "varied" in (await sandbox.run("ls", Limits(), {})).output
+
+
+class Recorder(ProcessSandbox):
+    """A process sandbox that notes each command and runs none, so that no command can do harm."""
+
+    commands: list[str]
+
+    async def run(self, command: str, *_: Any) -> Result:
+        self.commands.append(command)
+        return Result("exit", 0, "", 0, 0.0)
+
+
+async def test_what_would_change_the_machine_is_never_run_in_a_process_sandbox(tmp_path: Path) -> None:
+    recorder = Recorder("1-1-a", tmp_path, lambda _: None, None)
+    recorder.commands = []
+    harmful = [v for v in every(replace(MANY, remove=["c", "/opt/c"])) if v.kind in ("version", "removed", "mirror")]
+    assert len(harmful) == 6
+    assert await apply(recorder, msgspec.convert(HELLO, Task), harmful) == ([], {})
+    assert recorder.commands == []
+
+
+async def test_a_dead_mirror_is_configured_in_a_container(docker_engine: str) -> None:
+    sandboxes = await DockerSandboxes.open(Options(address=docker_engine, image="deb:py", run="test"))
+    sandbox = await sandboxes.start(Spec(profile="harbor", network="none", memory_mb=256))
+    try:
+        await sandbox.write("/etc/apt/sources.list", "deb https://deb.debian.org/debian bookworm main\n")
+        applied, _ = await apply(sandbox, msgspec.convert(HELLO, Task), list(every(Augment(mirror=True))))
+        shown = await sandbox.run("cat ~/.npmrc ~/.config/pip/pip.conf /etc/apt/sources.list", Limits(), {})
+    finally:
+        await sandbox.stop()
+        await sandboxes.close()
+    assert applied == ["mirror=dead"]
+    assert "registry=http://127.0.0.1:9/\n" in shown.output
+    assert "index-url = http://127.0.0.1:9/simple\n" in shown.output
+    assert "deb http://127.0.0.1:9/debian bookworm main\n" in shown.output
 
 
 async def test_a_variation_that_fails_is_the_environments_failure(sandbox: ProcessSandbox) -> None:
