@@ -23,6 +23,25 @@ class Constraint:
     """Exactly one call."""
 
 
+@dataclass(frozen=True)
+class CallGrammar:
+    """A tool call as the engine must write it: JSON of a schema between two fixed texts."""
+
+    begin: str
+    schema: Any
+    end: str
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """The form that the engine enforces on an answer: JSON of one schema, or, where `calls` has any, tool calls."""
+
+    schema: Any = None
+    calls: tuple[CallGrammar, ...] = ()
+    once: bool = False
+    """The answer is exactly one call."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Call:
     """What the agent asks."""
@@ -36,7 +55,7 @@ class Call:
     max_new_tokens: int | None = None
     stop: tuple[str, ...] = ()
     sampling: dict[str, float] = field(default_factory=dict)
-    """The sampling parameters that the agent named, in SGLang's names."""
+    """The sampling parameters that the agent named (temperature, top_p, ...)."""
     constraint: Constraint | None = None
     """The prescribed form of the answer; None where it is free."""
     choices: int = 1

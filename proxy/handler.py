@@ -10,15 +10,14 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Any
 
 from aiohttp import web
 
 from proxy.call import Call, CallError, Overflow, Reply
 from proxy.config import LimitsConfig
 from proxy.dialects.base import Counting, Dialect
-from proxy.dialects.structured_output import UNTRAINABLE, engine_params
-from proxy.engine.client import Ask, EngineError
+from proxy.dialects.structured_output import UNTRAINABLE, grammar
+from proxy.engine.client import RESERVED_TOKENS, EngineError, SamplingRequest
 from proxy.engine.fleet import Fleet, Route
 from proxy.engine.moe_config import Mixture
 from proxy.engine.replica import Origin
@@ -50,9 +49,6 @@ TRAINING: dict[str, float] = {
 
 LONG = 4096
 """Tokens beyond which a call is streamed from the engine even when the agent does not stream."""
-
-RESERVED = 8
-"""Tokens of the context that SGLang keeps for itself: it refuses prompts that come closer to the end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +161,7 @@ class Handler:
         except TemplateError as error:
             raise CallError(400, "invalid_request", str(error), dialect.PROMPT) from error
         prompt = found[1]
-        limit, length = self._settings.context_length - RESERVED, len(prompt.ids)
+        limit, length = self._settings.context_length - RESERVED_TOKENS, len(prompt.ids)
         if length >= limit and not any_length:
             raise Overflow(length, limit, dialect.PROMPT)
         self._metrics.continued.update(() if any_length else prompt.counted)
@@ -195,8 +191,6 @@ class Handler:
             async for ids in events:
                 await wire.send(await self._means.work.sized(len(ids), session.attempt, turn.take, ids))
         turn.sampling.check()
-        if turn.sampling.finish == "abort":
-            raise EngineError("failed", "the engine aborted the call (paused or restarted?); send it again")
         if (mixture := self._settings.mixture) is not None:
             start, length = turn.prompt.routed, len(turn.prompt.ids)
             size = length - start + len(turn.sampling.ids)
@@ -205,20 +199,22 @@ class Handler:
 
     def _tokens(self, route: Route | ProviderRoute, session: Session, turn: Turn) -> AsyncGenerator[list[int], None]:
         call, limit = turn.call, self._limit(turn)
-        params: dict[str, Any] = TRAINING | (call.sampling if session.attempt.purpose == "session" else {})
-        params |= {"max_new_tokens": limit, "skip_special_tokens": False}
-        params["stop_token_ids"] = list(self._template.ends)
-        params |= engine_params(call, self._template.form)
-        if call.stop:
-            params |= {"stop": list(call.stop), "no_stop_trim": True}
-        stream = call.stream or limit > LONG  # a long answer comes in events, so that a dead engine is noticed
-        routed_from = None if self._settings.mixture is None else turn.prompt.routed
-        ask = Ask(turn.prompt.written, len(turn.prompt.ids), params, stream, routed_from=routed_from)
-        return route.sample(ask, turn.sampling)
+        request = SamplingRequest(
+            prompt=turn.prompt.written,
+            prompt_length=len(turn.prompt.ids),
+            max_new_tokens=limit,
+            distribution=TRAINING | (call.sampling if session.attempt.purpose == "session" else {}),
+            end_ids=tuple(self._template.ends),
+            stop=call.stop,
+            grammar=grammar(call, self._template.form),
+            stream=call.stream or limit > LONG,  # a long answer comes in events, so that a dead engine is noticed
+            routed_from=None if self._settings.mixture is None else turn.prompt.routed,
+        )
+        return route.sample(request, turn.sampling)
 
     def _limit(self, turn: Turn) -> int:
         """How many tokens the answer may have."""
-        room = self._settings.context_length - RESERVED - len(turn.prompt.ids)
+        room = self._settings.context_length - RESERVED_TOKENS - len(turn.prompt.ids)
         limits = (turn.call.max_new_tokens, self._settings.max_new_tokens, room)
         return min(limit for limit in limits if limit is not None)
 

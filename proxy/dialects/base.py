@@ -17,7 +17,7 @@ DONE = b"data: [DONE]\n\n"
 COMMENT = b": keep-alive\n\n"
 CARRIER = b"blackforge:"
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
-"""Sampling parameters that have SGLang's names in a request."""
+"""Sampling parameters that a request may name."""
 
 
 class EventStream(Protocol):

@@ -1,4 +1,4 @@
-"""Answers of a prescribed form: JSON of a schema, or calls of functions. What is asked, and how the engine is told.
+"""Answers of a prescribed form: JSON of a schema, or calls of functions. It reads what is asked and makes the grammar.
 
 The engine's grammar holds from the first sampled token, so a prescribed answer has no reasoning. Such turns are not
 trained: a grammar changes the distribution that they are sampled from. Left out: free text around the prescribed form,
@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.call import Call, Constraint
+from proxy.call import Call, CallGrammar, Constraint, Grammar
 from proxy.dialects.base import refuse
 from proxy.parsing.formats import Format
 
@@ -67,19 +67,22 @@ def call_of(field: str, names: Sequence[str], tools: Tools) -> Constraint:
     return Constraint(field, calls=tuple(names or offered), once=len(names) == 1)
 
 
-def engine_params(call: Call, form: Format) -> dict[str, str]:
-    """The sampling parameters that prescribe the answer's form; CallError 400 where the model's format has no way."""
+def grammar(call: Call, form: Format) -> Grammar | None:
+    """The grammar of the call's constraint; CallError 400 where the model's tool-call format has no way to write it."""
     constraint = call.constraint
     if constraint is None:
-        return {}
+        return None
     if constraint.calls is None:
-        return {"json_schema": _json(constraint.schema)}
+        return Grammar(constraint.schema)
     if form.written is None:
         refuse(constraint.field, "asks for a call, which is not served for models that write calls as this one does")
+    before, between, after = form.written
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in call.tools}
-    tags = [_tag(name, schemas[name], form.written) for name in constraint.calls]
-    rule = {"type": "tags_with_separator", "tags": tags, "separator": "\n", "at_least_one": True}
-    return {"structural_tag": _json({"type": "structural_tag", "format": rule | {"stop_after_first": constraint.once}})}
+    calls = [
+        CallGrammar(f"{before}{msgspec.json.encode(name).decode()}{between}", schemas[name] or ANY_OBJECT, after)
+        for name in constraint.calls
+    ]
+    return Grammar(calls=tuple(calls), once=constraint.once)
 
 
 def openai_fields(constraint: Constraint) -> dict[str, Any]:
@@ -89,13 +92,3 @@ def openai_fields(constraint: Constraint) -> dict[str, Any]:
         return {"response_format": form}
     named = {"type": "function", "function": {"name": constraint.calls[0]}}
     return {"tool_choice": named if constraint.once else "required"}
-
-
-def _tag(name: str, schema: Any, written: tuple[str, str, str]) -> dict[str, Any]:
-    before, between, after = written
-    content = {"type": "json_schema", "json_schema": schema or ANY_OBJECT}
-    return {"type": "tag", "begin": f"{before}{_json(name)}{between}", "content": content, "end": after}
-
-
-def _json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()

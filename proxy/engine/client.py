@@ -1,5 +1,6 @@
 """Samples from an engine over SGLang's `/generate`: token ids in; ids, logprobs and weight versions out.
 
+This is the only module that knows the names of SGLang's parameters; the handler asks with a `SamplingRequest`.
 One `Sampling` is one call. It fills up while the engine sends; what has come stays readable when the engine dies or the
 client goes away. Left out: choosing between replicas and any retry (fleet.py).
 """
@@ -9,7 +10,7 @@ import ssl
 import uuid
 from array import array
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
@@ -18,11 +19,14 @@ import aiohttp
 import msgspec
 from httptools import HttpParserError
 
+from proxy.call import Grammar
 from proxy.engine.http import Connections
 from proxy.engine.moe_config import Mixture
 from proxy.pool.completions.records import VersionSpan
 from proxy.pool.completions.routed_experts import Experts, narrowed
 
+RESERVED_TOKENS = 8
+"""Tokens of the context that SGLang 0.5.23 keeps for itself: it refuses prompts that come closer to the end."""
 ABORT_SECONDS = 5
 EVENT = b"data: {"
 REFUSALS = (400, 413, 422)
@@ -98,22 +102,30 @@ class Description:
     """It moves cached prefixes to the host's memory and back (HiCache)."""
 
 
-@dataclass(frozen=True)
-class Ask:
-    """What the engine is asked: prompt tokens and SGLang's sampling parameters."""
+@dataclass(frozen=True, kw_only=True)
+class SamplingRequest:
+    """One model call for the engine: the prompt's tokens, how to sample and where to stop."""
 
     prompt: bytes
-    """The ids as a JSON list."""
-    length: int
-    """How many they are."""
-    params: dict[str, Any]
-    stream: bool
+    """The prompt's token ids as a JSON list."""
+    prompt_length: int
+    """The number of the prompt's tokens."""
+    max_new_tokens: int
+    distribution: Mapping[str, float] = field(default_factory=dict)
+    """Sampling parameters (temperature, top_p, ...); the engine's defaults hold for what is left out."""
+    end_ids: Sequence[int] = ()
+    """Tokens that end the answer, besides the model's own end token."""
+    stop: Sequence[str] = ()
+    """Texts that end the answer. The engine returns their tokens, too, so that the row has all that was sampled."""
+    grammar: Grammar | None = None
+    """The form that the engine enforces; None where the answer is free."""
+    stream: bool = False
     rank: int | None = None
-    """The data-parallel rank that is to sample; the engine's choice when None."""
+    """The data-parallel rank that samples; the engine chooses when None."""
     salt: str = ""
-    """Cached prefixes of calls with another salt are not used."""
+    """The engine uses only those cached prefixes that were stored with the same salt."""
     routed_from: int | None = None
-    """The position from which on the engine is to say which experts it chose; None: it need not."""
+    """The engine returns the chosen experts from this position on; None: it returns none."""
 
 
 @dataclass
@@ -161,13 +173,15 @@ class Sampling:
             raise EngineError(_kind(finish.status_code), f"the engine ended the call: {finish.message}")
 
     def check(self) -> None:
-        """Every token must have come with its logprob."""
+        """Raise EngineError unless the engine ended the answer by itself and every token has its logprob."""
         if len(self.logprobs) != len(self.ids):
             raise EngineError(
                 "no_logprobs",
                 f"the engine returned {len(self.logprobs)} logprobs for {len(self.ids)} tokens; "
                 "use SGLang 0.5.23 or later, or the scripted engine",
             )
+        if self.finish == "abort":
+            raise EngineError("failed", "the engine aborted the call (paused or restarted?); send it again")
 
     def read_experts(self, prompt_length: int, start: int, mixture: Mixture) -> None:
         """Take the experts of the positions from `start` to the last sampled token, which has none."""
@@ -228,14 +242,14 @@ class EngineClient:
         except (aiohttp.ClientError, TimeoutError, ConnectionError, msgspec.DecodeError) as error:
             raise EngineError("failed", f"the engine at {self.url} did not answer {path} ({error})") from error
 
-    async def sample(self, ask: Ask, into: Sampling) -> AsyncGenerator[list[int], None]:
+    async def sample(self, request: SamplingRequest, into: Sampling) -> AsyncGenerator[list[int], None]:
         """Yield the new token ids of each event (of the whole answer when not streamed) while filling `into`.
 
         When the iteration is cancelled or closed early, the engine is told to stop and what it still sends is taken.
         """
         rid, answer = uuid.uuid4().hex, _Answer(into)
         try:
-            connection = await self._connections.post("/generate", _body(rid, ask), answer)
+            connection = await self._connections.post("/generate", _body(rid, request), answer)
         except ssl.SSLError as error:
             raise EngineError("unreachable", f"the engine at {self.url} cannot be trusted ({error})") from error
         except OSError as error:
@@ -278,17 +292,41 @@ class EngineClient:
                     pass
 
 
-def _body(rid: str, ask: Ask) -> bytes:
-    """The request of `/generate`."""
-    body: dict[str, Any] = {"rid": rid, "input_ids": msgspec.Raw(ask.prompt), "sampling_params": ask.params}
-    body |= {"stream": ask.stream, "return_logprob": True}
-    if ask.rank is not None:
-        body["routed_dp_rank"] = ask.rank
-    if ask.salt:
-        body["cache_salt"] = ask.salt
-    if ask.routed_from is not None:
-        body |= {"return_routed_experts": True, "routed_experts_start_len": ask.routed_from}
+def _body(rid: str, request: SamplingRequest) -> bytes:
+    """Encode the request as the JSON of `/generate`."""
+    body: dict[str, Any] = {"rid": rid, "input_ids": msgspec.Raw(request.prompt)}
+    body |= {"sampling_params": _sampling_params(request), "stream": request.stream, "return_logprob": True}
+    if request.rank is not None:
+        body["routed_dp_rank"] = request.rank
+    if request.salt:
+        body["cache_salt"] = request.salt
+    if request.routed_from is not None:
+        body |= {"return_routed_experts": True, "routed_experts_start_len": request.routed_from}
     return msgspec.json.encode(body)
+
+
+def _sampling_params(request: SamplingRequest) -> dict[str, Any]:
+    """The request in the names of SGLang's `sampling_params`."""
+    params: dict[str, Any] = {**request.distribution, "max_new_tokens": request.max_new_tokens}
+    params |= {"skip_special_tokens": False, "stop_token_ids": list(request.end_ids)}
+    if request.stop:
+        params |= {"stop": list(request.stop), "no_stop_trim": True}
+    if request.grammar is not None:
+        params |= grammar_params(request.grammar)
+    return params
+
+
+def grammar_params(grammar: Grammar) -> dict[str, str]:
+    """A grammar in the names of SGLang's `sampling_params`: a JSON schema, or a structural tag (xgrammar's name)."""
+    if not grammar.calls:
+        return {"json_schema": msgspec.json.encode(grammar.schema).decode()}
+    tags = []
+    for call in grammar.calls:
+        content = {"type": "json_schema", "json_schema": call.schema}
+        tags.append({"type": "tag", "begin": call.begin, "content": content, "end": call.end})
+    rule = {"type": "tags_with_separator", "tags": tags, "separator": "\n", "at_least_one": True}
+    tag = {"type": "structural_tag", "format": rule | {"stop_after_first": grammar.once}}
+    return {"structural_tag": msgspec.json.encode(tag).decode()}
 
 
 class _Answer:

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 
 from proxy.engine.circuit import ELSEWHERE, REPLICA
-from proxy.engine.client import Ask, EngineError, Sampling
+from proxy.engine.client import EngineError, Sampling, SamplingRequest
 from proxy.engine.moe_config import layered_cache
 from proxy.engine.replica import KEEP, Origin, Place, Replica, Visit
 from proxy.engine.routing import choose, rates
@@ -128,15 +128,15 @@ class Route:
         self._origin = origin
         self._tried: set[str] = set()
 
-    async def sample(self, ask: Ask, into: Sampling) -> AsyncGenerator[list[int], None]:
+    async def sample(self, request: SamplingRequest, into: Sampling) -> AsyncGenerator[list[int], None]:
         """As EngineClient.sample, at the place that is best for this call and was not tried before."""
-        place = self._fleet.pick(self._origin, ask.length, self._tried)
+        place = self._fleet.pick(self._origin, request.prompt_length, self._tried)
         self._tried.add(place.replica.url)
-        if ask.routed_from is not None and place.replica.layered:
+        if request.routed_from is not None and place.replica.layered:
             raise EngineError("no_experts", layered_cache(f"the engine at {place.replica.url}"))
-        visit = Visit(place, self._origin, ask)
+        visit = Visit(place, self._origin, request)
         try:
-            async with aclosing(place.replica.client.sample(place.addressed(ask), into)) as events:
+            async with aclosing(place.replica.client.sample(place.addressed(request), into)) as events:
                 async for ids in events:
                     visit.sampled(into)
                     yield ids

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 
 from proxy.engine.circuit import Circuit
-from proxy.engine.client import Ask, Description, EngineClient, Sampling
+from proxy.engine.client import Description, EngineClient, Sampling, SamplingRequest
 from proxy.engine.routing import Load, Meter, Slot
 
 KEEP = 4096
@@ -75,17 +75,17 @@ class Place:
         """As a prompt of `length` tokens finds it."""
         return Load(self.slot, self.in_flight, self.waiting, self.held.of(origin, length), rate)
 
-    def addressed(self, ask: Ask) -> Ask:
-        """The call with this rank, and with the cache salt where one is needed."""
-        return replace(ask, rank=self.slot.rank, salt=self.replica.salt)
+    def addressed(self, request: SamplingRequest) -> SamplingRequest:
+        """The request with this rank, and with the cache salt where one is needed."""
+        return replace(request, rank=self.slot.rank, salt=self.replica.salt)
 
 
 class Visit:
     """One call at one place, from when it is sent until it ends in whatever way."""
 
-    def __init__(self, place: Place, origin: Origin, ask: Ask):
-        self._place, self._origin, self._streamed = place, origin, ask.stream
-        self._length = length = ask.length
+    def __init__(self, place: Place, origin: Origin, request: SamplingRequest):
+        self._place, self._origin, self._streamed = place, origin, request.stream
+        self._length = length = request.prompt_length
         self._ahead = place.waiting
         self._waits = length - place.held.of(origin, length)
         self._sent = time.monotonic()

@@ -17,7 +17,7 @@ from typing import Any
 
 from proxy.call import Call, Reply, ToolCall
 from proxy.dialects.structured_output import openai_fields
-from proxy.engine.client import Ask, EngineError, Sampling
+from proxy.engine.client import EngineError, Sampling, SamplingRequest
 from proxy.engine.replica import Origin, Replica
 from proxy.http.redact import redacted
 from proxy.parsing.turn_parser import Piece, Reasoning, Text
@@ -141,7 +141,7 @@ class ProviderRoute:
     def goes_on(self, _error: EngineError) -> bool:
         return False
 
-    async def sample(self, ask: Ask, into: Sampling) -> AsyncGenerator[list[Any], None]:
+    async def sample(self, request: SamplingRequest, into: Sampling) -> AsyncGenerator[list[Any], None]:
         """Yield the pieces as they come, while filling `into`."""
         assert isinstance(into, Said) and into.call is not None, "a provider is asked for text turns"
         wanted = _request(into.call) | {"model": self._provider.model, "timeout": self._provider.silence_seconds}

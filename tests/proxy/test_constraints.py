@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from proxy.call import Call
-from proxy.dialects.structured_output import call_of, engine_params
+from proxy.dialects.structured_output import call_of, grammar
+from proxy.engine.client import grammar_params
 from proxy.engine.sglang import Sglang
 from proxy.parsing.formats import FORMATS, Schemas
 from proxy.parsing.formats.qwen import Qwen
@@ -108,7 +109,9 @@ async def test_what_cannot_be_prescribed_is_refused(
 def test_forced_calls_are_calls_of_the_format(name: str) -> None:
     form, tools = FORMATS[name](), (SHELL, {"type": "function", "function": {"name": "stop"}})
     asked = Call(model="m", tools=tools, constraint=call_of("tool_choice", [], tools))
-    rule = msgspec.json.decode(engine_params(asked, form)["structural_tag"])["format"]
+    rules = grammar(asked, form)
+    assert rules is not None
+    rule = msgspec.json.decode(grammar_params(rules)["structural_tag"])["format"]
     bodies = ['{"command":"ls"}', "{}"]
     text = rule["separator"].join(f"{t['begin']}{b}{t['end']}" for t, b in zip(rule["tags"], bodies, strict=True))
     parser = TurnParser(form, tools=Schemas(tools), reasoning=False)

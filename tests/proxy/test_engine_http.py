@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from proxy.engine.client import Ask, EngineClient, EngineError, Sampling
+from proxy.engine.client import EngineClient, EngineError, Sampling, SamplingRequest
 from proxy.engine.http import Connections
 
 JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
@@ -19,6 +19,7 @@ BODY = b'{"ok": 1}'
 SIZED = JSON + b"Content-Length: 9\r\n\r\n" + BODY
 CHUNKED = JSON + b"Transfer-Encoding: chunked\r\n\r\n4\r\n" + BODY[:4] + b"\r\n5\r\n" + BODY[4:] + b"\r\n0\r\n\r\n"
 UNSIZED = JSON + b"\r\n" + BODY
+REQUEST = SamplingRequest(prompt=b"[1]", prompt_length=1, max_new_tokens=1, stream=True)
 
 
 @dataclass
@@ -159,7 +160,7 @@ async def test_what_the_engine_said_before_it_was_silent_is_kept() -> None:
     async with serving(server := Server(head + b"%x\r\n%b\r\n" % (len(event), event))):
         client, sampling = EngineClient(server.url, silence_seconds=0.2), Sampling()
         with pytest.raises(EngineError, match="sent nothing for too long") as caught:
-            assert [ids async for ids in client.sample(Ask(b"[1]", 1, {}, True), sampling)] == [[7]]
+            assert [ids async for ids in client.sample(REQUEST, sampling)] == [[7]]
         assert caught.value.kind == "silent" and sampling.ids.tolist() == [7]
         await client.close()
 
@@ -168,7 +169,7 @@ async def test_a_server_that_speaks_no_tls_is_not_trusted() -> None:
     async with serving(server := Server(b"no tls")):
         client = EngineClient(server.url.replace("http:", "https:"))
         with pytest.raises(EngineError, match="cannot be trusted|does not answer") as caught:
-            async for _ in client.sample(Ask(b"[1]", 1, {}, True), Sampling()):
+            async for _ in client.sample(REQUEST, Sampling()):
                 pass
         assert caught.value.kind == "unreachable" and isinstance(caught.value.__cause__, ssl.SSLError | OSError)
         await client.close()

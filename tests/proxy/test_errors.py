@@ -13,7 +13,7 @@ import pytest
 
 from proxy.commands.main import main
 from proxy.config import Config, EngineConfig
-from proxy.engine.client import Ask, Sampling
+from proxy.engine.client import Sampling, SamplingRequest
 from proxy.engine.fleet import Fleet, Route
 from proxy.engine.replica import Origin
 from proxy.engine.scripted import Fault, Reply, ScriptedEngine
@@ -113,8 +113,8 @@ async def test_an_engine_that_refuses(serve: Serve, status: int, ours: int) -> N
 class Buggy(Route):
     """Tokens, then a bug."""
 
-    async def sample(self, ask: Ask, into: Sampling) -> AsyncGenerator[list[int], None]:
-        async for ids in super().sample(ask, into):
+    async def sample(self, request: SamplingRequest, into: Sampling) -> AsyncGenerator[list[int], None]:
+        async for ids in super().sample(request, into):
             yield ids
             raise ZeroDivisionError
 

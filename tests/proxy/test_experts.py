@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.config import Config, EngineConfig
-from proxy.engine.client import Ask, Description, EngineError, Sampling
+from proxy.engine.client import Description, EngineError, Sampling, SamplingRequest
 from proxy.engine.fleet import Fleet
 from proxy.engine.moe_config import Mixture
 from proxy.engine.replica import Origin
@@ -139,7 +139,8 @@ def test_a_hierarchical_cache_is_refused_where_we_start_it(mixture: Path, tmp_pa
 async def test_a_replica_with_a_hierarchical_cache_is_not_asked() -> None:
     fleet = Fleet(["http://127.0.0.1:9"])
     fleet.replicas[0].described(Description(ranks=1, stores=False, layered=True))
-    route, ask = fleet.route(Origin(1, None, 0)), Ask(b"[1]", 1, {}, True, routed_from=0)
+    route = fleet.route(Origin(1, None, 0))
+    request = SamplingRequest(prompt=b"[1]", prompt_length=1, max_new_tokens=1, routed_from=0)
     with pytest.raises(EngineError, match="start it without --enable-hierarchical-cache"):
-        await anext(route.sample(ask, Sampling()))
+        await anext(route.sample(request, Sampling()))
     await fleet.close()

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from proxy.engine import process
 from proxy.engine.circuit import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, Circuit
-from proxy.engine.client import Ask, Sampling
+from proxy.engine.client import Sampling, SamplingRequest
 from proxy.engine.fleet import Fleet
 from proxy.engine.replica import Origin, Replica, Visit
 from proxy.engine.scripted import Fault, Reply, ScriptedEngine
@@ -179,7 +179,8 @@ async def test_only_the_first_token_of_a_stream_without_an_update_measures_the_p
     replica = Replica("http://127.0.0.1:9", 1)
     replica.serves("v1")
     (place,) = replica.places
-    visit = Visit(place, Origin(1, None, 0), Ask(b"[]", 1000, {}, stream))
+    request = SamplingRequest(prompt=b"[]", prompt_length=1000, max_new_tokens=1, stream=stream)
+    visit = Visit(place, Origin(1, None, 0), request)
     assert (place.in_flight, place.waiting) == (1, 1000)
     visit.sampled(Sampling(version=version))
     visit.end()

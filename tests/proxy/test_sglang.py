@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from proxy.engine.client import RESERVED_TOKENS
 from proxy.engine.sglang import Sglang
-from proxy.handler import RESERVED
 from proxy.pool.completions.records import Completion, VersionSpan
 from proxy.prompt.template import ChatTemplate
 from tests.proxy.conftest import SHELL, Serve, listening, user
@@ -145,11 +145,11 @@ async def test_the_context_can_be_filled_to_the_last_token(
     stand = await serve(url=sglang_engine.url, silence=280)
     assert template.context_length is not None
     frame = len(template.encode(template.render([user(" a")], []))) - len(template.encode(" a"))
-    answer = await stand.chat(user(" a" * (template.context_length - frame - RESERVED - 2)), max_tokens=32000)
+    answer = await stand.chat(user(" a" * (template.context_length - frame - RESERVED_TOKENS - 2)), max_tokens=32000)
     assert answer["status"] == 200, answer
     row = stand.recorded()[-1]
     assert len(row.sampled) == 2 or row.finish_reason == "stop"
-    answer = await stand.chat(user(" a" * (template.context_length - frame - RESERVED)))
+    answer = await stand.chat(user(" a" * (template.context_length - frame - RESERVED_TOKENS)))
     assert (answer["status"], answer["error"]["code"]) == (400, "context_length_exceeded")
 
 
