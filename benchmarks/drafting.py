@@ -23,13 +23,13 @@ from safetensors.torch import save_file
 
 from benchmarks.said import alone, facts, say
 from trainer.config import Config, Parallel
-from trainer.data.micro_batch import Packed
+from trainer.data.micro_batch import MicroBatch
 from trainer.data.packing import plan
 from trainer.data.row import Row
-from trainer.data.tree import Run
+from trainer.data.tree import TokenRun
 from trainer.loss.named_losses import rule_of
 from trainer.loss.policy_loss import imitation, policy_loss
-from trainer.megatron.mtp.loss import Drafts
+from trainer.megatron.mtp.loss import DraftMetrics
 from trainer.megatron.parallel import Ranks, process_groups
 from trainer.policy import LossOf, Policy
 
@@ -115,7 +115,7 @@ def policy_of(source: Path, ranks: Ranks, train: bool) -> Policy:
     return Policy(source, config, ranks)
 
 
-def update(policy: Policy, rows: list[Row], loss: LossOf, rate: float = 2e-3) -> Drafts:
+def update(policy: Policy, rows: list[Row], loss: LossOf, rate: float = 2e-3) -> DraftMetrics:
     (micros,) = plan(rows, 1, 32_768)
     done = policy.update(micros, sum(len(row.places) for row in rows), loss, rate)
     assert done.drafts is not None
@@ -131,7 +131,7 @@ def rows_of(tokens: np.ndarray, logp: np.ndarray, advantage: np.ndarray) -> list
     ]
 
 
-def imitate(policy: Policy, language: Language, steps: int) -> list[Drafts]:
+def imitate(policy: Policy, language: Language, steps: int) -> list[DraftMetrics]:
     rng, nothing = np.random.default_rng(1), np.zeros((BATCH, LENGTH), dtype=np.float32)
     return [update(policy, rows_of(language.samples(rng), nothing, nothing), imitation) for _ in range(steps)]
 
@@ -144,10 +144,10 @@ def sample(policy: Policy, rng: np.random.Generator) -> tuple[np.ndarray, np.nda
     for size in range(2, LENGTH):
         starts = [row * size for row in range(BATCH + 1)]
         last = torch.tensor(starts[1:]) - 1
-        packed = Packed(
+        packed = MicroBatch(
             tokens=tokens.flatten(),
             positions=torch.arange(size).repeat(BATCH),
-            runs=tuple(Run(start, end, end, 0) for start, end in pairwise(starts)),
+            runs=tuple(TokenRun(start, end, end, 0) for start, end in pairwise(starts)),
             rows=last,
             labels=last,
             branches=torch.arange(BATCH),
@@ -159,7 +159,7 @@ def sample(policy: Policy, rng: np.random.Generator) -> tuple[np.ndarray, np.nda
     return tokens.numpy(), logp.numpy()
 
 
-def reinforce(policy: Policy, language: Language, steps: int) -> tuple[list[Drafts], list[float]]:
+def reinforce(policy: Policy, language: Language, steps: int) -> tuple[list[DraftMetrics], list[float]]:
     """CISPO on the policy's own samples. What was drafted in each step, and the share of tokens that were rewarded."""
     rng = np.random.default_rng(2)
     drafts, rewards = [], []

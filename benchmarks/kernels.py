@@ -31,7 +31,7 @@ from trainer.data.row import Row
 from trainer.data.tree import build
 from trainer.megatron.attention.kernels import tree_attention
 from trainer.megatron.attention.magi import fits
-from trainer.megatron.layout import Layout
+from trainer.megatron.layout import AttentionLayout
 from trainer.megatron.parallel import Ranks, process_groups
 from trainer.policy import Policy
 
@@ -78,7 +78,7 @@ def attention(rows: list[Row], repeats: int) -> dict[str, Any]:
     """The kernel over a tree against flash attention."""
     runs = tuple(build(rows).runs)
     size, scale = runs[-1].end, WIDTH**-0.5
-    layout = Layout(runs, (0, size))
+    layout = AttentionLayout(runs, (0, size))
     inputs = heads(size, torch.bfloat16)
     singles = [heads(row.inputs, torch.bfloat16) for row in rows]
     with torch.no_grad():

@@ -28,7 +28,7 @@ from trainer.config import Config, Parallel
 from trainer.data.assemble import Batch, Choice, assemble
 from trainer.data.packing import pack, plan
 from trainer.data.tree import distinct
-from trainer.loss.policy_loss import Sums, policy_loss
+from trainer.loss.policy_loss import LossSums, policy_loss
 from trainer.megatron.optimizer import set_learning_rate, sum_gradients
 from trainer.megatron.parallel import Ranks, process_groups
 from trainer.megatron.schedule import forward_backward
@@ -86,7 +86,7 @@ class Bench:
         parts = [pack(rows, self.policy.share, way.merge) for rows in micros]
         laps.lap("pack")
 
-        def loss(number: int, edges: Tensor) -> tuple[Tensor, Sums]:
+        def loss(number: int, edges: Tensor) -> tuple[Tensor, LossSums]:
             packed, tokens = parts[number]
             total, sums = policy_loss(edges[packed.branches], tokens, RULE)
             return total / batch.tokens, sums

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from benchmarks.said import alone, facts, say
 from trainer.config import Config, Parallel
-from trainer.data.packing import Share, pack, plan
+from trainer.data.packing import ContextShard, pack, plan
 from trainer.data.row import Row
 from trainer.data.tree import build
 from trainer.loss.named_losses import rule_of
@@ -264,7 +264,7 @@ def packing_rate() -> float:
         began = time.perf_counter()
         (micros,) = plan(rows, 1, 32_768)
         for micro in micros:
-            pack(micro, Share(torch.device("cpu")))
+            pack(micro, ContextShard(torch.device("cpu")))
         rates.append(size / (time.perf_counter() - began))
     return median(rates)
 

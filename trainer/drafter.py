@@ -20,12 +20,12 @@ from torch.utils.checkpoint import checkpoint
 from proxy.pool.errors import UserError
 from trainer import config as settings
 from trainer.config.model_shape import Shape
-from trainer.data.micro_batch import Packed
+from trainer.data.micro_batch import MicroBatch
 from trainer.data.row import Row
 from trainer.megatron.model.model import PolicyModel
-from trainer.megatron.mtp.head import Head, TensorShards, context_of, teacher_states
-from trainer.megatron.mtp.loss import Drafts, acceptance, drafted_places, tail_kl
-from trainer.megatron.mtp.weights import LAYOUTS, load_head
+from trainer.megatron.mtp.head import MTPHead, TensorParallelVocabulary, head_input, teacher_states
+from trainer.megatron.mtp.loss import DraftMetrics, acceptance, drafted_places, tail_kl
+from trainer.megatron.mtp.weights import HEAD_NAMINGS, load_head
 from trainer.megatron.optimizer import build_optimizer, set_learning_rate, sum_gradients, wrap
 from trainer.megatron.parallel import sum_over_data_ranks
 
@@ -34,20 +34,20 @@ class Drafter:
     """One update: `begin`, then `learn` behind the policy's forward pass of each micro-batch, then `finish`."""
 
     def __init__(self, model: PolicyModel, shape: Shape, source: Path, config: settings.Config):
-        if shape.family not in LAYOUTS:
+        if shape.family not in HEAD_NAMINGS:
             raise UserError(
                 f"{source} is of family {shape.family}, for which SGLang has no draft model; set mtp.drafts = 0 or use "
-                f"one of {', '.join(LAYOUTS)}"
+                f"one of {', '.join(HEAD_NAMINGS)}"
             )
-        self.model, self.options, self.layout = model, config.mtp, LAYOUTS[shape.family]
+        self.model, self.options, self.layout = model, config.mtp, HEAD_NAMINGS[shape.family]
         device = next(model.parameters()).device
-        self.head = Head(model).to(device)
+        self.head = MTPHead(model).to(device)
         load_head(self.head, model, source, self.layout)
         self.ddp = wrap(self.head, config.parallel)
         options = msgspec.structs.replace(config.optimizer, lr=config.mtp.lr or config.optimizer.lr)
         self.optimizer = build_optimizer(self.ddp, options, config.parallel)
         self.pace = options.lr / config.optimizer.lr
-        self.shards = TensorShards()
+        self.shards = TensorParallelVocabulary()
         self.hidden: Tensor | None = None
         # what the LM head takes leaves the model nowhere else
         model.decoder.register_forward_hook(self._keep)
@@ -65,7 +65,7 @@ class Drafter:
         self.counts = sum_over_data_ranks(torch.tensor(counts, dtype=torch.float64, device=device))
         self.sums = torch.zeros(2, self.options.drafts, dtype=torch.float64, device=device)
 
-    def learn(self, rows: Sequence[Row], packed: Packed) -> None:
+    def learn(self, rows: Sequence[Row], packed: MicroBatch) -> None:
         """Add this micro-batch's gradient to the head's; `packed` is what the policy has just computed."""
         assert self.hidden is not None
         hidden, self.hidden = self.hidden, None
@@ -74,9 +74,9 @@ class Drafter:
         if self.options.train:
             loss.backward()
 
-    def loss(self, rows: Sequence[Row], packed: Packed, hidden: Tensor) -> Tensor:
+    def loss(self, rows: Sequence[Row], packed: MicroBatch, hidden: Tensor) -> Tensor:
         """sum_d 1 / D sum_places KL / places of draft d in the whole batch. Branches that share a place each count."""
-        context = context_of(self.model, packed, hidden, self.options.drafts, self.layout.masks_first)
+        context = head_input(self.model, packed, hidden, self.options.drafts, self.layout.masks_first)
         teacher = teacher_states(self.model, hidden)
         losses = []
         for index, states in enumerate(self.ddp(context)):
@@ -103,7 +103,7 @@ class Drafter:
         q = _wide(self.model.frozen_logits(student))
         return tail_kl(p, q, self.options.k, self.shards), acceptance(p, q.detach(), self.shards)
 
-    def finish(self, rate: float) -> Drafts:
+    def finish(self, rate: float) -> DraftMetrics:
         """One step of the head's optimizer, at `rate` of the policy's."""
         norm = 0.0
         if self.options.train:
@@ -113,10 +113,10 @@ class Drafter:
         if not math.isfinite(norm):
             raise UserError(f"the gradient norm of the MTP head is {norm}; lower mtp.lr and start again")
         means = sum_over_data_ranks(self.sums) / self.counts.clamp(min=1)
-        return Drafts(loss=means[0].mean().item(), grad_norm=norm, accepted=tuple(means[1].tolist()))
+        return DraftMetrics(loss=means[0].mean().item(), grad_norm=norm, accepted=tuple(means[1].tolist()))
 
 
-def drafted_at(rows: Sequence[Row], packed: Packed, depth: int) -> tuple[Tensor, Tensor]:
+def drafted_at(rows: Sequence[Row], packed: MicroBatch, depth: int) -> tuple[Tensor, Tensor]:
     """Distinct places where draft `depth` is compared with the policy, and how many branches each is one of."""
     nodes = packed.rows[packed.branches].cpu().numpy()[drafted_places(rows, depth)]
     places, branches = (torch.from_numpy(found) for found in np.unique(nodes, return_counts=True))

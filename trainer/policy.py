@@ -11,27 +11,27 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from proxy.pool.errors import UserError
 from trainer import config as settings
 from trainer.config.model_shape import read_shape
-from trainer.data.micro_batch import Packed
-from trainer.data.packing import Share, pack
+from trainer.data.micro_batch import MicroBatch
+from trainer.data.packing import ContextShard, pack
 from trainer.data.routed_experts import replayed
 from trainer.data.row import Row
 from trainer.drafter import Drafter
-from trainer.loss.policy_loss import Sums, Tokens
+from trainer.loss.policy_loss import LossSums, LossTokens
 from trainer.megatron.checkpoint import Checkpoints
 from trainer.megatron.model.model import PolicyModel, build_model, transformer_config
-from trainer.megatron.mtp.head import HeadState
-from trainer.megatron.mtp.loss import Drafts
+from trainer.megatron.mtp.head import HeadCheckpoint
+from trainer.megatron.mtp.loss import DraftMetrics
 from trainer.megatron.mtp.weights import export_head, kept_head
 from trainer.megatron.optimizer import build_optimizer, set_learning_rate, sum_gradients, wrap
 from trainer.megatron.parallel import Ranks, max_over_data_ranks, sum_over_data_ranks
-from trainer.megatron.replay import Tally
+from trainer.megatron.replay import ReplayCounter
 from trainer.megatron.schedule import forward, forward_backward
 from trainer.megatron.weights import load_weights, write_model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-LossOf = Callable[[torch.Tensor, Tokens], tuple[torch.Tensor, Sums]]
+LossOf = Callable[[torch.Tensor, LossTokens], tuple[torch.Tensor, LossSums]]
 """Logprobs and tokens of a micro-batch -> the sum of its losses, and what is said about it."""
 
 
@@ -41,9 +41,9 @@ class Update:
 
     loss: float
     grad_norm: float
-    sums: Sums | None
+    sums: LossSums | None
     """None when there was nothing to learn from."""
-    drafts: Drafts | None = None
+    drafts: DraftMetrics | None = None
     """What the MTP head learned, where there is one."""
     routing: dict[str, float] = field(default_factory=dict)
     """Of the replay of recorded experts (trainer/megatron/replay.py)."""
@@ -58,16 +58,18 @@ class Policy:
         megatron = transformer_config(shape, DTYPES[config.parallel.precision], config.parallel)
         multiple = ranks.tensor_world if config.parallel.sequence else 1
         self.balance = config.loss.balance
-        self.share = Share(ranks.device, ranks.context_rank, ranks.context_world, multiple, paths=self.balance > 0)
+        self.share = ContextShard(
+            ranks.device, ranks.context_rank, ranks.context_world, multiple, paths=self.balance > 0
+        )
         self.model = build_model(shape, megatron, config.parallel).to(ranks.device, megatron.params_dtype)
         load_weights(self.model, source)
         self.mixture = replayed(config.loss, shape)
         if self.mixture is not None:
-            self.model.tally = Tally(ranks.device)
+            self.model.replay_counter = ReplayCounter(ranks.device)
         self.ddp = wrap(self.model, config.parallel)
         self.optimizer = build_optimizer(self.ddp, config.optimizer, config.parallel)
         self.drafter = Drafter(self.model, shape, source, config) if config.mtp.drafts else None
-        head = HeadState(self.drafter.head, self.drafter.optimizer) if self.drafter is not None else None
+        head = HeadCheckpoint(self.drafter.head, self.drafter.optimizer) if self.drafter is not None else None
         layout = {
             "parallel.precision": config.parallel.precision,
             "parallel.distributed_optimizer": config.parallel.distributed_optimizer,
@@ -104,7 +106,7 @@ class Policy:
         parts = [pack(rows, self.share) for rows in micros]
         reference = [] if self.reference is None else forward(self.reference, [packed for packed, _ in parts])
 
-        def loss(number: int, edges: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, Sums]]:
+        def loss(number: int, edges: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, LossSums]]:
             packed, tokens = parts[number]
             if self.drafter is not None:
                 self.drafter.learn(micros[number], packed)
@@ -128,7 +130,7 @@ class Policy:
         drafts = None if self.drafter is None else self.drafter.finish(rate)
         return replace(self._reached(said, float(norm)), drafts=drafts)
 
-    def _reached(self, said: list[tuple[torch.Tensor, Sums]], norm: float) -> Update:
+    def _reached(self, said: list[tuple[torch.Tensor, LossSums]], norm: float) -> Update:
         """What the last stage's ranks have seen, summed over them and told to all."""
         totals = None
         if said:
@@ -137,15 +139,15 @@ class Policy:
             peak = max_over_data_ranks(torch.stack([part.peak for _, part in said]).max())
             totals = torch.cat((sums, peak[None]))
         totals = self.ranks.from_last_stage(totals)
-        routing = {} if self.model.tally is None else self.model.tally.metrics()
-        return Update(totals[0].item(), norm, Sums(totals[1:-1], totals[-1]), routing=routing)
+        routing = {} if self.model.replay_counter is None else self.model.replay_counter.metrics()
+        return Update(totals[0].item(), norm, LossSums(totals[1:-1], totals[-1]), routing=routing)
 
-    def logprobs(self, packed: Packed) -> torch.Tensor:
+    def logprobs(self, packed: MicroBatch) -> torch.Tensor:
         """The current logprob of every trained token that this rank's stretch predicts, in the order of the rows."""
         found = forward(self.model, [packed])
         return self.ranks.from_last_stage(found[0] if found else None)[packed.branches]
 
-    def best(self, packed: Packed) -> torch.Tensor:
+    def best(self, packed: MicroBatch) -> torch.Tensor:
         """The token that the model itself would choose at the place of each of these tokens."""
         chosen = forward(self.model, [packed], self.model.best)
         return self.ranks.from_last_stage(chosen[0] if chosen else None)[packed.branches]

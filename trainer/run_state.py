@@ -14,7 +14,7 @@ from proxy.pool.training import steps, windowed_fifo
 from trainer.config import Config
 from trainer.megatron.parallel import Ranks
 from trainer.preflight import claim, demand_tokenizer
-from trainer.push import Pushed, Weights, push, push_again, release
+from trainer.push import PushResult, Weights, push, push_again, release
 
 POLL_SECONDS = 0.1
 ENGINE_SECONDS = 5.0
@@ -81,7 +81,7 @@ class Ledger:
         self.pause_seconds = done.seconds
         self._note(version, done)
 
-    def _note(self, version: steps.Version, done: Pushed) -> None:
+    def _note(self, version: steps.Version, done: PushResult) -> None:
         text = f"{version.name} {done.text()}"
         runs.record_event(self.pool, self.run.id, "push", text)
         for note in (*done.notes, *([text] if done.failed else [])):
@@ -102,7 +102,7 @@ class Ledger:
             demand_tokenizer(self.pool, Path(self.config.model), attempts)
         return found
 
-    def _push_again(self) -> Pushed | None:
+    def _push_again(self) -> PushResult | None:
         """Give engines that failed or were started anew the newest weights."""
         version = steps.latest(self.pool, self.run.id)
         done = version and push_again(Weights(version.name, Path(version.hf_dir)), self.config.push)
@@ -125,7 +125,7 @@ class Ledger:
         return found
 
 
-def rest(before: float, done: Pushed | None, took: float) -> float:
+def rest(before: float, done: PushResult | None, took: float) -> float:
     """Seconds until the engines are asked again, after they were asked and perhaps pushed to.
 
     `took`: seconds. An engine whose machine is gone is waited for until the request's end, and the work waits with it.

@@ -48,5 +48,5 @@ class Recompute:
             tokens=found["logprob_tokens_compared"],
             sequences=len(rows),
             excluded=excluded,
-            routing={} if policy.model.tally is None else policy.model.tally.metrics(),
+            routing={} if policy.model.replay_counter is None else policy.model.replay_counter.metrics(),
         )

@@ -15,7 +15,7 @@ from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
 from tests.trainer.make import chain, make_config, make_rows, write_model
 from trainer.config import Control, Loss
 from trainer.data.assemble import Choice, assemble, merge, why_not_imitable, why_not_trainable
-from trainer.data.packing import Share, pack, plan
+from trainer.data.packing import ContextShard, pack, plan
 from trainer.data.row import Row
 from trainer.loss.named_losses import rule_of
 from trainer.loss.policy_loss import policy_loss
@@ -169,7 +169,7 @@ def test_ratios_over_completions_are_the_same_in_one_micro_batch_and_in_many() -
     rule, device = rule_of("gspo", 0.8, 1.2), torch.device("cpu")
 
     def loss(part: list[Row]) -> torch.Tensor:
-        _, tokens = pack(part, Share(device))
+        _, tokens = pack(part, ContextShard(device))
         return policy_loss(tokens.rollout_logp + 0.1 * tokens.advantage, tokens, rule)[0]
 
     torch.testing.assert_close(torch.stack([loss([row]) for row in rows]).sum(), loss(rows))

@@ -23,14 +23,14 @@ from tests.trainer.make import HEADS_OF, HIDDEN, VOCABULARY, make_config, write_
 from tests.trainer.test_report import SHAPE, facts_of, group, rollout
 from tests.trainer.test_tree import rows_of
 from tests.trainer.test_weights import same_files
-from trainer.data.packing import Share, pack, plan
+from trainer.data.packing import ContextShard, pack, plan
 from trainer.data.row import Row
-from trainer.data.tree import Run
+from trainer.data.tree import TokenRun
 from trainer.drafter import Drafter, drafted_at
 from trainer.loss.named_losses import rule_of
 from trainer.loss.policy_loss import policy_loss
-from trainer.megatron.mtp.head import context_of
-from trainer.megatron.mtp.loss import Drafts
+from trainer.megatron.mtp.head import head_input
+from trainer.megatron.mtp.loss import DraftMetrics
 from trainer.megatron.mtp.weights import HEAD_TENSORS
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy, Update
@@ -58,7 +58,7 @@ def update(policy: Policy, budget: int = 10_000, rate: float = 1e-2) -> Update:
     return policy.update(micros, sum(len(one.places) for one in ROWS), LOSS, rate)
 
 
-def drafts_of(done: Update) -> Drafts:
+def drafts_of(done: Update) -> DraftMetrics:
     assert done.drafts is not None
     return done.drafts
 
@@ -84,7 +84,7 @@ def test_trees_give_the_heads_the_loss_and_gradient_of_separate_rows(family: str
         drafter.begin(micros)
         losses = []
         for rows in micros:
-            packed, _ = pack(rows, Share(ranks.device), merge)
+            packed, _ = pack(rows, ContextShard(ranks.device), merge)
             policy.model.logits(packed)  # Megatron's cross entropy works in single precision
             assert drafter.hidden is not None
             losses.append(drafter.loss(rows, packed, drafter.hidden))
@@ -102,9 +102,9 @@ def test_trees_give_the_heads_the_loss_and_gradient_of_separate_rows(family: str
 
 
 def test_a_place_that_branches_share_counts_once_for_each(ranks: Ranks, tmp_path: Path) -> None:
-    packed, _ = pack(ROWS, Share(ranks.device))
+    packed, _ = pack(ROWS, ContextShard(ranks.device))
     places, branches = drafted_at(ROWS, packed, 1)
-    flat = [pack([one], Share(ranks.device)) for one in ROWS]
+    flat = [pack([one], ContextShard(ranks.device)) for one in ROWS]
     apart = [drafted_at([one], alone, 1)[1].sum() for one, (alone, _) in zip(ROWS, flat, strict=True)]
     assert branches.sum() == sum(apart) and len(places) < branches.sum() and len(places) == len(set(places.tolist()))
 
@@ -237,7 +237,7 @@ def test_the_exported_head_drafts_what_mimos_draws_from_the_same_tensors(ranks: 
     policy.logprobs(packed)
     assert drafter.hidden is not None
     with torch.no_grad():
-        context = context_of(policy.model, packed, drafter.hidden, 1, True)
+        context = head_input(policy.model, packed, drafter.hidden, 1, True)
         found = policy.model.frozen_logits(drafter.head(context)[0])[:, 0]
     at = {path: place for place, path in enumerate(nodes(packed.tokens.tolist(), packed.runs))}
     for sequence, logits in zip(sequences, expected, strict=True):
@@ -247,7 +247,7 @@ def test_the_exported_head_drafts_what_mimos_draws_from_the_same_tensors(ranks: 
         assert (ours - logits).abs().max() < 1e-4
 
 
-def nodes(tokens: list[int], runs: tuple[Run, ...]) -> Iterator[tuple[int, ...]]:
+def nodes(tokens: list[int], runs: tuple[TokenRun, ...]) -> Iterator[tuple[int, ...]]:
     """What each place of the layout is, as the tokens up to it."""
     last = [run.last for run in runs for _ in range(run.start, run.end)]
     for i in range(len(tokens)):

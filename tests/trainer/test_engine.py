@@ -35,7 +35,7 @@ from trainer.loop import resume, train
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy
 from trainer.push import Weights, push, push_again, release
-from trainer.push.target import Engine
+from trainer.push.target import PushTarget
 from trainer.run_state import Ledger
 
 PROMPTS, SAMPLED = 8, 160
@@ -126,15 +126,15 @@ def test_every_way_brings_the_same_weights(engine: Sglang, tiny: Path, tmp_path:
     for number, way in enumerate(("disk", "tensor", "distributed")):
         options = Push(engines=(engine.url,), way=way, bucket_bytes=1 << 19)  # type: ignore[arg-type]
         push(Weights(f"before-{way}", tiny), options)
-        old = Engine(engine.url, options).checksums()
+        old = PushTarget(engine.url, options).checksums()
         with ThreadPoolExecutor(1) as thread:
             call = thread.submit(generate, engine.url, [list(range(100 + number, 150 + number))])
             done = push(Weights(f"after-{way}", tmp_path / "other"), options)
         assert done.ways == {engine.url: way} and done.failed == {}
         (answer,) = call.result()
         assert {span["version"] for span in answer["meta_info"]["weight_versions"]} <= {f"before-{way}", f"after-{way}"}
-        assert Engine(engine.url, options).served() == f"after-{way}"
-        found.append((old, Engine(engine.url, options).checksums()))
+        assert PushTarget(engine.url, options).served() == f"after-{way}"
+        found.append((old, PushTarget(engine.url, options).checksums()))
     assert len(set(found)) == 1 and found[0][0] != found[0][1]
 
 
@@ -143,7 +143,7 @@ def test_an_engine_gives_up_its_memory_for_a_step_and_serves_again_after_the_pus
     options = Push(engines=(engine.url,), colocated=True)
     for number in range(2):
         release(options)
-        assert Engine(engine.url, options).served().endswith("-released")
+        assert PushTarget(engine.url, options).served().endswith("-released")
         push(Weights(f"shared-{number}", tiny), options)
         (answer,) = generate(engine.url, [list(range(200, 250))])
         assert answer["meta_info"]["weight_version"] == f"shared-{number}"
@@ -151,7 +151,7 @@ def test_an_engine_gives_up_its_memory_for_a_step_and_serves_again_after_the_pus
 
 def test_the_calls_of_an_engine_that_failed_end_and_a_push_brings_it_back(engine: Sglang, tiny: Path) -> None:
     options = Push(engines=(engine.url,))
-    failed = Engine(engine.url, options)
+    failed = PushTarget(engine.url, options)
     sampling = {"temperature": 1.0, "max_new_tokens": 8000, "ignore_eos": True}
     body = json.dumps({"input_ids": [1, 2, 3], "sampling_params": sampling, "stream": True}).encode()
     with urlopen(Request(engine.url + "/generate", body, {"content-type": "application/json"}), timeout=300) as events:

@@ -10,8 +10,8 @@ from torch import Tensor
 from proxy.pool.errors import UserError
 from tests.trainer.make import EXPERTS, HIDDEN, VOCABULARY, make_config, write_model
 from tests.trainer.test_tree import distance, paths_in, rows_of
-from trainer.data.micro_batch import Packed
-from trainer.data.packing import Share, pack, plan
+from trainer.data.micro_batch import MicroBatch
+from trainer.data.packing import ContextShard, pack, plan
 from trainer.data.row import Row
 from trainer.loss.named_losses import rule_of
 from trainer.loss.policy_loss import policy_loss
@@ -29,7 +29,7 @@ def drawn(seed: int, tokens: int) -> tuple[Tensor, Tensor]:
     return scores, scores.topk(CHOSEN).indices
 
 
-def by_definition(probabilities: Tensor, chosen: Tensor, rows: list[Row], packed: Packed) -> Tensor:
+def by_definition(probabilities: Tensor, chosen: Tensor, rows: list[Row], packed: MicroBatch) -> Tensor:
     """DeepSeek-V3, equations 17 to 20, for one row after the other."""
     paths = paths_in(packed.tokens.numpy(), list(packed.runs))
     at = {paths[index]: index for index in reversed(range(len(paths)))}  # padding comes last and counts nothing
@@ -45,7 +45,7 @@ def by_definition(probabilities: Tensor, chosen: Tensor, rows: list[Row], packed
 @pytest.mark.parametrize("seed", range(10))
 def test_every_branch_has_the_balance_of_its_own_sequence(seed: int) -> None:
     rows = [one for one in rows_of(seed) if one.inputs]
-    packed, _ = pack(rows, Share(torch.device("cpu"), multiple=16, paths=True))
+    packed, _ = pack(rows, ContextShard(torch.device("cpu"), multiple=16, paths=True))
     assert packed.paths is not None
     scores, chosen = drawn(seed, len(packed.tokens))
     expected = by_definition(scores.softmax(-1), chosen, rows, packed)
@@ -57,7 +57,7 @@ def test_every_branch_has_the_balance_of_its_own_sequence(seed: int) -> None:
 
 def test_experts_that_are_used_alike_have_a_balance_of_one() -> None:
     rows = [one for one in rows_of(1) if one.inputs]
-    packed, _ = pack(rows, Share(torch.device("cpu"), paths=True))
+    packed, _ = pack(rows, ContextShard(torch.device("cpu"), paths=True))
     assert packed.paths is not None
     size = len(packed.tokens)
     alike = torch.full((size, EXPERTS), 1 / EXPERTS, dtype=torch.float64)

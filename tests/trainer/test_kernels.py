@@ -12,23 +12,23 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from tests.trainer.test_tree import TREE, dense, row, rows_of
-from trainer.data.tree import Run, build
+from trainer.data.tree import TokenRun, build
 from trainer.megatron.attention import magi
 from trainer.megatron.attention.flex import block_mask, flexible
 from trainer.megatron.attention.kernels import tree_attention
-from trainer.megatron.layout import Layout
+from trainer.megatron.layout import AttentionLayout
 
 CPU = torch.device("cpu")
 
 
-def layout_of(seed: int, longest: int, stretch: tuple[float, float] = (0, 1)) -> Layout:
+def layout_of(seed: int, longest: int, stretch: tuple[float, float] = (0, 1)) -> AttentionLayout:
     """Of a random tree; the stretch of its queries as shares of its tokens."""
     runs = tuple(build(rows_of(seed, count=12, vocabulary=2, longest=longest)).runs)
     first, end = (int(share * runs[-1].end) for share in stretch)
-    return Layout(runs, (first, end))
+    return AttentionLayout(runs, (first, end))
 
 
-def wide_layout(seed: int, stretch: tuple[float, float] = (0, 1)) -> Layout:
+def wide_layout(seed: int, stretch: tuple[float, float] = (0, 1)) -> AttentionLayout:
     """Of a history of several blocks with branches off it of up to three."""
     draw = random.Random(seed)
     history = [draw.randrange(90) for _ in range(900)]
@@ -37,10 +37,10 @@ def wide_layout(seed: int, stretch: tuple[float, float] = (0, 1)) -> Layout:
         tail = [draw.randrange(90) for _ in range(draw.randint(50, 400))]
         rows.append(row(history[: draw.randrange(900)] + tail, draw))
     runs = tuple(build(rows).runs)
-    return Layout(runs, (int(stretch[0] * runs[-1].end), int(stretch[1] * runs[-1].end)))
+    return AttentionLayout(runs, (int(stretch[0] * runs[-1].end), int(stretch[1] * runs[-1].end)))
 
 
-def allowed(layout: Layout) -> Tensor:
+def allowed(layout: AttentionLayout) -> Tensor:
     """[queries, all tokens] what may attend, written out."""
     last = torch.tensor([run.last for run in layout.runs for _ in range(run.start, run.end)])
     query, key = torch.arange(*layout.queries)[:, None], torch.arange(len(last))[None]
@@ -48,8 +48,14 @@ def allowed(layout: Layout) -> Tensor:
 
 
 def test_the_slices_of_the_worked_example() -> None:
-    runs = (Run(0, 1, 8, 0), Run(1, 2, 6, 1), Run(2, 4, 4, 2), Run(4, 6, 6, 2), Run(6, 8, 8, 1))
-    queries, keys, kinds = magi.ranges(Layout(runs, (0, 8)))
+    runs = (
+        TokenRun(0, 1, 8, 0),
+        TokenRun(1, 2, 6, 1),
+        TokenRun(2, 4, 4, 2),
+        TokenRun(4, 6, 6, 2),
+        TokenRun(6, 8, 8, 1),
+    )
+    queries, keys, kinds = magi.ranges(AttentionLayout(runs, (0, 8)))
     found = [[list(query), list(key), kind] for query, key, kind in zip(queries, keys, kinds, strict=True)]
     assert sorted(found, key=str) == sorted(TREE["slices"], key=str)
 
@@ -94,14 +100,14 @@ def test_blocks_are_judged_by_their_ends(seed: int, stretch: tuple[float, float]
 
 def test_a_mask_takes_no_memory_of_tokens_squared() -> None:
     """A history of 60,000 tokens: its mask would be 3.6 GB, its blocks are some hundred thousand."""
-    layout = Layout((Run(0, 60_000, 60_000, 0),), (0, 60_000))
+    layout = AttentionLayout((TokenRun(0, 60_000, 60_000, 0),), (0, 60_000))
     mask = block_mask(layout, CPU)
     assert mask.full_kv_num_blocks is not None
     rows = 60_000 // 128  # and one that is cut, of which no block is whole
     assert mask.full_kv_num_blocks.sum() == rows * (rows - 1) // 2 and mask.kv_num_blocks.sum() == 2 * rows + 1
 
 
-def tensors(layout: Layout, seed: int) -> list[Tensor]:
+def tensors(layout: AttentionLayout, seed: int) -> list[Tensor]:
     draw = torch.Generator().manual_seed(seed)
     size = layout.runs[-1].end
     query, key, value = (torch.randn(1, heads, size, 16, generator=draw) for heads in (4, 2, 2))

@@ -26,7 +26,7 @@ from tests.trainer.test_weights import same_files
 from trainer.commands.main import main
 from trainer.commands.output_lock import hold
 from trainer.config import load_config
-from trainer.push import Pushed, Weights, push
+from trainer.push import PushResult, Weights, push
 from trainer.report import tokens
 
 STEPS = 3
@@ -192,7 +192,9 @@ def test_old_checkpoints_are_deleted(tmp_path: Path) -> None:
     pool: Pool = open_pool(config.pool)
     version = steps.latest(pool, runs.find_run(pool, "demo").id)
     assert version is not None and (version.step, version.pushed_at is not None) == (2, True)
-    assert Path(version.hf_dir).name == "step-000002" and push(Weights(version.name, Path()), config.push) == Pushed()
+    assert (
+        Path(version.hf_dir).name == "step-000002" and push(Weights(version.name, Path()), config.push) == PushResult()
+    )
 
 
 def test_a_batch_that_never_fills_is_told(tmp_path: Path) -> None:

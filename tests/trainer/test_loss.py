@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trainer.loss.named_losses import KINDS, decoupled_ppo, ipa, rule_of
-from trainer.loss.policy_loss import Rule, Tokens, imitation, policy_loss, read_sums
+from trainer.loss.policy_loss import LossRule, LossTokens, imitation, policy_loss, read_sums
 from trainer.loss.ratios import Window, divergences, log_ratio, ratio
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parent / "vectors.json").read_text())
@@ -22,9 +22,9 @@ def tensor(values: list[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def tokens(rollout: list[float], advantage: list[float], mask: list[float] | None = None, **more: Any) -> Tokens:
+def tokens(rollout: list[float], advantage: list[float], mask: list[float] | None = None, **more: Any) -> LossTokens:
     given = tensor(mask if mask is not None else [1.0] * len(rollout))
-    return Tokens(rollout_logp=tensor(rollout), advantage=tensor(advantage), mask=given, **more)
+    return LossTokens(rollout_logp=tensor(rollout), advantage=tensor(advantage), mask=given, **more)
 
 
 def leaf(values: list[float]) -> Tensor:
@@ -119,7 +119,7 @@ def test_the_divergence_from_the_reference() -> None:
     """k3 = e^d - 1 - d and its gradient 1 - e^d, with d = log(reference / policy)."""
     logp, advantage = leaf([-1.0, -2.0, -1.0]), [0.0, 0.0, 0.0]
     batch = tokens([-1.0, -2.0, -1.0], advantage, reference_logp=tensor([-0.5, -3.0, -1.0]))
-    loss, _ = policy_loss(logp, batch, Rule(kl=0.3))
+    loss, _ = policy_loss(logp, batch, LossRule(kl=0.3))
     loss.backward()
     assert loss.item() == pytest.approx(0.3 * (math.exp(0.5) - 1.5 + math.exp(-1)))
     assert logp.grad is not None
@@ -187,19 +187,19 @@ def test_ipa(reward: float, name: str) -> None:
 
 
 RULES = {kind: rule_of(kind, 0.8, 1.28) for kind in KINDS} | {
-    "tis on recomputed": Rule(anchor="old", correction=Window(high=2.0)),
-    "masked by completion": Rule(
+    "tis on recomputed": LossRule(anchor="old", correction=Window(high=2.0)),
+    "masked by completion": LossRule(
         anchor="old", correction=Window(low=0.5, high=2.0, outside="zero"), correction_level="sequence"
     ),
-    "kl": Rule(kl=0.3),
+    "kl": LossRule(kl=0.3),
 }
 
 
-def full(count: int = 24, seed: int = 0) -> tuple[Tensor, Tokens]:
+def full(count: int = 24, seed: int = 0) -> tuple[Tensor, LossTokens]:
     draw = torch.Generator().manual_seed(seed)
     noise = [0.3 * torch.randn(count, generator=draw, dtype=torch.float64) for _ in range(4)]
     logp = -torch.rand(count, generator=draw, dtype=torch.float64) * 3 - 0.1
-    made = Tokens(
+    made = LossTokens(
         rollout_logp=logp + noise[0],
         advantage=noise[1] * 4,
         mask=(torch.rand(count, generator=draw) < 0.8).double(),
@@ -211,7 +211,7 @@ def full(count: int = 24, seed: int = 0) -> tuple[Tensor, Tokens]:
     return logp.requires_grad_(), made
 
 
-def differences(logp: Tensor, batch: Tokens, rule: Rule, step: float = 1e-6) -> Tensor:
+def differences(logp: Tensor, batch: LossTokens, rule: LossRule, step: float = 1e-6) -> Tensor:
     """d loss / d logp by central differences. A stopped ratio is held where it is by moving its base along."""
     base, found = logp.detach(), []
     for index in range(len(base)):
@@ -235,10 +235,10 @@ def test_the_gradient_is_that_of_finite_differences(name: str, seed: int) -> Non
     torch.testing.assert_close(gradient, differences(logp, batch, RULES[name]), rtol=1e-6, atol=1e-8)
 
 
-def part(batch: Tokens, at: slice) -> Tokens:
+def part(batch: LossTokens, at: slice) -> LossTokens:
     fields = {name: value[at] for name, value in vars(batch).items()}
     fields["segment"] = fields["segment"] - fields["segment"].min()
-    return Tokens(**fields)
+    return LossTokens(**fields)
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -307,16 +307,16 @@ def test_on_policy_every_ratio_is_one() -> None:
 
 def test_a_rule_corrects_the_mismatch_exactly_once() -> None:
     with pytest.raises(ValueError, match="corrects the mismatch already"):
-        Rule(anchor="rollout", correction=Window(high=2.0))
+        LossRule(anchor="rollout", correction=Window(high=2.0))
     with pytest.raises(ValueError, match="leaves old / rollout uncorrected"):
-        Rule(anchor="old")
+        LossRule(anchor="old")
 
 
 def test_missing_logprobs_and_segments_are_told() -> None:
     logp, batch = leaf([-1.0]), tokens([-1.0], [1.0])
     for rule, what in (
         (decoupled_ppo(0.8, 1.2), "old logprobs"),
-        (Rule(kl=0.1), "reference logprobs"),
+        (LossRule(kl=0.1), "reference logprobs"),
         (rule_of("gspo", 0.8, 1.2), "segment"),
     ):
         with pytest.raises(ValueError, match=what):

@@ -19,18 +19,18 @@ from tests.trainer.sglang_double import Double, Start
 from tests.trainer.test_loop import prepare
 from trainer.config import Push
 from trainer.megatron.parallel import Ranks
-from trainer.push import Pushed, Weights, push, push_again
+from trainer.push import PushResult, Weights, push, push_again
 from trainer.run_state import Ledger, rest
 
 ORDER = ["pause_generation", "update_weights_from_disk", "continue_generation"]
 NOWHERE = "http://127.0.0.1:9"
 
 
-async def pushed(weights: Weights, options: Push) -> Pushed:
+async def pushed(weights: Weights, options: Push) -> PushResult:
     return await asyncio.to_thread(push, weights, options)
 
 
-async def pushed_again(weights: Weights, options: Push) -> Pushed | None:
+async def pushed_again(weights: Weights, options: Push) -> PushResult | None:
     return await asyncio.to_thread(push_again, weights, options)
 
 
@@ -239,13 +239,13 @@ async def test_a_trainer_that_waits_for_rollouts_repairs_an_engine_that_was_star
     [
         (5, None, 0.1, 5),
         (5, None, 30, 300),  # a machine that is gone answers nothing at all
-        (5, Pushed(failed={"a": "failed"}), 40, 10),
-        (200, Pushed(failed={"a": "failed"}), 1, 300),
-        (80, Pushed(ways={"a": "disk"}), 40, 5),
+        (5, PushResult(failed={"a": "failed"}), 40, 10),
+        (200, PushResult(failed={"a": "failed"}), 1, 300),
+        (80, PushResult(ways={"a": "disk"}), 40, 5),
     ],
 )
 def test_engines_are_asked_less_often_while_asking_is_in_vain(
-    before: float, done: Pushed | None, took: float, seconds: float
+    before: float, done: PushResult | None, took: float, seconds: float
 ) -> None:
     assert rest(before, done, took) == seconds
 

@@ -19,7 +19,7 @@ from proxy.engine.tiny_model import make_tiny_model
 from tests.conftest import need
 from trainer.config import Push
 from trainer.push import Weights, push, push_again
-from trainer.push.target import Engine
+from trainer.push.target import PushTarget
 from trainer.push.weights import Bucket
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
@@ -69,7 +69,7 @@ class Deadly(Weights):
 
 
 def checksums(engine: Sglang) -> tuple[str, ...]:
-    return Engine(engine.url, Push()).checksums()
+    return PushTarget(engine.url, Push()).checksums()
 
 
 def generate(engine: Sglang, prompt: list[int]) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def test_no_cache_of_the_old_weights_outlives_a_push(
         return generate(engine, prompt)["cached_tokens_details"] or {}
 
     cached()
-    Engine(engine.url, Push()).ask("/flush_cache", {})
+    PushTarget(engine.url, Push()).ask("/flush_cache", {})
     assert cached()["storage"] > 500  # which no flush reaches
     push(models[1], Push(engines=(engine.url,)))
     assert not any(count for where, count in cached().items() if where != "storage_backend")

@@ -212,8 +212,8 @@ def test_logprobs_are_those_of_a_model_that_the_experts_are_forced_on(kind: str,
     assert apart < 1e-12 if kind == "own" else apart > 0.5
     known = choices[:-1, :, 0] != UNKNOWN
     otherwise = (np.sort(chosen.numpy(), axis=-1) != choices).any(-1)[:-1] & known
-    assert policy.model.tally is not None
-    assert policy.model.tally.metrics() == {
+    assert policy.model.replay_counter is not None
+    assert policy.model.replay_counter.metrics() == {
         "routing_replayed": pytest.approx(known.mean()),
         "routing_mismatch": pytest.approx(otherwise.sum() / known.sum()),
         "routing_mismatches": otherwise.sum(),
@@ -228,7 +228,7 @@ def test_own_choices_give_what_routers_give_that_choose(policy: Policy, ranks: R
     assert torch.equal(
         computed(policy, one_row(tokens, own.numpy().astype(np.int16))), computed(choosing, one_row(tokens, None))
     )
-    assert choosing.model.tally is None
+    assert choosing.model.replay_counter is None
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -237,14 +237,14 @@ def test_trees_give_the_loss_and_gradient_of_separate_rows(recompute: bool, rank
     policy = Policy(write_model(tmp_path / "model", "qwen3_moe"), config, ranks)
     rows = routed([*rows_of(1, vocabulary=VOCABULARY, longest=30), *rows_of(3, vocabulary=2, longest=20)])
     flat = gradients(policy, [[one] for one in rows if one.inputs], "cispo", merge=False)
-    assert policy.model.tally is not None
-    policy.model.tally.metrics()
+    assert policy.model.replay_counter is not None
+    policy.model.replay_counter.metrics()
     for budget in (50, 10_000):
         (micros,) = plan(rows, 1, budget)
         assert distance(gradients(policy, micros, "cispo", merge=True), flat) <= 1e-5
         size = sum(len(build(micro).tokens) for micro in micros)
         assert size < sum(one.inputs for one in rows)
-        said = policy.model.tally.metrics()
+        said = policy.model.replay_counter.metrics()
         kept = sum(
             int((experts[:, 0, 0] >= 0).sum()) for micro in micros if (experts := build(micro).experts) is not None
         )

@@ -25,7 +25,7 @@ from trainer.data.assemble import Choice, assemble
 from trainer.data.packing import plan
 from trainer.data.row import Row
 from trainer.loss.named_losses import rule_of
-from trainer.loss.policy_loss import Tokens, policy_loss
+from trainer.loss.policy_loss import LossTokens, policy_loss
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy, Update
 from trainer.report import tokens
@@ -275,7 +275,7 @@ def test_a_board_that_cannot_be_opened_is_told_in_a_sentence(tmp_path: Path) -> 
 def test_the_coefficient_of_a_token_is_its_pull_in_the_loss() -> None:
     rng = torch.Generator().manual_seed(0)
     logp = (-torch.rand(9, generator=rng)).requires_grad_()
-    tokens_ = Tokens(
+    tokens_ = LossTokens(
         rollout_logp=-3 * torch.rand(9, generator=rng),
         advantage=torch.randn(9, generator=rng),
         mask=torch.ones(9),
@@ -352,7 +352,7 @@ def documented() -> dict[str, bool]:
 def test_every_metric_is_on_the_page_and_what_is_on_the_page_is_a_metric() -> None:
     many = facts_of([group(rollout(2 * n, 1.0), rollout(2 * n + 1, 0.0)) for n in range(1, 6)])
     zero = torch.zeros(2)
-    _, sums = policy_loss(zero, Tokens(rollout_logp=zero, advantage=zero, mask=zero), rule_of("cispo", 0.0, 5.0))
+    _, sums = policy_loss(zero, LossTokens(rollout_logp=zero, advantage=zero, mask=zero), rule_of("cispo", 0.0, 5.0))
     facts = replace(many, update=replace(many.update, sums=sums))
     metrics = describe(facts, Setting(shape=SHAPE, peak=1e6, versions={"v1": 2}))
     of_the_loop = {"alarms", "pause_seconds", "negative_gradient_share"}

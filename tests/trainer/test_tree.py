@@ -16,13 +16,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from proxy.pool.errors import UserError
 from tests.trainer.make import VOCABULARY, make_config, write_model
-from trainer.data.micro_batch import Packed
-from trainer.data.packing import Share, divide, pack, plan
+from trainer.data.micro_batch import MicroBatch
+from trainer.data.packing import ContextShard, divide, pack, plan
 from trainer.data.row import Row
-from trainer.data.tree import Order, Run, build, cut, order
+from trainer.data.tree import SortedRows, TokenRun, build, cut, order
 from trainer.loss.named_losses import rule_of
-from trainer.loss.policy_loss import Tokens, policy_loss
-from trainer.megatron.attention.kernels import Layout, slices, tree_attention
+from trainer.loss.policy_loss import LossTokens, policy_loss
+from trainer.megatron.attention.kernels import AttentionLayout, slices, tree_attention
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy
 
@@ -52,7 +52,7 @@ def ancestors(rows: list[Row]) -> set[tuple[int, ...]]:
     return {tuple(one.tokens[: end + 1].tolist()) for one in rows for end in range(one.inputs)}
 
 
-def paths_in(tokens: np.ndarray, runs: list[Run]) -> list[tuple[int, ...]]:
+def paths_in(tokens: np.ndarray, runs: list[TokenRun]) -> list[tuple[int, ...]]:
     """What each token of the layout attends to, as tokens."""
     last = np.concatenate([np.full(run.end - run.start, run.last) for run in runs])
     return [tuple(int(tokens[j]) for j in range(i + 1) if i < last[j]) for i in range(len(tokens))]
@@ -91,8 +91,8 @@ def test_every_token_attends_to_exactly_its_ancestors(seed: int) -> None:
     assert set(pairs) == {(i, j) for i in range(len(last)) for j in range(i + 1) if i < last[j]}
 
 
-def whole(runs: list[Run]) -> Layout:
-    return Layout(tuple(runs), (0, runs[-1].end))
+def whole(runs: list[TokenRun]) -> AttentionLayout:
+    return AttentionLayout(tuple(runs), (0, runs[-1].end))
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -102,7 +102,7 @@ def test_stretches_of_queries_cover_the_same_pairs(seed: int, world: int) -> Non
     size, pairs = -(-runs[-1].end // world), []
     for rank in range(world):
         stretch = size * rank, min(size * (rank + 1), runs[-1].end)
-        for part in slices(Layout(runs, stretch)):
+        for part in slices(AttentionLayout(runs, stretch)):
             queries = (part.queries[0] + stretch[0], part.queries[1] + stretch[0])
             assert not part.causal or queries == part.keys
             pairs += covered(queries, part.keys, part.causal)
@@ -115,16 +115,16 @@ def test_stretches_of_queries_cover_the_same_pairs(seed: int, world: int) -> Non
 def test_ranks_that_share_a_micro_batch_have_every_trained_token_once(seed: int, world: int, multiple: int) -> None:
     short = row([1, 2], random.Random(seed), [False, True])  # a single input: fewer than ranks
     for rows in ([one for one in rows_of(seed) if one.inputs], [short], []):
-        shares = [pack(rows, Share(torch.device("cpu"), rank, world, multiple)) for rank in range(world)]
+        shares = [pack(rows, ContextShard(torch.device("cpu"), rank, world, multiple)) for rank in range(world)]
         size = {len(packed.tokens) for packed, _ in shares}
         assert len(size) == 1 and size.pop() % multiple == 0
         assert all(packed.rows.numel() == 0 or packed.rows.max() < len(packed.tokens) for packed, _ in shares)
         found = [one for packed, tokens in shares for one in asked_of(packed, tokens)]
-        packed, tokens = pack(rows, Share(torch.device("cpu")))
+        packed, tokens = pack(rows, ContextShard(torch.device("cpu")))
         assert sorted(found) == sorted(asked_of(packed, tokens)) and len(found) == sum(len(one.places) for one in rows)
 
 
-def asked_of(packed: Packed, tokens: Tokens) -> list[tuple[float, ...]]:
+def asked_of(packed: MicroBatch, tokens: LossTokens) -> list[tuple[float, ...]]:
     """Each trained token with its context's last token and position, and all that the loss has of it."""
     assert tokens.scale is not None and tokens.segment is not None
     at = packed.rows[packed.branches]
@@ -151,7 +151,7 @@ def test_separate_completions_of_one_history_are_one_run() -> None:
     draw = random.Random(0)
     history = [draw.randrange(90) for _ in range(300)]
     rows = [row(history[: 30 * turn], draw, [False] * (30 * turn - 10) + [True] * 10) for turn in range(1, 11)]
-    assert build(rows).runs == [Run(0, 299, 299, 0)]
+    assert build(rows).runs == [TokenRun(0, 299, 299, 0)]
 
 
 def test_without_merging_each_row_is_a_tree() -> None:
@@ -170,7 +170,7 @@ def test_a_cut_repeats_as_little_as_possible(seed: int) -> None:
     assert sum(part.unique(0, len(part.rows)) for part in parts) == least(found, budget)
 
 
-def least(found: Order, budget: int) -> int:
+def least(found: SortedRows, budget: int) -> int:
     """Over every way of cutting the sorted rows."""
     places, totals = range(1, len(found.rows)), []
     for count in range(len(found.rows)):
@@ -203,7 +203,7 @@ def test_a_step_that_teaches_nothing_has_one_empty_micro_batch_for_each_rank() -
     assert plan([row([1, 2], random.Random(0), [False, False])], 2, 100) == [[[]], [[]]]
 
 
-def dense(query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
+def dense(query: Tensor, key: Tensor, value: Tensor, layout: AttentionLayout, scale: float) -> Tensor:
     last = torch.tensor([run.last for run in layout.runs for _ in range(run.start, run.end)])
     at = torch.arange(len(last))
     mask = (at[None] <= at[:, None]) & (at[:, None] < last[None])
@@ -290,7 +290,7 @@ def test_positions_and_the_mask_matter_in_these_rows(ranks: Ranks, tmp_path: Pat
     size = len(packed.tokens)
     right = policy.logprobs(packed)
     counted = replace(packed, positions=torch.arange(size))
-    unmasked = replace(packed, runs=(Run(0, size, size, 0),))
+    unmasked = replace(packed, runs=(TokenRun(0, size, size, 0),))
     for wrong in (counted, unmasked):
         assert (policy.logprobs(wrong) - right).abs().max() > 0.1
 
@@ -311,7 +311,7 @@ def test_in_double_precision_nothing_is_left_of_the_difference(family: str, rank
     def gradient(micros: list[list[Row]], merge: bool) -> dict[str, Tensor]:
         losses = []
         for rows in micros:
-            packed, tokens = pack(rows, Share(ranks.device), merge)
+            packed, tokens = pack(rows, ContextShard(ranks.device), merge)
             # from the logits: Megatron's cross entropy works in single precision
             logp = model.logits(packed).view(-1, VOCABULARY).log_softmax(-1)
             edges = logp.gather(1, packed.labels[:, None])[:, 0]
@@ -369,7 +369,7 @@ class Logits(TorchDispatchMode):
 def test_logits_of_all_tokens_never_exist_at_once(ranks: Ranks, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
     rows = [one for one in rows_of(3, vocabulary=2, longest=20) if one.inputs]
-    packed, _ = pack(rows, Share(ranks.device))
+    packed, _ = pack(rows, ContextShard(ranks.device))
     for size, most in ((5, 5), (4096, len(packed.rows))):
         policy = Policy(model, make_config(tmp_path, parallel={"logits_tokens": size}), ranks)
         with Logits() as seen:
@@ -390,7 +390,7 @@ def test_the_likeliest_tokens_are_found_some_logits_at_a_time(ranks: Ranks, tmp_
 
 def test_the_head_may_be_in_single_precision(ranks: Ranks, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
-    packed, _ = pack([one for one in rows_of(3, vocabulary=2) if one.inputs], Share(ranks.device))
+    packed, _ = pack([one for one in rows_of(3, vocabulary=2) if one.inputs], ContextShard(ranks.device))
     rounded, fine = (
         Policy(model, make_config(tmp_path, parallel={"precision": "bfloat16"} | head), ranks).model.logits(packed)
         for head in ({}, {"head_float32": True})

@@ -20,8 +20,8 @@ from tests.conftest import need
 from tests.trainer.make import FAMILIES, VOCABULARY, make_config, write_model
 from trainer.config import Parallel
 from trainer.config.model_shape import read_shape
-from trainer.data.micro_batch import Packed
-from trainer.data.tree import Run
+from trainer.data.micro_batch import MicroBatch
+from trainer.data.tree import TokenRun
 from trainer.megatron.model.model import transformer_config
 from trainer.megatron.parallel import Ranks
 from trainer.megatron.shards import write_tensors
@@ -74,13 +74,13 @@ def test_weights_over_the_size_of_a_file_are_several_with_an_index(tmp_path: Pat
         assert torch.equal(load_file(tmp_path / index["weight_map"][name])[name], tensor)
 
 
-def packed(sequences: list[torch.Tensor]) -> Packed:
+def packed(sequences: list[torch.Tensor]) -> MicroBatch:
     tokens = torch.cat(sequences)
     positions = torch.cat([torch.arange(len(ids)) for ids in sequences])
     ends = [0, *accumulate(len(ids) for ids in sequences)]
-    runs = tuple(Run(start, end, end, 0) for start, end in pairwise(ends))
+    runs = tuple(TokenRun(start, end, end, 0) for start, end in pairwise(ends))
     every = torch.arange(len(tokens))
-    return Packed(tokens, positions, runs, every, tokens, every, (0, len(tokens)))
+    return MicroBatch(tokens, positions, runs, every, tokens, every, (0, len(tokens)))
 
 
 def test_logits_of_packed_sequences_equal_those_of_transformers(ranks: Ranks, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tests.trainer.make import make_config, make_rows
 from trainer.commands.logprobs import difference
 from trainer.commands.sft import measure
 from trainer.config import Parallel
-from trainer.data.micro_batch import Packed
+from trainer.data.micro_batch import MicroBatch
 from trainer.data.packing import pack, plan
 from trainer.data.row import Row
 from trainer.loss.named_losses import rule_of
@@ -123,7 +123,7 @@ def work(model: Path, out: Path, parallel: dict[str, Any], ranks: Ranks) -> Poli
     return policy
 
 
-def leads(policy: Policy, packed: Packed) -> torch.Tensor:
+def leads(policy: Policy, packed: MicroBatch) -> torch.Tensor:
     """By how much the best token's logit is above the next one's, at the place of every trained token."""
     [logits] = forward(policy.model, [packed], policy.model.logits)
     first, second = logits.view(-1, logits.shape[-1])[packed.branches].topk(2).values.T

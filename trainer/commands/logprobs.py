@@ -39,7 +39,7 @@ def compare_logprobs(config: Config, ranks: Ranks, run: str) -> dict[str, Any]:
     demand_known_tokens(rows, policy.shape, policy.source)
     found = difference(policy, rows, config.batch.max_tokens)
     found |= {"policy_version": version.name, "excluded_tokens": dict(excluded)}
-    return found if policy.model.tally is None else found | policy.model.tally.metrics()
+    return found if policy.model.replay_counter is None else found | policy.model.replay_counter.metrics()
 
 
 def difference(policy: Policy, rows: Sequence[Row], max_tokens: int) -> dict[str, Any]:

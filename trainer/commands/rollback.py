@@ -15,7 +15,7 @@ from proxy.pool.rollouts import runs
 from proxy.pool.training import steps
 from trainer.commands.output_lock import hold
 from trainer.config import Config
-from trainer.push import Pushed, Weights, push
+from trainer.push import PushResult, Weights, push
 
 
 def roll_back(config: Config, step: int) -> str:
@@ -32,7 +32,7 @@ def _go_back(config: Config, step: int) -> str:
     run = runs.find_run(pool, config.run)
     target = _kept(steps.versions(pool, run.id), step, config)
     reopened = steps.reopen_after(pool, run.id, step)
-    done = Pushed()
+    done = PushResult()
     if config.push.engines:
         done = push(Weights(target.name, Path(target.hf_dir)), config.push)
         steps.mark_pushed(pool, target.id)

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from trainer.data.tree import Run
+from trainer.data.tree import TokenRun
 
 
 @dataclass(frozen=True)
-class Paths:
+class SequencePaths:
     """Which sequences pass through which tokens. Sequences are numbered by where they end, so each token's are a range.
 
     Of a sequence only what the model computes counts: not the tokens behind the one that precedes its last trained one.
@@ -25,14 +25,14 @@ class Paths:
 
 
 @dataclass(frozen=True)
-class Packed:
+class MicroBatch:
     """Tokens of several trees, and the places that need a logprob."""
 
     tokens: Tensor
     """[N], each tree in depth-first pre-order."""
     positions: Tensor
     """[N], the depth of each token in its tree."""
-    runs: tuple[Run, ...]
+    runs: tuple[TokenRun, ...]
     """What attends to what."""
     rows: Tensor
     """[edges] indices into `tokens` whose next token is asked for."""
@@ -42,7 +42,7 @@ class Packed:
     """[trained tokens] which edge each of the flat trained tokens is."""
     queries: tuple[int, int]
     """Which of the trees' tokens `tokens` is: all of them, or this rank's stretch where ranks share a micro-batch."""
-    paths: Paths | None = None
+    paths: SequencePaths | None = None
     """Of these tokens; absent where nothing asks for it."""
     experts: Tensor | None = None
     """[N, layers, experts per token] what the routers replay (trainer/data/routed_experts.py); None: they choose."""

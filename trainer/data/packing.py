@@ -12,18 +12,18 @@ import numpy as np
 import torch
 
 from trainer.config.model_shape import Shape
-from trainer.data.micro_batch import Packed, Paths
+from trainer.data.micro_batch import MicroBatch, SequencePaths
 from trainer.data.routed_experts import PADDING
 from trainer.data.row import Row
-from trainer.data.tree import Order, Run, Tree, build, cut, order
-from trainer.loss.policy_loss import Tokens
+from trainer.data.tree import PrefixForest, SortedRows, TokenRun, build, cut, order
+from trainer.loss.policy_loss import LossTokens
 
 KEY_COST = 1e-4
 """Cost of one attended key relative to that of one token's linear layers, where the model is not known."""
 
 
 @dataclass(frozen=True)
-class Piece:
+class TreePart:
     """Rows that are computed together."""
 
     rows: list[Row]
@@ -47,7 +47,7 @@ def plan(rows: Sequence[Row], ranks: int, max_tokens: int, per_key: float = KEY_
     """
     pieces = sorted(divide([row for row in rows if row.inputs], max_tokens, per_key), key=lambda piece: -piece.cost)
     loads = [0.0] * ranks
-    bins: list[list[list[Piece]]] = [[] for _ in range(ranks)]
+    bins: list[list[list[TreePart]]] = [[] for _ in range(ranks)]
     for piece in pieces:
         rank = loads.index(min(loads))
         loads[rank] += piece.cost
@@ -59,25 +59,25 @@ def plan(rows: Sequence[Row], ranks: int, max_tokens: int, per_key: float = KEY_
     ]
 
 
-def divide(rows: Sequence[Row], max_tokens: int, per_key: float = KEY_COST) -> list[Piece]:
+def divide(rows: Sequence[Row], max_tokens: int, per_key: float = KEY_COST) -> list[TreePart]:
     """The trees of these rows, those over the budget cut into parts."""
     found = order(rows)
     ends = [index for index, shared in enumerate(found.shared) if not shared] + [len(found.rows)]
     pieces = []
     for start, end in pairwise(ends):
-        tree = Order(found.rows[start:end], found.shared[start:end])
+        tree = SortedRows(found.rows[start:end], found.shared[start:end])
         pieces += [_piece(part, per_key) for part in cut(tree, max_tokens)]
     return pieces
 
 
-def _piece(part: Order, per_key: float) -> Piece:
+def _piece(part: SortedRows, per_key: float) -> TreePart:
     spans = [(row.inputs, shared) for row, shared in zip(part.rows, part.shared, strict=True)]
     keys = sum(length * (length + 1) - shared * (shared + 1) for length, shared in spans) / 2
     tokens = sum(length - shared for length, shared in spans)
-    return Piece(part.rows, tokens, tokens + per_key * keys)
+    return TreePart(part.rows, tokens, tokens + per_key * keys)
 
 
-def _place(bins: list[list[Piece]], piece: Piece, max_tokens: int) -> None:
+def _place(bins: list[list[TreePart]], piece: TreePart, max_tokens: int) -> None:
     for micro in bins:
         if sum(other.tokens for other in micro) + piece.tokens <= max_tokens:
             micro.append(piece)
@@ -86,7 +86,7 @@ def _place(bins: list[list[Piece]], piece: Piece, max_tokens: int) -> None:
 
 
 @dataclass(frozen=True)
-class Share:
+class ContextShard:
     """Which part of a micro-batch a rank computes."""
 
     device: torch.device
@@ -99,7 +99,7 @@ class Share:
     """Whether the model asks which sequences pass through which tokens."""
 
 
-def pack(rows: Sequence[Row], share: Share, merge: bool = True) -> tuple[Packed, Tokens]:
+def pack(rows: Sequence[Row], share: ContextShard, merge: bool = True) -> tuple[MicroBatch, LossTokens]:
     """One micro-batch as tensors: what the model computes, and what the loss needs of each trained token.
 
     Of several ranks each gets the tokens of its stretch and those trained tokens that are predicted there.
@@ -119,7 +119,7 @@ def pack(rows: Sequence[Row], share: Share, merge: bool = True) -> tuple[Packed,
     first, end = _stretch(tree, share)
     edges = np.flatnonzero((first <= tree.parents) & (tree.parents < end))  # sorted by parent, so a stretch
     mine = np.isin(tree.edges, edges)
-    packed = Packed(
+    packed = MicroBatch(
         tokens=tensor(tree.tokens[first:end]),
         positions=tensor(tree.positions[first:end]),
         runs=tuple(tree.runs),
@@ -133,7 +133,7 @@ def pack(rows: Sequence[Row], share: Share, merge: bool = True) -> tuple[Packed,
     starts = np.cumsum([0] + [int(row.segment.max()) + 1 for row in rows])
     logp = flat([row.rollout_logp for row in rows])
     weights = [np.full(len(row.tokens), row.weight, dtype=np.float32) for row in rows]
-    return packed, Tokens(
+    return packed, LossTokens(
         rollout_logp=logp,
         advantage=flat([row.advantage for row in rows]),
         mask=torch.ones_like(logp),
@@ -142,7 +142,7 @@ def pack(rows: Sequence[Row], share: Share, merge: bool = True) -> tuple[Packed,
     )
 
 
-def predicted(rows: Sequence[Row], share: Share) -> np.ndarray:
+def predicted(rows: Sequence[Row], share: ContextShard) -> np.ndarray:
     """Which of the trained tokens of these rows this rank predicts: indices into all of them, in the rows' order."""
     tree = _padded(build(rows), share.world * share.multiple)
     first, end = _stretch(tree, share)
@@ -150,13 +150,13 @@ def predicted(rows: Sequence[Row], share: Share) -> np.ndarray:
     return np.flatnonzero((first <= parents) & (parents < end))
 
 
-def _stretch(tree: Tree, share: Share) -> tuple[int, int]:
+def _stretch(tree: PrefixForest, share: ContextShard) -> tuple[int, int]:
     """The tokens that this rank computes."""
     size = len(tree.tokens) // share.world
     return size * share.rank, size * (share.rank + 1)
 
 
-def _paths(tree: Tree, rows: Sequence[Row], stretch: tuple[int, int], device: torch.device) -> Paths:
+def _paths(tree: PrefixForest, rows: Sequence[Row], stretch: tuple[int, int], device: torch.device) -> SequencePaths:
     """A token's sequences are those that end within its subtree."""
     order = np.argsort(tree.ends, kind="stable")
     lengths = np.array([run.end - run.start for run in tree.runs])
@@ -164,16 +164,16 @@ def _paths(tree: Tree, rows: Sequence[Row], stretch: tuple[int, int], device: to
     first, end = (np.searchsorted(tree.ends[order], places) for places in (np.arange(*stretch), last))
     counts = [[rows[index].inputs for index in order], [len(rows[index].places) for index in order]]
     columns = [torch.from_numpy(column).to(device) for column in (first, end)]
-    return Paths(*columns, *(torch.tensor(count, dtype=torch.float64, device=device) for count in counts))
+    return SequencePaths(*columns, *(torch.tensor(count, dtype=torch.float64, device=device) for count in counts))
 
 
-def _padded(tree: Tree, multiple: int) -> Tree:
+def _padded(tree: PrefixForest, multiple: int) -> PrefixForest:
     """The tree with a run of its own behind it, so that the tokens divide; nothing is asked of that run."""
     size = len(tree.tokens)
     more = -size % multiple
     if not more:
         return tree
-    pad = Run(size, size + more, size + more, 0)
+    pad = TokenRun(size, size + more, size + more, 0)
     tokens = np.concatenate((tree.tokens, np.zeros(more, dtype=tree.tokens.dtype)))
     experts = tree.experts
     if experts is not None:
@@ -181,12 +181,14 @@ def _padded(tree: Tree, multiple: int) -> Tree:
     return replace(tree, tokens=tokens, runs=[*tree.runs, pad], experts=experts)
 
 
-def _empty(share: Share) -> tuple[Packed, Tokens]:
+def _empty(share: ContextShard) -> tuple[MicroBatch, LossTokens]:
     """A micro-batch without a loss, so that every rank takes part in every collective."""
     size = share.multiple
     first, whole = size * share.rank, size * share.world
     some = torch.zeros(size, dtype=torch.long, device=share.device)
     none, nothing = some[:0], torch.zeros(0, device=share.device)
-    tokens = Tokens(rollout_logp=nothing, advantage=nothing, mask=nothing, scale=nothing, segment=none)
-    paths = Paths(some, some, nothing.double(), nothing.double()) if share.paths else None
-    return Packed(some, some, (Run(0, whole, whole, 0),), none, none, none, (first, first + size), paths), tokens
+    tokens = LossTokens(rollout_logp=nothing, advantage=nothing, mask=nothing, scale=nothing, segment=none)
+    paths = SequencePaths(some, some, nothing.double(), nothing.double()) if share.paths else None
+    return MicroBatch(
+        some, some, (TokenRun(0, whole, whole, 0),), none, none, none, (first, first + size), paths
+    ), tokens

@@ -19,7 +19,7 @@ from trainer.data.row import Row
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TokenRun:
     """Consecutive tokens without a branch between them."""
 
     start: int
@@ -31,12 +31,12 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Tree:
+class PrefixForest:
     """A forest of rows, laid out. `edges[k]` belongs to the k-th trained token over all rows in the order given."""
 
     tokens: np.ndarray
     """[N] in depth-first pre-order."""
-    runs: list[Run]
+    runs: list[TokenRun]
     parents: np.ndarray
     """[edges] where the logprob of each distinct trained token is asked for."""
     labels: np.ndarray
@@ -55,7 +55,7 @@ class Tree:
 
 
 @dataclass(frozen=True)
-class Order:
+class SortedRows:
     """Rows in the order of their tokens, each with the length of the beginning that it shares with the one before."""
 
     rows: list[Row]
@@ -66,12 +66,12 @@ class Order:
         return sum(row.inputs for row in self.rows[start:end]) - sum(self.shared[start + 1 : end])
 
 
-def order(rows: Sequence[Row]) -> Order:
+def order(rows: Sequence[Row]) -> SortedRows:
     """Sort rows so that each shares its longest beginning with a neighbour. Only the tokens that are inputs count."""
     keys = [_key(row) for row in rows]
     found = [rows[index] for index in sorted(range(len(rows)), key=lambda index: keys[index])]
     shared = [0] + [_common(one, other) for one, other in zip(found, found[1:], strict=False)]
-    return Order(found, shared[: len(found)])
+    return SortedRows(found, shared[: len(found)])
 
 
 def distinct(rows: Sequence[Row]) -> int:
@@ -97,7 +97,7 @@ def _common(one: Row, other: Row) -> int:
     return first if size and differs[first] else size
 
 
-def cut(found: Order, budget: int) -> list[Order]:
+def cut(found: SortedRows, budget: int) -> list[SortedRows]:
     """Parts of at most `budget` distinct tokens each, that repeat as few tokens as possible.
 
     A part is a stretch of the sorted rows; a cut repeats the beginning that its two neighbours share, which is computed
@@ -123,14 +123,14 @@ def cut(found: Order, budget: int) -> list[Order]:
     parts, end = [], len(rows)
     while end:
         start = best[end][1]
-        parts.append(Order(rows[start:end], [0, *shared[start + 1 : end]]))
+        parts.append(SortedRows(rows[start:end], [0, *shared[start + 1 : end]]))
         end = start
     return parts[::-1]
 
 
-def build(rows: Sequence[Row], merge: bool = True) -> Tree:
+def build(rows: Sequence[Row], merge: bool = True) -> PrefixForest:
     """Lay rows out as one forest; at least one. `merge=False`: each row is a tree of its own."""
-    found = order(rows) if merge else Order(list(rows), [0] * len(rows))
+    found = order(rows) if merge else SortedRows(list(rows), [0] * len(rows))
     forest = _Layout()
     asked: dict[int, np.ndarray] = {}
     last: dict[int, int] = {}
@@ -146,10 +146,10 @@ def build(rows: Sequence[Row], merge: bool = True) -> Tree:
     runs = sorted(forest.runs, key=lambda run: run.start)
     ends = np.array([last[id(row)] for row in rows])
     tokens = np.concatenate(forest.tokens)
-    return Tree(tokens, runs, pairs >> 31, pairs & ((1 << 31) - 1), edges, ends, _experts(found))
+    return PrefixForest(tokens, runs, pairs >> 31, pairs & ((1 << 31) - 1), edges, ends, _experts(found))
 
 
-def _experts(found: Order) -> np.ndarray | None:
+def _experts(found: SortedRows) -> np.ndarray | None:
     """Those of the tokens that are laid out, in that order: what each row adds."""
     new = [
         row.experts[shared : row.inputs]
@@ -166,9 +166,9 @@ class _Layout:
 
     def __init__(self) -> None:
         self.tokens: list[np.ndarray] = []
-        self.runs: list[Run] = []
+        self.runs: list[TokenRun] = []
         self._size = 0
-        self._path: list[Run] = []
+        self._path: list[TokenRun] = []
 
     def add(self, tokens: np.ndarray, shared: int) -> None:
         """Take up a row that shares its first `shared` tokens with the one before."""
@@ -178,9 +178,9 @@ class _Layout:
             return
         top = self._path[-1] if self._path else None
         if top is not None and top.end == self._size:  # it goes on where the row before ended: no branch
-            self._path[-1] = Run(top.start, top.end + len(new), 0, top.depth)
+            self._path[-1] = TokenRun(top.start, top.end + len(new), 0, top.depth)
         else:
-            self._path.append(Run(self._size, self._size + len(new), 0, shared))
+            self._path.append(TokenRun(self._size, self._size + len(new), 0, shared))
         self.tokens.append(new)
         self._size += len(new)
 
@@ -188,13 +188,13 @@ class _Layout:
         """End the subtrees of what lies deeper than `depth` on the path, cutting the run that crosses it."""
         while self._path and self._path[-1].depth >= depth:
             run = self._path.pop()
-            self.runs.append(Run(run.start, run.end, self._size, run.depth))
+            self.runs.append(TokenRun(run.start, run.end, self._size, run.depth))
         if self._path:
             run = self._path[-1]
             middle = run.start + depth - run.depth
             if middle < run.end:
-                self.runs.append(Run(middle, run.end, self._size, depth))
-                self._path[-1] = Run(run.start, middle, 0, run.depth)
+                self.runs.append(TokenRun(middle, run.end, self._size, depth))
+                self._path[-1] = TokenRun(run.start, middle, 0, run.depth)
 
     def at(self, depths: np.ndarray) -> np.ndarray:
         """Where the tokens at these depths of the last row are."""

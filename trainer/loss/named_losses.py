@@ -7,16 +7,16 @@ the bound or what is added to 1.
 from dataclasses import replace
 
 from trainer.config import KINDS, Loss
-from trainer.loss.policy_loss import Rule
+from trainer.loss.policy_loss import LossRule
 from trainer.loss.ratios import Level, Window
 
 
-def configured(loss: Loss) -> Rule:
+def configured(loss: Loss) -> LossRule:
     """The rule that a configuration names."""
     return replace(rule_of(loss.kind, loss.floor, loss.cap), kl=loss.kl)
 
 
-def rule_of(kind: str, low: float, high: float) -> Rule:
+def rule_of(kind: str, low: float, high: float) -> LossRule:
     """A loss against the rollout's logprobs, or one that brings its own correction. ValueError for an unknown kind.
 
     cispo: arXiv 2506.13585, eq. 4-5; cispo_unified: eq. 6-7; glm5: arXiv 2602.15763, eq. 3-5; icepop: arXiv 2510.18855;
@@ -25,33 +25,33 @@ def rule_of(kind: str, low: float, high: float) -> Rule:
     """
     closed, strict = Window(low=low, high=high), Window(low=low, high=high, outside="zero")
     rules = {
-        "cispo": Rule(window=closed),
-        "cispo_unified": Rule(window=closed, unified=True),
-        "glm5": Rule(window=strict),
-        "icepop": Rule(window=Window(low=low, high=high, outside="zero", closed=True)),
-        "tis": Rule(window=Window(high=high)),
-        "gspo": Rule(window=closed, level="geometric"),
-        "ppo": Rule(form="surrogate", window=closed),
+        "cispo": LossRule(window=closed),
+        "cispo_unified": LossRule(window=closed, unified=True),
+        "glm5": LossRule(window=strict),
+        "icepop": LossRule(window=Window(low=low, high=high, outside="zero", closed=True)),
+        "tis": LossRule(window=Window(high=high)),
+        "gspo": LossRule(window=closed, level="geometric"),
+        "ppo": LossRule(form="surrogate", window=closed),
         "decoupled_ppo": decoupled_ppo(low, high),
         "ipa": ipa(high),
-        "dppo_tv": Rule(form="variation", window=Window(high=high), penalty=1e-3),
+        "dppo_tv": LossRule(form="variation", window=Window(high=high), penalty=1e-3),
     }
     if kind not in rules:
         raise ValueError(f"{kind} is no loss; choose from {', '.join(KINDS)}")
     return rules[kind]
 
 
-def decoupled_ppo(low: float, high: float, mismatch: float = 5.0) -> Rule:
+def decoupled_ppo(low: float, high: float, mismatch: float = 5.0) -> LossRule:
     """AReaL (arXiv 2505.24298), equation 5: (old / rollout) min(u A, clip(u, low, high) A), u = policy / old.
 
     Tokens whose old / rollout exceeds `mismatch` are masked, as AReaL's code does at 5 (`behav_imp_weight_cap`): in the
     one update of a batch u is 1, and nothing else would hold their weight.
     """
     rejected = Window(high=mismatch, outside="zero", closed=True)
-    return Rule(form="surrogate", window=Window(low=low, high=high), anchor="old", correction=rejected)
+    return LossRule(form="surrogate", window=Window(low=low, high=high), anchor="old", correction=rejected)
 
 
-def ipa(mismatch: float, level: Level = "geometric") -> Rule:
+def ipa(mismatch: float, level: Level = "geometric") -> LossRule:
     """ROLL's chunk-level loss (arXiv 2512.24873, equations 8-9); a completion is a chunk.
 
     Positives weigh 1, negatives [policy / old] held to [0, 1], both geometric means over the chunk; chunks whose mean
@@ -59,7 +59,7 @@ def ipa(mismatch: float, level: Level = "geometric") -> Rule:
     `credit.gamma`, of the rollout's group-relative advantage or, with `credit.baseline` = none, of its reward.
     """
     mask = Window(low=-1.0, high=mismatch, outside="zero", inside="one", closed=True)
-    return Rule(
+    return LossRule(
         window=Window(high=1.0),
         level=level,
         anchor="old",

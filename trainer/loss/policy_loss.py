@@ -17,7 +17,7 @@ from trainer.loss.ratios import LOG_RATIO_BOUND, Level, Window, divergences, log
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tokens:
+class LossTokens:
     """Trained tokens of a micro-batch, one entry each. `rollout_logp` is what the engine reported when it sampled."""
 
     rollout_logp: Tensor
@@ -34,7 +34,7 @@ class Tokens:
 
 
 @dataclass(frozen=True)
-class Sums:
+class LossSums:
     """What a loss function says about its tokens: sums that add up over micro-batches and ranks, and one maximum."""
 
     sums: Tensor
@@ -42,7 +42,7 @@ class Sums:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule:
+class LossRule:
     """A policy loss. The default is CISPO against the rollout's logprobs.
 
     `score`: -sg(w(r)) A logp. `surrogate`: -min(r A, clip(r, low, high) A), with the gradient through r (PPO).
@@ -75,7 +75,7 @@ class Rule:
             raise ValueError(f"the gradient of form {self.form} goes through each token's own ratio, not {self.level}")
 
 
-def policy_loss(logp: Tensor, tokens: Tokens, rule: Rule) -> tuple[Tensor, Sums]:
+def policy_loss(logp: Tensor, tokens: LossTokens, rule: LossRule) -> tuple[Tensor, LossSums]:
     """The loss of a rule over these tokens.
 
     CISPO, MiniMax-M1 (arXiv 2506.13585), equations 4-5: -sum_t sg(clip(r_t, 0, high)) A_t logp_t. The gradient goes
@@ -99,7 +99,7 @@ def policy_loss(logp: Tensor, tokens: Tokens, rule: Rule) -> tuple[Tensor, Sums]
     return (scale * losses).sum(), _weighed(said, ratios, weight * extra, advantage, kept)
 
 
-def _score(logp: Tensor, ratios: Tensor, advantage: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
+def _score(logp: Tensor, ratios: Tensor, advantage: Tensor, rule: LossRule) -> tuple[Tensor, Tensor]:
     weight = rule.window(ratios)
     if rule.unified:
         beyond = (advantage > 0) & (ratios > rule.window.high) | (advantage < 0) & (ratios < rule.window.low)
@@ -109,7 +109,7 @@ def _score(logp: Tensor, ratios: Tensor, advantage: Tensor, rule: Rule) -> tuple
     return -weight * advantage * logp, weight
 
 
-def _surrogate(logp: Tensor, ratios: Tensor, advantage: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
+def _surrogate(logp: Tensor, ratios: Tensor, advantage: Tensor, rule: LossRule) -> tuple[Tensor, Tensor]:
     """Value and gradient of PPO's minimum; r is differentiable here, as r exp(logp - sg(logp))."""
     through = ratios * (logp - logp.detach()).exp()
     plain, clipped = through * advantage, through.clamp(rule.window.low, rule.window.high) * advantage
@@ -117,7 +117,7 @@ def _surrogate(logp: Tensor, ratios: Tensor, advantage: Tensor, rule: Rule) -> t
     return losses, torch.where(plain.detach() <= clipped.detach(), ratios, 0.0)
 
 
-def _variation(logp: Tensor, ratios: Tensor, advantage: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
+def _variation(logp: Tensor, ratios: Tensor, advantage: Tensor, rule: LossRule) -> tuple[Tensor, Tensor]:
     through = ratios * (logp - logp.detach()).exp()
     moved = logp.detach().exp() * (1 - 1 / ratios)
     gone = (advantage > 0) & (moved > rule.window.high) | (advantage < 0) & (moved < -rule.window.high)
@@ -127,11 +127,11 @@ def _variation(logp: Tensor, ratios: Tensor, advantage: Tensor, rule: Rule) -> t
 _FORMS = {"score": _score, "surrogate": _surrogate, "variation": _variation}
 
 
-def _anchor(tokens: Tokens, rule: Rule) -> Tensor:
+def _anchor(tokens: LossTokens, rule: LossRule) -> Tensor:
     return tokens.rollout_logp if rule.anchor == "rollout" else _given(tokens.old_logp, "old")
 
 
-def _correction(tokens: Tokens, rule: Rule, kept: Tensor) -> Tensor:
+def _correction(tokens: LossTokens, rule: LossRule, kept: Tensor) -> Tensor:
     """w(old / rollout) for each token."""
     if rule.correction is None:
         return torch.ones_like(tokens.advantage)
@@ -139,7 +139,7 @@ def _correction(tokens: Tokens, rule: Rule, kept: Tensor) -> Tensor:
     return rule.correction(ratio(logs, kept, tokens.segment, rule.correction_level))
 
 
-def _kl_to_reference(logp: Tensor, tokens: Tokens, kept: Tensor) -> Tensor:
+def _kl_to_reference(logp: Tensor, tokens: LossTokens, kept: Tensor) -> Tensor:
     difference = torch.where(kept, _given(tokens.reference_logp, "reference").detach() - logp, 0.0)
     difference = difference.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     return difference.exp() - 1 - difference
@@ -156,15 +156,15 @@ def _describe(logp: Tensor, behaviour: Tensor, ratios: Tensor, kept: Tensor) -> 
     return [torch.ones_like(ratios), ratios, *divergences(behaviour), torch.where(kept, -logp, 0.0)]
 
 
-def _weighed(columns: list[Tensor], ratios: Tensor, weight: Tensor, advantage: Tensor, kept: Tensor) -> Sums:
+def _weighed(columns: list[Tensor], ratios: Tensor, weight: Tensor, advantage: Tensor, kept: Tensor) -> LossSums:
     """Further columns: w = 0, |w A|, and that of negative advantages."""
     push = weight * advantage.abs()
     columns = [*columns, (weight == 0).to(ratios), push, push * (advantage < 0)]
     sums = torch.stack([torch.where(kept, column, 0.0).sum() for column in columns])
-    return Sums(sums, torch.cat((torch.where(kept, ratios, 0.0), ratios.new_zeros(1))).max())
+    return LossSums(sums, torch.cat((torch.where(kept, ratios, 0.0), ratios.new_zeros(1))).max())
 
 
-def read_sums(totals: Sums) -> dict[str, float]:
+def read_sums(totals: LossSums) -> dict[str, float]:
     """Means per trained token, of branches each for itself.
 
     `entropy` is the one-sample estimate, the mean of -logp of the sampled tokens; `negative_weight_share` the
@@ -177,8 +177,8 @@ def read_sums(totals: Sums) -> dict[str, float]:
     return dict(zip(names, means, strict=True)) | {"ratio_max": totals.peak.item(), "negative_weight_share": share}
 
 
-def imitation(logp: Tensor, tokens: Tokens) -> tuple[Tensor, Sums]:
+def imitation(logp: Tensor, tokens: LossTokens) -> tuple[Tensor, LossSums]:
     """-sum_t s_t m_t logp_t: the negative log-likelihood of recorded tokens."""
     scale = torch.ones_like(logp) if tokens.scale is None else tokens.scale
     loss = -(scale * torch.where(tokens.mask > 0, logp, 0.0)).sum()
-    return loss, Sums(logp.new_zeros(0), logp.new_zeros(()))
+    return loss, LossSums(logp.new_zeros(0), logp.new_zeros(()))

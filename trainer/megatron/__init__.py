@@ -3,6 +3,6 @@
 Importing this package installs that port (trainer/megatron/cpu.py), so that its modules may import megatron.core.
 """
 
-from trainer.megatron.cpu import setup
+from trainer.megatron.cpu import install_cpu_port
 
-setup()
+install_cpu_port()

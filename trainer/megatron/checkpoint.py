@@ -29,7 +29,7 @@ from proxy.pool.errors import UserError
 from trainer.megatron import atomic_dir
 from trainer.megatron.bucket_padding import without_padding
 from trainer.megatron.model.model import PolicyModel
-from trainer.megatron.mtp.head import HeadState
+from trainer.megatron.mtp.head import HeadCheckpoint
 
 
 class _InProcess(TorchDistSaveShardedStrategy):
@@ -76,7 +76,7 @@ class Checkpoints:
         model: PolicyModel,
         optimizer: MegatronOptimizer,
         settings: dict[str, Any],
-        head: HeadState | None = None,
+        head: HeadCheckpoint | None = None,
     ):
         self.model, self.optimizer, self.settings, self.head = model, optimizer, settings, head
         self._strategy = FullyParallelSaveStrategyWrapper(_InProcess(), _replicas())

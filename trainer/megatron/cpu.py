@@ -1,9 +1,10 @@
-"""The device this process trains on, and Megatron-core's port to machines without CUDA.
+"""The device that this process trains on, and a port of Megatron-core to machines without CUDA.
 
-The only place in the trainer that asks whether there is a GPU. Where there is none, `setup` installs an import hook
-that loads `megatron.core` from its own source with a few textual substitutions (`torch.cuda.X` becomes a stub of this
-module, `device="cuda"` the CPU). Torch itself is not touched and line numbers stay true. Left out: inference, FSDP and
-resharding packages of Megatron, which nothing here uses; CUDA streams and graphs, which become no-ops.
+This is the only place in the trainer that asks whether there is a GPU. Where there is none, `install_cpu_port` installs
+an import hook that loads `megatron.core` from its own source with a few textual substitutions: `torch.cuda.X` becomes a
+stub of this module, `device="cuda"` becomes the CPU. Torch itself is not changed, and line numbers stay true.
+Left out: Megatron's inference, FSDP and resharding packages, which nothing here uses; CUDA streams and graphs, which
+become no-ops.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ class Device:
     backend: str
 
 
-def setup() -> None:
+def install_cpu_port() -> None:
     """Install the port where CUDA is absent; must run before the first import of megatron.core. May be repeated."""
     if torch.cuda.is_available() or any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return

@@ -8,30 +8,30 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from trainer.data.micro_batch import Paths
-from trainer.data.tree import Run
+from trainer.data.micro_batch import SequencePaths
+from trainer.data.tree import TokenRun
 
 if TYPE_CHECKING:
-    from trainer.megatron.replay import Choices  # loads Megatron, which slices do not need
+    from trainer.megatron.replay import RoutingReplay  # loads Megatron, which slices do not need
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Layout:
+class AttentionLayout:
     """What attends to what: the runs of the trees, and the stretch of their tokens that the queries are.
 
     Equal to itself alone: all layers of a pass share one, and what is made from thousands of runs is found by it.
     """
 
-    runs: tuple[Run, ...]
+    runs: tuple[TokenRun, ...]
     queries: tuple[int, int]
-    paths: Paths | None = None
+    paths: SequencePaths | None = None
     """For the balance of experts, with weights as they enter the loss; absent where it has none."""
-    choices: "Choices | None" = None
+    replay: "RoutingReplay | None" = None
     """The experts to replay; absent where routers choose."""
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class AttentionSlice:
     """Queries and keys of contiguous ranges; causal ones are square. Queries count from the first one of the layout."""
 
     queries: tuple[int, int]
@@ -40,17 +40,17 @@ class Slice:
 
 
 @lru_cache(maxsize=2)
-def slices(layout: Layout) -> tuple[Slice, ...]:
+def slices(layout: AttentionLayout) -> tuple[AttentionSlice, ...]:
     """Every pair of a query and its ancestor exactly once: the causal ones first, which cover every query."""
     first, end = layout.queries
     causal, full = [], []
     for run in layout.runs:
         start, stop = max(run.start, first), min(run.end, end)
         if start < stop:
-            causal.append(Slice((start - first, stop - first), (start, stop), True))
+            causal.append(AttentionSlice((start - first, stop - first), (start, stop), True))
             if run.start < start:  # the queries begin in the middle of the run
-                full.append(Slice((start - first, stop - first), (run.start, start), False))
+                full.append(AttentionSlice((start - first, stop - first), (run.start, start), False))
         start, stop = max(run.end, first), min(run.last, end)
         if start < stop:
-            full.append(Slice((start - first, stop - first), (run.start, run.end), False))
+            full.append(AttentionSlice((start - first, stop - first), (run.start, run.end), False))
     return (*causal, *full)

@@ -12,7 +12,7 @@ from torch import Tensor
 from trainer.data.routed_experts import PADDING
 
 
-class Tally:
+class ReplayCounter:
     """Counts choices over the micro-batches of a step: one of every token in every layer with experts."""
 
     def __init__(self, device: torch.device):
@@ -36,14 +36,14 @@ class Tally:
         return shares | {"routing_mismatches": otherwise}
 
 
-class Choices:
+class RoutingReplay:
     """What is replayed in one micro-batch. `recorded`: [tokens, layers, experts per token] of this context rank.
 
     All passes over a micro-batch share it, so that what is computed again in the backward pass is counted once.
     """
 
-    def __init__(self, recorded: Tensor, tally: Tally):
-        self._recorded, self._tally = recorded, tally
+    def __init__(self, recorded: Tensor, counter: ReplayCounter):
+        self._recorded, self._counter = recorded, counter
         self._counted: set[int] = set()
 
     def replayed(self, layer: int, own: Tensor) -> Tensor:
@@ -55,5 +55,5 @@ class Choices:
         known = recorded[:, 0] >= 0
         if layer not in self._counted:
             self._counted.add(layer)
-            self._tally.add(recorded, known, (own.sort(dim=-1).values != recorded).any(dim=-1))
+            self._counter.add(recorded, known, (own.sort(dim=-1).values != recorded).any(dim=-1))
         return torch.where(known[:, None], recorded, own)

@@ -14,15 +14,15 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
-from trainer.data.micro_batch import Packed
+from trainer.data.micro_batch import MicroBatch
 from trainer.megatron.model.model import PolicyModel
 
 Found = TypeVar("Found")
-Micros = Iterator[tuple[int, Packed]]
+Micros = Iterator[tuple[int, MicroBatch]]
 
 
 def forward_backward(
-    ddp: DistributedDataParallel, micros: Sequence[Packed], loss_of: Callable[[int, Tensor], tuple[Tensor, Found]]
+    ddp: DistributedDataParallel, micros: Sequence[MicroBatch], loss_of: Callable[[int, Tensor], tuple[Tensor, Found]]
 ) -> list[Found]:
     """Add up the gradients of all micro-batches. They are not yet summed over ranks.
 
@@ -47,7 +47,7 @@ def _counted(
 
 @torch.no_grad()
 def forward(
-    model: PolicyModel, micros: Sequence[Packed], compute: Callable[[Packed], Tensor] | None = None
+    model: PolicyModel, micros: Sequence[MicroBatch], compute: Callable[[MicroBatch], Tensor] | None = None
 ) -> list[Tensor]:
     """What the model (or `compute`, another method of it) gives for each micro-batch, on the last stage alone.
 
@@ -62,7 +62,7 @@ def forward(
     return found
 
 
-def _run(step: Callable[..., Any], model: Any, micros: Sequence[Packed], *, forward_only: bool) -> list[Any]:
+def _run(step: Callable[..., Any], model: Any, micros: Sequence[MicroBatch], *, forward_only: bool) -> list[Any]:
     run = get_forward_backward_func()
     kept: list[Any] = run(
         forward_step_func=step,

@@ -65,7 +65,7 @@ def _hf_names(name: str) -> list[str]:
 @torch.no_grad()
 def load_weights(model: PolicyModel, directory: Path) -> None:
     """Fill this rank's shard of the model from a Hugging Face directory."""
-    tensors = Safetensors(directory)
+    tensors = SafetensorsReader(directory)
     for name, param in named_weights(model):
         load_parameter(name, param, tensors.read, model.config)
 
@@ -148,7 +148,7 @@ def _whole(model: PolicyModel) -> Iterator[tuple[str, Tensor]]:
 
 
 @dataclass(frozen=True)
-class Beside:
+class ExportExtras:
     """What a directory holds beside the model."""
 
     tensors: Iterable[tuple[str, Tensor]] = ()
@@ -157,7 +157,7 @@ class Beside:
     """Further entries of config.json."""
 
 
-def write_model(model: PolicyModel, source: Path, target: Path, beside: Beside) -> None:
+def write_model(model: PolicyModel, source: Path, target: Path, beside: ExportExtras) -> None:
     """Write a complete Hugging Face directory: the weights of `model`, everything else as in `source`. Collective."""
     tensors = chain(export_weights(model), beside.tensors)
     if dist.get_rank() == 0:
@@ -172,13 +172,13 @@ def write_model(model: PolicyModel, source: Path, target: Path, beside: Beside) 
     dist.barrier()
 
 
-def _write_config(source: Path, directory: Path, dtype: torch.dtype, beside: Beside) -> None:
+def _write_config(source: Path, directory: Path, dtype: torch.dtype, beside: ExportExtras) -> None:
     config = json.loads((source / "config.json").read_text()) | beside.config
     config["dtype" if "dtype" in config else "torch_dtype"] = str(dtype).removeprefix("torch.")
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-class Safetensors:
+class SafetensorsReader:
     """The tensors of a directory, in one file or several with an index."""
 
     def __init__(self, directory: Path):

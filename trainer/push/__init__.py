@@ -16,13 +16,13 @@ from urllib.parse import urlsplit
 from proxy.pool.errors import UserError
 from trainer.config import Push
 from trainer.push import colocated, disk, distributed, tensor
-from trainer.push.engine_group import Crew
-from trainer.push.target import LOADING, Engine, Failed
+from trainer.push.engine_group import EngineGroup
+from trainer.push.target import LOADING, PushFailed, PushTarget
 from trainer.push.weights import Weights
 
-__all__ = ["Pushed", "Weights", "push", "push_again", "release"]
+__all__ = ["PushResult", "Weights", "push", "push_again", "release"]
 
-WAYS: dict[str, Callable[[Engine, Weights], None]] = {
+WAYS: dict[str, Callable[[PushTarget, Weights], None]] = {
     "disk": disk.send,
     "tensor": tensor.send,
     "distributed": distributed.send,
@@ -33,7 +33,7 @@ LOOPBACK = ("127.", "localhost", "[::1]")
 
 
 @dataclass(frozen=True)
-class Pushed:
+class PushResult:
     """How a push went."""
 
     seconds: float = 0.0
@@ -52,11 +52,11 @@ class Pushed:
         return f"to {len(self.ways)} engines ({' '.join(names) or 'none'}), paused {self.seconds:.3f} s{without}"
 
 
-def push(weights: Weights, options: Push) -> Pushed:
+def push(weights: Weights, options: Push) -> PushResult:
     """Bring every engine to these weights. UserError when fewer than `push.quorum` could be brought there."""
     if not options.engines:
-        return Pushed()
-    done = _push(weights, [Engine(url, options) for url in options.engines])
+        return PushResult()
+    done = _push(weights, [PushTarget(url, options) for url in options.engines])
     if len(done.ways) < options.quorum:
         reasons = "; ".join(f"engine {url} {reason}" for url, reason in done.failed.items())
         raise UserError(
@@ -66,12 +66,12 @@ def push(weights: Weights, options: Push) -> Pushed:
     return done
 
 
-def push_again(weights: Weights, options: Push) -> Pushed | None:
+def push_again(weights: Weights, options: Push) -> PushResult | None:
     """Bring the engines there that answer and serve something else: they failed, or were started anew.
 
     None when there are none. Those that serve these weights go on meanwhile.
     """
-    served = Crew(Engine(url, options) for url in options.engines).each(Engine.served)
+    served = EngineGroup(PushTarget(url, options) for url in options.engines).each(PushTarget.served)
     lost = [engine for engine, version in served.items() if version != weights.version]
     if not lost:
         return None
@@ -83,30 +83,30 @@ def release(options: Push) -> None:
 
     UserError when one fails, since the memory is needed.
     """
-    crew = Crew(Engine(url, options) for url in options.engines)
+    crew = EngineGroup(PushTarget(url, options) for url in options.engines)
     crew.each(colocated.release)
     for url, reason in crew.failed.items():
         raise UserError(f"engine {url} {reason}, so its memory is not free for the step; restart it and the trainer")
 
 
-def _push(weights: Weights, engines: Sequence[Engine], standing: Sequence[Engine] = ()) -> Pushed:
+def _push(weights: Weights, engines: Sequence[PushTarget], standing: Sequence[PushTarget] = ()) -> PushResult:
     weights.parts()  # what is not there must not pause anybody
-    crew = Crew(engines)
-    crew.each(Engine.describe)
+    crew = EngineGroup(engines)
+    crew.each(PushTarget.describe)
     ways = {engine: _choose(engine) for engine in crew.engines}
     started = time.perf_counter()
-    crew.each(Engine.pause)
+    crew.each(PushTarget.pause)
     crew.each(lambda engine: _load(engine, weights, WAYS[ways[engine][0]]))
     if standing:
-        Crew(standing).each(Engine.describe)
+        EngineGroup(standing).each(PushTarget.describe)
     crew.agree(standing)
     crew.each(lambda engine: _finish(engine, weights.version))
     seconds = time.perf_counter() - started if crew.engines else 0.0
     notes = tuple(note for engine in crew.engines if (note := ways[engine][1]))
-    return Pushed(seconds, {engine.url: ways[engine][0] for engine in crew.engines}, crew.failed, notes)
+    return PushResult(seconds, {engine.url: ways[engine][0] for engine in crew.engines}, crew.failed, notes)
 
 
-def _load(engine: Engine, weights: Weights, send: Callable[[Engine, Weights], None]) -> None:
+def _load(engine: PushTarget, weights: Weights, send: Callable[[PushTarget, Weights], None]) -> None:
     """New weights under the version's loading name. An engine that fails is left as it is, paused and without calls."""
     try:
         if engine.options.colocated:
@@ -119,31 +119,31 @@ def _load(engine: Engine, weights: Weights, send: Callable[[Engine, Weights], No
         raise
 
 
-def _finish(engine: Engine, version: str) -> None:
+def _finish(engine: PushTarget, version: str) -> None:
     """The version's own name, and on with the calls; one that fails here is left as above."""
     try:
         if engine.options.colocated:
             colocated.take_back_cache(engine)
         engine.name(version)
         if (served := engine.served()) != version:
-            raise Failed(f"serves weights {served!r} instead of {version!r}")
+            raise PushFailed(f"serves weights {served!r} instead of {version!r}")
         _go_on(engine, version)
-    except Failed:
+    except PushFailed:
         engine.abandon()
         raise
 
 
-def _go_on(engine: Engine, version: str) -> None:
+def _go_on(engine: PushTarget, version: str) -> None:
     """One that does not must not name the version, or it would pass for one that serves it."""
     try:
         engine.go_on()
-    except Failed:
-        with suppress(Failed):
+    except PushFailed:
+        with suppress(PushFailed):
             engine.name(version + PAUSED)
         raise
 
 
-def _choose(engine: Engine) -> tuple[str, str]:
+def _choose(engine: PushTarget) -> tuple[str, str]:
     """The way to this engine, and what is to be said about it when it is not the configured one."""
     wanted, about = engine.options.way, engine.about
     alone = about.dp_size == about.pp_size == 1

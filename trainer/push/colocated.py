@@ -9,13 +9,13 @@ memory, of which only what is cached is freed.
 
 from collections.abc import Sequence
 
-from trainer.push.target import LOADING, Engine, Failed
+from trainer.push.target import LOADING, PushFailed, PushTarget
 
 RELEASED, MOVING = "-released", "-moving"
 WEIGHTS, CACHE = "weights", "kv_cache"
 
 
-def release(engine: Engine) -> None:
+def release(engine: PushTarget) -> None:
     """Pause it and have it give up weights and cache. Repeated, it changes nothing."""
     served = engine.served()
     engine.pause()
@@ -29,7 +29,7 @@ def release(engine: Engine) -> None:
     engine.name(_version(served) + RELEASED)
 
 
-def take_back_weights(engine: Engine) -> None:
+def take_back_weights(engine: PushTarget) -> None:
     """Room for weights, which are to be loaded then. The cache is not there afterwards, whatever was before."""
     served = engine.served()
     if served.endswith(LOADING):
@@ -41,7 +41,7 @@ def take_back_weights(engine: Engine) -> None:
         _move(engine, served, "release", [CACHE])
 
 
-def take_back_cache(engine: Engine) -> None:
+def take_back_cache(engine: PushTarget) -> None:
     """Room for the cache, after which the engine can go on."""
     served = engine.served()
     _move(engine, served, "resume", [CACHE])
@@ -49,10 +49,10 @@ def take_back_cache(engine: Engine) -> None:
 
 def _check(served: str) -> None:
     if served.endswith(MOVING):
-        raise Failed("was left while its memory moved, so what it holds is unknown; restart it")
+        raise PushFailed("was left while its memory moved, so what it holds is unknown; restart it")
 
 
-def _move(engine: Engine, served: str, verb: str, tags: Sequence[str]) -> None:
+def _move(engine: PushTarget, served: str, verb: str, tags: Sequence[str]) -> None:
     engine.name(_version(served) + MOVING)
     engine.load(f"/{verb}_memory_occupation", {"tags": list(tags)})
 

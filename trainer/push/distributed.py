@@ -15,22 +15,22 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
-from trainer.push.target import Engine, Failed
+from trainer.push.target import PushFailed, PushTarget
 from trainer.push.weights import Bucket, Weights
 
 BACKENDS = {"cuda": "nccl"}
 """By the engine's device; gloo where it is not named."""
 
 
-def send(engine: Engine, weights: Weights) -> None:
-    """Broadcast bucket after bucket; the version, and the end of the old caches, come with the last. Raises Failed."""
+def send(engine: PushTarget, weights: Weights) -> None:
+    """Broadcast bucket after bucket; the last one sets the version and drops the old caches. Raises PushFailed."""
     name = f"blackforge-{weights.version}-{secrets.token_hex(4)}"  # an engine may hold the group of a trainer that died
     with _group(engine, name) as backend, engine.session():
         for bucket in weights.buckets(engine.options.bucket_bytes):
             _broadcast(engine, backend, bucket, {"group_name": name, "weight_version": weights.version})
 
 
-def _broadcast(engine: Engine, backend: Any, bucket: Bucket, about: dict[str, str]) -> None:
+def _broadcast(engine: PushTarget, backend: Any, bucket: Bucket, about: dict[str, str]) -> None:
     """One bucket as one tensor of bytes; the engine is told how to cut it while it is on its way."""
     import torch  # seconds that the other ways do not pay
 
@@ -51,11 +51,11 @@ def _broadcast(engine: Engine, backend: Any, bucket: Bucket, about: dict[str, st
         engine.load("/update_weights_from_distributed", body)
         work.wait()
     except RuntimeError as error:  # what torch makes of a lost peer
-        raise Failed(f"was lost in a broadcast ({_first_line(error)})") from error
+        raise PushFailed(f"was lost in a broadcast ({_first_line(error)})") from error
 
 
 @contextmanager
-def _group(engine: Engine, name: str) -> Iterator[Any]:
+def _group(engine: PushTarget, name: str) -> Iterator[Any]:
     """The backend of a group of this process (rank 0) and the engine's ranks, until the end of the block."""
     import torch.distributed as dist
 
@@ -70,17 +70,17 @@ def _group(engine: Engine, name: str) -> Iterator[Any]:
             joined = thread.submit(engine.ask, "/init_weights_update_group", invitation)
             backend = _join(engine, name, store, world)
         except (RuntimeError, OSError) as error:  # torch's own errors of stores and backends are RuntimeErrors
-            raise Failed(f"did not join the group at {address} ({_first_line(error)}); see push.address") from error
+            raise PushFailed(f"did not join the group at {address} ({_first_line(error)}); see push.address") from error
         joined.result()
     try:
         yield backend
     finally:
-        with suppress(Failed):  # what is to be told has been
+        with suppress(PushFailed):  # what is to be told has been
             engine.ask("/destroy_weights_update_group", {"group_name": name})
         backend.abort()
 
 
-def _join(engine: Engine, name: str, store: Any, world: int) -> Any:
+def _join(engine: PushTarget, name: str, store: Any, world: int) -> Any:
     """What torch's init_process_group builds for `DEVICE:BACKEND` and this group, with the keys that it uses.
 
     Blocks until the engine has joined (gloo), or does at the first broadcast (NCCL).
@@ -98,11 +98,11 @@ def _join(engine: Engine, name: str, store: Any, world: int) -> Any:
     return backend
 
 
-def _backend(engine: Engine) -> str:
+def _backend(engine: PushTarget) -> str:
     return BACKENDS.get(engine.about.device or "", "gloo")
 
 
-def _device(engine: Engine) -> str:
+def _device(engine: PushTarget) -> str:
     return "cpu" if _backend(engine) == "gloo" else "cuda"
 
 

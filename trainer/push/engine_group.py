@@ -5,19 +5,19 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from trainer.push.target import Engine, Failed
+from trainer.push.target import PushFailed, PushTarget
 
 T = TypeVar("T")
 
 
-class Crew:
+class EngineGroup:
     """`engines` are still with it; `failed` says of the others, by address, why they are not."""
 
-    def __init__(self, engines: Iterable[Engine]):
+    def __init__(self, engines: Iterable[PushTarget]):
         self.engines = list(engines)
         self.failed: dict[str, str] = {}
 
-    def each(self, do: Callable[[Engine], T]) -> dict[Engine, T]:
+    def each(self, do: Callable[[PushTarget], T]) -> dict[PushTarget, T]:
         """`do` at every engine at once. One that fails leaves; any other error ends the push when all are done."""
         if not self.engines:
             return {}
@@ -27,22 +27,22 @@ class Crew:
         for engine, work in running.items():
             try:
                 results[engine] = work.result()
-            except Failed as error:
+            except PushFailed as error:
                 self.leave(engine, str(error))
         return results
 
-    def leave(self, engine: Engine, reason: str) -> None:
+    def leave(self, engine: PushTarget, reason: str) -> None:
         self.engines.remove(engine)
         self.failed[engine.url] = reason
 
-    def agree(self, standing: Sequence[Engine]) -> None:
+    def agree(self, standing: Sequence[PushTarget]) -> None:
         """Engines that split their weights in the same way must have the same checksums; those that differ leave.
 
         What they differ from are engines that serve this version already (`standing`) if there are such, else what most
         of them have, which is what the first has when it is a tie.
         """
         shapes = Counter(_shape(engine) for engine in (*self.engines, *standing))
-        known = Crew(engine for engine in standing if shapes[_shape(engine)] > 1).each(Engine.checksums)
+        known = EngineGroup(engine for engine in standing if shapes[_shape(engine)] > 1).each(PushTarget.checksums)
         found = self.each(lambda engine: engine.checksums() if shapes[_shape(engine)] > 1 else ())
         for engine, sums in found.items():
             peers = _of_shape(engine, known) or _of_shape(engine, found)
@@ -52,11 +52,11 @@ class Crew:
                 self.leave(engine, f"has other weights than its peers (checksums {_short(sums)}, not {_short(usual)})")
 
 
-def _of_shape(engine: Engine, sums: dict[Engine, tuple[str, ...]]) -> list[tuple[str, ...]]:
+def _of_shape(engine: PushTarget, sums: dict[PushTarget, tuple[str, ...]]) -> list[tuple[str, ...]]:
     return [theirs for other, theirs in sums.items() if _shape(other) == _shape(engine)]
 
 
-def _shape(engine: Engine) -> tuple[int, int, str | None]:
+def _shape(engine: PushTarget) -> tuple[int, int, str | None]:
     return engine.about.tp_size, engine.about.pp_size, engine.about.device
 
 

@@ -1,6 +1,6 @@
 """One SGLang server as a push sees it: what it is, and the requests that stop it, change it and let it go on.
 
-Every request has its time; whatever goes wrong with one is `Failed`. Left out: which engines there are, and what
+Every request has its time; whatever goes wrong with one is `PushFailed`. Left out: which engines there are, and what
 becomes of a push that one of them fails (trainer/push/__init__.py).
 """
 
@@ -22,11 +22,11 @@ LOADING = "-loading"
 """What an engine's version ends with while its weights are in part those of that version, and after that failed."""
 
 
-class Failed(Exception):
+class PushFailed(Exception):
     """An engine did not do what it was asked. Its text is the reason, to be put after the engine's address."""
 
 
-class Description(msgspec.Struct, frozen=True):
+class ServerInfo(msgspec.Struct, frozen=True):
     """What an engine says of itself in /server_info."""
 
     tp_size: int = 1
@@ -38,22 +38,22 @@ class Description(msgspec.Struct, frozen=True):
     """Where it keeps cached prefixes outside of itself."""
 
 
-class Engine:
+class PushTarget:
     """The requests of one push to one server."""
 
     def __init__(self, url: str, options: Push):
         self.url, self.options = url.rstrip("/"), options
-        self.about = Description()
+        self.about = ServerInfo()
 
     def describe(self) -> None:
         """Learn what it is. The one request that is tried again: an engine may be starting."""
         for left in reversed(range(self.options.tries)):
             try:
-                self.about = msgspec.convert(self.ask("/server_info"), Description)
+                self.about = msgspec.convert(self.ask("/server_info"), ServerInfo)
                 return
-            except (Failed, msgspec.ValidationError) as error:
+            except (PushFailed, msgspec.ValidationError) as error:
                 if not left:
-                    raise Failed(str(error)) from error
+                    raise PushFailed(str(error)) from error
                 time.sleep(1)
 
     def served(self) -> str:
@@ -76,13 +76,13 @@ class Engine:
         """What updates in parts stand in. One that a trainer left open when it died is closed first."""
         try:
             self.load("/begin_weight_update", {"selector": "all"})
-        except Failed:
+        except PushFailed:
             self.load("/end_weight_update", {})
             self.load("/begin_weight_update", {"selector": "all"})
         try:
             yield
-        except Failed:
-            with suppress(Failed):  # the first failure is the one to tell
+        except PushFailed:
+            with suppress(PushFailed):  # the first failure is the one to tell
                 self.load("/end_weight_update", {})
             raise
         self.load("/end_weight_update", {})
@@ -96,12 +96,12 @@ class Engine:
         """Of all weights, one for each different shard. Equal weights split in the same way have equal ones."""
         ranks = self.load("/weights_checker", {"action": "checksum"}).get("ranks")
         if not ranks:  # engines that say nothing must not pass for equal
-            raise Failed("names no checksums of its weights, so that they cannot be compared with its peers'")
+            raise PushFailed("names no checksums of its weights, so that they cannot be compared with its peers'")
         return tuple(sorted({str(rank["per_gpu_checksum"]) for rank in ranks}))
 
     def abandon(self) -> None:
         """It stays paused, as its weights are of no version; its calls end, so that they can be sampled elsewhere."""
-        with suppress(Failed):  # one that is gone has no calls left
+        with suppress(PushFailed):  # one that is gone has no calls left
             self.ask("/abort_request", {"abort_all": True})
 
     def load(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class Engine:
             answer: dict[str, Any] = msgspec.json.decode(text) if text.startswith(b"{") else {}
         except TROUBLE as error:
             reason = error.read().decode(errors="replace")[:300] if isinstance(error, HTTPError) else error
-            raise Failed(f"failed at {path} ({reason})") from error
+            raise PushFailed(f"failed at {path} ({reason})") from error
         if answer.get("success") is False:
-            raise Failed(f"failed at {path} ({answer.get('message')})")
+            raise PushFailed(f"failed at {path} ({answer.get('message')})")
         return answer

@@ -7,12 +7,12 @@ bucket as often as the engine has tensor ranks. SGLang refuses this way where it
 import pickle
 from base64 import b64encode
 
-from trainer.push.target import Engine
+from trainer.push.target import PushTarget
 from trainer.push.weights import Weights
 
 
-def send(engine: Engine, weights: Weights) -> None:
-    """Send bucket after bucket; the version, and the end of the old caches, come with the last. Raises Failed."""
+def send(engine: PushTarget, weights: Weights) -> None:
+    """Send bucket after bucket; the version, and the end of the old caches, come with the last. Raises PushFailed."""
     ranks = engine.about.tp_size
     with engine.session():
         for bucket in weights.buckets(engine.options.bucket_bytes // ranks):

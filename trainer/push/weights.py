@@ -21,7 +21,7 @@ HEADER_LENGTH = 8
 
 
 @dataclass(frozen=True)
-class Part:
+class StoredTensor:
     """A tensor in a file, as the file's header has it."""
 
     file: Path
@@ -59,7 +59,7 @@ class Weights:
                     tensors.append((part.name, file.get_tensor(part.name).clone()))
             yield Bucket(tensors, last=number == len(plan) - 1)
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[StoredTensor]:
         """Every tensor of the directory. UserError when there is none."""
         files = sorted(self.directory.glob("*.safetensors"))
         found = [part for file in files for part in _header(file)]
@@ -70,20 +70,21 @@ class Weights:
         return found
 
 
-def _header(path: Path) -> list[Part]:
+def _header(path: Path) -> list[StoredTensor]:
     """What a safetensors file says of its tensors: a JSON object behind its length in 8 bytes."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(HEADER_LENGTH), "little")
         header = msgspec.json.decode(file.read(length))
     entries = ((name, entry) for name, entry in header.items() if name != "__metadata__")
     return [
-        Part(path, name, entry["dtype"], entry["data_offsets"][1] - entry["data_offsets"][0]) for name, entry in entries
+        StoredTensor(path, name, entry["dtype"], entry["data_offsets"][1] - entry["data_offsets"][0])
+        for name, entry in entries
     ]
 
 
-def _pack(parts: list[Part], limit: int) -> list[list[Part]]:
+def _pack(parts: list[StoredTensor], limit: int) -> list[list[StoredTensor]]:
     """In order; a new bucket begins where the next tensor does not fit, or is of another dtype."""
-    plan: list[list[Part]] = []
+    plan: list[list[StoredTensor]] = []
     size = 0
     for part in parts:
         if not plan or size + part.bytes > limit or part.dtype != plan[-1][-1].dtype:

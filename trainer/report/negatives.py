@@ -13,13 +13,15 @@ from torch import Tensor
 
 from trainer.data.packing import pack
 from trainer.data.row import Row
-from trainer.loss.policy_loss import Rule, Tokens, policy_loss
+from trainer.loss.policy_loss import LossRule, LossTokens, policy_loss
 from trainer.megatron.optimizer import sum_gradients
 from trainer.megatron.schedule import forward_backward
 from trainer.policy import Policy
 
 
-def gradient_shares(policy: Policy, micros: Sequence[Sequence[Row]], denominator: int, rule: Rule) -> dict[str, float]:
+def gradient_shares(
+    policy: Policy, micros: Sequence[Sequence[Row]], denominator: int, rule: LossRule
+) -> dict[str, float]:
     """The norms of both signs' gradients and the negatives' share. Collective; empty where nothing is trained."""
     if denominator == 0:
         return {}
@@ -27,13 +29,13 @@ def gradient_shares(policy: Policy, micros: Sequence[Sequence[Row]], denominator
     positive, negative = (
         _norm(policy, micros, denominator, partial(_one_sign, rule=pure, sign=sign)) for sign in (1, -1)
     )
-    if policy.model.tally is not None:
-        policy.model.tally.metrics()  # begins anew: the step's counts are those of its update
+    if policy.model.replay_counter is not None:
+        policy.model.replay_counter.metrics()  # begins anew: the step's counts are those of its update
     share = {"negative_gradient_share": negative / (positive + negative)} if positive + negative else {}
     return {"positive_gradient_norm": positive, "negative_gradient_norm": negative} | share
 
 
-def _one_sign(logp: Tensor, tokens: Tokens, rule: Rule, sign: int) -> Tensor:
+def _one_sign(logp: Tensor, tokens: LossTokens, rule: LossRule, sign: int) -> Tensor:
     """The loss of the tokens whose advantage has this sign."""
     kept = tokens.advantage * sign > 0
     only = replace(tokens, advantage=torch.where(kept, tokens.advantage, 0.0), old_logp=logp.detach())

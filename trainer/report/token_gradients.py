@@ -12,9 +12,9 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from trainer.data.packing import Share, predicted
+from trainer.data.packing import ContextShard, predicted
 from trainer.data.row import Row
-from trainer.loss.policy_loss import Sums, Tokens
+from trainer.loss.policy_loss import LossSums, LossTokens
 from trainer.megatron.parallel import Ranks
 from trainer.policy import LossOf
 from trainer.report.tokens import Notes
@@ -30,13 +30,13 @@ class Watched:
         self._loss_of = loss_of
         self.seen: Seen = []
 
-    def __call__(self, logp: Tensor, tokens: Tokens) -> tuple[Tensor, Sums]:
+    def __call__(self, logp: Tensor, tokens: LossTokens) -> tuple[Tensor, LossSums]:
         loss, said = self._loss_of(logp, tokens)
         [pull] = torch.autograd.grad(loss, logp, retain_graph=True)
         self.seen.append((logp.detach().float().cpu().numpy(), -pull.float().cpu().numpy()))
         return loss, said
 
-    def collect(self, micros: Sequence[Sequence[Sequence[Row]]], ranks: Ranks, share: Share) -> dict[int, Notes]:
+    def collect(self, micros: Sequence[Sequence[Sequence[Row]]], ranks: Ranks, share: ContextShard) -> dict[int, Notes]:
         """The notes of every row by its id(), on rank 0; nothing on the others. Collective.
 
         `micros`: [data rank][micro-batch] -> rows, as the step computed them; `share`: this rank's part of one.
@@ -58,7 +58,9 @@ def _speaks() -> bool:
     return parallel_state.get_tensor_model_parallel_rank() == 0
 
 
-def _divided(rows: Sequence[Row], parts: dict[int, tuple[np.ndarray, np.ndarray]], share: Share) -> dict[int, Notes]:
+def _divided(
+    rows: Sequence[Row], parts: dict[int, tuple[np.ndarray, np.ndarray]], share: ContextShard
+) -> dict[int, Notes]:
     """A micro-batch's notes by row, from those of the context ranks that shared it."""
     if not rows:
         return {}

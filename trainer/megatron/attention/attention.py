@@ -16,7 +16,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import divide
 from torch import Tensor
 
-from trainer.megatron.attention.kernels import Layout, tree_attention
+from trainer.megatron.attention.kernels import AttentionLayout, tree_attention
 
 
 class TreeAttention(MegatronModule):
@@ -37,7 +37,7 @@ class TreeAttention(MegatronModule):
         value: Tensor,
         attention_mask: Tensor | None = None,
         *,
-        attention_bias: Layout,
+        attention_bias: AttentionLayout,
         **_: Any,
     ) -> Tensor:
         """[N, 1, heads, d] each -> [N, 1, heads * d]."""

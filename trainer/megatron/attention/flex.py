@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from trainer.megatron.layout import Layout
+from trainer.megatron.layout import AttentionLayout
 
 BLOCK = 128
 """Queries, and keys, of a block: what the kernel decides on at once."""
 
 
-def flexible(query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
+def flexible(query: Tensor, key: Tensor, value: Tensor, layout: AttentionLayout, scale: float) -> Tensor:
     """[1, heads, queries, d], keys and values of all tokens and maybe fewer heads -> [1, heads, queries, d].
 
     Compiled on a GPU. On a CPU it is torch's reference, of use in tests: it makes the whole scores and has no gradient.
@@ -34,7 +34,7 @@ def compiled() -> Any:
 
 
 @lru_cache(maxsize=2)
-def block_mask(layout: Layout, device: torch.device) -> BlockMask:
+def block_mask(layout: AttentionLayout, device: torch.device) -> BlockMask:
     """The mask of a layout; made once per pass and shared by its layers. Takes (N / BLOCK)^2 steps of judging.
 
     Where key j has the subtree end last[j], query i attends to it if and only if j <= i < last[j].

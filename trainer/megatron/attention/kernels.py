@@ -14,13 +14,13 @@ from torch import Tensor
 
 from trainer.megatron.attention import magi
 from trainer.megatron.attention.flex import flexible
-from trainer.megatron.layout import Layout, Slice, slices
+from trainer.megatron.layout import AttentionLayout, AttentionSlice, slices
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-def tree_attention(query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
+def tree_attention(query: Tensor, key: Tensor, value: Tensor, layout: AttentionLayout, scale: float) -> Tensor:
     """[1, heads, queries, d], keys and values of all tokens and maybe fewer heads -> [1, heads, queries, d]."""
     if query.device.type == "cpu":
         return _Sliced.apply(query, key, value, slices(layout), scale)
@@ -31,7 +31,9 @@ class _Sliced(torch.autograd.Function):
     """softmax(q k^T) v over slices. The backward pass gives each slice the whole row's output and log-sum-exp."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, parts: tuple[Slice, ...], scale: float) -> Tensor:
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, parts: tuple[AttentionSlice, ...], scale: float
+    ) -> Tensor:
         wide = torch.promote_types(query.dtype, torch.float32)  # many joins in half precision would add up their errors
         output, total = torch.empty_like(query, dtype=wide), query.new_empty(query.shape[:3], dtype=wide)
         for part in parts:
@@ -75,5 +77,5 @@ class _Sliced(torch.autograd.Function):
         return (*(gradient.to(query.dtype) for gradient in summed), None, None)
 
 
-def _of(part: Slice, query: Tensor, key: Tensor, value: Tensor) -> list[tuple[Tensor, tuple[int, int]]]:
+def _of(part: AttentionSlice, query: Tensor, key: Tensor, value: Tensor) -> list[tuple[Tensor, tuple[int, int]]]:
     return [(query, part.queries), (key, part.keys), (value, part.keys)]

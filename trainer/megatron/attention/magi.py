@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from trainer.megatron.layout import Layout, slices
+from trainer.megatron.layout import AttentionLayout, slices
 
 FULL, CAUSAL = 0, 1
 """Its names of a slice's kind; causal is aligned to the last query and key, which in a square one is the diagonal."""
@@ -24,14 +24,14 @@ def fits(query: Tensor) -> bool:
     return half and query.shape[-1] <= WIDEST and find_spec("magi_attention") is not None
 
 
-def ranges(layout: Layout) -> tuple[list[tuple[int, int]], list[tuple[int, int]], list[int]]:
+def ranges(layout: AttentionLayout) -> tuple[list[tuple[int, int]], list[tuple[int, int]], list[int]]:
     """The slices as half-open ranges of queries, ranges of keys, and kinds."""
     parts = slices(layout)
     kinds = [CAUSAL if part.causal else FULL for part in parts]
     return [part.queries for part in parts], [part.keys for part in parts], kinds
 
 
-def sliced_flash(query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
+def sliced_flash(query: Tensor, key: Tensor, value: Tensor, layout: AttentionLayout, scale: float) -> Tensor:
     """[1, heads, queries, d], keys and values of all tokens and maybe fewer heads -> [1, heads, queries, d]."""
     from magi_attention.api import flex_flash_attn_func  # installed on few machines; builds kernels when imported
 
@@ -45,6 +45,6 @@ def sliced_flash(query: Tensor, key: Tensor, value: Tensor, layout: Layout, scal
 
 
 @lru_cache(maxsize=2)
-def _on_device(layout: Layout, device: torch.device) -> tuple[Tensor, ...]:
+def _on_device(layout: AttentionLayout, device: torch.device) -> tuple[Tensor, ...]:
     """The ranges as tensors; made once per pass and shared by its layers."""
     return tuple(torch.tensor(values, dtype=torch.int32, device=device) for values in ranges(layout))

@@ -10,10 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.data.micro_batch import Paths
+from trainer.data.micro_batch import SequencePaths
 
 
-def imbalance(probabilities: Tensor, chosen: Tensor, paths: Paths, group: dist.ProcessGroup | None = None) -> Tensor:
+def imbalance(
+    probabilities: Tensor, chosen: Tensor, paths: SequencePaths, group: dist.ProcessGroup | None = None
+) -> Tensor:
     """sum_r weight_r sum_i f_ri P_ri over the sequences r that pass through these tokens; each branch has its own.
 
     `probabilities` [N, E] of all experts, `chosen` [N, k] indices, `paths` of the same N tokens. Where the ranks of

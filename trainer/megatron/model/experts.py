@@ -22,8 +22,8 @@ from torch import Tensor
 
 from trainer.config import Parallel
 from trainer.config.model_shape import Experts, Shape
-from trainer.data.micro_batch import Paths
-from trainer.megatron.layout import Layout
+from trainer.data.micro_batch import SequencePaths
+from trainer.megatron.layout import AttentionLayout
 from trainer.megatron.model.balance import imbalance
 from trainer.megatron.model.grouped import LocalExperts
 
@@ -73,7 +73,7 @@ class TreeRouter(Router):
     Scores and softmax are in fp32 or better. What the trees of the micro-batch are is in `layout`.
     """
 
-    layout: Layout
+    layout: AttentionLayout
 
     def forward(self, hidden: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """[N, 1, hidden] -> [N, experts] weights, zero where not chosen, and [N, experts] whether chosen."""
@@ -100,9 +100,9 @@ class TreeRouter(Router):
     def choose(self, logits: Tensor) -> Tensor:
         """[N, per token] indices of the experts that each token goes to."""
         own = logits.topk(self.config.moe_router_topk, dim=-1).indices
-        return own if self.layout.choices is None else self.layout.choices.replayed(self.layer_number - 1, own)
+        return own if self.layout.replay is None else self.layout.replay.replayed(self.layer_number - 1, own)
 
-    def imbalance(self, logits: Tensor, chosen: Tensor, paths: Paths) -> Tensor:
+    def imbalance(self, logits: Tensor, chosen: Tensor, paths: SequencePaths) -> Tensor:
         """This rank's part of the load-balancing loss."""
         if self.config.sequence_parallel:  # the tokens of a stretch are divided again
             rank, size = self.tp_group.rank(), self.tp_group.size()
@@ -116,6 +116,6 @@ class MixtureLayer(TransformerLayer):
     They come as an argument, so they are those of the micro-batch at hand when activations are recomputed, too.
     """
 
-    def forward(self, *args: Any, attention_bias: Layout, **options: Any) -> Any:
+    def forward(self, *args: Any, attention_bias: AttentionLayout, **options: Any) -> Any:
         self.mlp.router.layout = attention_bias
         return super().forward(*args, attention_bias=attention_bias, **options)

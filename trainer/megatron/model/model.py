@@ -22,13 +22,13 @@ from torch.utils.checkpoint import checkpoint
 
 from trainer.config import Parallel
 from trainer.config.model_shape import Shape, demand_splits
-from trainer.data.micro_batch import Packed
+from trainer.data.micro_batch import MicroBatch
 from trainer.megatron import transformer_engine
 from trainer.megatron.attention.attention import TreeAttention
-from trainer.megatron.layout import Layout
+from trainer.megatron.layout import AttentionLayout
 from trainer.megatron.model.experts import expert_options, mark_experts, with_experts
 from trainer.megatron.parallel import whole_vocabulary
-from trainer.megatron.replay import Choices, Tally
+from trainer.megatron.replay import ReplayCounter, RoutingReplay
 
 
 def transformer_config(shape: Shape, dtype: torch.dtype, parallel: Parallel) -> TransformerConfig:
@@ -149,24 +149,26 @@ class PolicyModel(GPTModel):
     head_float32: bool
     balance: float = 0.0
     """What the load-balancing loss of a sequence's experts enters the loss with, per trained token and layer."""
-    tally: Tally | None = None
+    replay_counter: ReplayCounter | None = None
     """Set: recorded experts are replayed, and counted here."""
 
-    def forward(self, packed: Packed) -> Tensor:
+    def forward(self, packed: MicroBatch) -> Tensor:
         """The logprob of each of `packed.labels`, in fp32; before the last stage, hidden states for the next one."""
         found = self._run(packed, packed.labels)
         return -found[0] if self.post_process else found
 
-    def logits(self, packed: Packed) -> Tensor:
+    def logits(self, packed: MicroBatch) -> Tensor:
         """[len(rows), vocabulary of this tensor rank]; before the last stage, hidden states for the next one."""
         found = self._run(packed, None)
         return found[0] if self.post_process else found
 
-    def best(self, packed: Packed) -> Tensor:
+    def best(self, packed: MicroBatch) -> Tensor:
         """[len(rows)] the likeliest token of the whole vocabulary; before the last stage, as above."""
         return self._run(packed, None, self._likeliest)
 
-    def _run(self, packed: Packed, labels: Tensor | None, compute: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    def _run(
+        self, packed: MicroBatch, labels: Tensor | None, compute: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
         self.rotary_pos_emb.positions = packed.positions
         return super().forward(
             packed.tokens[None],
@@ -177,13 +179,13 @@ class PolicyModel(GPTModel):
             extra_block_kwargs={"attention_bias": self._layout(packed)},
         )
 
-    def _layout(self, packed: Packed) -> Layout:
-        paths = choices = None
+    def _layout(self, packed: MicroBatch) -> AttentionLayout:
+        paths = replay = None
         if self.balance and packed.paths is not None:
             paths = replace(packed.paths, weights=packed.paths.weights * self.balance)
-        if self.tally is not None and packed.experts is not None:
-            choices = Choices(packed.experts, self.tally)
-        return Layout(packed.runs, packed.queries, paths, choices)
+        if self.replay_counter is not None and packed.experts is not None:
+            replay = RoutingReplay(packed.experts, self.replay_counter)
+        return AttentionLayout(packed.runs, packed.queries, paths, replay)
 
     def _postprocess(
         self, hidden_states: Tensor, *_: Any, labels: Tensor | None, loss_mask: tuple[Tensor, Any], **__: Any

@@ -21,9 +21,9 @@ from megatron.core.tensor_parallel.mappings import (
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
-from trainer.data.micro_batch import Packed
+from trainer.data.micro_batch import MicroBatch
 from trainer.megatron.bucket_padding import without_padding
-from trainer.megatron.layout import Layout
+from trainer.megatron.layout import AttentionLayout
 from trainer.megatron.model.experts import mark_experts
 from trainer.megatron.model.model import PolicyModel, SharedNorm
 from trainer.megatron.mtp.loss import from_depth, parents
@@ -32,7 +32,7 @@ _PREFIX = "head."
 
 
 @dataclass(frozen=True)
-class Context:
+class HeadInput:
     """What the head is given of one micro-batch, without a gradient."""
 
     hidden: Tensor
@@ -43,11 +43,11 @@ class Context:
     """[N, 1, 1, head_dim] for RoPE."""
     before: Tensor
     """[N] where the token before each one is."""
-    layouts: tuple[Layout, ...]
+    layouts: tuple[AttentionLayout, ...]
     """What attends to what, of each draft."""
 
 
-class Head(MegatronModule):
+class MTPHead(MegatronModule):
     """Its parameters are the draft model's own; embedding and LM head are the policy's, which get no gradient here."""
 
     def __init__(self, model: PolicyModel):
@@ -76,7 +76,7 @@ class Head(MegatronModule):
         same = torch.eye(self.config.hidden_size)
         self.input_proj.weight.copy_(torch.cat((same, same), dim=1))
 
-    def forward(self, context: Context) -> list[Tensor]:
+    def forward(self, context: HeadInput) -> list[Tensor]:
         """The hidden states of each draft, [N, 1, hidden] of all tokens; those of a tree's first d hold nothing."""
         found, hidden = [], context.hidden
         token = self.token_layernorm(context.embedded)
@@ -90,7 +90,7 @@ class Head(MegatronModule):
 
 
 @torch.no_grad()
-def context_of(model: PolicyModel, packed: Packed, hidden: Tensor, drafts: int, masks_first: bool) -> Context:
+def head_input(model: PolicyModel, packed: MicroBatch, hidden: Tensor, drafts: int, masks_first: bool) -> HeadInput:
     """`hidden` is what the policy's decoder gave for `packed`.
 
     The engine places a draft at the position of its hidden state, one before its token's. `masks_first`: at position 0
@@ -101,12 +101,14 @@ def context_of(model: PolicyModel, packed: Packed, hidden: Tensor, drafts: int, 
     if masks_first:
         embedded = embedded.masked_fill((_own_part(positions, embedded) == 0)[:, None, None], 0.0)
     model.rotary_pos_emb.positions = positions
-    return Context(
+    return HeadInput(
         hidden=hidden.detach(),
         embedded=embedded,
         angles=model.rotary_pos_emb(len(positions)),
         before=torch.from_numpy(parents(packed.runs)).to(packed.tokens.device),
-        layouts=tuple(Layout(from_depth(packed.runs, depth), packed.queries) for depth in range(1, drafts + 1)),
+        layouts=tuple(
+            AttentionLayout(from_depth(packed.runs, depth), packed.queries) for depth in range(1, drafts + 1)
+        ),
     )
 
 
@@ -131,10 +133,10 @@ def _own_part(every: Tensor, like: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class HeadState:
+class HeadCheckpoint:
     """A head and its optimizer in a checkpoint, under names that are not the model's."""
 
-    head: Head
+    head: MTPHead
     optimizer: MegatronOptimizer
 
     def state(self, loading: bool, metadata: dict[str, Any]) -> dict[str, Any]:
@@ -151,7 +153,7 @@ class HeadState:
         self.optimizer.load_state_dict(state["head_optimizer"])
 
 
-class TensorShards:
+class TensorParallelVocabulary:
     """A vocabulary that is divided over the tensor ranks (trainer/megatron/mtp/loss.py's Shards)."""
 
     def __init__(self) -> None:

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from trainer.data.row import Row
-from trainer.data.tree import Run
+from trainer.data.tree import TokenRun
 
 
-class Shards(Protocol):
+class VocabularyShards(Protocol):
     """A vocabulary that is divided over ranks, each with an equal part of every row of logits."""
 
     rank: int
@@ -34,7 +34,7 @@ class Shards(Protocol):
         """The ranks' values side by side in the last dimension, without a gradient."""
 
 
-class Whole:
+class WholeVocabulary:
     """The vocabulary in one piece."""
 
     rank, world = 0, 1
@@ -45,10 +45,10 @@ class Whole:
     max = gather = sum
 
 
-WHOLE = Whole()
+WHOLE_VOCABULARY = WholeVocabulary()
 
 
-def tail_kl(teacher: Tensor, student: Tensor, k: int, shards: Shards = WHOLE) -> Tensor:
+def tail_kl(teacher: Tensor, student: Tensor, k: int, shards: VocabularyShards = WHOLE_VOCABULARY) -> Tensor:
     """[rows] KL(p || q) over the teacher's `k` likeliest tokens S and one bucket for the rest.
 
     MiniMax-M2 (arXiv 2605.26494) trains its heads by a top-K KL without giving its form. Here
@@ -78,7 +78,7 @@ def tail_kl(teacher: Tensor, student: Tensor, k: int, shards: Shards = WHOLE) ->
     return found + p_rest.exp() * (p_rest - q_rest)
 
 
-def _likeliest(logits: Tensor, k: int, shards: Shards) -> tuple[Tensor, Tensor]:
+def _likeliest(logits: Tensor, k: int, shards: VocabularyShards) -> tuple[Tensor, Tensor]:
     """[rows, k] where each of the globally likeliest tokens is in this rank's part, and whether it is there at all."""
     size = logits.shape[-1]
     values, places = logits.topk(min(k, size), dim=-1)
@@ -88,14 +88,14 @@ def _likeliest(logits: Tensor, k: int, shards: Shards) -> tuple[Tensor, Tensor]:
     return places.gather(-1, local.clamp(0, values.shape[-1] - 1)), kept
 
 
-def _log_sum(logits: Tensor, shards: Shards) -> Tensor:
+def _log_sum(logits: Tensor, shards: VocabularyShards) -> Tensor:
     """log sum_v exp(z_v) over all ranks, of rows with at least one finite entry."""
     peak = shards.max(logits.detach().amax(-1))
     return peak + shards.sum((logits - peak[:, None]).exp().sum(-1)).log()
 
 
 @torch.no_grad()
-def acceptance(teacher: Tensor, student: Tensor, shards: Shards = WHOLE) -> Tensor:
+def acceptance(teacher: Tensor, student: Tensor, shards: VocabularyShards = WHOLE_VOCABULARY) -> Tensor:
     """[rows] how likely a token drawn from the student is accepted: sum_v min(p_v, q_v), 1 minus the total variation.
 
     Speculative sampling accepts v with probability min(1, p_v / q_v) (Leviathan et al., arXiv 2211.17192, corollary
@@ -131,10 +131,10 @@ def drafted_places(rows: Sequence[Row], depth: int) -> np.ndarray:
     return np.concatenate([drafted(row.trained, depth)[row.places] for row in rows] or [np.zeros(0, dtype=bool)])
 
 
-def parents(runs: Sequence[Run]) -> np.ndarray:
+def parents(runs: Sequence[TokenRun]) -> np.ndarray:
     """[tokens] where the token before each one is, along its branch; a tree's first token has itself."""
     found = np.arange(-1, runs[-1].end - 1)
-    path: list[Run] = []
+    path: list[TokenRun] = []
     for run in runs:
         while path and path[-1].last <= run.start:
             path.pop()
@@ -143,19 +143,19 @@ def parents(runs: Sequence[Run]) -> np.ndarray:
     return found
 
 
-def from_depth(runs: Sequence[Run], depth: int) -> tuple[Run, ...]:
+def from_depth(runs: Sequence[TokenRun], depth: int) -> tuple[TokenRun, ...]:
     """The same trees without their first `depth` tokens, whose places remain: each of them attends to itself alone."""
     kept = []
     for run in runs:
         start = min(run.end, run.start + max(0, depth - run.depth))
-        kept += [Run(at, at + 1, at + 1, 0) for at in range(run.start, start)]
+        kept += [TokenRun(at, at + 1, at + 1, 0) for at in range(run.start, start)]
         if start < run.end:
-            kept.append(Run(start, run.end, run.last, run.depth + start - run.start))
+            kept.append(TokenRun(start, run.end, run.last, run.depth + start - run.start))
     return tuple(kept)
 
 
 @dataclass(frozen=True)
-class Drafts:
+class DraftMetrics:
     """How well the heads drafted in a step: means over the places where each is used."""
 
     loss: float

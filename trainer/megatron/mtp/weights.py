@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from trainer.megatron.model.model import PolicyModel
-from trainer.megatron.mtp.head import Head
-from trainer.megatron.weights import Beside, Safetensors, export_parameter, load_parameter, own_name
+from trainer.megatron.mtp.head import MTPHead
+from trainer.megatron.weights import ExportExtras, SafetensorsReader, export_parameter, load_parameter, own_name
 
 
 @dataclass(frozen=True)
-class HeadLayout:
+class HeadNaming:
     """How a family names its head."""
 
     block: str
@@ -30,8 +30,8 @@ class HeadLayout:
     """The token counts as nothing at position 0."""
 
 
-LAYOUTS = {
-    "mimo": HeadLayout(
+HEAD_NAMINGS = {
+    "mimo": HeadNaming(
         block="model.mtp_layers.0.",
         own={
             name: f"model.mtp_layers.0.{name}"
@@ -45,7 +45,7 @@ LAYOUTS = {
         hidden_first=True,
         masks_first=True,
     ),
-    "qwen3_moe": HeadLayout(
+    "qwen3_moe": HeadNaming(
         block="mtp.layers.0.",
         own={
             "token_layernorm.weight": "mtp.pre_fc_norm_embedding.weight",
@@ -63,9 +63,9 @@ _BLOCK, _LAYER = "block.", "decoder.layers.0."
 
 
 @torch.no_grad()
-def load_head(head: Head, model: PolicyModel, directory: Path, layout: HeadLayout) -> None:
+def load_head(head: MTPHead, model: PolicyModel, directory: Path, layout: HeadNaming) -> None:
     """Fill the head from a directory; from the policy's last layer where the directory has none."""
-    tensors = Safetensors(directory)
+    tensors = SafetensorsReader(directory)
     if layout.own["input_proj.weight"] not in tensors.where:
         head.imitate(model)
         return
@@ -80,12 +80,12 @@ def load_head(head: Head, model: PolicyModel, directory: Path, layout: HeadLayou
             param.copy_(_turned(name, tensors.read(layout.own[name]), layout))
 
 
-def export_head(head: Head, layout: HeadLayout) -> Beside:
+def export_head(head: MTPHead, layout: HeadNaming) -> ExportExtras:
     """The head for a directory."""
-    return Beside(_tensors(head, layout), {"num_nextn_predict_layers": 1})
+    return ExportExtras(_tensors(head, layout), {"num_nextn_predict_layers": 1})
 
 
-def _tensors(head: Head, layout: HeadLayout) -> Iterator[tuple[str, Tensor]]:
+def _tensors(head: MTPHead, layout: HeadNaming) -> Iterator[tuple[str, Tensor]]:
     for name, param in head.named_parameters():
         if name.startswith(_BLOCK):
             for hf_name, part in export_parameter(_global(name, head), param, head.config):
@@ -94,19 +94,19 @@ def _tensors(head: Head, layout: HeadLayout) -> Iterator[tuple[str, Tensor]]:
             yield layout.own[name], _turned(name, param.data.cpu(), layout).contiguous()
 
 
-def _global(name: str, head: Head) -> str:
+def _global(name: str, head: MTPHead) -> str:
     """The name of a parameter of the block as if it were the model's first layer."""
     return own_name(name.replace(_BLOCK, _LAYER, 1), head.config)
 
 
-def _turned(name: str, tensor: Tensor, layout: HeadLayout) -> Tensor:
+def _turned(name: str, tensor: Tensor, layout: HeadNaming) -> Tensor:
     """The input projection with its halves in the layout's order, or back in ours."""
     if name != "input_proj.weight" or layout.hidden_first:
         return tensor
     return torch.cat(tensor.chunk(2, dim=1)[::-1], dim=1)
 
 
-def kept_head(directory: Path) -> Beside:
+def kept_head(directory: Path) -> ExportExtras:
     """The head of a directory as it is, for the exports of a policy that is trained without it."""
-    tensors = Safetensors(directory)
-    return Beside((name, tensors.read(name)) for name in tensors.where if name.startswith(HEAD_TENSORS))
+    tensors = SafetensorsReader(directory)
+    return ExportExtras((name, tensors.read(name)) for name in tensors.where if name.startswith(HEAD_TENSORS))
