@@ -7,7 +7,7 @@ were never opened.
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -16,7 +16,7 @@ import msgspec
 from harness.agents.mix import Scaffold, scaffold_of
 from harness.agents.one_call import AGENT, OneCall
 from harness.monitor.progress import Board
-from harness.rollout import Bench, Fate, run_rollout
+from harness.rollout import Bench, Cancellation, run_rollout
 from harness.tasks.mix import Mix
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.attempts import HasOutcome
@@ -65,11 +65,9 @@ class Plan:
 
 
 @dataclass
-class _AtWork:
-    """A rollout that runs."""
-
+class _RunningRollout:
     task: "asyncio.Task[None]"
-    fate: Fate
+    cancellation: Cancellation
 
 
 class Loop:
@@ -83,7 +81,7 @@ class Loop:
         self._board = board
         self._agents = {scaffold.name: scaffold.agent for scaffold in (*plan.scaffolds, ANSWERING)}
         self._slots = asyncio.Semaphore(plan.concurrency)
-        self._at_work: dict[int, _AtWork] = {}
+        self._running: dict[int, _RunningRollout] = {}
         self._called_off: dict[int, str] = {}
         self._owing = True
         """Whether the pool may know of groups to replace."""
@@ -104,7 +102,7 @@ class Loop:
                 if feeding.done():
                     return feeding.result()
         finally:
-            working = [feeding, *(rollout.task for rollout in self._at_work.values())]
+            working = [feeding, *(rollout.task for rollout in self._running.values())]
             for task in working:
                 task.cancel()
             await asyncio.gather(*working, return_exceptions=True)
@@ -134,7 +132,7 @@ class Loop:
                 members = await self._books(open_group, self._run_id, group.task, group.size, group.extras)
                 for rollout in members:
                     await self._start(rollout)
-            elif self._at_work:
+            elif self._running:
                 await self._ended.wait()
             else:
                 return
@@ -160,14 +158,15 @@ class Loop:
             self._slots.release()
             return
         self._board.running += 1
-        fate = Fate()
-        task = asyncio.create_task(self._roll(rollout, fate))
-        self._at_work[rollout.rollout_id] = _AtWork(task, fate)
+        cancellation = Cancellation()
+        task = asyncio.create_task(self._roll(rollout, cancellation))
+        self._running[rollout.rollout_id] = _RunningRollout(task, cancellation)
 
-    async def _roll(self, rollout: OpenRollout, fate: Fate) -> None:
-        agent = self._bench.agent if rollout.agent is None else self._agents[rollout.agent]
+    async def _roll(self, rollout: OpenRollout, cancellation: Cancellation) -> None:
+        # rows of older runs name no agent
+        agent = (*self._plan.scaffolds, ANSWERING)[0].agent if rollout.agent is None else self._agents[rollout.agent]
         try:
-            outcome, finished = await run_rollout(replace(self._bench, agent=agent), rollout, fate)
+            outcome, finished = await run_rollout(self._bench, rollout, agent, cancellation)
             if rollout.rollout_id not in self._called_off:
                 self._board.add(outcome)
             self._call_off(finished)
@@ -176,14 +175,14 @@ class Loop:
         except HasOutcome:  # another member's outcome called it off just now
             pass
         except asyncio.CancelledError:
-            if fate.called_off is None:
+            if cancellation.reason is None:
                 raise
         except Exception as error:  # what no rollout could survive ends the run; `go` raises it again
             if not self._failed.done():
                 self._failed.set_exception(error)
         finally:
             self._board.running -= 1
-            del self._at_work[rollout.rollout_id]
+            del self._running[rollout.rollout_id]
             self._slots.release()
             self._ended.set()
 
@@ -193,9 +192,9 @@ class Loop:
         for rollout_id in finished.called_off:
             self._called_off[rollout_id] = kind
             self._board.add(Outcome(attempt_id=None, reward=None, failure=kind))
-            if rollout_id in self._at_work:
-                self._at_work[rollout_id].fate.called_off = kind
-                self._at_work[rollout_id].task.cancel()
+            if rollout_id in self._running:
+                self._running[rollout_id].cancellation.reason = kind
+                self._running[rollout_id].task.cancel()
 
     async def _lost(self, task: dict[str, Any], finished: Finished) -> None:
         """A group is lost: replace it where it was filtered; UserError when too many are."""

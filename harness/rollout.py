@@ -18,8 +18,8 @@ from harness.agents.install import bundle_at
 from harness.agents.one_call import ask
 from harness.async_pool import Books
 from harness.environment.augment import Variation, apply, chosen
-from harness.environment.snapshot import keep_ground, lay, set_up, spec_of
-from harness.failure import AttemptFailed
+from harness.environment.snapshot import Ground, keep_ground, lay, set_up, spec_of
+from harness.failure import AttemptFailed, Unexpected, stage
 from harness.monitor.hang_watch import Watched, run_watched
 from harness.tasks import Part, Task, parts_of
 from harness.tasks.verdict_options import Augment
@@ -38,10 +38,11 @@ from sandboxes.base import ImageError, Result, Sandbox, SandboxError, Sandboxes
 TRIES = 3
 VERIFIER_TRIES = 2
 LIMITS = {"timeout": "agent_budget", "cpu": "agent_budget", "memory": "agent_memory"}
+"""How a sandbox ends an agent -> the failure that this is."""
 
 
-class Lanes:
-    """How many attempts of a run may be at each kind of work at a time."""
+class StageSlots:
+    """How many attempts of a run may be in each stage at once."""
 
     def __init__(self, *, starting: int, agents: int, verifying: int):
         self.starting = asyncio.Semaphore(starting)
@@ -51,23 +52,21 @@ class Lanes:
 
 @dataclass(frozen=True, kw_only=True)
 class Budgets:
-    """What a run gives each attempt, at most; a task may give less."""
+    """Upper bounds that a run sets for each attempt; a task may set lower ones."""
 
     seconds: float | None = None
     turns: int | None = None
     tokens: int | None = None
     hung_seconds: float = 3600
-    """Without a model call that ends and without output of the agent, before it counts as hung."""
+    """Seconds without a model call that ends and without output of the agent, before the agent counts as hung."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """What every rollout of a run shares."""
+    """What all rollouts of a run share. What one rollout has of its own is in its `RolloutJob`."""
 
     books: Books
     sandboxes: Sandboxes
-    agent: Agent
-    """Of the rollout at hand, where a run has several."""
     url: str
     """Base URL of the model, ending in /v1."""
     model: str
@@ -75,82 +74,68 @@ class Bench:
     logs: Path
     trouble: Callable[[], Awaitable[AttemptFailed | None]]
     """Asks the proxy whether it or its engine is out of order."""
-    lanes: Lanes = field(default_factory=lambda: Lanes(starting=64, agents=64, verifying=64))
+    slots: StageSlots = field(default_factory=lambda: StageSlots(starting=64, agents=64, verifying=64))
     budgets: Budgets = Budgets()
     judge: Judge | None = None
     """Grades answers where a task's checker is a judge."""
     pause_seconds: float = 1.0
-    """Before the first retry; four times as long before each further one."""
+    """Seconds before the first retry; each further pause is four times as long."""
     augment: Augment | None = None
-    """What varies in the environments of tasks that do not say so themselves."""
+    """Variations of the environment for tasks that declare none."""
     seed: int = 0
-    """Of what varies."""
-    elsewhere: "Callable[[Bench, OpenRollout, Task, Fate], Awaitable[Outcome]] | None" = None
-    """Makes an attempt on another machine, as `attempt` does here (`--executor ray`)."""
+    """Seed of the choice of variations."""
+    remote_attempt: "Callable[[Bench, RolloutJob], Awaitable[Outcome]] | None" = None
+    """Makes an attempt on another machine, as `make_attempt` does here (`--executor ray`)."""
 
 
 @dataclass
-class Fate:
+class Cancellation:
     """Why a rollout is cancelled, when it is not because the run ends."""
 
-    called_off: str | None = None
+    reason: str | None = None
     """redundant or filtered."""
 
 
-@dataclass
-class _Account:
-    """What is known of an attempt so far, for its ending."""
+@dataclass(frozen=True)
+class RolloutJob:
+    """What one rollout has of its own: its row, its task, its agent, and why it is cancelled."""
 
-    stage: str = "sandbox_start"
-    """The failure that an unexpected error would be now."""
-    exit_code: int | None = None
-    timings: dict[str, float] = field(default_factory=dict)
-    wanted: list[Variation] | None = None
-    """Variations of the environment that are still to be applied."""
-    augmentation: list[str] = field(default_factory=list)
-    """Those that were."""
-    env: dict[str, str] = field(default_factory=dict)
-    """What they give the agent."""
-    remark: str = ""
-    """What ended the agent, if a limit did: why its sandbox may be broken."""
-
-    def explained(self, detail: str) -> str:
-        return f"{detail} ({self.remark})" if self.remark else detail
-
-    def spent(self, on: str, seconds: float) -> None:
-        """Add to a timing; a task with steps does everything several times."""
-        self.timings[on] = self.timings.get(on, 0.0) + seconds
+    rollout: OpenRollout
+    task: Task
+    agent: Agent
+    cancellation: Cancellation = field(default_factory=Cancellation)
 
 
-async def run_rollout(bench: Bench, rollout: OpenRollout, fate: Fate | None = None) -> tuple[Outcome, Finished]:
+async def run_rollout(
+    bench: Bench, rollout: OpenRollout, agent: Agent, cancellation: Cancellation | None = None
+) -> tuple[Outcome, Finished]:
     """Bring a rollout to its outcome and write it. UserError when no rollout could succeed at present."""
-    task, fate = msgspec.convert(rollout.task, Task), fate or Fate()
+    job = RolloutJob(rollout, msgspec.convert(rollout.task, Task), agent, cancellation or Cancellation())
     for number in range(TRIES):
         if number:
             await asyncio.sleep(bench.pause_seconds * 4 ** (number - 1))
-        make = bench.elsewhere or attempt
-        outcome = await make(bench, rollout, task, fate)
+        outcome = await (bench.remote_attempt or make_attempt)(bench, job)
         if outcome.failure is None or treatment(outcome.failure) != "retry":
             break
-    if outcome.failure in ("proxy", "engine") and (now := await bench.trouble()):
-        raise UserError(f"{now.detail}; bring it back and repeat the same command to go on")
+    if outcome.failure in ("proxy", "engine") and (trouble := await bench.trouble()):
+        raise UserError(f"{trouble.detail}; bring it back and repeat the same command to go on")
     return outcome, await bench.books(finish_rollout, rollout.rollout_id, outcome)
 
 
-async def attempt(bench: Bench, rollout: OpenRollout, task: Task, fate: Fate) -> Outcome:
-    """One try: open it, let the agent work, verify, and close it whatever happens."""
-    budget = _budget(task, bench.budgets)
-    agent = rollout.agent or bench.agent.name
-    opened, key = await bench.books(open_attempt, rollout.rollout_id, agent, budget)
-    account = _Account(wanted=_variations(bench, rollout, task))
+async def make_attempt(bench: Bench, job: RolloutJob) -> Outcome:
+    """Open an attempt, run it, and close it whatever happens. Raises what ends the run, and cancellation."""
+    agent_name = job.rollout.agent or job.agent.name
+    row, key = await bench.books(open_attempt, job.rollout.rollout_id, agent_name, _budget(job.task, bench.budgets))
+    attempt = LiveAttempt(bench, job, row, key)
+    verdict: Verdict | None = None
     failure: str | None = "interrupted"
     detail = "the run was stopped while the attempt ran"
     try:
-        verdict, failure, detail = await _work(bench, opened, key, task, account)
-        return _outcome(opened, verdict, failure, detail)
+        with stage("harness"):  # the last resort: no stage of the attempt has classified the error
+            verdict = await attempt.run()
+        failure, detail = attempt.policy_failure.kind, attempt.policy_failure.detail
     except AttemptFailed as failed:
-        failure = failed.kind
-        detail = account.explained(failed.detail) if failure == "verifier" else failed.detail
+        failure, detail = failed.kind, attempt.explained(failed)
     except ImageError as error:
         failure, detail = "image", str(error)
     except UserError as error:  # the agent is not there, so no rollout can succeed
@@ -159,133 +144,223 @@ async def attempt(bench: Bench, rollout: OpenRollout, task: Task, fate: Fate) ->
     except PoolError:
         raise
     except asyncio.CancelledError:
-        if fate.called_off is not None:
-            failure, detail = fate.called_off, "the attempt was called off while it ran"
+        if job.cancellation.reason is not None:
+            failure, detail = job.cancellation.reason, "the attempt was called off while it ran"
         raise
-    except Exception as error:  # a failed rollout is a row: whatever broke is classified by the stage it broke in
-        failure, detail = account.stage, account.explained(f"{type(error).__name__}: {error}")
     finally:
-        ending = Ending(
+        await bench.books(close_attempt, row.id, attempt.ending(failure, detail))
+    if verdict is None:
+        return Outcome(attempt_id=row.id, reward=None, failure=failure, detail=detail, reward_parts={})
+    parts = {"verifier": verdict.reward, **verdict.parts}
+    return Outcome(attempt_id=row.id, reward=verdict.reward, failure=failure, detail=detail, reward_parts=parts)
+
+
+@dataclass(frozen=True)
+class PolicyFailure:
+    """A failure that is the policy's own doing, such as a used-up budget; the verifier's verdict still counts."""
+
+    kind: str | None = None
+    """None: there is none."""
+    detail: str = ""
+
+
+class LiveAttempt:
+    """An attempt while it runs: its sandbox, and what is known of it so far for its row in the pool.
+
+    A task with steps does `set_up`, `run_agent` and `verify` once for each of them, in one sandbox. An error that no
+    code has classified gets the failure of the stage in which it was raised.
+    """
+
+    def __init__(self, bench: Bench, job: RolloutJob, row: Attempt, key: str):
+        self._bench, self._job, self._id, self._key = bench, job, row.id, key
+        self._log_name = f"attempt-{row.id}"
+        self._sandbox: Sandbox | None = None
+        self._variations = _variations(bench, job)
+        """Variations of the environment that are still to be applied: once, not for every step."""
+        self._agent_env: dict[str, str] = {}
+        """Environment variables that the variations give the agent."""
+        self._ended_by = ""
+        """The limit that ended the agent, if one did: why its sandbox may be broken."""
+        self._exit_code: int | None = None
+        self._timings: dict[str, float] = {}
+        self._augmentation: list[str] = []
+        self.policy_failure = PolicyFailure()
+        """The first step's that has one."""
+
+    async def run(self) -> Verdict:
+        """The verdict. AttemptFailed, or ImageError, when there is none."""
+        if self._job.task.domain != "agent":
+            return await self._answer()
+        began = time.monotonic()
+        verdicts: list[tuple[str, Verdict]] = []
+        failed: AttemptFailed | None = None
+        try:
+            with stage("sandbox_start"):
+                sandbox = await self._start()
+            for part in parts_of(self._job.task):
+                with stage("sandbox_start"):
+                    ground = await self.set_up(sandbox, part.task)
+                with stage("harness"):
+                    result = await self.run_agent(sandbox, part.task, ground)
+                with stage("verifier"):  # what breaks now may be the agent's doing: no retry
+                    verdict = await self.verify(sandbox, part, ground, result)
+                verdicts.append((part.name, verdict))
+                if below(verdict, part.min_reward):
+                    break
+            self._timings["total"] = time.monotonic() - began
+            return joined(verdicts, self._job.task.steps_reward) if self._job.task.steps else verdict
+        except AttemptFailed as error:
+            failed = error
+            raise
+        finally:
+            await self.close(failed)
+
+    async def _start(self) -> Sandbox:
+        spec = replace(spec_of(self._job.task), agent=self._job.agent.bundle)
+        async with self._bench.slots.starting:
+            self._sandbox = await self._bench.sandboxes.start(spec)
+        return self._sandbox
+
+    async def set_up(self, sandbox: Sandbox, task: Task) -> Ground:
+        """Prepare the sandbox for the agent, and remember it as the agent finds it."""
+        began = time.monotonic()
+        async with self._bench.slots.starting:
+            await set_up(sandbox, task)
+            if self._variations:
+                self._augmentation, self._agent_env = await apply(sandbox, task, self._variations)
+                self._variations = []
+            ground = await lay(sandbox, task, self._bench.sandboxes)
+        self._add_time("setup", time.monotonic() - began)
+        return ground
+
+    async def run_agent(self, sandbox: Sandbox, task: Task, ground: Ground) -> Result:
+        """Let the agent work until it ends or a limit ends it. AttemptFailed when it hung or lost its sandbox."""
+        bench = self._bench
+        await asyncio.to_thread(keep_ground, bench.logs, self._log_name, ground)  # many files: a while to write
+        url = f"{sandbox.model_url}/v1" if sandbox.model_url else bench.url
+        endpoint = Endpoint(url, self._key, bench.model, bench.context_length)
+        launch = self._job.agent.launch(endpoint, bundle_at(sandbox.bundles, self._job.agent.bundle or ""))
+        env = task.env | self._agent_env | launch.env
+        env |= {"OPENAI_BASE_URL": endpoint.url, "OPENAI_API_KEY": endpoint.key, "MODEL": endpoint.model}
+        env |= {"INSTRUCTION": task.instruction, "INSTRUCTION_FILE": f"{sandbox.home}/instruction.md"}
+        limits = task.command_limits(min(task.timeout, bench.budgets.seconds or task.timeout))
+        watched = Watched(bench.books, self._id, bench.budgets.hung_seconds)
+        async with bench.slots.agents:
+            await sandbox.write("~/instruction.md", task.instruction)
+            for path, text in launch.files.items():
+                await sandbox.write(path, text)
+            try:
+                result = await run_watched(sandbox, launch.command, limits, env, watched)
+            except SandboxError as error:
+                raise AttemptFailed("tool_flake", str(error)) from error
+        self._add_time("agent", result.seconds)
+        self._exit_code = result.exit_code
+        with (bench.logs / f"{self._log_name}.log").open("a") as log:
+            log.write(result.output)
+        self._ended_by = _limit_text(result)
+        return result
+
+    async def verify(self, sandbox: Sandbox, part: Part, ground: Ground, result: Result) -> Verdict:
+        """End the agent, say whether its end is a failure of the policy's, and take the verifier's verdict."""
+        task, bench = part.task, self._bench
+        await end_agent(sandbox, task, ground)
+        await self._classify_end(result, task)
+        async with bench.slots.verifying, apart(bench.sandboxes, sandbox, task, ground, part.more) as (room, findings):
+            await asyncio.to_thread(keep_findings, bench.logs, self._log_name, findings)
+            for past in range(VERIFIER_TRIES):
+                try:
+                    return await verify(room, task)
+                except (AttemptFailed, SandboxError):  # it may have failed by itself, so it is asked once more
+                    if past + 1 == VERIFIER_TRIES:
+                        raise
+                    await room.end_processes()
+        raise AssertionError("the last try returns or raises")
+
+    async def close(self, failed: AttemptFailed | None) -> None:
+        """Stop the sandbox. An error in this takes the kind of what `failed` before it, if anything did.
+
+        So a sandbox that would not start is tried again even if it cannot be stopped either, and one that broke under
+        its agent is not.
+        """
+        if self._sandbox is not None:
+            with stage(failed.kind if failed else "verifier"):
+                await self._sandbox.stop()
+
+    async def _answer(self) -> Verdict:
+        """One model call, and the verdict on its answer."""
+        bench, task = self._bench, self._job.task
+        with stage("harness"):
+            endpoint = Endpoint(bench.url, self._key, bench.model, bench.context_length)
+            async with bench.slots.agents:
+                result = await ask(endpoint, task, min(task.timeout, bench.budgets.seconds or task.timeout))
+            self._add_time("agent", result.seconds)
+            self._exit_code = result.exit_code
+            (bench.logs / f"{self._log_name}.log").write_text(result.output)
+            if result.ended == "exit":
+                await self._classify_end(result, task)
+            elif trouble := await bench.trouble():
+                raise trouble
+            else:
+                self.policy_failure = PolicyFailure("agent_budget", "the model had not answered when the time was up")
+        with stage("verifier"):
+            async with bench.slots.verifying:
+                return await check_answer(task, result.output, Checking(bench.sandboxes, bench.judge))
+
+    async def _classify_end(self, result: Result, task: Task) -> None:
+        """Set the policy's own failure, if any; AttemptFailed when the attempt says nothing about the policy.
+
+        What the proxy saw decides, not the exit code: agents end with 0 when the model failed them, and with 1 when
+        they are done.
+        """
+        saw = await self._bench.books(seen, self._id)
+        if result.ended == "exit" and result.exit_code == 127 and not saw.completed and not saw.broken:
+            output = result.output[-200:].strip()
+            if task.image is not None:  # of this task, so the run's other tasks may well go on
+                raise AttemptFailed("image", f"the agent cannot be started in the task's image ({output})")
+            raise UserError(f"the agent's command was not found ({output}); install it or correct it")
+        if saw.broken:
+            kind = "engine" if saw.broken.startswith("engine") else "proxy"
+            raise AttemptFailed(kind, f"the last model call failed, and the agent gave up: {saw.broken}")
+        if not saw.completed or result.exit_code:
+            if trouble := await self._bench.trouble():
+                raise trouble
+        failure = PolicyFailure(LIMITS.get(result.ended), _limit_text(result))
+        if saw.spent:
+            failure = PolicyFailure("agent_budget", f"it used up its {saw.spent}")
+        elif not saw.completed:
+            how = f"exit code {result.exit_code}" if result.ended == "exit" else f"its {result.ended} limit"
+            raise AttemptFailed("agent_crash", f"{how} without a completed model call: {result.output[-300:].strip()}")
+        if self.policy_failure.kind is None:
+            self.policy_failure = failure
+
+    def explained(self, failed: AttemptFailed) -> str:
+        """The failure's detail, with the limit that ended the agent where that may be the cause."""
+        if self._ended_by and (failed.kind == "verifier" or isinstance(failed, Unexpected)):
+            return f"{failed.detail} ({self._ended_by})"
+        return failed.detail
+
+    def ending(self, failure: str | None, detail: str) -> Ending:
+        """How the attempt ended, for its row."""
+        return Ending(
             failure=failure,
             detail=detail,
-            exit_code=account.exit_code,
-            timings=account.timings,
-            augmentation=account.augmentation,
+            exit_code=self._exit_code,
+            timings=self._timings,
+            augmentation=self._augmentation,
         )
-        await bench.books(close_attempt, opened.id, ending)
-    return _outcome(opened, None, failure, detail)
+
+    def _add_time(self, name: str, seconds: float) -> None:
+        """Add to a timing; a task with steps does everything several times."""
+        self._timings[name] = self._timings.get(name, 0.0) + seconds
 
 
-def _outcome(opened: Attempt, verdict: Verdict | None, failure: str | None, detail: str) -> Outcome:
-    if verdict is None:
-        return Outcome(attempt_id=opened.id, reward=None, failure=failure, detail=detail, reward_parts={})
-    parts = {"verifier": verdict.reward, **verdict.parts}
-    return Outcome(attempt_id=opened.id, reward=verdict.reward, failure=failure, detail=detail, reward_parts=parts)
-
-
-async def _work(
-    bench: Bench, opened: Attempt, key: str, task: Task, account: _Account
-) -> tuple[Verdict, str | None, str]:
-    """Each part in one sandbox: the verdict, with the limit that ended an agent if one did."""
-    if task.domain != "agent":
-        return await _answer(bench, opened, key, task, account)
-    began = time.monotonic()
-    judged: list[tuple[str, Verdict]] = []
-    remark: tuple[str | None, str] = (None, "")
-    async with bench.lanes.starting:
-        sandbox = await bench.sandboxes.start(replace(spec_of(task), agent=bench.agent.bundle))
-    try:
-        for part in parts_of(task):
-            verdict, failure, detail = await _part(bench, opened, key, part, sandbox, account)
-            judged.append((part.name, verdict))
-            remark = remark if remark[0] else (failure, detail)
-            if below(verdict, part.min_reward):
-                break
-        account.timings["total"] = time.monotonic() - began
-        return (joined(judged, task.steps_reward) if task.steps else verdict), *remark
-    finally:
-        await sandbox.stop()
-
-
-async def _answer(
-    bench: Bench, opened: Attempt, key: str, task: Task, account: _Account
-) -> tuple[Verdict, str | None, str]:
-    """One model call, and the verdict on what it says."""
-    account.stage = "harness"
-    endpoint = Endpoint(bench.url, key, bench.model, bench.context_length)
-    async with bench.lanes.agents:
-        result = await ask(endpoint, task, min(task.timeout, bench.budgets.seconds or task.timeout))
-    account.spent("agent", result.seconds)
-    account.exit_code = result.exit_code
-    (bench.logs / f"attempt-{opened.id}.log").write_text(result.output)
-    if result.ended == "exit":
-        failure, detail = await _judge(bench, opened.id, result, task)
-    elif trouble := await bench.trouble():
-        raise trouble
-    else:
-        failure, detail = "agent_budget", "the model had not answered when the time was up"
-    account.stage = "verifier"
-    async with bench.lanes.verifying:
-        return await check_answer(task, result.output, Checking(bench.sandboxes, bench.judge)), failure, detail
-
-
-async def _part(
-    bench: Bench, opened: Attempt, key: str, part: Part, sandbox: Sandbox, account: _Account
-) -> tuple[Verdict, str | None, str]:
-    """Set up, agent, end, verify."""
-    task, name = part.task, f"attempt-{opened.id}"
-    began, account.stage = time.monotonic(), "sandbox_start"
-    async with bench.lanes.starting:
-        await set_up(sandbox, task)
-        if account.wanted:  # once, and not for every step
-            account.augmentation, account.env = await apply(sandbox, task, account.wanted)
-            account.wanted = None
-        ground = await lay(sandbox, task, bench.sandboxes)
-    account.spent("setup", time.monotonic() - began)
-    account.stage = "harness"
-    await asyncio.to_thread(keep_ground, bench.logs, name, ground)  # a whole root's files take a while to write
-    varied = msgspec.structs.replace(task, env=task.env | account.env)
-    result = await _run_agent(bench, sandbox, varied, opened, key)
-    account.spent("agent", result.seconds)
-    account.exit_code = result.exit_code
-    with (bench.logs / f"{name}.log").open("a") as log:
-        log.write(result.output)
-    account.stage, account.remark = "verifier", _ended_by(result)  # what breaks now may be the agent's doing: no retry
-    await end_agent(sandbox, task, ground)
-    failure, detail = await _judge(bench, opened.id, result, task)
-    async with (
-        bench.lanes.verifying,
-        apart(bench.sandboxes, sandbox, task, ground, part.more) as (room, found),
-    ):
-        await asyncio.to_thread(keep_findings, bench.logs, name, found)
-        return await _verdict(room, task), failure, detail
-
-
-async def _run_agent(bench: Bench, sandbox: Sandbox, task: Task, opened: Attempt, key: str) -> Result:
-    url = f"{sandbox.model_url}/v1" if sandbox.model_url else bench.url
-    endpoint = Endpoint(url, key, bench.model, bench.context_length)
-    launch = bench.agent.launch(endpoint, bundle_at(sandbox.bundles, bench.agent.bundle or ""))
-    async with bench.lanes.agents:
-        await sandbox.write("~/instruction.md", task.instruction)
-        for path, text in launch.files.items():
-            await sandbox.write(path, text)
-        told = {"OPENAI_BASE_URL": endpoint.url, "OPENAI_API_KEY": endpoint.key, "MODEL": endpoint.model}
-        told |= {"INSTRUCTION": task.instruction, "INSTRUCTION_FILE": f"{sandbox.home}/instruction.md"}
-        limits = task.command_limits(min(task.timeout, bench.budgets.seconds or task.timeout))
-        env, patience = task.env | launch.env | told, bench.budgets.hung_seconds
-        try:
-            return await run_watched(sandbox, launch.command, limits, env, Watched(bench.books, opened.id, patience))
-        except SandboxError as error:
-            raise AttemptFailed("tool_flake", str(error)) from error
-
-
-def _variations(bench: Bench, rollout: OpenRollout, task: Task) -> list[Variation]:
-    """What is otherwise in this rollout's environment, in each of its attempts."""
-    augment = task.augment or bench.augment
+def _variations(bench: Bench, job: RolloutJob) -> list[Variation]:
+    """The variations of this rollout's environment, the same in each of its attempts."""
+    augment = job.task.augment or bench.augment
     if augment is None:
         return []
-    member = "" if augment.per == "group" else rollout.member
-    return chosen(augment, bench.seed, task.id, f"{rollout.group_id}/{member}")
+    member = "" if augment.per == "group" else job.rollout.member
+    return chosen(augment, bench.seed, job.task.id, f"{job.rollout.group_id}/{member}")
 
 
 def _budget(task: Task, given: Budgets) -> Budget:
@@ -295,44 +370,5 @@ def _budget(task: Task, given: Budgets) -> Budget:
     return Budget(turns=min(turns, default=None), tokens=min(tokens, default=None)) if turns or tokens else UNLIMITED
 
 
-async def _judge(bench: Bench, attempt_id: int, result: Result, task: Task) -> tuple[str | None, str]:
-    """The policy's own failure, if any, with its detail; raises AttemptFailed when the attempt says nothing about the
-    policy.
-
-    By what the proxy saw, not by the exit code: agents end with 0 when the model failed them, and with 1 when they are
-    done.
-    """
-    saw = await bench.books(seen, attempt_id)
-    if result.ended == "exit" and result.exit_code == 127 and not saw.completed and not saw.broken:
-        said = result.output[-200:].strip()
-        if task.image is not None:  # of this task, so the run's other tasks may well go on
-            raise AttemptFailed("image", f"the agent cannot be started in the task's image ({said})")
-        raise UserError(f"the agent's command was not found ({said}); install it or correct it")
-    if saw.broken:
-        kind = "engine" if saw.broken.startswith("engine") else "proxy"
-        raise AttemptFailed(kind, f"the last model call failed, and the agent gave up: {saw.broken}")
-    if not saw.completed or result.exit_code:
-        if trouble := await bench.trouble():
-            raise trouble
-    if saw.spent:
-        return "agent_budget", f"it used up its {saw.spent}"
-    if not saw.completed:
-        how = f"exit code {result.exit_code}" if result.ended == "exit" else f"its {result.ended} limit"
-        raise AttemptFailed("agent_crash", f"{how} without a completed model call: {result.output[-300:].strip()}")
-    return LIMITS.get(result.ended), _ended_by(result)
-
-
-def _ended_by(result: Result) -> str:
+def _limit_text(result: Result) -> str:
     return f"the agent was ended by its {result.ended} limit" if result.ended in LIMITS else ""
-
-
-async def _verdict(sandbox: Sandbox, task: Task) -> Verdict:
-    """The verifier's verdict. One that gives none is asked once more: it may have failed by itself."""
-    for past in range(VERIFIER_TRIES):
-        try:
-            return await verify(sandbox, task)
-        except (AttemptFailed, SandboxError):
-            if past + 1 == VERIFIER_TRIES:
-                raise
-            await sandbox.end_processes()
-    raise AssertionError("the last try returns or raises")

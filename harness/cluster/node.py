@@ -12,9 +12,10 @@ from typing import Any
 
 import msgspec
 
+from harness.agents.base import Agent
 from harness.cluster.pickling import Report, Station, unpack
 from harness.cluster.task_directories import moved, own_place, unpacked
-from harness.rollout import Bench, Fate, attempt
+from harness.rollout import Bench, RolloutJob, make_attempt
 from harness.tasks import Task
 from proxy.pool.errors import PoolError, UserError
 from proxy.pool.rollouts.groups import OpenRollout, Outcome
@@ -24,7 +25,7 @@ from sandboxes.local.process import remove
 WAKE_SECONDS = 0.2
 
 
-def attempt_here(station: Station, packed: bytes, rollout: OpenRollout, parcel: bytes | None) -> Report:
+def attempt_here(station: Station, packed: bytes, rollout: OpenRollout, agent: Agent, parcel: bytes | None) -> Report:
     """One attempt at a rollout. Cancelled by Ray, it ends its agent and closes the attempt before it returns."""
     import ray  # not where the harness drives no cluster
 
@@ -36,7 +37,8 @@ def attempt_here(station: Station, packed: bytes, rollout: OpenRollout, parcel: 
     try:
         mine = {"logs": logs, "sandboxes": station.make_sandboxes()}
         task = msgspec.convert(_with_copies(rollout.task, parcel, place), Task)
-        outcome = _runner().run(_attempt(unpack(packed, _opened(station) | mine), rollout, task))
+        job = RolloutJob(rollout, task, agent)
+        outcome = _runner().run(_attempt(unpack(packed, _opened(station) | mine), job))
     except (UserError, PoolError) as raised:
         error = raised
     finally:
@@ -60,10 +62,10 @@ def clean_up() -> int:
     return len(seen.sandboxes) + len(seen.things)
 
 
-async def _attempt(bench: Bench, rollout: OpenRollout, task: Task) -> Outcome:
+async def _attempt(bench: Bench, job: RolloutJob) -> Outcome:
     waking = asyncio.create_task(_wake_up())
     try:
-        return await attempt(bench, rollout, task, Fate())
+        return await make_attempt(bench, job)
     finally:
         waking.cancel()
         await bench.sandboxes.close()  # this process may never be asked again

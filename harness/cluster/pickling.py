@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.async_pool import Books
-from harness.rollout import Bench, Lanes
+from harness.rollout import Bench, StageSlots
 from proxy.pool.database import open_pool
 from proxy.pool.errors import PoolError, UserError
 from proxy.pool.rollouts.groups import Outcome
@@ -39,7 +39,7 @@ class _Packer(pickle.Pickler):
 
     def persistent_id(self, thing: Any) -> str | None:
         mine = self._bench
-        left_behind = {"books": mine.books, "sandboxes": mine.sandboxes, "logs": mine.logs, "lanes": mine.lanes}
+        left_behind = {"books": mine.books, "sandboxes": mine.sandboxes, "logs": mine.logs, "slots": mine.slots}
         return next((name for name, part in left_behind.items() if part is thing), None)
 
 
@@ -55,7 +55,7 @@ class _Unpacker(pickle.Unpickler):
 def pack(bench: Bench) -> bytes:
     """All but what belongs to this process."""
     file = io.BytesIO()
-    _Packer(file, bench).dump(replace(bench, elsewhere=None))
+    _Packer(file, bench).dump(replace(bench, remote_attempt=None))
     return file.getvalue()
 
 
@@ -72,7 +72,7 @@ class Station:
 
         PoolError when the pool cannot be reached from here.
         """
-        return {"books": Books(open_pool(self.pool)), "lanes": Lanes(starting=1, agents=1, verifying=1)}
+        return {"books": Books(open_pool(self.pool)), "slots": StageSlots(starting=1, agents=1, verifying=1)}
 
 
 def unpack(packed: bytes, here: dict[str, Any]) -> Bench:

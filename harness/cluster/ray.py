@@ -25,8 +25,7 @@ from urllib.parse import urlsplit
 from harness.cluster.node import attempt_here, clean_up
 from harness.cluster.pickling import MakeSandboxes, Report, Station, pack
 from harness.cluster.task_directories import directories_of, packed
-from harness.rollout import Bench, Fate
-from harness.tasks import Task
+from harness.rollout import Bench, Cancellation, RolloutJob
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.attempts import Ending, close_lost
 from proxy.pool.rollouts.failures import treatment
@@ -66,7 +65,7 @@ def on_cluster(options: RayOptions, bench: Bench, make_sandboxes: MakeSandboxes)
         cluster = Cluster(ray, options, Station(pool=pool.url, make_sandboxes=make_sandboxes))
         cluster.check(bench.url)
         cluster.clean_up()
-        yield replace(bench, elsewhere=cluster.attempt)
+        yield replace(bench, remote_attempt=cluster.attempt)
     finally:
         ray.shutdown()
 
@@ -139,16 +138,17 @@ class Cluster:
         """Have every node remove what dead owners left there."""
         self._ray.wait(pending := self._cleaning(), num_returns=len(pending), timeout=SETTLE_SECONDS)
 
-    async def attempt(self, bench: Bench, rollout: OpenRollout, task: Task, fate: Fate) -> Outcome:
+    async def attempt(self, bench: Bench, job: RolloutJob) -> Outcome:
         """One attempt on some node, not one that this rollout has failed on if there is another."""
-        wants = {"CPU": self._options.cpus, "memory": float((task.limits.memory_mb or 0) << 20)}
+        rollout = job.rollout
+        wants = {"CPU": self._options.cpus, "memory": float((job.task.limits.memory_mb or 0) << 20)}
         avoided = self._avoided(rollout, wants)
         placed = self._attempt.options(**_placement(wants, avoided))
-        running = placed.remote(self._station, pack(bench), rollout, await self._parcel(rollout))
+        running = placed.remote(self._station, pack(bench), rollout, job.agent, await self._parcel(rollout))
         try:
             report = await self._end_of(running, wants, avoided)
         except asyncio.CancelledError:
-            await self._cancel(running, bench, rollout, fate)
+            await self._cancel(running, bench, rollout, job.cancellation)
             raise
         except self._ray.exceptions.RuntimeEnvSetupError as error:
             raise UserError(f"a Ray node cannot take the harness ({_first_line(error)}); see its Ray logs") from error
@@ -223,11 +223,11 @@ class Cluster:
     def _nodes(self) -> list[dict[str, Any]]:
         return [node for node in self._ray.nodes() if node["Alive"]]
 
-    async def _cancel(self, running: Any, bench: Bench, rollout: OpenRollout, fate: Fate) -> None:
+    async def _cancel(self, running: Any, bench: Bench, rollout: OpenRollout, cancellation: Cancellation) -> None:
         """Let the node end its agent and close its attempt; kill the worker when it takes too long."""
-        if fate.called_off is not None:  # which the node does not know
+        if cancellation.reason is not None:  # which the node does not know
             detail = "the attempt was called off while it ran"
-            await bench.books(close_lost, rollout.rollout_id, Ending(failure=fate.called_off, detail=detail))
+            await bench.books(close_lost, rollout.rollout_id, Ending(failure=cancellation.reason, detail=detail))
         self._ray.cancel(running)
         try:
             await asyncio.wait_for(asyncio.wrap_future(running.future()), CANCEL_SECONDS)

@@ -18,7 +18,7 @@ import msgspec
 from harness.agents.base import Agent
 from harness.agents.one_call import OneCall
 from harness.commands.run import make_bench
-from harness.rollout import Bench, Fate, attempt
+from harness.rollout import Bench, RolloutJob, make_attempt
 from harness.run_dir import RunDir
 from harness.settings import Settings
 from harness.setup.placement import Maker
@@ -91,8 +91,8 @@ def _play(
         sandboxes = Maker(backend=backend_for(choice, settings, proxy, f"replay-{recorded.attempt_id}"))()
         played = open_pool(proxy.pool)
         try:
-            bench = make_bench(proxy, settings, agent, pool=played, sandboxes=sandboxes, logs=folder)
-            return asyncio.run(_attempt(bench, recorded))
+            bench = make_bench(proxy, settings, pool=played, sandboxes=sandboxes, logs=folder)
+            return asyncio.run(_attempt(bench, recorded, agent))
         finally:
             played.close()
 
@@ -106,7 +106,7 @@ def _agent(recorded: Finished, settings: Settings) -> Agent:
     return agents[recorded.agent]
 
 
-async def _attempt(bench: Bench, recorded: Finished) -> tuple[Outcome, int]:
+async def _attempt(bench: Bench, recorded: Finished, agent: Agent) -> tuple[Outcome, int]:
     """One try with the environment of the recorded one, and how many calls it made."""
 
     def opened(pool: Pool) -> Any:
@@ -114,7 +114,7 @@ async def _attempt(bench: Bench, recorded: Finished) -> tuple[Outcome, int]:
 
     rollout = replace(await bench.books(opened), group_id=recorded.group_id, member=recorded.member)
     try:
-        outcome = await attempt(bench, rollout, msgspec.convert(recorded.task, Task), Fate())
+        outcome = await make_attempt(bench, RolloutJob(rollout, msgspec.convert(recorded.task, Task), agent))
     finally:
         await bench.sandboxes.close()
     assert outcome.attempt_id is not None

@@ -16,15 +16,13 @@ from typing import Any
 import msgspec
 
 from harness.agents import INSTALLED
-from harness.agents.base import Agent
 from harness.agents.mix import Scaffold
-from harness.agents.one_call import OneCall
 from harness.async_pool import Books
 from harness.commands.judge_options import add_judge, judge_at
 from harness.environment.augment import KINDS, of_run
 from harness.loop import Loop, Plan
 from harness.monitor.progress import Board, closing_table, length_bias, make_console
-from harness.rollout import Bench, Budgets, Lanes
+from harness.rollout import Bench, Budgets, StageSlots
 from harness.run_dir import RunDir, Whereabouts
 from harness.settings import IMAGE, SANDBOXES, Settings, load_settings
 from harness.setup import placement
@@ -152,8 +150,7 @@ def run(verb: str, settings: Settings) -> int:
                 with owned(pool, found) as claim:
                     maker = placement.Maker(backend=backend, hosts=engines, warm=settings.warm)
                     sandboxes, logs = maker(), directory.logs
-                    agent = scaffolds[0].agent if scaffolds else OneCall()
-                    bench = make_bench(proxy, settings, agent, pool=pool, sandboxes=sandboxes, logs=logs)
+                    bench = make_bench(proxy, settings, pool=pool, sandboxes=sandboxes, logs=logs)
                     shown = placement.watched(settings, sandboxes)
                     with placement.placed(settings, replace(bench, judge=judge), maker) as placed:
                         directory.begin(config | identity, verb, settings)
@@ -219,21 +216,18 @@ def _plan(settings: Settings, mix: Mix, scaffolds: Sequence[Scaffold]) -> Plan:
     )
 
 
-def make_bench(
-    proxy: Service, settings: Settings, agent: Agent, *, pool: Pool, sandboxes: Sandboxes, logs: Path
-) -> Bench:
+def make_bench(proxy: Service, settings: Settings, *, pool: Pool, sandboxes: Sandboxes, logs: Path) -> Bench:
     """What the rollouts of a run with these settings share."""
     everybody = settings.concurrency
     return Bench(
         books=Books(pool),
         sandboxes=sandboxes,
-        agent=agent,
         url=f"{proxy.url}/v1",
         model=proxy.model,
         context_length=proxy.context_length,
         logs=logs,
         trouble=proxy.trouble,
-        lanes=Lanes(
+        slots=StageSlots(
             starting=settings.starting or everybody,
             agents=settings.working or everybody,
             verifying=settings.verifying or everybody,

@@ -88,8 +88,8 @@ def placed(settings: Settings, bench: Bench, maker: Maker) -> Iterator[Bench]:
         yield bench
         return
     options = RayOptions(address=settings.ray_address, cpus=settings.attempt_cpus)
-    with on_cluster(options, bench, replace(maker, warm=0)) as elsewhere:
-        yield elsewhere
+    with on_cluster(options, bench, replace(maker, warm=0)) as on_nodes:
+        yield on_nodes
 
 
 @asynccontextmanager

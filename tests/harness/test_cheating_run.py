@@ -4,7 +4,6 @@ import asyncio
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,7 +71,6 @@ async def bench(proxy: Service, docker_engine: str, socket: Path, tmp_path: Path
         yield Bench(
             books=Books(open_pool(proxy.pool)),
             sandboxes=sandboxes,
-            agent=Command(""),
             url=f"{URL}/v1",
             model=proxy.model,
             context_length=proxy.context_length,
@@ -88,7 +86,7 @@ async def test_cheats_count_in_their_groups_statistics(bench: Bench) -> None:
     run_id = open_run(pool, str(bench.logs), "train", {}).id
     opened = open_group(pool, run_id, task, len(cheats) + 1)
     agents = [Command(f"{ASK}\n{work}") for work in (*cheats, "echo hello > hello.txt")]
-    work = (run_rollout(replace(bench, agent=agent), one) for agent, one in zip(agents, opened, strict=True))
+    work = (run_rollout(bench, one, agent) for agent, one in zip(agents, opened, strict=True))
     outcomes = [outcome for outcome, _ in await asyncio.gather(*work)]
     assert [(came.reward, came.failure, came.detail) for came in outcomes[:-1]] == [(0.0, None, "")] * len(cheats)
     assert outcomes[-1].reward == 1.0

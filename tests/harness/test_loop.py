@@ -1,4 +1,4 @@
-"""The loop of a run against a real proxy: redundant attempts, filtered groups, the cap, several agents, lanes."""
+"""The loop of a run against a real proxy: redundant attempts, filtered groups, the cap, several agents, slots."""
 
 import os
 from collections import Counter
@@ -17,7 +17,7 @@ from harness.agents.mix import Scaffold
 from harness.async_pool import Books
 from harness.loop import Loop, Plan
 from harness.monitor.progress import Board
-from harness.rollout import Bench, Budgets, Lanes
+from harness.rollout import Bench, Budgets, StageSlots
 from harness.setup.stack import Service
 from harness.tasks import Task
 from harness.tasks.mix import Mix, Source
@@ -39,7 +39,6 @@ def bench(proxy: Service, tmp_path: Path) -> Iterator[Bench]:
     yield Bench(
         books=Books(pool),
         sandboxes=ProcessSandboxes(tmp_path / "sandboxes"),
-        agent=SHELL.agent,
         url=f"{proxy.url}/v1",
         model=proxy.model,
         context_length=proxy.context_length,
@@ -166,7 +165,7 @@ async def test_no_more_than_so_many_are_at_one_kind_of_work(bench: Bench, run_id
         f"mkdir {bench.logs}/at-work-$$; ls -d {bench.logs}/at-work-* | wc -l >> {bench.logs}/counts; {SHELL_AGENT}; "
         f"rmdir {bench.logs}/at-work-$$"
     )
-    limited = replace(bench, lanes=Lanes(starting=6, agents=2, verifying=6))
+    limited = replace(bench, slots=StageSlots(starting=6, agents=2, verifying=6))
     plan = Plan(
         mix=Mix([Source("tests", [task()])]), scaffolds=[scaffold("shell", command)], group_size=6, concurrency=6
     )

@@ -34,7 +34,6 @@ def bench(proxy: Service, tmp_path: Path) -> Bench:
     return Bench(
         books=Books(open_pool(proxy.pool)),
         sandboxes=ProcessSandboxes(tmp_path / "sandboxes"),
-        agent=Command(SHELL_AGENT),
         url=f"{proxy.url}/v1",
         model=proxy.model,
         context_length=proxy.context_length,
@@ -51,7 +50,7 @@ def opened(pool: Pool, name: str, task: dict[str, Any]) -> OpenRollout:
 async def outcome(bench: Bench, command: str = SHELL_AGENT, **task: Any) -> tuple[Outcome, list[Any]]:
     """The outcome of a rollout with this agent, and its attempts."""
     rollout = opened(bench.books.pool, str(bench.logs), task)
-    came, _ = await run_rollout(replace(bench, agent=Command(command)), rollout)
+    came, _ = await run_rollout(bench, rollout, Command(command))
     with bench.books.pool.read() as connection:
         query = select(attempts).where(attempts.c.rollout_id == rollout.rollout_id).order_by(attempts.c.id)
         return came, list(connection.execute(query))
@@ -147,7 +146,7 @@ async def test_exit_0_after_a_call_that_the_engine_failed_is_no_verdict(bench: B
     rollout = opened(bench.books.pool, str(bench.logs), {})
     asked = bench.logs / "asked"
     gives_up = Command(f"{SHELL_AGENT}; echo $OPENAI_API_KEY >> {asked}; until test -e {asked}.noted; do :; done")
-    running = asyncio.create_task(run_rollout(replace(bench, agent=gives_up), rollout))
+    running = asyncio.create_task(run_rollout(bench, rollout, gives_up))
     while not asked.exists():
         await asyncio.sleep(0.01)
     attempt = by_key(bench.books.pool, asked.read_text().strip())
@@ -236,7 +235,7 @@ async def test_the_key_dies_with_the_attempt(bench: Bench, tmp_path: Path) -> No
     _, tries = await outcome(bench, f'echo "$OPENAI_API_KEY" > {tmp_path}/key; {SHELL_AGENT}')
     assert tries[0].closed_at is not None
     late = Command(f"OPENAI_API_KEY=$(cat {tmp_path}/key) {SHELL_AGENT}")
-    again, _ = await run_rollout(replace(bench, agent=late), opened(bench.books.pool, str(bench.logs), {}))
+    again, _ = await run_rollout(bench, opened(bench.books.pool, str(bench.logs), {}), late)
     assert again.failure == "agent_crash" and "401" in again.detail
 
 

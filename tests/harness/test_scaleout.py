@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import select
 
-from harness.agents.command import Command
 from harness.async_pool import Books
 from harness.cli import main
 from harness.cluster.pickling import Station, pack, unpack
@@ -210,7 +209,6 @@ def test_a_bench_travels_without_what_belongs_to_its_process(pool: Pool, proxy: 
     bench = Bench(
         books=Books(pool),
         sandboxes=ProcessSandboxes(),
-        agent=Command(SHELL_AGENT),
         url=f"{proxy.url}/v1",
         model=proxy.model,
         context_length=proxy.context_length,
@@ -219,7 +217,7 @@ def test_a_bench_travels_without_what_belongs_to_its_process(pool: Pool, proxy: 
     )
     station = Station(pool=pool.url, make_sandboxes=ProcessSandboxes)
     there = unpack(pack(bench), station.opened() | {"logs": Path(), "sandboxes": ProcessSandboxes()})
-    assert (there.logs, there.books.pool.url, there.agent) == (Path(), pool.url, bench.agent)
+    assert (there.logs, there.books.pool.url, there.model) == (Path(), pool.url, bench.model)
     assert there.books.pool is not pool and there.sandboxes is not bench.sandboxes
     there.books.pool.close()
 
