@@ -16,11 +16,11 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from proxy.parsing.formats import choose
 from proxy.pool.errors import UserError
-from proxy.prompt.environment import FieldsFirst
 
 PROBE = "blackforgeprobe"
 """A word that stands in no template."""
@@ -183,8 +183,10 @@ class _GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _environment() -> FieldsFirst:
-    environment = FieldsFirst(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+    )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
