@@ -30,7 +30,7 @@ from proxy.prompt.template import ChatTemplate, TemplateError
 from proxy.recording.parallel_answers import Choice, abandoned, answered, arrived, failed
 from proxy.recording.provider import Provider, ProviderRoute
 from proxy.recording.recorder import Means, Record, Stored
-from proxy.recording.retries import fingerprint
+from proxy.recording.redelivery.fingerprint import request_fingerprint
 from proxy.recording.sessions import Session, Sessions
 from proxy.recording.turn import Turn
 
@@ -85,12 +85,12 @@ class Handler:
         """One model call: authenticate, read, render, sample, record, reply."""
         started = time.time()
         session = await self._sessions.of(request)
-        call, prompt, mark = await self._read(request, session, dialect)
+        call, prompt, fingerprint = await self._read(request, session, dialect)
         turns = [self._settings.turn(call, prompt, self._template) for _ in range(call.choices)]
         wire, stored = self._wire(request, dialect, call, prompt), Stored()
         choices = []
         for number, turn in enumerate(turns):
-            record = Record(self._means, session, turn, stored, mark=mark, started=started)
+            record = Record(self._means, session, turn, stored, fingerprint=fingerprint, started=started)
             choices.append(Choice(record, turn, Lane(wire, number), record))
         try:
             response = await wire.close(await answered(choices, self._answer))
@@ -120,8 +120,8 @@ class Handler:
         """One answer, committed: sampled, or recorded before and not delivered."""
         record, turn = choice.record, choice.turn
         session = record.session
-        known, follows = session.undelivered, turn.prompt.follows
-        again = await self._means.retries.claim(known, record.mark, self._limit(turn), follows)
+        limit, follows = self._limit(turn), turn.prompt.follows
+        again = await self._means.redelivery.claim(session.waiting, record.fingerprint, limit, follows)
         if again is not None:
             self._metrics.served_again += 1
             choice.sent, (pieces, reply) = again, turn.again(again.recorded)
@@ -170,7 +170,7 @@ class Handler:
     def _prepared(self, session: Session, dialect: Dialect, body: bytes, path: str) -> tuple[Call, Prompt, bytes]:
         call = parse_call(body, path, dialect, self._settings.limits)
         prompt = session.prepare(call, self._settings.splice)
-        return call, prompt, fingerprint(call, prompt)
+        return call, prompt, request_fingerprint(call, prompt)
 
     async def _sample(self, record: Record, turn: Turn, wire: Lane) -> None:
         """Sample the whole turn; anew on another replica when one fails before anything of it has left."""

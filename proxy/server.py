@@ -26,13 +26,14 @@ from proxy.http.metrics import Metrics
 from proxy.pool.completions.store import CompletionWriter
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import PoolReadError, PoolWriteError, UserError
-from proxy.pool.processes.deliveries import open_ledger
+from proxy.pool.processes.deliveries import register_proxy
 from proxy.pool.tokenizer_fingerprint import fingerprint
 from proxy.pool.training.steps import newest
 from proxy.prompt.template import ChatTemplate
 from proxy.recording.provider import SCHEME, Provider, TextTurn
 from proxy.recording.recorder import Means
-from proxy.recording.retries import Retries
+from proxy.recording.redelivery.ledger import DeliveryLedger
+from proxy.recording.redelivery.service import Redelivery
 from proxy.recording.sessions import Sessions
 from proxy.recording.turn import Turn
 
@@ -130,26 +131,27 @@ class Gateway:
     async def _live(self, _app: web.Application) -> AsyncIterator[None]:
         threads, workers = ThreadPoolExecutor(THREADS, "pool"), ThreadPoolExecutor(ROOM.total, "work")
         work = Work(workers, ROOM)
-        ledger = open_ledger(self.pool, fingerprint(Path(self.config.engine.model)))
-        writer = self._writer = CompletionWriter(self.pool, ledger)
-        retries = Retries(self.pool, ledger, threads)
-        keeping = asyncio.create_task(retries.keep())
+        proxy_id = register_proxy(self.pool, fingerprint(Path(self.config.engine.model)))
+        ledger = DeliveryLedger(proxy_id)
+        writer = self._writer = CompletionWriter(self.pool, proxy_id, ledger.committed)
+        redelivery = Redelivery(self.pool, ledger, threads)
+        confirming = asyncio.create_task(redelivery.keep_confirming())
         self._engine = self.fleet()
         sessions = Sessions(self.pool, self.template, self.access, threads=threads, work=work, clock=self.clock)
         self._sessions = sessions
         self._handler = self._make_handler(
             self.settings,
             self.template,
-            Means(writer, retries, work),
+            Means(writer, redelivery, work),
             sessions=sessions,
             engine=self._engine,
             admission=self.admission,
             metrics=self.metrics,
         )
         yield
-        keeping.cancel()
+        confirming.cancel()
         await writer.close()
-        await retries.confirm()
+        await redelivery.confirm()
         await self._engine.close()
         threads.shutdown()
         workers.shutdown()

@@ -25,12 +25,11 @@ from proxy.config import Config
 from proxy.engine.fleet import Fleet
 from proxy.handler import Handler
 from proxy.http.response import Lane
-from proxy.pool.completions.records import Completion
+from proxy.pool.completions.records import SERVED_FINISH_REASONS, Completion
 from proxy.pool.completions.store import of_attempt, paths
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.attempts import by_id
-from proxy.prompt.splice import SERVED
 from proxy.prompt.template import ChatTemplate
 from proxy.recording.recorder import Record
 from proxy.recording.turn import Turn
@@ -82,7 +81,7 @@ class Recording:
             found = paths(chain)
         except (ValueError, KeyError) as error:
             raise UserError(f"attempt {attempt_id} is damaged ({error}); see `proxy pool verify`") from error
-        served = [item for item in chain if item.finish_reason in SERVED]
+        served = [item for item in chain if item.finish_reason in SERVED_FINISH_REASONS]
         if any(not item.sampled and meaning(item.reply) != meaning({}) for item in served):
             raise UserError(
                 f"attempt {attempt_id} was answered by a provider, as text without token ids; "

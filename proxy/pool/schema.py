@@ -162,7 +162,7 @@ completions = Table(
     Column("reply", Packed, nullable=False),
     Column("path_crc", BigInteger, nullable=False),
     Column("proxy_id", Integer),  # who delivers it; null: nobody keeps account of that
-    Column("fingerprint", LargeBinary),  # of the request (proxy/recording/retries.py)
+    Column("fingerprint", LargeBinary),  # of the request (proxy/recording/redelivery/fingerprint.py)
     Column("started_at", Float, nullable=False),
     Column("finished_at", Float, nullable=False),
     Column("shape", JSON(none_as_null=True)),  # what the label is made from (proxy/pool/completions/records.py: Shape)

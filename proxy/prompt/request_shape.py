@@ -18,8 +18,7 @@ from zlib import crc32
 
 from proxy.call import Call, meaning
 from proxy.dialects.base import parsed
-from proxy.pool.completions.records import Shape
-from proxy.prompt.splice import SERVED
+from proxy.pool.completions.records import SERVED_FINISH_REASONS, Shape
 
 TURNS_BACK = 8
 """Assistant turns of a request that are looked up, the last first: an agent may have put in some of its own."""
@@ -65,7 +64,7 @@ class Shapes:
             return
         said = _Said(id, item.shape, _call_ids(item.reply), tuple(_words(item.reply)))
         self._said[id] = said
-        if item.finish_reason in SERVED:
+        if item.finish_reason in SERVED_FINISH_REASONS:
             self._by_meaning.setdefault(_digest(item.reply), []).append(said)
 
     def of(self, call: Call, follows: int | None) -> Shape:

@@ -21,7 +21,7 @@ from typing import Any
 
 from proxy.call import Call, meaning, words
 from proxy.parsing.formats import Recorded
-from proxy.pool.completions.records import Completion, History, NewCompletion, Shape
+from proxy.pool.completions.records import SERVED_FINISH_REASONS, Completion, History, NewCompletion, Shape
 from proxy.pool.completions.routed_experts import known_after
 from proxy.prompt.common_prefix import shared
 from proxy.prompt.history import Histories, Turn
@@ -30,7 +30,6 @@ from proxy.prompt.placeholders import MARK, Mask, find, mask, read
 from proxy.prompt.template import ChatTemplate, TemplateError
 from proxy.prompt.token_cache import Pieces
 
-SERVED = ("stop", "length", "tool_calls")
 MAX_PLANS = 3
 """Paths that are tried for one request, each by rendering it."""
 
@@ -169,7 +168,7 @@ class Tree:
             self._nodes[id] = node
             self._share(node, item)
             node.routed = known_after(item.experts, self._routed(item.prefix_of, item.prefix_length))
-        if item.finish_reason not in SERVED:
+        if item.finish_reason not in SERVED_FINISH_REASONS:
             return
         if prompt is not None:
             self._lists.add(id, path, prompt.written, len(prompt.ids))

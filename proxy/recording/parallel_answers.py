@@ -13,7 +13,7 @@ from proxy.call import CallError, Reply
 from proxy.engine.client import EngineError
 from proxy.http.response import Lane
 from proxy.recording.recorder import Record
-from proxy.recording.retries import Again
+from proxy.recording.redelivery.service import RetriedAnswer
 from proxy.recording.turn import Turn
 
 
@@ -24,7 +24,7 @@ class Choice:
     record: Record
     turn: Turn
     lane: Lane
-    sent: Record | Again
+    sent: Record | RetriedAnswer
     error: EngineError | CallError | None = None
 
 
@@ -65,7 +65,7 @@ async def failed(choices: Sequence[Choice]) -> CallError:
 async def arrived(choices: Sequence[Choice]) -> None:
     """The client has all of them."""
     for choice in choices:
-        await choice.sent.arrived()
+        await choice.sent.delivered()
 
 
 async def abandoned(choices: Sequence[Choice]) -> None:

@@ -1,7 +1,7 @@
 """The row of one model call: stored once what was sampled is all there, or as much as there is when the call fails.
 
 Left out: what the client is sent (proxy/http/response.py), and how an answer that did not arrive is found again
-(proxy/recording/retries.py).
+(proxy/recording/redelivery).
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from proxy.pool.completions.records import ABANDONED, NewCompletion, int_bytes
 from proxy.pool.completions.routed_experts import known_after
 from proxy.pool.completions.store import CompletionWriter
 from proxy.pool.errors import AttemptClosed, PoolWriteError
-from proxy.pool.processes.deliveries import Missing
-from proxy.recording.retries import Retries
+from proxy.pool.processes.deliveries import UndeliveredAnswer
+from proxy.recording.redelivery.service import Redelivery
 from proxy.recording.sessions import Session
 from proxy.recording.turn import Turn
 
@@ -41,7 +41,7 @@ class Means:
     """What every record is stored with."""
 
     writer: CompletionWriter
-    retries: Retries
+    redelivery: Redelivery
     work: Work
 
 
@@ -59,14 +59,14 @@ class Record:
     """Stores one turn, at most once, and knows whether its client got it."""
 
     def __init__(
-        self, means: Means, session: Session, turn: Turn, stored: Stored, *, mark: bytes, started: float
+        self, means: Means, session: Session, turn: Turn, stored: Stored, *, fingerprint: bytes, started: float
     ):  # fmt: skip
-        """`mark`: the fingerprint of the request; `started`: when it came, unix time."""
+        """`fingerprint`: of the request; `started`: when it came, unix time."""
         self._means = means
         self.session = session
         self._turn = turn
         self._stored = stored
-        self.mark = mark
+        self.fingerprint = fingerprint
         self._started = started
         self._id: int | None = None
         self._begun = False
@@ -95,12 +95,12 @@ class Record:
             self._done.set()
         await self._sized(len(sampled), self.session.add, self._id, item, path, prompt)
         if finish:
-            await self.arrived()  # not a whole answer: nobody waits for it
+            await self.delivered()  # not a whole answer: nobody waits for it
 
-    async def arrived(self) -> None:
+    async def delivered(self) -> None:
         """The last event has been flushed."""
         if self._id is not None:
-            self._means.retries.arrived(self._id)
+            self._means.redelivery.delivered(self._id)
 
     async def abandon(self) -> None:
         """The client has gone. What was sampled is kept; a whole answer waits for a retry."""
@@ -108,12 +108,12 @@ class Record:
             with suppress(CallError):  # nobody is there to be told
                 await self.store(self._turn.reply(), ABANDONED, "abort")
             return
-        with self.session.undelivered.leaving(self.mark):
+        with self.session.waiting.storing(self.fingerprint):
             await self._done.wait()
             if self._id is not None:
-                sampling = self._turn.sampling
-                missing = Missing(self._id, self.mark, len(sampling.ids), sampling.finish == "length")
-                await self._means.retries.lost(self.session.undelivered, missing)
+                sampled, cut = len(self._turn.sampling.ids), self._turn.sampling.finish == "length"
+                answer = UndeliveredAnswer(self._id, self.fingerprint, sampled, cut)
+                await self._means.redelivery.undelivered(self.session.waiting, answer)
 
     async def fail(self, error: EngineError | CallError) -> CallError:
         """Keep what the engine sent before it failed, and return what the client is told."""
@@ -162,7 +162,7 @@ class Record:
             path_crc=crc32(int_bytes(path)),
             started_at=self._started,
             finished_at=time.time(),
-            fingerprint=self.mark,
+            fingerprint=self.fingerprint,
             experts=experts,
         )
         return item, path

@@ -22,13 +22,13 @@ from proxy.pool.completions.records import NewCompletion
 from proxy.pool.completions.store import newer, paths
 from proxy.pool.database import Pool
 from proxy.pool.errors import PoolError, PoolReadError
-from proxy.pool.processes.deliveries import missing_of, settle_the_dead
+from proxy.pool.processes.deliveries import settle_dead_proxies, undelivered_of
 from proxy.pool.rollouts.attempts import Attempt, by_key, open_session
 from proxy.pool.rollouts.budgets import note_spent, note_trouble, spent
 from proxy.prompt.request_shape import Shapes
 from proxy.prompt.splice import Prompt, Tree
 from proxy.prompt.template import ChatTemplate
-from proxy.recording.retries import Undelivered
+from proxy.recording.redelivery.waiting import WaitingAnswers
 
 KEEP = 512
 """Sessions in memory; the least recently used one is forgotten first."""
@@ -44,7 +44,8 @@ class Session:
 
     attempt: Attempt
     tree: Tree
-    undelivered: Undelivered
+    waiting: WaitingAnswers
+    """Answers of the attempt that did not arrive and wait for a retry."""
     pool: Pool
     shapes: Shapes = field(default_factory=Shapes)
     checked_at: float = field(default_factory=time.monotonic)
@@ -142,11 +143,12 @@ class Sessions:
             session = replace(known, attempt=attempt, checked_at=time.monotonic())
         else:
             clock = self._clock or attempt.opened_at
-            session = Session(attempt, Tree(self._template, clock), Undelivered(), self._pool)
+            session = Session(attempt, Tree(self._template, clock), WaitingAnswers(), self._pool)
             if not new:
                 await self._work.run(attempt, self._take_up, session)
         if not new:
-            session.undelivered.learn(await loop.run_in_executor(self._threads, missing_of, self._pool, attempt.id))
+            answers = await loop.run_in_executor(self._threads, undelivered_of, self._pool, attempt.id)
+            session.waiting.add(answers)
         self._known[key] = session
         self._forget()
         return session
@@ -184,4 +186,4 @@ class Sessions:
     def _take_up(self, session: Session) -> None:
         session.catch_up()
         if session.tree.read_to:
-            settle_the_dead(self._pool)  # the attempt has come from another proxy, which may be gone
+            settle_dead_proxies(self._pool)  # the attempt has come from another proxy, which may be gone

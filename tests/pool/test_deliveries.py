@@ -12,27 +12,28 @@ from pathlib import Path
 from sqlalchemy import select, update
 
 from proxy.pool.completions.records import ABANDONED
-from proxy.pool.completions.store import CompletionWriter, Ledger, of_attempt
+from proxy.pool.completions.store import CompletionWriter, of_attempt
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.processes.deliveries import (
     claim,
     confirm,
     mark_delivered,
     mark_undelivered,
-    missing_of,
-    open_ledger,
+    register_proxy,
     release,
-    settle_the_dead,
+    settle_dead_proxies,
+    undelivered_of,
 )
 from proxy.pool.rollouts.attempts import Ending, close_attempt, open_session
 from proxy.pool.schema import proxies
+from proxy.recording.redelivery.ledger import DeliveryLedger
 from tests.pool.make import new_completion
 
 MARK = b"0123456789abcdef"
 
 
 def test_a_ledger_knows_what_is_on_its_way() -> None:
-    ledger = Ledger(1)
+    ledger = DeliveryLedger(1)
     assert ledger.state() == (0, [])
     for completion_id in (8, 4, 5):
         ledger.committed(completion_id)
@@ -43,8 +44,8 @@ def test_a_ledger_knows_what_is_on_its_way() -> None:
     assert ledger.state() == (8, [])
 
 
-async def add(pool: Pool, ledger: Ledger | None, *finish_reasons: str, key: str = "k") -> list[int]:
-    attempt, writer = open_session(pool, key), CompletionWriter(pool, ledger)
+async def add(pool: Pool, ledger: DeliveryLedger, *finish_reasons: str, key: str = "k") -> list[int]:
+    attempt, writer = open_session(pool, key), CompletionWriter(pool, ledger.proxy_id, ledger.committed)
     item = replace(new_completion(attempt.id), fingerprint=MARK)
     ids = [await writer.add(replace(item, finish_reason=reason)) for reason in finish_reasons]
     await writer.close()
@@ -56,23 +57,23 @@ def reasons(pool: Pool, key: str = "k") -> list[str | None]:
 
 
 async def test_a_marked_answer_is_claimed_once_and_trained_when_it_arrives(pool: Pool) -> None:
-    ledger = open_ledger(pool)
+    ledger = DeliveryLedger(register_proxy(pool))
     lost, _ = await add(pool, ledger, "stop", "stop")
     mark_undelivered(pool, lost)
     assert reasons(pool) == [ABANDONED, None]
     with ThreadPoolExecutor(8) as threads:
         claims = list(threads.map(lambda _: claim(pool, lost, ledger.proxy_id), range(8)))
     [won] = [item for item in claims if item is not None]
-    assert won.id == lost and missing_of(pool, won.attempt_id) == []
+    assert won.id == lost and undelivered_of(pool, won.attempt_id) == []
     release(pool, lost, ledger.proxy_id)
-    assert [item.completion_id for item in missing_of(pool, won.attempt_id)] == [lost]
+    assert [item.completion_id for item in undelivered_of(pool, won.attempt_id)] == [lost]
     assert claim(pool, lost, ledger.proxy_id) is not None
     mark_delivered(pool, lost)
-    assert reasons(pool) == [None, None] and missing_of(pool, won.attempt_id) == []
+    assert reasons(pool) == [None, None] and undelivered_of(pool, won.attempt_id) == []
 
 
 async def test_a_claim_that_another_proxy_has_by_now_is_not_let_go(pool: Pool) -> None:
-    stalled, other = open_ledger(pool), open_ledger(pool)
+    stalled, other = DeliveryLedger(register_proxy(pool)), DeliveryLedger(register_proxy(pool))
     [lost] = await add(pool, stalled, "stop")
     mark_undelivered(pool, lost)
     assert claim(pool, lost, other.proxy_id) is not None  # since the stalled one counted as dead
@@ -83,7 +84,7 @@ async def test_a_claim_that_another_proxy_has_by_now_is_not_let_go(pool: Pool) -
 
 
 async def test_a_proxy_that_counted_as_dead_and_works_on_is_kept_account_of(pool: Pool) -> None:
-    ledger = open_ledger(pool)
+    ledger = DeliveryLedger(register_proxy(pool))
     await add(pool, ledger, "stop")
     count_as_dead(pool, ledger)
     assert reasons(pool) == [ABANDONED]
@@ -93,13 +94,13 @@ async def test_a_proxy_that_counted_as_dead_and_works_on_is_kept_account_of(pool
     assert reasons(pool) == [ABANDONED, ABANDONED]
 
 
-def count_as_dead(pool: Pool, ledger: Ledger) -> None:
+def count_as_dead(pool: Pool, ledger: DeliveryLedger) -> None:
     """Settle a proxy that is taken for dead."""
     with pool.write() as connection:
         [owner] = connection.execute(select(proxies.c.owner).where(proxies.c.id == ledger.proxy_id)).scalars()
         this = update(proxies).where(proxies.c.id == ledger.proxy_id)
         connection.execute(this.values(owner=owner | {"started": "0"}))
-    settle_the_dead(pool)
+    settle_dead_proxies(pool)
 
 
 async def test_a_reason_of_its_own_stays_and_a_part_of_an_answer_is_not_kept(pool: Pool) -> None:
@@ -109,13 +110,13 @@ async def test_a_reason_of_its_own_stays_and_a_part_of_an_answer_is_not_kept(poo
     await writer.close()
     for completion_id in (cold, cut):
         mark_undelivered(pool, completion_id)
-    assert [missing.completion_id for missing in missing_of(pool, attempt.id)] == [cold]
+    assert [missing.completion_id for missing in undelivered_of(pool, attempt.id)] == [cold]
     mark_delivered(pool, cold)
     assert reasons(pool) == ["temperature", "temperature"]
 
 
 async def test_an_attempt_that_has_ended_keeps_its_marks(pool: Pool) -> None:
-    ledger = open_ledger(pool)
+    ledger = DeliveryLedger(register_proxy(pool))
     lost, arrived = await add(pool, ledger, "stop", "stop")
     mark_undelivered(pool, lost)
     close_attempt(pool, open_session(pool, "k").id, Ending())
@@ -129,11 +130,11 @@ def test_what_a_killed_proxy_did_not_confirm_is_in_doubt(pool: Pool) -> None:
     killed = subprocess.run([sys.executable, __file__, pool.url], cwd=Path(__file__).parents[2], check=False)
     assert killed.returncode == -signal.SIGKILL
     attempt_id = open_session(pool, "k").id
-    assert reasons(pool) == [ABANDONED, None, None, None, None] and missing_of(pool, attempt_id) == []
-    settle_the_dead(pool)
+    assert reasons(pool) == [ABANDONED, None, None, None, None] and undelivered_of(pool, attempt_id) == []
+    settle_dead_proxies(pool)
     assert reasons(pool) == [ABANDONED, ABANDONED, None, None, ABANDONED]
     claimed, slow, _, _, last = of_attempt(pool, attempt_id)
-    assert [item.completion_id for item in missing_of(pool, attempt_id)] == [claimed.id, slow.id, last.id]
+    assert [item.completion_id for item in undelivered_of(pool, attempt_id)] == [claimed.id, slow.id, last.id]
 
 
 async def be_killed(url: str) -> None:
@@ -141,16 +142,16 @@ async def be_killed(url: str) -> None:
     way, one that another follows, and that other one.
     """
     pool = open_pool(url)
-    ledger = open_ledger(pool)
+    ledger = DeliveryLedger(register_proxy(pool))
     lost, slow, arrived = await add(pool, ledger, "stop", "stop", "length")
     mark_undelivered(pool, lost)
     assert claim(pool, lost, ledger.proxy_id) is not None
     for completion_id in (lost, arrived):
         ledger.settled(completion_id)
     confirm(pool, ledger.proxy_id, *ledger.state())
-    ledger = open_ledger(pool)  # a second proxy in this process, which confirms nothing
+    ledger = DeliveryLedger(register_proxy(pool))  # a second proxy in this process, which confirms nothing
     [followed] = await add(pool, ledger, "tool_calls")
-    writer = CompletionWriter(pool, ledger)
+    writer = CompletionWriter(pool, ledger.proxy_id, ledger.committed)
     await writer.add(replace(new_completion(open_session(pool, "k").id), fingerprint=MARK, follows=followed))
     os.kill(os.getpid(), signal.SIGKILL)
 

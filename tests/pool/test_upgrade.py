@@ -5,7 +5,7 @@ from sqlalchemy import MetaData, create_engine, insert
 from proxy.pool.completions.store import CompletionWriter, labelled, of_attempt, paths, to_row
 from proxy.pool.database import open_pool, upgrade
 from proxy.pool.inspect.verify import verify
-from proxy.pool.processes.deliveries import claim, mark_undelivered, missing_of, open_ledger
+from proxy.pool.processes.deliveries import claim, mark_undelivered, register_proxy, undelivered_of
 from proxy.pool.rollouts.attempts import Ending, close_attempt
 from tests.pool.make import new_completion
 
@@ -23,13 +23,13 @@ async def test_rows_of_before_labels_and_deliveries_stay_as_they_were(database: 
         connection.execute(insert(older.tables["completions"]).values(known | {"ordinal": 0}))
     engine.dispose()
     pool = open_pool(database)
-    ledger = open_ledger(pool)
+    proxy_id = register_proxy(pool)
     [item] = of_attempt(pool, 1)
     assert (item.label, item.shape, item.fingerprint, item.untrainable) == (None, None, b"", None)
     assert paths([item])[item.id].tolist() == [1, 2, 3, 4] and labelled([item]) == [item]
     mark_undelivered(pool, item.id)  # nobody could ask for it again
-    assert missing_of(pool, 1) == [] and claim(pool, item.id, ledger.proxy_id) is None
-    writer = CompletionWriter(pool, ledger)
+    assert undelivered_of(pool, 1) == [] and claim(pool, item.id, proxy_id) is None
+    writer = CompletionWriter(pool, proxy_id)
     await writer.add(new_completion(1))
     await writer.close()
     close_attempt(pool, 1, Ending())

@@ -19,12 +19,14 @@ from proxy.config import Config, EngineConfig
 from proxy.engine.scripted import Fault, Reply, ScriptedEngine
 from proxy.pool.completions.records import ABANDONED
 from proxy.pool.database import Pool, locked, open_pool
-from proxy.pool.processes.deliveries import missing_of, open_ledger
+from proxy.pool.processes.deliveries import register_proxy, undelivered_of
 from proxy.pool.processes.owners import this_process
 from proxy.pool.rollouts.attempts import Ending, by_key, close_attempt
 from proxy.pool.schema import attempts, completions, proxies
 from proxy.prompt.template import ChatTemplate
-from proxy.recording.retries import Retries, Undelivered
+from proxy.recording.redelivery.ledger import DeliveryLedger
+from proxy.recording.redelivery.service import Redelivery
+from proxy.recording.redelivery.waiting import WaitingAnswers
 from proxy.server import Gateway
 from tests.proxy.conftest import SHELL, Stand, listening, shell_call, user
 from tests.proxy.wires import WIRES, Wire
@@ -174,24 +176,24 @@ async def test_a_claim_whose_client_goes_away_is_given_back(stand: Stand) -> Non
     with no_commits(stand.pool):
         await lose(stand, stand.chat(ONCE_MORE))
     await until_settled(stand, ABANDONED, 1)
-    known = Undelivered()
-    known.learn(missing_of(stand.pool, stand.recorded()[1].attempt_id))
-    [(completion_id, missing)] = known.missing.items()
+    waiting = WaitingAnswers()
+    waiting.add(undelivered_of(stand.pool, stand.recorded()[1].attempt_id))
+    [(completion_id, answer)] = waiting.by_id.items()
     with ThreadPoolExecutor(1) as threads:
-        retries = Retries(stand.pool, open_ledger(stand.pool), threads)
+        redelivery = Redelivery(stand.pool, DeliveryLedger(register_proxy(stand.pool)), threads)
         with no_commits(stand.pool):
-            claiming = asyncio.ensure_future(retries.claim(known, missing.fingerprint, 4000, None))
-            while known.missing:
+            claiming = asyncio.ensure_future(redelivery.claim(waiting, answer.fingerprint, 4000, None))
+            while waiting.by_id:
                 await asyncio.sleep(0)
             claiming.cancel()
             await asyncio.sleep(0)
         await asyncio.wait([claiming])
-        assert claiming.cancelled() and list(known.missing) == [completion_id]
-        again = await retries.claim(known, missing.fingerprint, 4000, None)
+        assert claiming.cancelled() and list(waiting.by_id) == [completion_id]
+        again = await redelivery.claim(waiting, answer.fingerprint, 4000, None)
         assert again is not None and again.recorded.id == completion_id
-        assert missing_of(stand.pool, again.recorded.attempt_id) == []
+        assert undelivered_of(stand.pool, again.recorded.attempt_id) == []
         await again.abandon()
-    assert missing_of(stand.pool, again.recorded.attempt_id) == [missing]
+    assert undelivered_of(stand.pool, again.recorded.attempt_id) == [answer]
 
 
 async def test_two_live_requests_that_are_the_same_are_two_samples(stand: Stand) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy import update
 from proxy.pool.completions.records import NewCompletion
 from proxy.pool.completions.store import to_row
 from proxy.pool.database import insert_row, open_pool
-from proxy.pool.processes.deliveries import open_ledger
+from proxy.pool.processes.deliveries import register_proxy
 from proxy.pool.rollouts.attempts import open_attempt
 from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
 from proxy.pool.rollouts.runs import find_run
@@ -140,7 +140,7 @@ def test_completions_without_logprobs_are_counted_excluded_and_said(lives: Lives
 def test_tokens_of_another_tokenizer(lives: Lives, tmp_path: Path) -> None:
     directory = prepare(tmp_path, groups=2)
     pool = open_pool(str(directory / "pool.db"))
-    proxy_id = open_ledger(pool, "0123456789abcdef").proxy_id
+    proxy_id = register_proxy(pool, "0123456789abcdef")
     with pool.write() as connection:
         connection.execute(update(completions).values(proxy_id=proxy_id))
     pool.close()

@@ -10,6 +10,8 @@ import msgspec
 
 from proxy.pool.completions.routed_experts import Experts
 
+SERVED_FINISH_REASONS = ("stop", "length", "tool_calls")
+"""Finish reasons of whole answers: clients continue them, and a retry may get one again. Others: abort, error."""
 ABANDONED = "abandoned in transport"
 """Why a completion is not trained whose client went away before it had the end of the answer."""
 

@@ -3,7 +3,7 @@
 import asyncio
 from array import array
 from collections import ChainMap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -42,38 +42,17 @@ INSERT = insert(completions).returning(completions.c.id, sort_by_parameter_order
 Waiting = tuple[NewCompletion, "asyncio.Future[int]"]
 
 
-class Ledger:
-    """The completions of one proxy on their way to their clients (proxy/pool/processes/deliveries.py).
-
-    Use it in one thread."""
-
-    def __init__(self, proxy_id: int):
-        self.proxy_id = proxy_id
-        self._on_the_way: set[int] = set()
-        self._last = 0
-
-    def committed(self, completion_id: int) -> None:
-        self._on_the_way.add(completion_id)
-        self._last = max(self._last, completion_id)
-
-    def settled(self, completion_id: int) -> None:
-        """It was delivered, or marked as undelivered."""
-        self._on_the_way.discard(completion_id)
-
-    def state(self) -> tuple[int, list[int]]:
-        """The last completion, 0 before the first, and those up to it that are still on their way."""
-        return self._last, sorted(self._on_the_way)
-
-
 class CompletionWriter:
-    """Group commit: while one transaction is being written, the completions that arrive wait for the next one.
+    """Group commit: while one transaction is being written, the completions that arrive wait for the next one."""
 
-    What it writes for a proxy stands in that one's ledger until the proxy has settled it.
-    """
-
-    def __init__(self, pool: Pool, ledger: Ledger | None = None):
+    def __init__(
+        self, pool: Pool, proxy_id: int | None = None, on_commit: Callable[[int], None] = lambda completion_id: None
+    ):
+        """`proxy_id`: the proxy that serves these completions. `on_commit` is called with each new completion id, in
+        the event loop and before `add` returns."""
         self._pool = pool
-        self._ledger = ledger
+        self._proxy_id = proxy_id
+        self._on_commit = on_commit
         self._waiting: list[Waiting] = []
         self.uncommitted = 0
         """Completions that were added and are not committed yet."""
@@ -105,8 +84,8 @@ class CompletionWriter:
             results = await loop.run_in_executor(self._thread, self._committed, [item for item, _ in batch])
             self.uncommitted -= len(batch)
             for (_, future), result in zip(batch, results, strict=True):
-                if self._ledger is not None and isinstance(result, int):
-                    self._ledger.committed(result)
+                if isinstance(result, int):
+                    self._on_commit(result)
                 _resolve(future, result)
 
     def _committed(self, batch: list[NewCompletion]) -> list[int | Exception]:
@@ -131,8 +110,7 @@ class CompletionWriter:
     def _row(self, item: NewCompletion, next_ordinal: dict[int, int]) -> dict[str, Any]:
         ordinal = next_ordinal[item.attempt_id]
         next_ordinal[item.attempt_id] += 1
-        proxy_id = None if self._ledger is None else self._ledger.proxy_id
-        return to_row(item) | {"ordinal": ordinal, "proxy_id": proxy_id}
+        return to_row(item) | {"ordinal": ordinal, "proxy_id": self._proxy_id}
 
 
 def _resolve(future: "asyncio.Future[int]", result: int | Exception) -> None:

@@ -1,10 +1,10 @@
-"""Which answers reached their clients. Only what did not arrive is written: such a completion is not trained, and a
-repeat of its request gets it again.
+"""The SQL of answers that did not reach their client: marks, claims, and what a crashed proxy leaves open.
 
-Each proxy stands in `proxies` with its last completion and those that were on their way, written about once a second.
-When it is killed, these and what lies beyond are in doubt: each counts as undelivered unless a later one follows it.
-Marks change only while the attempt is open, so that what a trainer has leased stays as it is. Left out: answers that
-were in doubt when their attempt ended; they count as delivered.
+Only undelivered answers are written: such a completion is not trained, and a repeat of its request gets it again
+(proxy/recording/redelivery). Each proxy has a row in `proxies` with its last completion and those in transit, written
+about once a second. When it is killed, these and all later ones may be undelivered: each is marked unless another
+completion follows it. Marks change only while the attempt is open, so that what a trainer has leased stays as it is.
+Left out: answers that were still uncertain when their attempt ended; they count as delivered.
 """
 
 from collections.abc import Sequence
@@ -14,61 +14,65 @@ from typing import Any
 import msgspec
 from sqlalchemy import ColumnElement, Connection, Row, delete, exists, func, select, update
 
-from proxy.pool.completions.records import ABANDONED, Completion
-from proxy.pool.completions.store import Ledger, from_row
+from proxy.pool.completions.records import ABANDONED, SERVED_FINISH_REASONS, Completion
+from proxy.pool.completions.store import from_row
 from proxy.pool.database import Pool, insert_if_new, insert_row, locked, retried
 from proxy.pool.processes.owners import Owner, at_work, database_time, this_process
 from proxy.pool.schema import TOKENS, attempts, completions, proxies, undelivered
 
-WHOLE = ("stop", "length", "tool_calls")
-"""Finish reasons of an answer that can be served again."""
 AT_WORK = select(proxies).where(proxies.c.ended_at.is_(None)).order_by(proxies.c.id)
 
 
 @dataclass(frozen=True)
-class Missing:
-    """A whole answer that did not arrive and that nobody is serving again."""
+class UndeliveredAnswer:
+    """A whole answer that did not arrive and that no call is serving again."""
 
     completion_id: int
     fingerprint: bytes
     sampled: int
-    """Its tokens."""
+    """How many tokens it has."""
     cut: bool
     """Whether it ended at the limit of its length."""
 
 
 @retried
-def open_ledger(pool: Pool, tokenizer: str | None = None) -> Ledger:
-    """Enter this process as a proxy with the fingerprint of its tokenizer, and mark what dead ones left in doubt."""
+def register_proxy(pool: Pool, tokenizer: str | None = None) -> int:
+    """Register this process as a proxy and return its id; mark answers of crashed proxies as possibly undelivered.
+
+    `tokenizer`: the fingerprint of its tokenizer.
+    """
     me = this_process()
     with pool.write() as connection:
         now = database_time(connection, pool)
-        last = connection.scalar(select(func.max(completions.c.id))) or 0  # all further ones come behind
+        last = connection.scalar(select(func.max(completions.c.id))) or 0  # this proxy's have higher ids
         values = {"owner": msgspec.to_builtins(me), "seen_at": now, "confirmed": last, "on_the_way": []}
         proxy_id = insert_row(connection, proxies, values | {"tokenizer": tokenizer})
-    settle_the_dead(pool)
-    return Ledger(proxy_id)
+    settle_dead_proxies(pool)
+    return proxy_id
 
 
 @retried
-def confirm(pool: Pool, proxy_id: int, confirmed: int, on_the_way: list[int]) -> None:
-    """A sign of life, of a dead one too: up to this completion, all but those on their way are settled."""
+def confirm(pool: Pool, proxy_id: int, confirmed: int, in_transit: list[int]) -> None:
+    """Record that this proxy lives, and that its completions up to `confirmed` are delivered except those in transit.
+
+    A proxy that others took for dead counts as alive again.
+    """
     with pool.write() as connection:
-        state = {"confirmed": confirmed, "on_the_way": on_the_way, "ended_at": None}
+        state = {"confirmed": confirmed, "on_the_way": in_transit, "ended_at": None}
         values = state | {"seen_at": database_time(connection, pool)}
         connection.execute(update(proxies).where(proxies.c.id == proxy_id).values(values))
 
 
-def settle_the_dead(pool: Pool) -> None:
-    """Mark what proxies that are gone left in doubt, and let go of what they were serving again."""
+def settle_dead_proxies(pool: Pool) -> None:
+    """Mark answers of crashed proxies as possibly undelivered, and release their claims."""
     me = this_process()
     with pool.read() as connection:
-        gone = _gone(connection.execute(AT_WORK).all(), me, database_time(connection, pool))
-    if gone:
+        dead = _dead(connection.execute(AT_WORK).all(), me, database_time(connection, pool))
+    if dead:
         _settle(pool, me)
 
 
-def _gone(rows: Sequence[Row[Any]], me: Owner, now: float) -> list[Row[Any]]:
+def _dead(rows: Sequence[Row[Any]], me: Owner, now: float) -> list[Row[Any]]:
     return [row for row in rows if not at_work(msgspec.convert(row.owner, Owner), me, now - row.seen_at)]
 
 
@@ -76,43 +80,44 @@ def _gone(rows: Sequence[Row[Any]], me: Owner, now: float) -> list[Row[Any]]:
 def _settle(pool: Pool, me: Owner) -> None:
     with pool.write() as connection:
         now = database_time(connection, pool)
-        for proxy in _gone(locked(connection, AT_WORK), me, now):
+        for proxy in _dead(locked(connection, AT_WORK), me, now):
             later = completions.alias()
             same_attempt = later.c.attempt_id == completions.c.attempt_id
             followed = exists().where(later.c.follows == completions.c.id, same_attempt)
             unsettled = (completions.c.id > proxy.confirmed) | completions.c.id.in_(proxy.on_the_way)
             _mark(connection, (completions.c.proxy_id == proxy.id) & unsettled & ~followed)
-            held = undelivered.c.claimed_by == proxy.id
-            connection.execute(update(undelivered).where(held).values(claimed_by=None))
+            claimed = undelivered.c.claimed_by == proxy.id
+            connection.execute(update(undelivered).where(claimed).values(claimed_by=None))
             connection.execute(update(proxies).where(proxies.c.id == proxy.id).values(ended_at=now))
 
 
 @retried
 def mark_undelivered(pool: Pool, completion_id: int) -> bool:
-    """The client went away before it had the end of this answer. True: written, or nothing to write."""
+    """Mark an answer whose client left before its end. True: it is written, or there is nothing to write."""
     with pool.write() as connection:
         _mark(connection, completions.c.id == completion_id)
     return True
 
 
 def _mark(connection: Connection, which: ColumnElement[bool]) -> None:
-    """Mark these completions, as far as they are whole answers of open attempts."""
+    """Mark those of these completions that are whole answers of open attempts."""
     columns = (completions.c.id, completions.c.attempt_id, completions.c.fingerprint)
-    whole = completions.c.finish_reason.in_(WHOLE) & completions.c.fingerprint.is_not(None)
-    found = connection.execute(select(*columns).where(which, whole)).all()
-    still_open = select(attempts.c.id).where(attempts.c.id.in_({row.attempt_id for row in found}))
-    held = {
+    whole = completions.c.finish_reason.in_(SERVED_FINISH_REASONS) & completions.c.fingerprint.is_not(None)
+    rows = connection.execute(select(*columns).where(which, whole)).all()
+    still_open = select(attempts.c.id).where(attempts.c.id.in_({row.attempt_id for row in rows}))
+    # The lock keeps an attempt open until the marks are written: a trainer may lease it as soon as it is closed.
+    open_ids = {
         row.id for row in locked(connection, still_open.where(attempts.c.closed_at.is_(None)).order_by(attempts.c.id))
     }
-    for row in found:
-        if row.attempt_id in held:
+    for row in rows:
+        if row.attempt_id in open_ids:
             values = {"completion_id": row.id, "attempt_id": row.attempt_id, "fingerprint": row.fingerprint}
             insert_if_new(connection, undelivered, values)
             _retrain(connection, row.id, None, ABANDONED)
 
 
-def missing_of(pool: Pool, attempt_id: int) -> list[Missing]:
-    """What of an attempt did not arrive and can be claimed."""
+def undelivered_of(pool: Pool, attempt_id: int) -> list[UndeliveredAnswer]:
+    """The answers of an attempt that did not arrive and can be claimed."""
     query = (
         select(
             undelivered.c.completion_id, undelivered.c.fingerprint, completions.c.finish_reason, TOKENS.label("sampled")
@@ -122,23 +127,29 @@ def missing_of(pool: Pool, attempt_id: int) -> list[Missing]:
     )
     with pool.read() as connection:
         rows = connection.execute(query.order_by(undelivered.c.completion_id)).all()
-    return [Missing(row.completion_id, row.fingerprint, row.sampled, row.finish_reason == "length") for row in rows]
+    return [
+        UndeliveredAnswer(row.completion_id, row.fingerprint, row.sampled, row.finish_reason == "length")
+        for row in rows
+    ]
 
 
 @retried
 def claim(pool: Pool, completion_id: int, proxy_id: int) -> Completion | None:
-    """Take an answer for serving it again; None when another call has it, or its attempt has ended."""
+    """Claim an answer to serve it again; None when another call has it, or its attempt has ended.
+
+    One conditional UPDATE, so that of several proxies exactly one wins.
+    """
     with pool.write() as connection:
         free = (undelivered.c.completion_id == completion_id) & undelivered.c.claimed_by.is_(None)
-        taken = connection.execute(update(undelivered).where(free, _is_open()).values(claimed_by=proxy_id)).rowcount
-        if not taken:
+        claimed = connection.execute(update(undelivered).where(free, _is_open()).values(claimed_by=proxy_id)).rowcount
+        if not claimed:
             return None
         return from_row(connection.execute(select(completions).where(completions.c.id == completion_id)).one())
 
 
 @retried
 def release(pool: Pool, completion_id: int, proxy_id: int) -> None:
-    """Let go of this proxy's claim: this client went away as well."""
+    """Release this proxy's claim: this client left as well."""
     with pool.write() as connection:
         this = (undelivered.c.completion_id == completion_id) & (undelivered.c.claimed_by == proxy_id)
         connection.execute(update(undelivered).where(this).values(claimed_by=None))
@@ -146,7 +157,7 @@ def release(pool: Pool, completion_id: int, proxy_id: int) -> None:
 
 @retried
 def mark_delivered(pool: Pool, completion_id: int) -> None:
-    """The answer has arrived after all: it is trained like any other."""
+    """Clear the mark of an answer that has arrived after all: it is trained like any other."""
     with pool.write() as connection:
         this = undelivered.c.completion_id == completion_id
         if connection.execute(delete(undelivered).where(this, _is_open())).rowcount:

@@ -1,0 +1,128 @@
+"""Serves an answer that did not arrive to the next repeat of its request, once.
+
+A repeat counts as a retry only if the connection of the answer ended before its last event was flushed. Two identical
+live requests, or a repeat after delivery, are new samples; so is the repeat of a call that was aborted while it
+sampled. Of several repeats, at several proxies, one claims the answer in the pool and the others sample. Left out: a
+client that vanished without closing its connection is believed to be there until TCP gives up.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from proxy.pool.completions.records import Completion
+from proxy.pool.database import Pool
+from proxy.pool.errors import PoolError
+from proxy.pool.processes.deliveries import (
+    UndeliveredAnswer,
+    claim,
+    confirm,
+    mark_delivered,
+    mark_undelivered,
+    release,
+)
+from proxy.recording.redelivery.ledger import DeliveryLedger
+from proxy.recording.redelivery.waiting import WaitingAnswers
+
+log = logging.getLogger(__name__)
+CONFIRM_SECONDS = 1.0
+"""How long after its delivery an answer may still count as undelivered if the proxy is killed."""
+HEARTBEAT_SECONDS = 10
+"""How often the state is written even if nothing changed, so that other proxies see that this one lives."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Redelivery:
+    """What this proxy does about answers that did not arrive. SQL runs in `threads`."""
+
+    def __init__(self, pool: Pool, ledger: DeliveryLedger, threads: Executor):
+        self._pool = pool
+        self._ledger = ledger
+        self._threads = threads
+
+    async def keep_confirming(self) -> None:
+        """Write the ledger's state to the pool whenever it changes, until cancelled."""
+        written, written_at = (0, list[int]()), time.monotonic()
+        while True:
+            await asyncio.sleep(CONFIRM_SECONDS)
+            state = self._ledger.state()
+            if state != written or time.monotonic() - written_at > HEARTBEAT_SECONDS:
+                await self.confirm()
+                written, written_at = state, time.monotonic()
+
+    async def confirm(self) -> None:
+        await self._try(confirm, self._pool, self._ledger.proxy_id, *self._ledger.state())
+
+    async def claim(
+        self, waiting: WaitingAnswers, fingerprint: bytes, limit: int, follows: int | None
+    ) -> "RetriedAnswer | None":
+        """Claim the answer that this request is a retry of; None when it is no retry, or another call was faster.
+
+        `follows`: the completion that the request continues. The client has evidently received that one.
+        """
+        await waiting.wait_until_stored(fingerprint)
+        if (received := waiting.by_id.pop(follows or 0, None)) is not None:
+            await self.delivered_late(received)
+        for completion_id in waiting.candidates(fingerprint, limit):
+            answer = waiting.by_id.pop(completion_id)  # before the await: no other call of this proxy may try it too
+            claiming = asyncio.ensure_future(self._try(claim, self._pool, completion_id, self._ledger.proxy_id))
+            try:
+                recorded = await asyncio.shield(claiming)
+            except asyncio.CancelledError:  # the claim may have been written all the same; then it is undone
+                if await claiming is not None:
+                    await self.give_back(waiting, answer)
+                raise
+            if recorded is not None:
+                return RetriedAnswer(self, waiting, answer, recorded)
+        return None
+
+    async def give_back(self, waiting: WaitingAnswers, answer: UndeliveredAnswer) -> None:
+        """Undo a claim, so that the next retry can have the answer."""
+        await self._try(release, self._pool, answer.completion_id, self._ledger.proxy_id)
+        waiting.add([answer])
+
+    def delivered(self, completion_id: int) -> None:
+        """Note a delivered answer. Only undelivered ones are written, so this costs no SQL."""
+        self._ledger.settled(completion_id)
+
+    async def delivered_late(self, answer: UndeliveredAnswer) -> None:
+        """Clear the mark of an answer that a retry has received."""
+        await self._try(mark_delivered, self._pool, answer.completion_id)
+
+    async def undelivered(self, waiting: WaitingAnswers, answer: UndeliveredAnswer) -> None:
+        """Mark an answer whose client left before its end. The ledger keeps it until the mark is written."""
+        if await self._try(mark_undelivered, self._pool, answer.completion_id):
+            self._ledger.settled(answer.completion_id)
+            waiting.add([answer])
+
+    async def _try(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """Run SQL in a thread. A failure costs a second sample or a row for training, not the call."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *args, **kwargs))
+        except PoolError as error:
+            log.warning("%s failed: %s", work.__name__, error)
+            return None
+
+
+@dataclass
+class RetriedAnswer:
+    """A recorded answer on its way to the client that repeated its request."""
+
+    _redelivery: Redelivery
+    _waiting: WaitingAnswers
+    _answer: UndeliveredAnswer
+    recorded: Completion
+
+    async def delivered(self) -> None:
+        await self._redelivery.delivered_late(self._answer)
+
+    async def abandon(self) -> None:
+        """This client has gone as well: leave the answer to the next retry."""
+        await self._redelivery.give_back(self._waiting, self._answer)
