@@ -23,7 +23,7 @@ from proxy.engine.moe_config import Mixture
 from proxy.engine.replica import Origin
 from proxy.http.admission import Gate
 from proxy.http.limits import parse_call, read_body
-from proxy.http.metrics import Metrics
+from proxy.http.metrics import ProxyMetrics
 from proxy.http.response import Lane, Stream, Whole, Wire
 from proxy.prompt.splice import Prompt
 from proxy.prompt.template import ChatTemplate, TemplateError
@@ -71,7 +71,7 @@ class Handler:
 
     def __init__(
         self, settings: Settings, template: ChatTemplate, means: Means, *, sessions: Sessions,
-        engine: Fleet | Provider, admission: Gate, metrics: Metrics,
+        engine: Fleet | Provider, admission: Gate, metrics: ProxyMetrics,
     ):  # fmt: skip
         self._settings = settings
         self._template = template

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from aiohttp import web
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from proxy.call import CallError
 from proxy.config import Config, engine_urls
@@ -22,7 +23,7 @@ from proxy.handler import Handler, Settings
 from proxy.http.admission import RETRY_SECONDS, Gate, Room, Work
 from proxy.http.auth import Access
 from proxy.http.error_pages import Runner
-from proxy.http.metrics import Metrics
+from proxy.http.metrics import ProxyMetrics
 from proxy.pool.completions.store import CompletionWriter
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import PoolReadError, PoolWriteError, UserError
@@ -73,10 +74,10 @@ class Gateway:
         self.provider = _provider(config, self.engines[0])
         self.settings = _settings(config, self.template, TextTurn if self.provider else Turn)
         self.pool: Pool = open_pool(config.pool)
-        self.metrics = Metrics()
         room = config.admission
         calls = Room(total=room.calls, per_run=room.calls_per_run, per_attempt=room.calls_per_run)
         self.admission = Gate(calls)
+        self.metrics = ProxyMetrics(self.admission, lambda: self._writer.uncommitted)
 
     def app(self) -> web.Application:
         """The application; its engine client and writer live as long as it runs."""
@@ -197,7 +198,7 @@ class Gateway:
         return web.json_response(chat_completions.models(self.model))
 
     async def _metrics(self, _request: web.Request) -> web.Response:
-        return web.Response(text=self.metrics.text(self._writer.uncommitted, self.admission))
+        return web.Response(text=self.metrics.text(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
     async def _health(self, request: web.Request) -> web.Response:
         """That the proxy is up, for everybody; what it is made of, for the administrator."""

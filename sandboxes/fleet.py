@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from sandboxes.base import ImageError, Limits, OnOutput, Result, Sandbox, SandboxError, Sandboxes, Spec, User
 from sandboxes.docker.daemon import EngineError
-from sandboxes.metrics import Metrics
+from sandboxes.metrics import SandboxMetrics
 
 OUT_SECONDS = 30.0
 """Twice as long with each further failure in a row."""
@@ -77,7 +77,7 @@ class Hosts:
         self, hosts: Sequence[HostOptions], open: Open, *, kind: str = "docker", out_seconds: float = OUT_SECONDS
     ):
         self.kind = kind
-        self.metrics = Metrics()
+        self.metrics = SandboxMetrics()
         self._out_seconds = out_seconds
         self._hosts = [_Host(options) for options in hosts]
         self._open = open
@@ -127,8 +127,8 @@ class Hosts:
 
     async def _start(self, host: _Host, spec: Spec) -> "Placed":
         at = (host.options.address, image_of(spec))
-        starting, began = self.metrics.states["starting"], time.monotonic()
-        starting[at] += 1
+        starting, began = self.metrics.starting.labels(*at), time.monotonic()
+        starting.inc()
         try:
             inner = await (await self._opened(host)).start(spec)
         except BaseException as error:  # cancelled as well: the place on the host is free again
@@ -137,9 +137,9 @@ class Hosts:
                 self.failed(host, at, error)
             raise
         finally:
-            starting[at] -= 1
-        self.metrics.starts[at].add(time.monotonic() - began)
-        self.metrics.states["live"][at] += 1
+            starting.dec()
+        self.metrics.start_seconds.labels(*at).observe(time.monotonic() - began)
+        self.metrics.live.labels(*at).inc()
         host.failed, host.out_until = 0, 0.0
         return Placed(inner, self, host, at)
 
@@ -156,21 +156,21 @@ class Hosts:
 
     async def gone(self, host: _Host, at: tuple[str, str], stop: Awaitable[None]) -> None:
         """Stop a sandbox of a host and give its place back."""
-        live, stopping = self.metrics.states["live"], self.metrics.states["stopping"]
-        live[at] -= 1
-        stopping[at] += 1
+        stopping = self.metrics.stopping.labels(*at)
+        self.metrics.live.labels(*at).dec()
+        stopping.inc()
         try:
             await stop
         except SandboxError as error:
             self.failed(host, at, error)
             raise
         finally:
-            stopping[at] -= 1
+            stopping.dec()
             await self._free(host)
 
     def failed(self, host: _Host, at: tuple[str, str], error: SandboxError) -> None:
         """Count what went wrong; after a failure of the host itself, leave it out."""
-        self.metrics.failures[(*at, kind_of(error))] += 1
+        self.metrics.failures.labels(*at, kind_of(error)).inc()
         if isinstance(error, EngineError):
             self._leave_out(host)
 
@@ -179,7 +179,7 @@ class Hosts:
         if host.out_until <= now:  # the failures of one moment count as one
             host.out_until = now + min(self._out_seconds * 2**host.failed, MAX_OUT_SECONDS)
             host.failed += 1
-            self.metrics.left_out[host.options.address] += 1
+            self.metrics.hosts_left_out.labels(host.options.address).inc()
 
     async def close(self) -> None:
         """Close every host, also when one of them fails."""

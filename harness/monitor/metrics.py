@@ -10,11 +10,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from aiohttp import web
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from harness.run_dir import write_whole
 from proxy.pool.errors import UserError
 
-CONTENT = "text/plain; version=0.0.4"
 WRITE_SECONDS = 5.0
 
 
@@ -32,7 +32,7 @@ async def shown(text: Callable[[], str], port: int | None, file: Path | None) ->
 @asynccontextmanager
 async def _served(text: Callable[[], str], port: int) -> AsyncIterator[None]:
     async def answer(_: web.Request) -> web.Response:
-        return web.Response(text=text(), headers={"Content-Type": CONTENT})
+        return web.Response(text=text(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
     app = web.Application()
     app.router.add_get("/metrics", answer)

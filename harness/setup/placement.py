@@ -19,7 +19,7 @@ from sandboxes.docker.backend import DockerSandboxes
 from sandboxes.docker.warm_pool import Warm
 from sandboxes.fleet import HostOptions, Hosts, parsed_host
 from sandboxes.gc import Where, reap, usual_engines
-from sandboxes.metrics import Metrics
+from sandboxes.metrics import SandboxMetrics
 
 
 def add_options(run: argparse.ArgumentParser) -> None:
@@ -95,7 +95,7 @@ def placed(settings: Settings, bench: Bench, maker: Maker) -> Iterator[Bench]:
 @asynccontextmanager
 async def watched(settings: Settings, sandboxes: Sandboxes) -> AsyncIterator[None]:
     """The run's sandboxes with their metrics on show; closed at the end, with all that they share."""
-    metrics = sandboxes.metrics if isinstance(sandboxes, Hosts) else Metrics()
+    metrics = sandboxes.metrics if isinstance(sandboxes, Hosts) else SandboxMetrics()
     file = None if settings.metrics_file is None else Path(settings.metrics_file)
     try:
         async with shown(metrics.text, settings.metrics_port, file):

@@ -1,40 +1,59 @@
-"""What goes on in this proxy, in Prometheus' text format: calls by run, rows on their way, failures by kind, retries.
+"""The proxy's metrics for Prometheus: calls by run, rows not yet committed, failures by kind, retries.
 
-Counted since the start, in memory. Left out: latencies and tokens, which the pool has for every completion.
+Counted since the proxy started, in memory, and collected when somebody asks: each proxy has its own, nothing is
+registered globally. Left out: latencies and tokens, which the pool has for every completion.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+
+from prometheus_client import Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from proxy.http.admission import Gate
 
 
-@dataclass
-class Metrics:
-    """Counters of one proxy."""
+@dataclass(eq=False)
+class ProxyMetrics(Collector):
+    """The counters of one proxy. Only its event loop changes them, so plain integers without a lock will do."""
 
+    admission: Gate
+    """Counts the calls in flight and those that wait, by run."""
+    uncommitted: Callable[[], int]
+    """Returns how many completions wait for their commit."""
     failures: Counter[str] = field(default_factory=Counter)
-    """By code: what clients were told."""
+    """By the error code that the client was sent."""
     continued: Counter[str] = field(default_factory=Counter)
     """How calls were joined to what was recorded, by the names of proxy/prompt/splice.py."""
     served_again: int = 0
     abandoned: int = 0
 
-    def text(self, uncommitted: int, admission: Gate) -> str:
-        """All of them, a family after the other. `uncommitted`: completions that wait for their commit."""
-        families = [
-            _family("calls_at_work", "gauge", {f'{{run="{run}"}}': n for run, n in admission.inside.items()}),
-            _family("calls_waiting", "gauge", {f'{{run="{run}"}}': n for run, n in admission.waiting.items()}),
-            _family("uncommitted_completions", "gauge", {"": uncommitted}),
-            _family("failures_total", "counter", {f'{{kind="{kind}"}}': n for kind, n in self.failures.items()}),
-            _family("continued_calls_total", "counter", {f'{{how="{how}"}}': n for how, n in self.continued.items()}),
-            _family("answers_served_again_total", "counter", {"": self.served_again}),
-            _family("abandoned_calls_total", "counter", {"": self.abandoned}),
-        ]
-        return "".join(families)
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric with its values of now."""
+        in_flight = GaugeMetricFamily("blackforge_calls_in_flight", "Calls being answered.", labels=["run"])
+        waiting = GaugeMetricFamily("blackforge_calls_waiting", "Calls waiting for admission.", labels=["run"])
+        for family, calls in ((in_flight, self.admission.inside), (waiting, self.admission.waiting)):
+            for run, count in calls.items():
+                family.add_metric([str(run)], count)
+        yield from (in_flight, waiting)
+        yield GaugeMetricFamily(
+            "blackforge_uncommitted_completions", "Completions waiting for their commit.", value=self.uncommitted()
+        )
+        failures = CounterMetricFamily("blackforge_failures", "Calls answered with an error.", labels=["kind"])
+        continued = CounterMetricFamily(
+            "blackforge_continued_calls", "Calls that continue a recorded completion.", labels=["how"]
+        )
+        for counter, counts in ((failures, self.failures), (continued, self.continued)):
+            for label, count in counts.items():
+                counter.add_metric([label], count)
+        yield from (failures, continued)
+        yield CounterMetricFamily(
+            "blackforge_answers_served_again", "Answers sent once more to a retry.", value=self.served_again
+        )
+        yield CounterMetricFamily("blackforge_abandoned_calls", "Calls whose client went away.", value=self.abandoned)
 
-
-def _family(name: str, kind: str, values: Mapping[str, int]) -> str:
-    lines = [f"blackforge_{name}{labels} {value}\n" for labels, value in sorted(values.items())]
-    return f"# TYPE blackforge_{name} {kind}\n" + "".join(lines)
+    def text(self) -> str:
+        """Return all metrics in Prometheus' text format."""
+        return generate_latest(self).decode()

@@ -11,35 +11,36 @@ from aiohttp import ClientSession
 
 from harness.monitor.metrics import shown
 from proxy.pool.errors import UserError
-from sandboxes.metrics import Metrics
+from sandboxes.metrics import SandboxMetrics
 from tests.harness.conftest import HELLO, SHELL_AGENT
 
 CURL = f"{sys.executable} -c 'import urllib.request as u; print(u.urlopen(\"http://127.0.0.1:{{port}}/metrics\").read().decode())'"
 
 
 async def test_the_port_tells_what_goes_on_now_and_is_closed_at_the_end() -> None:
-    metrics, port = Metrics(), free_port()
+    metrics, port = SandboxMetrics(), free_port()
     url = f"http://127.0.0.1:{port}/metrics"
     async with shown(metrics.text, port, None), ClientSession() as client:
-        metrics.states["live"]["a host", 'an "image"'] += 3
-        metrics.starts["a host", ""].add(0.3)
+        metrics.live.labels("a host", 'an "image"').inc(3)
+        metrics.start_seconds.labels("a host", "").observe(0.3)
         text = await (await client.get(url)).text()
-        assert 'blackforge_sandboxes_live{host="a host",image="an \\"image\\""} 3\n' in text
+        assert 'blackforge_sandboxes_live{host="a host",image="an \\"image\\""} 3.0\n' in text
         buckets = {line.rpartition(" ")[0]: line.rpartition(" ")[2] for line in text.splitlines()}
-        assert buckets['blackforge_sandbox_start_seconds_bucket{host="a host",image="",le="0.25"}'] == "0"
-        assert buckets['blackforge_sandbox_start_seconds_bucket{host="a host",image="",le="0.5"}'] == "1"
-        assert buckets['blackforge_sandbox_start_seconds_bucket{host="a host",image="",le="+Inf"}'] == "1"
+        assert buckets['blackforge_sandbox_start_seconds_bucket{host="a host",image="",le="0.25"}'] == "0.0"
+        assert buckets['blackforge_sandbox_start_seconds_bucket{host="a host",image="",le="0.5"}'] == "1.0"
+        assert buckets['blackforge_sandbox_start_seconds_bucket{host="a host",image="",le="+Inf"}'] == "1.0"
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 async def test_the_file_holds_the_last_state(tmp_path: Path) -> None:
-    metrics = Metrics()
+    metrics = SandboxMetrics()
     async with shown(metrics.text, None, tmp_path / "run.prom"):
         assert "blackforge_sandboxes_live gauge" in (tmp_path / "run.prom").read_text()
-        metrics.failures["a", "b", "engine"] += 1
+        metrics.failures.labels("a", "b", "engine").inc()
     assert (
-        'blackforge_sandbox_failures_total{host="a",image="b",kind="engine"} 1\n' in (tmp_path / "run.prom").read_text()
+        'blackforge_sandbox_failures_total{host="a",image="b",kind="engine"} 1.0\n'
+        in (tmp_path / "run.prom").read_text()
     )
 
 
@@ -57,14 +58,14 @@ async def test_what_cannot_be_shown_is_one_sentence(tmp_path: Path) -> None:
 def test_a_run_shows_its_sandboxes(run: Callable[..., list[dict[str, Any]]], tmp_path: Path) -> None:
     file, port = tmp_path / "run.prom", free_port()
     command = f"{SHELL_AGENT}; {CURL.format(port=port)} > hello.metrics"
-    look = {"command": 'test "$(cat hello.txt)" = hello && grep -F \'live{host="process",image=""} 1\' hello.metrics'}
+    look = {"command": 'test "$(cat hello.txt)" = hello && grep -F \'live{host="process",image=""} 1.0\' hello.metrics'}
     rows = run(
         "--metrics-file", str(file), "--metrics-port", str(port), command=command, tasks=[HELLO | {"verifier": look}]
     )
     assert [row["reward"] for row in rows] == [1.0]
     text = file.read_text()
-    assert 'blackforge_sandboxes_live{host="process",image=""} 0\n' in text
-    assert 'blackforge_sandbox_start_seconds_count{host="process",image=""} 1\n' in text
+    assert 'blackforge_sandboxes_live{host="process",image=""} 0.0\n' in text
+    assert 'blackforge_sandbox_start_seconds_count{host="process",image=""} 1.0\n' in text
 
 
 def free_port() -> int:

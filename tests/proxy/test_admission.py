@@ -237,9 +237,9 @@ async def test_calls_beyond_the_limit_wait_and_are_counted_by_run(serve: Serve) 
     assert stand.engine is not None
     stand.engine.running.clear()
     calls = [asyncio.ensure_future(stand.chat(user("hi"))) for _ in range(3)]
-    await until_counted(stand, 'calls_at_work{run="session 1"} 1', 'calls_waiting{run="session 1"} 2')
+    await until_counted(stand, 'calls_in_flight{run="session 1"} 1.0', 'calls_waiting{run="session 1"} 2.0')
     calls.append(asyncio.ensure_future(stand.chat(user("hi"), key="another")))
-    await until_counted(stand, 'calls_at_work{run="session 2"} 1')
+    await until_counted(stand, 'calls_in_flight{run="session 2"} 1.0')
     stand.engine.running.set()
     assert {answer["status"] for answer in await asyncio.gather(*calls)} == {200}
 
@@ -251,7 +251,7 @@ async def test_a_call_that_waits_too_long_is_told_so_in_its_dialect(serve: Serve
     assert stand.engine is not None
     stand.engine.running.clear()
     first = asyncio.ensure_future(stand.chat(user("hi")))
-    await until_counted(stand, 'calls_at_work{run="session 1"} 1')
+    await until_counted(stand, 'calls_in_flight{run="session 1"} 1.0')
     calls = list(product(WIRES, (False, True)))
     for (wire, stream), told in zip(calls, await asyncio.gather(*(ask(stand, *c) for c in calls)), strict=True):
         assert (told.status, told.retry_after) == ((200, None) if begun and stream else (429, "5")), wire.name

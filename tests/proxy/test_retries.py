@@ -79,12 +79,12 @@ def held(pool: Pool, table: Table) -> Iterator[None]:
 
 async def until_at_commit(stand: Stand) -> None:
     """Wait until one answer is complete and its row waits for the commit."""
-    while "blackforge_uncommitted_completions 1\n" not in await metrics(stand):
+    while "blackforge_uncommitted_completions 1.0\n" not in await metrics(stand):
         await asyncio.sleep(0.01)
 
 
 async def until_abandoned(stand: Stand, calls: int) -> None:
-    while f"blackforge_abandoned_calls_total {calls}\n" not in await metrics(stand):
+    while f"blackforge_abandoned_calls_total {calls:.1f}\n" not in await metrics(stand):
         await asyncio.sleep(0.01)
 
 
