@@ -1,131 +1,105 @@
-"""The proxy's and the engine's configuration: one TOML file for `proxy serve` and `proxy engine`.
+"""The settings of the proxy and of the engine: one TOML file for `proxy serve` and `proxy engine`.
 
-Relative paths are relative to the file. The smallest file names the pool and the model.
+Relative paths are relative to the file. The smallest file names the model. Left out: what one request may cost, which
+is constant (proxy/http/limits.py).
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Literal
 
 import msgspec
 
 from proxy.parsing.formats import FORMATS
 from proxy.pool.errors import UserError
-
-Count = Annotated[int, msgspec.Meta(ge=1)]
-Seconds = Annotated[float, msgspec.Meta(gt=0)]
+from proxy.pool.settings_file import Count, FilePath, Port, Seconds, demand, load_settings
 
 
-class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The section [proxy]: where the proxy listens and who may administer it."""
+
     host: str = "127.0.0.1"
-    """Listening address. On any other than loopback, only issued keys are served and there must be an admin key."""
-    port: int = 0
-    """0 takes a free one; the ready file and the first line of output say which."""
-    history: str = "splice"
-    """splice: recorded tokens stand in for turns sampled in the same attempt. faithful: always as the template says."""
+    """Address to listen on. An address other than loopback serves issued keys only and needs an admin key."""
+    port: Port = 0
+    """Port to listen on. 0 takes a free one, which the ready file and the first line of output name."""
+    history: Literal["splice", "faithful"] = "splice"
+    """splice: use the recorded tokens of turns that were sampled in the same attempt. faithful: always render the
+    whole conversation with the chat template."""
 
-    keepalive_seconds: float = 25
-    """How long a stream may be silent before the client is told to go on waiting, in the way its dialect has for it."""
-
-    admin_key_file: str = ""
-    """File with the admin key, which then guards all routes but the models'. Never an agent's to read."""
+    admin_key_file: FilePath = ""
+    """File with the admin key, which guards every route but the model routes. Agents must not be able to read it."""
     admin_key_env: str = ""
-    """Environment variable with the admin key, in place of a file."""
+    """Environment variable with the admin key, instead of a file."""
 
-    sandbox_socket: str = ""
-    """Path of a Unix socket on which sandboxes find the model routes, and nothing else, for issued keys."""
+    sandbox_socket: FilePath = ""
+    """Path of a Unix socket that serves sandboxes: the model routes only, for issued keys only."""
     sandbox_address: str = ""
-    """HOST:PORT of a listener of the same kind, for the relays of sandboxes on other machines."""
-
-
-class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one request may cost; more is refused in its dialect's error form."""
-
-    body_bytes: Count = 1 << 25
-    """After decompression."""
-    body_seconds: Seconds = 120
-    """Until the last byte of the body has come."""
-    header_bytes: Count = 1 << 16
-    """Of the request line, and of each header."""
-    headers: Count = 128
-    nesting: Count = 200
-    """Levels of objects and arrays in a tool, in a call of it, and in options. Templates recurse into all of them."""
-    messages: Count = 20_000
-    tools: Count = 2_000
-    stop_strings: Count = 64
-    """Each is looked for in every token's text."""
-    choices: Count = 64
-    """Answers to one request (n, candidateCount), each of which is a call at work."""
-    key_chars: Count = 512
+    """HOST:PORT of such a listener for the relays of sandboxes on other machines."""
 
 
 class AdmissionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many model calls may be at work at a time. Others wait in turn, run by run."""
+    """The section [admission]: how many model calls are in flight at once. Further calls wait, in turn by run."""
 
     calls: Count = 4096
+    """Calls in flight at once, over all runs."""
     calls_per_run: Count = 2048
-    """A session outside of runs counts as a run of its own."""
-    wait_seconds: Seconds = 240
-    """How long a call may wait before it is answered with 429; streams show signs of life meanwhile. Longer than
-    proxy.keepalive_seconds, so that codex, which gives up on a 429, learns of it from its stream."""
+    """Calls in flight at once of one run. A session outside of runs counts as a run of its own."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    model: str
+    """The section [engine]: the model, and the engine that serves it."""
+
+    model: FilePath
     """Directory of the model in Hugging Face format."""
     url: str | tuple[str, ...] = ""
-    """Address of the running engine, or a list of its replicas; how many data-parallel ranks each has, it says itself.
-    litellm:PROVIDER/MODEL is another provider's model, recorded as text and never trained
-    (proxy/recording/provider.py). Empty where `proxy serve --engine` says it, or for `proxy engine` itself."""
-    device: str = "auto"
-    """auto | cpu | cuda. auto is cuda where a CUDA device exists."""
+    """Address of the running engine, or a list with one address per replica. `litellm:PROVIDER/MODEL` stands for the
+    model of another provider, whose answers are recorded as text and never trained on. Empty: `proxy serve --engine`
+    gives it."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device of `proxy engine`. auto: cuda where a CUDA device exists, else cpu."""
     dtype: str = "auto"
-    """As the model says, or float32, bfloat16, float16. float32 makes logprobs comparable to the trainer's."""
-    context_length: int | None = None
-    """Tokens of prompt and reply together. The model's own limit when unset."""
-    max_total_tokens: int | None = None
-    """Tokens in the KV cache, over all requests. SGLang's choice when unset; on the CPU 65536."""
-    port: int = 0
+    """Number format of the weights: float32, bfloat16 or float16. auto: the model's own. float32 makes logprobs
+    comparable to the trainer's."""
+    context_length: Count | None = None
+    """Tokens of prompt and reply together. Default: the model's limit."""
+    port: Port = 0
     """Port of `proxy engine`. 0 takes a free one."""
-    threads: int = 1
-    """OMP threads per engine process on the CPU."""
     tool_format: str = "auto"
-    """How the model writes tool calls: a name of proxy/parsing/formats. auto looks for the markers in the
-    model's directory."""
-    start_seconds: float = 300
-    """How long the engine may take until it is healthy."""
-    silence_seconds: float = 600
-    """How long the engine may send nothing on a call before the call fails."""
+    """How the model writes tool calls: a format of proxy/parsing/formats. auto: detected from the model's directory."""
+    silence_seconds: Seconds = 600
+    """A call fails when the engine sends nothing on it for this long."""
     routed_experts: bool = False
-    """Record which experts a mixture of experts chose for each token, so that the trainer can replay it
-    (loss.routing). Not with a hierarchical cache, which brings prefixes back without them."""
+    """Record which experts a mixture of experts chose for each token, so that the trainer can replay the choice
+    (loss.routing). Does not work with SGLang's hierarchical cache, which restores prefixes without the choices."""
     extra_args: tuple[str, ...] = ()
-    """More arguments for sglang.launch_server."""
+    """Further arguments of sglang.launch_server, such as --max-total-tokens."""
+
+    def __post_init__(self) -> None:
+        demand(
+            self.tool_format in ("auto", *FORMATS),
+            f"engine.tool_format = {self.tool_format!r} is unknown; choose from auto, {', '.join(FORMATS)}",
+        )
 
 
 class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    max_new_tokens: int | None = None
-    """Upper limit of sampled tokens per call, whatever the client asks. The rest of the context when unset."""
+    """The section [sampling]."""
+
+    max_new_tokens: Count | None = None
+    """Maximum sampled tokens per call, whatever the client asks for. Default: the rest of the context."""
 
 
-class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole file."""
+
     engine: EngineConfig
-    pool: str = "pool.db"
-    """SQLite file or database URL."""
-    proxy: ProxyConfig = ProxyConfig()
+    pool: FilePath = "pool.db"
+    """The data pool: a SQLite file or a database URL."""
+    proxy: GatewayConfig = GatewayConfig()
     sampling: SamplingConfig = SamplingConfig()
-    limits: LimitsConfig = LimitsConfig()
     admission: AdmissionConfig = AdmissionConfig()
 
 
-CHOICES: dict[str, tuple[str, ...]] = {
-    "history": ("splice", "faithful"),
-    "device": ("auto", "cpu", "cuda"),
-    "tool_format": ("auto", *FORMATS),
-}
-
-
 def engine_urls(url: str | tuple[str, ...]) -> tuple[str, ...]:
-    """The addresses in `engine.url` or --engine; UserError when there are none, or one that cannot be an engine's."""
+    """The addresses in `engine.url` or --engine. UserError when there is none, or one is not an engine's."""
     urls = tuple(one.rstrip("/") for one in ((url,) if isinstance(url, str) else url) if one)
     if not urls:
         raise UserError(
@@ -136,29 +110,14 @@ def engine_urls(url: str | tuple[str, ...]) -> tuple[str, ...]:
             continue
         if not one.startswith(("http://", "https://")):
             raise UserError(
-                f"the engine's address {one!r} is no http URL; write http://HOST:PORT, or litellm:PROVIDER/MODEL alone"
+                f"the engine's address {one!r} is not an http URL; write http://HOST:PORT, or litellm:PROVIDER/MODEL "
+                "alone"
             )
         if urls.count(one) > 1:
             raise UserError(f"the engine's address {one} is named twice; name every replica once")
     return urls
 
 
-def load_config(path: Path) -> Config:
-    """Read and check the configuration; UserError names the field."""
-    try:
-        config = msgspec.toml.decode(path.read_bytes(), type=Config)
-    except OSError as error:
-        raise UserError(f"the configuration {path} cannot be read ({error.strerror}); name an existing file") from error
-    except msgspec.DecodeError as error:  # ValidationError is one
-        raise UserError(f"the configuration {path} is refused ({error}); see proxy/config.py for its fields") from error
-    chosen = (("history", config.proxy.history), ("device", config.engine.device))
-    for name, value in (*chosen, ("tool_format", config.engine.tool_format)):
-        if value not in CHOICES[name]:
-            raise UserError(f"the configuration {path} has {name} = {value!r}; use one of {', '.join(CHOICES[name])}")
-    model = str((path.parent / config.engine.model).absolute())
-    pool = config.pool if "://" in config.pool else str((path.parent / config.pool).absolute())
-    key_file = config.proxy.admin_key_file and str((path.parent / config.proxy.admin_key_file).absolute())
-    sandboxes = config.proxy.sandbox_socket and str((path.parent / config.proxy.sandbox_socket).absolute())
-    proxy = msgspec.structs.replace(config.proxy, admin_key_file=key_file, sandbox_socket=sandboxes)
-    engine = msgspec.structs.replace(config.engine, model=model)
-    return msgspec.structs.replace(config, pool=pool, engine=engine, proxy=proxy)
+def load_config(path: Path) -> ProxyConfig:
+    """Read and check the file; UserError names the key."""
+    return load_settings(path, ProxyConfig)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from proxy.call import Call, CallError, Overflow, Reply
-from proxy.config import LimitsConfig
+from proxy.config import ProxyConfig
 from proxy.dialects.base import Counting, Dialect
 from proxy.dialects.structured_output import UNTRAINABLE, grammar
 from proxy.engine.client import RESERVED_TOKENS, EngineError, SamplingRequest
@@ -22,7 +22,7 @@ from proxy.engine.fleet import Fleet, Route
 from proxy.engine.moe_config import Mixture
 from proxy.engine.replica import Origin
 from proxy.http.admission import Gate
-from proxy.http.limits import parse_call, read_body
+from proxy.http.limits import RequestLimits, parse_call, read_body
 from proxy.http.metrics import ProxyMetrics
 from proxy.http.response import Lane, Stream, Whole, Wire
 from proxy.prompt.splice import Prompt
@@ -52,15 +52,12 @@ LONG = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What the handler takes from the configuration."""
+class HandlerSettings:
+    """The configuration, and what follows from it and the model's directory."""
 
+    config: ProxyConfig
+    limits: RequestLimits
     context_length: int
-    max_new_tokens: int | None
-    splice: bool
-    keepalive_seconds: float
-    wait_seconds: float
-    limits: LimitsConfig
     turn: type[Turn] = Turn
     mixture: Mixture | None = None
     """Set: engines are asked which experts they chose, and calls of which they do not say it fail."""
@@ -70,7 +67,7 @@ class Handler:
     """Serves model calls of every dialect. Rendering, tokenising and other long work happen in threads."""
 
     def __init__(
-        self, settings: Settings, template: ChatTemplate, means: Means, *, sessions: Sessions,
+        self, settings: HandlerSettings, template: ChatTemplate, means: Means, *, sessions: Sessions,
         engine: Fleet | Provider, admission: Gate, metrics: ProxyMetrics,
     ):  # fmt: skip
         self._settings = settings
@@ -128,7 +125,7 @@ class Handler:
             await choice.lane.send(pieces)
             return reply
         await self._sessions.check_budget(session.attempt)
-        async with self._admission.place(session.attempt, self._settings.wait_seconds):
+        async with self._admission.place(session.attempt, self._settings.limits.wait_seconds):
             await self._sample(record, turn, choice.lane)
         reply = turn.reply()
         await asyncio.shield(record.store(reply, _untrainable(session, turn)))
@@ -142,7 +139,7 @@ class Handler:
 
     def _wire(self, request: web.Request, dialect: Dialect, call: Call, prompt: Prompt) -> Wire:
         if call.stream:
-            return Stream(request, call, dialect.Stream(call, len(prompt.ids)), self._settings.keepalive_seconds)
+            return Stream(request, call, dialect.Stream(call, len(prompt.ids)), self._settings.limits.keepalive_seconds)
         return Whole(request, call, dialect)
 
     async def count(self, request: web.Request, dialect: Counting) -> web.Response:
@@ -169,7 +166,7 @@ class Handler:
 
     def _prepared(self, session: Session, dialect: Dialect, body: bytes, path: str) -> tuple[Call, Prompt, bytes]:
         call = parse_call(body, path, dialect, self._settings.limits)
-        prompt = session.prepare(call, self._settings.splice)
+        prompt = session.prepare(call, self._settings.config.proxy.history == "splice")
         return call, prompt, request_fingerprint(call, prompt)
 
     async def _sample(self, record: Record, turn: Turn, wire: Lane) -> None:
@@ -215,7 +212,7 @@ class Handler:
     def _limit(self, turn: Turn) -> int:
         """How many tokens the answer may have."""
         room = self._settings.context_length - RESERVED_TOKENS - len(turn.prompt.ids)
-        limits = (turn.call.max_new_tokens, self._settings.max_new_tokens, room)
+        limits = (turn.call.max_new_tokens, self._settings.config.sampling.max_new_tokens, room)
         return min(limit for limit in limits if limit is not None)
 
 

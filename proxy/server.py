@@ -14,15 +14,16 @@ from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from proxy.call import CallError
-from proxy.config import Config, engine_urls
+from proxy.config import ProxyConfig, engine_urls
 from proxy.dialects import anthropic, chat_completions, gemini, responses, text_completions
 from proxy.dialects.base import Counting, Dialect
 from proxy.engine.fleet import Fleet
 from proxy.engine.moe_config import read_mixture
-from proxy.handler import Handler, Settings
+from proxy.handler import Handler, HandlerSettings
 from proxy.http.admission import RETRY_SECONDS, Gate, Room, Work
 from proxy.http.auth import Access
 from proxy.http.error_pages import Runner
+from proxy.http.limits import LIMITS, RequestLimits
 from proxy.http.metrics import ProxyMetrics
 from proxy.pool.completions.store import CompletionWriter
 from proxy.pool.database import Pool, open_pool
@@ -62,17 +63,24 @@ Route = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Gateway:
     """The proxy: one model, the replicas that serve it, one pool."""
 
-    def __init__(self, config: Config, engine: str | tuple[str, ...], handler: Callable[..., Handler] = Handler):
+    def __init__(
+        self,
+        config: ProxyConfig,
+        engine: str | tuple[str, ...],
+        handler: Callable[..., Handler] = Handler,
+        limits: RequestLimits = LIMITS,
+    ):
         self.config = config
+        self._limits = limits
         self._make_handler = handler
         self.clock: float | None = None
         self.for_sandboxes: dict[str, str] = {}  # their listeners, once they listen
-        self.access = Access(config.proxy, config.limits.key_chars)
+        self.access = Access(config.proxy, limits.key_chars)
         self.model = Path(config.engine.model).name
         self.engines = engine_urls(engine)
         self.template = ChatTemplate(Path(config.engine.model), config.engine.tool_format)
         self.provider = _provider(config, self.engines[0])
-        self.settings = _settings(config, self.template, TextTurn if self.provider else Turn)
+        self.settings = _settings(config, self.template, TextTurn if self.provider else Turn, limits)
         self.pool: Pool = open_pool(config.pool)
         room = config.admission
         calls = Room(total=room.calls, per_run=room.calls_per_run, per_attempt=room.calls_per_run)
@@ -81,7 +89,7 @@ class Gateway:
 
     def app(self) -> web.Application:
         """The application; its engine client and writer live as long as it runs."""
-        app = web.Application(client_max_size=self.config.limits.body_bytes, middlewares=[self._errors, self._guard])
+        app = web.Application(client_max_size=self._limits.body_bytes, middlewares=[self._errors, self._guard])
         open_to_agents = [app.router.add_get("/health", self._health), *self._add_model_routes(app)]
         self._open = {route.resource for route in open_to_agents} | {None}  # None: no such path, or not this method
         app.router.add_get("/metrics", self._metrics)
@@ -91,7 +99,7 @@ class Gateway:
     def sandbox_app(self) -> web.Application:
         """What sandboxes may reach: the model routes. It works while the application itself is up."""
         app = web.Application(
-            client_max_size=self.config.limits.body_bytes, middlewares=[self._errors, self._issued_keys_only]
+            client_max_size=self._limits.body_bytes, middlewares=[self._errors, self._issued_keys_only]
         )
         self._add_model_routes(app)
         return app
@@ -123,11 +131,11 @@ class Gateway:
 
     def runner(self, shutdown_seconds: float) -> Runner:
         """What serves the application on a socket."""
-        return Runner(self.app(), self.config.limits, refusal, shutdown_seconds=shutdown_seconds)
+        return Runner(self.app(), self._limits, refusal, shutdown_seconds=shutdown_seconds)
 
     def sandbox_runner(self, shutdown_seconds: float) -> Runner:
         """What serves sandboxes on sockets of their own; to be set up after `runner`, and cleaned up before it."""
-        return Runner(self.sandbox_app(), self.config.limits, refusal, shutdown_seconds=shutdown_seconds)
+        return Runner(self.sandbox_app(), self._limits, refusal, shutdown_seconds=shutdown_seconds)
 
     async def _live(self, _app: web.Application) -> AsyncIterator[None]:
         threads, workers = ThreadPoolExecutor(THREADS, "pool"), ThreadPoolExecutor(ROOM.total, "work")
@@ -228,7 +236,7 @@ async def _expect(request: web.Request) -> web.StreamResponse | None:
     return None
 
 
-def _provider(config: Config, url: str) -> Provider | None:
+def _provider(config: ProxyConfig, url: str) -> Provider | None:
     """The provider that the address names, if it names one."""
     if not url.startswith(SCHEME):
         return None
@@ -237,17 +245,14 @@ def _provider(config: Config, url: str) -> Provider | None:
     return Provider(url, config.sampling.max_new_tokens, config.engine.silence_seconds)
 
 
-def _settings(config: Config, template: ChatTemplate, turn: type[Turn]) -> Settings:
+def _settings(config: ProxyConfig, template: ChatTemplate, turn: type[Turn], limits: RequestLimits) -> HandlerSettings:
     length = config.engine.context_length or template.context_length
     if length is None:
         raise UserError(f"the model {config.engine.model} names no max_position_embeddings; set engine.context_length")
-    return Settings(
+    return HandlerSettings(
+        config=config,
+        limits=limits,
         context_length=length,
-        max_new_tokens=config.sampling.max_new_tokens,
-        splice=config.proxy.history == "splice",
-        keepalive_seconds=config.proxy.keepalive_seconds,
-        wait_seconds=config.admission.wait_seconds,
-        limits=config.limits,
         turn=turn,
         mixture=read_mixture(Path(config.engine.model)) if config.engine.routed_experts else None,
     )

@@ -34,7 +34,7 @@ pool = "pool.db"
 model = "{model}"
 dtype = "float32"
 context_length = 2048
-max_total_tokens = 65536
+extra_args = ["--max-total-tokens", "65536"]
 
 [sampling]
 max_new_tokens = 64

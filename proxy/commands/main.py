@@ -22,7 +22,7 @@ from aiohttp import web
 
 from proxy.commands import pool
 from proxy.commands import replay as replay_cli
-from proxy.config import Config, load_config
+from proxy.config import ProxyConfig, load_config
 from proxy.engine.scripted import ScriptedEngine, load_script
 from proxy.engine.sglang import Sglang
 from proxy.engine.tiny_model import make_tiny_model
@@ -104,7 +104,7 @@ def _replay(arguments: argparse.Namespace) -> int:
         return replay_cli.summed_up(gateway)
 
 
-def _overridden(config: Config, arguments: argparse.Namespace) -> Config:
+def _overridden(config: ProxyConfig, arguments: argparse.Namespace) -> ProxyConfig:
     if arguments.pool:
         config = msgspec.structs.replace(config, pool=arguments.pool)
     if arguments.port is not None:

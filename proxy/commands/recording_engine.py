@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from proxy.call import CallError, meaning
-from proxy.config import Config
+from proxy.config import ProxyConfig
 from proxy.engine.fleet import Fleet
 from proxy.handler import Handler
 from proxy.http.response import Lane
@@ -203,7 +203,7 @@ class _NoFleet(Fleet):
 class ReplayGateway(Gateway):
     """A gateway that plays a recording. `config.pool` is where what it plays is recorded."""
 
-    def __init__(self, config: Config, recording: Recording):
+    def __init__(self, config: ProxyConfig, recording: Recording):
         super().__init__(config, "http://recorded", partial(Replayer, recording))
         self.engines = (f"attempt {recording.attempt_id}",)
         self.recording = recording

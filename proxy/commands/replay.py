@@ -11,7 +11,7 @@ import msgspec
 
 from proxy.commands.pool import attempt_number
 from proxy.commands.recording_engine import Recording, ReplayGateway
-from proxy.config import Config
+from proxy.config import ProxyConfig
 from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
 from proxy.prompt.template import ChatTemplate
@@ -32,7 +32,7 @@ def add_arguments(replay: argparse.ArgumentParser) -> None:
 
 
 @contextmanager
-def opened(config: Config, given: argparse.Namespace) -> Iterator[ReplayGateway]:
+def opened(config: ProxyConfig, given: argparse.Namespace) -> Iterator[ReplayGateway]:
     """The gateway that plays the attempt; UserError when there is nothing to play."""
     number, ignored = attempt_number(given.attempt), [_pattern(text) for text in given.ignore]
     with ExitStack() as stack:

@@ -23,7 +23,13 @@ from proxy.pool.errors import UserError
 CPU_PATH = Path(__file__).parent / "cpu" / "path"
 ROOT = Path(__file__).parents[2]
 """Where the package `proxy` is, for an engine started from any directory."""
-CPU_TOTAL_TOKENS = 65536
+START_SECONDS = 1800
+"""Time until the engine must be healthy. A server that fails ends by itself, so this only ends one that hangs; loading
+a model of hundreds of gigabytes from a network disk takes many minutes."""
+CPU_THREADS = "1"
+"""OMP threads per engine process on the CPU, where engines are tiny and several share a machine."""
+CPU_TOTAL_TOKENS = 65_536
+"""Tokens of the KV cache on the CPU, where SGLang would size it by the memory of a GPU."""
 SPECULATION = "--speculative-algorithm"
 
 
@@ -47,13 +53,10 @@ def command(config: EngineConfig, port: int) -> list[str]:
     words += ["--incremental-streaming-output", "--skip-server-warmup", "--log-level", "warning"]
     if config.context_length:
         words += ["--context-length", str(config.context_length)]
-    total = config.max_total_tokens
     if not on_cuda(config.device):
         words += ["--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"]
         words += ["--sleep-on-idle"]  # an idle scheduler would otherwise spin on a whole core
-        total = total or CPU_TOTAL_TOKENS
-    if total:
-        words += ["--max-total-tokens", str(total)]
+        words += ["--max-total-tokens", str(CPU_TOTAL_TOKENS)]
     if config.routed_experts:
         words += ["--enable-return-routed-experts"]
     return [*words, *config.extra_args]
@@ -64,7 +67,7 @@ def environment(config: EngineConfig) -> dict[str, str]:
     values = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if not on_cuda(config.device):
         path = [str(CPU_PATH), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        values |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": str(config.threads)}
+        values |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": CPU_THREADS}
         if SPECULATION not in config.extra_args:  # whose draft model may be in any file
             values["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(_other_models(Path(config.model)))
         values["PYTHONPATH"] = os.pathsep.join(path)
@@ -96,7 +99,6 @@ class Sglang:
         port = config.port or process.free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.log = log
-        self._seconds = config.start_seconds
         self._process: subprocess.Popen[bytes] = process.start(command(config, port), environment(config), log)
 
     @property
@@ -109,12 +111,12 @@ class Sglang:
 
     def wait_healthy(self) -> None:
         """Return when the server answers its health check; UserError with the end of its log when it does not."""
-        deadline = time.monotonic() + self._seconds
+        deadline = time.monotonic() + START_SECONDS
         while not healthy(self.url):
             if self.exited() is not None:
                 raise UserError(self.failed(f"ended with status {self.exited()} while starting"))
             if time.monotonic() > deadline:
-                raise UserError(self.failed(f"was not healthy after {self._seconds:.0f} s (engine.start_seconds)"))
+                raise UserError(self.failed(f"was not healthy after {START_SECONDS} s"))
             time.sleep(0.2)
 
     def failed(self, what: str) -> str:

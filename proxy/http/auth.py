@@ -15,7 +15,7 @@ from pathlib import Path
 from aiohttp import web
 
 from proxy.call import CallError
-from proxy.config import ProxyConfig
+from proxy.config import GatewayConfig
 from proxy.pool.errors import UserError
 
 ISSUED = "bf-"
@@ -29,7 +29,7 @@ HEADERS = ("x-api-key", "x-goog-api-key")
 class Access:
     """What the configuration allows. `open_to_all`: unknown keys, and none, are served as sessions of their own."""
 
-    def __init__(self, config: ProxyConfig, key_chars: int):
+    def __init__(self, config: GatewayConfig, key_chars: int):
         self.open_to_all = is_loopback(config.host)
         self._key_chars = key_chars
         self._admin = _digest(key) if (key := _admin_key(config)) else None
@@ -88,7 +88,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _admin_key(config: ProxyConfig) -> str | None:
+def _admin_key(config: GatewayConfig) -> str | None:
     """The admin key, which stands where the configuration says; UserError when it does not."""
     if config.admin_key_file and config.admin_key_env:
         raise UserError("the admin key has two sources, proxy.admin_key_file and proxy.admin_key_env; keep one")

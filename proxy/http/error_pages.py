@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 
 from proxy.call import CallError
-from proxy.config import LimitsConfig
+from proxy.http.limits import RequestLimits
 
 log = logging.getLogger(__name__)
 Refusal = Callable[[str, CallError], web.Response]
@@ -26,7 +26,7 @@ TOO_MANY = "Too many headers"
 class Runner(web.AppRunner):
     """Serves the gateway's application. A handler whose client has gone is cancelled."""
 
-    def __init__(self, app: web.Application, limits: LimitsConfig, refusal: Refusal, *, shutdown_seconds: float):
+    def __init__(self, app: web.Application, limits: RequestLimits, refusal: Refusal, *, shutdown_seconds: float):
         super().__init__(app, access_log=None, handler_cancellation=True, shutdown_timeout=shutdown_seconds)
         self._limits = limits
         self._refusal = refusal
@@ -37,7 +37,7 @@ class Runner(web.AppRunner):
 
 
 class _Server(web.Server):
-    def __init__(self, made: web.Server, limits: LimitsConfig, refusal: Refusal):
+    def __init__(self, made: web.Server, limits: RequestLimits, refusal: Refusal):
         super().__init__(made.request_handler, request_factory=made.request_factory, handler_cancellation=True)
         self._limits = limits
         self._refusal = refusal
@@ -49,7 +49,7 @@ class _Server(web.Server):
 class _Connection(web.RequestHandler):
     __slots__ = ("_limits", "_refusal")
 
-    def __init__(self, server: web.Server, limits: LimitsConfig, refusal: Refusal):
+    def __init__(self, server: web.Server, limits: RequestLimits, refusal: Refusal):
         size = limits.header_bytes
         options: dict[str, Any] = {
             "access_log": None,

@@ -7,6 +7,7 @@ the request line is proxy/http/error_pages.py's. Left out: how many requests com
 import asyncio
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
@@ -15,7 +16,6 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from proxy.call import Call, CallError
-from proxy.config import LimitsConfig
 from proxy.dialects.base import Dialect, refuse
 
 WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
@@ -26,7 +26,43 @@ LARGEST = 2**31 - 1
 """Engines keep integers in 32 bits."""
 
 
-def parse_call(body: bytes, path: str, dialect: Dialect, limits: LimitsConfig) -> Call:
+@dataclass(frozen=True, kw_only=True)
+class RequestLimits:
+    """What one request may cost and how long it may wait; more is refused in the dialect's error form.
+
+    These are constants, not settings: they lie far above what agents send, and guard the proxy against broken or
+    hostile clients. Tests pass smaller ones to `Gateway`.
+    """
+
+    body_bytes: int = 1 << 25
+    """Bytes of the body after decompression. 32 MiB hold a context of a million tokens several times over."""
+    body_seconds: float = 120
+    """Time until the last byte of the body has arrived."""
+    header_bytes: int = 1 << 16
+    """Bytes of the request line, and of each header."""
+    headers: int = 128
+    nesting: int = 200
+    """Levels of objects and arrays in a tool, a tool call and the options. Templates recurse into all of them, and
+    Python's recursion ends at 1000."""
+    messages: int = 20_000
+    tools: int = 2_000
+    stop_strings: int = 64
+    """Each one is searched for in the text of every token."""
+    choices: int = 64
+    """Answers to one request (n, candidateCount); each one is a call in flight."""
+    key_chars: int = 512
+    keepalive_seconds: float = 25
+    """Silence of a stream after which the client gets a sign of life. Clients and load balancers commonly give up
+    after 30 or 60 seconds."""
+    wait_seconds: float = 240
+    """Time that a call may wait for admission before it is answered with 429. Longer than `keepalive_seconds`, so that
+    codex, which gives up on a 429, gets it inside its stream."""
+
+
+LIMITS = RequestLimits()
+
+
+def parse_call(body: bytes, path: str, dialect: Dialect, limits: RequestLimits) -> Call:
     """The body as a call; CallError 400 says what is wrong or too much."""
     try:
         call = dialect.read(body, path)
@@ -51,7 +87,7 @@ def parse_call(body: bytes, path: str, dialect: Dialect, limits: LimitsConfig) -
     return call
 
 
-async def read_body(request: web.Request, limits: LimitsConfig) -> bytes:
+async def read_body(request: web.Request, limits: RequestLimits) -> bytes:
     """The request's body; CallError (400, 408, 413, 415) says what is wrong or too much."""
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("identity", *WINDOWS):
@@ -89,7 +125,7 @@ def _inflated(body: bytes, encoding: str, limit: int) -> bytes:
     return found
 
 
-def _too_deep(limits: LimitsConfig) -> CallError:
+def _too_deep(limits: RequestLimits) -> CallError:
     rule = f"a tool, its arguments, a schema or an option has more than {limits.nesting} levels; send a flatter one"
     return CallError(400, "invalid_request", rule)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from proxy.config import Config
+from proxy.config import ProxyConfig
 from proxy.pool.errors import UserError
 
 LONGEST = 107
@@ -25,13 +25,13 @@ def add_arguments(serve: argparse.ArgumentParser) -> None:
     serve.add_argument("--sandbox-address", metavar="HOST:PORT", help="listen for sandboxes here, too")
 
 
-def without(config: Config) -> Config:
+def without(config: ProxyConfig) -> ProxyConfig:
     """The configuration for a server beside the proxy that it is written for, whose listeners these are."""
     proxy = msgspec.structs.replace(config.proxy, sandbox_socket="", sandbox_address="")
     return msgspec.structs.replace(config, proxy=proxy)
 
 
-def overridden(config: Config, given: argparse.Namespace) -> Config:
+def overridden(config: ProxyConfig, given: argparse.Namespace) -> ProxyConfig:
     """The configuration with what the command line says about sandboxes."""
     changed: dict[str, str] = {}
     if given.sandbox_socket:

@@ -15,10 +15,11 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from proxy.config import AdmissionConfig, Config, EngineConfig, LimitsConfig, ProxyConfig, SamplingConfig
+from proxy.config import AdmissionConfig, EngineConfig, GatewayConfig, ProxyConfig, SamplingConfig
 from proxy.engine.scripted import Script, ScriptedEngine
 from proxy.engine.sglang import Sglang
 from proxy.engine.tiny_model import make_tiny_model
+from proxy.http.limits import RequestLimits
 from proxy.pool.completions.records import Completion
 from proxy.pool.completions.store import of_attempt, paths
 from proxy.pool.database import Pool, open_pool
@@ -130,7 +131,8 @@ async def serve(tiny_model: Path, tmp_path: Path) -> AsyncIterator[Serve]:
             count, model = 0 if script is None else replicas, config.pop("model", tiny_model)
             engines = tuple(ScriptedEngine(script, ChatTemplate(model)) for _ in range(count) if script)
             url = tuple([await listening(engine.app(), stack) for engine in engines]) or url
-            gateway = Gateway(_config(model, tmp_path / "pool.db", config), url)
+            limits = RequestLimits(**config.get("limits", {}))
+            gateway = Gateway(_config(model, tmp_path / "pool.db", config), url, limits=limits)
             http = await stack.enter_async_context(aiohttp.ClientSession())
             pool = open_pool(str(tmp_path / "pool.db"))
             where = await served(gateway, stack)
@@ -139,7 +141,7 @@ async def serve(tiny_model: Path, tmp_path: Path) -> AsyncIterator[Serve]:
         yield start
 
 
-def _config(model: Path, pool: Path, values: dict[str, Any]) -> Config:
+def _config(model: Path, pool: Path, values: dict[str, Any]) -> ProxyConfig:
     engine = EngineConfig(
         model=str(model),
         context_length=values.get("context_length"),
@@ -148,17 +150,15 @@ def _config(model: Path, pool: Path, values: dict[str, Any]) -> Config:
         routed_experts=values.get("routed_experts", False),
     )
     sampling = SamplingConfig(max_new_tokens=values.get("max_new_tokens"))
-    return Config(
+    return ProxyConfig(
         engine=engine,
         pool=str(pool),
         sampling=sampling,
-        proxy=ProxyConfig(
+        proxy=GatewayConfig(
             host=values.get("host", "127.0.0.1"),
             admin_key_file=_admin_key_file(pool, values),
             history=values.get("history", "splice"),
-            keepalive_seconds=values.get("keepalive", 25),
         ),
-        limits=LimitsConfig(**values.get("limits", {})),
         admission=AdmissionConfig(**values.get("admission", {})),
     )
 

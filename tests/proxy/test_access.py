@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from proxy.commands.main import main
-from proxy.config import Config, EngineConfig, ProxyConfig
+from proxy.config import EngineConfig, GatewayConfig, ProxyConfig
 from proxy.http.auth import is_loopback
 from proxy.pool.completions.store import of_attempt
 from proxy.pool.database import Pool
@@ -136,9 +136,9 @@ async def health(stand: Stand, **headers: str) -> set[str]:
 
 async def test_routes_that_are_added_later_are_the_administrators(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "key").write_text(ADMIN)
-    proxy = ProxyConfig(admin_key_file=str(tmp_path / "key"))
+    proxy = GatewayConfig(admin_key_file=str(tmp_path / "key"))
     gateway = Gateway(
-        Config(engine=EngineConfig(model=str(tiny_model)), pool=str(tmp_path / "pool.db"), proxy=proxy), "http://x"
+        ProxyConfig(engine=EngineConfig(model=str(tiny_model)), pool=str(tmp_path / "pool.db"), proxy=proxy), "http://x"
     )
     app = gateway.app()
 
@@ -189,17 +189,17 @@ def test_an_admin_key_that_is_none(
 ) -> None:
     if key is not None:
         (tmp_path / "key").write_text(key)
-    proxy = msgspec.convert({name: value.format(tmp_path) for name, value in fields.items()}, ProxyConfig)
+    proxy = msgspec.convert({name: value.format(tmp_path) for name, value in fields.items()}, GatewayConfig)
     with pytest.raises(UserError, match=sentence) as raised:
-        Gateway(Config(engine=EngineConfig(model=str(tiny_model)), proxy=proxy), "http://x")
+        Gateway(ProxyConfig(engine=EngineConfig(model=str(tiny_model)), proxy=proxy), "http://x")
     assert not key or key not in str(raised.value)
 
 
 def test_an_admin_key_from_the_environment(tmp_path: Path, tiny_model: Path) -> None:
     os.environ["BLACKFORGE_TEST_ADMIN"] = ADMIN
     try:
-        proxy = ProxyConfig(host="0.0.0.0", admin_key_env="BLACKFORGE_TEST_ADMIN")
-        config = Config(engine=EngineConfig(model=str(tiny_model)), pool=str(tmp_path / "pool.db"), proxy=proxy)
+        proxy = GatewayConfig(host="0.0.0.0", admin_key_env="BLACKFORGE_TEST_ADMIN")
+        config = ProxyConfig(engine=EngineConfig(model=str(tiny_model)), pool=str(tmp_path / "pool.db"), proxy=proxy)
         Gateway(config, "http://x").pool.close()
     finally:
         del os.environ["BLACKFORGE_TEST_ADMIN"]

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from proxy.call import CallError
-from proxy.config import Config, EngineConfig
+from proxy.config import EngineConfig, ProxyConfig
 from proxy.engine.scripted import ScriptedEngine
 from proxy.http.admission import SMALL, Gate, Room, Work
 from proxy.pool.rollouts.attempts import Attempt, open_attempt
@@ -191,7 +191,7 @@ async def slow(tiny_model: Path, tmp_path: Path) -> AsyncIterator[SlowStand]:
     template = Slow(tiny_model)
     async with AsyncExitStack() as stack:
         script = ScriptedEngine(lambda prompt, ids: "sluggish " * SMALL if "long" in prompt else "ok", template.plain)
-        config = Config(engine=EngineConfig(model=str(tiny_model)), pool=str(tmp_path / "pool.db"))
+        config = ProxyConfig(engine=EngineConfig(model=str(tiny_model)), pool=str(tmp_path / "pool.db"))
         gateway = Gateway(config, await listening(script.app(), stack))
         gateway.template = template
         http = await stack.enter_async_context(aiohttp.ClientSession())
@@ -246,8 +246,8 @@ async def test_calls_beyond_the_limit_wait_and_are_counted_by_run(serve: Serve) 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["before the headers", "in a stream"])
 async def test_a_call_that_waits_too_long_is_told_so_in_its_dialect(serve: Serve, begun: bool) -> None:
-    limits = {"calls_per_run": 1, "wait_seconds": 1}
-    stand = await serve(lambda prompt, ids: "ok", admission=limits, keepalive=0.1 if begun else 25)
+    limits = {"wait_seconds": 1, "keepalive_seconds": 0.1 if begun else 25}
+    stand = await serve(lambda prompt, ids: "ok", admission={"calls_per_run": 1}, limits=limits)
     assert stand.engine is not None
     stand.engine.running.clear()
     first = asyncio.ensure_future(stand.chat(user("hi")))

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from proxy.commands.main import main
-from proxy.config import Config, EngineConfig
+from proxy.config import EngineConfig, ProxyConfig
 from proxy.engine.scripted import ScriptedEngine
 from proxy.http import sandbox_listener
 from proxy.pool.completions.store import of_attempt
@@ -50,7 +50,7 @@ class Door:
 async def door(tmp_path: Path, tiny_model: Path, short: Path) -> AsyncIterator[Door]:
     async with AsyncExitStack() as stack:
         engine = await listening(ScriptedEngine(lambda prompt, ids: "ok", ChatTemplate(tiny_model)).app(), stack)
-        config = Config(engine=EngineConfig(model=str(tiny_model)), pool=str(tmp_path / "pool.db"))
+        config = ProxyConfig(engine=EngineConfig(model=str(tiny_model)), pool=str(tmp_path / "pool.db"))
         gateway = Gateway(config, engine)
         url = await served(gateway, stack)
         runner = gateway.sandbox_runner(1)

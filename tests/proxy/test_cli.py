@@ -87,14 +87,17 @@ def test_sigterm_ends_the_gateway_cleanly(config: Path, tmp_path: Path) -> None:
     ("lines", "sentence"),
     [
         ("[engine]\nmodel = 'gone'\nurl = 'http://x'\n", "has no tokenizer.json"),
-        ("[engine]\n", "missing required field `model`"),
-        ("[engine]\nmodel = 'm'\nspeed = 3\n", "unknown field `speed`"),
-        ("[engine]\nmodel = 'm'\ndevice = 'tpu'\n", "use one of auto, cpu, cuda"),
+        ("[engine]\n", "missing key `model`"),
+        ("[engine]\nmodel = 'm'\nspeed = 3\n", "unknown key `speed`"),
+        ("[engine]\nmodel = 'm'\ndevice = 'tpu'\n", "choose from auto, cpu, cuda"),
         ("[engine]\nmodel = 'm'\n", "set engine.url or give --engine URL"),
         ("[engine]\nmodel = 'm'\nurl = []\n", "set engine.url or give --engine URL"),
-        ("[engine]\nmodel = 'm'\nurl = ['http://a', 'b:30000']\n", "'b:30000' is no http URL; write http://HOST:PORT"),
+        (
+            "[engine]\nmodel = 'm'\nurl = ['http://a', 'b:30000']\n",
+            "'b:30000' is not an http URL; write http://HOST:PORT",
+        ),
         ("[engine]\nmodel = 'm'\nurl = ['http://a', 'http://a/']\n", "http://a is named twice"),
-        ("[engine\n", "is refused"),
+        ("[engine\n", "is not valid TOML"),
     ],
 )
 def test_a_bad_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: str, sentence: str) -> None:

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from proxy.commands.main import main
-from proxy.config import Config, EngineConfig
+from proxy.config import EngineConfig, ProxyConfig
 from proxy.engine.client import Sampling, SamplingRequest
 from proxy.engine.fleet import Fleet, Route
 from proxy.engine.replica import Origin
@@ -130,7 +130,7 @@ class BuggyGateway(Gateway):
 
 
 async def test_a_bug_in_mid_stream_ends_the_stream(tiny_model: Path, tmp_path: Path) -> None:
-    config = Config(engine=EngineConfig(model=str(tiny_model)), pool=str(tmp_path / "pool.db"))
+    config = ProxyConfig(engine=EngineConfig(model=str(tiny_model)), pool=str(tmp_path / "pool.db"))
     engine = ScriptedEngine(lambda prompt, ids: Reply("one two three"), ChatTemplate(tiny_model))
     async with AsyncExitStack() as stack:
         url = await listening(BuggyGateway(config, await listening(engine.app(), stack)).app(), stack)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.config import Config, EngineConfig
+from proxy.config import EngineConfig, ProxyConfig
 from proxy.engine.client import Description, EngineError, Sampling, SamplingRequest
 from proxy.engine.fleet import Fleet
 from proxy.engine.moe_config import Mixture
@@ -112,7 +112,7 @@ async def test_without_the_setting_nobody_asks(serve: Serve, mixture: Path) -> N
     assert [row.experts for row in stand.recorded()] == [None]
 
 
-Refused = Callable[[Config, Path], object]
+Refused = Callable[[ProxyConfig, Path], object]
 REFUSED: dict[str, tuple[Refused, str]] = {
     "a dense model": (lambda config, log: Gateway(config, "http://127.0.0.1:1"), "names no num_experts_per_tok; set"),
     "its engine": (lambda config, log: Sglang(config.engine, log), "names no num_experts_per_tok; set"),
@@ -120,8 +120,8 @@ REFUSED: dict[str, tuple[Refused, str]] = {
 }
 
 
-def _config(model: Path, pool: Path, *arguments: str) -> Config:
-    return Config(engine=EngineConfig(model=str(model), routed_experts=True, extra_args=arguments), pool=str(pool))
+def _config(model: Path, pool: Path, *arguments: str) -> ProxyConfig:
+    return ProxyConfig(engine=EngineConfig(model=str(model), routed_experts=True, extra_args=arguments), pool=str(pool))
 
 
 @pytest.mark.parametrize("case", REFUSED)

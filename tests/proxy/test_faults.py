@@ -136,7 +136,7 @@ ALIVE = {
 
 
 async def test_an_engine_that_is_paused_and_updated_in_mid_stream(serve: Serve) -> None:
-    stand = await serve(lambda prompt, ids: Reply(TEXT, seconds_per_token=0.01), keepalive=0.1)
+    stand = await serve(lambda prompt, ids: Reply(TEXT, seconds_per_token=0.01), limits={"keepalive_seconds": 0.1})
     assert stand.engine is not None
     got = {wire.name: bytearray() for wire in WIRES}
     reading = [asyncio.ensure_future(read(stand, wire, got[wire.name])) for wire in WIRES]

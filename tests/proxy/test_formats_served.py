@@ -74,5 +74,5 @@ def test_the_tiny_model_says_by_its_template_what_it_speaks(tiny_model: Path) ->
 def test_an_unknown_format_is_refused_before_anything_starts(tmp_path: Path) -> None:
     config = tmp_path / "serve.toml"
     config.write_text('[engine]\nmodel = "m"\ntool_format = "yaml"\n')
-    with pytest.raises(UserError, match="has tool_format = 'yaml'; use one of auto, qwen, hermes"):
+    with pytest.raises(UserError, match="engine.tool_format = 'yaml' is unknown; choose from auto, qwen, hermes"):
         load_config(config)

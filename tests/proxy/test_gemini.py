@@ -84,7 +84,7 @@ async def test_the_events_of_a_stream(serve: Serve) -> None:
 
 
 async def test_a_silent_stream_is_never_commented(serve: Serve) -> None:
-    stand = await serve(lambda prompt, ids: Reply("yes no", seconds_per_token=0.15), keepalive=0.05)
+    stand = await serve(lambda prompt, ids: Reply("yes no", seconds_per_token=0.15), limits={"keepalive_seconds": 0.05})
     async with stand.send(STREAM, body(said("sure?"))) as answer:
         text = await answer.text()
     assert all(line.startswith("data: {") for line in text.splitlines() if line)

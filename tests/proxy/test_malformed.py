@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import func, select
 
-from proxy.config import Config, EngineConfig
+from proxy.config import EngineConfig, ProxyConfig
 from proxy.engine.scripted import Reply, ScriptedEngine
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.inspect.verify import verify
@@ -123,7 +123,9 @@ def target(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     async def serve() -> None:
         async with AsyncExitStack() as stack:
             engine = await listening(ScriptedEngine(answer, ChatTemplate(tiny_model)).app(), stack)
-            url = await served(Gateway(Config(engine=EngineConfig(model=str(tiny_model)), pool=file), engine), stack)
+            url = await served(
+                Gateway(ProxyConfig(engine=EngineConfig(model=str(tiny_model)), pool=file), engine), stack
+            )
             found.extend([asyncio.get_running_loop(), int(url.rpartition(":")[2])])
             ready.set()
             await over.wait()

@@ -175,7 +175,7 @@ async def test_errors_before_the_call_have_the_dialects_form(serve: Serve) -> No
 
 async def test_a_silent_engine_is_bridged_by_signs_of_life(serve: Serve) -> None:
     slow = Reply("<think>\nhm\n</think>\n\nyes no", seconds_per_token=0.15)
-    stand = await serve(lambda prompt, ids: slow, keepalive=0.05)
+    stand = await serve(lambda prompt, ids: slow, limits={"keepalive_seconds": 0.05})
     events = await stand.events("/v1/messages", body(user("sure?"), stream=True))
     deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
     assert [event["type"] for event in events].count("ping") > 1

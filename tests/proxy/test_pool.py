@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from proxy.config import Config, EngineConfig
+from proxy.config import EngineConfig, ProxyConfig
 from proxy.engine.scripted import ScriptedEngine
 from proxy.pool.database import open_pool
 from proxy.pool.inspect.verify import verify
@@ -34,7 +34,7 @@ async def start(tiny_model: Path) -> AsyncIterator[Start]:
         http = await stack.enter_async_context(aiohttp.ClientSession())
 
         async def gateway(url: str) -> Stand:
-            made = Gateway(Config(engine=EngineConfig(model=str(tiny_model)), pool=url), engine)
+            made = Gateway(ProxyConfig(engine=EngineConfig(model=str(tiny_model)), pool=url), engine)
             return Stand(await served(made, stack), open_pool(url), http)
 
         yield gateway

@@ -17,7 +17,7 @@ from sqlalchemy import update
 
 from proxy.commands.main import main
 from proxy.commands.recording_engine import Recording, ReplayGateway
-from proxy.config import Config, EngineConfig
+from proxy.config import EngineConfig, ProxyConfig
 from proxy.engine import process
 from proxy.engine.scripted import Fault, Reply, ScriptedEngine
 from proxy.pool.database import open_pool
@@ -67,7 +67,7 @@ async def replay(tiny_model: Path, tmp_path: Path) -> AsyncIterator[Replay]:
             report, template = tmp_path / "report.jsonl", ChatTemplate(tiny_model)
             recording = Recording(stand.pool, attempt.id, template, report, ignored=ignored)
             file = str(tmp_path / "replayed.db")
-            gateway = ReplayGateway(Config(engine=EngineConfig(model=str(tiny_model)), pool=file), recording)
+            gateway = ReplayGateway(ProxyConfig(engine=EngineConfig(model=str(tiny_model)), pool=file), recording)
             http = await stack.enter_async_context(aiohttp.ClientSession())
             return Stand(await served(gateway, stack), open_pool(file), http)
 
@@ -204,7 +204,7 @@ async def test_a_date_in_the_prompt_is_the_recorded_one(tiny_model: Path, tmp_pa
         http = await stack.enter_async_context(aiohttp.ClientSession())
         seen = Seen(lambda prompt, ids: "ok")
         engine = await listening(ScriptedEngine(seen, ChatTemplate(dated)).app(), stack)
-        config = Config(engine=EngineConfig(model=str(dated)), pool=str(tmp_path / "pool.db"))
+        config = ProxyConfig(engine=EngineConfig(model=str(dated)), pool=str(tmp_path / "pool.db"))
         pool = open_pool(config.pool)
         open_session(pool, "agent")
         with pool.write() as connection:

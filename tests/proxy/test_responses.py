@@ -189,7 +189,7 @@ async def test_an_engine_that_dies_in_mid_stream(serve: Serve) -> None:
 
 
 async def test_a_silent_engine_is_bridged_by_events(serve: Serve) -> None:
-    stand = await serve(lambda prompt, ids: Reply("yes no", seconds_per_token=0.15), keepalive=0.05)
+    stand = await serve(lambda prompt, ids: Reply("yes no", seconds_per_token=0.15), limits={"keepalive_seconds": 0.05})
     events = await stand.events("/v1/responses", {"input": "sure?", "stream": True})
     assert [event["type"] for event in events].count("response.in_progress") > 2
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
@@ -197,7 +197,7 @@ async def test_a_silent_engine_is_bridged_by_events(serve: Serve) -> None:
 
 async def test_events_are_numbered_in_the_order_in_which_they_leave(serve: Serve) -> None:
     script = Reply("yes no maybe " * 40, seconds_per_token=0.002)
-    stand = await serve(lambda prompt, ids: script, keepalive=1e-6)
+    stand = await serve(lambda prompt, ids: script, limits={"keepalive_seconds": 1e-6})
     for _ in range(5):
         events = await stand.events("/v1/responses", {"input": "sure?", "stream": True})
         assert [event["sequence_number"] for event in events] == list(range(len(events)))

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from sqlalchemy import Table, select, update
 
-from proxy.config import Config, EngineConfig
+from proxy.config import EngineConfig, ProxyConfig
 from proxy.engine.scripted import Fault, Reply, ScriptedEngine
 from proxy.pool.completions.records import ABANDONED
 from proxy.pool.database import Pool, locked, open_pool
@@ -45,7 +45,7 @@ async def start(tiny_model: Path, database: str) -> AsyncIterator[Start]:
         http = await stack.enter_async_context(aiohttp.ClientSession())
 
         async def gateway() -> Stand:
-            served = Gateway(Config(engine=EngineConfig(model=str(tiny_model)), pool=database), url)
+            served = Gateway(ProxyConfig(engine=EngineConfig(model=str(tiny_model)), pool=database), url)
             return Stand(await listening(served.app(), stack), open_pool(database), http, engine)
 
         yield gateway

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from proxy.config import Config, EngineConfig
+from proxy.config import EngineConfig, ProxyConfig
 from proxy.engine.scripted import ScriptedEngine
 from proxy.engine.tiny_model import make_tiny_model
 from proxy.http import sandbox_listener as proxy_channel
@@ -136,7 +136,7 @@ async def scene(tmp_path: Path, model: Path) -> AsyncIterator[Scene]:
     async with AsyncExitStack() as stack:
         short = Path(stack.enter_context(TemporaryDirectory(dir="/tmp")), "door", "proxy.sock")
         engine = await listening(ScriptedEngine(lambda prompt, ids: "ok", ChatTemplate(model)).app(), stack)
-        gateway = Gateway(Config(engine=EngineConfig(model=str(model)), pool=str(tmp_path / "pool.db")), engine)
+        gateway = Gateway(ProxyConfig(engine=EngineConfig(model=str(model)), pool=str(tmp_path / "pool.db")), engine)
         url = await served(gateway, stack)
         runner = gateway.sandbox_runner(1)
         await runner.setup()

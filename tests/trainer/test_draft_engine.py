@@ -88,7 +88,7 @@ def engine(tmp_path: Path, ranks: Ranks) -> Iterator[Sglang]:
     learn(policy, 150)
     policy.write_hf(tmp_path / "learned")
     served = with_noise(tmp_path / "learned", tmp_path / "served")
-    config = EngineConfig(model=str(served), dtype="float32", extra_args=tuple(SPECULATE.split()), start_seconds=300)
+    config = EngineConfig(model=str(served), dtype="float32", extra_args=tuple(SPECULATE.split()))
     server = Sglang(config, tmp_path / "engine.log")
     try:
         server.wait_healthy()
