@@ -24,7 +24,7 @@ class Constraint:
 
 
 @dataclass(frozen=True)
-class CallGrammar:
+class ToolCallGrammar:
     """A tool call as the engine must write it: JSON of a schema between two fixed texts."""
 
     begin: str
@@ -37,7 +37,7 @@ class Grammar:
     """The form that the engine enforces on an answer: JSON of one schema, or, where `calls` has any, tool calls."""
 
     schema: Any = None
-    calls: tuple[CallGrammar, ...] = ()
+    calls: tuple[ToolCallGrammar, ...] = ()
     once: bool = False
     """The answer is exactly one call."""
 
@@ -116,7 +116,7 @@ class CallError(Exception):
         self.param = param
 
 
-class Overflow(CallError):
+class ContextOverflow(CallError):
     """A prompt that does not fit into the context: agents shorten their history when they read this."""
 
     def __init__(self, length: int, limit: int, param: str):

@@ -13,18 +13,18 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from proxy.call import Call, CallError, Overflow, Reply
+from proxy.call import Call, CallError, ContextOverflow, Reply
 from proxy.config import ProxyConfig
-from proxy.dialects.base import Counting, Dialect
-from proxy.dialects.structured_output import UNTRAINABLE, grammar
+from proxy.dialects.base import CountingDialect, Dialect
+from proxy.dialects.structured_output import CONSTRAINED, grammar
 from proxy.engine.client import RESERVED_TOKENS, EngineError, SamplingRequest
 from proxy.engine.fleet import Fleet, Route
 from proxy.engine.moe_config import Mixture
 from proxy.engine.replica import Origin
-from proxy.http.admission import Gate
+from proxy.http.admission import AdmissionGate
 from proxy.http.limits import RequestLimits, parse_call, read_body
 from proxy.http.metrics import ProxyMetrics
-from proxy.http.response import Lane, Stream, Whole, Wire
+from proxy.http.response import AnswerWriter, ResponseWriter, StreamedResponse, WholeResponse
 from proxy.prompt.splice import Prompt
 from proxy.prompt.template import ChatTemplate, TemplateError
 from proxy.recording.parallel_answers import Choice, abandoned, answered, arrived, failed
@@ -36,7 +36,7 @@ from proxy.recording.turn import Turn
 
 log = logging.getLogger(__name__)
 
-TRAINING: dict[str, float] = {
+TRAINING_DISTRIBUTION: dict[str, float] = {
     "temperature": 1.0,
     "top_p": 1.0,
     "top_k": -1,
@@ -47,7 +47,7 @@ TRAINING: dict[str, float] = {
 }
 """The distribution that logprobs are recorded for. Forced in every run; sessions outside of runs get what they ask."""
 
-LONG = 4096
+LONG_ANSWER_TOKENS = 4096
 """Tokens beyond which a call is streamed from the engine even when the agent does not stream."""
 
 
@@ -68,7 +68,7 @@ class Handler:
 
     def __init__(
         self, settings: HandlerSettings, template: ChatTemplate, means: Means, *, sessions: Sessions,
-        engine: Fleet | Provider, admission: Gate, metrics: ProxyMetrics,
+        engine: Fleet | Provider, admission: AdmissionGate, metrics: ProxyMetrics,
     ):  # fmt: skip
         self._settings = settings
         self._template = template
@@ -88,7 +88,7 @@ class Handler:
         choices = []
         for number, turn in enumerate(turns):
             record = Record(self._means, session, turn, stored, fingerprint=fingerprint, started=started)
-            choices.append(Choice(record, turn, Lane(wire, number), record))
+            choices.append(Choice(record, turn, AnswerWriter(wire, number), record))
         try:
             response = await wire.close(await answered(choices, self._answer))
         except (EngineError, CallError):
@@ -131,18 +131,20 @@ class Handler:
         await asyncio.shield(record.store(reply, _untrainable(session, turn)))
         return reply
 
-    async def _fail(self, wire: Wire, problem: CallError) -> web.StreamResponse:
+    async def _fail(self, wire: ResponseWriter, problem: CallError) -> web.StreamResponse:
         if not wire.begun:
             raise problem
         self._metrics.failures[problem.code] += 1
         return await wire.fail(problem)
 
-    def _wire(self, request: web.Request, dialect: Dialect, call: Call, prompt: Prompt) -> Wire:
+    def _wire(self, request: web.Request, dialect: Dialect, call: Call, prompt: Prompt) -> ResponseWriter:
         if call.stream:
-            return Stream(request, call, dialect.Stream(call, len(prompt.ids)), self._settings.limits.keepalive_seconds)
-        return Whole(request, call, dialect)
+            return StreamedResponse(
+                request, call, dialect.events(call, len(prompt.ids)), self._settings.limits.keepalive_seconds
+            )
+        return WholeResponse(request, call, dialect)
 
-    async def count(self, request: web.Request, dialect: Counting) -> web.Response:
+    async def count(self, request: web.Request, dialect: CountingDialect) -> web.Response:
         """How long the prompt of a request would be. Nothing is sampled or recorded."""
         session = await self._sessions.of(request)
         _, prompt, _ = await self._read(request, session, dialect, any_length=True)
@@ -160,7 +162,7 @@ class Handler:
         prompt = found[1]
         limit, length = self._settings.context_length - RESERVED_TOKENS, len(prompt.ids)
         if length >= limit and not any_length:
-            raise Overflow(length, limit, dialect.PROMPT)
+            raise ContextOverflow(length, limit, dialect.PROMPT)
         self._metrics.continued.update(() if any_length else prompt.counted)
         return found
 
@@ -169,7 +171,7 @@ class Handler:
         prompt = session.prepare(call, self._settings.config.proxy.history == "splice")
         return call, prompt, request_fingerprint(call, prompt)
 
-    async def _sample(self, record: Record, turn: Turn, wire: Lane) -> None:
+    async def _sample(self, record: Record, turn: Turn, wire: AnswerWriter) -> None:
         """Sample the whole turn; anew on another replica when one fails before anything of it has left."""
         attempt = record.session.attempt
         route = self._engine.route(Origin(attempt.id, attempt.group_id, turn.prompt.prefix_length))
@@ -182,7 +184,7 @@ class Handler:
                 await asyncio.shield(record.lost(error))
                 record.anew()
 
-    async def _sample_at(self, route: Route | ProviderRoute, session: Session, turn: Turn, wire: Lane) -> None:
+    async def _sample_at(self, route: Route | ProviderRoute, session: Session, turn: Turn, wire: AnswerWriter) -> None:
         """Sample the whole turn on one replica, sending what may leave early."""
         async with aclosing(self._tokens(route, session, turn)) as events:
             async for ids in events:
@@ -200,11 +202,12 @@ class Handler:
             prompt=turn.prompt.written,
             prompt_length=len(turn.prompt.ids),
             max_new_tokens=limit,
-            distribution=TRAINING | (call.sampling if session.attempt.purpose == "session" else {}),
+            distribution=TRAINING_DISTRIBUTION | (call.sampling if session.attempt.purpose == "session" else {}),
             end_ids=tuple(self._template.ends),
             stop=call.stop,
             grammar=grammar(call, self._template.form),
-            stream=call.stream or limit > LONG,  # a long answer comes in events, so that a dead engine is noticed
+            stream=call.stream
+            or limit > LONG_ANSWER_TOKENS,  # a long answer comes in events, so that a dead engine is noticed
             routed_from=None if self._settings.mixture is None else turn.prompt.routed,
         )
         return route.sample(request, turn.sampling)
@@ -228,7 +231,7 @@ def _untrainable(session: Session, turn: Turn) -> str | None:
     if known != sampled:
         return f"the engine named the weight version of the first {known} of {sampled} tokens"
     if turn.call.constraint is not None:
-        return UNTRAINABLE
+        return CONSTRAINED
     asked = turn.call.sampling if session.attempt.purpose == "session" else {}
-    other = {name: value for name, value in asked.items() if value != TRAINING[name]}
+    other = {name: value for name, value in asked.items() if value != TRAINING_DISTRIBUTION[name]}
     return f"sampled with {other}, not from the training distribution" if other else None

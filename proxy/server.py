@@ -16,13 +16,13 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from proxy.call import CallError
 from proxy.config import ProxyConfig, engine_urls
 from proxy.dialects import anthropic, chat_completions, gemini, responses, text_completions
-from proxy.dialects.base import Counting, Dialect
+from proxy.dialects.base import CountingDialect, Dialect
 from proxy.engine.fleet import Fleet
 from proxy.engine.moe_config import read_mixture
 from proxy.handler import Handler, HandlerSettings
-from proxy.http.admission import RETRY_SECONDS, Gate, Room, Work
+from proxy.http.admission import RETRY_SECONDS, AdmissionGate, Capacity, FairThreads
 from proxy.http.auth import Access
-from proxy.http.error_pages import Runner
+from proxy.http.error_pages import GatewayRunner
 from proxy.http.limits import LIMITS, RequestLimits
 from proxy.http.metrics import ProxyMetrics
 from proxy.pool.completions.store import CompletionWriter
@@ -40,11 +40,11 @@ from proxy.recording.sessions import Sessions
 from proxy.recording.turn import Turn
 
 log = logging.getLogger(__name__)
-THREADS = 4
+SQL_THREADS = 4
 """That run SQL."""
-ROOM = Room(total=4, per_run=3, per_attempt=2)
+THREAD_CAPACITY = Capacity(total=4, per_run=3, per_attempt=2)
 """Threads that render, tokenise and parse: one run, and one attempt, always leaves some to the others."""
-PREFIX = r"/{prefix:(?:.*/)?}"
+ANY_PREFIX = r"/{prefix:(?:.*/)?}"
 DIALECTS: dict[str, Dialect] = {
     "chat/completions": chat_completions,
     "messages": anthropic,
@@ -54,7 +54,7 @@ DIALECTS: dict[str, Dialect] = {
     "models/{model:.+}:streamGenerateContent": gemini,
 }
 """Path below the base URL -> dialect; the first that fits a path is taken."""
-COUNTING: dict[str, Counting] = {"messages/count_tokens": anthropic, "models/{model:.+}:countTokens": gemini}
+COUNTING: dict[str, CountingDialect] = {"messages/count_tokens": anthropic, "models/{model:.+}:countTokens": gemini}
 
 
 Route = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -83,8 +83,8 @@ class Gateway:
         self.settings = _settings(config, self.template, TextTurn if self.provider else Turn, limits)
         self.pool: Pool = open_pool(config.pool)
         room = config.admission
-        calls = Room(total=room.calls, per_run=room.calls_per_run, per_attempt=room.calls_per_run)
-        self.admission = Gate(calls)
+        calls = Capacity(total=room.calls, per_run=room.calls_per_run, per_attempt=room.calls_per_run)
+        self.admission = AdmissionGate(calls)
         self.metrics = ProxyMetrics(self.admission, lambda: self._writer.uncommitted)
 
     def app(self) -> web.Application:
@@ -106,7 +106,7 @@ class Gateway:
 
     def _add_model_routes(self, app: web.Application) -> list[web.AbstractRoute]:
         return [
-            app.router.add_get(PREFIX + "models", self._models),
+            app.router.add_get(ANY_PREFIX + "models", self._models),
             *(_add_post(app, path, self._completing(dialect)) for path, dialect in DIALECTS.items()),
             *(_add_post(app, path, self._counting(dialect)) for path, dialect in COUNTING.items()),
         ]
@@ -129,17 +129,17 @@ class Gateway:
         self.access.check_issued(request)
         return await handler(request)
 
-    def runner(self, shutdown_seconds: float) -> Runner:
+    def runner(self, shutdown_seconds: float) -> GatewayRunner:
         """What serves the application on a socket."""
-        return Runner(self.app(), self._limits, refusal, shutdown_seconds=shutdown_seconds)
+        return GatewayRunner(self.app(), self._limits, refusal, shutdown_seconds=shutdown_seconds)
 
-    def sandbox_runner(self, shutdown_seconds: float) -> Runner:
+    def sandbox_runner(self, shutdown_seconds: float) -> GatewayRunner:
         """What serves sandboxes on sockets of their own; to be set up after `runner`, and cleaned up before it."""
-        return Runner(self.sandbox_app(), self._limits, refusal, shutdown_seconds=shutdown_seconds)
+        return GatewayRunner(self.sandbox_app(), self._limits, refusal, shutdown_seconds=shutdown_seconds)
 
     async def _live(self, _app: web.Application) -> AsyncIterator[None]:
-        threads, workers = ThreadPoolExecutor(THREADS, "pool"), ThreadPoolExecutor(ROOM.total, "work")
-        work = Work(workers, ROOM)
+        threads, workers = ThreadPoolExecutor(SQL_THREADS, "pool"), ThreadPoolExecutor(THREAD_CAPACITY.total, "work")
+        work = FairThreads(workers, THREAD_CAPACITY)
         proxy_id = register_proxy(self.pool, fingerprint(Path(self.config.engine.model)))
         ledger = DeliveryLedger(proxy_id)
         writer = self._writer = CompletionWriter(self.pool, proxy_id, ledger.committed)
@@ -195,7 +195,7 @@ class Gateway:
 
         return complete
 
-    def _counting(self, dialect: Counting) -> Route:
+    def _counting(self, dialect: CountingDialect) -> Route:
         async def count(request: web.Request) -> web.StreamResponse:
             return await self._handler.count(request, dialect)
 
@@ -225,7 +225,7 @@ class Gateway:
 
 
 def _add_post(app: web.Application, path: str, route: Route) -> web.AbstractRoute:
-    return app.router.add_post(PREFIX + path, route, expect_handler=_expect)
+    return app.router.add_post(ANY_PREFIX + path, route, expect_handler=_expect)
 
 
 async def _expect(request: web.Request) -> web.StreamResponse | None:

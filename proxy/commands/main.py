@@ -27,14 +27,14 @@ from proxy.engine.scripted import ScriptedEngine, load_script
 from proxy.engine.sglang import Sglang
 from proxy.engine.tiny_model import make_tiny_model
 from proxy.http import sandbox_listener
-from proxy.http.redact import Formatter
+from proxy.http.redact import RedactingFormatter
 from proxy.pool.errors import UserError
 from proxy.prompt.template import ChatTemplate
 from proxy.server import Gateway
 
 STOP_SECONDS = 5
 """How long calls in progress may take when the server is told to stop."""
-GARBAGE = 20_000
+GARBAGE_THRESHOLD = 20_000
 """Objects by which the heap grows before the collector looks for cycles; Python's 700 would be several times a call."""
 
 
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _log_to_stderr() -> None:
     handler = logging.StreamHandler()
-    handler.setFormatter(Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    handler.setFormatter(RedactingFormatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
@@ -98,7 +98,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    config = _overridden(sandbox_listener.without(load_config(arguments.config)), arguments)
+    config = _overridden(sandbox_listener.without_listeners(load_config(arguments.config)), arguments)
     with replay_cli.opened(config, arguments) as gateway:
         _serve_gateway(gateway, arguments.ready_file)
         return replay_cli.summed_up(gateway)
@@ -109,7 +109,7 @@ def _overridden(config: ProxyConfig, arguments: argparse.Namespace) -> ProxyConf
         config = msgspec.structs.replace(config, pool=arguments.pool)
     if arguments.port is not None:
         config = msgspec.structs.replace(config, proxy=msgspec.structs.replace(config.proxy, port=arguments.port))
-    return sandbox_listener.overridden(config, arguments)
+    return sandbox_listener.with_arguments(config, arguments)
 
 
 def _serve_gateway(gateway: Gateway, ready_file: Path | None) -> int:
@@ -183,13 +183,13 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-Served = Sequence[tuple[web.AppRunner, Sequence[socket.socket]]]
+ServedApps = Sequence[tuple[web.AppRunner, Sequence[socket.socket]]]
 """Applications with the sockets that they listen on. The first socket's address is the server's."""
 
 
-def _run(served: Served, ready_file: Path | None) -> int:
+def _run(served: ServedApps, ready_file: Path | None) -> int:
     gc.freeze()  # what is loaded stays, and
-    gc.set_threshold(GARBAGE, 20, 100)  # calls make many short-lived objects that are no cycles
+    gc.set_threshold(GARBAGE_THRESHOLD, 20, 100)  # calls make many short-lived objects that are no cycles
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
         loop.run(_until_stopped(served, _url(served[0][1][0]), ready_file))
     return 0
@@ -200,7 +200,7 @@ def _url(listener: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-async def _until_stopped(served: Served, url: str, ready_file: Path | None) -> None:
+async def _until_stopped(served: ServedApps, url: str, ready_file: Path | None) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -24,7 +24,7 @@ from proxy.call import CallError, meaning
 from proxy.config import ProxyConfig
 from proxy.engine.fleet import Fleet
 from proxy.handler import Handler
-from proxy.http.response import Lane
+from proxy.http.response import AnswerWriter
 from proxy.pool.completions.records import SERVED_FINISH_REASONS, Completion
 from proxy.pool.completions.store import of_attempt, paths
 from proxy.pool.database import Pool
@@ -36,15 +36,15 @@ from proxy.recording.turn import Turn
 from proxy.server import Gateway
 
 log = logging.getLogger(__name__)
-SHOWN = 60
+SHOWN_CHARS = 60
 """Characters of each side that a difference shows."""
-CONTEXT = 20
+CONTEXT_CHARS = 20
 """Characters before a difference that are shown with it."""
 REST_TOKENS = 256
 """Tokens that are played before other calls get their turn."""
 
 
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayDifference(msgspec.Struct, frozen=True, kw_only=True):
     """How a request differs from the recorded one that it is nearest to; a line of the report."""
 
     attempt: int
@@ -65,7 +65,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Recording:
+class AttemptRecording:
     """What of an attempt can be played, and what has been.
 
     `report`: where differences go, a JSON line each. `ignored`: what of the prompts' texts is not compared; prompts are
@@ -94,7 +94,7 @@ class Recording:
         self.opened_at = attempt.opened_at
         """When the attempt began, which dates in its prompts tell."""
         self.answers = len(served)
-        self.differences: list[Difference] = []
+        self.differences: list[ReplayDifference] = []
         self._template = template
         self._ignored = ignored
         self.report = report
@@ -125,7 +125,7 @@ class Recording:
         ids = turn.prompt.ids
         asked = self._text(ids) if self._ignored else ids
         known = {id: self._text(prompt) if self._ignored else prompt for id, prompt in self._prompts.items()}
-        common = {id: _common(asked, prompt) for id, prompt in known.items()}
+        common = {id: _common_length(asked, prompt) for id, prompt in known.items()}
         nearest = max(common, key=lambda id: (common[id], id not in played, -id))
         difference = self._difference(number, turn, nearest)
         self.differences.append(difference)
@@ -134,18 +134,18 @@ class Recording:
             lines.write(msgspec.json.encode(difference) + b"\n")
         return CallError(400, "not_recorded", difference.sentence())
 
-    def _difference(self, number: int, turn: Turn, nearest: int) -> Difference:
-        same = _common(self._prompts[nearest], turn.prompt.ids)
+    def _difference(self, number: int, turn: Turn, nearest: int) -> ReplayDifference:
+        same = _common_length(self._prompts[nearest], turn.prompt.ids)
         expected, got = (self._text(ids) for ids in (self._prompts[nearest], turn.prompt.ids))
-        at = _common(expected, got)
+        at = _common_length(expected, got)
         if self._compared(self._prompts[nearest]) == self._compared(turn.prompt.ids):
             where = "in how often it came"
             expected, got = (f"{count} times" for count in (self._times(nearest), self._times(nearest) + 1))
         else:
             where = _place(turn.call.messages, got, at) if expected != got else f"in its tokens from {same} on"
-            start = max(0, at - CONTEXT)
-            expected, got = expected[start : at + SHOWN], got[start : at + SHOWN]
-        return Difference(
+            start = max(0, at - CONTEXT_CHARS)
+            expected, got = expected[start : at + SHOWN_CHARS], got[start : at + SHOWN_CHARS]
+        return ReplayDifference(
             attempt=self.attempt_id,
             request=number,
             nearest=nearest,
@@ -169,14 +169,14 @@ class Recording:
         return text
 
 
-class Replayer(Handler):
+class ReplayHandler(Handler):
     """A handler whose turns come from a recording."""
 
-    def __init__(self, recording: Recording, *args: Any, **kwargs: Any):
+    def __init__(self, recording: AttemptRecording, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._recording = recording
 
-    async def _sample(self, record: Record, turn: Turn, wire: Lane) -> None:
+    async def _sample(self, record: Record, turn: Turn, wire: AnswerWriter) -> None:
         item = self._recording.next(record.session.attempt.id, turn)
         turn.call_ids = tuple(call["id"] for call in item.reply.get("tool_calls", ()))
         sampling = turn.sampling
@@ -190,7 +190,7 @@ class Replayer(Handler):
         await wire.send(turn.close())
 
 
-class _NoFleet(Fleet):
+class _EmptyFleet(Fleet):
     """No engine, which nothing needs."""
 
     def __init__(self) -> None:
@@ -203,17 +203,17 @@ class _NoFleet(Fleet):
 class ReplayGateway(Gateway):
     """A gateway that plays a recording. `config.pool` is where what it plays is recorded."""
 
-    def __init__(self, config: ProxyConfig, recording: Recording):
-        super().__init__(config, "http://recorded", partial(Replayer, recording))
+    def __init__(self, config: ProxyConfig, recording: AttemptRecording):
+        super().__init__(config, "http://recorded", partial(ReplayHandler, recording))
         self.engines = (f"attempt {recording.attempt_id}",)
         self.recording = recording
         self.clock = recording.opened_at
 
     def fleet(self) -> Fleet:
-        return _NoFleet()
+        return _EmptyFleet()
 
 
-def _common(a: Sequence[Any], b: Sequence[Any]) -> int:
+def _common_length(a: Sequence[Any], b: Sequence[Any]) -> int:
     """How many leading items are the same."""
     low, high = 0, min(len(a), len(b))
     while low < high:

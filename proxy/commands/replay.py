@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from proxy.commands.pool import attempt_number
-from proxy.commands.recording_engine import Recording, ReplayGateway
+from proxy.commands.recording_engine import AttemptRecording, ReplayGateway
 from proxy.config import ProxyConfig
 from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
@@ -40,7 +40,7 @@ def opened(config: ProxyConfig, given: argparse.Namespace) -> Iterator[ReplayGat
         stack.callback(pool.close)
         template = ChatTemplate(Path(config.engine.model), config.engine.tool_format)
         report = given.report or Path(f"replay-{number}.jsonl")
-        recording = Recording(pool, number, template, report, ignored=ignored)
+        recording = AttemptRecording(pool, number, template, report, ignored=ignored)
         record = given.record or Path(stack.enter_context(TemporaryDirectory(prefix="replay-"))) / "pool.db"
         yield ReplayGateway(msgspec.structs.replace(config, pool=str(record.absolute())), recording)
 

@@ -11,9 +11,18 @@ from typing import Any
 
 import msgspec
 
-from proxy.call import Call, CallError, Constraint, Overflow, Reply
-from proxy.dialects.base import at_least_one, event, function, given, refuse, refuse_any, tool_call, unreadable
-from proxy.dialects.structured_output import answer_of, call_of
+from proxy.call import Call, CallError, Constraint, ContextOverflow, Reply
+from proxy.dialects.base import (
+    at_least_one,
+    named_event,
+    refuse,
+    refuse_any,
+    tool_call,
+    tool_definition,
+    unreadable,
+    without_nones,
+)
+from proxy.dialects.structured_output import answer_constraint, call_constraint
 from proxy.parsing.turn_parser import Piece, Reasoning, Text
 
 PROMPT, CHOICES = "messages", ""
@@ -116,7 +125,7 @@ def read(body: bytes, path: str) -> Call:
         constraint=_constraint(request, tools),
         max_new_tokens=request.max_tokens,
         stop=tuple(filter(None, request.stop_sequences or ())),
-        sampling=given({"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}),
+        sampling=without_nones({"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}),
         stream=bool(request.stream),
         options={} if request.thinking is None else {"enable_thinking": request.thinking.type != "disabled"},
         ignored=_ignored(request),
@@ -145,17 +154,17 @@ def _check(request: _Request) -> None:
 def _constraint(request: _Request, tools: Sequence[dict[str, Any]]) -> Constraint | None:
     choice = request.tool_choice
     if choice is not None and choice.type in ("any", "tool"):
-        return call_of("tool_choice", [choice.name] if choice.type == "tool" else [], tools)
+        return call_constraint("tool_choice", [choice.name] if choice.type == "tool" else [], tools)
     form = (request.output_config and request.output_config.format) or request.output_format
     if form and form.get("type") != "json_schema":
         refuse("output_config.format", f"is of type {form.get('type')!r}; 'json_schema' is served")
-    return answer_of("output_config.format.schema", form.get("schema"), tools) if form else None
+    return answer_constraint("output_config.format.schema", form.get("schema"), tools) if form else None
 
 
 def _ignored(request: _Request) -> tuple[str, ...]:
     budget = request.thinking.budget_tokens if request.thinking else None
     effort = request.output_config.effort if request.output_config else None
-    return tuple(given({"thinking.budget_tokens": budget, "output_config.effort": effort}))
+    return tuple(without_nones({"thinking.budget_tokens": budget, "output_config.effort": effort}))
 
 
 def _tool(tool: _Tool, index: int) -> dict[str, Any]:
@@ -163,7 +172,7 @@ def _tool(tool: _Tool, index: int) -> dict[str, Any]:
         refuse(f"tools[{index}]", f"is of type {tool.type!r}; hosted tools are not served")
     if not tool.name or tool.input_schema is None:
         refuse(f"tools[{index}]", "lacks a name or an input_schema")
-    return function(tool.name, tool.description, tool.input_schema)
+    return tool_definition(tool.name, tool.description, tool.input_schema)
 
 
 def _messages(message: _Message, where: str) -> list[dict[str, Any]]:
@@ -232,7 +241,7 @@ def reply(call: Call, answer: Reply, *_: Reply) -> bytes:
     return msgspec.json.encode({**_envelope(call), "content": content, **_stop(answer), "usage": _usage(answer)})
 
 
-class Stream:
+class AnthropicEvents:
     """The events of one streamed answer."""
 
     def __init__(self, call: Call, prompt_tokens: int):
@@ -245,7 +254,7 @@ class Stream:
         usage = {"input_tokens": self._prompt_tokens, "output_tokens": 0}
         stop = {"stop_reason": None, "stop_sequence": None}
         message = {**_envelope(self._call), "content": [], **stop, "usage": usage}
-        return event({"type": "message_start", "message": message}) + event({"type": "ping"})
+        return named_event({"type": "message_start", "message": message}) + named_event({"type": "ping"})
 
     def deltas(self, pieces: Sequence[Piece], choice: int = 0) -> bytes:
         """Text and reasoning may leave at once; tool calls wait for the closing."""
@@ -262,15 +271,15 @@ class Stream:
             block = {"type": "tool_use", "id": made.id, "name": made.name, "input": {}}
             delta = {"type": "input_json_delta", "partial_json": made.arguments}
             events += [self._start(block), self._event("delta", delta=delta), self._event("stop")]
-        events.append(event({"type": "message_delta", "delta": _stop(answer), "usage": _usage(answer)}))
-        return b"".join([*events, event({"type": "message_stop"})])
+        events.append(named_event({"type": "message_delta", "delta": _stop(answer), "usage": _usage(answer)}))
+        return b"".join([*events, named_event({"type": "message_stop"})])
 
     def failure(self, problem: CallError) -> bytes:
-        return event(error(problem))
+        return named_event(error(problem))
 
     def keepalive(self) -> bytes:
         """Empty deltas where a block is open: some clients do not count pings as a sign of life."""
-        return event({"type": "ping"}) if self._open is None else self._delta("")
+        return named_event({"type": "ping"}) if self._open is None else self._delta("")
 
     def _inside(self, kind: type) -> bytes:
         if self._open is kind:
@@ -296,13 +305,16 @@ class Stream:
         return self._event("start", content_block=block)
 
     def _event(self, what: str, **values: Any) -> bytes:
-        return event({"type": f"content_block_{what}", "index": self._index, **values})
+        return named_event({"type": f"content_block_{what}", "index": self._index, **values})
+
+
+events = AnthropicEvents
 
 
 def error(problem: CallError) -> dict[str, Any]:
     """An error in Anthropic's form; an overflow in the words that make its clients compact."""
     message = str(problem)
-    if isinstance(problem, Overflow):
+    if isinstance(problem, ContextOverflow):
         message = f"prompt is too long: {problem.length} tokens > {problem.limit} maximum"
     elif problem.code == "context_length_exceeded":
         message = f"prompt is too long: {problem}"

@@ -15,8 +15,16 @@ from proxy.parsing.turn_parser import Piece
 
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": keep-alive\n\n"
-CARRIER = b"blackforge:"
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
+SEAL = b"blackforge:"
+SAMPLING_FIELDS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+)
 """Sampling parameters that a request may name."""
 
 
@@ -56,14 +64,14 @@ class Dialect(Protocol):
     def reply(self, call: Call, answer: Reply, *others: Reply) -> bytes:
         """All answers of a call that is not streamed; where a dialect knows one, `others` are none."""
 
-    def Stream(self, call: Call, prompt_tokens: int) -> EventStream:
+    def events(self, call: Call, prompt_tokens: int) -> EventStream:
         """The events of one streamed answer."""
 
     def error(self, problem: CallError) -> dict[str, Any]:
         """An error in the dialect's form."""
 
 
-class Counting(Dialect, Protocol):
+class CountingDialect(Dialect, Protocol):
     """A dialect that can be asked how long a prompt is."""
 
     def count(self, tokens: int) -> bytes:
@@ -92,7 +100,7 @@ def unreadable(what: str, error: Exception) -> CallError:
     return CallError(400, "invalid_request", f"the body is not {what}: {error}")
 
 
-def parsed(arguments: str) -> Any:
+def parsed_arguments(arguments: str) -> Any:
     """Tool-call arguments as chat templates want them: an object, or the text where it is none."""
     try:
         value = msgspec.json.decode(arguments or "{}")
@@ -101,7 +109,7 @@ def parsed(arguments: str) -> Any:
     return value if isinstance(value, dict) else arguments
 
 
-def function(name: str, description: str | None, parameters: Any) -> dict[str, Any]:
+def tool_definition(name: str, description: str | None, parameters: Any) -> dict[str, Any]:
     """A tool as chat templates want it."""
     described = {"description": description} if description else {}
     return {"type": "function", "function": {"name": name, **described, "parameters": parameters}}
@@ -112,37 +120,37 @@ def tool_call(id: str, name: str, arguments: Any) -> dict[str, Any]:
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def effort(asked: str | None) -> dict[str, Any]:
+def effort_options(asked: str | None) -> dict[str, Any]:
     """A reasoning effort as arguments for the chat template; templates that know none of them ignore them."""
-    return {"enable_thinking": False} if asked == "none" else given({"reasoning_effort": asked})
+    return {"enable_thinking": False} if asked == "none" else without_nones({"reasoning_effort": asked})
 
 
 def sealed(reasoning: str) -> str:
     """Reasoning for the opaque field that clients return unread."""
-    return base64.b64encode(CARRIER + reasoning.encode()).decode()
+    return base64.b64encode(SEAL + reasoning.encode()).decode()
 
 
 def unsealed(field: str | None) -> str:
     """The reasoning in a field that is ours; nothing in one of another provider."""
     try:
         carried = base64.b64decode(field or "", validate=True)
-        return carried.removeprefix(CARRIER).decode() if carried.startswith(CARRIER) else ""
+        return carried.removeprefix(SEAL).decode() if carried.startswith(SEAL) else ""
     except (binascii.Error, ValueError):
         return ""
 
 
-def given(values: dict[str, Any]) -> dict[str, Any]:
+def without_nones(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def data(value: dict[str, Any]) -> bytes:
+def data_event(value: dict[str, Any]) -> bytes:
     """A server-sent event without a name."""
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
-def event(value: dict[str, Any]) -> bytes:
+def named_event(value: dict[str, Any]) -> bytes:
     """A server-sent event with its type as its name."""
-    return b"event: " + value["type"].encode() + b"\n" + data(value)
+    return b"event: " + value["type"].encode() + b"\n" + data_event(value)
 
 
 def openai_error(problem: CallError) -> dict[str, Any]:

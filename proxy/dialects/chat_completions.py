@@ -15,17 +15,17 @@ from proxy.call import Call, CallError, Reply
 from proxy.dialects.base import (
     COMMENT,
     DONE,
-    SAMPLING,
+    SAMPLING_FIELDS,
     at_least_one,
-    data,
-    effort,
+    data_event,
+    effort_options,
     openai_error,
-    parsed,
+    parsed_arguments,
     refuse,
     unreadable,
     usage,
 )
-from proxy.dialects.structured_output import openai
+from proxy.dialects.structured_output import openai_constraint
 from proxy.parsing.turn_parser import Piece, Reasoning, Text
 
 PROMPT, CHOICES = "messages", "n"
@@ -106,21 +106,21 @@ def read(body: bytes, path: str) -> Call:
     _check(request)
     limits = [limit for limit in (request.max_completion_tokens, request.max_tokens) if limit is not None]
     fields = msgspec.structs.asdict(request)
-    asked = {name: fields[name] for name in SAMPLING}
+    asked = {name: fields[name] for name in SAMPLING_FIELDS}
     tools = () if request.tool_choice == "none" else tuple(request.tools or ())
     stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
     return Call(
         model=request.model,
         messages=tuple(_message(message, i) for i, message in enumerate(request.messages)),
         tools=tools,
-        constraint=openai(request.tool_choice, "response_format", request.response_format, tools),
+        constraint=openai_constraint(request.tool_choice, "response_format", request.response_format, tools),
         max_new_tokens=min(limits) if limits else None,
         stop=tuple(filter(None, stop)),
         sampling={name: value for name, value in asked.items() if value is not None},
         choices=1 if request.n is None else request.n,
         stream=bool(request.stream),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
-        options=effort(request.reasoning_effort) | (request.chat_template_kwargs or {}),
+        options=effort_options(request.reasoning_effort) | (request.chat_template_kwargs or {}),
     )
 
 
@@ -168,7 +168,7 @@ def _text(message: _Message, index: int) -> str:
 
 def _tool_call(call: _ToolCall) -> dict[str, Any]:
     arguments = call.function.arguments
-    arguments = parsed(arguments) if isinstance(arguments, str) else arguments
+    arguments = parsed_arguments(arguments) if isinstance(arguments, str) else arguments
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
@@ -185,7 +185,7 @@ def reply(call: Call, answer: Reply, *others: Reply) -> bytes:
     return msgspec.json.encode({**envelope, "choices": choices, "usage": usage(answer, *others)})
 
 
-class Stream:
+class ChatEvents:
     """The events of one streamed answer."""
 
     def __init__(self, call: Call, prompt_tokens: int):
@@ -210,11 +210,11 @@ class Stream:
         """The tool calls, the finish reasons, the usage and the end: only after the rows are committed."""
         events = [event for i, each in enumerate((answer, *others)) for event in self._ends(i, each)]
         if self._call.include_usage:
-            events.append(data({**self._envelope, "choices": [], "usage": usage(answer, *others)}))
+            events.append(data_event({**self._envelope, "choices": [], "usage": usage(answer, *others)}))
         return b"".join([*events, DONE])
 
     def failure(self, problem: CallError) -> bytes:
-        return data(error(problem)) + DONE
+        return data_event(error(problem)) + DONE
 
     def keepalive(self) -> bytes:
         return COMMENT
@@ -229,6 +229,7 @@ class Stream:
         return b"%b%d%b%b%b" % (self._before, index, b',"delta":', msgspec.json.encode(delta), after)
 
 
+events = ChatEvents
 error = openai_error
 
 

@@ -15,9 +15,19 @@ from urllib.parse import parse_qs, unquote
 
 import msgspec
 
-from proxy.call import Call, CallError, Constraint, Overflow, Reply
-from proxy.dialects.base import data, function, given, refuse, refuse_any, sealed, tool_call, unreadable, unsealed
-from proxy.dialects.structured_output import ANY_OBJECT, answer_of, call_of
+from proxy.call import Call, CallError, Constraint, ContextOverflow, Reply
+from proxy.dialects.base import (
+    data_event,
+    refuse,
+    refuse_any,
+    sealed,
+    tool_call,
+    tool_definition,
+    unreadable,
+    unsealed,
+    without_nones,
+)
+from proxy.dialects.structured_output import ANY_OBJECT, answer_constraint, call_constraint
 from proxy.parsing.turn_parser import Piece, Reasoning, Text
 
 PROMPT, CHOICES = "contents", "generationConfig.candidateCount"
@@ -192,18 +202,20 @@ def _constraint(request: _Request, config: _GenerationConfig, tools: Sequence[di
     calling = (request.toolConfig and request.toolConfig.functionCallingConfig) or _CallingConfig()
     if calling.mode == "ANY":
         where = "toolConfig.functionCallingConfig"
-        return replace(call_of(where, calling.allowedFunctionNames or [], tools), once=False)
+        return replace(call_constraint(where, calling.allowedFunctionNames or [], tools), once=False)
     schemas = {"responseJsonSchema": config.responseJsonSchema, "responseSchema": _json_schema(config.responseSchema)}
     field, schema = next(((name, found) for name, found in schemas.items() if found is not None), ("", None))
     if config.responseMimeType != JSON:
         if field:
             refuse(f"generationConfig.{field}", f"needs responseMimeType {JSON!r}; set it")
         return None
-    return answer_of(f"generationConfig.{field or 'responseMimeType'}", ANY_OBJECT if schema is None else schema, tools)
+    return answer_constraint(
+        f"generationConfig.{field or 'responseMimeType'}", ANY_OBJECT if schema is None else schema, tools
+    )
 
 
 def _sampling(config: _GenerationConfig) -> dict[str, float]:
-    return given(
+    return without_nones(
         {
             "temperature": config.temperature,
             "top_p": config.topP,
@@ -223,7 +235,7 @@ def _ignored(request: _Request, config: _GenerationConfig, thinking: _ThinkingCo
         "generationConfig.thinkingConfig.thinkingBudget": budget,
         "generationConfig.thinkingConfig.thinkingLevel": thinking.thinkingLevel,
     }
-    return tuple(given(wishes))
+    return tuple(without_nones(wishes))
 
 
 def _tools(request: _Request) -> list[dict[str, Any]]:
@@ -233,7 +245,7 @@ def _tools(request: _Request) -> list[dict[str, Any]]:
             refuse(f"tools[{i}]", "has no functionDeclarations; hosted tools are not served")
         for declared in tool.functionDeclarations:
             schema = declared.parametersJsonSchema or _json_schema(declared.parameters or {"type": "object"})
-            found.append(function(declared.name, declared.description, schema))
+            found.append(tool_definition(declared.name, declared.description, schema))
     calling = request.toolConfig and request.toolConfig.functionCallingConfig
     return [] if calling and calling.mode == "NONE" else found
 
@@ -317,7 +329,7 @@ def reply(call: Call, answer: Reply, *others: Reply) -> bytes:
     return msgspec.json.encode(_last(call, [answer, *others], _id(), parts))
 
 
-class Stream:
+class GeminiEvents:
     """The events of one streamed answer."""
 
     def __init__(self, call: Call, prompt_tokens: int):
@@ -336,25 +348,28 @@ class Stream:
                 for piece in pieces
                 if isinstance(piece, Text | Reasoning)
             ]
-        return data(_chunk(self._call, self._id, [_candidate(choice, parts)])) if parts else b""
+        return data_event(_chunk(self._call, self._id, [_candidate(choice, parts)])) if parts else b""
 
     def closing(self, answer: Reply, *others: Reply) -> bytes:
         """The function calls, the finish reasons and the usage: only after the rows are committed."""
         answers = [answer, *others]
-        return data(_last(self._call, answers, self._id, [_signed(each, []) for each in answers]))
+        return data_event(_last(self._call, answers, self._id, [_signed(each, []) for each in answers]))
 
     def failure(self, problem: CallError) -> bytes:
-        return data(error(problem))
+        return data_event(error(problem))
 
     def keepalive(self) -> bytes:
         """Nothing: comments break Google's clients, which wait once they have the headers."""
         return b""
 
 
+events = GeminiEvents
+
+
 def error(problem: CallError) -> dict[str, Any]:
     """An error in Google's form."""
     message = str(problem)
-    if isinstance(problem, Overflow):
+    if isinstance(problem, ContextOverflow):
         message = (
             f"The input token count ({problem.length}) exceeds the maximum number of tokens allowed ({problem.limit})."
         )

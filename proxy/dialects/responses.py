@@ -18,20 +18,20 @@ import msgspec
 from proxy.call import Call, CallError, Reply, ToolCall
 from proxy.dialects.base import (
     at_least_one,
-    effort,
-    event,
-    function,
-    given,
+    effort_options,
+    named_event,
     openai_error,
-    parsed,
+    parsed_arguments,
     refuse,
     refuse_any,
     sealed,
     tool_call,
+    tool_definition,
     unreadable,
     unsealed,
+    without_nones,
 )
-from proxy.dialects.structured_output import openai
+from proxy.dialects.structured_output import openai_constraint
 from proxy.parsing.turn_parser import Piece, Reasoning, Text
 
 PROMPT, CHOICES = "input", ""
@@ -122,11 +122,13 @@ def read(body: bytes, path: str) -> Call:
         model=request.model,
         messages=(*system, *_messages(request.input)),
         tools=tools,
-        constraint=openai(request.tool_choice, "text.format", request.text.format if request.text else None, tools),
+        constraint=openai_constraint(
+            request.tool_choice, "text.format", request.text.format if request.text else None, tools
+        ),
         max_new_tokens=request.max_output_tokens,
-        sampling=given({"temperature": request.temperature, "top_p": request.top_p}),
+        sampling=without_nones({"temperature": request.temperature, "top_p": request.top_p}),
         stream=bool(request.stream),
-        options=effort(request.reasoning.effort if request.reasoning else None),
+        options=effort_options(request.reasoning.effort if request.reasoning else None),
         repeats={**_echo(request), "names": {name: origin for name, (_, origin) in found.items()}},
         ignored=_ignored(request),
     )
@@ -153,7 +155,9 @@ def _ignored(request: _Request) -> tuple[str, ...]:
     hosted = any(tool.type.startswith("web_search") for tool in request.tools or ())
     summary = request.reasoning.summary if request.reasoning else None
     verbosity = request.text.verbosity if request.text else None
-    return tuple(given({"tools.web_search": hosted or None, "reasoning.summary": summary, "text.verbosity": verbosity}))
+    return tuple(
+        without_nones({"tools.web_search": hosted or None, "reasoning.summary": summary, "text.verbosity": verbosity})
+    )
 
 
 def _echo(request: _Request) -> dict[str, Any]:
@@ -179,10 +183,10 @@ def _tools(tools: Sequence[_Tool], where: str, space: str = "") -> Iterator[tupl
         if tool.type not in ("function", "custom") or not tool.name:
             refuse(f"{where}[{i}]", f"is of type {tool.type!r}; function and custom tools with a name are served")
         name = f"{space}__{tool.name}" if space else tool.name
-        origin = given({"type": f"{tool.type}_call", "name": tool.name, "namespace": space or None})
+        origin = without_nones({"type": f"{tool.type}_call", "name": tool.name, "namespace": space or None})
         if tool.type == "function":
             parameters = {"type": "object", "properties": {}} if tool.parameters is None else tool.parameters
-            yield name, (function(name, tool.description, parameters), origin)
+            yield name, (tool_definition(name, tool.description, parameters), origin)
         else:
             yield name, (_custom(name, tool), {**origin, "type": "custom_tool_call"})
 
@@ -191,7 +195,7 @@ def _custom(name: str, tool: _Tool) -> dict[str, Any]:
     grammar = (tool.format or {}).get("definition")
     texts = [tool.description, f"The input follows this grammar:\n{grammar}" if grammar else None]
     parameters = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-    return function(name, "\n\n".join(filter(None, texts)), parameters)
+    return tool_definition(name, "\n\n".join(filter(None, texts)), parameters)
 
 
 def _messages(items: str | list[_Item]) -> list[dict[str, Any]]:
@@ -216,7 +220,7 @@ def _message(item: _Item, where: str) -> dict[str, Any]:
     if item.type == "reasoning":
         return {"role": "assistant", "content": "", "reasoning_content": _reasoning(item)}
     if item.type in ("function_call", "custom_tool_call"):
-        arguments = parsed(item.arguments) if item.type == "function_call" else {"input": item.input}
+        arguments = parsed_arguments(item.arguments) if item.type == "function_call" else {"input": item.input}
         name = f"{item.namespace}__{item.name}" if item.namespace else item.name
         call = tool_call(item.call_id, name, arguments)
         return {"role": "assistant", "content": "", "tool_calls": [call]}
@@ -258,13 +262,13 @@ def _reasoning(item: _Item) -> str:
 
 def reply(call: Call, answer: Reply, *_: Reply) -> bytes:
     """The whole answer of a call that is not streamed."""
-    stream = Stream(call, answer.prompt_tokens)
+    stream = ResponsesEvents(call, answer.prompt_tokens)
     stream.deltas([piece for piece in (Reasoning(answer.reasoning), Text(answer.content)) if piece.text])
     stream.closing(answer)
     return msgspec.json.encode(stream.response)
 
 
-class Stream:
+class ResponsesEvents:
     """The events of one streamed answer, and the response object that they add up to."""
 
     def __init__(self, call: Call, prompt_tokens: int):
@@ -339,7 +343,7 @@ class Stream:
 
     def _tool_call(self, made: ToolCall) -> bytes:
         origin = self._call.repeats["names"].get(made.name, {"type": "function_call", "name": made.name})
-        arguments = parsed(made.arguments)
+        arguments = parsed_arguments(made.arguments)
         fits = list(arguments) == ["input"] and isinstance(arguments["input"], str)
         if origin["type"] == "custom_tool_call" and fits:
             field, text, kind = "input", arguments["input"], "custom_tool_call_input"
@@ -366,9 +370,10 @@ class Stream:
         return self._event(name, output_index=len(self._output) - 1, item_id=self._output[-1]["id"], **values)
 
     def _event(self, name: str, **values: Any) -> bytes:
-        return event({"type": f"response.{name}", "sequence_number": next(self._numbers), **values})
+        return named_event({"type": f"response.{name}", "sequence_number": next(self._numbers), **values})
 
 
+events = ResponsesEvents
 error = openai_error
 
 

@@ -10,32 +10,32 @@ from typing import Any
 
 import msgspec
 
-from proxy.call import Call, CallGrammar, Constraint, Grammar
+from proxy.call import Call, Constraint, Grammar, ToolCallGrammar
 from proxy.dialects.base import refuse
 from proxy.parsing.formats import Format
 
-UNTRAINABLE = "constrained"
+CONSTRAINED = "constrained"
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 Tools = Sequence[dict[str, Any]]
 
 
-def openai(choice: Any, field: str, form: dict[str, Any] | None, tools: Tools) -> Constraint | None:
+def openai_constraint(choice: Any, field: str, form: dict[str, Any] | None, tools: Tools) -> Constraint | None:
     """What `tool_choice` and the form in `field` prescribe in chat completions and Responses, which nest differently.
 
     None where the answer is free; CallError 400 names the field that asks for what is not served.
     """
     kind = (form or {}).get("type", "text")
     if choice == "required":
-        return call_of("tool_choice", [], tools)
+        return call_constraint("tool_choice", [], tools)
     if isinstance(choice, dict) and isinstance(name := _inner(choice, "function").get("name"), str):
-        return call_of("tool_choice", [name], tools)
+        return call_constraint("tool_choice", [name], tools)
     if choice not in (None, "auto", "none"):
         refuse("tool_choice", f"is {choice!r}; 'auto', 'none', 'required' and one named function are served")
     if kind == "json_object":
-        return answer_of(field, ANY_OBJECT, tools)
+        return answer_constraint(field, ANY_OBJECT, tools)
     if kind == "json_schema":
-        return answer_of(field, _inner(form or {}, "json_schema").get("schema"), tools)
+        return answer_constraint(field, _inner(form or {}, "json_schema").get("schema"), tools)
     if kind != "text":
         refuse(field, f"is of type {kind!r}; 'text', 'json_object' and 'json_schema' are served")
     return None
@@ -47,7 +47,7 @@ def _inner(value: dict[str, Any], name: str) -> dict[str, Any]:
     return inner if isinstance(inner, dict) else value
 
 
-def answer_of(field: str, schema: Any, tools: Tools) -> Constraint:
+def answer_constraint(field: str, schema: Any, tools: Tools) -> Constraint:
     """The answer is JSON of this schema. `field` is the request's, for refusals."""
     if not isinstance(schema, dict | bool):
         refuse(field, "holds no JSON schema; send an object")
@@ -56,7 +56,7 @@ def answer_of(field: str, schema: Any, tools: Tools) -> Constraint:
     return Constraint(field, schema)
 
 
-def call_of(field: str, names: Sequence[str], tools: Tools) -> Constraint:
+def call_constraint(field: str, names: Sequence[str], tools: Tools) -> Constraint:
     """The answer is calls of these functions, of any where none is named: one call where one is."""
     offered = [tool["function"]["name"] for tool in tools]
     for name in names:
@@ -79,7 +79,7 @@ def grammar(call: Call, form: Format) -> Grammar | None:
     before, between, after = form.written
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in call.tools}
     calls = [
-        CallGrammar(f"{before}{msgspec.json.encode(name).decode()}{between}", schemas[name] or ANY_OBJECT, after)
+        ToolCallGrammar(f"{before}{msgspec.json.encode(name).decode()}{between}", schemas[name] or ANY_OBJECT, after)
         for name in constraint.calls
     ]
     return Grammar(calls=tuple(calls), once=constraint.once)

@@ -15,15 +15,15 @@ from proxy.call import Call, CallError, Reply
 from proxy.dialects.base import (
     COMMENT,
     DONE,
-    SAMPLING,
+    SAMPLING_FIELDS,
     at_least_one,
-    data,
-    given,
+    data_event,
     openai_error,
     refuse,
     refuse_any,
     unreadable,
     usage,
+    without_nones,
 )
 from proxy.parsing.turn_parser import Piece, Text
 
@@ -76,7 +76,7 @@ def read(body: bytes, path: str) -> Call:
         prompt=_prompt(request.prompt),
         max_new_tokens=DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens,
         stop=tuple(filter(None, stop)),
-        sampling=given({name: msgspec.structs.asdict(request)[name] for name in SAMPLING}),
+        sampling=without_nones({name: msgspec.structs.asdict(request)[name] for name in SAMPLING_FIELDS}),
         choices=1 if request.n is None else request.n,
         stream=bool(request.stream),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
@@ -115,7 +115,7 @@ def reply(call: Call, answer: Reply, *others: Reply) -> bytes:
     return msgspec.json.encode({**_envelope(call), "choices": choices, "usage": usage(answer, *others)})
 
 
-class Stream:
+class TextEvents:
     """The events of one streamed answer."""
 
     def __init__(self, call: Call, prompt_tokens: int):
@@ -132,19 +132,20 @@ class Stream:
         """The finish reasons, the usage and the end: only after the rows are committed."""
         events = [self._event(i, "", each.finish_reason) for i, each in enumerate((answer, *others))]
         if self._call.include_usage:
-            events.append(data({**self._envelope, "choices": [], "usage": usage(answer, *others)}))
+            events.append(data_event({**self._envelope, "choices": [], "usage": usage(answer, *others)}))
         return b"".join([*events, DONE])
 
     def failure(self, problem: CallError) -> bytes:
-        return data(error(problem)) + DONE
+        return data_event(error(problem)) + DONE
 
     def keepalive(self) -> bytes:
         return COMMENT
 
     def _event(self, index: int, text: str, finish: str | None = None) -> bytes:
-        return data({**self._envelope, "choices": [_choice(index, text, finish)]})
+        return data_event({**self._envelope, "choices": [_choice(index, text, finish)]})
 
 
+events = TextEvents
 error = openai_error
 
 

@@ -20,15 +20,15 @@ from proxy.pool.rollouts.attempts import Attempt
 P = ParamSpec("P")
 T = TypeVar("T")
 K = TypeVar("K")
-Place = asyncio.Future[None]
+_Place = asyncio.Future[None]
 RETRY_SECONDS = 5
 """When a call that found no place may come again."""
-SMALL = 1024
+SMALL_TOKENS = 1024
 """Tokens up to which work is cheaper on the event loop than on its way to a thread."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Room:
+class Capacity:
     """How many may be inside."""
 
     total: int
@@ -36,10 +36,10 @@ class Room:
     per_attempt: int
 
 
-class Gate:
+class AdmissionGate:
     """Use it in one event loop."""
 
-    def __init__(self, room: Room):
+    def __init__(self, room: Capacity):
         self._room = room
         self.inside: Counter[str] = Counter()
         """Places taken, by run."""
@@ -47,12 +47,12 @@ class Gate:
         """Calls that have none yet, by run."""
         self._taken = 0
         self._of_attempt: Counter[int] = Counter()
-        self._queues: OrderedDict[str, OrderedDict[int, deque[Place]]] = OrderedDict()
+        self._queues: OrderedDict[str, OrderedDict[int, deque[_Place]]] = OrderedDict()
 
     @asynccontextmanager
     async def place(self, attempt: Attempt, seconds: float | None = None) -> AsyncIterator[None]:
         """A place for as long as the block lasts; CallError 429 when there is none within `seconds`."""
-        run = name_of(attempt)
+        run = run_label(attempt)
         await self._enter(run, attempt.id, seconds)
         try:
             yield
@@ -63,7 +63,7 @@ class Gate:
         if not self._queues and self._fits(run, attempt):
             self._take(run, attempt)
             return
-        place: Place = asyncio.get_running_loop().create_future()
+        place: _Place = asyncio.get_running_loop().create_future()
         self._queues.setdefault(run, OrderedDict()).setdefault(attempt, deque()).append(place)
         self.waiting[run] += 1
         self._hand_out()
@@ -101,7 +101,7 @@ class Gate:
             self._take(run, attempt)
             place.set_result(None)
 
-    def _next(self) -> tuple[str, int, Place] | None:
+    def _next(self) -> tuple[str, int, _Place] | None:
         """The first who may enter, in turn. Who is served goes to the end of both queues."""
         for run, queues in list(self._queues.items()):
             if self.inside[run] >= self._room.per_run:
@@ -127,12 +127,12 @@ class Gate:
         return CallError(429, "rate_limit_exceeded", message)
 
 
-class Work:
+class FairThreads:
     """Work off the event loop: in so many threads, in turn, and none of it for ever for the same attempt."""
 
-    def __init__(self, threads: Executor, room: Room):
+    def __init__(self, threads: Executor, room: Capacity):
         self._threads = threads
-        self.gate = Gate(room)
+        self.gate = AdmissionGate(room)
 
     async def run(self, attempt: Attempt, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function in a thread. Its place stays taken until it ends, even when the caller is cancelled."""
@@ -146,10 +146,10 @@ class Work:
 
     async def sized(self, size: int, attempt: Attempt, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The same for work that costs more than the way to a thread where it is about more than SMALL tokens."""
-        return work(*args, **kwargs) if size <= SMALL else await self.run(attempt, work, *args, **kwargs)
+        return work(*args, **kwargs) if size <= SMALL_TOKENS else await self.run(attempt, work, *args, **kwargs)
 
 
-def name_of(attempt: Attempt) -> str:
+def run_label(attempt: Attempt) -> str:
     return f"session {attempt.id}" if attempt.run_id is None else f"run {attempt.run_id}"
 
 

@@ -18,12 +18,12 @@ from proxy.call import CallError
 from proxy.config import GatewayConfig
 from proxy.pool.errors import UserError
 
-ISSUED = "bf-"
+ISSUED_PREFIX = "bf-"
 """How keys begin that `harness run` issues. Any other key is one of nobody, which opens a session on loopback."""
-SHORTEST = 16
+MIN_ADMIN_KEY_CHARS = 16
 """Characters of an admin key. Nobody types it, so nobody needs a short one."""
-IN_PATH = re.compile(r"/r/([^/]+)(?=/)")
-HEADERS = ("x-api-key", "x-goog-api-key")
+KEY_IN_PATH = re.compile(r"/r/([^/]+)(?=/)")
+KEY_HEADERS = ("x-api-key", "x-goog-api-key")
 
 
 class Access:
@@ -45,7 +45,7 @@ class Access:
         A key that was issued counts before any other, since some tools always send a key of their own. CallError 400
         when the request names two attempts, 403 for the admin key, 401 for what cannot be a key.
         """
-        in_path, elsewhere = IN_PATH.findall(request.path), _outside_path(request)
+        in_path, elsewhere = KEY_IN_PATH.findall(request.path), _outside_path(request)
         given = [*in_path, *elsewhere]
         for key in given:
             if len(key) > self._key_chars or not key.isprintable():
@@ -53,7 +53,7 @@ class Access:
                 raise CallError(401, "invalid_api_key", f"the request's key has {len(key)}; {rule}")
             if self._is_admin(key):
                 raise CallError(403, "permission_denied", "this is the admin key; give agents keys of their own")
-        issued = {key for key in given if key.startswith(ISSUED)}
+        issued = {key for key in given if key.startswith(ISSUED_PREFIX)}
         named = issued | set(in_path)
         if issued and len(named) > 1:
             raise CallError(
@@ -63,7 +63,7 @@ class Access:
 
     def check_issued(self, request: web.Request) -> None:
         """CallError 401 unless the request's key has the form of issued ones. The pool says whether it was issued."""
-        if not self.agent_key(request).startswith(ISSUED):
+        if not self.agent_key(request).startswith(ISSUED_PREFIX):
             raise CallError(401, "invalid_api_key", "sandboxes are served by the key of their attempt only")
 
     def is_administrator(self, request: web.Request) -> bool:
@@ -105,10 +105,10 @@ def _admin_key(config: GatewayConfig) -> str | None:
     else:
         return None
     where = config.admin_key_file or config.admin_key_env
-    if len(key) < SHORTEST or not key.isascii() or not key.isprintable():
+    if len(key) < MIN_ADMIN_KEY_CHARS or not key.isascii() or not key.isprintable():
         raise UserError(
-            f"the admin key in {where} has {len(key)} characters; use at least {SHORTEST} printable ASCII ones, "
-            "as `openssl rand -hex 32` makes them"
+            f"the admin key in {where} has {len(key)} characters, and it needs at least {MIN_ADMIN_KEY_CHARS}, all "
+            "printable ASCII; make one with `openssl rand -hex 32`"
         )
     return key
 
@@ -120,7 +120,7 @@ def _outside_path(request: web.Request) -> list[str]:
         scheme, _, token = value.partition(" ")
         if scheme.lower() == "bearer":
             found.append(token.strip())
-    found += [value for name in HEADERS for value in request.headers.getall(name, ())]
+    found += [value for name in KEY_HEADERS for value in request.headers.getall(name, ())]
     return [key for key in (*found, *request.query.getall("key", ())) if key]
 
 

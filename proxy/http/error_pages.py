@@ -17,39 +17,39 @@ from proxy.call import CallError
 from proxy.http.limits import RequestLimits
 
 log = logging.getLogger(__name__)
-Refusal = Callable[[str, CallError], web.Response]
+RefusalPage = Callable[[str, CallError], web.Response]
 """The answer that refuses a request to this path."""
 TOO_MANY = "Too many headers"
 """How aiohttp words it; its error has no type of its own."""
 
 
-class Runner(web.AppRunner):
+class GatewayRunner(web.AppRunner):
     """Serves the gateway's application. A handler whose client has gone is cancelled."""
 
-    def __init__(self, app: web.Application, limits: RequestLimits, refusal: Refusal, *, shutdown_seconds: float):
+    def __init__(self, app: web.Application, limits: RequestLimits, refusal: RefusalPage, *, shutdown_seconds: float):
         super().__init__(app, access_log=None, handler_cancellation=True, shutdown_timeout=shutdown_seconds)
         self._limits = limits
         self._refusal = refusal
 
     async def _make_server(self) -> web.Server:
         made = await super()._make_server()
-        return _Server(made, self._limits, self._refusal)
+        return _GatewayServer(made, self._limits, self._refusal)
 
 
-class _Server(web.Server):
-    def __init__(self, made: web.Server, limits: RequestLimits, refusal: Refusal):
+class _GatewayServer(web.Server):
+    def __init__(self, made: web.Server, limits: RequestLimits, refusal: RefusalPage):
         super().__init__(made.request_handler, request_factory=made.request_factory, handler_cancellation=True)
         self._limits = limits
         self._refusal = refusal
 
     def __call__(self) -> web.RequestHandler:
-        return _Connection(self, self._limits, self._refusal)
+        return _GatewayConnection(self, self._limits, self._refusal)
 
 
-class _Connection(web.RequestHandler):
+class _GatewayConnection(web.RequestHandler):
     __slots__ = ("_limits", "_refusal")
 
-    def __init__(self, server: web.Server, limits: RequestLimits, refusal: Refusal):
+    def __init__(self, server: web.Server, limits: RequestLimits, refusal: RefusalPage):
         size = limits.header_bytes
         options: dict[str, Any] = {
             "access_log": None,

@@ -18,11 +18,11 @@ from msgspec.structs import astuple
 from proxy.call import Call, CallError
 from proxy.dialects.base import Dialect, refuse
 
-WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+ZLIB_WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 """Content encodings that are decompressed, and how zlib names their headers."""
-LEAVES = frozenset((str, int, float, bool, type(None)))
+LEAF_TYPES = frozenset((str, int, float, bool, type(None)))
 """What a decoded JSON value may be besides objects, arrays and the dialects' structs."""
-LARGEST = 2**31 - 1
+LARGEST_NUMBER = 2**31 - 1
 """Engines keep integers in 32 bits."""
 
 
@@ -82,7 +82,7 @@ def parse_call(body: bytes, path: str, dialect: Dialect, limits: RequestLimits) 
     if not 1 <= call.choices <= limits.choices:
         refuse(dialect.CHOICES, f"is {call.choices}; 1 to {limits.choices} answers to a request are served")
     for name, value in call.sampling.items():
-        if not isfinite(value) or abs(value) > LARGEST:
+        if not isfinite(value) or abs(value) > LARGEST_NUMBER:
             refuse(name, f"is {value}; send a number within 32 bits")
     return call
 
@@ -90,8 +90,8 @@ def parse_call(body: bytes, path: str, dialect: Dialect, limits: RequestLimits) 
 async def read_body(request: web.Request, limits: RequestLimits) -> bytes:
     """The request's body; CallError (400, 408, 413, 415) says what is wrong or too much."""
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
-    if encoding not in ("identity", *WINDOWS):
-        rule = f"the body is encoded as {encoding!r}; served are {', '.join(WINDOWS)} and no encoding"
+    if encoding not in ("identity", *ZLIB_WINDOWS):
+        rule = f"the body is encoded as {encoding!r}; served are {', '.join(ZLIB_WINDOWS)} and no encoding"
         raise CallError(415, "unsupported_encoding", rule)
     too_large = CallError(413, "request_too_large", f"the body is larger than {limits.body_bytes} bytes; send less")
     if (request.content_length or 0) > limits.body_bytes:
@@ -106,7 +106,7 @@ async def read_body(request: web.Request, limits: RequestLimits) -> bytes:
         raise too_large from error
     except web.RequestPayloadError as error:
         raise CallError(400, "invalid_request", "the body is not what its headers say; send it whole") from error
-    if encoding in WINDOWS:
+    if encoding in ZLIB_WINDOWS:
         body = await asyncio.to_thread(_inflated, body, encoding, limits.body_bytes)
     if len(body) > limits.body_bytes:
         raise too_large
@@ -115,7 +115,7 @@ async def read_body(request: web.Request, limits: RequestLimits) -> bytes:
 
 def _inflated(body: bytes, encoding: str, limit: int) -> bytes:
     """At most one byte more than the limit, however small the compressed body."""
-    inflater = zlib.decompressobj(WINDOWS[encoding])
+    inflater = zlib.decompressobj(ZLIB_WINDOWS[encoding])
     try:
         found = inflater.decompress(body, limit + 1)
     except zlib.error as error:
@@ -132,11 +132,11 @@ def _too_deep(limits: RequestLimits) -> CallError:
 
 def nests_deeper(values: Sequence[Any], limit: int) -> bool:
     """Whether one of the values has more than `limit` levels of objects and arrays, itself included."""
-    level = [value for value in values if type(value) not in LEAVES]
+    level = [value for value in values if type(value) not in LEAF_TYPES]
     for _ in range(limit):
         if not level:
             return False
-        level = [inner for value in level for inner in _inside(value) if type(inner) not in LEAVES]
+        level = [inner for value in level for inner in _inside(value) if type(inner) not in LEAF_TYPES]
     return bool(level)
 
 

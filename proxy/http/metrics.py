@@ -12,14 +12,14 @@ from prometheus_client import Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from proxy.http.admission import Gate
+from proxy.http.admission import AdmissionGate
 
 
 @dataclass(eq=False)
 class ProxyMetrics(Collector):
     """The counters of one proxy. Only its event loop changes them, so plain integers without a lock will do."""
 
-    admission: Gate
+    admission: AdmissionGate
     """Counts the calls in flight and those that wait, by run."""
     uncommitted: Callable[[], int]
     """Returns how many completions wait for their commit."""

@@ -25,7 +25,7 @@ SHORT = 8
 """Values of environment variables below this many characters are words rather than secrets."""
 
 
-class Formatter(logging.Formatter):
+class RedactingFormatter(logging.Formatter):
     """Writes records without the secrets in them."""
 
     def format(self, record: logging.LogRecord) -> str:

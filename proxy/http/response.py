@@ -17,11 +17,11 @@ from proxy.call import Call, CallError, Reply
 from proxy.dialects.base import Dialect, EventStream
 from proxy.parsing.turn_parser import Piece, Reasoning, Text
 
-IGNORED = "X-Blackforge-Ignored"
+IGNORED_HEADER = "X-Blackforge-Ignored"
 """The header that names what was asked and changes nothing here."""
 
 
-class Wire(Protocol):
+class ResponseWriter(Protocol):
     """What the handler needs of either way."""
 
     @property
@@ -46,10 +46,10 @@ class Wire(Protocol):
 
 
 @dataclass(frozen=True)
-class Lane:
+class AnswerWriter:
     """One answer's part of a wire."""
 
-    wire: Wire
+    wire: ResponseWriter
     choice: int
 
     @property
@@ -61,7 +61,7 @@ class Lane:
         await self.wire.send(pieces, self.choice)
 
 
-class Whole:
+class WholeResponse:
     """Nothing before the end."""
 
     begun = False
@@ -90,7 +90,7 @@ class Whole:
         pass
 
 
-class Stream:
+class StreamedResponse:
     """The event stream to one client, opened by the first thing to send."""
 
     def __init__(self, request: web.Request, call: Call, events: EventStream, patience: float):
@@ -164,7 +164,7 @@ class Stream:
 
 
 def _headers(call: Call) -> dict[str, str]:
-    return {IGNORED: ", ".join(call.ignored)} if call.ignored else {}
+    return {IGNORED_HEADER: ", ".join(call.ignored)} if call.ignored else {}
 
 
 def _until_flushed(request: web.Request) -> None:

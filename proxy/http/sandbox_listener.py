@@ -16,7 +16,7 @@ import msgspec
 from proxy.config import ProxyConfig
 from proxy.pool.errors import UserError
 
-LONGEST = 107
+MAX_SOCKET_PATH_BYTES = 107
 """Bytes of a Unix socket's path (sun_path of unix(7), without the NUL)."""
 
 
@@ -25,13 +25,13 @@ def add_arguments(serve: argparse.ArgumentParser) -> None:
     serve.add_argument("--sandbox-address", metavar="HOST:PORT", help="listen for sandboxes here, too")
 
 
-def without(config: ProxyConfig) -> ProxyConfig:
+def without_listeners(config: ProxyConfig) -> ProxyConfig:
     """The configuration for a server beside the proxy that it is written for, whose listeners these are."""
     proxy = msgspec.structs.replace(config.proxy, sandbox_socket="", sandbox_address="")
     return msgspec.structs.replace(config, proxy=proxy)
 
 
-def overridden(config: ProxyConfig, given: argparse.Namespace) -> ProxyConfig:
+def with_arguments(config: ProxyConfig, given: argparse.Namespace) -> ProxyConfig:
     """The configuration with what the command line says about sandboxes."""
     changed: dict[str, str] = {}
     if given.sandbox_socket:
@@ -47,9 +47,10 @@ def listen_unix(path: Path) -> socket.socket:
     What is outside reaches it by the directories above only, so these decide who else may.
     """
     size = len(os.fsencode(path))
-    if size > LONGEST:
+    if size > MAX_SOCKET_PATH_BYTES:
         raise UserError(
-            f"the sandbox socket's path has {size} bytes, a Unix socket's at most {LONGEST}; name a shorter one: {path}"
+            f"the sandbox socket's path has {size} bytes, and a Unix socket's has at most {MAX_SOCKET_PATH_BYTES}; "
+            f"name a shorter one: {path}"
         )
     listener = socket.socket(socket.AF_UNIX)
     try:

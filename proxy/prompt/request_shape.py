@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from zlib import crc32
 
 from proxy.call import Call, meaning
-from proxy.dialects.base import parsed
+from proxy.dialects.base import parsed_arguments
 from proxy.pool.completions.records import SERVED_FINISH_REASONS, Shape
 
 TURNS_BACK = 8
@@ -112,7 +112,7 @@ def _words(reply: dict[str, Any]) -> Iterator[str]:
     """What of a reply is searched for in later requests: long lines of its text and of its tool calls' arguments."""
     yield from _lines(reply.get("content") or "")
     for call in reply.get("tool_calls", ()):
-        arguments = parsed(call["function"]["arguments"])
+        arguments = parsed_arguments(call["function"]["arguments"])
         values = arguments.values() if isinstance(arguments, dict) else [arguments]
         for value in values:
             yield from _lines(value if isinstance(value, str) else "")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from proxy.call import CallError, Reply
 from proxy.engine.client import EngineError
-from proxy.http.response import Lane
+from proxy.http.response import AnswerWriter
 from proxy.recording.recorder import Record
 from proxy.recording.redelivery.service import RetriedAnswer
 from proxy.recording.turn import Turn
@@ -23,7 +23,7 @@ class Choice:
 
     record: Record
     turn: Turn
-    lane: Lane
+    lane: AnswerWriter
     sent: Record | RetriedAnswer
     error: EngineError | CallError | None = None
 

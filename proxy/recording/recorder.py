@@ -15,7 +15,7 @@ from zlib import crc32
 
 from proxy.call import CallError, Reply
 from proxy.engine.client import EngineError
-from proxy.http.admission import Work
+from proxy.http.admission import FairThreads
 from proxy.pool.completions.records import ABANDONED, NewCompletion, int_bytes
 from proxy.pool.completions.routed_experts import known_after
 from proxy.pool.completions.store import CompletionWriter
@@ -42,7 +42,7 @@ class Means:
 
     writer: CompletionWriter
     redelivery: Redelivery
-    work: Work
+    work: FairThreads
 
 
 @dataclass

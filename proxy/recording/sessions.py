@@ -16,8 +16,8 @@ import msgspec
 from aiohttp import web
 
 from proxy.call import Call, CallError
-from proxy.http.admission import Work
-from proxy.http.auth import ISSUED, Access
+from proxy.http.admission import FairThreads
+from proxy.http.auth import ISSUED_PREFIX, Access
 from proxy.pool.completions.records import NewCompletion
 from proxy.pool.completions.store import newer, paths
 from proxy.pool.database import Pool
@@ -79,7 +79,7 @@ class Sessions:
     """All sessions of this proxy. `clock`: unix time of the templates' dates; each attempt's beginning when None."""
 
     def __init__(
-        self, pool: Pool, template: ChatTemplate, access: Access, *, threads: Executor, work: Work,
+        self, pool: Pool, template: ChatTemplate, access: Access, *, threads: Executor, work: FairThreads,
         clock: float | None = None,
     ):  # fmt: skip
         self._pool = pool
@@ -172,7 +172,7 @@ class Sessions:
                 raise CallError(
                     401, "invalid_api_key", "this key was not issued for a run; start agents by harness run"
                 )
-            if key.startswith(ISSUED):
+            if key.startswith(ISSUED_PREFIX):
                 raise CallError(
                     401, "invalid_api_key", f"the pool {self._pool.name} has not issued this key; check --pool"
                 )

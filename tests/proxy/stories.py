@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.call import Call, Constraint
-from proxy.dialects.base import function, tool_call
+from proxy.dialects.base import tool_call, tool_definition
 from proxy.pool.completions.labels import labels
 from proxy.pool.completions.records import Shape
 from proxy.prompt.request_shape import Shapes
@@ -43,7 +43,7 @@ class Story:
 
     def begin(self, kind: str, messages: Sequence[Message], tools: int = 0, constrained: bool = False) -> "Open":
         """A call that stays in flight until `end`."""
-        offered = tuple(function(f"tool{i}", None, {}) for i in range(tools))
+        offered = tuple(tool_definition(f"tool{i}", None, {}) for i in range(tools))
         constraint = Constraint("response_format", True) if constrained else None
         call = Call(model="m", messages=tuple(messages), tools=offered, constraint=constraint)
         return Open(kind, self._shapes.of(call, None))

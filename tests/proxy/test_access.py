@@ -178,7 +178,7 @@ def test_loopback_needs_no_admin_key(host: str) -> None:
     [
         (None, {"admin_key_file": "{}/gone"}, "cannot be read"),
         ("", {"admin_key_file": "{}/key"}, "has 0 characters"),
-        ("short", {"admin_key_file": "{}/key"}, "has 5 characters; use at least 16"),
+        ("short", {"admin_key_file": "{}/key"}, "has 5 characters, and it needs at least 16"),
         ("\u00fc" * 20, {"admin_key_file": "{}/key"}, "printable ASCII"),
         (None, {"admin_key_env": "BLACKFORGE_TEST_UNSET"}, "BLACKFORGE_TEST_UNSET has 0 characters"),
         (None, {"admin_key_env": "A", "admin_key_file": "b"}, "keep one"),

@@ -18,7 +18,7 @@ import pytest
 from proxy.call import CallError
 from proxy.config import EngineConfig, ProxyConfig
 from proxy.engine.scripted import ScriptedEngine
-from proxy.http.admission import SMALL, Gate, Room, Work
+from proxy.http.admission import SMALL_TOKENS, AdmissionGate, Capacity, FairThreads
 from proxy.pool.rollouts.attempts import Attempt, open_attempt
 from proxy.pool.rollouts.groups import open_group
 from proxy.pool.rollouts.runs import open_run
@@ -36,7 +36,7 @@ def attempt(number: int, run: int | None) -> Attempt:
 class Crowd:
     """Callers at a gate: who got in, in order, and a way to let each out."""
 
-    def __init__(self, gate: Gate):
+    def __init__(self, gate: AdmissionGate):
         self.gate = gate
         self.entered: list[str] = []
         self.tasks: dict[str, asyncio.Task[None]] = {}
@@ -66,7 +66,7 @@ async def settle() -> None:
 
 
 async def test_runs_take_turns_and_a_flood_leaves_a_place_to_others() -> None:
-    crowd = Crowd(Gate(Room(total=3, per_run=2, per_attempt=2)))
+    crowd = Crowd(AdmissionGate(Capacity(total=3, per_run=2, per_attempt=2)))
     for name in ("a1", "a2", "a3", "a4"):
         await crowd.come(name, attempt(1, 1))
     for name in ("b1", "b2"):
@@ -82,7 +82,7 @@ async def test_runs_take_turns_and_a_flood_leaves_a_place_to_others() -> None:
 
 
 async def test_attempts_of_a_run_take_turns() -> None:
-    crowd = Crowd(Gate(Room(total=2, per_run=2, per_attempt=1)))
+    crowd = Crowd(AdmissionGate(Capacity(total=2, per_run=2, per_attempt=1)))
     for name in ("a1", "a2", "a3"):
         await crowd.come(name, attempt(1, 1))
     await crowd.come("b1", attempt(2, 1))
@@ -96,7 +96,7 @@ async def test_attempts_of_a_run_take_turns() -> None:
 
 
 async def test_who_gives_up_leaves_no_place_taken() -> None:
-    crowd = Crowd(Gate(Room(total=1, per_run=1, per_attempt=1)))
+    crowd = Crowd(AdmissionGate(Capacity(total=1, per_run=1, per_attempt=1)))
     for name in ("in", "waiting", "next"):
         await crowd.come(name, attempt(1, None))
     crowd.tasks["waiting"].cancel()
@@ -113,7 +113,7 @@ async def test_who_gives_up_leaves_no_place_taken() -> None:
 
 
 async def test_the_deadline_says_what_is_full() -> None:
-    gate = Gate(Room(total=1, per_run=1, per_attempt=1))
+    gate = AdmissionGate(Capacity(total=1, per_run=1, per_attempt=1))
     async with gate.place(attempt(1, 7)):
         with pytest.raises(CallError, match="run 7 has 1 calls at work and 1 waiting.*0.01 s; try again in 5s") as told:
             async with gate.place(attempt(2, 7), 0.01):
@@ -129,7 +129,7 @@ async def test_work_keeps_its_place_until_the_thread_is_done() -> None:
         over.wait(60)
 
     with ThreadPoolExecutor(1) as threads:
-        work = Work(threads, Room(total=1, per_run=1, per_attempt=1))
+        work = FairThreads(threads, Capacity(total=1, per_run=1, per_attempt=1))
         running = asyncio.ensure_future(work.run(attempt(1, 1), block))
         await asyncio.to_thread(begun.wait, 60)
         running.cancel()
@@ -142,9 +142,9 @@ async def test_work_keeps_its_place_until_the_thread_is_done() -> None:
 
 async def test_large_work_leaves_the_event_loop_and_small_work_stays() -> None:
     with ThreadPoolExecutor(1) as threads:
-        work = Work(threads, Room(total=1, per_run=1, per_attempt=1))
-        assert await work.sized(SMALL, attempt(1, 1), current_thread) is main_thread()
-        assert await work.sized(SMALL + 1, attempt(1, 1), current_thread) is not main_thread()
+        work = FairThreads(threads, Capacity(total=1, per_run=1, per_attempt=1))
+        assert await work.sized(SMALL_TOKENS, attempt(1, 1), current_thread) is main_thread()
+        assert await work.sized(SMALL_TOKENS + 1, attempt(1, 1), current_thread) is not main_thread()
 
 
 # ---- through a gateway
@@ -190,7 +190,9 @@ class SlowStand:
 async def slow(tiny_model: Path, tmp_path: Path) -> AsyncIterator[SlowStand]:
     template = Slow(tiny_model)
     async with AsyncExitStack() as stack:
-        script = ScriptedEngine(lambda prompt, ids: "sluggish " * SMALL if "long" in prompt else "ok", template.plain)
+        script = ScriptedEngine(
+            lambda prompt, ids: "sluggish " * SMALL_TOKENS if "long" in prompt else "ok", template.plain
+        )
         config = ProxyConfig(engine=EngineConfig(model=str(tiny_model)), pool=str(tmp_path / "pool.db"))
         gateway = Gateway(config, await listening(script.app(), stack))
         gateway.template = template

@@ -127,7 +127,7 @@ def test_a_socket_that_a_killed_proxy_left_is_taken_over(tmp_path: Path, tiny_mo
 
 
 def test_sockets_that_cannot_be_are_one_sentence(short: Path) -> None:
-    with pytest.raises(UserError, match="has 3[0-9]{2} bytes, a Unix socket's at most 107; name a shorter one"):
+    with pytest.raises(UserError, match="has 3[0-9]{2} bytes, and a Unix socket's has at most 107; name a shorter one"):
         sandbox_listener.listen_unix(short / ("x" * 300))
     short.mkdir()
     (short / "pool.db").touch()

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from proxy.call import Call
-from proxy.dialects.structured_output import call_of, grammar
+from proxy.dialects.structured_output import call_constraint, grammar
 from proxy.engine.client import grammar_params
 from proxy.engine.sglang import Sglang
 from proxy.parsing.formats import FORMATS, Schemas
@@ -108,7 +108,7 @@ async def test_what_cannot_be_prescribed_is_refused(
 @pytest.mark.parametrize("name", ["qwen", "llama3"])
 def test_forced_calls_are_calls_of_the_format(name: str) -> None:
     form, tools = FORMATS[name](), (SHELL, {"type": "function", "function": {"name": "stop"}})
-    asked = Call(model="m", tools=tools, constraint=call_of("tool_choice", [], tools))
+    asked = Call(model="m", tools=tools, constraint=call_constraint("tool_choice", [], tools))
     rules = grammar(asked, form)
     assert rules is not None
     rule = msgspec.json.decode(grammar_params(rules)["structural_tag"])["format"]

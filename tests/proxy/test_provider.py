@@ -12,7 +12,7 @@ import pytest
 
 from proxy.call import Call
 from proxy.commands.main import main
-from proxy.commands.recording_engine import Recording
+from proxy.commands.recording_engine import AttemptRecording
 from proxy.engine.scripted import Fault, Script
 from proxy.parsing.turn_parser import Text
 from proxy.pool.errors import UserError
@@ -192,7 +192,7 @@ async def test_the_pools_tools_read_rows_of_text(behind: Any, template: ChatTemp
     assert export(stand.pool, run, "jsonl", tmp_path / "run.jsonl") == 3
     assert any("text only" in line and "bonjour" in line for line in show(stand.pool, rows[0].attempt_id))
     with pytest.raises(UserError, match="answered by a provider, as text without token ids"):
-        Recording(stand.pool, rows[0].attempt_id, template, tmp_path / "report.jsonl")
+        AttemptRecording(stand.pool, rows[0].attempt_id, template, tmp_path / "report.jsonl")
 
 
 def test_a_provider_that_litellm_does_not_know(

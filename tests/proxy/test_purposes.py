@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from proxy.handler import TRAINING
+from proxy.handler import TRAINING_DISTRIBUTION
 from proxy.pool.rollouts.attempts import open_attempt
 from proxy.pool.rollouts.groups import open_group
 from proxy.pool.rollouts.runs import open_run
@@ -25,7 +25,7 @@ async def test_runs_force_the_training_distribution(serve: Serve, purpose: str) 
     stand = await serve(lambda prompt, ids: "ok")
     key = issued_key(stand, purpose)
     assert (await stand.chat(user("hi"), key=key, **COLD))["status"] == 200
-    assert stand.engine is not None and stand.engine.last_params.items() >= TRAINING.items()
+    assert stand.engine is not None and stand.engine.last_params.items() >= TRAINING_DISTRIBUTION.items()
     assert stand.recorded(key)[0].untrainable is None
 
 

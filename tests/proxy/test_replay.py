@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import update
 
 from proxy.commands.main import main
-from proxy.commands.recording_engine import Recording, ReplayGateway
+from proxy.commands.recording_engine import AttemptRecording, ReplayGateway
 from proxy.config import EngineConfig, ProxyConfig
 from proxy.engine import process
 from proxy.engine.scripted import Fault, Reply, ScriptedEngine
@@ -65,7 +65,7 @@ async def replay(tiny_model: Path, tmp_path: Path) -> AsyncIterator[Replay]:
             attempt = by_key(stand.pool, "agent")
             assert attempt is not None
             report, template = tmp_path / "report.jsonl", ChatTemplate(tiny_model)
-            recording = Recording(stand.pool, attempt.id, template, report, ignored=ignored)
+            recording = AttemptRecording(stand.pool, attempt.id, template, report, ignored=ignored)
             file = str(tmp_path / "replayed.db")
             gateway = ReplayGateway(ProxyConfig(engine=EngineConfig(model=str(tiny_model)), pool=file), recording)
             http = await stack.enter_async_context(aiohttp.ClientSession())
@@ -212,7 +212,7 @@ async def test_a_date_in_the_prompt_is_the_recorded_one(tiny_model: Path, tmp_pa
         stand = Stand(await served(Gateway(config, engine), stack), pool, http)
         await stand.chat(user("hi"))
         assert seen.prompts[0].startswith("2001")
-        recording = Recording(pool, 1, ChatTemplate(dated), tmp_path / "report.jsonl")
+        recording = AttemptRecording(pool, 1, ChatTemplate(dated), tmp_path / "report.jsonl")
         replayed = ReplayGateway(msgspec.structs.replace(config, pool=str(tmp_path / "replayed.db")), recording)
         assert (await Stand(await served(replayed, stack), pool, http).chat(user("hi")))["status"] == 200
 
@@ -252,7 +252,7 @@ async def test_what_is_ignored_is_no_difference(serve: Serve, replay: Replay, tm
 def test_an_attempt_without_answers_is_refused(tmp_path: Path, template: ChatTemplate) -> None:
     pool = open_pool(str(tmp_path / "pool.db"))
     with pytest.raises(UserError, match="has no answer to play again of attempt 7"):
-        Recording(pool, 7, template, tmp_path / "report.jsonl")
+        AttemptRecording(pool, 7, template, tmp_path / "report.jsonl")
 
 
 async def test_the_command_serves_reports_and_leaves_the_pool_as_it_was(

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from proxy.commands.main import main
 from proxy.engine import process
-from proxy.http.redact import Formatter, redacted
+from proxy.http.redact import RedactingFormatter, redacted
 from proxy.pool.database import open_pool
 from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt
 from proxy.pool.rollouts.groups import open_group
@@ -135,7 +135,7 @@ def test_a_traceback_is_logged_without_its_secrets() -> None:
         raise ValueError("no such key: bf-0123456789abcdef")
     except ValueError:
         record = logging.LogRecord("proxy", logging.ERROR, __file__, 1, "bug at /r/%s/v1", ("abc",), sys.exc_info())
-    text = Formatter("%(levelname)s %(message)s").format(record)
+    text = RedactingFormatter("%(levelname)s %(message)s").format(record)
     assert text.startswith("ERROR bug at /r/***/v1\nTraceback") and text.endswith("ValueError: no such key: ***")
 
 

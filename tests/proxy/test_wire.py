@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from proxy.call import Call, CallError, Reply
-from proxy.http.response import Stream, Whole
+from proxy.http.response import StreamedResponse, WholeResponse
 from tests.proxy.conftest import listening
 
 LARGE = b"x" * 50_000_000
@@ -24,7 +24,7 @@ class Large:
     """A dialect, and the events of it, whose answers are large."""
 
     PROMPT, CHOICES = "prompt", ""
-    Stream: Any = None
+    events: Any = None
 
     def read(self, body: bytes, path: str) -> Call:
         return Call(model="")
@@ -62,7 +62,11 @@ class Server:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         call, large = Call(model=""), Large()
-        wire = Stream(request, call, large, 60) if request.path == "/stream" else Whole(request, call, large)
+        wire = (
+            StreamedResponse(request, call, large, 60)
+            if request.path == "/stream"
+            else WholeResponse(request, call, large)
+        )
         try:
             self.closing.set()
             response = await wire.close([REPLY])
