@@ -31,7 +31,7 @@ from trainer.loss.named_losses import rule_of
 from trainer.loss.policy_loss import imitation, policy_loss
 from trainer.megatron.mtp.loss import DraftMetrics
 from trainer.megatron.parallel import Ranks, process_groups
-from trainer.policy import LossOf, Policy
+from trainer.policy import LossFunction, Policy
 
 VOCABULARY, HIDDEN, LAYERS, HEADS, HEAD_DIM = 64, 64, 2, 4, 16
 LENGTH, BATCH, DRAFTS = 24, 64, 2
@@ -115,7 +115,7 @@ def policy_of(source: Path, ranks: Ranks, train: bool) -> Policy:
     return Policy(source, config, ranks)
 
 
-def update(policy: Policy, rows: list[Row], loss: LossOf, rate: float = 2e-3) -> DraftMetrics:
+def update(policy: Policy, rows: list[Row], loss: LossFunction, rate: float = 2e-3) -> DraftMetrics:
     (micros,) = plan(rows, 1, 32_768)
     done = policy.update(micros, sum(len(row.places) for row in rows), loss, rate)
     assert done.drafts is not None

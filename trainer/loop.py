@@ -1,9 +1,10 @@
-"""The training loop.
+"""The training loop: lease, assemble, pack, update, save, publish, push.
 
-A step: lease its groups, update the weights, make a durable checkpoint, publish (one transaction), push. Rollouts go on
-meanwhile. Whenever a process dies, the next start goes on from the latest published version: what was leased but not
-published is leased again unchanged, what was published but not pushed is pushed again. Left out: how weights are
-updated and pushed (trainer/policy.py, trainer/push).
+The harness keeps sampling meanwhile. The order makes every kill harmless: the checkpoint is durable before one
+transaction publishes the step, and the push comes last and may be repeated. So the next start resumes from the latest
+published version: groups that were leased but not published are leased again unchanged, a version that was published
+but not pushed is pushed again. Not here: how weights are updated and pushed (trainer/policy.py, trainer/push) and what
+a step reports about itself (trainer/report).
 """
 
 from functools import partial
@@ -20,76 +21,72 @@ from trainer.megatron.optimizer import learning_rate
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy
 from trainer.preflight import demand_known_tokens
-from trainer.report.describe import Clock, Facts
 from trainer.report.reporter import Reporter
-from trainer.report.token_gradients import Watched
-from trainer.run_state import Ledger
+from trainer.run_state import RunState
 
 
 def train(config: Config, ranks: Ranks) -> None:
-    """Train until `config.steps` steps are published. Every rank runs this; the ledger is rank 0's alone."""
-    ledger = Ledger(config, ranks)
-    policy, rule = Policy(Path(config.model), config, ranks), partial(policy_loss, rule=configured(config.loss))
-    step, per_key = resume(config, policy, ledger), key_cost(policy.shape)
-    with Reporter(config, ledger, policy) as reporter:
+    """Train until `config.steps` steps are published. Every rank runs this; only rank 0 touches the pool.
+
+    Raises UserError for what the user has to repair, for example engines that refuse a push; resuming is then safe.
+    """
+    run, policy = RunState(config, ranks), Policy(Path(config.model), config, ranks)
+    loss = partial(policy_loss, rule=configured(config.loss))
+    step = resume(config, policy, run)
+    with Reporter(config, run, policy) as reporter:
         while step < config.steps:
             step += 1
-            clock = Clock()
-            groups = ledger.wait_for_lease(step).groups
-            clock.lap("wait")
-            batch = assemble(groups, choice_of(config, step, policy.mixture))
-            demand_known_tokens(batch.rows, policy.shape, policy.source)
-            micros = plan(batch.rows, ranks.data_world, config.batch.max_tokens, per_key)
-            ledger.release_engines()
-            measured = reporter.measure(step, policy, micros[ranks.data_rank], batch.tokens)
-            clock.lap("prepare")
-            rate, watched = learning_rate(config.optimizer, step, config.steps), Watched(rule)
-            update = policy.update(micros[ranks.data_rank], batch.tokens, watched, rate)
-            clock.lap("train")
-            directories = save(config, policy, step)
-            clock.lap("checkpoint")
-            notes = watched.collect(micros, ranks, policy.share)
-            facts = Facts(step, groups, batch, micros, update, notes, measured | {"lr": rate}, clock.seconds)
-            metrics = reporter.describe(facts)
-            clock.lap("report")
-            version = ledger.publish(step, directories, metrics)
-            ledger.push(version)
-            clock.lap("push")
-            reporter.tell(version, metrics | {"pause_seconds": ledger.pause_seconds, "seconds": clock.seconds})
+            with reporter.step(step) as report:
+                groups = run.wait_for_lease(step).groups
+                report.leased(groups)
+                batch = assemble(groups, choice_of(config, step, policy.mixture))
+                demand_known_tokens(batch.rows, policy.shape, policy.source)
+                micros = plan(batch.rows, ranks.data_world, config.batch.max_tokens, key_cost(policy.shape))
+                run.release_engines()
+                report.packed(batch, micros)
+                rate = learning_rate(config.optimizer, step, config.steps)
+                update = policy.update(micros[ranks.data_rank], batch.tokens, loss, rate)
+                report.updated(update)
+                directories = save(config, policy, step)
+                version = run.publish(step, directories, report.metrics())
+                run.push(version)
+                report.pushed(version)
             if ranks.rank == 0:
                 prune(config, step)
 
 
-def resume(config: Config, policy: Policy, ledger: Ledger) -> int:
-    """Bring policy, pool and engines to the latest published version, publishing the initial weights if there is none.
+def resume(config: Config, policy: Policy, run: RunState) -> int:
+    """Bring policy, pool and engines to the latest published version and return its step.
 
-    Returns its step.
+    A run that has published nothing publishes its initial weights as step 0.
     """
-    version = ledger.latest()
+    version = run.latest()
     if version is None:
-        ledger.push(ledger.publish(0, save(config, policy, 0), {}))
+        run.push(run.publish(0, save(config, policy, 0), {}))
         return 0
     step = policy.checkpoints.load(Path(version.checkpoint))
     if step != version.step:
         raise UserError(
-            f"{version.checkpoint} is of step {step}, not {version.step} as the pool says; restore the checkpoint"
+            f"{version.checkpoint} holds step {step}, but the pool expects step {version.step} there; restore the "
+            "checkpoint that belongs there"
         )
-    ledger.reopen_after(step)
-    ledger.push(version)
+    run.reopen_after(step)
+    run.push(version)
     return step
 
 
 def save(config: Config, policy: Policy, step: int) -> tuple[Path, Path]:
-    """A durable checkpoint, and the same weights for the engines, written beside each other."""
+    """Write a durable checkpoint, and the same weights for the engines; return both directories."""
     checkpoint, exported = (Path(config.output) / kind / f"step-{step:06d}" for kind in ("checkpoints", "models"))
     policy.checkpoints.save(checkpoint, step, meanwhile=lambda: policy.write_hf(exported))
     return checkpoint, exported
 
 
 def prune(config: Config, step: int) -> None:
-    """Delete the checkpoints and models that are older than the newest `checkpoint.keep`."""
+    """Delete all checkpoints and exported models but the newest `checkpoint.keep`."""
     for kind in ("checkpoints", "models"):
         for path in (Path(config.output) / kind).glob("step-*"):
             number = path.name.removeprefix("step-")
-            if number.isdecimal() and int(number) <= step - config.checkpoint.keep:  # else a copy of somebody's
+            # Other names, such as step-000003-copy, belong to the user and stay.
+            if number.isdecimal() and int(number) <= step - config.checkpoint.keep:
                 atomic_dir.remove(path)

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
-from megatron.core.transformer.transformer_config import TransformerConfig
 
 from proxy.pool.errors import UserError
 from trainer import config as settings
@@ -30,23 +29,36 @@ from trainer.megatron.weights import load_weights, write_model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
-
-LossOf = Callable[[torch.Tensor, LossTokens], tuple[torch.Tensor, LossSums]]
-"""Logprobs and tokens of a micro-batch -> the sum of its losses, and what is said about it."""
+LossFunction = Callable[[torch.Tensor, LossTokens], tuple[torch.Tensor, LossSums]]
+"""(logprobs [trained tokens], tokens) of a micro-batch -> (the sum of its losses, its statistics)."""
 
 
 @dataclass(frozen=True)
+class LossInput:
+    """What the loss got for the trained tokens of one micro-batch, for reports that compute more from it."""
+
+    logp: torch.Tensor
+    """[trained tokens] before the update, without a gradient."""
+    tokens: LossTokens
+
+
+@dataclass(frozen=True, kw_only=True)
 class Update:
-    """One optimizer step: its loss per token over all ranks, and the gradient norm before clipping."""
+    """One optimizer step."""
 
     loss: float
+    """Per trained token, over all ranks."""
     grad_norm: float
+    """Before clipping."""
+    learning_rate: float
     sums: LossSums | None
-    """None when there was nothing to learn from."""
+    """The loss's statistics, over all ranks. None when there was nothing to learn from."""
     drafts: DraftMetrics | None = None
     """What the MTP head learned, where there is one."""
     routing: dict[str, float] = field(default_factory=dict)
-    """Of the replay of recorded experts (trainer/megatron/replay.py)."""
+    """Metrics of the replay of recorded experts (trainer/megatron/replay.py)."""
+    loss_inputs: Sequence[LossInput] = ()
+    """Of this rank's micro-batches, in order. Empty on all pipeline stages but the last, which computes the loss."""
 
 
 class Policy:
@@ -55,14 +67,12 @@ class Policy:
     def __init__(self, source: Path, config: settings.Config, ranks: Ranks):
         self.source, self.ranks = source, ranks
         self.shape = shape = read_shape(source)
-        megatron = transformer_config(shape, DTYPES[config.parallel.precision], config.parallel)
         multiple = ranks.tensor_world if config.parallel.sequence else 1
         self.balance = config.loss.balance
         self.share = ContextShard(
             ranks.device, ranks.context_rank, ranks.context_world, multiple, paths=self.balance > 0
         )
-        self.model = build_model(shape, megatron, config.parallel).to(ranks.device, megatron.params_dtype)
-        load_weights(self.model, source)
+        self.model = self._load_model(config.parallel)
         self.mixture = replayed(config.loss, shape)
         if self.mixture is not None:
             self.model.replay_counter = ReplayCounter(ranks.device)
@@ -76,14 +86,17 @@ class Policy:
         }
         self.checkpoints = Checkpoints(self.model, self.optimizer, asdict(shape) | layout, head)
         if config.loss.balance and shape.experts is None:
-            raise UserError(f"loss.balance = {config.loss.balance} is for experts, which {source} lacks; set it to 0")
-        self.reference = self._frozen(megatron, config.parallel) if config.loss.kl else None
+            raise UserError(
+                f"loss.balance = {config.loss.balance} balances experts, but {source} has none; set it to 0"
+            )
+        self.reference = self._load_model(config.parallel).requires_grad_(False) if config.loss.kl else None
+        """The initial weights a second time, for the KL term."""
 
-    def _frozen(self, megatron: TransformerConfig, parallel: settings.Parallel) -> PolicyModel:
-        """The initial weights a second time, for the KL to them."""
+    def _load_model(self, parallel: settings.Parallel) -> PolicyModel:
+        megatron = transformer_config(self.shape, DTYPES[parallel.precision], parallel)
         model = build_model(self.shape, megatron, parallel).to(self.ranks.device, megatron.params_dtype)
         load_weights(model, self.source)
-        return model.requires_grad_(False)
+        return model
 
     def write_hf(self, target: Path) -> None:
         """Export the current weights as a Hugging Face directory."""
@@ -91,13 +104,16 @@ class Policy:
         head = kept_head(self.source) if drafter is None else export_head(drafter.head, drafter.layout)
         write_model(self.model, self.source, target, head)
 
-    def update(self, micros: Iterable[Sequence[Row]], denominator: int, loss_of: LossOf, rate: float) -> Update:
-        """One optimizer step on this rank's micro-batches. `denominator` counts the tokens of the whole batch.
+    def update(
+        self, micros: Iterable[Sequence[Row]], denominator: int, loss_function: LossFunction, learning_rate: float
+    ) -> Update:
+        """Take one optimizer step on this rank's micro-batches. Collective.
 
-        Nothing changes when it is 0. Raises UserError when the gradient is not finite; the checkpoints are then intact.
+        `denominator`: trained tokens of the whole batch, over all ranks; when it is 0 nothing changes. Raises UserError
+        when the gradient is not finite; the checkpoints are then intact.
         """
         if denominator == 0:
-            return Update(0.0, 0.0, None)
+            return Update(loss=0.0, grad_norm=0.0, learning_rate=learning_rate, sums=None)
         self.ddp.zero_grad_buffer()
         self.optimizer.zero_grad()
         micros = list(micros)
@@ -106,48 +122,57 @@ class Policy:
         parts = [pack(rows, self.share) for rows in micros]
         reference = [] if self.reference is None else forward(self.reference, [packed for packed, _ in parts])
 
-        def loss(number: int, edges: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, LossSums]]:
+        def loss_of(number: int, edges: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, LossSums, LossInput]]:
             packed, tokens = parts[number]
             if self.drafter is not None:
                 self.drafter.learn(micros[number], packed)
             logp = edges[packed.branches]
-            # the weights do not change within a step, so what a pass before it would give is here already
+            # A batch has one update, so this pass still has the old weights: its logprobs are the old logprobs.
             tokens = replace(tokens, old_logp=logp.detach())
             if reference:
                 tokens = replace(tokens, reference_logp=reference[number][packed.branches])
-            loss, said = loss_of(logp, tokens)
+            loss, sums = loss_function(logp, tokens)
             loss = loss / denominator
-            return loss, (loss.detach(), said)
+            return loss, (loss.detach(), sums, LossInput(logp.detach(), tokens))
 
         self.model.balance = self.balance / denominator
-        said = forward_backward(self.ddp, [packed for packed, _ in parts], loss)
-        self.model.balance = 0.0  # what measures gradients of its own means those of its loss
+        micro_results = forward_backward(self.ddp, [packed for packed, _ in parts], loss_of)
+        self.model.balance = 0.0  # a pass that measures the gradient of a loss must not add the balance loss to it
         sum_gradients(self.ddp)
-        set_learning_rate(self.optimizer, rate)
+        set_learning_rate(self.optimizer, learning_rate)
         _, norm, _ = self.optimizer.step()
         if not math.isfinite(norm):
             raise UserError(f"the gradient norm is {norm}; lower optimizer.lr or raise optimizer.eps and start again")
-        drafts = None if self.drafter is None else self.drafter.finish(rate)
-        return replace(self._reached(said, float(norm)), drafts=drafts)
+        drafts = None if self.drafter is None else self.drafter.finish(learning_rate)
+        loss, sums = self._totals([(loss, sums) for loss, sums, _ in micro_results])
+        return Update(
+            loss=loss,
+            grad_norm=float(norm),
+            learning_rate=learning_rate,
+            sums=sums,
+            drafts=drafts,
+            routing={} if self.model.replay_counter is None else self.model.replay_counter.metrics(),
+            loss_inputs=[inputs for _, _, inputs in micro_results],
+        )
 
-    def _reached(self, said: list[tuple[torch.Tensor, LossSums]], norm: float) -> Update:
-        """What the last stage's ranks have seen, summed over them and told to all."""
+    def _totals(self, micro_results: Sequence[tuple[torch.Tensor, LossSums]]) -> tuple[float, LossSums]:
+        """Sum loss and statistics over micro-batches and data ranks, on every pipeline stage. Collective."""
         totals = None
-        if said:
-            losses = torch.stack([loss for loss, _ in said]).sum()
-            sums = sum_over_data_ranks(torch.cat((losses[None], torch.stack([part.sums for _, part in said]).sum(0))))
-            peak = max_over_data_ranks(torch.stack([part.peak for _, part in said]).max())
+        if micro_results:
+            losses = torch.stack([loss for loss, _ in micro_results]).sum()
+            sums = torch.stack([part.sums for _, part in micro_results]).sum(0)
+            sums = sum_over_data_ranks(torch.cat((losses[None], sums)))
+            peak = max_over_data_ranks(torch.stack([part.peak for _, part in micro_results]).max())
             totals = torch.cat((sums, peak[None]))
         totals = self.ranks.from_last_stage(totals)
-        routing = {} if self.model.replay_counter is None else self.model.replay_counter.metrics()
-        return Update(totals[0].item(), norm, LossSums(totals[1:-1], totals[-1]), routing=routing)
+        return totals[0].item(), LossSums(totals[1:-1], totals[-1])
 
     def logprobs(self, packed: MicroBatch) -> torch.Tensor:
-        """The current logprob of every trained token that this rank's stretch predicts, in the order of the rows."""
-        found = forward(self.model, [packed])
-        return self.ranks.from_last_stage(found[0] if found else None)[packed.branches]
+        """[trained tokens] the current logprob of those that this rank predicts, in the order of the rows."""
+        logp = forward(self.model, [packed])
+        return self.ranks.from_last_stage(logp[0] if logp else None)[packed.branches]
 
     def best(self, packed: MicroBatch) -> torch.Tensor:
-        """The token that the model itself would choose at the place of each of these tokens."""
-        chosen = forward(self.model, [packed], self.model.best)
-        return self.ranks.from_last_stage(chosen[0] if chosen else None)[packed.branches]
+        """[trained tokens] the token that the model would choose in place of each of them."""
+        choices = forward(self.model, [packed], self.model.best)
+        return self.ranks.from_last_stage(choices[0] if choices else None)[packed.branches]

@@ -1,4 +1,4 @@
-"""The trainer's side of the pool: its run, its leases, its published versions."""
+"""What a training run has reached: its leases and published versions in the pool, and which of them engines have."""
 
 import time
 from collections.abc import Callable
@@ -18,55 +18,26 @@ from trainer.push import PushResult, Weights, push, push_again, release
 
 POLL_SECONDS = 0.1
 ENGINE_SECONDS = 5.0
-"""How often the engines are asked, while waiting, whether they still serve the newest version; while one stays out,
-or does not even refuse to answer, less and less often, up to ENGINE_PATIENCE."""
+"""Seconds between two checks, while waiting, that every engine still serves the newest version. The checks become rarer
+while an engine stays out or does not even answer, up to ENGINE_PATIENCE."""
 ENGINE_PATIENCE = 300.0
 
-Found = TypeVar("Found")
+Answer = TypeVar("Answer")
 
 
-class Ledger:
-    """What the run has reached, and the next step's work. Every rank calls it, rank 0 acts, all get the answer.
+class RunState:
+    """The run's row in the pool. Every rank calls the same methods, rank 0 does the work, all get the answer.
 
-    Waiting is polling: the pool has no events.
+    Waiting is polling, because the pool sends no events.
     """
 
     def __init__(self, config: Config, ranks: Ranks):
         self.config, self.ranks = config, ranks
-        self.run: runs.Run = ranks.share(self._open)
-        self._ask_engines_at, self._between = time.monotonic() + ENGINE_SECONDS, ENGINE_SECONDS
-        self._said: set[str] = set()
+        self.pool_run: runs.Run = ranks.share(self._open)
+        self._check_engines_at, self._check_interval = time.monotonic() + ENGINE_SECONDS, ENGINE_SECONDS
+        self._printed: set[str] = set()
         self.pause_seconds = 0.0
-        """How long the last push paused the engines; known to rank 0."""
-
-    def latest(self) -> steps.Version | None:
-        return self.ranks.share(lambda: steps.latest(self.pool, self.run.id))
-
-    def reopen_after(self, step: int) -> None:
-        self.ranks.share(lambda: steps.reopen_after(self.pool, self.run.id, step))
-
-    def wait_for_lease(self, step: int) -> windowed_fifo.Lease:
-        """The groups of this step, as soon as enough are finished."""
-        rule = self.config.batch.rule()
-        what = f"{rule.groups} finished groups for step {step}"
-        return self.ranks.share(lambda: self._wait(lambda: self._lease(step, rule), what))
-
-    def publish(self, step: int, directories: tuple[Path, Path], metrics: dict[str, Any]) -> steps.Version:
-        """Make a step's weights the run's newest version and its groups CONSUMED, in one transaction."""
-        checkpoint, hf_dir = (str(path.resolve()) for path in directories)
-        done = steps.Published(step=step, checkpoint=checkpoint, hf_dir=hf_dir, metrics=metrics)
-        return self.ranks.share(lambda: steps.publish(self.pool, self.run.id, done))
-
-    def push(self, version: steps.Version) -> None:
-        """Bring the engines to a published version. May be repeated."""
-        if self.config.push.colocated and self.ranks.device.type == "cuda":
-            torch.cuda.empty_cache()  # the engines need what the step has left
-        self.ranks.share(lambda: self._push(version))
-
-    def release_engines(self) -> None:
-        """Room for a step on the engines' own devices, until the next push. Does nothing unless they are colocated."""
-        if self.config.push.colocated:
-            self.ranks.share(lambda: release(self.config.push))
+        """How long the last push paused the engines. Only rank 0 knows it."""
 
     def _open(self) -> runs.Run:
         self.pool = open_pool(self.config.pool)
@@ -75,61 +46,99 @@ class Ledger:
         runs.set_queue_limit(self.pool, run.id, self.config.batch.queue_limit or 2 * self.config.batch.groups)
         return run
 
-    def _push(self, version: steps.Version) -> None:
-        done = push(Weights(version.name, Path(version.hf_dir)), self.config.push)
-        steps.mark_pushed(self.pool, version.id)
-        self.pause_seconds = done.seconds
-        self._note(version, done)
+    def latest(self) -> steps.Version | None:
+        return self.ranks.share(lambda: steps.latest(self.pool, self.pool_run.id))
 
-    def _note(self, version: steps.Version, done: PushResult) -> None:
-        text = f"{version.name} {done.text()}"
-        runs.record_event(self.pool, self.run.id, "push", text)
-        for note in (*done.notes, *([text] if done.failed else [])):
-            if note not in self._said:
+    def reopen_after(self, step: int) -> None:
+        """Undo what was trained or leased after this step, so that the same groups are leased again."""
+        self.ranks.share(lambda: steps.reopen_after(self.pool, self.pool_run.id, step))
+
+    def wait_for_lease(self, step: int) -> windowed_fifo.Lease:
+        """Wait until this step's groups are finished and lease them.
+
+        Meanwhile engines that restarted get the newest weights. Raises UserError after `batch.patience_seconds`, and
+        when the rollouts were recorded with another tokenizer than the model's.
+        """
+        rule = self.config.batch.rule()
+        purpose = f"{rule.groups} finished groups for step {step}"
+        return self.ranks.share(lambda: self._poll(lambda: self._lease(step, rule), purpose))
+
+    def publish(self, step: int, directories: tuple[Path, Path], metrics: dict[str, Any]) -> steps.Version:
+        """Make a step's weights the run's newest version and its groups CONSUMED, in one transaction."""
+        checkpoint, hf_dir = (str(path.resolve()) for path in directories)
+        published = steps.Published(step=step, checkpoint=checkpoint, hf_dir=hf_dir, metrics=metrics)
+        return self.ranks.share(lambda: steps.publish(self.pool, self.pool_run.id, published))
+
+    def push(self, version: steps.Version) -> None:
+        """Bring the engines to a published version. Repeating it does no harm."""
+        if self.config.push.colocated and self.ranks.device.type == "cuda":
+            torch.cuda.empty_cache()  # the engines on this device need the memory that the step has freed
+        self.ranks.share(lambda: self._push(version))
+
+    def release_engines(self) -> None:
+        """Have colocated engines give up their device memory until the next push. Other engines are left alone."""
+        if self.config.push.colocated:
+            self.ranks.share(lambda: release(self.config.push))
+
+    def _push(self, version: steps.Version) -> None:
+        pushed = push(Weights(version.name, Path(version.hf_dir)), self.config.push)
+        # Marked only now: a version whose push was cut short is pushed again by the next start.
+        steps.mark_pushed(self.pool, version.id)
+        self.pause_seconds = pushed.seconds
+        self._record_push(version, pushed)
+
+    def _record_push(self, version: steps.Version, pushed: PushResult) -> None:
+        text = f"{version.name} {pushed.text()}"
+        runs.record_event(self.pool, self.pool_run.id, "push", text)
+        for note in (*pushed.notes, *([text] if pushed.failed else [])):
+            if note not in self._printed:
                 print(note, flush=True)
-        self._said.update(done.notes)  # these are the same every time
+        self._printed.update(pushed.notes)  # every push has the same notes, so each is printed once
 
     def _lease(self, step: int, rule: windowed_fifo.LeaseRule) -> windowed_fifo.Lease | None:
-        if time.monotonic() > self._ask_engines_at:
-            began = time.monotonic()
-            done = self._push_again()
-            self._between = rest(self._between, done, time.monotonic() - began)
-            self._ask_engines_at = time.monotonic() + self._between
-        found = windowed_fifo.lease(self.pool, self.run.id, step, rule)
-        if found is not None:
-            members = [rollout for group in found.groups for rollout in group.rollouts]
+        if time.monotonic() > self._check_engines_at:
+            started = time.monotonic()
+            pushed = self._repair_engines()
+            self._check_interval = check_interval(self._check_interval, pushed, time.monotonic() - started)
+            self._check_engines_at = time.monotonic() + self._check_interval
+        lease = windowed_fifo.lease(self.pool, self.pool_run.id, step, rule)
+        if lease is not None:
+            members = [rollout for group in lease.groups for rollout in group.rollouts]
             attempts = {item.attempt_id for member in members for item in member.completions}
             demand_tokenizer(self.pool, Path(self.config.model), attempts)
-        return found
+        return lease
 
-    def _push_again(self) -> PushResult | None:
-        """Give engines that failed or were started anew the newest weights."""
-        version = steps.latest(self.pool, self.run.id)
-        done = version and push_again(Weights(version.name, Path(version.hf_dir)), self.config.push)
-        if not version or not done:
+    def _repair_engines(self) -> PushResult | None:
+        """Push the newest weights to engines that failed or were restarted. None when all of them serve it."""
+        version = steps.latest(self.pool, self.pool_run.id)
+        pushed = version and push_again(Weights(version.name, Path(version.hf_dir)), self.config.push)
+        if not version or not pushed:
             return None
-        self._note(version, done)
-        if done.ways:
-            print(f"engines that served something else have {version.name} again: {' '.join(done.ways)}", flush=True)
-        return done
+        self._record_push(version, pushed)
+        if pushed.ways:
+            engines = " ".join(pushed.ways)
+            print(f"pushed {version.name} again to engines that served another version: {engines}", flush=True)
+        return pushed
 
-    def _wait(self, look: Callable[[], Found | None], what: str) -> Found:
+    def _poll(self, look: Callable[[], Answer | None], purpose: str) -> Answer:
         patience = self.config.batch.patience_seconds
         deadline = time.monotonic() + patience
-        while (found := look()) is None:
+        while (answer := look()) is None:
             if time.monotonic() > deadline:
                 raise UserError(
-                    f"waited batch.patience_seconds = {patience:g} for {what}; see that the harness runs, or raise it"
+                    f"waited batch.patience_seconds = {patience:g} for {purpose}; check that the harness is running, "
+                    "or raise batch.patience_seconds"
                 )
             time.sleep(POLL_SECONDS)
-        return found
+        return answer
 
 
-def rest(before: float, done: PushResult | None, took: float) -> float:
-    """Seconds until the engines are asked again, after they were asked and perhaps pushed to.
+def check_interval(previous: float, pushed: PushResult | None, took: float) -> float:
+    """Seconds until the engines are checked again.
 
-    `took`: seconds. An engine whose machine is gone is waited for until the request's end, and the work waits with it.
+    `previous`: the interval before; `took`: seconds of the check, with its push. A check waits for an engine whose
+    machine is gone until its request times out, and training waits with it, so slow checks become rare.
     """
-    if done is None:
+    if pushed is None:
         return min(ENGINE_PATIENCE, max(ENGINE_SECONDS, 10 * took))
-    return min(2 * before, ENGINE_PATIENCE) if done.failed else ENGINE_SECONDS
+    return min(2 * previous, ENGINE_PATIENCE) if pushed.failed else ENGINE_SECONDS

@@ -34,7 +34,7 @@ STAGES = [  # of trainer/loop.py, in order; those behind a publication are reach
     End("return", "save"),
     End("return", "publish"),
     End("call", "mark_pushed", 2),  # the first is of the push that resuming repeats
-    End("return", "Ledger.push", 2, rank=1),
+    End("return", "RunState.push", 2, rank=1),
     End("c_call", "rmdir"),  # in the middle of what is deleted
 ]
 STEPS = 6

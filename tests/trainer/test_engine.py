@@ -36,7 +36,7 @@ from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy
 from trainer.push import Weights, push, push_again, release
 from trainer.push.target import PushTarget
-from trainer.run_state import Ledger
+from trainer.run_state import RunState
 
 PROMPTS, SAMPLED = 8, 160
 
@@ -101,7 +101,7 @@ def test_engine_and_trainer_agree_after_a_push(
 ) -> None:
     push_to = Push(engines=(engine.url,), way="distributed")
     config: Config = make_config(tmp_path, model=str(tiny), push=push_to, steps=1, optimizer={"lr": 3e-3})
-    resume(config, Policy(Path(config.model), config, ranks), Ledger(config, ranks))
+    resume(config, Policy(Path(config.model), config, ranks), RunState(config, ranks))
     run = runs.find_run(pool, config.run)
     record(pool, run.id, engine.url)
     first = compare_logprobs(config, ranks, config.run)

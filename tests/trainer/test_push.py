@@ -20,7 +20,7 @@ from tests.trainer.test_loop import prepare
 from trainer.config import Push
 from trainer.megatron.parallel import Ranks
 from trainer.push import PushResult, Weights, push, push_again
-from trainer.run_state import Ledger, rest
+from trainer.run_state import RunState, check_interval
 
 ORDER = ["pause_generation", "update_weights_from_disk", "continue_generation"]
 NOWHERE = "http://127.0.0.1:9"
@@ -221,16 +221,16 @@ async def test_a_trainer_that_waits_for_rollouts_repairs_an_engine_that_was_star
 ) -> None:
     engine = Double()
     config = make_config(tmp_path, push=Push(engines=await start(engine), tries=1))
-    ledger = await asyncio.to_thread(Ledger, config, ranks)
-    version = ledger.publish(0, (tmp_path / "no checkpoint", weights.directory), {})
-    await asyncio.to_thread(ledger.push, version)
-    assert engine.version == version.name and ledger.pause_seconds > 0
+    run = await asyncio.to_thread(RunState, config, ranks)
+    version = run.publish(0, (tmp_path / "no checkpoint", weights.directory), {})
+    await asyncio.to_thread(run.push, version)
+    assert engine.version == version.name and run.pause_seconds > 0
     engine.version = "initial"
-    waiting = asyncio.create_task(asyncio.to_thread(ledger.wait_for_lease, 1))
+    waiting = asyncio.create_task(asyncio.to_thread(run.wait_for_lease, 1))
     while engine.version != version.name:  # until pytest's timeout
         assert not waiting.done()
         await asyncio.sleep(0.05)
-    fill(pool, ledger.run.id, 2)
+    fill(pool, run.pool_run.id, 2)
     assert len((await waiting).groups) == 2
 
 
@@ -244,10 +244,10 @@ async def test_a_trainer_that_waits_for_rollouts_repairs_an_engine_that_was_star
         (80, PushResult(ways={"a": "disk"}), 40, 5),
     ],
 )
-def test_engines_are_asked_less_often_while_asking_is_in_vain(
+def test_engines_are_checked_less_often_while_a_check_is_in_vain(
     before: float, done: PushResult | None, took: float, seconds: float
 ) -> None:
-    assert rest(before, done, took) == seconds
+    assert check_interval(before, done, took) == seconds
 
 
 async def launch(directory: Path, url: str) -> int:

@@ -27,14 +27,13 @@ from trainer.data.row import Row
 from trainer.loss.named_losses import rule_of
 from trainer.loss.policy_loss import LossTokens, policy_loss
 from trainer.megatron.parallel import Ranks
-from trainer.policy import Policy, Update
+from trainer.policy import LossInput, Policy, Update
 from trainer.report import tokens
 from trainer.report.alarms import raised
 from trainer.report.describe import Facts, Setting, describe, lags, lengths
 from trainer.report.exporters import TensorBoard
 from trainer.report.flops import Work, flops, merged, peak, separate
-from trainer.report.negatives import gradient_shares
-from trainer.report.token_gradients import Watched
+from trainer.report.gradients import gradient_shares, token_arrays, token_notes
 from trainer.report.tokens import Notes
 
 TURNS = [([1, 2, 3], [4, 5]), ([1, 2, 3, 4, 5, 6], [7]), ([1, 2, 3, 4, 5, 6, 7, 8, 9], [10, 11])]
@@ -61,7 +60,8 @@ def facts_of(groups: Sequence[LeasedGroup], step: int = 3) -> Facts:
     seen = {
         id(row): Notes(row.rollout_logp[row.places] + np.float32(0.1), row.advantage[row.places]) for row in batch.rows
     }
-    return Facts(step, groups, batch, micros, Update(0.5, 2.0, None), seen, {"lr": 1e-3}, {"train": 2.0})
+    update = Update(loss=0.5, grad_norm=2.0, learning_rate=1e-3, sums=None)
+    return Facts(step, groups, batch, micros, update, seen, {}, {"train": 2.0})
 
 
 def said(groups: Sequence[LeasedGroup], **setting: Any) -> dict[str, Any]:
@@ -281,13 +281,17 @@ def test_the_coefficient_of_a_token_is_its_pull_in_the_loss() -> None:
         mask=torch.ones(9),
         scale=torch.full((9,), 0.5),
     )
-    watched = Watched(partial(policy_loss, rule=rule_of("cispo", 0.0, 2.0)))
-    loss, _ = watched(logp, tokens_)
+    loss_function = partial(policy_loss, rule=rule_of("cispo", 0.0, 2.0))
+    loss, _ = loss_function(logp, tokens_)
     loss.backward()
-    [(seen, pull)] = watched.seen
+    seen, coefficient = token_arrays(LossInput(logp.detach(), tokens_), loss_function)
     weight = (logp - tokens_.rollout_logp).exp().clamp(max=2.0).detach()
-    assert np.allclose(pull, (0.5 * weight * tokens_.advantage).numpy(), rtol=1e-6)
-    assert logp.grad is not None and np.array_equal(-logp.grad.numpy(), pull) and np.array_equal(seen, logp.detach())
+    assert np.allclose(coefficient, (0.5 * weight * tokens_.advantage).numpy(), rtol=1e-6)
+    assert (
+        logp.grad is not None
+        and np.array_equal(-logp.grad.numpy(), coefficient)
+        and np.array_equal(seen, logp.detach())
+    )
 
 
 def test_the_record_of_a_steps_tokens_is_what_the_update_gave_them(ranks: Ranks, tmp_path: Path) -> None:
@@ -295,9 +299,9 @@ def test_the_record_of_a_steps_tokens_is_what_the_update_gave_them(ranks: Ranks,
     rows = [replace(row, completions=(number, number + 50)) for number, row in enumerate(make_rows(7))]
     micros = plan(rows, 1, 80)
     assert len(micros[0]) > 2
-    watched = Watched(partial(policy_loss, rule=rule_of("cispo", 0.0, 5.0)))
-    update = policy.update(micros[0], 35, watched, 1e-3)
-    found = watched.collect(micros, ranks, policy.share)
+    loss = partial(policy_loss, rule=rule_of("cispo", 0.0, 5.0))
+    update = policy.update(micros[0], 35, loss, 1e-3)
+    found = token_notes(update.loss_inputs, loss, micros, ranks, policy.share)
     assert sum(float((found[id(row)].coefficient * found[id(row)].logp).sum()) for row in rows) / 35 == pytest.approx(
         -update.loss, rel=1e-4
     )

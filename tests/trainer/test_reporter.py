@@ -24,7 +24,7 @@ from trainer.loop import train
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy
 from trainer.report.reporter import Reporter
-from trainer.run_state import Ledger
+from trainer.run_state import RunState
 
 CALM = {"kl_rollout": 0, "extreme_tokens": 0}
 """The rollouts' logprobs are made up."""
@@ -100,19 +100,19 @@ def test_training_goes_on_without_a_board_that_cannot_write(
     ranks: Ranks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, pool = prepare(tmp_path, 2, report={"tensorboard": False})
-    ledger, policy = Ledger(config, ranks), Policy(Path(config.model), config, ranks)
-    version = ledger.publish(0, (tmp_path, tmp_path), {"loss": 1.0})
+    run, policy = RunState(config, ranks), Policy(Path(config.model), config, ranks)
+    version = run.publish(0, (tmp_path, tmp_path), {"loss": 1.0})
     said = {"seconds": {}, "reward_mean": 0, "groups": 1, "dropped_groups": 0, "trained_tokens": 0, "loss": 2.0}
     said |= {"grad_norm": 0, "excluded_tokens": {}, "staleness_mean": 0}
-    with Reporter(config, ledger, policy) as reporter:
-        reporter.boards.append(full := Full())
-        reporter.tell(version, said)
-        reporter.tell(version, said)
+    with Reporter(config, run, policy) as reporter:
+        reporter.exporters.append(full := Full())
+        reporter.announce(version, said)
+        reporter.announce(version, said)
     assert full.asked == 1
     [event] = noted(pool, "report")
-    assert event.startswith("full could not be written ([Errno 28] No space left on device); training goes on")
+    assert event.startswith("full could not be written ([Errno 28] No space left on device); training continues")
     assert capsys.readouterr().err.count("warning: full could not be written") == 1
-    assert steps.metrics(pool, ledger.run.id)[0]["loss"] == 2.0
+    assert steps.metrics(pool, run.pool_run.id)[0]["loss"] == 2.0
 
 
 OFFLINE = """

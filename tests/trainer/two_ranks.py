@@ -32,7 +32,7 @@ from trainer.megatron.schedule import forward, forward_backward
 from trainer.megatron.weights import named_weights
 from trainer.policy import Policy
 from trainer.report import tokens
-from trainer.report.token_gradients import Watched
+from trainer.report.gradients import token_notes
 
 ROWS = 10
 BUDGET = 60
@@ -134,9 +134,9 @@ def learn(policy: Policy, batches: Sequence[list[Row]], out: Path) -> None:
     """One update for each batch; writes the model and what was reached."""
     reached, noted = [], []
     for rows in batches:
-        micros, watched = plan(rows, policy.ranks.data_world, BUDGET), Watched(LOSS)
-        update = policy.update(micros[policy.ranks.data_rank], sum(len(row.places) for row in rows), watched, 1e-2)
-        noted.append((rows, watched.collect(micros, policy.ranks, policy.share)))
+        micros = plan(rows, policy.ranks.data_world, BUDGET)
+        update = policy.update(micros[policy.ranks.data_rank], sum(len(row.places) for row in rows), LOSS, 1e-2)
+        noted.append((rows, token_notes(update.loss_inputs, LOSS, micros, policy.ranks, policy.share)))
         assert update.sums is not None
         reached.append([update.loss, update.grad_norm, *update.sums.sums.tolist(), update.sums.peak.item()])
     policy.write_hf(out)

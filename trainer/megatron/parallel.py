@@ -36,6 +36,7 @@ class Ranks:
     data_world: int
     context_rank: int
     context_world: int
+    tensor_rank: int
     tensor_world: int
     pipeline_world: int
     device: torch.device
@@ -118,6 +119,7 @@ def split(parallel: Parallel, device: Device, seed: int = 0) -> Iterator[Ranks]:
             data_world=parallel_state.get_data_parallel_world_size(),
             context_rank=parallel_state.get_context_parallel_rank(),
             context_world=parallel.context,
+            tensor_rank=parallel_state.get_tensor_model_parallel_rank(),
             tensor_world=parallel.tensor,
             pipeline_world=parallel.pipeline,
             device=device.name,

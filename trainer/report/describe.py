@@ -4,7 +4,6 @@ docs/training.md says what each is. Pure functions over what the step used. What
 guess. Left out: where else metrics are written (trainer/report/exporters.py).
 """
 
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,9 +40,9 @@ class Facts:
     """[data rank][micro-batch] -> rows."""
     update: Update
     notes: Mapping[int, Notes]
-    """Of each computed row, by its id()."""
-    measured: Mapping[str, float]
-    """Figures that are metrics as they are."""
+    """What the loss gave the tokens of each computed row, by the row's id()."""
+    gradient_shares: Mapping[str, float]
+    """Metrics of the gradients of both signs; empty in steps that do not measure them."""
     seconds: dict[str, float]
     """Of each part of the step so far."""
 
@@ -69,7 +68,8 @@ def describe(facts: Facts, setting: Setting) -> dict[str, Any]:
     said = {
         "loss": facts.update.loss,
         "grad_norm": facts.update.grad_norm,
-        **facts.measured,
+        "lr": facts.update.learning_rate,
+        **facts.gradient_shares,
         "seconds": facts.seconds,
         "sequences": len(facts.batch.rows),
     }
@@ -258,19 +258,6 @@ def sizes(facts: Facts, setting: Setting, completions: Mapping[int, Completion])
 
 def _joined(arrays: Iterable[np.ndarray]) -> np.ndarray:
     return np.concatenate([np.zeros(0, dtype=np.float32), *arrays])
-
-
-class Clock:
-    """Seconds of each part of a step."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.seconds[name] = round(now - self._last, 4)
-        self._last = now
 
 
 def line(version: Version, metrics: dict[str, Any]) -> str:

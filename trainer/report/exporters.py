@@ -31,7 +31,7 @@ HISTOGRAMS = ("staleness_groups", "staleness_tokens")
 _FAMILY = {name: family for family, names in FAMILIES.items() for name in names}
 
 
-class Board(Protocol):
+class Exporter(Protocol):
     """Something that shows metrics over steps. Raises OSError where it cannot write."""
 
     name: str

@@ -1,13 +1,14 @@
-"""What is said of a step, and where: the pool, the terminal, the boards, the record of its tokens.
+"""The observer beside the training loop: it takes down what a step did and tells the pool, the terminal and exporters.
 
-The pool's metrics are part of a step, and a step that cannot be published fails. The rest is not: a board or a record
-that cannot be written is said, noted as an event and left out from then on, for the pool has the metrics and the next
-start writes the boards anew. Rank 0's matter, except for gathering what each rank has seen.
+A step's metrics are published with the step, so a step whose metrics the pool refuses fails. The rest must not stop the
+training: an exporter or a record of tokens that cannot be written is printed, recorded as an event and skipped from
+then on; the pool has the metrics, and the next start writes the exporters again from them.
 """
 
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -17,107 +18,180 @@ import torch
 
 from proxy.pool.rollouts import runs
 from proxy.pool.training import steps
+from proxy.pool.training.windowed_fifo import LeasedGroup
 from trainer.config import Config
+from trainer.data.assemble import Batch
 from trainer.data.row import Row
 from trainer.loss.named_losses import configured
+from trainer.loss.policy_loss import policy_loss
 from trainer.megatron.parallel import Ranks
-from trainer.policy import Policy
+from trainer.policy import Policy, Update
 from trainer.report import tokens
 from trainer.report.alarms import raised
 from trainer.report.describe import Facts, Setting, describe, line
-from trainer.report.exporters import Board, TensorBoard, WeightsAndBiases
+from trainer.report.exporters import Exporter, TensorBoard, WeightsAndBiases
 from trainer.report.flops import peak
-from trainer.report.negatives import gradient_shares
-from trainer.run_state import Ledger
+from trainer.report.gradients import gradient_shares, token_notes
+from trainer.run_state import RunState
 
 
 class Reporter:
-    """Says what the steps of a run were. Every rank makes one; rank 0's speaks."""
+    """Reports the steps of a run. Every rank makes one, because gathering is collective; only rank 0 writes.
 
-    def __init__(self, config: Config, ledger: Ledger, policy: Policy):
-        self._config, self._ledger, self._ranks = config, ledger, policy.ranks
-        each = peak(device_name(self._ranks), config.parallel.precision)
+    Raises UserError when a configured exporter cannot be opened.
+    """
+
+    def __init__(self, config: Config, run: RunState, policy: Policy):
+        self.config, self.run, self.policy, self.ranks = config, run, policy, policy.ranks
+        device_peak = peak(device_name(self.ranks), config.parallel.precision)
         self._setting = partial(
-            Setting, shape=policy.shape, labels=config.batch.labels, peak=each and each * self._ranks.world
+            Setting,
+            shape=policy.shape,
+            labels=config.batch.labels,
+            peak=device_peak and device_peak * self.ranks.world,
         )
-        self.boards: list[Board] = []
-        self._ranks.share(self._open)
+        self.exporters: list[Exporter] = []
+        self.ranks.share(self._open)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for board in self.boards:
-            with suppress(OSError):  # it was said already, or the trainer ends with another error
-                board.close()
+        for exporter in self.exporters:
+            with suppress(OSError):  # it was reported already, or the trainer ends with another error
+                exporter.close()
 
-    def measure(self, step: int, policy: Policy, mine: Sequence[Sequence[Row]], denominator: int) -> dict[str, float]:
-        """What costs passes of its own, in the steps that are to have it. Collective; before the update."""
-        every = self._config.report.negative_gradient_every
-        if not every or step % every:
-            return {}
-        return gradient_shares(policy, mine, denominator, configured(self._config.loss))
+    @contextmanager
+    def step(self, step: int) -> Iterator["StepReport"]:
+        """Watch one step. A block that ends without an error announces what it did. Collective."""
+        report = StepReport(self, step)
+        yield report
+        self.announce(report.version, report.published | {"seconds": report.seconds})
 
     def describe(self, facts: Facts) -> dict[str, Any]:
-        """The metrics of a step before it is published, after its tokens are recorded."""
-        return self._ranks.share(lambda: self._describe(facts))
-
-    def tell(self, version: steps.Version, metrics: dict[str, Any]) -> None:
-        """Say what a step was that is published and pushed: to the pool, the terminal and the boards."""
-        self._ranks.share(lambda: self._tell(version, metrics))
+        """Record the step's tokens and return the metrics to publish with it. Collective."""
+        return self.ranks.share(lambda: self._describe(facts))
 
     def _describe(self, facts: Facts) -> dict[str, Any]:
-        self._attempt("report.keep_tokens", lambda: self._keep(facts))
-        versions = {version.name: version.step for version in self._published()}
-        metrics = describe(facts, self._setting(versions=versions))
-        found = raised(metrics, self._config.alarms, self._config.batch.max_staleness)
-        return metrics | {"alarms": [alarm.name for alarm in found]}
+        self._attempt("report.keep_tokens", lambda: self._keep_tokens(facts))
+        published = steps.versions(self.run.pool, self.run.pool_run.id)
+        metrics = describe(facts, self._setting(versions={version.name: version.step for version in published}))
+        alarms = raised(metrics, self.config.alarms, self.config.batch.max_staleness)
+        return metrics | {"alarms": [alarm.name for alarm in alarms]}
 
-    def _keep(self, facts: Facts) -> None:
-        output, keep = Path(self._config.output), self._config.report.keep_tokens
+    def _keep_tokens(self, facts: Facts) -> None:
+        output, keep = Path(self.config.output), self.config.report.keep_tokens
         if keep:
             tokens.write(tokens.path(output, facts.step), facts.batch.rows, facts.notes)
         tokens.prune(output, facts.step, keep)
 
-    def _tell(self, version: steps.Version, metrics: dict[str, Any]) -> None:
-        pool, run = self._ledger.pool, self._ledger.run
+    def announce(self, version: steps.Version, metrics: dict[str, Any]) -> None:
+        """Write the metrics of a published step to the pool, the terminal and the exporters. Collective."""
+        self.ranks.share(lambda: self._announce(version, metrics | {"pause_seconds": self.run.pause_seconds}))
+
+    def _announce(self, version: steps.Version, metrics: dict[str, Any]) -> None:
+        pool, run_id = self.run.pool, self.run.pool_run.id
         steps.add_metrics(pool, version.id, metrics)
         print(line(version, metrics), flush=True)
-        for alarm in raised(metrics, self._config.alarms, self._config.batch.max_staleness):
+        for alarm in raised(metrics, self.config.alarms, self.config.batch.max_staleness):
             print(f"alarm in step {version.step}: {alarm.text()}", file=sys.stderr, flush=True)
-            runs.record_event(pool, run.id, "alarm", f"step {version.step}: {alarm.text()}")
-        for board in list(self.boards):
-            self._attempt(board.name, partial(board.write, version.step, version.created_at, metrics), board)
-
-    def _attempt(self, what: str, act: Callable[[], None], board: Board | None = None) -> None:
-        """Do what training can do without. A board that fails is left out until the next start."""
-        try:
-            act()
-        except OSError as error:
-            if board is not None:
-                self.boards.remove(board)
-            text = f"{what} could not be written ({error}); training goes on, and the pool has the metrics"
-            print(f"warning: {text}", file=sys.stderr, flush=True)
-            runs.record_event(self._ledger.pool, self._ledger.run.id, "report", text)
+            runs.record_event(pool, run_id, "alarm", f"step {version.step}: {alarm.text()}")
+        self._export(version, metrics)
 
     def _open(self) -> None:
-        """The boards that are configured, with what the pool holds already. UserError where one cannot be had."""
-        report, output = self._config.report, Path(self._config.output)
-        pool, run = self._ledger.pool, self._ledger.run
+        """Open the configured exporters and write what the pool already holds to them."""
+        report, output = self.config.report, Path(self.config.output)
+        pool, run = self.run.pool, self.run.pool_run
         if report.tensorboard:
-            self.boards.append(TensorBoard(output / "tensorboard"))
+            self.exporters.append(TensorBoard(output / "tensorboard"))
         if report.wandb:
             retired = steps.newest_retired(pool, run.id)
             attempt = f"-after-{retired}" if retired else ""
-            self.boards.append(WeightsAndBiases(output / "wandb", report, run.name, attempt))
-        for version, metrics in steps.history(pool, run.id) if self.boards else ():
-            for board in list(self.boards):
-                self._attempt(board.name, partial(board.write, version.step, version.created_at, metrics), board)
+            self.exporters.append(WeightsAndBiases(output / "wandb", report, run.name, attempt))
+        for version, metrics in steps.history(pool, run.id) if self.exporters else ():
+            self._export(version, metrics)
 
-    def _published(self) -> list[steps.Version]:
-        return steps.versions(self._ledger.pool, self._ledger.run.id)
+    def _export(self, version: steps.Version, metrics: dict[str, Any]) -> None:
+        for exporter in list(self.exporters):
+            self._attempt(exporter.name, partial(exporter.write, version.step, version.created_at, metrics), exporter)
+
+    def _attempt(self, name: str, write: Callable[[], None], exporter: Exporter | None = None) -> None:
+        """Write something that training can do without. An exporter that fails is skipped until the next start."""
+        try:
+            write()
+        except OSError as error:
+            if exporter is not None:
+                self.exporters.remove(exporter)
+            text = f"{name} could not be written ({error}); training continues, and the pool has the metrics"
+            print(f"warning: {text}", file=sys.stderr, flush=True)
+            runs.record_event(self.run.pool, self.run.pool_run.id, "report", text)
+
+
+class StepReport:
+    """What one step did, taken down as the loop goes: each method notes an event and the seconds since the last one.
+
+    Every rank calls the methods in the loop's order: `packed` and `metrics` are collective.
+    """
+
+    version: steps.Version
+    published: dict[str, Any]
+    """The metrics that were published with the step."""
+    _groups: Sequence[LeasedGroup]
+    _batch: Batch
+    _micros: Sequence[Sequence[Sequence[Row]]]
+    _gradient_shares: dict[str, float]
+    _update: Update
+
+    def __init__(self, reporter: Reporter, step: int):
+        self._reporter, self.step = reporter, step
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def _lap(self, part: str) -> None:
+        now = time.perf_counter()
+        self.seconds[part] = round(now - self._last, 4)
+        self._last = now
+
+    def leased(self, groups: Sequence[LeasedGroup]) -> None:
+        self._groups = groups
+        self._lap("wait")
+
+    def packed(self, batch: Batch, micros: Sequence[Sequence[Sequence[Row]]]) -> None:
+        """Note what the step trains on (`micros`: [data rank][micro-batch] -> rows).
+
+        Measures the gradients of both signs in the steps that `report.negative_gradient_every` asks for, here because
+        that needs the weights before the update.
+        """
+        self._batch, self._micros = batch, micros
+        config, policy = self._reporter.config, self._reporter.policy
+        every = config.report.negative_gradient_every
+        mine = micros[policy.ranks.data_rank]
+        asked = bool(every) and self.step % every == 0
+        self._gradient_shares = gradient_shares(policy, mine, batch.tokens, configured(config.loss)) if asked else {}
+        self._lap("prepare")
+
+    def updated(self, update: Update) -> None:
+        self._update = update
+        self._lap("train")
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the metrics to publish with the step, once it is saved."""
+        self._lap("checkpoint")
+        config, policy = self._reporter.config, self._reporter.policy
+        loss = partial(policy_loss, rule=configured(config.loss)) if config.report.keep_tokens else None
+        notes = token_notes(self._update.loss_inputs, loss, self._micros, policy.ranks, policy.share)
+        facts = Facts(
+            self.step, self._groups, self._batch, self._micros, self._update, notes, self._gradient_shares, self.seconds
+        )
+        self.published = self._reporter.describe(facts)
+        self._lap("report")
+        return self.published
+
+    def pushed(self, version: steps.Version) -> None:
+        self.version = version
+        self._lap("push")
 
 
 def device_name(ranks: Ranks) -> str:
-    """What the device calls itself."""
+    """The device's own name for itself."""
     return torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else ranks.device.type
