@@ -12,9 +12,10 @@ from typing import Any
 
 import msgspec
 
-from harness.settings import PATHS, Settings, absolute, checked
+from harness.settings import Settings, stored_settings
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.groups import RolloutRow
+from proxy.pool.settings_file import with_absolute_paths
 
 
 class Whereabouts(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +80,7 @@ class RunDir:
         """The verb and the settings of the last start; UserError when there was none."""
         try:
             told = msgspec.json.decode((self.path / "settings.json").read_bytes())
-            return told["verb"], checked(told["settings"], str(self.path / "settings.json"))
+            return told["verb"], stored_settings(told["settings"], str(self.path / "settings.json"))
         except OSError as error:
             raise UserError(
                 f"no run was begun in {self.path} ({error.strerror}: settings.json); start one with `harness run`"
@@ -111,11 +112,7 @@ class RunDir:
 
 def _from_anywhere(settings: Settings) -> dict[str, Any]:
     """The settings with absolute paths, so that the working directory does not matter."""
-    told: dict[str, Any] = msgspec.to_builtins(settings)
-    here = Path()
-    paths = {key: absolute(told[key], here) for key in PATHS if isinstance(told[key], str)}
-    lists = {"tasks": settings.sources, "show": settings.show}
-    return told | paths | {key: [absolute(path, here) for path in found] for key, found in lists.items()}
+    return with_absolute_paths(msgspec.to_builtins(settings), Settings, Path())
 
 
 def write_whole(file: Path, content: bytes, private: bool = False) -> None:

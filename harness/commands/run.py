@@ -65,7 +65,6 @@ def _add_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--redundant", type=int, help="more of them, the last to finish being called off (0)")
     run.add_argument("--concurrency", type=_positive, help="rollouts at work at a time (4)")
     run.add_argument("--starting", type=_positive, help="of them, being set up (all)")
-    run.add_argument("--working", type=_positive, help="of them, agents at work (all)")
     run.add_argument("--verifying", type=_positive, help="of them, being verified (all)")
     run.add_argument("--seconds", type=float, help="time of an agent, at most (its task's)")
     run.add_argument("--turns", type=_positive, help="model calls of an attempt, at most (its task's)")
@@ -229,7 +228,7 @@ def make_bench(proxy: Service, settings: Settings, *, pool: Pool, sandboxes: San
         trouble=proxy.trouble,
         slots=StageSlots(
             starting=settings.starting or everybody,
-            agents=settings.working or everybody,
+            agents=everybody,
             verifying=settings.verifying or everybody,
         ),
         budgets=Budgets(

@@ -28,7 +28,6 @@ def add_options(run: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--ray-address", metavar="HOST:PORT", help="of the cluster's head (auto: RAY_ADDRESS, or this node's)"
     )
-    group.add_argument("--attempt-cpus", type=float, help="of a node, while an attempt is made there (1)")
     run.add_argument(
         "--docker", action="append", metavar="HOST", help="a Docker engine, ADDRESS[=WEIGHT[/LIMIT]], once for each"
     )
@@ -87,7 +86,7 @@ def placed(settings: Settings, bench: Bench, maker: Maker) -> Iterator[Bench]:
     if settings.executor == "local":
         yield bench
         return
-    options = RayOptions(address=settings.ray_address, cpus=settings.attempt_cpus)
+    options = RayOptions(address=settings.ray_address)
     with on_cluster(options, bench, replace(maker, warm=0)) as on_nodes:
         yield on_nodes
 

@@ -8,7 +8,6 @@ network gets it for its tests only, and nothing is read from this machine's envi
 
 import re
 import shlex
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,9 @@ from harness.tasks.check import check
 from harness.tasks.compose import read_compose
 from harness.tasks.harbor_toml import Environment, File, Health, Judge, StepTable, refuse, resolved, unknown
 from harness.tasks.jsonl import digest_of
-from harness.tasks.schema import Directories, Solution, Step, Task, TaskImage, TaskLimits, Verifier, fault_of
+from harness.tasks.schema import Directories, Solution, Step, Task, TaskImage, TaskLimits, Verifier
 from proxy.pool.errors import UserError
+from proxy.pool.settings_file import checked, read_table
 from sandboxes.base import Network
 
 LOGS = "mkdir -p /logs/agent /logs/verifier /logs/artifacts"
@@ -67,13 +67,8 @@ def load_harbor(directory: Path) -> Task:
 
 
 def _parsed(path: Path) -> tuple[dict[str, Any], File]:
-    try:
-        table = tomllib.loads(path.read_text())
-        return table, msgspec.convert(table, File, strict=False)
-    except msgspec.ValidationError as error:
-        raise UserError(f"{path}: {fault_of(error, 'the file')}; correct it") from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UserError(f"{path} cannot be read as TOML ({error}); correct it") from error
+    table = read_table(path)
+    return table, checked(table, File, str(path), strict=False)
 
 
 def _instruction(directory: Path) -> str:

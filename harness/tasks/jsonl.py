@@ -10,8 +10,9 @@ from pathlib import Path
 import msgspec
 
 from harness.tasks.check import check
-from harness.tasks.schema import Directories, Solution, Step, Task, TaskImage, Verifier, fault_of
+from harness.tasks.schema import Directories, Solution, Step, Task, TaskImage, Verifier
 from proxy.pool.errors import UserError
+from proxy.pool.settings_file import checked
 
 
 def load_tasks(path: Path) -> list[Task]:
@@ -36,11 +37,10 @@ def load_tasks(path: Path) -> list[Task]:
 
 def _parse(line: bytes, where: str) -> Task:
     try:
-        return msgspec.json.decode(line, type=Task)
-    except msgspec.ValidationError as error:
-        raise UserError(f"{where}: {fault_of(error, 'the object')}; correct the line") from error
+        table = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{where}: not a JSON object ({error}); write one object per line") from error
+    return checked(table, Task, where)
 
 
 def _resolved(task: Task, base: Path) -> Task:

@@ -187,12 +187,6 @@ class Task(Strict, frozen=True, kw_only=True):
         return Limits(seconds=seconds, cpu_seconds=self.limits.cpu_seconds, output_bytes=self.limits.output_kb << 10)
 
 
-def fault_of(error: msgspec.ValidationError, whole: str) -> str:
-    """`field: reason`; `whole` stands for the field when the fault is in no single one."""
-    reason, _, place = str(error).partition(" - at ")
-    return f"{place.rpartition('$')[2].strip('`.') or whole}: {reason}"
-
-
 @dataclass(frozen=True)
 class Part:
     """A step as a task of its own; a task without steps is its only part."""

@@ -4,7 +4,6 @@ A mix file is TOML: `[[source]]` with `path` (relative to the file), and `weight
 with a weight for each. Left out: data sets that would have to be downloaded.
 """
 
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from glob import glob
@@ -17,8 +16,9 @@ from harness.tasks.harbor import is_task, load_harbor
 from harness.tasks.harbor_toml import Refused
 from harness.tasks.jsonl import load_tasks
 from harness.tasks.mix import Mix, Source
-from harness.tasks.schema import Count, Domain, Share, Strict, Task, Text, fault_of
+from harness.tasks.schema import Count, Domain, Share, Strict, Task, Text
 from proxy.pool.errors import UserError
+from proxy.pool.settings_file import load_settings
 
 
 class MixSource(Strict, frozen=True, kw_only=True):
@@ -63,12 +63,7 @@ def load_sources(given: Sequence[str]) -> Loaded:
 
 
 def _mix(path: Path, refused: list[str]) -> Mix:
-    try:
-        file = msgspec.convert(tomllib.loads(path.read_text()), MixFile)
-    except msgspec.ValidationError as error:
-        raise UserError(f"{path}: {fault_of(error, 'the file')}; correct it") from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UserError(f"the mix file {path} cannot be read ({error}); correct it") from error
+    file = load_settings(path, MixFile)
     sources = []
     for entry in file.source:
         tasks = _tasks(entry.path, path.parent, refused)[: entry.limit]

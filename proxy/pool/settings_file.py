@@ -27,7 +27,7 @@ PLAIN = {
     "Object contains unknown field": "unknown key",
     "Object missing required field": "missing key",
     "Expected": "expected",
-    "`object`": "a section",
+    "`object`": "an object",
 }
 """What msgspec says -> what a user's file calls it."""
 S = TypeVar("S", bound=msgspec.Struct)
@@ -130,13 +130,13 @@ def _fault(error: msgspec.ValidationError, table: Mapping[str, Any], kind: type[
         value = value[int(index)] if index else value[name]
         hint = hint if index else _types(section).get(name)
         section = _section(hint) or section
-    key = place.strip(".") or "the file"
+    key = place.strip(".")
     for words, plain in PLAIN.items():
         rule = rule.replace(words, plain)
     if rule.startswith("Invalid enum value "):
         return f"{key} = {rule.removeprefix('Invalid enum value ')} is unknown; choose from {', '.join(_choices(hint))}"
-    if isinstance(value, dict):
-        return f"{key}: {rule}; correct it (keys there: {', '.join(section.__struct_fields__)})"
+    if isinstance(value, dict) or not key:
+        return f"{key}{key and ': '}{rule}; correct it (keys there: {', '.join(section.__struct_fields__)})"
     return f"{key} = {value!r}: {rule}; correct it"
 
 

@@ -174,8 +174,8 @@ def test_validate_names_the_variation_that_the_oracle_does_not_survive(tmp_path:
 @pytest.mark.parametrize(
     "options, told",
     [
-        (["--augment", "weather"], "augment[0]: Invalid enum value 'weather'"),
-        (["--augment", "shell,"], "augment[1]: Invalid enum value ''"),
+        (["--augment", "weather"], "augment[0] = 'weather' is unknown; choose from"),
+        (["--augment", "shell,"], "augment[1] = '' is unknown; choose from"),
     ],
 )
 def test_an_unknown_kind_ends_the_start(

@@ -162,10 +162,10 @@ def test_files_that_are_not_offered_refuse_the_task_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "toml, sentence",
     [
-        ("version", "cannot be read as TOML"),
-        ("[agent]\ntimeout_sec = -1", "agent.timeout_sec: Expected `float` > 0"),
+        ("version", "is not valid TOML"),
+        ("[agent]\ntimeout_sec = -1", "agent.timeout_sec = -1: expected `float` > 0"),
         ('[environment]\nmemory = "much"', "environment.memory: 'much' is no size"),
-        ("[[steps]]\nname = '../x'", "steps[0].name: "),
+        ("[[steps]]\nname = '../x'", "steps[0].name = '../x': "),
         ("[[steps]]\nname = 'x'", "steps/x/instruction.md cannot be read"),
     ],
 )

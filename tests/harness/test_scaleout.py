@@ -97,7 +97,7 @@ def kill(node: Any) -> list[Found]:
 def on_ray(command_line: CommandLine, cluster: "Cluster", proxy: Service) -> CommandLine:
     def build(*more: str, **what: Any) -> list[str]:
         where = ["--pool", proxy.pool, "--executor", "ray", "--ray-address", cluster.address]
-        return command_line(*where, "--attempt-cpus", "1", *more, **what)
+        return command_line(*where, *more, **what)
 
     return build
 

@@ -61,11 +61,11 @@ def test_tasks_alone_are_enough(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("grup_size = 2", "contains unknown field `grup_size`"),
-        ("group_size = 0", "group_size: Expected `int` >= 1"),
-        ("seconds = -1.0", "seconds: Expected `float` > 0"),
-        ("[[agents]]\nagent = 'codex'\nwight = 2", "agents[0]: Object contains unknown field `wight`"),
-        ("agents = [", "is no TOML"),
+        ("grup_size = 2", "unknown key `grup_size`"),
+        ("group_size = 0", "group_size = 0: expected `int` >= 1"),
+        ("seconds = -1.0", "seconds = -1.0: expected `float` > 0"),
+        ("[[agents]]\nagent = 'codex'\nwight = 2", "agents[0]: unknown key `wight`"),
+        ("agents = [", "is not valid TOML"),
     ],
 )
 def test_a_wrong_key_is_named(tmp_path: Path, text: str, sentence: str) -> None:

@@ -34,14 +34,14 @@ class Outer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         ({"inner": {"kind": "c"}}, "f: inner.kind = 'c' is unknown; choose from a, b"),
         ({"inner": {"kinds": ["z"]}}, "f: inner.kinds[0] = 'z' is unknown; choose from x, y"),
         ({"inner": {"shares": {"u": 1}}}, "f: inner.shares = 'u' is unknown; choose from q"),
-        ({"inner": 5}, "f: inner = 5: expected a section, got `int`; correct it"),
+        ({"inner": 5}, "f: inner = 5: expected an object, got `int`; correct it"),
         ({"many": [{}, {"weight": -1}]}, "f: many[1].weight = -1: expected `float` > 0.0; correct it"),
         (
             {"many": [{"x": 1}]},
             "f: many[0]: unknown key `x`; correct it (keys there: weight, kind, kinds, shares, key)",
         ),
         ({"steps": -1}, "f: steps = -1: expected `int` >= 0; correct it"),
-        ({"x": 1}, "f: the file: unknown key `x`; correct it (keys there: inner, many, files, pool, steps)"),
+        ({"x": 1}, "f: unknown key `x`; correct it (keys there: inner, many, files, pool, steps)"),
     ],
 )
 def test_a_message_has_the_value_the_rule_and_the_way_out(table: dict[str, Any], sentence: str) -> None:
