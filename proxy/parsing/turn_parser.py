@@ -7,7 +7,7 @@ joined, are the same however the turn was cut into chunks. Left out: repair of b
 
 from dataclasses import dataclass, replace
 
-from proxy.parsing.formats import Format, ParsedCall, Schemas
+from proxy.parsing.formats import Format, ParsedCall, ToolSchemas
 
 __all__ = ["ParsedCall", "Piece", "Reasoning", "Text", "TurnParser"]
 
@@ -33,7 +33,7 @@ Piece = Text | Reasoning | ParsedCall
 class TurnParser:
     """One turn. `tools`: look for calls of these. `reasoning`: the prompt has opened the reasoning already."""
 
-    def __init__(self, form: Format, *, tools: Schemas | None, reasoning: bool = False):
+    def __init__(self, form: Format, *, tools: ToolSchemas | None, reasoning: bool = False):
         self._form = form
         self._tools = tools
         self._state = self._reasoning if reasoning else self._start

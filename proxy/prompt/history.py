@@ -1,7 +1,7 @@
-"""What stands before each turn of a request, as digests: a reply is continued only where its own history goes before.
+"""What stands before each assistant turn of a request, as digests: only a reply to an equal history is continued.
 
-Reasoning does not count, as agents drop that of older turns; neither do ids, as some give their own. Left out: texts of
-system or user that an agent rewrites on its way; what follows those is a new conversation.
+Reasoning does not count, because agents drop that of older turns; neither do call ids, because some agents make their
+own. Left out: system or user texts that an agent rewrites later; what follows those is a new conversation.
 """
 
 from collections.abc import Sequence
@@ -14,50 +14,50 @@ from proxy.call import meaning
 from proxy.pool.completions.records import History
 
 KEPT = 4
-"""Requests whose messages are kept, as several lines of a conversation may go on side by side."""
+"""Requests whose messages are kept, as a conversation may have parallel branches."""
 
 
 @dataclass(frozen=True)
-class Turn:
+class RequestTurn:
     """An assistant turn of a request: its place, what it says, and what stands before it."""
 
     index: int
-    said: tuple[Any, ...]
+    meaning: tuple[Any, ...]
     history: History
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestHistory:
     """A request's messages, its assistant turns, and the history of the turn that it asks for."""
 
     messages: tuple[dict[str, Any], ...]
-    """Where an earlier request had the same message at this place, that one's very object."""
-    turns: list[Turn]
+    """Where an earlier request had the same message at this place, this is that very object."""
+    turns: list[RequestTurn]
     history: History
 
 
 @dataclass(frozen=True)
-class _Message:
+class _ReadMessage:
     """A message as it was read at its place."""
 
     value: dict[str, Any]
     calls: str
-    """Its tool calls in writing: Python holds 1, 1.0 and True, and objects in any order, for equal."""
-    turn: Turn | None
+    """Its tool calls as text: Python takes 1, 1.0 and True, and objects in any order, for equal."""
+    turn: RequestTurn | None
     sender: bytes
-    said: bytes
-    """A digest of it."""
+    digest: bytes
+    """Digest of what it says."""
 
 
 class _Digests:
-    """Of all messages so far, and of the same without tool results."""
+    """Running digests of all messages so far: of everything, and of everything but tool results."""
 
     def __init__(self) -> None:
         self._whole, self._outline = blake2b(digest_size=8), blake2b(digest_size=8)
 
-    def add(self, message: _Message) -> None:
-        self._whole.update(message.sender + message.said)
-        self._outline.update(message.sender if message.value["role"] == "tool" else message.sender + message.said)
+    def add(self, message: _ReadMessage) -> None:
+        self._whole.update(message.sender + message.digest)
+        self._outline.update(message.sender if message.value["role"] == "tool" else message.sender + message.digest)
 
     def copy(self) -> "_Digests":
         copied = _Digests.__new__(_Digests)
@@ -68,62 +68,67 @@ class _Digests:
         return History(*(int.from_bytes(state.digest(), "little") for state in (self._whole, self._outline)))
 
 
-_Line = tuple[list[_Message], _Digests]
+_ReadRequest = tuple[list[_ReadMessage], _Digests]
 """The messages of one request, and the digests of them all. Neither changes any more."""
 
 
-class Histories:
-    """Reads the requests of one attempt; of a conversation that goes on, what is new in it. Safe from any thread."""
+class HistoryReader:
+    """Reads the requests of one attempt; of a conversation that goes on, only the new messages. Any thread may use it.
+
+    Without a lock: the tuple of kept requests is replaced as a whole. Of two threads that replace it at once, one's
+    request is forgotten, which costs reading those messages again.
+    """
 
     def __init__(self) -> None:
-        self._lines: tuple[_Line, ...] = ()  # the newest first
+        self._kept: tuple[_ReadRequest, ...] = ()
+        """The newest first."""
 
-    def read(self, messages: Sequence[dict[str, Any]]) -> Asked:
-        line = next((line for line in self._lines if _begins(messages, line[0])), None)
-        if line is not None:
-            read, digests = line[0].copy(), line[1].copy()
+    def read(self, messages: Sequence[dict[str, Any]]) -> RequestHistory:
+        earlier = next((request for request in self._kept if _continues(messages, request[0])), None)
+        if earlier is not None:
+            read, digests = earlier[0].copy(), earlier[1].copy()
         else:
-            read = max((_common(known, messages) for known, _ in self._lines), key=len, default=[])
+            read = max((_common(request, messages) for request, _ in self._kept), key=len, default=[])
             digests = _Digests()
             for message in read:
                 digests.add(message)
-        for i in range(len(read), len(messages)):
-            read.append(_read(messages[i], i, digests))
+        for index in range(len(read), len(messages)):
+            read.append(_read(messages[index], index, digests))
             digests.add(read[-1])
-        self._lines = ((read, digests), *(other for other in self._lines if other is not line))[:KEPT]
+        self._kept = ((read, digests), *(other for other in self._kept if other is not earlier))[:KEPT]
         turns = [message.turn for message in read if message.turn is not None]
-        return Asked(tuple(message.value for message in read), turns, digests.history())
+        return RequestHistory(tuple(message.value for message in read), turns, digests.history())
 
 
-def _read(message: dict[str, Any], index: int, before: _Digests) -> _Message:
+def _read(message: dict[str, Any], index: int, before: _Digests) -> _ReadMessage:
     turn = None
     if message["role"] == "assistant":
-        said = meaning(message)
-        turn = Turn(index, said, before.history())
-        text = "".join(f"{len(part)}:{part}" for part in (said[0], *chain.from_iterable(said[2])))
+        turn = RequestTurn(index, meaning(message), before.history())
+        content, _, calls = turn.meaning
+        text = "".join(f"{len(part)}:{part}" for part in (content, *chain.from_iterable(calls)))
     else:
         text = message.get("content") or ""
     sender = f"{message['role']} {message.get('name')} ".encode("utf-8", "surrogatepass")
     digest = sha256(text.encode("utf-8", "surrogatepass")).digest()  # processors have instructions for it
-    return _Message(message, _calls(message), turn, sender, digest)
+    return _ReadMessage(message, _calls_text(message), turn, sender, digest)
 
 
-def _begins(messages: Sequence[dict[str, Any]], line: list[_Message]) -> bool:
-    """Whether these messages are those of the line, or go on from them. The last one tells lines apart soonest."""
-    last = len(line) - 1
-    return len(messages) > last and _same(line[last], messages[last]) and len(_common(line, messages)) > last
+def _continues(messages: Sequence[dict[str, Any]], request: list[_ReadMessage]) -> bool:
+    """Whether these messages begin with all of the request's. Its last one is compared first: there branches differ."""
+    last = len(request) - 1
+    return len(messages) > last and _same(request[last], messages[last]) and len(_common(request, messages)) > last
 
 
-def _common(line: list[_Message], messages: Sequence[dict[str, Any]]) -> list[_Message]:
+def _common(request: list[_ReadMessage], messages: Sequence[dict[str, Any]]) -> list[_ReadMessage]:
     """The leading messages that both have."""
-    pairs = enumerate(zip(line, messages, strict=False))
-    return line[: next((i for i, (one, other) in pairs if not _same(one, other)), min(len(line), len(messages)))]
+    pairs = enumerate(zip(request, messages, strict=False))
+    return request[: next((i for i, (one, other) in pairs if not _same(one, other)), min(len(request), len(messages)))]
 
 
-def _same(known: _Message, message: dict[str, Any]) -> bool:
-    return known.value == message and known.calls == _calls(message)
+def _same(known: _ReadMessage, message: dict[str, Any]) -> bool:
+    return known.value == message and known.calls == _calls_text(message)
 
 
-def _calls(message: dict[str, Any]) -> str:
+def _calls_text(message: dict[str, Any]) -> str:
     calls = message.get("tool_calls")
     return repr(calls) if calls else ""

@@ -1,11 +1,9 @@
-"""The shape of a request: what its completion's label is made from (proxy/pool/completions/labels.py), without keeping
-its text.
+"""The shape of a request: what its label is made from (proxy/pool/completions/labels.py), without its text.
 
 A request repeats recorded turns (its assistant messages mean the same) or quotes them (their words stand elsewhere in
 it): summaries in a new history, histories in a summary's request, a tool call's argument as a sub-agent's task. Quotes
-are looked for only where a history is new or rewritten. Cost: the system prompt, one message and the last turn of a
-request that goes on; the whole of one that does not. Left out: what a prompt without
-messages quotes.
+are looked for only where a history is new or rewritten. A request that goes on costs the system prompt, one message and
+the last turn; any other costs a pass over all of it. Left out: what a prompt without messages quotes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,11 +25,11 @@ REPLIES_BACK = 32
 LINES = 4
 """The longest lines of a text stand for it: agents cut, indent and escape what they quote."""
 SHORT, LONG = 16, 200
-"""Characters that a line must have to be its author's own, and how many of it are looked for."""
+"""Characters that a line needs to be distinctive, and how many of it are looked for."""
 
 
-class Replied(Protocol):
-    """What of a recorded completion later shapes need."""
+class RepliedCompletion(Protocol):
+    """What later shapes need of a recorded completion."""
 
     @property
     def shape(self) -> Shape | None: ...
@@ -42,36 +40,39 @@ class Replied(Protocol):
 
 
 @dataclass(frozen=True)
-class _Said:
-    """A recorded reply."""
-
+class _RecordedReply:
     id: int
     shape: Shape
     call_ids: tuple[str, ...]
-    words: tuple[str, ...]
+    lines: tuple[str, ...]
+    """What is searched for in later requests."""
 
 
-class Shapes:
-    """The replies of one attempt. Any thread may add and ask."""
+class RequestShapes:
+    """The replies of one attempt. Any thread may add and ask.
+
+    Without a lock: dictionaries and lists only grow, and readers take copies before they iterate.
+    """
 
     def __init__(self) -> None:
-        self._said: dict[int, _Said] = {}
-        self._by_meaning: dict[bytes, list[_Said]] = {}
+        self._replies: dict[int, _RecordedReply] = {}
+        self._by_meaning: dict[bytes, list[_RecordedReply]] = {}
 
-    def add(self, id: int, item: Replied) -> None:
-        """Take in a committed completion, once."""
-        if item.shape is None or id in self._said:
+    def add(self, id: int, item: RepliedCompletion) -> None:
+        """Add a committed completion, once."""
+        if item.shape is None or id in self._replies:
             return
-        said = _Said(id, item.shape, _call_ids(item.reply), tuple(_words(item.reply)))
-        self._said[id] = said
+        reply = _RecordedReply(id, item.shape, _call_ids(item.reply), tuple(_quotable_lines(item.reply)))
+        self._replies[id] = reply
         if item.finish_reason in SERVED_FINISH_REASONS:
-            self._by_meaning.setdefault(_digest(item.reply), []).append(said)
+            self._by_meaning.setdefault(_digest(item.reply), []).append(reply)
 
     def of(self, call: Call, follows: int | None) -> Shape:
-        """The shape of a request. `follows`: what a prompt without messages continues."""
-        tools, constrained = _name("\n".join(_tool_names(call.tools))), call.constraint is not None
+        """The shape of a request. `follows`: the completion that a prompt without messages continues."""
+        tools = _name("\n".join(sorted(str(tool["function"]["name"]) for tool in call.tools)))
+        constrained = call.constraint is not None
         if call.prompt is not None:
-            before = self._said.get(follows or 0)
+            before = self._replies.get(follows or 0)
             return Shape(turns=before.shape.turns + 1 if before else 0, continues=follows, constrained=constrained)
         start = next((i for i, message in enumerate(call.messages) if message["role"] != "system"), len(call.messages))
         system = _name("\n".join(message["content"] or "" for message in call.messages[:start]))
@@ -89,44 +90,42 @@ class Shapes:
             constrained=constrained,
         )
 
-    def _repeated(self, turns: Sequence[dict[str, Any]], tools: int, system: int) -> _Said | None:
-        """The reply that the last recorded one of these turns repeats, of several the likeliest."""
+    def _repeated(self, turns: Sequence[dict[str, Any]], tools: int, system: int) -> _RecordedReply | None:
+        """The reply that the last recorded one of these turns repeats; of several, the likeliest."""
         for turn in islice(reversed(turns), TURNS_BACK):
-            found = tuple(self._by_meaning.get(_digest(turn), ()))  # a copy: others may be added meanwhile
-            if found:
+            replies = tuple(self._by_meaning.get(_digest(turn), ()))  # a copy: others may be added meanwhile
+            if replies:
                 ids = _call_ids(turn)
-                alike = [
-                    (said.call_ids == ids, said.shape.tools == tools, said.shape.system == system) for said in found
-                ]
-                return max(zip(alike, found, strict=True), key=lambda pair: (pair[0], pair[1].id))[1]
+                alike = [(r.call_ids == ids, r.shape.tools == tools, r.shape.system == system) for r in replies]
+                return max(zip(alike, replies, strict=True), key=lambda pair: (pair[0], pair[1].id))[1]
         return None
 
     def _quoted(self, messages: Sequence[dict[str, Any]]) -> int | None:
         """The newest completion whose words stand in the user's messages."""
         text = "\n".join(message["content"] or "" for message in messages if message["role"] == "user")
-        newest = islice(reversed(list(self._said.values())), REPLIES_BACK)
-        return next((said.id for said in newest if any(words in text for words in said.words)), None)
+        newest = islice(reversed(list(self._replies.values())), REPLIES_BACK)
+        return next((reply.id for reply in newest if any(line in text for line in reply.lines)), None)
 
 
-def _words(reply: dict[str, Any]) -> Iterator[str]:
-    """What of a reply is searched for in later requests: long lines of its text and of its tool calls' arguments."""
-    yield from _lines(reply.get("content") or "")
+def _quotable_lines(reply: dict[str, Any]) -> Iterator[str]:
+    """Long lines of a reply's text and of its tool calls' arguments."""
+    yield from _longest_lines(reply.get("content") or "")
     for call in reply.get("tool_calls", ()):
         arguments = parsed_arguments(call["function"]["arguments"])
         values = arguments.values() if isinstance(arguments, dict) else [arguments]
         for value in values:
-            yield from _lines(value if isinstance(value, str) else "")
+            yield from _longest_lines(value if isinstance(value, str) else "")
 
 
-def _lines(text: str) -> list[str]:
+def _longest_lines(text: str) -> list[str]:
     lines = (line.strip() for line in text.splitlines())
     return [line[:LONG] for line in nlargest(LINES, lines, key=len) if len(line) >= SHORT]
 
 
 def _digest(turn: dict[str, Any]) -> bytes:
-    """Of what a turn says. Without its reasoning, which many agents do not repeat."""
-    said = meaning({"content": turn.get("content"), "tool_calls": turn.get("tool_calls")})
-    return blake2b(repr(said).encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    """Digest what a turn says, without its reasoning, which many agents do not repeat."""
+    text_and_calls = meaning({"content": turn.get("content"), "tool_calls": turn.get("tool_calls")})
+    return blake2b(repr(text_and_calls).encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
 def _call_ids(turn: dict[str, Any]) -> tuple[str, ...]:
@@ -134,9 +133,5 @@ def _call_ids(turn: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _name(text: str) -> int:
-    """A number that names a text; 0 is the empty one's."""
+    """A number that names a text; 0 for the empty one."""
     return crc32(text.encode("utf-8", "surrogatepass"))
-
-
-def _tool_names(tools: Sequence[dict[str, Any]]) -> list[str]:
-    return sorted(str(tool["function"]["name"]) for tool in tools)

@@ -25,8 +25,8 @@ from proxy.pool.errors import PoolError, PoolReadError
 from proxy.pool.processes.deliveries import settle_dead_proxies, undelivered_of
 from proxy.pool.rollouts.attempts import Attempt, by_key, open_session
 from proxy.pool.rollouts.budgets import note_spent, note_trouble, spent
-from proxy.prompt.request_shape import Shapes
-from proxy.prompt.splice import Prompt, Tree
+from proxy.prompt.request_shape import RequestShapes
+from proxy.prompt.splice import Prompt, PromptBuilder
 from proxy.prompt.template import ChatTemplate
 from proxy.recording.redelivery.waiting import WaitingAnswers
 
@@ -43,36 +43,37 @@ class Session:
     """One attempt as the proxy sees it."""
 
     attempt: Attempt
-    tree: Tree
+    prompts: PromptBuilder
     waiting: WaitingAnswers
     """Answers of the attempt that did not arrive and wait for a retry."""
     pool: Pool
-    shapes: Shapes = field(default_factory=Shapes)
+    shapes: RequestShapes = field(default_factory=RequestShapes)
     checked_at: float = field(default_factory=time.monotonic)
 
     def prepare(self, call: Call, splice: bool) -> Prompt:
         """A request as tokens, with its place in the attempt. In any thread."""
-        prompt = self.tree.prepare(call, splice, self.catch_up)
+        prompt = self.prompts.build(call, splice, self.catch_up)
         shape = self.shapes.of(call, prompt.follows)
         return replace(prompt, shape=msgspec.structs.replace(shape, history=prompt.history))
 
     def add(self, id: int, item: NewCompletion, path: "array[int]", prompt: Prompt) -> None:
         """Take in a committed completion. In any thread."""
-        self.tree.add(id, item, path, prompt)
+        self.prompts.add(id, item, path, prompt)
         self.shapes.add(id, item)
 
     def catch_up(self) -> None:
         """Take in what the pool has of the attempt and this proxy did not record itself. In any thread."""
-        rows = newer(self.pool, self.attempt.id, self.tree.read_to, self.tree.known_after(self.tree.read_to))
+        tree = self.prompts.tree
+        rows = newer(self.pool, self.attempt.id, tree.read_to, tree.known_after(tree.read_to))
         shared = {row.prefix_of for row in rows if row.prefix_of is not None} - {row.id for row in rows}
         try:
-            found = paths(rows, {id: self.tree.path(id) for id in shared})
+            by_id = paths(rows, {id: tree.path(id) for id in shared})
         except (ValueError, KeyError) as error:
             raise PoolReadError(f"attempt {self.attempt.id} is damaged ({error}); see `proxy pool verify`") from error
         for row in rows:
-            self.tree.add(row.id, row, found[row.id])
+            self.prompts.add(row.id, row, by_id[row.id])
             self.shapes.add(row.id, row)
-        self.tree.read_to = max([self.tree.read_to, *found])
+        tree.read_to = max([tree.read_to, *by_id])
 
 
 class Sessions:
@@ -143,7 +144,7 @@ class Sessions:
             session = replace(known, attempt=attempt, checked_at=time.monotonic())
         else:
             clock = self._clock or attempt.opened_at
-            session = Session(attempt, Tree(self._template, clock), WaitingAnswers(), self._pool)
+            session = Session(attempt, PromptBuilder(self._template, clock), WaitingAnswers(), self._pool)
             if not new:
                 await self._work.run(attempt, self._take_up, session)
         if not new:
@@ -154,10 +155,10 @@ class Sessions:
         return session
 
     def _forget(self) -> None:
-        held = sum(session.tree.held for session in self._known.values())
-        while len(self._known) > 1 and (len(self._known) > KEEP or held > KEEP_TOKENS):
+        tokens = sum(session.prompts.tree.token_count for session in self._known.values())
+        while len(self._known) > 1 and (len(self._known) > KEEP or tokens > KEEP_TOKENS):
             _, forgotten = self._known.popitem(last=False)
-            held -= forgotten.tree.held
+            tokens -= forgotten.prompts.tree.token_count
 
     def _attempt(self, key: str) -> tuple[Attempt, bool]:
         """The attempt of a key, and whether it was opened just now, so that nothing can be recorded of it."""
@@ -185,5 +186,5 @@ class Sessions:
 
     def _take_up(self, session: Session) -> None:
         session.catch_up()
-        if session.tree.read_to:
+        if session.prompts.tree.read_to:
             settle_dead_proxies(self._pool)  # the attempt has come from another proxy, which may be gone

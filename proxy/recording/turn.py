@@ -10,7 +10,7 @@ from tokenizers.decoders import DecodeStream
 
 from proxy.call import Call, Reply, ToolCall
 from proxy.engine.client import Sampling
-from proxy.parsing.formats import Schemas
+from proxy.parsing.formats import ToolSchemas
 from proxy.parsing.turn_parser import ParsedCall, Piece, Reasoning, Text, TurnParser
 from proxy.pool.completions.records import Completion
 from proxy.prompt.splice import Prompt
@@ -40,7 +40,7 @@ class Turn:
 
     def __post_init__(self) -> None:
         form = self.template.form
-        tools = Schemas(self.call.tools) if self.call.tools else None
+        tools = ToolSchemas(self.call.tools) if self.call.tools else None
         reasoning = form.opens_reasoning(self.prompt.text) and self.call.constraint is None
         plain = self.call.prompt is not None
         self._parser = Plain() if plain else TurnParser(form, tools=tools, reasoning=reasoning)

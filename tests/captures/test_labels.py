@@ -11,7 +11,7 @@ from proxy.dialects import anthropic, chat_completions, responses
 from proxy.dialects.base import Dialect, tool_call
 from proxy.pool.completions.labels import labels
 from proxy.pool.completions.records import Shape
-from proxy.prompt.request_shape import Shapes
+from proxy.prompt.request_shape import RequestShapes
 from tests.captures.recorded import TRUTH, Exchange, Session, sessions
 
 DIALECTS: dict[str, Dialect] = {"chat": chat_completions, "responses": responses, "anthropic": anthropic}
@@ -32,7 +32,7 @@ class Row:
 
 def recorded(session: Session) -> list[Row]:
     """The rows of a session: shapes are taken when requests arrive, rows are committed when answers end."""
-    shapes = Shapes()
+    shapes = RequestShapes()
     rows: list[Row] = []
     arrived: dict[int, Shape] = {}
     moments = [(each.started, i, each, False) for i, each in enumerate(session.exchanges)]

@@ -20,7 +20,7 @@ import aiohttp
 from proxy.call import Call
 from proxy.dialects import chat_completions
 from proxy.pool.completions.records import NewCompletion, Shape, int_bytes
-from proxy.prompt.splice import Prompt, Tree
+from proxy.prompt.splice import Prompt, PromptBuilder
 from proxy.prompt.template import ChatTemplate
 from proxy.recording.turn import Turn
 from tests.proxy.written import TOOLS, WRITERS, Calls
@@ -202,7 +202,7 @@ class Rollout:
     prompts: list[Prompt] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.tree = Tree(self.template, CLOCK)
+        self.builder = PromptBuilder(self.template, CLOCK)
         self.tools = TOOLS if self.family.calls else []
 
     def call(self, messages: list[dict[str, Any]]) -> Call:
@@ -218,7 +218,7 @@ class Rollout:
     def ask(self, ids: list[int]) -> dict[str, Any]:
         """A request with the conversation so far, answered by these ids; the message that the agent gets."""
         call = self.call(self.messages)
-        prompt = self.tree.prepare(call, True)
+        prompt = self.builder.build(call, True)
         turn = Turn(call, prompt, self.template)
         turn.sampling.ids, turn.sampling.finish = array("i", ids), "stop" if ids[-1] in self.template.ends else "length"
         turn.take(ids)
@@ -228,7 +228,7 @@ class Rollout:
         self.rows.append(item)
         self.paths.append(path)
         self.prompts.append(prompt)
-        self.tree.add(len(self.rows), item, path, prompt)
+        self.builder.add(len(self.rows), item, path, prompt)
         return item.reply
 
     def _row(self, prompt: Prompt, turn: Turn) -> NewCompletion:
@@ -250,12 +250,12 @@ class Rollout:
             finished_at=0.0,
         )
 
-    def restarted(self) -> Tree:
+    def restarted(self) -> PromptBuilder:
         """The tree as another proxy builds it from what was recorded."""
-        tree = Tree(self.template, CLOCK)
+        builder = PromptBuilder(self.template, CLOCK)
         for id, (item, path) in enumerate(zip(self.rows, self.paths, strict=True), 1):
-            tree.add(id, item, path)
-        return tree
+            builder.add(id, item, path)
+        return builder
 
     def standing(self, index: int = -1) -> "array[int]":
         """A path without the token that ended its turn."""

@@ -11,7 +11,7 @@ from proxy.call import Call, Constraint
 from proxy.dialects.base import tool_call, tool_definition
 from proxy.pool.completions.labels import labels
 from proxy.pool.completions.records import Shape
-from proxy.prompt.request_shape import Shapes
+from proxy.prompt.request_shape import RequestShapes
 
 Message = dict[str, Any]
 SYSTEM = "You work on the user's files with the tools that you have. Look before you write."
@@ -35,7 +35,7 @@ class Story:
     def __init__(self) -> None:
         self.rows: list[Row] = []
         self.truth: list[str] = []
-        self._shapes = Shapes()
+        self._shapes = RequestShapes()
 
     def ask(self, kind: str, messages: Sequence[Message], reply: Message, tools: int = 0, **more: Any) -> Message:
         """A call that is committed at once; returns its reply."""

@@ -10,7 +10,7 @@ from proxy.call import Call
 from proxy.dialects.structured_output import call_constraint, grammar
 from proxy.engine.client import grammar_params
 from proxy.engine.sglang import Sglang
-from proxy.parsing.formats import FORMATS, Schemas
+from proxy.parsing.formats import FORMATS, ToolSchemas
 from proxy.parsing.formats.qwen import Qwen
 from proxy.parsing.turn_parser import ParsedCall, TurnParser
 from tests.proxy.conftest import SHELL, Serve, shell_call, user
@@ -74,7 +74,7 @@ async def test_a_call_is_forced(path: str, fields: dict[str, Any], once: bool, s
     assert (rule["at_least_one"], rule["stop_after_first"]) == (True, once)
     [tag] = rule["tags"]
     assert tag["content"]["json_schema"] == PARAMETERS
-    read = Qwen().read(f'{tag["begin"]}{{"command":"ls"}}{tag["end"]}', Schemas([SHELL]))
+    read = Qwen().read(f'{tag["begin"]}{{"command":"ls"}}{tag["end"]}', ToolSchemas([SHELL]))
     assert read and read.call and (read.call.name, read.call.arguments) == ("shell", '{"command": "ls"}')
     [row] = stand.recorded()
     assert row.untrainable == "constrained" and row.finish_reason == "tool_calls"
@@ -114,7 +114,7 @@ def test_forced_calls_are_calls_of_the_format(name: str) -> None:
     rule = msgspec.json.decode(grammar_params(rules)["structural_tag"])["format"]
     bodies = ['{"command":"ls"}', "{}"]
     text = rule["separator"].join(f"{t['begin']}{b}{t['end']}" for t, b in zip(rule["tags"], bodies, strict=True))
-    parser = TurnParser(form, tools=Schemas(tools), reasoning=False)
+    parser = TurnParser(form, tools=ToolSchemas(tools), reasoning=False)
     made = [piece for piece in [*parser.feed(text), *parser.finish()] if isinstance(piece, ParsedCall)]
     assert [(call.name, call.arguments) for call in made] == [("shell", '{"command": "ls"}'), ("stop", "{}")]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.parsing.formats import FORMATS, Recorded, Schemas, choose
+from proxy.parsing.formats import FORMATS, RecordedSchemas, ToolSchemas, choose
 from proxy.parsing.turn_parser import ParsedCall, Piece, Reasoning, Text, TurnParser
 from proxy.pool.errors import UserError
 from tests.proxy.parsing import pieces_of
@@ -25,10 +25,10 @@ def write(way: str, calls: Calls) -> str:
     return WRITERS[way][1](calls)
 
 
-def parse(way: str, chunks: list[str], tools: Schemas | None = None, reasoning: bool = False) -> list[Piece]:
+def parse(way: str, chunks: list[str], tools: ToolSchemas | None = None, reasoning: bool = False) -> list[Piece]:
     """The pieces of a turn, neighbours of one kind joined."""
     form = choose(WRITERS[way][0], "[THINK]" if "mistral" in way else "", ())
-    parser = TurnParser(form, tools=tools or Schemas(TOOLS), reasoning=reasoning)
+    parser = TurnParser(form, tools=tools or ToolSchemas(TOOLS), reasoning=reasoning)
     return pieces_of(parser, chunks)
 
 
@@ -103,7 +103,7 @@ def test_nesting_beyond_all_limits_is_a_call_or_text(way: str, depth: int) -> No
 @EVERY
 def test_text_leaves_up_to_the_opening_marker(way: str) -> None:
     form = FORMATS[WRITERS[way][0]]()
-    parser = TurnParser(form, tools=Schemas(TOOLS))
+    parser = TurnParser(form, tools=ToolSchemas(TOOLS))
     assert parser.feed("hello wor") == [Text("hello wor")]
     assert parser.feed("ld " + form.openers[0][:-1]) == [Text("ld")]
     assert parser.feed("?") == [Text(f" {form.openers[0][:-1]}?")]
@@ -112,7 +112,7 @@ def test_text_leaves_up_to_the_opening_marker(way: str) -> None:
 @pytest.mark.parametrize("way", [way for way in WRITERS if FORMATS[WRITERS[way][0]].ends])
 def test_a_long_call_leaves_with_its_last_character(way: str) -> None:
     turn = write(way, [("shell", {"command": "x" * 600})])
-    parser = TurnParser(FORMATS[WRITERS[way][0]](), tools=Schemas(TOOLS))
+    parser = TurnParser(FORMATS[WRITERS[way][0]](), tools=ToolSchemas(TOOLS))
     left = [at for at, letter in enumerate(turn) if parser.feed(letter)]
     assert left == [len(turn.removesuffix(section_end(way)).rstrip()) - 1]
 
@@ -149,7 +149,7 @@ def test_a_recorded_answer_explains_its_turn_without_the_schemas(way: str) -> No
     turn = write(way, calls)
     pieces = parse(way, [turn])
     reply = [{"function": {"name": p.name, "arguments": p.arguments}} for p in pieces if isinstance(p, ParsedCall)]
-    assert said(pieces) == calls and parse(way, [turn], Recorded(reply)) == pieces
+    assert said(pieces) == calls and parse(way, [turn], RecordedSchemas(reply)) == pieces
 
 
 # Text of a value may be anything but what ends a value or a call of a format with bare text.

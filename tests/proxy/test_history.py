@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.prompt.history import Histories
+from proxy.prompt.history import HistoryReader
 
 VALUES: list[Any] = [1, 1.0, True, "1", -0.0, 0.0, {"a": 1, "b": 2}, {"b": 2, "a": 1}]
 
@@ -34,17 +34,17 @@ REQUESTS = st.lists(st.tuples(st.integers(0, 8), st.lists(MESSAGE, min_size=1, m
 
 @given(REQUESTS)
 def test_reading_again_changes_nothing(requests: list[tuple[int, list[dict[str, Any]]]]) -> None:
-    kept, before = Histories(), list[dict[str, Any]]()
+    kept, before = HistoryReader(), list[dict[str, Any]]()
     for repeated, further in requests:
         messages = msgspec.json.decode(msgspec.json.encode(before[:repeated] + further))
-        read, anew = kept.read(messages), Histories().read(messages)
+        read, anew = kept.read(messages), HistoryReader().read(messages)
         assert (read.turns, read.history) == (anew.turns, anew.history)
         assert repr(read.messages) == repr(tuple(messages))
         before = messages
 
 
 def test_a_message_that_was_there_before_is_the_same_object() -> None:
-    histories = Histories()
+    histories = HistoryReader()
     first = histories.read([asked("x"), called({"a": 1}), result("y")])
     again = histories.read([asked("x"), called({"a": 1}), result("z"), asked("y")])
     assert [a is b for a, b in zip(first.messages, again.messages, strict=False)] == [True, True, False]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from proxy.prompt.template import ChatTemplate
-from proxy.prompt.token_cache import LONG, Pieces
+from proxy.prompt.token_cache import LONG, TokenCache
 
 PLAIN, INSIDE, LEFT, RIGHT, WORD, NORMAL = "<|a|>", "<|a|>b", "<left>", "<right>", "word", "<N>"
 WORDS = ("the", " the", "  ", "\n", "é", "e\u0301", "x" * LONG, " y" * LONG)
@@ -58,7 +58,7 @@ TEXTS = st.lists(st.sampled_from((PLAIN, INSIDE, LEFT, RIGHT, WORD, NORMAL, *WOR
 @example(text="the" + PLAIN + " y" * LONG + RIGHT + "  \n" + PLAIN + "b" + " y" * LONG)
 @settings(deadline=None, max_examples=150)
 def test_pieces_are_the_whole(template: ChatTemplate, text: str) -> None:
-    pieces = Pieces(template)
+    pieces = TokenCache(template)
     first = pieces.encode(text).tolist()
     assert first == template.encode(text) == pieces.encode(text).tolist()
 
@@ -68,7 +68,7 @@ def test_pieces_are_the_whole(template: ChatTemplate, text: str) -> None:
 def test_what_stands_behind_a_marker_is_the_rest_of_the_whole(template: ChatTemplate, text: str, after: str) -> None:
     (marker,) = template.encode(after)
     whole = template.encode(f"the{after}{text}")
-    found = Pieces(template).encode(text, after=marker).tolist()
+    found = TokenCache(template).encode(text, after=marker).tolist()
     if (after + text).startswith(INSIDE):  # then it is another marker
         return
     assert [*template.encode("the"), marker, *found] == whole
@@ -76,9 +76,9 @@ def test_what_stands_behind_a_marker_is_the_rest_of_the_whole(template: ChatTemp
 
 def test_a_long_piece_is_tokenised_once(template: ChatTemplate) -> None:
     """Counted by what is remembered: a second text that shares the first's pieces adds its own only."""
-    pieces = Pieces(template)
+    pieces = TokenCache(template)
     shared = f"{PLAIN}{'the house ' * LONG}"
     pieces.encode(f"{shared}{PLAIN}{'the mouse ' * LONG}")
-    assert len(pieces.known) == 2
+    assert len(pieces.pieces) == 2
     pieces.encode(f"{shared}{PLAIN}{'the end ' * LONG}")
-    assert len(pieces.known) == 3
+    assert len(pieces.pieces) == 3

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from proxy.parsing.formats.schemas import Recorded, Schemas, typed
+from proxy.parsing.formats.schemas import RecordedSchemas, ToolSchemas, typed
 
 STRING, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
 
 
 def value(text: str, parameter: Any, guess: bool = False, definitions: Any = None) -> Any:
     parameters = {"type": "object", "properties": {"p": parameter}, "$defs": definitions}
-    schemas = Schemas([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+    schemas = ToolSchemas([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
     return schemas.value("f", "p", text, guess)
 
 
@@ -61,13 +61,13 @@ def test_references_are_followed_and_circles_end() -> None:
 
 def test_where_no_schema_speaks_a_format_may_guess() -> None:
     assert (value("5", {}, guess=True), value("five", {}, guess=True), value('"5"', {}, guess=True)) == (5, "five", "5")
-    assert Schemas().value("unknown", "p", "5", True) == 5
-    assert Schemas().value("unknown", "p", "5", False) == "5"
+    assert ToolSchemas().value("unknown", "p", "5", True) == 5
+    assert ToolSchemas().value("unknown", "p", "5", False) == "5"
 
 
 def test_parameters_of_alternatives_count() -> None:
     branch = {"properties": {"p": INTEGER}}
-    found = Schemas([{"function": {"name": "f", "parameters": {"anyOf": [branch, {"properties": {"q": STRING}}]}}}])
+    found = ToolSchemas([{"function": {"name": "f", "parameters": {"anyOf": [branch, {"properties": {"q": STRING}}]}}}])
     assert found.value("f", "p", "5", False) == 5
 
 
@@ -75,7 +75,7 @@ def test_parameters_of_alternatives_count() -> None:
 def test_every_reading_of_a_text_is_recognised_in_the_record(text: str) -> None:
     for name in ("string", "integer", "number", "boolean", "array", "object", "null"):
         taken = typed(text, {name})
-        recorded = Recorded([{"function": {"name": "f", "arguments": json.dumps({"p": taken})}}])
+        recorded = RecordedSchemas([{"function": {"name": "f", "arguments": json.dumps({"p": taken})}}])
         again = recorded.value("f", "p", text, False)
         assert (again, type(again)) == (taken, type(taken))
 
@@ -85,5 +85,5 @@ def test_what_no_json_can_hold_stays_text() -> None:
 
 
 def test_a_recorded_value_that_the_text_cannot_be_is_not_taken() -> None:
-    recorded = Recorded([{"function": {"name": "f", "arguments": '{"p": 6, "b": true}'}}])
+    recorded = RecordedSchemas([{"function": {"name": "f", "arguments": '{"p": 6, "b": true}'}}])
     assert (recorded.value("f", "p", "5", False), recorded.value("f", "b", "1", False)) == ("5", "1")

@@ -12,9 +12,9 @@ import pytest
 
 from proxy.call import Call
 from proxy.pool.completions.records import Shape
-from proxy.prompt.json_ids import IdLists
-from proxy.prompt.request_shape import Shapes
-from proxy.prompt.splice import Prompt, Tree
+from proxy.prompt.json_ids import IdListCache
+from proxy.prompt.request_shape import RequestShapes
+from proxy.prompt.splice import Prompt, PromptBuilder
 from proxy.prompt.template import ChatTemplate
 from tests.pool.make import new_completion
 from tests.proxy.conftest import user
@@ -52,27 +52,27 @@ def while_adding(add: Callable[[int], object], ask: Callable[[], object], rounds
 
 
 def test_texts_are_looked_up_while_others_are_recorded(template: ChatTemplate) -> None:
-    tree, item = Tree(template), new_completion(1)
+    prompts, item = PromptBuilder(template), new_completion(1)
     asked = Call(model="", prompt="a text that is longer than those that are recorded")
 
     def add(id: int) -> None:
         prompt = Prompt(array("i", [1, 2]), f"text {id}", None, None, 0, written=b"[1,2]", plain=True)
-        tree.add(id, item, array("i", [1, 2, 3, 4]), prompt)
+        prompts.add(id, item, array("i", [1, 2, 3, 4]), prompt)
 
     for id in range(3000):
         add(20_000 + id)
-    while_adding(add, lambda: tree.prepare(asked, True), rounds=100)
+    while_adding(add, lambda: prompts.build(asked, True), rounds=100)
 
 
 def test_shapes_are_made_while_equal_replies_are_recorded() -> None:
-    shapes, item = Shapes(), new_completion(1)
+    shapes, item = RequestShapes(), new_completion(1)
     shaped = type(item)(**{**vars(item), "shape": Shape()})
     call = Call(model="", messages=(user("x"), SAID, user("y")))
     while_adding(lambda id: shapes.add(id, shaped), lambda: shapes.of(call, None), rounds=300)
 
 
 def test_lists_are_added_by_several_threads() -> None:
-    lists, path = IdLists(), array("i", [1, 2])
+    lists, path = IdListCache(), array("i", [1, 2])
     numbers = count()
 
     def add(*_: int) -> None:
@@ -82,13 +82,13 @@ def test_lists_are_added_by_several_threads() -> None:
 
 
 def test_a_conversation_is_held_once_and_not_once_per_turn(template: ChatTemplate) -> None:
-    tree, path, paths = Tree(template), array("i"), dict[int, "array[int]"]()
+    prompts, path, paths = PromptBuilder(template), array("i"), dict[int, "array[int]"]()
     for id in range(1, 51):
         item = replace(new_completion(1), prefix_of=id - 1 or None, prefix_length=len(path))
         path = paths[id] = path + item.prompt_tail + item.sampled
-        tree.add(id, item, path)
+        prompts.add(id, item, path)
     branch = replace(new_completion(1, [9], [8]), prefix_of=30, prefix_length=len(paths[30]))
     paths[51] = paths[30] + branch.prompt_tail + branch.sampled
-    tree.add(51, branch, paths[51])
-    assert tree.held == len(paths[50]) + len(paths[51])
-    assert {id: tree.path(id) for id in paths} == paths
+    prompts.add(51, branch, paths[51])
+    assert prompts.tree.token_count == len(paths[50]) + len(paths[51])
+    assert {id: prompts.tree.path(id) for id in paths} == paths

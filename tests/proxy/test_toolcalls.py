@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.parsing.formats import FORMATS, Schemas
+from proxy.parsing.formats import FORMATS, ToolSchemas
 from proxy.parsing.turn_parser import ParsedCall, Piece, Reasoning, Text, TurnParser
 from tests.proxy.parsing import pieces_of
 
@@ -14,7 +14,7 @@ PARTS = ["<think>", "</think>", "<tool_call>", "</tool_call>", CALL, "\n", " ", 
 
 def parse(chunks: list[str], *, tools: bool = True, reasoning: bool = False) -> list[Piece]:
     """The pieces of a turn, neighbours of one kind joined."""
-    parser = TurnParser(FORMATS["qwen"](), tools=Schemas() if tools else None, reasoning=reasoning)
+    parser = TurnParser(FORMATS["qwen"](), tools=ToolSchemas() if tools else None, reasoning=reasoning)
     return pieces_of(parser, chunks)
 
 
@@ -55,7 +55,7 @@ def test_without_tools_and_reasoning_all_of_it_is_text(parts: list[str]) -> None
 
 
 def test_text_leaves_before_the_turn_ends() -> None:
-    parser = TurnParser(FORMATS["qwen"](), tools=Schemas())
+    parser = TurnParser(FORMATS["qwen"](), tools=ToolSchemas())
     assert parser.feed("hello wor") == [Text("hello wor")]
     assert parser.feed("ld <tool") == [Text("ld")]
 

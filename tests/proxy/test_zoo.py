@@ -129,8 +129,8 @@ def test_turns_stay_as_they_were_sampled(
         rollout = Rollout(FAMILIES[name], carried(zoo, name))
         speaker = Speaker(FAMILIES[name], zoo[name], sampled[name], random.Random(seed))
         turns += play(rollout, speaker, 7, pure)
-        last = rollout.tree.prepare(rollout.call(rollout.messages), True)
-        assert rollout.restarted().prepare(rollout.call(rollout.messages), True).ids == last.ids
+        last = rollout.builder.build(rollout.call(rollout.messages), True)
+        assert rollout.restarted().build(rollout.call(rollout.messages), True).ids == last.ids
     assert unfriendly(zoo[name], turns) >= UNFRIENDLY
 
 
@@ -216,7 +216,7 @@ def unchanged(rollout: Rollout, messages: list[dict[str, Any]], original: str, c
         rendered = rollout.rendered(messages)
     except TemplateError:  # Mistral's, where roles do not alternate any more
         return
-    prompt = rollout.tree.prepare(rollout.call(messages), True)
+    prompt = rollout.builder.build(rollout.call(messages), True)
     assert rendered.endswith(prompt.text)
     hidden, at = rendered == original, change[1]
     turns = [i for i, message in enumerate(rollout.messages) if message["role"] == "assistant"]

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from proxy.parsing.formats.bare import Llama3, Mistral
 from proxy.parsing.formats.base import THINK, Format, ParsedCall
 from proxy.parsing.formats.qwen import Qwen
-from proxy.parsing.formats.schemas import Recorded, Schemas
+from proxy.parsing.formats.schemas import RecordedSchemas, ToolSchemas
 from proxy.parsing.formats.sections import DeepSeekV3, DeepSeekV31, KimiK2
 from proxy.parsing.formats.tagged import DeepSeekV32, Glm, MiniMaxM2, Qwen3Coder
 from proxy.pool.errors import UserError
 
-__all__ = ["FORMATS", "Format", "ParsedCall", "Recorded", "Schemas", "choose"]
+__all__ = ["FORMATS", "Format", "ParsedCall", "RecordedSchemas", "ToolSchemas", "choose"]
 
 FORMATS: dict[str, type[Format]] = {
     "qwen": Qwen,

@@ -14,7 +14,7 @@ from proxy.parsing.formats.base import (
     enclosed,
     named_object,
 )
-from proxy.parsing.formats.schemas import Schemas
+from proxy.parsing.formats.schemas import ToolSchemas
 
 
 class Llama3(Format):
@@ -29,7 +29,7 @@ class Llama3(Format):
     inside = (";", "{")
     written = ('{"name": ', ', "parameters": ', "}")
 
-    def read(self, text: str, tools: Schemas) -> Reading | None:
+    def read(self, text: str, tools: ToolSchemas) -> Reading | None:
         start = next((len(mark) for mark in (self.tag, ";") if text.startswith(mark)), 0)
         found = enclosed(text, start, ())
         if found is None:
@@ -50,7 +50,7 @@ class Mistral(Format):
     _list = re.compile(r"\[TOOL_CALLS\]\s*\[|,")
     _compact = re.compile(r"\[TOOL_CALLS\]\s*(?P<name>[^\s\[\]{}]+)(?:\[CALL_ID\](?P<id>\w+))?\[ARGS\]")
 
-    def read(self, text: str, tools: Schemas) -> Reading | None:
+    def read(self, text: str, tools: ToolSchemas) -> Reading | None:
         compact = self._compact.match(text)
         head = compact or self._list.match(text)
         found = enclosed(text, head.end(), ()) if head else None

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.parsing.formats.schemas import Schemas
+from proxy.parsing.formats.schemas import ToolSchemas
 
 THINK = ("<think>", "</think>")
 MAX_NESTING = 200
@@ -66,7 +66,7 @@ class Format:
     def __init__(self, think: tuple[str, str] = THINK):
         self.think = think
 
-    def read(self, text: str, tools: Schemas) -> Reading | None:
+    def read(self, text: str, tools: ToolSchemas) -> Reading | None:
         """What the text, which begins with an opening marker, is; None while more text decides."""
         raise NotImplementedError
 

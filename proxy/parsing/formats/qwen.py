@@ -1,7 +1,7 @@
 """Qwen2.5, Qwen3 and Hermes: one JSON object between `<tool_call>` and `</tool_call>` for each call."""
 
 from proxy.parsing.formats.base import NO_CALL, Format, Reading, enclosed, named_object
-from proxy.parsing.formats.schemas import Schemas
+from proxy.parsing.formats.schemas import ToolSchemas
 
 CALL, END_CALL = "<tool_call>", "</tool_call>"
 
@@ -11,7 +11,7 @@ class Qwen(Format):
     ends = (END_CALL,)
     written = (f'{CALL}\n{{"name": ', ', "arguments": ', f"}}\n{END_CALL}")
 
-    def read(self, text: str, tools: Schemas) -> Reading | None:
+    def read(self, text: str, tools: ToolSchemas) -> Reading | None:
         found = enclosed(text, len(CALL), (END_CALL,))
         if found is None:
             return None

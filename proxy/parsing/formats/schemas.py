@@ -20,7 +20,7 @@ _WORDS = {"true": True, "false": False, "null": None, "none": None}
 _NOTHING = object()
 
 
-class Schemas:
+class ToolSchemas:
     """The tools of one request, by name."""
 
     def __init__(self, tools: Iterable[Mapping[str, Any]] = ()):
@@ -42,7 +42,7 @@ class Schemas:
         return typed(text, types)
 
 
-class Recorded(Schemas):
+class RecordedSchemas(ToolSchemas):
     """The same for a turn that was answered before, from the answer's own arguments; its schemas are not needed."""
 
     def __init__(self, calls: Iterable[Mapping[str, Any]]):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Sequence
 
 from proxy.parsing.formats.base import NO_CALL, Format, ParsedCall, Reading, call_of, decode_object, enclosed
-from proxy.parsing.formats.schemas import Schemas
+from proxy.parsing.formats.schemas import ToolSchemas
 
 
 class Sections(Format):
@@ -18,7 +18,7 @@ class Sections(Format):
     tail: tuple[str, ...] = ()
     """What stands behind it."""
 
-    def read(self, text: str, tools: Schemas) -> Reading | None:
+    def read(self, text: str, tools: ToolSchemas) -> Reading | None:
         start = self.call_start(text)
         if start is None or start < 0:
             return None if start is None else NO_CALL

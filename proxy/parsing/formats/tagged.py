@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from proxy.parsing.formats.base import NO_CALL, THINK, Format, Reading, call_of, decode_object, follows
-from proxy.parsing.formats.schemas import ANY, Schemas, typed
+from proxy.parsing.formats.schemas import ANY, ToolSchemas, typed
 
 MAX_TAILS = 32
 """Ends of calls that a value may hold before the call counts as broken."""
@@ -33,7 +33,7 @@ class Tagged(Format):
         self._next = re.compile(rf"\s*(?:{re.escape(self.section_end)})?\s*(?:{'|'.join(marks)})")
         self._argument = re.compile(rf"\s*{self.argument.pattern}(?=\s*(?:{self.key.pattern}|\Z))", re.DOTALL)
 
-    def read(self, text: str, tools: Schemas) -> Reading | None:
+    def read(self, text: str, tools: ToolSchemas) -> Reading | None:
         start = self.call_start(text)
         if start is None or start < 0:
             return None if start is None else NO_CALL
@@ -44,7 +44,7 @@ class Tagged(Format):
             return NO_CALL if self.tail.search(text, start) else None
         return self._close(text, head, tools, goes_on=start > 0)
 
-    def _close(self, text: str, head: re.Match[str], tools: Schemas, goes_on: bool) -> Reading | None:
+    def _close(self, text: str, head: re.Match[str], tools: ToolSchemas, goes_on: bool) -> Reading | None:
         """The call up to the first tail that leaves no value open."""
         for number, tail in enumerate(self.tail.finditer(text, head.end())):
             body = text[head.end() : tail.start()]
@@ -57,7 +57,7 @@ class Tagged(Format):
                 return NO_CALL
         return None
 
-    def _arguments(self, name: str, body: str, tools: Schemas) -> tuple[dict[str, Any] | None, bool]:
+    def _arguments(self, name: str, body: str, tools: ToolSchemas) -> tuple[dict[str, Any] | None, bool]:
         """The arguments in the body; without any, whether a value has begun and not ended."""
         at, fields = 0, {}
         while body[at:].strip():
@@ -68,7 +68,7 @@ class Tagged(Format):
             at = field.end()
         return fields, False
 
-    def value(self, name: str, field: re.Match[str], tools: Schemas) -> Any:
+    def value(self, name: str, field: re.Match[str], tools: ToolSchemas) -> Any:
         """What an argument's text stands for."""
         return tools.value(name.strip(), field["key"].strip(), field["value"], False)
 
@@ -97,10 +97,10 @@ class Glm(Tagged):
     tail = re.compile(r"</tool_call>")
     _prose = re.compile(r"<tool_call>\s*[^\s<>{}]+\s+[^\s<]|<tool_call>\s*[<>{}]")
 
-    def read(self, text: str, tools: Schemas) -> Reading | None:
+    def read(self, text: str, tools: ToolSchemas) -> Reading | None:
         return NO_CALL if self._prose.match(text) else super().read(text, tools)
 
-    def value(self, name: str, field: re.Match[str], tools: Schemas) -> Any:
+    def value(self, name: str, field: re.Match[str], tools: ToolSchemas) -> Any:
         return tools.value(name.strip(), field["key"].strip(), field["value"], True)
 
 
@@ -134,11 +134,11 @@ class DeepSeekV32(Tagged):
     )
     tail = re.compile(r"</｜DSML｜invoke>")
 
-    def _arguments(self, name: str, body: str, tools: Schemas) -> tuple[dict[str, Any] | None, bool]:
+    def _arguments(self, name: str, body: str, tools: ToolSchemas) -> tuple[dict[str, Any] | None, bool]:
         if body.lstrip().startswith("{"):
             arguments = decode_object(body.strip())
             return arguments, arguments is None
         return super()._arguments(name, body, tools)
 
-    def value(self, name: str, field: re.Match[str], tools: Schemas) -> Any:
+    def value(self, name: str, field: re.Match[str], tools: ToolSchemas) -> Any:
         return field["value"] if field["string"] == "true" else typed(field["value"], ANY)

@@ -1,0 +1,182 @@
+"""Which recorded turns a request repeats, and whether their recorded ids may stand in its prompt.
+
+A turn of equal meaning after an equal history (proxy/prompt/history.py) nominates a completion. The rendered text
+decides: the request is rendered with the nominated turns as placeholders (proxy/prompt/placeholders.py), and a turn's
+ids may stand in where the text reads as its path does and its slot shows all that the turn says.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any
+
+from proxy.call import Call, words
+from proxy.prompt.history import RequestTurn
+from proxy.prompt.placeholders import MARK, MaskedTurn, find_slot_end, mask
+from proxy.prompt.template import ChatTemplate, TemplateError
+from proxy.prompt.tree import CompletionNode, CompletionTree
+
+MAX_PLANS = 3
+"""Paths that are tried for one request; each costs a rendering."""
+
+Render = Callable[[Call, Sequence[dict[str, Any]]], str]
+
+
+@dataclass(frozen=True)
+class SpliceStep:
+    """A message of the request, and the recorded turn that stands in for it."""
+
+    index: int
+    node: CompletionNode
+
+
+@dataclass(frozen=True)
+class SplicePlan:
+    """A completion that the request may continue, and the turns up to it whose ids its path contains."""
+
+    follows: CompletionNode
+    steps: list[SpliceStep]
+
+
+@dataclass(frozen=True)
+class SpliceMatch:
+    """What of a request is recorded."""
+
+    follows: CompletionNode | None = None
+    """The completion that the request continues in conversation, whether its ids stand in or not."""
+    steps: tuple[SpliceStep, ...] = ()
+    """The turns whose recorded ids stand in, in order."""
+    text: str | None = None
+    """The rendered text behind the last of them; None without steps."""
+
+
+class TurnMatcher:
+    """Matches the requests of one attempt against its completions. Any thread may add and match."""
+
+    def __init__(self, tree: CompletionTree, template: ChatTemplate, render: Render):
+        self._tree = tree
+        self._template = template
+        self._render = render
+        self._by_turn: dict[Any, list[CompletionNode]] = {}
+        """By what they follow and what they say, both without what agents leave out later. Lists only grow."""
+
+    def add(self, node: CompletionNode) -> None:
+        """Add a served completion; those without messages are not matched here."""
+        if node.history is not None:
+            self._by_turn.setdefault((node.history.outline, *words(node.meaning)), []).append(node)
+
+    def knows(self, turn: RequestTurn) -> bool:
+        return bool(self._candidates(turn))
+
+    def match(self, call: Call, turns: list[RequestTurn], splice: bool) -> SpliceMatch:
+        """Find the completion that the request continues and, if `splice`, the turns whose ids may stand in."""
+        plans = self._plans(call, turns)
+        first = next(plans, None)
+        if first is None:
+            return SpliceMatch()
+        if not splice:
+            return SpliceMatch(first.follows)
+        steps, text = self._longest_that_fits(call, islice(chain([first], plans), MAX_PLANS))
+        return SpliceMatch(first.follows, tuple(steps), text)
+
+    # ---- which recorded turns the request repeats
+
+    def _candidates(self, turn: RequestTurn) -> list[CompletionNode]:
+        """Completions that say this after this. The agent may have left out their reasoning, but not changed it."""
+        nodes = self._by_turn.get((turn.history.outline, *words(turn.meaning)), ())
+        return [node for node in nodes if turn.meaning[1] in ("", node.meaning[1])]
+
+    def _plans(self, call: Call, turns: list[RequestTurn]) -> Iterator[SplicePlan]:
+        """Completions that the request may continue, those of its last turn first."""
+        earlier = list(turns)
+        while earlier:
+            turn = earlier.pop()
+            for node in self._by_preference(turn, call.messages[turn.index]):
+                steps = self._steps_before(earlier, node)
+                if steps is not None:
+                    yield SplicePlan(node, steps + ([SpliceStep(turn.index, node)] if node.spliceable else []))
+
+    def _by_preference(self, turn: RequestTurn, message: dict[str, Any]) -> list[CompletionNode]:
+        """The candidates: first those after the same tool results, then those with the same call ids, then the newest.
+
+        Equal replies of siblings differ only in these.
+        """
+        ids = tuple(call.get("id") for call in message.get("tool_calls", ()))
+        newest_first = reversed(self._candidates(turn))
+        return sorted(newest_first, key=lambda node: (node.history != turn.history, node.call_ids != ids))
+
+    def _steps_before(self, turns: list[RequestTurn], node: CompletionNode) -> list[SpliceStep] | None:
+        """The turns whose recorded ids stand in the node's prompt; None when the request lacks one of its ancestors."""
+        steps: list[SpliceStep] = []
+        spliced, at = node.base, len(turns)
+        ancestor = self._tree.get(node.follows)
+        while ancestor is not None and spliced is not None:
+            while at > 0 and ancestor not in self._candidates(turns[at - 1]):
+                at -= 1
+            if at == 0:
+                return None
+            at -= 1
+            if ancestor is spliced:
+                steps.append(SpliceStep(turns[at].index, ancestor))
+                spliced = spliced.base
+            ancestor = self._tree.get(ancestor.follows)
+        return steps[::-1]
+
+    # ---- whether their ids may stand in
+
+    def _longest_that_fits(self, call: Call, plans: Iterable[SplicePlan]) -> tuple[list[SpliceStep], str | None]:
+        """The steps of the plan that reaches furthest and the text behind them; ([], None) when no turn fits."""
+        best: list[SpliceStep] = []
+        failed: set[CompletionNode] = set()
+        for plan in plans:
+            if not plan.steps or any(step.node in failed for step in plan.steps):
+                continue
+            fitting, text = self._fit(call, plan.steps)
+            if text is not None:
+                return plan.steps, text
+            failed.add(plan.steps[fitting].node)
+            best = max(best, plan.steps[:fitting], key=len)
+        while best:
+            fitting, text = self._fit(call, best)
+            if text is not None:
+                return best, text
+            best = best[:fitting]
+        return [], None
+
+    def _fit(self, call: Call, steps: list[SpliceStep]) -> tuple[int, str | None]:
+        """Render with these turns masked: how many of them fit, and the text behind the last one if all do."""
+        messages, masks = list(call.messages), []
+        for step in steps:
+            masks.append(self._mask(step.node, messages[step.index]))
+            messages[step.index] = masks[-1].message
+        try:
+            text = self._render(call, messages)
+        except TemplateError:
+            return 0, None
+        at = 0
+        for number, step in enumerate(steps):
+            end = self._slot_end(text, at, step.node, masks[number])
+            if end is None:
+                return number, None
+            at = end
+        return (len(steps), text[at:]) if MARK not in text[at:] else (len(steps) - 1, None)
+
+    def _mask(self, node: CompletionNode, message: dict[str, Any]) -> MaskedTurn:
+        cached = node.masked  # read once: another thread may replace it
+        if cached is None or cached[0] is not message:
+            cached = node.masked = message, mask(str(node.id), message, node.has_reasoning, self._template)
+        return cached[1]
+
+    def _slot_end(self, text: str, at: int, node: CompletionNode, masked: MaskedTurn) -> int | None:
+        """Where the turn's slot ends; None unless the text at `at` is what the turn was sampled from, then the turn."""
+        if not text.startswith(node.glue, at):
+            return None
+        start = at + len(node.glue)
+        slot = node.slot  # read once: another thread may replace it
+        end = start + len(slot)
+        if slot and text.startswith(slot, start) and self._template.any_end.match(text, end):
+            return end
+        slot_end = find_slot_end(text, start, masked, node.opened, self._template)
+        if slot_end is not None:
+            node.slot = text[start:slot_end]
+        return slot_end
