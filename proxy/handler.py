@@ -16,7 +16,7 @@ from aiohttp import web
 from proxy.call import Call, CallError, ContextOverflow, Reply
 from proxy.config import ProxyConfig
 from proxy.dialects.base import CountingDialect, Dialect
-from proxy.dialects.structured_output import CONSTRAINED, grammar
+from proxy.dialects.structured_output import grammar
 from proxy.engine.client import RESERVED_TOKENS, EngineError, SamplingRequest
 from proxy.engine.fleet import Fleet, Route
 from proxy.engine.moe_config import Mixture
@@ -25,6 +25,7 @@ from proxy.http.admission import AdmissionGate
 from proxy.http.limits import RequestLimits, parse_call, read_body
 from proxy.http.metrics import ProxyMetrics
 from proxy.http.response import AnswerWriter, ResponseWriter, StreamedResponse, WholeResponse
+from proxy.pool.untrained import Untrained, UntrainedReason
 from proxy.prompt.splice import Prompt
 from proxy.prompt.template import ChatTemplate, TemplateError
 from proxy.recording.parallel_answers import Choice, abandoned, answered, arrived, failed
@@ -219,7 +220,7 @@ class Handler:
         return min(limit for limit in limits if limit is not None)
 
 
-def _untrainable(session: Session, turn: Turn) -> str | None:
+def _untrainable(session: Session, turn: Turn) -> Untrained | None:
     """Why a turn that was sampled to its end cannot be trained on; None when it can."""
     if turn.untrainable is not None:
         return turn.untrainable
@@ -229,9 +230,9 @@ def _untrainable(session: Session, turn: Turn) -> str | None:
             break
         known = span.end
     if known != sampled:
-        return f"the engine named the weight version of the first {known} of {sampled} tokens"
+        return Untrained(UntrainedReason.VERSION_MISSING, f"first {known} of {sampled} tokens")
     if turn.call.constraint is not None:
-        return CONSTRAINED
+        return Untrained(UntrainedReason.CONSTRAINED)
     asked = turn.call.sampling if session.attempt.purpose == "session" else {}
     other = {name: value for name, value in asked.items() if value != TRAINING_DISTRIBUTION[name]}
-    return f"sampled with {other}, not from the training distribution" if other else None
+    return Untrained(UntrainedReason.SAMPLING_PARAMETERS, str(other)) if other else None

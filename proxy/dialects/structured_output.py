@@ -14,7 +14,6 @@ from proxy.call import Call, Constraint, Grammar, ToolCallGrammar
 from proxy.dialects.base import refuse
 from proxy.parsing.formats import Format
 
-CONSTRAINED = "constrained"
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 Tools = Sequence[dict[str, Any]]

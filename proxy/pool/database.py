@@ -24,7 +24,7 @@ from sqlalchemy.exc import TimeoutError as NoConnectionLeft
 from proxy.pool.address import parsed, shown
 from proxy.pool.errors import PoolConflict, PoolError, PoolReadError, PoolWriteError, UserError
 
-HEAD = "0008"
+HEAD = "0009"
 """The schema revision this code reads and writes (proxy/pool/migrations/versions)."""
 
 BUSY_SECONDS = 60

@@ -81,7 +81,8 @@ groups = Table(
     Column("size", Integer, nullable=False),
     Column("state", Text, nullable=False),  # RUNNING | DONE | LEASED | CONSUMED | TOMBSTONE
     Column("step", Integer),  # the train step of LEASED and CONSUMED
-    Column("reason", Said),  # why a TOMBSTONE is one
+    Column("reason", Text),  # why a TOMBSTONE is one (proxy/pool/untrained.py), and what is particular about it
+    Column("detail", Said),
     Column("agent", Text),  # its name in the run; null: the run has one agent
     Column("purpose", Text),  # eval: held out, never queued for a trainer; null: the run's
     Column("failure", Text),  # set: lost to failures of this kind
@@ -158,7 +159,8 @@ completions = Table(
     Column("logprobs", LargeBinary, nullable=False),
     Column("versions", JSON, nullable=False),  # [[version, start, end], ...]
     Column("finish_reason", Text, nullable=False),
-    Column("untrainable", Said),  # null: trainable
+    Column("untrainable", Text),  # why it is not trained (proxy/pool/untrained.py), and details; null: trainable
+    Column("untrainable_detail", Said),
     Column("reply", Packed, nullable=False),
     Column("path_crc", BigInteger, nullable=False),
     Column("proxy_id", Integer),  # who delivers it; null: nobody keeps account of that

@@ -23,6 +23,7 @@ from proxy.http.redact import redacted
 from proxy.parsing.turn_parser import Piece, Reasoning, Text
 from proxy.pool.completions.records import Completion
 from proxy.pool.errors import UserError
+from proxy.pool.untrained import Untrained, UntrainedReason
 from proxy.recording.turn import Turn
 
 SCHEME = "litellm:"
@@ -72,8 +73,8 @@ class TextTurn(Turn):
         return bool(self.sampling.text or self.sampling.reasoning or self.sampling.calls)
 
     @property
-    def untrainable(self) -> str:
-        return f"text only: the provider returned no token ids (it ended by {self.sampling.ended_by or 'nothing'})"
+    def untrainable(self) -> Untrained:
+        return Untrained(UntrainedReason.TEXT_ONLY, f"ended by {self.sampling.ended_by or 'nothing'}")
 
     def take(self, ids: list[Any]) -> list[Piece]:
         """Pieces, as the provider's route yields them."""

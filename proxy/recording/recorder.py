@@ -16,11 +16,12 @@ from zlib import crc32
 from proxy.call import CallError, Reply
 from proxy.engine.client import EngineError
 from proxy.http.admission import FairThreads
-from proxy.pool.completions.records import ABANDONED, NewCompletion, int_bytes
+from proxy.pool.completions.records import NewCompletion, int_bytes
 from proxy.pool.completions.routed_experts import known_after
 from proxy.pool.completions.store import CompletionWriter
 from proxy.pool.errors import AttemptClosed, PoolWriteError
 from proxy.pool.processes.deliveries import UndeliveredAnswer
+from proxy.pool.untrained import Untrained, UntrainedReason
 from proxy.recording.redelivery.service import Redelivery
 from proxy.recording.sessions import Session
 from proxy.recording.turn import Turn
@@ -72,7 +73,7 @@ class Record:
         self._begun = False
         self._done = asyncio.Event()
 
-    async def store(self, reply: Reply, untrainable: str | None, finish: str = "") -> None:
+    async def store(self, reply: Reply, untrainable: Untrained | None, finish: str = "") -> None:
         """Return when the row is committed; CallError when it cannot be."""
         if self._begun:
             return
@@ -106,7 +107,7 @@ class Record:
         """The client has gone. What was sampled is kept; a whole answer waits for a retry."""
         if not self._begun:
             with suppress(CallError):  # nobody is there to be told
-                await self.store(self._turn.reply(), ABANDONED, "abort")
+                await self.store(self._turn.reply(), Untrained(UntrainedReason.ABANDONED), "abort")
             return
         with self.session.waiting.storing(self.fingerprint):
             await self._done.wait()
@@ -128,7 +129,8 @@ class Record:
     async def lost(self, error: EngineError) -> None:
         """Keep what the engine sent before it failed, as a row of its own: the turn may be sampled anew elsewhere."""
         if self._turn.begun:
-            await self.store(self._turn.reply(), f"{error.kind}: {error}", "error")
+            why = Untrained(UntrainedReason.ENGINE_FAILED, f"{error.kind}: {error}")
+            await self.store(self._turn.reply(), why, "error")
 
     def anew(self) -> None:
         """What was sampled is stored; the turn begins again."""
@@ -138,7 +140,7 @@ class Record:
     async def _sized(self, size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._means.work.sized(size, self.session.attempt, work, *args, **kwargs)
 
-    def _row(self, reply: Reply, untrainable: str | None, finish: str) -> tuple[NewCompletion, "array[int]"]:
+    def _row(self, reply: Reply, untrainable: Untrained | None, finish: str) -> tuple[NewCompletion, "array[int]"]:
         prompt, sampling = self._turn.prompt, self._turn.sampling
         path = prompt.ids + sampling.ids
         of, length, experts = prompt.prefix_of, prompt.prefix_length, sampling.experts

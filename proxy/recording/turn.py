@@ -13,6 +13,7 @@ from proxy.engine.client import Sampling
 from proxy.parsing.formats import ToolSchemas
 from proxy.parsing.turn_parser import ParsedCall, Piece, Reasoning, Text, TurnParser
 from proxy.pool.completions.records import Completion
+from proxy.pool.untrained import Untrained
 from proxy.prompt.splice import Prompt
 from proxy.prompt.template import ChatTemplate
 
@@ -56,7 +57,7 @@ class Turn:
         return bool(self.sampling.ids)
 
     @property
-    def untrainable(self) -> str | None:
+    def untrainable(self) -> Untrained | None:
         """Why no such turn can be trained on, whatever it says."""
         return None
 

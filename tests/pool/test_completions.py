@@ -15,6 +15,7 @@ from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import AttemptClosed, PoolWriteError
 from proxy.pool.rollouts.attempts import Ending, close_attempt, open_session
 from proxy.pool.schema import completions
+from proxy.pool.untrained import Untrained, UntrainedReason
 from tests.pool.make import new_completion
 
 
@@ -79,9 +80,13 @@ async def test_a_full_disk_fails_the_call_and_the_next_one_works(tmp_path: Path)
 async def test_words_that_a_database_cannot_hold_are_stored_with_a_mark_in_their_place(pool: Pool) -> None:
     attempt, writer = open_session(pool, "k"), CompletionWriter(pool)
     reply = {"role": "assistant", "content": "nul \0 and \N{GRINNING FACE}"}
-    await writer.add(replace(new_completion(attempt.id), untrainable="a\0b\udc80", reply=reply))
+    await writer.add(
+        replace(
+            new_completion(attempt.id), untrainable=Untrained(UntrainedReason.ENGINE_FAILED, "a\0b\udc80"), reply=reply
+        )
+    )
     [stored] = of_attempt(pool, attempt.id)
-    assert stored.untrainable == "a\N{REPLACEMENT CHARACTER}b?" and stored.reply == reply
+    assert str(stored.untrainable) == "engine_failed: a\N{REPLACEMENT CHARACTER}b?" and stored.reply == reply
 
 
 async def test_a_row_that_cannot_be_written_takes_no_other_with_it(pool: Pool) -> None:

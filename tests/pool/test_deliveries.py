@@ -11,7 +11,6 @@ from pathlib import Path
 
 from sqlalchemy import select, update
 
-from proxy.pool.completions.records import ABANDONED
 from proxy.pool.completions.store import CompletionWriter, of_attempt
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.processes.deliveries import (
@@ -26,9 +25,12 @@ from proxy.pool.processes.deliveries import (
 )
 from proxy.pool.rollouts.attempts import Ending, close_attempt, open_session
 from proxy.pool.schema import proxies
+from proxy.pool.untrained import Untrained, UntrainedReason
 from proxy.recording.redelivery.ledger import DeliveryLedger
 from tests.pool.make import new_completion
 
+ABANDONED = Untrained(UntrainedReason.ABANDONED)
+OTHER = Untrained(UntrainedReason.SAMPLING_PARAMETERS, "temperature")
 MARK = b"0123456789abcdef"
 
 
@@ -52,7 +54,7 @@ async def add(pool: Pool, ledger: DeliveryLedger, *finish_reasons: str, key: str
     return ids
 
 
-def reasons(pool: Pool, key: str = "k") -> list[str | None]:
+def reasons(pool: Pool, key: str = "k") -> list[Untrained | None]:
     return [item.untrainable for item in of_attempt(pool, open_session(pool, key).id)]
 
 
@@ -105,14 +107,14 @@ def count_as_dead(pool: Pool, ledger: DeliveryLedger) -> None:
 
 async def test_a_reason_of_its_own_stays_and_a_part_of_an_answer_is_not_kept(pool: Pool) -> None:
     attempt, writer = open_session(pool, "k"), CompletionWriter(pool)
-    item = replace(new_completion(attempt.id), fingerprint=MARK, untrainable="temperature")
+    item = replace(new_completion(attempt.id), fingerprint=MARK, untrainable=OTHER)
     cold, cut = [await writer.add(replace(item, finish_reason=reason)) for reason in ("stop", "abort")]
     await writer.close()
     for completion_id in (cold, cut):
         mark_undelivered(pool, completion_id)
     assert [missing.completion_id for missing in undelivered_of(pool, attempt.id)] == [cold]
     mark_delivered(pool, cold)
-    assert reasons(pool) == ["temperature", "temperature"]
+    assert reasons(pool) == [OTHER, OTHER]
 
 
 async def test_an_attempt_that_has_ended_keeps_its_marks(pool: Pool) -> None:

@@ -77,7 +77,7 @@ def test_the_first_g_with_a_reward_are_kept_and_the_others_called_off(pool: Pool
         row = connection.execute(select(rollouts).where(rollouts.c.id == first.rollout_id)).one()
     assert row.reward is None and row.reward_parts == {"verifier": 1.0} and row.attempt_id is not None
     [group] = leased(pool, run_id)
-    assert [(member.reward, member.failure) for member in group] == [
+    assert [(member.reward, member.untrained and member.untrained.detail) for member in group] == [
         (None, "redundant"),
         (1.0, None),
         (None, "verifier"),
@@ -101,7 +101,7 @@ def test_placeholders_never_enter_the_statistics_of_their_group(pool: Pool, run_
     found = lease(pool, run_id, 1, RULE)
     assert found is not None
     [group] = found.groups
-    valid = [member.reward if member.failure is None else None for member in group.rollouts]
+    valid = [member.verdict for member in group.rollouts]
     scores, alone = group_relative(valid), group_relative([1.0, 0.0, 1.0])
     assert valid == rewards and scores is not None and alone is not None
     assert [scores[1], scores[4]] == [None, None]

@@ -221,7 +221,7 @@ def test_a_missing_reward_stays_missing_and_half_is_too_few(pool: Pool) -> None:
     finished_group(pool, run_id, [1.0, 0.0])
     found = lease(pool, run_id, 1, RULE)
     assert found is not None and indices(found) == [1, 2]
-    assert [(member.reward, member.failure) for member in found.groups[0].rollouts][2] == (None, "verifier")
+    assert str(found.groups[0].rollouts[2].untrained) == "rollout_failed: verifier"
 
 
 def test_going_back_reopens_the_later_batches_unchanged(pool: Pool) -> None:

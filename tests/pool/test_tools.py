@@ -18,6 +18,7 @@ from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt
 from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
 from proxy.pool.rollouts.runs import open_run
 from proxy.pool.schema import completions
+from proxy.pool.untrained import Untrained, UntrainedReason
 from tests.conftest import need
 from tests.pool.make import TASK, new_completion, record
 
@@ -42,7 +43,11 @@ def attempt(pool: Pool) -> int:
     reply = {"role": "assistant", "content": None, "tool_calls": [call]}
     [first] = record(pool, [replace(new_completion(opened.id), reply=reply)])
     second = followed(opened.id, first, "done \x1b[31mred", [5, 6])
-    third = replace(followed(opened.id, first, "other", [7, 8]), untrainable="abandoned", logprobs=array("f"))
+    third = replace(
+        followed(opened.id, first, "other", [7, 8]),
+        untrainable=Untrained(UntrainedReason.ABANDONED, "detail"),
+        logprobs=array("f"),
+    )
     record(pool, [second, third])
     close_attempt(pool, opened.id, Ending())
     finish_rollout(pool, rollout.rollout_id, Outcome(attempt_id=opened.id, reward=0.5, reward_parts={"verifier": 0.5}))
@@ -81,6 +86,7 @@ def test_verify_counts_what_is_whole(attempt: int, said: Said) -> None:
         ({"ordinal": 9}, "its ordinal is 9, and 1 is its place"),
         ({"reply": "text"}, "its reply is no JSON object"),
         ({"shape": {"tools": 1}}, "its shape cannot be read"),
+        ({"untrainable": "bored"}, "its reason 'bored' is none of abandoned, engine_failed"),
         ({"label": "chief"}, "its label 'chief' is none of main, subagent, side, compaction"),
     ],
 )
@@ -116,7 +122,7 @@ def test_show_prints_the_tree(attempt: int, said: Said) -> None:
         "reward 0.5",
         '#1, shared 0, new 2, sampled 2, stop, v1: shell({"command": "ls"})',
         "    #2 follows #1, shared 4 of #1, new 1, sampled 1, stop, v1: done  [31mred",
-        "    #3 follows #1, shared 4 of #1, new 1, sampled 1, stop, v1, untrainable (abandoned): other",
+        "    #3 follows #1, shared 4 of #1, new 1, sampled 1, stop, v1, untrainable (abandoned: detail): other",
     ]
 
 
@@ -126,6 +132,7 @@ EXPECTED = {
     "logprobs": [[-0.5, -0.5], [-0.5], []],
     "reward": [0.5] * 3,
     "untrainable": [None, None, "abandoned"],
+    "untrainable_detail": [None, None, "detail"],
     "follows": [None, 1, 1],
 }
 

@@ -17,13 +17,14 @@ from proxy.engine.client import Sampling, SamplingRequest
 from proxy.engine.fleet import Fleet, Route
 from proxy.engine.replica import Origin
 from proxy.engine.scripted import Fault, Reply, ScriptedEngine
-from proxy.pool.completions.records import ABANDONED
 from proxy.pool.database import open_pool
 from proxy.pool.rollouts.attempts import Ending, by_key, close_attempt
+from proxy.pool.untrained import Untrained, UntrainedReason
 from proxy.prompt.template import ChatTemplate
 from proxy.server import Gateway
 from tests.proxy.conftest import SHELL, Serve, Stand, listening, user
 
+ABANDONED = Untrained(UntrainedReason.ABANDONED)
 SURROGATE = b'{"messages": [{"role": "user", "content": "\\ud800"}]}'
 IMAGE = [{"type": "image_url", "image_url": {"url": "data:"}}]
 
@@ -150,7 +151,7 @@ async def test_an_engine_that_dies_in_mid_stream(serve: Serve) -> None:
     assert event["error"]["code"] == "engine_died" and done == "[DONE]"
     (row,) = stand.recorded()
     assert len(row.sampled) == 3 and row.finish_reason == "error"
-    assert row.untrainable is not None and row.untrainable.startswith("died")
+    assert row.untrainable is not None and str(row.untrainable).startswith("engine_failed: died")
 
 
 async def test_an_engine_that_falls_silent(serve: Serve) -> None:
@@ -164,7 +165,7 @@ async def test_an_engine_without_logprobs(serve: Serve) -> None:
     stand = await serve(lambda prompt, ids: Reply("hello", logprobs=0))
     answer = await stand.chat(user("hi"))
     assert answer["status"] == 502 and "0 logprobs for" in answer["error"]["message"]
-    assert (stand.recorded()[0].untrainable or "").startswith("no_logprobs")
+    assert str(stand.recorded()[0].untrainable).startswith("engine_failed: no_logprobs")
 
 
 async def test_a_client_that_goes_away(serve: Serve) -> None:
@@ -172,7 +173,7 @@ async def test_a_client_that_goes_away(serve: Serve) -> None:
     async with stand.post({"messages": [user("hi")], "stream": True}) as answer:
         await answer.content.readany()
     row = await recorded(stand)
-    assert (row.finish_reason, row.untrainable) == ("abort", "abandoned in transport")
+    assert (row.finish_reason, row.untrainable) == ("abort", ABANDONED)
     assert 0 < len(row.sampled) == len(row.logprobs)
     assert stand.engine is not None and stand.engine.aborted == 1
 
@@ -237,7 +238,7 @@ async def test_other_sampling_in_a_session_is_not_trained(serve: Serve) -> None:
     await stand.chat(user("hi"), temperature=0)
     await stand.chat(user("hi"), temperature=1)
     cold, warm = stand.recorded()
-    assert "temperature" in (cold.untrainable or "") and warm.untrainable is None
+    assert "temperature" in str(cold.untrainable) and warm.untrainable is None
 
 
 def test_a_port_in_use(tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:

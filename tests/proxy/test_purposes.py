@@ -33,7 +33,7 @@ async def test_a_session_gets_what_it_asks(serve: Serve) -> None:
     stand = await serve(lambda prompt, ids: "ok")
     await stand.chat(user("hi"), **COLD)
     assert stand.engine is not None and stand.engine.last_params.items() >= COLD.items()
-    assert "'temperature': 0.2" in (stand.recorded()[0].untrainable or "")
+    assert "'temperature': 0.2" in str(stand.recorded()[0].untrainable)
 
 
 async def test_an_issued_key_serves_off_loopback(serve: Serve) -> None:

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
+from proxy.pool.untrained import Untrained
 from proxy.prompt.template import ChatTemplate
 from tests.captures.player import Played, Player
 from tests.captures.recorded import sessions
@@ -35,7 +36,7 @@ async def test_every_token_of_a_recorded_agent_is_trained_in_its_own_context(
                 attempts[call.row.attempt_id].append(call)
     sampled = trained = flat = computed = parts = 0
     for calls in attempts.values():
-        excluded = Counter[str]()
+        excluded = Counter[Untrained]()
         chain = sorted((call.row for call in calls if call.row is not None), key=lambda item: item.ordinal)
         rows = merge(chain, 1.0, excluded, why_not_trainable)
         check(rows, {call.row.id: call for call in calls if call.row is not None})

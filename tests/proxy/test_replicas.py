@@ -64,7 +64,7 @@ async def test_a_call_that_fails_is_sampled_again_elsewhere(serve: Serve, fault:
     *partial, row = stand.recorded()
     assert row.untrainable is None and row.finish_reason == "stop" and calls(stand) == [1, 1]
     assert [(len(lost.sampled), lost.finish_reason) for lost in partial] == ([(3, "error")] if fault.after else [])
-    assert all((lost.untrainable or "").startswith("died") for lost in partial)
+    assert all(str(lost.untrainable).startswith("engine_failed: died") for lost in partial)
 
 
 async def test_a_stream_of_which_nothing_has_left_goes_on_elsewhere(serve: Serve) -> None:

@@ -17,12 +17,12 @@ from sqlalchemy import Table, select, update
 
 from proxy.config import EngineConfig, ProxyConfig
 from proxy.engine.scripted import Fault, Reply, ScriptedEngine
-from proxy.pool.completions.records import ABANDONED
 from proxy.pool.database import Pool, locked, open_pool
 from proxy.pool.processes.deliveries import register_proxy, undelivered_of
 from proxy.pool.processes.owners import this_process
 from proxy.pool.rollouts.attempts import Ending, by_key, close_attempt
 from proxy.pool.schema import attempts, completions, proxies
+from proxy.pool.untrained import Untrained, UntrainedReason
 from proxy.prompt.template import ChatTemplate
 from proxy.recording.redelivery.ledger import DeliveryLedger
 from proxy.recording.redelivery.service import Redelivery
@@ -31,6 +31,7 @@ from proxy.server import Gateway
 from tests.proxy.conftest import SHELL, Stand, listening, shell_call, user
 from tests.proxy.wires import WIRES, Wire
 
+ABANDONED = Untrained(UntrainedReason.ABANDONED)
 Start = Callable[[], Awaitable[Stand]]
 ONCE_MORE = user("once more")
 
@@ -110,7 +111,7 @@ async def lose(stand: Stand, call: Awaitable[Any]) -> None:
     await until_abandoned(stand, 1)
 
 
-async def until_settled(stand: Stand, reason: str | None, index: int) -> None:
+async def until_settled(stand: Stand, reason: Untrained | None, index: int) -> None:
     """Wait until a completion is untrainable for this reason, or trainable."""
     while len(stand.recorded()) <= index or stand.recorded()[index].untrainable != reason:
         await asyncio.sleep(0.01)

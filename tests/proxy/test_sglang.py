@@ -171,5 +171,5 @@ async def test_a_client_that_goes_away_frees_the_engine(serve: Serve, sglang_eng
             break
         await asyncio.sleep(0.05)
     (row,) = stand.recorded()
-    assert row.untrainable == "abandoned in transport" or row.finish_reason == "stop"
+    assert str(row.untrainable) == "abandoned" or row.finish_reason == "stop"
     assert len(row.sampled) < 5000 and len(row.logprobs) == len(row.sampled)

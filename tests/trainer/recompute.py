@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxy.pool.completions.records import Completion
+from proxy.pool.untrained import Untrained
 from tests.trainer.make import make_config
 from trainer.commands.logprobs import difference
 from trainer.data.assemble import merge, why_not_trainable
@@ -22,7 +23,7 @@ class Recomputed:
     gap: float
     tokens: int
     sequences: int
-    excluded: Counter[str]
+    excluded: Counter[Untrained]
     """Sampled tokens that are not trained, by reason."""
     routing: dict[str, float]
     """Of the replay of recorded experts."""
@@ -40,7 +41,7 @@ class Recompute:
         if (model, routing) not in self._policies:
             config = make_config(self._directory, loss={"routing": routing})
             self._policies[model, routing] = Policy(model, config, self._ranks)
-        policy, excluded = self._policies[model, routing], Counter[str]()
+        policy, excluded = self._policies[model, routing], Counter[Untrained]()
         rows = merge(chain, 0.0, excluded, why_not_trainable, mixture=policy.mixture)
         found = difference(policy, rows, MAX_TOKENS)
         return Recomputed(

@@ -10,20 +10,23 @@ import pytest
 
 from proxy.pool.errors import UserError
 from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
+from proxy.pool.untrained import Untrained, UntrainedReason, to_metrics
 from tests.trainer.make import chain
 from trainer.config import Config, Control, Credit, Loss
 from trainer.config.estimators import Norm
 from trainer.data.assemble import Batch, Choice, assemble
 from trainer.data.tree import build, order
 
+FAILED = Untrained(UntrainedReason.ROLLOUT_FAILED, "verifier")
 HISTORY = [([1, 2, 3], [4, 5]), ([1, 2, 3, 4, 5, 6], [7, 8, 9]), ([1, 2, 3, 4, 5, 6, 7, 8, 9, 9], [10])]
 TURNS = (2, 3, 1)
 """Sampled tokens of its turns."""
 
 
 def member(number: int, reward: float | None, turns: int = 3, **more: Any) -> LeasedRollout:
-    failure = "verifier" if reward is None else None
-    return replace(LeasedRollout(number, number, reward, failure, chain(HISTORY[:turns])), **more)
+    return replace(
+        LeasedRollout(number, number, reward, FAILED if reward is None else None, chain(HISTORY[:turns])), **more
+    )
 
 
 def group(members: Sequence[LeasedRollout], domain: str = "agent", size: int | None = None) -> LeasedGroup:
@@ -85,7 +88,7 @@ def test_the_loss_of_chunks_has_discounted_returns() -> None:
     assert relative[0] == pytest.approx([0.81 * relative[0][2], 0.9 * relative[0][2], relative[0][2]])
 
 
-def test_process_rewards_are_bounded_and_those_of_no_turn_are_counted() -> None:
+def test_process_rewards_are_bounded_and_those_of_no_turn_are_to_metrics() -> None:
     members = [member(0, 1.0, parts={"turn:0": 7.0, "turn:1": 1.0, "turn:9": 1.0, "style": 0.3}), member(1, 0.0)]
     batch = assemble([group(members)], Choice(credit=Credit(returns="turns")))
     assert by_turn(batch)[0] == pytest.approx([1.2, 1.1, 1.0]) and batch.unplaced_rewards == 1
@@ -144,13 +147,13 @@ def test_the_weights_are_those_of_repeated_rollouts() -> None:
 def test_a_group_without_a_majority_is_dropped() -> None:
     batch = assemble([group([member(0, 1.0), member(1, 0.0)], size=4)], Choice())
     assert batch.rows == [] and batch.dropped_groups == 1
-    assert batch.excluded == {"too few rollouts of the group have a verdict": 12}
+    assert to_metrics(batch.excluded) == {"too_few_valid": 12}
 
 
 def test_groups_are_filtered_by_the_verifiers_reward_alone() -> None:
     members = [member(0, 1.0, parts={"turn:0": 0.1}), member(1, 1.0)]
     batch = assemble([group(members)], Choice(credit=Credit(returns="turns")))
-    assert batch.rows == [] and batch.excluded == {"all rewards of the group are equal": 12}
+    assert batch.rows == [] and to_metrics(batch.excluded) == {"equal_rewards": 12}
 
 
 def test_speed_is_added_to_successes() -> None:
@@ -185,7 +188,7 @@ def test_stale_and_truncated_rollouts_stay_in_the_baseline_and_in_every_count() 
     whole = by_turn(assemble([group(members)], Choice()))
     batch = assemble([group(members)], Choice(max_staleness=2, credit=Credit(mask_truncated=True)))
     assert by_turn(batch) == [whole[0], [0.0] * 3, [0.0] * 3, whole[3]]
-    assert batch.tokens == 24 and batch.masked == {"stale": 6, "truncated": 6}
+    assert batch.tokens == 24 and to_metrics(batch.masked) == {"stale": 6, "truncated": 6}
     # no other term of the loss (KL, a penalty) teaches there either, and the denominator is that of all of them
     assert [row.weight for row in batch.rows] == [1.0, 0.0, 0.0, 1.0]
 
@@ -210,7 +213,7 @@ def test_negatives_are_weighed_turn_by_turn() -> None:
     assert plain[0] == pytest.approx([0.7, 0.4, 0.4]) and plain[1] == pytest.approx([-0.7, -0.4, -0.4])
     assert halved == [plain[0], pytest.approx([-0.35, -0.2, -0.2])]
     early = assemble([group(members)], Choice(credit=credit, loss=Loss(positive_only_until=1)))
-    assert by_turn(early)[1] == [0.0] * 3 and early.masked == {"negative advantage": 6}
+    assert by_turn(early)[1] == [0.0] * 3 and to_metrics(early.masked) == {"negative_advantage": 6}
 
 
 def test_branches_that_share_sampled_tokens_keep_an_advantage_each() -> None:
@@ -272,4 +275,4 @@ def test_logprobs_that_are_missing_take_their_turn_out_and_leave_the_others_cred
     members = [replace(member(0, 1.0), completions=calls), member(1, 0.0)]
     credit = Credit(returns="turns", baseline="none", gamma=0.5)
     batch = assemble([group(members)], Choice(credit=credit))
-    assert by_turn(batch)[0] == [0.25, 1.0] and batch.excluded == {"logprobs are missing": 3}
+    assert by_turn(batch)[0] == [0.25, 1.0] and to_metrics(batch.excluded) == {"logprobs_missing": 3}

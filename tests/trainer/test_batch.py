@@ -12,6 +12,7 @@ import torch
 
 from proxy.pool.completions.records import Completion
 from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
+from proxy.pool.untrained import Untrained, UntrainedReason, to_metrics
 from tests.trainer.make import chain, make_config, make_rows, write_model
 from trainer.config import Control, Loss
 from trainer.data.assemble import Choice, assemble, merge, why_not_imitable, why_not_trainable
@@ -22,12 +23,13 @@ from trainer.loss.policy_loss import policy_loss
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy
 
+FAILED = Untrained(UntrainedReason.ROLLOUT_FAILED, "verifier")
 GROWING = [([1, 2, 3], [4, 5]), ([1, 2, 3, 4, 5, 6], [7]), ([1, 2, 3, 4, 5, 6, 7, 8, 9], [10, 11])]
 REWRITTEN = [([1, 2, 3], [4, 5]), ([1, 2, 9], [7, 8]), ([1, 2, 3, 4, 5, 6], [7])]
 
 
-def merged(completions: list[Completion]) -> tuple[list[Row], Counter[str]]:
-    excluded: Counter[str] = Counter()
+def merged(completions: list[Completion]) -> tuple[list[Row], Counter[Untrained]]:
+    excluded: Counter[Untrained] = Counter()
     return merge(completions, 1.0, excluded, why_not_trainable), excluded
 
 
@@ -52,10 +54,10 @@ def test_rollout_logprobs_stay_with_their_tokens() -> None:
 
 def test_what_is_not_trained_is_counted_by_reason() -> None:
     first, second, third = chain(GROWING)
-    second = replace(second, untrainable="temperature 0")
+    second = replace(second, untrainable=Untrained(UntrainedReason.SAMPLING_PARAMETERS, "temperature 0"))
     third = replace(third, logprobs=array("f", [-1.0, -math.inf]))
     rows, excluded = merged([first, second, third])
-    assert excluded == {"temperature 0": 1, "logprob is not finite": 1}
+    assert to_metrics(excluded) == {"sampling_parameters: temperature 0": 1, "logprob_not_finite": 1}
     assert np.flatnonzero(rows[0].trained).tolist() == [3, 4, 9] and np.isfinite(rows[0].rollout_logp).all()
 
 
@@ -63,29 +65,32 @@ def test_side_calls_are_counted_and_what_has_no_label_is_trained() -> None:
     labels: list[str | None] = ["side", None, "compaction"]
     items = [replace(item, label=label) for item, label in zip(chain(GROWING), labels, strict=True)]
     rows, excluded = merged(items)
-    assert excluded == {"label side": 2} and np.flatnonzero(rows[0].trained).tolist() == [6, 9, 10]
+    assert to_metrics(excluded) == {"label: side": 2} and np.flatnonzero(rows[0].trained).tolist() == [6, 9, 10]
     members = [LeasedRollout(i, i, float(i), None, items) for i in range(2)]
     batch = assemble([LeasedGroup(1, 0, {}, 0, members)], Choice(labels=("main", "side")))
-    assert batch.excluded == {"label compaction": 4} and batch.tokens == 6
+    assert to_metrics(batch.excluded) == {"label: compaction": 4} and batch.tokens == 6
 
 
 def test_imitation_needs_no_logprobs_but_a_finished_reply() -> None:
     first, second, _ = chain(GROWING)
-    teacher = [replace(first, logprobs=array("f"), untrainable="scripted"), replace(second, finish_reason="length")]
-    excluded: Counter[str] = Counter()
+    teacher = [
+        replace(first, logprobs=array("f"), untrainable=Untrained(UntrainedReason.TEXT_ONLY)),
+        replace(second, finish_reason="length"),
+    ]
+    excluded: Counter[Untrained] = Counter()
     rows = merge(teacher, 1.0, excluded, why_not_imitable)
-    assert [int(row.trained.sum()) for row in rows] == [2] and excluded == {"finish reason length": 1}
+    assert [int(row.trained.sum()) for row in rows] == [2] and to_metrics(excluded) == {"unfinished: length": 1}
 
 
 def test_stored_tokens_that_changed_are_excluded() -> None:
     first, second, _ = chain(GROWING)
     rows, excluded = merged([first, replace(second, path_crc=0)])
-    assert rows == [] and excluded == {"stored tokens do not match their checksum": 3}
+    assert rows == [] and to_metrics(excluded) == {"checksum": 3}
 
 
 def group(rewards: list[float | None]) -> LeasedGroup:
     members = [
-        LeasedRollout(index, index, reward, None if reward is not None else "verifier", chain(GROWING))
+        LeasedRollout(index, index, reward, None if reward is not None else FAILED, chain(GROWING))
         for index, reward in enumerate(rewards)
     ]
     return LeasedGroup(1, 0, {}, 0, members)
@@ -94,7 +99,7 @@ def group(rewards: list[float | None]) -> LeasedGroup:
 def test_members_without_a_verdict_and_equal_groups_are_left_out() -> None:
     batch = assemble([group([1.0, 0.0, None]), group([1.0, 1.0])], Choice())
     assert batch.tokens == 10 and batch.dropped_groups == 1
-    assert batch.excluded == {"rollout: verifier": 5, "all rewards of the group are equal": 10}
+    assert to_metrics(batch.excluded) == {"rollout_failed: verifier": 5, "equal_rewards": 10}
     assert batch.rewards == [1.0, 0.0, 1.0, 1.0]
 
 
@@ -158,10 +163,10 @@ def test_rows_weigh_what_the_normalisation_gives_them() -> None:
         assert total == pytest.approx(1.0 if loss.norm != "constant" else batch.tokens / (2 * 7.0))
 
 
-def test_long_failures_are_masked_and_counted() -> None:
+def test_long_failures_are_masked_and_to_metrics() -> None:
     batch = assemble([group([1.0, 0.0])], Choice(loss=Loss(negative_longest=4)))
     assert batch.tokens == 10 and sorted({float(row.advantage[row.trained].min()) for row in batch.rows})[0] == 0.0
-    assert batch.masked == {"negative advantage": 5}
+    assert to_metrics(batch.masked) == {"negative_advantage": 5}
 
 
 def test_ratios_over_completions_are_the_same_in_one_micro_batch_and_in_many() -> None:

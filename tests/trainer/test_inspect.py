@@ -68,9 +68,17 @@ def test_what_is_shown_is_what_was_trained(trained: Config) -> None:
 def test_every_rollout_is_shown_and_what_was_not_trained_says_why(trained: Config) -> None:
     found = view(trained, 1)
     blocks = list(found.blocks)
-    assert len(blocks) == 8 and "reward missing" in blocks[0].title and "failure verifier" in blocks[0].title
-    assert [line.reason for block in blocks[:3] for line in block.lines] == ["rollout: verifier", "label side", None]
-    assert "excluded_tokens" in found.title and "8 (label side)" in found.title
+    assert (
+        len(blocks) == 8
+        and "reward missing" in blocks[0].title
+        and "not trained: rollout_failed: verifier" in blocks[0].title
+    )
+    assert [line.reason for block in blocks[:3] for line in block.lines] == [
+        "rollout_failed: verifier",
+        "label: side",
+        None,
+    ]
+    assert "excluded_tokens" in found.title and "8 (label: side)" in found.title
 
 
 def test_one_rollout_can_be_chosen(trained: Config) -> None:
@@ -107,7 +115,7 @@ def test_the_page_holds_the_numbers_of_every_token(trained: Config) -> None:
     one = next(token for token in everything(view(trained, 1)) if token.coefficient is not None)
     assert f"coefficient {one.coefficient:+.4g}, logp {one.logp:.4f}, rollout logp {one.rollout_logp:.4f}" in text
     assert len(re.findall(r'<span class="[ud]\d" title="id', text)) == 48
-    assert 'title="not trained: label side"' in text and "http" not in text
+    assert 'title="not trained: label: side"' in text and "http" not in text
 
 
 def test_what_a_model_wrote_steers_neither_terminal_nor_page() -> None:

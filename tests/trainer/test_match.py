@@ -133,8 +133,8 @@ def test_completions_without_logprobs_are_counted_excluded_and_said(lives: Lives
     record(directory, whole, replace(bare, logprobs=array("f")), whole)
     assert lives.live(*launch(directory, 1)) == [0], lives.said()
     [step] = metrics(directory)[1:]
-    assert step["excluded_tokens"] == {"logprobs are missing": 2} and step["trained_tokens"] == 4 * 8 + 2 * 3
-    assert "(2 not trained: logprobs are missing)" in lives.said()
+    assert step["excluded_tokens"] == {"logprobs_missing": 2} and step["trained_tokens"] == 4 * 8 + 2 * 3
+    assert "(2 not trained: logprobs_missing)" in lives.said()
 
 
 def test_tokens_of_another_tokenizer(lives: Lives, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import torch
 from proxy.pool.completions.records import VersionSpan
 from proxy.pool.errors import UserError
 from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
+from proxy.pool.untrained import Untrained, UntrainedReason
 from tests.trainer.make import chain, make_config, make_rows, write_model
 from tests.trainer.test_weights import same_files
 from trainer.config.model_shape import Experts, Shape
@@ -36,6 +37,7 @@ from trainer.report.flops import Work, flops, merged, peak, separate
 from trainer.report.gradients import gradient_shares, token_arrays, token_notes
 from trainer.report.tokens import Notes
 
+FAILED = Untrained(UntrainedReason.ROLLOUT_FAILED, "verifier")
 TURNS = [([1, 2, 3], [4, 5]), ([1, 2, 3, 4, 5, 6], [7]), ([1, 2, 3, 4, 5, 6, 7, 8, 9], [10, 11])]
 SHAPE = Shape("qwen3", 2, 8, 16, 2, 1, 4, 32, 64, 1e-6, False, {})
 
@@ -47,7 +49,7 @@ def rollout(number: int, reward: float | None, turns: int = 3, version: str = "v
         for item in chain(TURNS[:turns])
     ]
     spans = [replace(item, versions=(VersionSpan(version, 0, len(item.sampled)),)) for item in items]
-    return LeasedRollout(number, number, reward, None if reward is not None else "verifier", spans)
+    return LeasedRollout(number, number, reward, None if reward is not None else FAILED, spans)
 
 
 def group(*members: LeasedRollout, staleness: int = 0, domain: str = "agent") -> LeasedGroup:
@@ -77,10 +79,10 @@ def test_every_sampled_token_is_trained_or_has_a_reason() -> None:
     metrics = said([group(first, second, third), group(rollout(4, 1.0), rollout(5, 1.0))])
     assert metrics["sampled_tokens"] == 25 and metrics["trained_tokens"] == 8
     assert metrics["excluded_tokens"] == {
-        "label side": 1,
-        "logprob is not finite": 1,
-        "rollout: verifier": 5,
-        "all rewards of the group are equal": 10,
+        "label: side": 1,
+        "logprob_not_finite": 1,
+        "rollout_failed: verifier": 5,
+        "equal_rewards": 10,
     }
     assert metrics["unaccounted_tokens"] == 0
 
@@ -197,7 +199,7 @@ CALM: dict[str, Any] = {
     "groups": 10,
     "equal_groups": 9,
     "sampled_tokens": 1000,
-    "excluded_tokens": {"logprob is not finite": 1, "label side": 500},
+    "excluded_tokens": {"logprob_not_finite": 1, "label: side": 500},
     "unaccounted_tokens": 0,
 }
 
@@ -213,7 +215,7 @@ CALM: dict[str, Any] = {
         ("clip_fraction", {"clip_fraction": 0.46}),
         ("stale_groups", {"staleness_groups": {"1": 3, "4": 3, "5": 1}}),
         ("equal_groups", {"equal_groups": 10}),
-        ("impossible_tokens", {"excluded_tokens": {"logprob is not finite": 2}}),
+        ("impossible_tokens", {"excluded_tokens": {"logprob_not_finite": 2}}),
     ],
 )
 def test_an_alarm_is_raised_above_its_bound_and_not_when_it_is_off(name: str, change: dict[str, Any]) -> None:

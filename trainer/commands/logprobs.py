@@ -12,6 +12,7 @@ from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.runs import find_run
 from proxy.pool.training.steps import latest
+from proxy.pool.untrained import Untrained, to_metrics
 from trainer.commands.recorded_rows import sampled_by
 from trainer.config import Config
 from trainer.data.packing import pack, plan
@@ -31,14 +32,14 @@ def compare_logprobs(config: Config, ranks: Ranks, run: str) -> dict[str, Any]:
     version = latest(pool, find_run(pool, config.run).id)
     if version is None:
         raise UserError(f"run {config.run!r} has published no version yet; train it first")
-    excluded = Counter[str]()
+    excluded = Counter[Untrained]()
     rows = sampled_by(version.name, config, run, excluded)
     if not rows:
         raise UserError(f"run {run!r} holds no completion sampled by {version.name} alone; run it after the last push")
     policy = Policy(Path(version.hf_dir), config, ranks)
     demand_known_tokens(rows, policy.shape, policy.source)
     found = difference(policy, rows, config.batch.max_tokens)
-    found |= {"policy_version": version.name, "excluded_tokens": dict(excluded)}
+    found |= {"policy_version": version.name, "excluded_tokens": to_metrics(excluded)}
     return found if policy.model.replay_counter is None else found | policy.model.replay_counter.metrics()
 
 

@@ -9,6 +9,7 @@ from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.runs import find_run
 from proxy.pool.training.finished_rollouts import Recorded, finished_rollouts
+from proxy.pool.untrained import Untrained, UntrainedReason
 from trainer.config import Config
 from trainer.config.model_shape import read_shape
 from trainer.data.assemble import merge, why_not_imitable
@@ -40,13 +41,14 @@ def _good_enough(reward: float | None, bound: float | None) -> bool:
     return bound is None or (reward is not None and reward >= bound)
 
 
-def sampled_by(version: str, config: Config, run: str, excluded: Counter[str]) -> list[Row]:
+def sampled_by(version: str, config: Config, run: str, excluded: Counter[Untrained]) -> list[Row]:
     """Rows of a run's completions that this version sampled from first to last token; counts the other tokens."""
 
-    def why_not(item: Completion) -> str | None:
+    def why_not(item: Completion) -> Untrained | None:
         if {span.version for span in item.versions} != {version}:
-            return "another version"
-        return None if len(item.logprobs) == len(item.sampled) else "logprobs are missing"
+            return Untrained(UntrainedReason.OTHER_VERSION)
+        whole = len(item.logprobs) == len(item.sampled)
+        return None if whole else Untrained(UntrainedReason.LOGPROBS_MISSING)
 
     pool, model = open_pool(config.pool), Path(config.model)
     mixture = replayed(config.loss, read_shape(model))

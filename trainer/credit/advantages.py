@@ -8,6 +8,7 @@ import random
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
+from proxy.pool.rollouts.failures import enough_valid
 from trainer.config.estimators import Estimator
 
 ZERO_VARIANCE = 1e-6
@@ -34,7 +35,7 @@ def padding_weight(valid: int, size: int) -> float | None:
     In place of repeating valid members each one weighs size / valid, which keeps the group's weight and its advantages'
     sum of 0. None: the group is dropped.
     """
-    return size / valid if 2 * valid > size else None
+    return size / valid if enough_valid(valid, size) else None
 
 
 def shuffled(rewards: Sequence[float | None], seed: int) -> list[float | None]:

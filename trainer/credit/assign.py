@@ -15,14 +15,15 @@ from typing import Protocol
 
 from proxy.pool.completions.records import Completion
 from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
+from proxy.pool.untrained import Untrained, UntrainedReason
 from trainer.config import Control, Credit
 from trainer.config.estimators import Estimator
 from trainer.credit import returns as formulas
 from trainer.credit.advantages import ZERO_VARIANCE, group_relative, padding_weight, shuffled
 from trainer.credit.critical_path import critical_path
 
-EQUAL = "all rewards of the group are equal"
-FEW = "too few rollouts of the group have a verdict"
+EQUAL = Untrained(UntrainedReason.EQUAL_REWARDS)
+FEW = Untrained(UntrainedReason.TOO_FEW_VALID)
 _TURN = re.compile(r"turn:(\d+)")
 
 
@@ -47,7 +48,7 @@ class Share:
     """The advantage of each completion by its id; None for a member that takes no part."""
     weight: float = 1.0
     """Of each member's tokens: how many members it stands for."""
-    dropped: str | None = None
+    dropped: Untrained | None = None
     """Why nobody takes part."""
     unplaced: int = 0
     """Process rewards that name no turn."""
@@ -89,7 +90,7 @@ def turns_of(member: LeasedRollout, labels: Sequence[str]) -> list[Completion]:
 
 
 def _share(group: LeasedGroup, rule: Rule) -> Share:
-    verdicts = [member.reward if member.failure is None else None for member in group.rollouts]
+    verdicts = [member.verdict for member in group.rollouts]
     weight = padding_weight(sum(reward is not None for reward in verdicts), group.size or len(verdicts))
     control = rule.control
     rewards = shuffled(verdicts, control.seed + group.group_id) if control.shuffle_rewards else verdicts

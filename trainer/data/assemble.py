@@ -17,6 +17,7 @@ import numpy as np
 from proxy.pool.completions.records import Completion
 from proxy.pool.completions.store import paths
 from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
+from proxy.pool.untrained import Untrained, UntrainedReason
 from trainer import config
 from trainer.config.estimators import Estimator
 from trainer.config.model_shape import Experts
@@ -25,19 +26,21 @@ from trainer.credit.token_weights import token_scales
 from trainer.data.routed_experts import Recorded, demand_recorded
 from trainer.data.row import Row
 
+NEGATIVE = Untrained(UntrainedReason.NEGATIVE_ADVANTAGE)
+
 
 @dataclass(frozen=True)
 class Batch:
     """What a step trains on, and what it leaves out."""
 
     rows: list[Row]
-    excluded: Counter[str]
+    excluded: Counter[Untrained]
     """Sampled tokens that are not trained, by reason."""
     rewards: list[float]
     """Rewards of the valid members, as the verifier gave them."""
     dropped_groups: int
     """Groups that teach nothing: their rewards do not differ, or too few members have one."""
-    masked: Counter[str]
+    masked: Counter[Untrained]
     """Trained tokens whose advantage weighs nothing, by reason; they stay in every denominator."""
     unplaced_rewards: int = 0
     """Process rewards that name no turn of their rollout."""
@@ -48,22 +51,23 @@ class Batch:
         return sum(int(row.trained.sum()) for row in self.rows)
 
 
-def why_not_trainable(item: Completion, labels: Sequence[str] = config.TRAINED) -> str | None:
+def why_not_trainable(item: Completion, labels: Sequence[str] = config.TRAINED) -> Untrained | None:
     """The reason why a completion takes no part in policy training, or None. One without a label does take part."""
     if item.untrainable is not None:
         return item.untrainable
     if item.label is not None and item.label not in labels:
-        return f"label {item.label}"
+        return Untrained(UntrainedReason.LABEL, item.label)
     if len(item.logprobs) != len(item.sampled):
-        return "logprobs are missing"
+        return Untrained(UntrainedReason.LOGPROBS_MISSING)
     return None
 
 
-def why_not_imitable(item: Completion, labels: Sequence[str] = config.TRAINED) -> str | None:
+def why_not_imitable(item: Completion, labels: Sequence[str] = config.TRAINED) -> Untrained | None:
     """The same for imitation, which needs no logprobs: only replies that came to their end."""
     if item.label is not None and item.label not in labels:
-        return f"label {item.label}"
-    return None if item.finish_reason in ("stop", "tool_calls") else f"finish reason {item.finish_reason}"
+        return Untrained(UntrainedReason.LABEL, item.label)
+    finished = item.finish_reason in ("stop", "tool_calls")
+    return None if finished else Untrained(UntrainedReason.UNFINISHED, item.finish_reason)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,13 +110,14 @@ def assemble(groups: Sequence[LeasedGroup], choice: Choice) -> Batch:
     why_not = partial(why_not_trainable, labels=choice.labels)
     rollouts: list[list[Row]] = []
     weights: list[float] = []
-    excluded: Counter[str] = Counter()
-    masked: Counter[str] = Counter()
+    excluded: Counter[Untrained] = Counter()
+    masked: Counter[Untrained] = Counter()
     shares = assign.shares(groups, choice)
     for group, share in zip(groups, shares, strict=True):
         for member, turns in zip(group.rollouts, share.members, strict=True):
             if turns is None:
-                excluded[_reason(member, share)] += sum(len(item.sampled) for item in member.completions)
+                reason = member.untrained or share.dropped or Untrained(UntrainedReason.NO_REWARD)
+                excluded[reason] += sum(len(item.sampled) for item in member.completions)
             else:
                 rows = merge(member.completions, turns, excluded, why_not, mixture=choice.mixture)
                 rollouts.append(_masked(rows, member, choice, masked))
@@ -123,14 +128,14 @@ def assemble(groups: Sequence[LeasedGroup], choice: Choice) -> Batch:
     return Batch(
         rows=_weighed(rollouts, weights, choice.loss),
         excluded=excluded,
-        rewards=[member.reward for member in members if member.failure is None and member.reward is not None],
+        rewards=[member.verdict for member in members if member.verdict is not None],
         dropped_groups=sum(share.dropped is not None for share in shares),
         masked=masked,
         unplaced_rewards=sum(share.unplaced for share in shares),
     )
 
 
-def _masked(rows: list[Row], member: LeasedRollout, choice: Choice, masked: Counter[str]) -> list[Row]:
+def _masked(rows: list[Row], member: LeasedRollout, choice: Choice, masked: Counter[Untrained]) -> list[Row]:
     """The rows of a rollout, with advantage 0 where they must not teach. That keeps the tokens in every count.
 
     What is masked as a whole weighs nothing in any term of the policy's loss; masked negatives keep the terms that no
@@ -143,19 +148,19 @@ def _masked(rows: list[Row], member: LeasedRollout, choice: Choice, masked: Coun
     for row in rows:
         touched = np.ones_like(row.trained) if reason else row.advantage < 0
         if factor == 0:
-            masked[reason or "negative advantage"] += int((touched & row.trained).sum())
+            masked[reason or NEGATIVE] += int((touched & row.trained).sum())
         advantage = np.where(touched, row.advantage * np.float32(factor), row.advantage)
         found.append(replace(row, advantage=advantage, weight=0.0 if reason else row.weight))
     return found
 
 
-def _why_masked(member: LeasedRollout, choice: Choice) -> str | None:
+def _why_masked(member: LeasedRollout, choice: Choice) -> Untrained | None:
     """Why a rollout is left out of the loss although its reward is in the baseline."""
     if choice.max_staleness is not None and member.staleness > choice.max_staleness:
-        return "stale"
+        return Untrained(UntrainedReason.STALE)
     turns = assign.turns_of(member, choice.labels)
     cut = choice.credit.mask_truncated and turns and turns[-1].finish_reason == "length"
-    return "truncated" if cut else None
+    return Untrained(UntrainedReason.TRUNCATED) if cut else None
 
 
 def _weighed(rollouts: Sequence[Sequence[Row]], weights: Sequence[float], loss: config.Loss) -> list[Row]:
@@ -166,10 +171,6 @@ def _weighed(rollouts: Sequence[Sequence[Row]], weights: Sequence[float], loss: 
     scales = token_scales(counts, owners, loss.norm, loss.norm_constant, weights=copies)
     whole = max(1, sum(counts))
     return [replace(row, weight=row.weight * scale * whole) for row, scale in zip(rows, scales, strict=True)]
-
-
-def _reason(member: LeasedRollout, share: assign.Share) -> str:
-    return f"rollout: {member.failure}" if share.dropped is None or member.failure is not None else share.dropped
 
 
 @dataclass
@@ -183,8 +184,8 @@ class _Draft:
 def merge(
     chain: Sequence[Completion],
     advantage: float | Mapping[int, float],
-    excluded: Counter[str],
-    why_not: Callable[[Completion], str | None],
+    excluded: Counter[Untrained],
+    why_not: Callable[[Completion], Untrained | None],
     *,
     mixture: Experts | None = None,
 ) -> list[Row]:
@@ -196,7 +197,7 @@ def merge(
     try:
         whole = paths(chain)
     except ValueError:
-        excluded["stored tokens do not match their checksum"] += sum(len(item.sampled) for item in chain)
+        excluded[Untrained(UntrainedReason.CHECKSUM)] += sum(len(item.sampled) for item in chain)
         return []
     drafts: list[_Draft] = []
     chosen = None if mixture is None else Recorded(chain, mixture)
@@ -225,7 +226,7 @@ def _continued(drafts: list[_Draft], path: "array[int]", item: Completion, chose
     return drafts[-1]
 
 
-def _row(draft: _Draft, advantage: float | Mapping[int, float], excluded: Counter[str]) -> Row:
+def _row(draft: _Draft, advantage: float | Mapping[int, float], excluded: Counter[Untrained]) -> Row:
     tokens = np.array(draft.tokens, dtype=np.int64)
     trained = np.zeros(len(tokens), dtype=bool)
     logp = np.zeros(len(tokens), dtype=np.float32)
@@ -240,7 +241,7 @@ def _row(draft: _Draft, advantage: float | Mapping[int, float], excluded: Counte
     impossible = trained & ~np.isfinite(logp)
     impossible[0] |= trained[0]  # the first token of all has no context to be predicted from
     if impossible.any():
-        excluded["logprob is not finite"] += int(impossible.sum())
+        excluded[Untrained(UntrainedReason.LOGPROB_NOT_FINITE)] += int(impossible.sum())
         trained &= ~impossible
     sampled_by = tuple(item.id for item in draft.parts)
     return Row(tokens, trained, np.where(trained, logp, 0), scores, segment, completions=sampled_by)

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from proxy.pool.untrained import UntrainedReason
 from trainer.config.report import Alarms
 
 Metrics = Mapping[str, Any]
@@ -77,6 +78,6 @@ _DERIVED: dict[str, Callable[[Metrics, int], float | None]] = {
     "stale_groups": stale_groups,
     "equal_groups": lambda metrics, _: _share(metrics.get("equal_groups", 0), metrics.get("groups", 0)),
     "impossible_tokens": lambda metrics, _: _share(
-        metrics.get("excluded_tokens", {}).get("logprob is not finite", 0), metrics.get("sampled_tokens", 0)
+        metrics.get("excluded_tokens", {}).get(UntrainedReason.LOGPROB_NOT_FINITE, 0), metrics.get("sampled_tokens", 0)
     ),
 }

@@ -15,6 +15,7 @@ import numpy as np
 from proxy.pool.completions.records import Completion
 from proxy.pool.training.steps import Version
 from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
+from proxy.pool.untrained import to_metrics
 from trainer.config import TRAINED
 from trainer.config.model_shape import Shape
 from trainer.data.assemble import Batch, why_not_trainable
@@ -111,9 +112,7 @@ def rewards(groups: Sequence[LeasedGroup], batch: Batch) -> dict[str, Any]:
 
 
 def _judged(group: LeasedGroup) -> list[tuple[float, LeasedRollout]]:
-    return [
-        (member.reward, member) for member in group.rollouts if member.failure is None and member.reward is not None
-    ]
+    return [(verdict, member) for member in group.rollouts if (verdict := member.verdict) is not None]
 
 
 def advantages(rows: Sequence[Row]) -> dict[str, float]:
@@ -204,8 +203,8 @@ def survival(completions: Iterable[Completion], batch: Batch) -> dict[str, Any]:
     return {
         "sampled_tokens": every,
         "trained_tokens": batch.tokens,
-        "excluded_tokens": dict(batch.excluded),
-        "masked_tokens": dict(batch.masked),
+        "excluded_tokens": to_metrics(batch.excluded),
+        "masked_tokens": to_metrics(batch.masked),
         "unplaced_rewards": batch.unplaced_rewards,
         "unaccounted_tokens": every - batch.tokens - sum(batch.excluded.values()),
     }

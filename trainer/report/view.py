@@ -20,6 +20,7 @@ from proxy.pool.errors import UserError
 from proxy.pool.rollouts.runs import find_run
 from proxy.pool.training.steps import Version, history
 from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout, of_step
+from proxy.pool.untrained import Untrained, UntrainedReason
 from trainer.config import Config
 from trainer.credit.assign import shares
 from trainer.data.assemble import assemble, choice_of, why_not_trainable
@@ -78,11 +79,11 @@ class Source:
 
     groups: list[LeasedGroup]
     recorded: list[Recorded]
-    dropped: list[str | None]
+    dropped: list[Untrained | None]
     """Why a group taught nothing, by group."""
     tokenizer: Tokenizer | None
     labels: Sequence[str]
-    excluded: Mapping[int, str]
+    excluded: Mapping[int, Untrained]
     """Completions without a sequence of their own -> why, where the pool alone tells."""
 
 
@@ -165,7 +166,7 @@ def _recorded(config: Config, groups: Sequence[LeasedGroup], step: int) -> tuple
     ], [note]
 
 
-def _excluded(groups: Sequence[LeasedGroup], labels: Sequence[str]) -> dict[int, str]:
+def _excluded(groups: Sequence[LeasedGroup], labels: Sequence[str]) -> dict[int, Untrained]:
     every = (item for group in groups for member in group.rollouts for item in member.completions)
     return {item.id: reason for item in every if (reason := why_not_trainable(item, labels)) is not None}
 
@@ -181,15 +182,17 @@ def _blocks(source: Source, only: int | None) -> Iterator[Block]:
 
 def _heading(group: LeasedGroup, member: LeasedRollout) -> str:
     reward = "missing" if member.reward is None else f"{member.reward:g}"
-    failure = f"  failure {member.failure}" if member.failure is not None else ""
+    reason = f"  not trained: {member.untrained}" if member.untrained is not None else ""
     task = group.task.get("id", "")
     return (
         f"rollout {member.rollout_id}  group {group.queue_index}, member {member.member}, task {task}  "
-        f"reward {reward}  staleness {member.staleness}{failure}"
+        f"reward {reward}  staleness {member.staleness}{reason}"
     )
 
 
-def _lines(source: Source, member: LeasedRollout, rows: Sequence[Recorded], dropped: str | None) -> Iterator[Line]:
+def _lines(
+    source: Source, member: LeasedRollout, rows: Sequence[Recorded], dropped: Untrained | None
+) -> Iterator[Line]:
     decode = partial(texts, source.tokenizer)
     items = {item.id: item for item in member.completions}
     whole = _paths(member.completions)
@@ -205,8 +208,8 @@ def _lines(source: Source, member: LeasedRollout, rows: Sequence[Recorded], drop
     trained = {name for row in rows for name in row.completions}
     for item in member.completions:
         if item.id not in trained and len(item.sampled):
-            reason = f"rollout: {member.failure}" if member.failure is not None else source.excluded.get(item.id)
-            why = reason or dropped or "its stored tokens do not match their checksum"
+            reason = member.untrained or source.excluded.get(item.id)
+            why = str(reason or dropped or Untrained(UntrainedReason.CHECKSUM))
             found = [Token(name, text) for name, text in zip(item.sampled, decode(item.sampled), strict=True)]
             yield Line(f"#{item.id} {item.label or ''}  {len(item.sampled)} tokens not trained: {why}", found, why)
 

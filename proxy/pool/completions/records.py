@@ -9,11 +9,10 @@ from typing import Any
 import msgspec
 
 from proxy.pool.completions.routed_experts import Experts
+from proxy.pool.untrained import Untrained
 
 SERVED_FINISH_REASONS = ("stop", "length", "tool_calls")
 """Finish reasons of whole answers: clients continue them, and a retry may get one again. Others: abort, error."""
-ABANDONED = "abandoned in transport"
-"""Why a completion is not trained whose client went away before it had the end of the answer."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class NewCompletion:
     versions: tuple[VersionSpan, ...]
     finish_reason: str
     """stop | tool_calls | length | abort | error."""
-    untrainable: str | None = None
+    untrainable: Untrained | None = None
     """None: every sampled token has its id, logprob and version. Otherwise the reason why it is not trained."""
     reply: dict[str, Any]
     """The assistant message as the agent saw it: role, content, tool_calls, reasoning_content."""

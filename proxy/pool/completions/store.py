@@ -27,6 +27,7 @@ from proxy.pool.completions.routed_experts import pack, unpack
 from proxy.pool.database import Pool, for_update, retried
 from proxy.pool.errors import AttemptClosed, PoolWriteError
 from proxy.pool.schema import attempts, completions
+from proxy.pool.untrained import Untrained
 
 IDS_PER_QUERY = 10_000
 """Databases bound the parameters of one statement (SQLite 32766, PostgreSQL 65535)."""
@@ -146,7 +147,8 @@ def to_row(item: NewCompletion) -> dict[str, Any]:
         "logprobs": float_bytes(item.logprobs),
         "versions": [[span.version, span.start, span.end] for span in item.versions],
         "finish_reason": item.finish_reason,
-        "untrainable": item.untrainable,
+        "untrainable": None if item.untrainable is None else item.untrainable.reason,
+        "untrainable_detail": None if item.untrainable is None else item.untrainable.detail or None,
         "reply": item.reply,
         "path_crc": item.path_crc,
         "started_at": item.started_at,
@@ -170,7 +172,7 @@ def from_row(row: Row[Any]) -> Completion:
         logprobs=floats(row.logprobs),
         versions=tuple(VersionSpan(*span) for span in row.versions),
         finish_reason=row.finish_reason,
-        untrainable=row.untrainable,
+        untrainable=Untrained.from_columns(row.untrainable, row.untrainable_detail),
         reply=row.reply,
         path_crc=row.path_crc,
         started_at=row.started_at,

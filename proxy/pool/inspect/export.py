@@ -50,6 +50,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """main | subagent | side | compaction; provisional while the attempt is open."""
     finish_reason: str
     untrainable: str | None
+    """Why it is not trained (proxy/pool/untrained.py); None: it may be trained."""
+    untrainable_detail: str | None
     tokens: list[int]
     prompt_length: int
     mask: list[int]
@@ -87,7 +89,7 @@ def records(pool: Pool, run: Run) -> Iterator[Record]:
 
 def _record(run: Run, row: Any, item: Completion, tokens: list[int]) -> Record:
     final = row["attempt_id"] == row["attempt"]
-    trained = 0 if item.untrainable else 1
+    trained = 1 if item.untrainable is None else 0
     return Record(
         run=run.name,
         **{name: row[name] for name in COMMON},
@@ -98,7 +100,8 @@ def _record(run: Run, row: Any, item: Completion, tokens: list[int]) -> Record:
         message=item.reply,
         label=item.label,
         finish_reason=item.finish_reason,
-        untrainable=item.untrainable,
+        untrainable=None if item.untrainable is None else item.untrainable.reason,
+        untrainable_detail=None if item.untrainable is None else item.untrainable.detail,
         tokens=tokens,
         prompt_length=item.prompt_length,
         mask=[0] * item.prompt_length + [trained] * len(item.sampled),

@@ -30,6 +30,7 @@ COLUMNS = {
     "label": "string",
     "finish_reason": "string",
     "untrainable": "string",
+    "untrainable_detail": "string",
     "tokens": "list int32",
     "prompt_length": "int64",
     "mask": "list int8",

@@ -88,7 +88,7 @@ def _line(branch: Branch) -> str:
         *[span.version for span in item.versions],
     ]
     if item.untrainable is not None:
-        parts.append(f"untrainable ({plain(item.untrainable)})")
+        parts.append(f"untrainable ({plain(str(item.untrainable))})")
     return f"{'    ' * branch.depth}{', '.join(parts)}: {_words(item.reply)}"
 
 

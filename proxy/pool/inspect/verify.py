@@ -22,6 +22,7 @@ from proxy.pool.compressed_json import as_text
 from proxy.pool.database import Pool
 from proxy.pool.errors import PoolError
 from proxy.pool.schema import attempts, completions
+from proxy.pool.untrained import UntrainedReason
 
 Spans = list[tuple[str, int, int]]
 NUMBER_BYTES = 4
@@ -105,6 +106,8 @@ def _problems(row: Row[Any], seen: _Seen) -> Iterator[str]:
         yield "its shape cannot be read"
     if row.label is not None and row.label not in LABELS:
         yield f"its label {row.label!r} is none of {', '.join(LABELS)}"
+    if row.untrainable is not None and row.untrainable not in set(UntrainedReason):
+        yield f"its reason {row.untrainable!r} is none of {', '.join(UntrainedReason)}"
 
 
 def _link_problems(row: Row[Any], seen: _Seen) -> Iterator[str]:

@@ -14,11 +14,12 @@ from typing import Any
 import msgspec
 from sqlalchemy import ColumnElement, Connection, Row, delete, exists, func, select, update
 
-from proxy.pool.completions.records import ABANDONED, SERVED_FINISH_REASONS, Completion
+from proxy.pool.completions.records import SERVED_FINISH_REASONS, Completion
 from proxy.pool.completions.store import from_row
 from proxy.pool.database import Pool, insert_if_new, insert_row, locked, retried
 from proxy.pool.processes.owners import Owner, at_work, database_time, this_process
 from proxy.pool.schema import TOKENS, attempts, completions, proxies, undelivered
+from proxy.pool.untrained import UntrainedReason
 
 AT_WORK = select(proxies).where(proxies.c.ended_at.is_(None)).order_by(proxies.c.id)
 
@@ -113,7 +114,7 @@ def _mark(connection: Connection, which: ColumnElement[bool]) -> None:
         if row.attempt_id in open_ids:
             values = {"completion_id": row.id, "attempt_id": row.attempt_id, "fingerprint": row.fingerprint}
             insert_if_new(connection, undelivered, values)
-            _retrain(connection, row.id, None, ABANDONED)
+            _retrain(connection, row.id, None, UntrainedReason.ABANDONED)
 
 
 def undelivered_of(pool: Pool, attempt_id: int) -> list[UndeliveredAnswer]:
@@ -161,14 +162,16 @@ def mark_delivered(pool: Pool, completion_id: int) -> None:
     with pool.write() as connection:
         this = undelivered.c.completion_id == completion_id
         if connection.execute(delete(undelivered).where(this, _is_open())).rowcount:
-            _retrain(connection, completion_id, ABANDONED, None)
+            _retrain(connection, completion_id, UntrainedReason.ABANDONED, None)
 
 
 def _is_open() -> ColumnElement[bool]:
     return exists().where(attempts.c.id == undelivered.c.attempt_id, attempts.c.closed_at.is_(None))
 
 
-def _retrain(connection: Connection, completion_id: int, before: str | None, after: str | None) -> None:
+def _retrain(
+    connection: Connection, completion_id: int, before: UntrainedReason | None, after: UntrainedReason | None
+) -> None:
     """Change the reason why a completion is not trained, where it is this one."""
     as_before = completions.c.untrainable.is_(None) if before is None else completions.c.untrainable == before
     this = (completions.c.id == completion_id) & as_before

@@ -63,6 +63,14 @@ def treatment(kind: str) -> Treatment:
     return FAILURES[kind].treatment
 
 
+def enough_valid(valid: int, size: int) -> bool:
+    """Whether a group of `size` teaches something with `valid` verdicts: more than half (GLM-5, arXiv 2602.15763, 4.1).
+
+    A group with fewer is lost.
+    """
+    return 2 * valid > size
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cap:
     """How many groups may be lost."""

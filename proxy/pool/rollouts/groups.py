@@ -15,9 +15,10 @@ from typing import Any
 from sqlalchemy import Connection, func, insert, select, update
 
 from proxy.pool.database import Pool, insert_row, retried
-from proxy.pool.rollouts.failures import FAILURES, treatment
+from proxy.pool.rollouts.failures import FAILURES, enough_valid, treatment
 from proxy.pool.rollouts.runs import lock_run
 from proxy.pool.schema import TOKENS, attempts, completions, groups, rollouts, tasks
+from proxy.pool.untrained import UntrainedReason
 
 
 @dataclass(frozen=True)
@@ -177,10 +178,11 @@ def _follow_up(connection: Connection, group_id: int, outcome: Outcome) -> Finis
         return Finished(group_id, "RUNNING", None)
     values: dict[str, Any] = {"state": "DONE", "finished_at": time.time()}
     if filtered:
-        values |= {"state": "TOMBSTONE", "failure": outcome.failure, "reason": f"filtered: {outcome.failure}"}
-    elif valid * 2 <= size:
-        reason = f"{valid} of {size} rollouts have a reward; more than half must"
-        values |= {"state": "TOMBSTONE", "failure": _most_frequent(connection, group_id), "reason": reason}
+        values |= {"state": "TOMBSTONE", "failure": outcome.failure}
+        values |= {"reason": UntrainedReason.GROUP_FILTERED, "detail": outcome.failure}
+    elif not enough_valid(valid, size):
+        why = {"reason": UntrainedReason.TOO_FEW_VALID, "detail": f"{valid} of {size} rollouts have a reward"}
+        values |= {"state": "TOMBSTONE", "failure": _most_frequent(connection, group_id), **why}
     running = (groups.c.id == group_id) & (groups.c.state == "RUNNING")
     connection.execute(update(groups).where(running).values(values))
     return Finished(group_id, values["state"], values.get("failure"), called_off)

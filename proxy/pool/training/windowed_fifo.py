@@ -16,8 +16,10 @@ from proxy.pool.completions.records import Completion
 from proxy.pool.completions.store import of_attempts
 from proxy.pool.database import Pool, retried
 from proxy.pool.errors import UserError
+from proxy.pool.rollouts.failures import enough_valid
 from proxy.pool.rollouts.runs import current_version, lock_run, version_name, waiting
 from proxy.pool.schema import groups, policy_versions, rollouts, tasks
+from proxy.pool.untrained import Untrained, UntrainedReason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,17 +44,23 @@ class LeaseRule:
 
 @dataclass(frozen=True)
 class LeasedRollout:
-    """A rollout of a leased group with its final attempt's completions. `failure` set: not part of the statistics."""
+    """A rollout of a leased group with its final attempt's completions."""
 
     rollout_id: int
     member: int
     reward: float | None
-    failure: str | None
+    untrained: Untrained | None
+    """Set: the rollout takes no part in its group's statistics and is not trained."""
     completions: list[Completion]
     staleness: int = 0
     """Published steps since its oldest sampled token."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """What the verifier said besides the reward."""
+
+    @property
+    def verdict(self) -> float | None:
+        """The reward, where the rollout takes part in its group's statistics."""
+        return self.reward if self.untrained is None else None
 
 
 @dataclass(frozen=True)
@@ -126,27 +134,27 @@ def _queue(connection: Connection, run_id: int) -> list[tuple[int, str]]:
     return [(row.queue_index, row.state) for row in connection.execute(query)]
 
 
-def _judge(connection: Connection, run_id: int, rule: LeaseRule) -> dict[int, str]:
-    """Queue index of every finished group -> why it cannot be trained, or nothing."""
+def _judge(connection: Connection, run_id: int, rule: LeaseRule) -> dict[int, Untrained | None]:
+    """Queue index of every finished group -> why it cannot be trained; None: it can."""
     finished = groups.c.purpose.is_(None) & (groups.c.state == "DONE")
     return {group.queue_index: _unusable(group, rule) for group in _load(connection, run_id, finished, experts=False)}
 
 
-def _unusable(group: LeasedGroup, rule: LeaseRule) -> str:
-    valid = [member for member in group.rollouts if member.failure is None and member.reward is not None]
+def _unusable(group: LeasedGroup, rule: LeaseRule) -> Untrained | None:
+    valid = [member for member in group.rollouts if member.verdict is not None]
     size = group.size or len(group.rollouts)
     freshest = min((member.staleness for member in valid), default=0)
     staleness = group.staleness if rule.stale == "group" else freshest
     if staleness > rule.max_staleness:
-        return f"stale: {staleness} steps behind, {rule.max_staleness} allowed"
-    if len(valid) * 2 <= size:
-        return f"{len(valid)} of {size} rollouts are usable"
-    return ""
+        return Untrained(UntrainedReason.STALE, f"{staleness} steps behind, {rule.max_staleness} allowed")
+    if not enough_valid(len(valid), size):
+        return Untrained(UntrainedReason.TOO_FEW_VALID, f"{len(valid)} of {size} rollouts are usable")
+    return None
 
 
-def _take(connection: Connection, run_id: int, judged: dict[int, str], rule: LeaseRule, step: int) -> None:
+def _take(connection: Connection, run_id: int, judged: dict[int, Untrained | None], rule: LeaseRule, step: int) -> None:
     for index, reason in judged.items():
-        if reason:
+        if reason is not None:
             _bury(connection, run_id, index, reason)
     # a group that finished since the judging counts as running until the next look
     queue = [(index, state if index in judged else "RUNNING") for index, state in _queue(connection, run_id)]
@@ -154,8 +162,8 @@ def _take(connection: Connection, run_id: int, judged: dict[int, str], rule: Lea
     connection.execute(update(groups).where(chosen).values(state="LEASED", step=step))
 
 
-def _bury(connection: Connection, run_id: int, index: int, reason: str) -> None:
-    values = {"state": "TOMBSTONE", "reason": reason, "finished_at": time.time()}
+def _bury(connection: Connection, run_id: int, index: int, why: Untrained) -> None:
+    values = {"state": "TOMBSTONE", "reason": why.reason, "detail": why.detail, "finished_at": time.time()}
     chosen = (groups.c.run_id == run_id) & (groups.c.queue_index == index) & (groups.c.state == "DONE")
     connection.execute(update(groups).where(chosen).values(values))
 
@@ -181,7 +189,7 @@ def _load(
                 m.id,
                 m.member,
                 m.reward,
-                _mask(m.failure, m.reward),
+                _why_masked(m.failure, m.reward),
                 completions.get(m.attempt_id, []),
                 parts=m.reward_parts or {},
             )
@@ -190,21 +198,24 @@ def _load(
         ]
         known = {name: step for name, (step, retired) in steps.items() if not retired or step < (row.step or 0)}
         aged = [_aged(member, _oldest_step(member, known), now) for member in whole]
-        staleness = max((member.staleness for member in aged if member.failure is None), default=now)
+        staleness = max((member.staleness for member in aged if member.untrained is None), default=now)
         loaded.append(LeasedGroup(row.id, row.queue_index, row.spec, staleness, aged, row.size))
     return loaded
 
 
-def _mask(failure: str | None, reward: float | None) -> str | None:
+def _why_masked(failure: str | None, reward: float | None) -> Untrained | None:
     """A failure with a verdict is the policy's own and counts; one without is masked."""
-    return (failure or "no reward") if reward is None else None
+    if reward is not None:
+        return None
+    no_reward = Untrained(UntrainedReason.NO_REWARD)
+    return no_reward if failure is None else Untrained(UntrainedReason.ROLLOUT_FAILED, failure)
 
 
 def _aged(member: LeasedRollout, oldest: int | None, now: int) -> LeasedRollout:
     if oldest is not None:
         return replace(member, staleness=now - oldest)
-    unknown = member.failure is None
-    return replace(member, failure="no completion of a version of this run") if unknown else member
+    valid = member.untrained is None
+    return replace(member, untrained=Untrained(UntrainedReason.NO_VERSION)) if valid else member
 
 
 def _steps(connection: Connection, run_id: int) -> dict[str, tuple[int, bool]]:

@@ -1,0 +1,76 @@
+"""Why a sampled token is not trained, or weighs nothing in the loss: the whole list.
+
+Everything that leaves out a token, a completion, a rollout or a group names one of these reasons, with a detail where
+one reason has several causes. The pool stores both (`completions.untrainable`, `groups.reason`), and each train step
+counts its tokens by them (`excluded_tokens`, `masked_tokens`). docs/training.md shows the list as a table.
+Left out: failures of rollouts (proxy/pool/rollouts/failures.py), and tokens that a loss weighs with 0 because of their
+probability ratio (trainer/loss), which are trained tokens.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self
+
+
+class UntrainedReason(StrEnum):
+    """One reason. Its value is stored, so it never changes without a migration."""
+
+    meaning: str
+
+    def __new__(cls, value: str, meaning: str) -> Self:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.meaning = meaning
+        return member
+
+    # of a completion, known when it is recorded
+    ABANDONED = "abandoned", "the client left before it had the whole answer"
+    ENGINE_FAILED = "engine_failed", "the engine failed before the answer was complete; detail: how"
+    VERSION_MISSING = "version_missing", "the engine named no weight version for some tokens; detail: for which it did"
+    CONSTRAINED = "constrained", "a grammar or a required tool prescribed the form of the answer"
+    SAMPLING_PARAMETERS = "sampling_parameters", "it was sampled with other parameters than training's; detail: which"
+    TEXT_ONLY = "text_only", "the answer came from a provider that returns text without token ids; detail: how it ended"
+    # of a completion, known when a batch is assembled
+    LABEL = "label", "completions of this label are not trained (batch.labels); detail: the label"
+    LOGPROBS_MISSING = "logprobs_missing", "the engine returned fewer logprobs than tokens"
+    CHECKSUM = "checksum", "the stored tokens do not match the checksum that was taken when they were served"
+    UNFINISHED = "unfinished", "imitation takes whole replies only; detail: the finish reason of this one"
+    OTHER_VERSION = "other_version", "the comparison of logprobs takes completions of one version only"
+    # of a token
+    LOGPROB_NOT_FINITE = "logprob_not_finite", "its logprob is not finite, or nothing stands before the token"
+    # of a rollout
+    ROLLOUT_FAILED = "rollout_failed", "the rollout has no verdict because it failed; detail: the kind of failure"
+    NO_REWARD = "no_reward", "the rollout has no reward, without a failure"
+    NO_VERSION = "no_version", "no known version of this run sampled the rollout, so its staleness is unknown"
+    TRUNCATED = "truncated", "the last turn was cut at its length limit (credit.mask_truncated)"
+    NEGATIVE_ADVANTAGE = "negative_advantage", "negative advantages weigh 0 in this step (loss.negative_*)"
+    # of a rollout, or of a group
+    STALE = "stale", "the oldest token lags more than batch.max_staleness steps behind"
+    # of a group
+    GROUP_FILTERED = "group_filtered", "a member's failure drops the whole group; detail: the kind of failure"
+    TOO_FEW_VALID = "too_few_valid", "no more than half of the group's rollouts have a verdict that counts"
+    EQUAL_REWARDS = "equal_rewards", "all rewards of the group are equal, so they teach nothing"
+
+
+@dataclass(frozen=True)
+class Untrained:
+    """A reason and what is particular about this case."""
+
+    reason: UntrainedReason
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.detail}" if self.detail else str(self.reason)
+
+    @classmethod
+    def from_columns(cls, reason: str | None, detail: str | None) -> "Untrained | None":
+        """Read the two columns. ValueError for a reason that is not in the list."""
+        if reason is None:
+            return None
+        return cls(UntrainedReason(reason), detail or "")  # type: ignore[call-arg]  # mypy reads __new__, not the lookup
+
+
+def to_metrics(counts: Mapping[Untrained, int]) -> dict[str, int]:
+    """Counts of tokens as the metrics of a step hold them: text of the reason -> tokens."""
+    return {str(why): count for why, count in counts.items()}
