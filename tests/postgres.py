@@ -61,7 +61,7 @@ class Server:
 def running(installed: Path) -> Iterator[Server]:
     """A server for as long as the block lasts."""
     home = Path(tempfile.mkdtemp(prefix="blackforge-postgres-"))  # pytest's own directories are closed to other users
-    password, port = secrets.token_hex(8), _free_port()
+    password, port = secrets.token_hex(8), free_port()
     (home / "password").write_text(password)
     unprivileged: dict[str, Any] = {"user": "postgres", "group": "postgres", "extra_groups": []} if _root() else {}
     if unprivileged:
@@ -100,7 +100,7 @@ def _root() -> bool:
     return os.geteuid() == 0
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,0 +1,288 @@
+"""Every command of README.md and docs/ is typed here, or stands in ELSEWHERE with the reason.
+
+The commands and files are read from the pages, so a story fails when page and program part. A story puts in what a
+reader would: free ports, the reader's own files, fewer steps.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import pytest
+
+from proxy.pool.database import open_pool
+from proxy.pool.rollouts.runs import find_run
+from tests.conftest import need
+from tests.harness.test_agents import need_agent
+from tests.postgres import free_port
+
+ROOT = Path(__file__).parent.parent
+PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
+COMMAND = re.compile(
+    r"(?:[A-Z_]+=\S+ )*(?:make|proxy|harness|trainer|sandboxes|python|torchrun|docker|pip|npm|your-agent) "
+)
+
+TESTS = "the test commands themselves"
+LONG = "minutes on a quiet machine: tests/test_benchmarks.py and tests/test_demo.py run the short forms"
+MACHINES = "needs other machines: tests/trainer/test_machines.py and tests/sandboxes/docker/test_hosts.py stand in"
+SHARED = "removes bundles that other tests use: tests/sandboxes/docker/test_bundles.py does it on an engine of its own"
+ELSEWHERE = {
+    "make demo": LONG,
+    "make demo SEED=1": LONG,
+    "make demo-control": LONG,
+    "make test": TESTS,
+    "python benchmarks/gateway.py --out benchmarks/results/gateway.json": LONG,
+    "python benchmarks/mtp.py --out benchmarks/results/mtp.json": LONG,
+    "python benchmarks/trainer.py --threads 2 --out benchmarks/results/trainer.json": LONG,
+    "python benchmarks/tree.py --threads 2 --out benchmarks/results/tree.json": LONG,
+    "harness run tasks.jsonl --agent codex --docker unix:///var/run/docker.sock --docker tcp://a:2375=2"
+    " --docker tcp://b:2375=1/64": MACHINES,
+    "sandboxes gc --docker tcp://a:2375 --docker tcp://b:2375": MACHINES,
+    "sandboxes gc --bundles": SHARED,
+    "torchrun --nnodes 4 --node-rank 0 --nproc-per-node 8 --master-addr HEAD --master-port 29500"
+    " -m trainer.commands.worker launch /shared/train.toml": MACHINES,
+    "torchrun --nnodes 4 --node-rank 1 --nproc-per-node 8 --master-addr HEAD --master-port 29500"
+    " -m trainer.commands.worker launch /shared/train.toml": MACHINES,
+}
+
+SERVING = (
+    "proxy tiny-model runs/tiny",
+    "proxy engine runs/serve.toml &",
+    "proxy serve runs/serve.toml &",
+    "OPENAI_BASE_URL=http://127.0.0.1:8000/v1 OPENAI_API_KEY=any-name your-agent",
+)
+RUNNING = (
+    "harness agents install opencode mini-swe-agent",
+    "harness run examples/tasks.jsonl --agent opencode -n 4 --concurrency 2",
+    'harness run examples/tasks.jsonl --sandbox process --agent command --command "python3 -I -S'
+    ' $PWD/examples/agents/shell_agent.py"',
+    "harness watch runs/run-tasks-opencode",
+    "harness eval examples/tasks.jsonl --agent mini-swe-agent --proxy http://127.0.0.1:8000",
+    'harness run tasks.jsonl --agent command --command "your-agent" --proxy http://127.0.0.1:8000',
+    "harness run tasks.jsonl --agent opencode -n 8 --concurrency 16",
+    "harness run run.toml --seed 2",
+    "harness resume runs/mixed",
+    "harness watch runs/mixed",
+    "harness watch --pool postgresql://HOST/NAME --name mixed",
+    "harness replay runs/mixed 17",
+    "harness validate examples/tasks/harbor",
+    "harness validate tasks.jsonl --repeat 3 --concurrency 8",
+    "harness validate tasks.jsonl --judge http://127.0.0.1:8000/v1 --judge-model qwen3-32b",
+    "sandboxes ls",
+    "sandboxes gc",
+    "sandboxes gc --host old-machine",
+)
+TRAINING = (
+    "trainer launch runs/train.toml",
+    "harness run tasks.jsonl --agent opencode -n 8 --run-dir runs/train --until-step 100 --proxy http://127.0.0.1:8000",
+    "trainer launch train.toml",
+    "trainer logprobs train.toml",
+    "trainer inspect train.toml 12",
+    "trainer inspect train.toml 12 --html step.html",
+    "trainer inspect train.toml 12 --rollout 345",
+    "trainer sft warm.toml",
+    "proxy pool verify runs/train/pool.db",
+    "proxy pool show runs/train/pool.db 1",
+    "proxy pool export runs/train/pool.db train --format parquet --output train.parquet",
+    "proxy replay runs/serve.toml 1",
+    "proxy serve runs/serve.toml --engine http://127.0.0.1:30000 &",
+)
+
+YOUR_AGENT = """\
+#!{python}
+import os
+from openai import OpenAI  # OPENAI_BASE_URL and OPENAI_API_KEY from the environment
+question = os.environ.get("INSTRUCTION", "What is there?")
+reply = OpenAI().chat.completions.create(
+    model="any", messages=[{{"role": "user", "content": question}}], max_tokens=16
+)
+print(reply.choices[0].message.content)
+"""
+REWARDS_THAT_DIFFER = """\
+{"id": "chance", "instruction": "Look around.", "max_turns": 2, "timeout": 120, "verifier": {"command": \
+"printf '0.%s' $(od -An -N2 -tu2 /dev/urandom) > $REWARD_FILE"}, "solution": {"command": "true"}}
+"""
+WARM = """\
+pool = "runs/pool.db"
+run = "train"
+model = "runs/tiny"
+output = "runs/warm-policy"
+[sft]
+runs = ["train"]
+output = "runs/warm"
+max_steps = 2
+"""
+
+
+def commands_of(page: str) -> list[str]:
+    """The commands in a page's plain code blocks, without the remarks beside them."""
+    commands, block = [], None
+    for line in (ROOT / page).read_text().splitlines():
+        if line.startswith("```"):
+            block = line[3:] or "plain" if block is None else None
+        elif block == "plain" and COMMAND.match(line + " "):
+            commands.append(re.split(r"\s+# ", line)[0].strip())
+    return commands
+
+
+def block_of(page: str, name: str) -> str:
+    """The file `name` as the page shows it: in a block of its own, or in a here-document."""
+    text = (ROOT / page).read_text()
+    shown = re.search(
+        rf"(?:cat > {re.escape(name)} <<'END'\n(.*?)^END$|```toml\n# {re.escape(name)}\n(.*?)^```)", text, re.M | re.S
+    )
+    assert shown, f"{page} shows no {name}"
+    return shown[1] or shown[2]
+
+
+def test_every_command_on_a_page_is_typed_by_a_story_or_has_its_reason() -> None:
+    shown = {command for page in PAGES for command in commands_of(page)}
+    assert len(shown) > 30
+    assert shown - {*SERVING, *RUNNING, *TRAINING, *ELSEWHERE} == set(), "type it in a story, or say why not"
+    assert {*SERVING, *RUNNING, *TRAINING, *ELSEWHERE} - shown == set(), "no page shows this any more"
+
+
+class Reader:
+    """Somebody in a directory of their own who types what the pages say."""
+
+    def __init__(self, home: Path):
+        self.home = home
+        self.proxy, self.engine = free_port(), free_port()
+        self._started: list[subprocess.Popen[bytes]] = []
+        (home / "examples").symlink_to(ROOT / "examples")
+        (home / "runs").mkdir()
+        (home / "bin").mkdir()
+        agent = home / "bin" / "your-agent"
+        agent.write_text(YOUR_AGENT.format(python=sys.executable))
+        agent.chmod(0o755)
+        self._env = os.environ | {"PATH": f"{home}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+    def fill_in(self, text: str) -> str:
+        """The ports that are free here for the pages' own."""
+        return (
+            text.replace(":8000", f":{self.proxy}")
+            .replace("30000", str(self.engine))
+            .replace("port = 8000", f"port = {self.proxy}")
+        )
+
+    def types(self, command: str, *replaced: tuple[str, str], status: int = 0) -> str:
+        """What the command prints; the test fails with it when the exit status is another."""
+        done = subprocess.run(
+            ["bash", "-c", self._filled(command, replaced)],
+            cwd=self.home, env=self._env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        assert done.returncode == status, f"{command}\n{done.stdout[-4000:]}"
+        return done.stdout
+
+    def starts(self, command: str, *replaced: tuple[str, str]) -> "subprocess.Popen[bytes]":
+        """A command that goes on beside the others until the reader leaves."""
+        name = f"log-{len(self._started)}"
+        self._started.append(
+            subprocess.Popen(
+                ["bash", "-c", "exec " + self._filled(command, replaced).removesuffix("&")],
+                cwd=self.home, env=self._env, stdout=(self.home / name).open("wb"), stderr=subprocess.STDOUT,
+            )
+        )  # fmt: skip
+        return self._started[-1]
+
+    def log(self, process: "subprocess.Popen[bytes]") -> str:
+        return (self.home / f"log-{self._started.index(process)}").read_text()
+
+    def waits(self, process: "subprocess.Popen[bytes]", url: str) -> None:
+        """Until the address answers; the test fails when the process ends before."""
+        while True:
+            try:
+                with urlopen(url, timeout=5):
+                    return
+            except (URLError, OSError):
+                assert process.poll() is None, self.log(process)
+                time.sleep(0.2)
+
+    def leaves(self) -> None:
+        for process in reversed(self._started):
+            process.terminate()
+            process.wait()
+
+    def _filled(self, command: str, replaced: tuple[tuple[str, str], ...]) -> str:
+        for old, new in replaced:
+            assert old in command
+            command = command.replace(old, new)
+        return self.fill_in(command)
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory, docker_engine: str) -> Iterator[Reader]:
+    """A reader who has followed the README until an agent of their own was recorded."""
+    need("sglang and megatron-core", find_spec("sglang") is not None and find_spec("megatron") is not None)
+    for name in ("opencode", "codex", "mini-swe-agent"):
+        need_agent(name)
+    reader = Reader(tmp_path_factory.mktemp("reader"))
+    model, engine, serve, agent = SERVING
+    try:
+        reader.types(model)
+        (reader.home / "runs" / "serve.toml").write_text(reader.fill_in(block_of("README.md", "runs/serve.toml")))
+        reader.waits(reader.starts(engine), reader.fill_in("http://127.0.0.1:30000/health"))
+        reader.waits(reader.starts(serve), reader.fill_in("http://127.0.0.1:8000/health"))
+        reader.types(agent)
+        (reader.home / "tasks.jsonl").write_text(REWARDS_THAT_DIFFER)
+        yield reader
+    finally:
+        reader.leaves()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(2400)
+def test_the_commands_that_run_tasks(reader: Reader) -> None:
+    install, first, process, watch, evaluate, own, many, file, resume, look, afar, replay, *rest = RUNNING
+    reader.types(install)
+    reader.types(first)
+    assert "opencode" in reader.types(watch)
+    reader.types(process)
+    reader.types(evaluate)
+    reader.types(own, ('"your-agent"', f'"{reader.home}/bin/your-agent" --sandbox process --run-dir runs/own'))
+    reader.types(many, ("-n 8", "-n 2 --run-dir runs/many"))
+    settings = block_of("docs/runs.md", "run.toml").replace("group_size = 8", "group_size = 2")
+    (reader.home / "run.toml").write_text(settings)
+    reader.types(file)
+    reader.types(resume)
+    reader.types(look)
+    reader.types(afar, ("postgresql://HOST/NAME", "runs/mixed/pool.db"))
+    reader.types(replay, ("17", "1"))
+    for command in rest:
+        reader.types(command)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_the_commands_that_train_and_look(reader: Reader) -> None:
+    launch, work, again, logprobs, *inspects, sft, verify, show, export, replay, serve = TRAINING
+    settings = block_of("docs/cluster.md", "runs/train.toml").replace("steps = 100", "steps = 1")
+    (reader.home / "runs" / "train.toml").write_text(reader.fill_in(settings) + "[batch]\ngroups = 1\n")
+    config = ("train.toml", "runs/train.toml")
+    trainer = reader.starts(launch)
+    while find_run(open_pool(str(reader.home / "runs" / "pool.db")), "train") is None:
+        assert trainer.poll() is None, reader.log(trainer)
+        time.sleep(0.5)
+    reader.types(work, ("-n 8", "-n 2"), ("100", "1"))
+    assert trainer.wait() == 0, reader.log(trainer)
+    reader.types(again, config)
+    reader.types(logprobs, config)
+    for inspect in inspects:
+        reader.types(inspect, config, (" 12", " 1"), *([("345", "1")] if "345" in inspect else []))
+    assert (reader.home / "step.html").stat().st_size > 1000
+    (reader.home / "warm.toml").write_text(WARM)
+    reader.types(sft)
+    pool = ("runs/train/pool.db", "runs/pool.db")
+    reader.types(verify, pool)
+    reader.types(show, pool)
+    reader.types(export, pool)
+    assert (reader.home / "train.parquet").stat().st_size > 1000
+    reader.starts(replay)
+    reader.starts(serve, ("&", "--port 0"))
