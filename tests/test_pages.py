@@ -242,13 +242,13 @@ def reader(tmp_path_factory: pytest.TempPathFactory, docker_engine: str) -> Iter
 def test_the_commands_that_run_tasks(reader: Reader) -> None:
     install, first, process, watch, evaluate, own, many, file, resume, look, afar, replay, *rest = RUNNING
     reader.types(install)
-    reader.types(first)
+    reader.types(first, ("-n 4", "-n 1"))
     assert "opencode" in reader.types(watch)
     reader.types(process)
     reader.types(evaluate)
     reader.types(own, ('"your-agent"', f'"{reader.home}/bin/your-agent" --sandbox process --run-dir runs/own'))
-    reader.types(many, ("-n 8", "-n 2 --run-dir runs/many"))
-    settings = block_of("docs/runs.md", "run.toml").replace("group_size = 8", "group_size = 2")
+    reader.types(many, ("-n 8", "-n 1 --run-dir runs/many"))
+    settings = block_of("docs/runs.md", "run.toml").replace("group_size = 8", "group_size = 1")
     (reader.home / "run.toml").write_text(settings)
     reader.types(file)
     reader.types(resume)
