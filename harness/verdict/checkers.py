@@ -1,18 +1,18 @@
 """The verdict on an answer in the domains `reasoning` and `qa`, by the task's checker.
 
-exact: the final answer, or the whole of it, is the right one, but for blanks at its ends. regex: the pattern is found
-in the answer. math: the final answer is the right one (harness/verdict/quantities.py says what that means). code: the
-last code block passes the task's verifier in a sandbox. judge: a model grades the answer by the rubric, from 0 to 1.
+- exact: the final answer, or the whole text, equals the right answer, apart from white space at its ends.
+- regex: the pattern is found in the text.
+- math: the final answer equals the right one as mathematics (harness/verdict/math_answers.py).
+- code: the last code block passes the task's verifier in a sandbox.
+- judge: a model grades the text by the rubric, from 0 to 1. An answer can flatter or mislead it.
 
-Left out: units, synonyms, and whatever else would need an opinion; that is the judge's, which an answer can flatter or
-mislead. Trouble of a checker is a missing reward; an answer that is empty or has no code is a wrong one.
+Trouble of a checker is a missing reward. An answer that is empty or has no code is a wrong one.
 """
 
 import asyncio
 import json
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from harness.environment.snapshot import set_up, spec_of
@@ -21,7 +21,7 @@ from harness.tasks import Task
 from harness.tasks.schema import Checker
 from harness.verdict.chat_client import Model, NoAnswer, complete
 from harness.verdict.judge import Judge
-from harness.verdict.quantities import same
+from harness.verdict.math_answers import is_same
 from harness.verdict.rewards import Verdict
 from harness.verdict.verifier import verify
 from sandboxes.base import Sandboxes
@@ -48,32 +48,33 @@ async def check_answer(task: Task, text: str, using: Checking) -> Verdict:
     checker = task.checker
     assert checker is not None, "tasks of these domains are loaded with a checker"
     if checker.kind == "regex":
-        return _reward(await _found(checker.pattern, text, using.regex_seconds))
+        return Verdict(float(await _matches(checker.pattern, text, using.regex_seconds)))
     if checker.kind == "code":
         return await _by_tests(task, text, using.sandboxes)
     if checker.kind == "judge":
         return await _by_judge(task, text, using.judge, using.judge_seconds)
-    equal: Callable[[str, str], bool] = same if checker.kind == "math" else _exact
-    return _reward(equal(final_answer(text), checker.answer) or equal(text, checker.answer))
-
-
-def _reward(right: bool) -> Verdict:
-    return Verdict(float(right))
-
-
-def _exact(answer: str, right: str) -> bool:
-    return answer.strip() == right.strip()
+    if checker.kind == "math":
+        marked = _marked(text)
+        return Verdict(float(await is_same([_last_line(text), text] if marked is None else [marked], checker.answer)))
+    return Verdict(float(checker.answer.strip() in (final_answer(text).strip(), text.strip())))
 
 
 def final_answer(text: str) -> str:
     r"""What is in the last \boxed{}, or follows the last "answer is", "answer:" or "####"; else the last line."""
+    marked = _marked(text)
+    return _last_line(text) if marked is None else marked
+
+
+def _marked(text: str) -> str | None:
+    """The answer that the text marks as its final one; None when it marks none."""
     if (inside := _boxed(text)) is not None:
         return inside
-    found = list(_FINAL.finditer(text))
-    if found:
-        return (found[-1][1] or found[-1][2]).strip("* \t").removesuffix(".")
-    lines = text.strip().splitlines()
-    return lines[-1].strip() if lines else ""
+    marks = list(_FINAL.finditer(text))
+    return (marks[-1][1] or marks[-1][2]).strip("* \t").removesuffix(".") if marks else None
+
+
+def _last_line(text: str) -> str:
+    return text.strip().rpartition("\n")[2].strip()
 
 
 def _boxed(text: str) -> str | None:
@@ -88,8 +89,8 @@ def _boxed(text: str) -> str | None:
     return None
 
 
-async def _found(pattern: str, text: str, seconds: float) -> bool:
-    """In a process of its own, because a pattern can take for ever, and nothing else can end that."""
+async def _matches(pattern: str, text: str, seconds: float) -> bool:
+    """Search in a child process: a pattern can take for ever, and only the end of its process can stop it."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-I", "-S", "-c", _SEARCH, stdin=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
