@@ -123,7 +123,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ray_address: str = "auto"
     """HOST:PORT of the cluster's head node. auto: RAY_ADDRESS, or the cluster that this machine belongs to."""
     docker: tuple[str, ...] = ()
-    """Docker daemons, each ADDRESS, ADDRESS=WEIGHT or ADDRESS=WEIGHT/LIMIT. Empty: DOCKER_HOST, or the local one."""
+    """Docker daemons: ADDRESS, ADDRESS=WEIGHT or ADDRESS=WEIGHT/LIMIT. Default: DOCKER_HOST or the Docker context."""
     warm: NotNegative = 0
     """Spare containers kept ready for each kind of sandbox that was used lately."""
     metrics_port: Port | None = None

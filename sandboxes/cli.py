@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
         "--docker",
         action="append",
         metavar="ADDRESS",
-        help="a Docker engine, may be repeated (DOCKER_HOST, the local one)",
+        help="a Docker engine, may be repeated (DOCKER_HOST, the Docker context in use, or the local one)",
     )
     parser.add_argument("--bundles", action="store_true", help="gc: also the agents' bundles that nothing uses now")
     parser.add_argument(

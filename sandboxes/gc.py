@@ -6,13 +6,12 @@ another machine's is mistaken. Left out: what cannot be judged from here; it is 
 """
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sandboxes.base import SandboxError
-from sandboxes.docker.daemon import SOCKETS, Engine
+from sandboxes.docker.daemon import Engine, usual_endpoint
 from sandboxes.docker.leftovers import Thing, orphans, remove, things
 from sandboxes.local.leftovers import Found, collect, found
 
@@ -36,7 +35,7 @@ class Where:
     """Where to look."""
 
     engines: Sequence[str] | None = None
-    """Addresses of Docker engines; None: DOCKER_HOST, or the local one if there is one."""
+    """Addresses of Docker engines; None: the usual one, if there is one."""
     root: Path | None = None
     """Of the sandboxes without an engine."""
 
@@ -80,13 +79,16 @@ async def _everywhere(where: Where, ask: Callable[[Engine], Awaitable[list[Thing
         except TimeoutError:
             seen.troubles.append(f"the Docker engine at {address} gives no answer for {ENGINE_SECONDS:g} s")
 
-    addresses = usual_engines() if where.engines is None else where.engines
+    try:
+        addresses = usual_engines() if where.engines is None else where.engines
+    except SandboxError as error:
+        seen.troubles.append(str(error))
+        return seen
     await asyncio.gather(*map(one, dict.fromkeys(addresses)))
     return seen
 
 
 def usual_engines() -> list[str]:
-    """The engine that is meant where none is named; none where there is none."""
-    if address := os.environ.get("DOCKER_HOST"):
-        return [address]
-    return [f"unix://{path}" for path in SOCKETS if path.is_socket()][:1]
+    """Return the engine that is meant where none is named; none where there is none. EngineError when it is unclear."""
+    endpoint = usual_endpoint()
+    return [] if endpoint is None else [endpoint.address]

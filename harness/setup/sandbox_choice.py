@@ -5,7 +5,6 @@ Several engines are harness/setup/placement.py's matter.
 """
 
 import asyncio
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from sandboxes.docker.bundles import Bundles, Way, empty_image
 from sandboxes.docker.daemon import Engine, EngineError
 from sandboxes.docker.network import Channel, Runtime, address_for
 from sandboxes.fleet import HostOptions, Hosts, parsed_host
+from sandboxes.gc import usual_engines
 from sandboxes.local import bubblewrap
 from sandboxes.local.bubblewrap import BubblewrapSandboxes
 from sandboxes.local.process import ProcessSandboxes, default_root, fresh_place
@@ -85,7 +85,7 @@ def listening(choice: Choice, settings: Settings) -> Iterator[dict[str, str]]:
         directory = fresh_place(default_root())  # found by gc
     except SandboxError as error:
         raise UserError(str(error)) from error
-    engines = [parsed_host(text).address for text in settings.docker] or [os.environ.get("DOCKER_HOST", "unix://")]
+    engines = [parsed_host(text).address for text in settings.docker] or usual_engines()
     remote = choice.kind == "docker" and not all(engine.startswith("unix://") for engine in engines)
     try:
         yield {"sandbox_socket": str(directory / SOCKET)} | (

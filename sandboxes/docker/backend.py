@@ -26,7 +26,7 @@ class Options:
     """What all sandboxes of a back end share."""
 
     address: str = ""
-    """unix:///path, tcp://host:port; empty: DOCKER_HOST or the local socket."""
+    """unix:///path, tcp://host:port; empty: DOCKER_HOST, the context in use, or the local socket."""
     image: str = ""
     """For specs that name none."""
     run: str = ""

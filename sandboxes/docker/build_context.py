@@ -1,18 +1,20 @@
 """A build context: which files of a directory go to the engine, as one archive and under one hash.
 
-Understands .dockerignore as the engine's clients do: patterns from the root, `*` within a name, `**` across names, `!`
-for exceptions, the last match decides.
+The patterns of a .dockerignore are read by Docker's SDK: from the root, `*` within a name, `**` across names, `[a-z]`,
+`!` for exceptions; the last one that matches decides.
 """
 
 import hashlib
 import io
 import os
-import re
 import stat
 import tarfile
 from collections.abc import Iterator
-from pathlib import Path
-from typing import IO
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from docker.utils.build import Pattern
 
 IGNORE = ".dockerignore"
 
@@ -74,30 +76,29 @@ def _of_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
     return member
 
 
-def _rules(path: Path) -> list[tuple[bool, re.Pattern[str]]]:
-    """Each line as (what it decides, pattern)."""
+def _rules(path: Path) -> list["Pattern"]:
+    """Return the patterns of a .dockerignore; none where there is no such file."""
     if not path.is_file():
         return []
-    rules = []
-    for line in path.read_text().splitlines():
-        pattern = line.strip()
-        if not pattern or pattern.startswith("#"):
-            continue
-        ignored = not pattern.startswith("!")
-        pattern = os.path.normpath(pattern.removeprefix("!").strip()).strip("/")
-        rules.append((ignored, re.compile(_regex(pattern) + r"(/.*)?")))
-    return rules
+    from docker.utils.build import Pattern  # imported here: the SDK takes up to a second
+
+    lines = map(str.strip, path.read_text().splitlines())
+    return [Pattern(line) for line in lines if line and not line.startswith("#")]
 
 
-def _regex(pattern: str) -> str:
-    kinds = {"**/": r"(.*/)?", "**": r".*", "*": r"[^/]*", "?": r"[^/]"}
-    parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
-    return "".join(kinds[part] if part in kinds else re.escape(part) for part in parts)
+def _ignored(inside: str, rules: "list[Pattern]") -> bool:
+    """Return whether the last pattern that matches the path, or a directory above it, leaves it out.
 
+    The SDK's own PatternMatcher differs from Docker here: it ignores the case of letters, and it applies neither
+    `**/name` nor an exception such as `!**/name` below a directory that is left out.
+    """
+    if not rules:
+        return False
+    from docker.utils.fnmatch import fnmatchcase
 
-def _ignored(inside: str, rules: list[tuple[bool, re.Pattern[str]]]) -> bool:
-    decided = False
-    for ignored, pattern in rules:
-        if pattern.fullmatch(inside):
-            decided = ignored
-    return decided
+    ignored = False
+    paths = [inside, *map(str, list(PurePosixPath(inside).parents)[:-1])]
+    for pattern in rules:
+        if any(fnmatchcase(path, pattern.cleaned_pattern) for path in paths):
+            ignored = not pattern.exclusion
+    return ignored

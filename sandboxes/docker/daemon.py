@@ -2,7 +2,7 @@
 
 The client is aiodocker: on the same engine a create-exec-remove takes it as long as the docker SDK in threads, with
 less than half of the CPU time (4.6 ms against 11.1) and without a thread for every command that waits. Every call is
-bounded in time except a command, whose limits bound it. Left out: ssh:// addresses and Docker contexts.
+bounded in time except a command, whose limits bound it. Left out: ssh:// addresses.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from aiodocker.containers import DockerContainer
 from aiodocker.stream import Stream
 
 from sandboxes.base import SandboxError
+from sandboxes.docker.client_config import Endpoint, config_directory, current_context
 
 SOCKETS = (Path("/var/run/docker.sock"), Path("/run/docker.sock"), Path.home() / ".docker/run/docker.sock")
 OLDEST_API = (1, 41)
@@ -62,11 +63,11 @@ class Engine:
 
     @classmethod
     async def open(cls, address: str = "") -> "Engine":
-        """Connect, by default to DOCKER_HOST or the local socket. EngineError when that is no use."""
-        address = address or os.environ.get("DOCKER_HOST") or _local_socket()
-        url, connector = _connector(address)
+        """Connect, by default to `usual_endpoint`. EngineError when that is no use."""
+        endpoint = _endpoint(address)
+        url, connector = _connector(endpoint)
         timeout = aiohttp.ClientTimeout(total=CALL_SECONDS, sock_connect=20)
-        engine = cls(address, aiodocker.Docker(url=url, connector=connector, timeout=timeout), connector)
+        engine = cls(endpoint.address, aiodocker.Docker(url=url, connector=connector, timeout=timeout), connector)
         try:
             await engine._look()
         except BaseException:  # cancelled as well: its connections must not stay open
@@ -168,15 +169,36 @@ async def _feed(stream: Stream, stdin: AsyncIterator[bytes] | None) -> None:
         return  # the process has ended without reading everything: its exit code says why
 
 
-def _local_socket() -> str:
-    for path in SOCKETS:
-        if path.is_socket():
-            return f"unix://{path}"
-    raise EngineError(f"there is no Docker engine at {SOCKETS[0]}; start one, or set DOCKER_HOST")
+def usual_endpoint() -> Endpoint | None:
+    """Return the engine that is meant where none is named: DOCKER_HOST, else the Docker context, else the local socket.
+
+    None where there is none. EngineError when the context cannot be read.
+    """
+    if address := os.environ.get("DOCKER_HOST"):
+        return Endpoint(address=address)
+    try:
+        context = current_context()
+    except SandboxError as error:
+        raise EngineError(str(error)) from error
+    return context or next((Endpoint(address=f"unix://{path}") for path in SOCKETS if path.is_socket()), None)
 
 
-def _connector(address: str) -> tuple[str, aiohttp.BaseConnector]:
-    """A connector without a limit: each running command holds a connection for as long as it runs."""
+def _endpoint(address: str) -> Endpoint:
+    """Return the engine at this address, with the certificates of the current context if it is that one's."""
+    usual = usual_endpoint()
+    if usual is not None and address in ("", usual.address):
+        return usual
+    if not address:
+        raise EngineError(f"there is no Docker engine at {SOCKETS[0]}; start one, or set DOCKER_HOST")
+    return Endpoint(address=address)
+
+
+def _connector(endpoint: Endpoint) -> tuple[str, aiohttp.BaseConnector]:
+    """Return the URL and a connector without a limit: each running command holds a connection for as long as it runs.
+
+    EngineError for an address or certificates that cannot be used.
+    """
+    address = endpoint.address
     scheme, _, rest = address.partition("://")
     if scheme == "unix":
         return "unix://localhost", aiohttp.UnixConnector(rest, limit=0)
@@ -185,14 +207,15 @@ def _connector(address: str) -> tuple[str, aiohttp.BaseConnector]:
             f"the Docker engine's address {address!r} begins with none of unix://, tcp:// and https://; "
             "reach one behind ssh by forwarding its socket: ssh -nNT -L /tmp/docker.sock:/var/run/docker.sock HOST"
         )
-    if scheme != "https" and os.environ.get("DOCKER_TLS_VERIFY", "") in ("", "0"):
+    if scheme != "https" and not endpoint.ca and os.environ.get("DOCKER_TLS_VERIFY", "") in ("", "0"):
         return f"http://{rest}", aiohttp.TCPConnector(limit=0)
-    certificates = Path(os.environ.get("DOCKER_CERT_PATH") or Path.home() / ".docker")
+    directory = Path(os.environ.get("DOCKER_CERT_PATH") or config_directory())
+    ca = Path(endpoint.ca or directory / "ca.pem")
     try:
-        context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
-        context.load_cert_chain(certificates / "cert.pem", certificates / "key.pem")
+        context = ssl.create_default_context(cafile=str(ca))
+        context.load_cert_chain(endpoint.certificate or directory / "cert.pem", endpoint.key or directory / "key.pem")
     except OSError as error:
         raise EngineError(
-            f"the certificates for {address} in {certificates} cannot be used ({error}); set DOCKER_CERT_PATH"
+            f"the certificates for {address} in {ca.parent} cannot be used ({error}); set DOCKER_CERT_PATH"
         ) from error
     return f"https://{rest}", aiohttp.TCPConnector(limit=0, ssl=context)

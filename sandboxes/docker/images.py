@@ -16,6 +16,7 @@ from typing import Any
 
 from sandboxes.base import Image, ImageError, SandboxError, Spec
 from sandboxes.docker.build_context import digest, pack
+from sandboxes.docker.client_config import registry_credentials
 from sandboxes.docker.daemon import Engine, EngineError
 from sandboxes.docker.labels import BOOT, HOST, IMAGE, KIND, PID, PREFIX, STARTED, labels_of, this_process
 from sandboxes.docker.profiles import ACCOUNTS, AGENT, DEFAULT_WORK, Base, working_directory
@@ -109,8 +110,14 @@ class Images:
             return
         self._progress(f"pulling image {name}")
         try:
+            access = await asyncio.to_thread(registry_credentials, name)
+        except SandboxError as error:  # as `docker pull` does: a public image needs none
+            self._progress(f"{error}; pulling without them")
+            access = None
+        pulled, auth = access or (name, None)
+        try:
             with self._engine.telling("pulling"):
-                await self._engine.docker.images.pull(name)
+                await self._engine.docker.images.pull(pulled, auth=auth)
         except EngineError:
             raise
         except SandboxError as error:
@@ -137,6 +144,8 @@ class Images:
     async def _build(self, image: Image, context: Path, work: str, tag: str) -> None:
         if await self._there(tag):
             return
+        if not (context / image.dockerfile).is_file():
+            await self._once(f"name {image.name}", lambda: self._present(image.name))
         lines: list[str] = []
         try:
             with tempfile.TemporaryFile() as archive:

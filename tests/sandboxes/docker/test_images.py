@@ -1,13 +1,16 @@
 """Images: named, built once per content, prepared for users that own nothing; what cannot be had is told once."""
 
 import asyncio
-import secrets
+import base64
+import json
 import subprocess
+import uuid
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from sandboxes.base import Image, ImageError
 from sandboxes.docker.backend import DockerSandboxes, Options
@@ -28,24 +31,30 @@ async def engine(docker_engine: str, told: list[str], tmp_path: Path) -> AsyncIt
     yield opened
     await opened.close()
     ours = ["--filter", f"label=blackforge.image={tmp_path}", "--format", "{{.Repository}}:{{.Tag}}"]
-    made = subprocess.run(["docker", "image", "ls", *ours], check=True, capture_output=True, text=True).stdout.split()
-    if made:
-        subprocess.run(["docker", "image", "rm", "--force", *made], check=True, capture_output=True)
+    listed = subprocess.run(["docker", "image", "ls", *ours], check=True, capture_output=True, text=True).stdout.split()
+    if tags := [tag for tag in listed if "<none>" not in tag]:  # an image may have lost its tag
+        subprocess.run(["docker", "image", "rm", "--force", *tags], check=True, capture_output=True)
 
 
 @pytest.fixture
-def context(tmp_path: Path) -> Path:
-    """A directory with a Dockerfile whose content no other test has."""
+def unique() -> str:
+    """A text that no other test has, and no other run: images are named by their content, and runs share an engine."""
+    return f"unique {uuid.uuid4()}"
+
+
+@pytest.fixture
+def context(tmp_path: Path, unique: str) -> Path:
+    """A directory with a Dockerfile, with content that no other test has."""
     (tmp_path / "Dockerfile").write_text(
         "FROM bb:1\nWORKDIR /app\nENV WHERE=image\nCOPY . .\n"
         "RUN echo built >made && chmod 600 made && mkdir -m 700 sub\n"
     )
-    (tmp_path / "file").write_text(secrets.token_hex(8))
+    (tmp_path / "file").write_text(unique)
     return tmp_path
 
 
 async def test_a_context_is_built_once_however_many_ask(
-    engine: DockerSandboxes, context: Path, told: list[str]
+    engine: DockerSandboxes, context: Path, told: list[str], unique: str
 ) -> None:
     spec = replace(SMALL, image=Image(context=context))
     started = await asyncio.gather(*(engine.start(spec) for _ in range(3)))
@@ -53,10 +62,10 @@ async def test_a_context_is_built_once_however_many_ask(
     assert [sandbox.work for sandbox in started] == ["/app"] * 3
     await asyncio.gather(*(sandbox.stop() for sandbox in started))
 
-    (context / "file").write_text("other")
+    (context / "file").write_text(f"other {unique}")
     sandbox = await engine.start(spec)
     assert sum("Step 1/" in line for line in told) == 2
-    assert await says(sandbox, "cat file; echo; echo $WHERE") == "other\nimage"
+    assert await says(sandbox, "cat file; echo; echo $WHERE") == f"other {unique}\nimage"
     await sandbox.stop()
 
 
@@ -74,11 +83,11 @@ async def test_the_working_directory_of_the_image_is_there_and_belongs_to_the_ag
 
 
 async def test_a_directory_without_a_dockerfile_is_copied_into_the_named_image(
-    engine: DockerSandboxes, tmp_path: Path
+    engine: DockerSandboxes, tmp_path: Path, unique: str
 ) -> None:
-    (tmp_path / "hello.txt").write_text("hello")
+    (tmp_path / "hello.txt").write_text(unique)
     sandbox = await engine.start(replace(SMALL, image=Image(name="bb:1", context=tmp_path), work="/here"))
-    assert await says(sandbox, "pwd; ls -A; cat hello.txt") == "/here\nhello.txt\nhello"
+    assert await says(sandbox, "pwd; ls -A; cat hello.txt") == f"/here\nhello.txt\n{unique}"
     await sandbox.stop()
     with pytest.raises(ImageError, match="has no Dockerfile and names no image"):
         await engine.start(replace(SMALL, image=Image(context=tmp_path)))
@@ -138,3 +147,49 @@ def test_what_is_ignored_decides_neither_over_the_image_nor_over_its_name(tmp_pa
     (tmp_path / ".dockerignore").write_text("**/*.log\nsub\n")
     assert {name for name, _ in files(tmp_path, "Dockerfile")} >= {"docs", "docs/one.md", "node_modules/x/y"}
     assert not {name for name, _ in files(tmp_path, "Dockerfile")} & {"a.log", "sub", "sub/b.log", "sub/c.txt"}
+
+
+@pytest.mark.parametrize(
+    ("rules", "left"),
+    [
+        ("makefile\n", {"Makefile", "a.c", "deep/a.c", "deep/sub/keep", "deep/sub/x"}),
+        ("*.[a-c]\n", {"Makefile", "deep/a.c", "deep/sub/keep", "deep/sub/x"}),
+        ("**/sub\n!deep/sub/keep\n", {"Makefile", "a.c", "deep/a.c", "deep/sub/keep"}),
+        ("deep\n!**/keep\n", {"Makefile", "a.c", "deep/sub/keep"}),
+        ("?\n", {"Makefile", "a.c", "deep/a.c", "deep/sub/keep", "deep/sub/x"}),
+    ],
+    ids=["case", "classes", "exception below", "exception anywhere", "one letter"],
+)
+def test_ignored_files_are_those_that_docker_ignores(tmp_path: Path, rules: str, left: set[str]) -> None:
+    for name in ("Makefile", "a.c", "deep/a.c", "deep/sub/keep", "deep/sub/x"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / ".dockerignore").write_text(rules)
+    assert {name for name, path in files(tmp_path, "Dockerfile") if path.is_file()} == left | {".dockerignore"}
+
+
+async def test_an_image_is_pulled_with_the_credentials_of_its_registry(
+    engine: DockerSandboxes, told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    async def registry(request: web.Request) -> web.Response:
+        seen.append(request.headers.get("Authorization", ""))
+        return web.Response(status=401, headers={"WWW-Authenticate": 'Basic realm="toy"'})
+
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", registry)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    address = f"127.0.0.1:{runner.addresses[0][1]}"
+    basic = base64.b64encode(b"me:secret").decode()
+    (tmp_path / "config.json").write_text(json.dumps({"auths": {address: {"auth": basic}}}))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    try:
+        with pytest.raises(ImageError, match="is not on the engine and cannot be had"):
+            await engine.start(replace(SMALL, image=Image(name=f"{address}/team/image:1")))
+    finally:
+        await runner.cleanup()
+    assert f"Basic {basic}" in seen
