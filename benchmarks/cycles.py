@@ -20,9 +20,9 @@ import msgspec
 
 from sandboxes.base import Image, Limits, Spec
 from sandboxes.docker.backend import DockerSandboxes, Options
+from sandboxes.docker.container.sandbox import DockerSandbox
 from sandboxes.docker.daemon import Command
 from sandboxes.docker.labels import PID, labels_of, this_process
-from sandboxes.docker.sandbox import DockerSandbox
 
 LIMITS = Limits(seconds=300)
 HARDENED = {

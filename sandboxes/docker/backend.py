@@ -7,11 +7,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from sandboxes.base import SandboxError, Spec
+from sandboxes.docker.container.sandbox import DockerSandbox, Made
 from sandboxes.docker.daemon import Command, Engine, EngineError
-from sandboxes.docker.images import STASH, Images, log
+from sandboxes.docker.image.images import STASH, Images, log
 from sandboxes.docker.labels import IMAGE, RELAXED, labels_of, sandbox_labels, this_process
 from sandboxes.docker.profiles import ACCOUNTS, Base, container_config
-from sandboxes.docker.sandbox import DockerSandbox, Made
 from sandboxes.docker.services import names_of, start_services
 from sandboxes.docker.wiring import Supplier, Supply, merged
 from sandboxes.output import Kept

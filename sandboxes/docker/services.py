@@ -12,7 +12,7 @@ from typing import Any
 
 from sandboxes.base import SandboxError, Service, Spec
 from sandboxes.docker.daemon import Command, Engine
-from sandboxes.docker.images import Images
+from sandboxes.docker.image.images import Images
 from sandboxes.docker.labels import IMAGE, KIND
 from sandboxes.docker.profiles import HARBOR_ROOT, limits_of
 from sandboxes.output import Kept

@@ -14,7 +14,7 @@ import msgspec
 
 from sandboxes.base import SandboxError, Spec
 from sandboxes.docker.backend import DockerSandboxes
-from sandboxes.docker.sandbox import DockerSandbox
+from sandboxes.docker.container.sandbox import DockerSandbox
 
 SPECS = 8
 """How many specs are kept in stock at a time: those asked for last."""

@@ -13,7 +13,7 @@ from harness.tasks import Task
 from harness.verdict.isolation import apart
 from sandboxes.base import Limits
 from sandboxes.docker.backend import DockerSandboxes, Options
-from sandboxes.docker.sandbox import DockerSandbox
+from sandboxes.docker.container.sandbox import DockerSandbox
 from tests.harness.test_cheating import HELLO
 
 SERVER = """

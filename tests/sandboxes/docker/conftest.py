@@ -6,7 +6,7 @@ import pytest
 
 from sandboxes.base import Limits, Spec
 from sandboxes.docker.backend import DockerSandboxes, Options
-from sandboxes.docker.sandbox import DockerSandbox
+from sandboxes.docker.container.sandbox import DockerSandbox
 
 SMALL = Spec(memory_mb=256, disk_mb=64, pids=64, network="none")
 HARBOR = Spec(profile="harbor", memory_mb=256, pids=64, network="none")

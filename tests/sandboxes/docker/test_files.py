@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sandboxes.base import SandboxError
-from sandboxes.docker.files import unpack
-from sandboxes.docker.sandbox import DockerSandbox
+from sandboxes.docker.container.files import unpack
+from sandboxes.docker.container.sandbox import DockerSandbox
 from tests.sandboxes.docker.conftest import says
 from tests.sandboxes.docker.test_run import either
 

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from sandboxes.base import Image, ImageError
 from sandboxes.docker.backend import DockerSandboxes, Options
-from sandboxes.docker.build_context import digest, files
+from sandboxes.docker.image.build_context import digest, files
 from tests.sandboxes.docker.conftest import HARBOR, SMALL, says
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from sandboxes.base import Image, SandboxError, Spec
 from sandboxes.docker.backend import DockerSandboxes
-from sandboxes.docker.sandbox import DockerSandbox
+from sandboxes.docker.container.sandbox import DockerSandbox
 from tests.sandboxes.docker.conftest import HARBOR, SMALL, says
 
 CAPABILITIES = "grep -E '^Cap(Prm|Eff|Inh|Amb)' /proc/self/status | cut -f2 | sort -u"

@@ -9,8 +9,8 @@ import pytest
 
 from sandboxes.base import Image, Limits, Result, SandboxError
 from sandboxes.docker.backend import DockerSandboxes, Options
+from sandboxes.docker.container.sandbox import DockerSandbox
 from sandboxes.docker.labels import KIND, PID
-from sandboxes.docker.sandbox import DockerSandbox
 from tests.engines import said
 from tests.sandboxes.docker.conftest import SMALL, says
 

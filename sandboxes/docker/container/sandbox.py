@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandboxes.base import MAX_COPY_MB, Ended, Limits, OnOutput, Result, SandboxError, User
-from sandboxes.docker import restore as originals
+from sandboxes.docker.container import restore as originals
+from sandboxes.docker.container.files import Inside
+from sandboxes.docker.container.processes import END, OOM_KILLS, TABLE
 from sandboxes.docker.daemon import Command, Engine, EngineError
-from sandboxes.docker.files import Inside
-from sandboxes.docker.processes import END, OOM_KILLS, TABLE
 from sandboxes.docker.profiles import Account
 from sandboxes.output import Kept
 

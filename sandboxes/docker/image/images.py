@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from sandboxes.base import Image, ImageError, SandboxError, Spec
-from sandboxes.docker.build_context import digest, pack
 from sandboxes.docker.client_config import registry_credentials
 from sandboxes.docker.daemon import Engine, EngineError
+from sandboxes.docker.image.build_context import digest, pack
 from sandboxes.docker.labels import BOOT, HOST, IMAGE, KIND, PID, PREFIX, STARTED, labels_of, this_process
 from sandboxes.docker.profiles import ACCOUNTS, AGENT, DEFAULT_WORK, Base, working_directory
 
