@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SEED ?= 0
+# two test workers: tests/conftest.py says which tests share one
+WORKERS ?= -n 2 --dist loadgroup
 export HF_HUB_OFFLINE := 1
 
 .PHONY: demo demo-control test test-all check install agents all-agents agents-table clean
@@ -14,10 +16,10 @@ demo-control: install  ## the same with rewards shuffled within each group: must
 	$(BIN)/python examples/demo/run.py runs/demo-control --seed $(SEED) --control
 
 test: install agents check  ## what CI runs
-	$(BIN)/python -m pytest -m "not long"
+	$(BIN)/python -m pytest -m "not long" $(WORKERS)
 
 test-all: install all-agents check  ## adds the long tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(WORKERS)
 
 check: install
 	$(BIN)/ruff check .

@@ -22,6 +22,18 @@ if TYPE_CHECKING:
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 
+SANDBOXES = ("harness", "sandboxes", "test_benchmarks.py", "test_demo.py", "test_pages.py", "test_survival.py")
+"""Tests that start sandboxes. A run removes what dead owners left, and some tests leave such things on purpose."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tell pytest-xdist which tests share a worker: all that start sandboxes, and else those of one file."""
+    for item in items:
+        place = item.path.relative_to(Path(__file__).parent)
+        group = "sandboxes" if place.parts[0] in SANDBOXES else str(place)
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 def need(what: str, present: bool) -> None:
     """Skip the running test for lack of `what`; in CI, where everything must be there, fail instead."""
     if present:
