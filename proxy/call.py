@@ -1,6 +1,7 @@
-"""One model call between the dialects and the engine: what was asked, what is answered, what went wrong.
+"""One model call between the dialects and the engine: the request, the answer and the errors.
 
-A dialect reads its request into a `Call` and writes its answer from a `Reply`; nothing else of it crosses.
+A dialect reads its request into a `Call` and writes its answer from a `Reply`. Nothing else passes between a dialect
+and the rest of the proxy.
 """
 
 from dataclasses import dataclass, field
@@ -12,15 +13,15 @@ import msgspec
 
 @dataclass(frozen=True)
 class Constraint:
-    """What an answer must be (proxy/dialects/structured_output.py): JSON of a schema, or calls of functions."""
+    """The prescribed form of an answer: JSON of a schema, or calls of functions (proxy/dialects/structured_output.py)."""
 
     field: str
-    """The request's field that says so."""
+    """The request's field that prescribes it, for error messages."""
     schema: Any = None
     calls: tuple[str, ...] | None = None
     """The functions that may be called."""
     once: bool = False
-    """Exactly one call."""
+    """The answer is exactly one call."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,13 @@ class Grammar:
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """What the agent asks."""
+    """The agent's request, the same for every dialect."""
 
     model: str
     messages: tuple[dict[str, Any], ...] = ()
-    """As the chat template takes them: content is text, tool-call arguments are parsed where they are JSON objects."""
+    """In the chat template's form: content is text, tool-call arguments are parsed where they are JSON objects."""
     prompt: str | tuple[int, ...] | None = None
-    """Text or token ids to continue as they stand, without a chat template and without looking for reasoning."""
+    """Text or token ids to continue unchanged, without a chat template and without parsing reasoning."""
     tools: tuple[dict[str, Any], ...] = ()
     max_new_tokens: int | None = None
     stop: tuple[str, ...] = ()
@@ -59,15 +60,15 @@ class Call:
     constraint: Constraint | None = None
     """The prescribed form of the answer; None where it is free."""
     choices: int = 1
-    """Answers that are wanted to the one prompt."""
+    """The number of answers to the one prompt."""
     stream: bool = False
     include_usage: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     """Arguments for the chat template."""
-    repeats: dict[str, Any] = field(default_factory=dict)
-    """What the dialect's answer says again of its request."""
+    echo: dict[str, Any] = field(default_factory=dict)
+    """Values of the request that the dialect needs again for the answer."""
     ignored: tuple[str, ...] = ()
-    """Wishes about the request's handling that change nothing here, by field; the answer's header names them."""
+    """Fields of the request that have no effect here; a header of the answer names them."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +76,12 @@ class ToolCall:
     id: str
     name: str
     arguments: str
-    """A JSON object, serialised."""
+    """A JSON object as text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What the agent gets."""
+    """One answer, parsed."""
 
     content: str
     reasoning: str
@@ -94,7 +95,7 @@ class Reply:
     cached_tokens: int
 
     def message(self) -> dict[str, Any]:
-        """The assistant message, in the form in which the pool keeps it."""
+        """The assistant message as the pool stores it."""
         message: dict[str, Any] = {"role": "assistant", "content": self.content or None}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
@@ -107,7 +108,10 @@ class Reply:
 
 
 class CallError(Exception):
-    """A call that cannot be served: an HTTP status, a code that clients know, and one sentence."""
+    """An error that the client gets: an HTTP status, a code that clients know, and one sentence.
+
+    The sentence says what happened, why, and what to do. `param` is the request's field at fault.
+    """
 
     def __init__(self, status: int, code: str, message: str, param: str | None = None):
         super().__init__(message)
@@ -117,7 +121,7 @@ class CallError(Exception):
 
 
 class ContextOverflow(CallError):
-    """A prompt that does not fit into the context: agents shorten their history when they read this."""
+    """The prompt does not fit into the context. The words are OpenAI's, on which agents shorten their history."""
 
     def __init__(self, length: int, limit: int, param: str):
         super().__init__(
@@ -131,8 +135,15 @@ class ContextOverflow(CallError):
         self.limit = limit
 
 
+def internal_error(status: int = 500) -> CallError:
+    """The error for a bug of the proxy, whose details only the log gets."""
+    return CallError(
+        status, "internal_error", "the proxy failed because of a bug; repeat the call, and see the proxy's log"
+    )
+
+
 def meaning(message: dict[str, Any]) -> tuple[Any, ...]:
-    """What an assistant message says, apart from its form: equal meanings are the same turn."""
+    """Text, reasoning and tool calls of an assistant message, normalised: equal meanings are the same turn."""
     calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
     return (
         (message.get("content") or "").strip(),
@@ -141,18 +152,18 @@ def meaning(message: dict[str, Any]) -> tuple[Any, ...]:
     )
 
 
-def words(said: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A meaning without the reasoning."""
-    return said[0], said[2]
+def words(meaning: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A meaning without its reasoning."""
+    return meaning[0], meaning[2]
 
 
 def _number(text: str) -> float | int:
-    """The value of a number that is no 64-bit integer; JavaScript writes 1.0 as 1."""
+    """The value of a number that is not a 64-bit integer. 1.0 becomes 1, as JavaScript clients write it."""
     if text.removeprefix("-").isdigit():
         return int(text)
     value = float(text)
     if not isfinite(value):
-        raise ValueError(f"{text} is beyond a double's range")
+        raise ValueError(f"{text} exceeds the range of a double")
     return int(value) if value.is_integer() else value
 
 
@@ -161,7 +172,7 @@ _write = msgspec.json.Encoder(order="deterministic").encode
 
 
 def _canonical(arguments: Any) -> str:
-    """The same text for equal values; arguments that are no JSON stand for themselves."""
+    """Write equal arguments as the same text. Arguments that are not JSON are returned as they are."""
     try:
         return _write(_read(arguments if isinstance(arguments, str) else _write(arguments))).decode()
     except (msgspec.DecodeError, ValueError, OverflowError, RecursionError):

@@ -1,19 +1,21 @@
 """The request handler: one model call from the agent's request to the row in the pool and the reply.
 
+Between request and row, the call has five forms: `Call` (the request), `Prompt` (its tokens), `SamplingRequest` (what
+the engine is asked), `Sampling` (what it sampled) and `Reply` (the answer, parsed).
+
 Text leaves while it is sampled. What a client can act on (finish reason, tool calls, the final event) leaves after the
-row is committed. A call that fails after tokens were sampled leaves a row too, marked untrainable with the reason.
+row is committed. A call that fails after tokens were sampled leaves a row, too, marked untrainable with the reason.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
 from aiohttp import web
 
-from proxy.call import Call, CallError, ContextOverflow, Reply
+from proxy.call import Call, CallError, ContextOverflow, Reply, internal_error
 from proxy.config import ProxyConfig
 from proxy.dialects.base import CountingDialect, Dialect
 from proxy.dialects.structured_output import grammar
@@ -46,10 +48,10 @@ TRAINING_DISTRIBUTION: dict[str, float] = {
     "presence_penalty": 0.0,
     "repetition_penalty": 1.0,
 }
-"""The distribution that logprobs are recorded for. Forced in every run; sessions outside of runs get what they ask."""
+"""The distribution that logprobs are recorded for. Forced in runs; sessions outside of runs may choose their own."""
 
 LONG_ANSWER_TOKENS = 4096
-"""Tokens beyond which a call is streamed from the engine even when the agent does not stream."""
+"""An answer that may be longer is streamed from the engine in any case, so that a dead engine is noticed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +63,11 @@ class HandlerSettings:
     context_length: int
     turn: type[Turn] = Turn
     mixture: Mixture | None = None
-    """Set: engines are asked which experts they chose, and calls of which they do not say it fail."""
+    """Set for a mixture of experts: engines must return the chosen experts; a call without them fails."""
 
 
 class Handler:
-    """Serves model calls of every dialect. Rendering, tokenising and other long work happen in threads."""
+    """Serves model calls of every dialect. Rendering, tokenising and other long work run in threads."""
 
     def __init__(
         self, settings: HandlerSettings, template: ChatTemplate, means: Means, *, sessions: Sessions,
@@ -80,73 +82,41 @@ class Handler:
         self._metrics = metrics
 
     async def complete(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
-        """One model call: authenticate, read, render, sample, record, reply."""
+        """Serve one model call: authenticate, parse and render the request, then for each answer admit the call,
+        sample, parse and record; at last send the end of the response."""
         started = time.time()
         session = await self._sessions.of(request)
         call, prompt, fingerprint = await self._read(request, session, dialect)
-        turns = [self._settings.turn(call, prompt, self._template) for _ in range(call.choices)]
-        wire, stored = self._wire(request, dialect, call, prompt), Stored()
-        choices = []
-        for number, turn in enumerate(turns):
+        response = self._open_response(request, dialect, call, prompt)
+        answers, stored = [], Stored()
+        for number in range(call.choices):
+            turn = self._settings.turn(call, prompt, self._template)
             record = Record(self._means, session, turn, stored, fingerprint=fingerprint, started=started)
-            choices.append(Choice(record, turn, AnswerWriter(wire, number), record))
+            answers.append(Choice(record, turn, AnswerWriter(response, number), record))
         try:
-            response = await wire.close(await answered(choices, self._answer))
+            result = await response.close(await answered(answers, self._answer))
         except (EngineError, CallError):
-            problem = await asyncio.shield(failed(choices))
-            await self._sessions.note_trouble(session.attempt, problem)
-            return await self._fail(wire, problem)
-        except (asyncio.CancelledError, ConnectionResetError):
+            error = await asyncio.shield(failed(answers))
+            await self._sessions.note_trouble(session.attempt, error)
+            return await self._fail(response, error)
+        except (asyncio.CancelledError, ConnectionResetError):  # the client went away
             self._metrics.abandoned += 1
-            await asyncio.shield(abandoned(choices))
+            await asyncio.shield(abandoned(answers))
             raise
-        except Exception:  # a bug; a client whose stream has begun would wait for its end
-            with suppress(Exception):  # the bug may be in the way; it is logged either way
-                await asyncio.shield(abandoned(choices))
-            if not wire.begun:
+        except Exception:  # a bug: without an error event, the client of a stream would wait for the end
+            with suppress(Exception):  # keeping the rows may meet the same bug; it is logged in either case
+                await asyncio.shield(abandoned(answers))
+            if not response.headers_sent:
                 raise
             log.exception("bug in the stream of %s", request.path)
-            return await self._fail(
-                wire, CallError(500, "internal_error", "the proxy failed; its log has the traceback")
-            )
+            return await self._fail(response, internal_error())
         finally:
-            wire.rest()
-        await asyncio.shield(arrived(choices))  # clients may leave as soon as they have the end
-        return response
-
-    async def _answer(self, choice: Choice) -> Reply:
-        """One answer, committed: sampled, or recorded before and not delivered."""
-        record, turn = choice.record, choice.turn
-        session = record.session
-        limit, follows = self._limit(turn), turn.prompt.follows
-        again = await self._means.redelivery.claim(session.waiting, record.fingerprint, limit, follows)
-        if again is not None:
-            self._metrics.served_again += 1
-            choice.sent, (pieces, reply) = again, turn.again(again.recorded)
-            await choice.lane.send(pieces)
-            return reply
-        await self._sessions.check_budget(session.attempt)
-        async with self._admission.place(session.attempt, self._settings.limits.wait_seconds):
-            await self._sample(record, turn, choice.lane)
-        reply = turn.reply()
-        await asyncio.shield(record.store(reply, _untrainable(session, turn)))
-        return reply
-
-    async def _fail(self, wire: ResponseWriter, problem: CallError) -> web.StreamResponse:
-        if not wire.begun:
-            raise problem
-        self._metrics.failures[problem.code] += 1
-        return await wire.fail(problem)
-
-    def _wire(self, request: web.Request, dialect: Dialect, call: Call, prompt: Prompt) -> ResponseWriter:
-        if call.stream:
-            return StreamedResponse(
-                request, call, dialect.events(call, len(prompt.ids)), self._settings.limits.keepalive_seconds
-            )
-        return WholeResponse(request, call, dialect)
+            response.stop_keepalive()
+        await asyncio.shield(arrived(answers))  # shielded: a client may disconnect as soon as it has the end
+        return result
 
     async def count(self, request: web.Request, dialect: CountingDialect) -> web.Response:
-        """How long the prompt of a request would be. Nothing is sampled or recorded."""
+        """Answer how many tokens the prompt of a request has. Nothing is sampled or recorded."""
         session = await self._sessions.of(request)
         _, prompt, _ = await self._read(request, session, dialect, any_length=True)
         return web.Response(body=dialect.count(len(prompt.ids)), content_type="application/json")
@@ -154,70 +124,104 @@ class Handler:
     async def _read(
         self, request: web.Request, session: Session, dialect: Dialect, any_length: bool = False
     ) -> tuple[Call, Prompt, bytes]:
-        """The request, its prompt, and its fingerprint."""
+        """Parse the request, render its prompt (spliced from recorded tokens) and fingerprint it for retries."""
         body = await read_body(request, self._settings.limits)
+
+        def in_thread() -> tuple[Call, Prompt, bytes]:
+            call = parse_call(body, request.path_qs, dialect, self._settings.limits)
+            prompt = session.prepare(call, self._settings.config.proxy.history == "splice")
+            return call, prompt, request_fingerprint(call, prompt)
+
         try:
-            found = await self._means.work.run(session.attempt, self._prepared, session, dialect, body, request.path_qs)
+            call, prompt, fingerprint = await self._means.work.run(session.attempt, in_thread)
         except TemplateError as error:
             raise CallError(400, "invalid_request", str(error), dialect.PROMPT) from error
-        prompt = found[1]
-        limit, length = self._settings.context_length - RESERVED_TOKENS, len(prompt.ids)
-        if length >= limit and not any_length:
-            raise ContextOverflow(length, limit, dialect.PROMPT)
-        self._metrics.continued.update(() if any_length else prompt.counted)
-        return found
+        if not any_length:
+            limit, length = self._settings.context_length - RESERVED_TOKENS, len(prompt.ids)
+            if length >= limit:
+                raise ContextOverflow(length, limit, dialect.PROMPT)
+            self._metrics.continued.update(prompt.counted)
+        return call, prompt, fingerprint
 
-    def _prepared(self, session: Session, dialect: Dialect, body: bytes, path: str) -> tuple[Call, Prompt, bytes]:
-        call = parse_call(body, path, dialect, self._settings.limits)
-        prompt = session.prepare(call, self._settings.config.proxy.history == "splice")
-        return call, prompt, request_fingerprint(call, prompt)
+    def _open_response(self, request: web.Request, dialect: Dialect, call: Call, prompt: Prompt) -> ResponseWriter:
+        if call.stream:
+            events = dialect.events(call, len(prompt.ids))
+            return StreamedResponse(request, call, events, self._settings.limits.keepalive_seconds)
+        return WholeResponse(request, call, dialect)
 
-    async def _sample(self, record: Record, turn: Turn, wire: AnswerWriter) -> None:
-        """Sample the whole turn; anew on another replica when one fails before anything of it has left."""
+    async def _answer(self, answer: Choice) -> Reply:
+        """Return one answer once it is committed: a recorded one that a retry claims, or a newly sampled one."""
+        record, turn = answer.record, answer.turn
+        session = record.session
+        limit, follows = self._limit(turn), turn.prompt.follows
+        again = await self._means.redelivery.claim(session.waiting, record.fingerprint, limit, follows)
+        if again is not None:
+            self._metrics.served_again += 1
+            answer.sent, (pieces, reply) = again, turn.again(again.recorded)
+            await answer.lane.send(pieces)
+            return reply
+        await self._sessions.check_budget(session.attempt)
+        async with self._admission.place(session.attempt, self._settings.limits.wait_seconds):
+            await self._sample(record, turn, answer.lane)
+        reply = turn.reply()
+        # Shielded: when the client leaves during the commit, the row must still be stored whole, for its retry.
+        await asyncio.shield(record.store(reply, _untrainable(session, turn)))
+        return reply
+
+    async def _sample(self, record: Record, turn: Turn, writer: AnswerWriter) -> None:
+        """Sample the whole turn. When a replica fails before the client has any text, sample on another one."""
         attempt = record.session.attempt
         route = self._engine.route(Origin(attempt.id, attempt.group_id, turn.prompt.prefix_length))
         while True:
             try:
-                return await self._sample_at(route, record.session, turn, wire)
+                return await self._sample_on(route, record.session, turn, writer)
             except EngineError as error:
-                if wire.told or not route.goes_on(error):
+                if writer.started or not route.goes_on(error):
                     raise
                 await asyncio.shield(record.lost(error))
                 record.anew()
 
-    async def _sample_at(self, route: Route | ProviderRoute, session: Session, turn: Turn, wire: AnswerWriter) -> None:
-        """Sample the whole turn on one replica, sending what may leave early."""
-        async with aclosing(self._tokens(route, session, turn)) as events:
+    async def _sample_on(
+        self, route: Route | ProviderRoute, session: Session, turn: Turn, writer: AnswerWriter
+    ) -> None:
+        """Sample the whole turn on one replica, and send the text that may leave early."""
+        work, attempt, sampling = self._means.work, session.attempt, turn.sampling
+        async with aclosing(route.sample(self._request(session, turn), sampling)) as events:
             async for ids in events:
-                await wire.send(await self._means.work.sized(len(ids), session.attempt, turn.take, ids))
-        turn.sampling.check()
+                await writer.send(await work.sized(len(ids), attempt, turn.take, ids))
+        sampling.check()
         if (mixture := self._settings.mixture) is not None:
             start, length = turn.prompt.routed, len(turn.prompt.ids)
-            size = length - start + len(turn.sampling.ids)
-            await self._means.work.sized(size, session.attempt, turn.sampling.read_experts, length, start, mixture)
-        await wire.send(await self._means.work.sized(len(turn.sampling.ids), session.attempt, turn.close))
+            size = length - start + len(sampling.ids)
+            await work.sized(size, attempt, sampling.read_experts, length, start, mixture)
+        await writer.send(await work.sized(len(sampling.ids), attempt, turn.close))
 
-    def _tokens(self, route: Route | ProviderRoute, session: Session, turn: Turn) -> AsyncGenerator[list[int], None]:
-        call, limit = turn.call, self._limit(turn)
-        request = SamplingRequest(
+    def _request(self, session: Session, turn: Turn) -> SamplingRequest:
+        limit, own = self._limit(turn), turn.call.sampling if session.attempt.purpose == "session" else {}
+        return SamplingRequest(
             prompt=turn.prompt.written,
             prompt_length=len(turn.prompt.ids),
             max_new_tokens=limit,
-            distribution=TRAINING_DISTRIBUTION | (call.sampling if session.attempt.purpose == "session" else {}),
+            distribution=TRAINING_DISTRIBUTION | own,
             end_ids=tuple(self._template.ends),
-            stop=call.stop,
-            grammar=grammar(call, self._template.form),
-            stream=call.stream
-            or limit > LONG_ANSWER_TOKENS,  # a long answer comes in events, so that a dead engine is noticed
+            stop=turn.call.stop,
+            grammar=grammar(turn.call, self._template.form),
+            stream=turn.call.stream or limit > LONG_ANSWER_TOKENS,
             routed_from=None if self._settings.mixture is None else turn.prompt.routed,
         )
-        return route.sample(request, turn.sampling)
 
     def _limit(self, turn: Turn) -> int:
-        """How many tokens the answer may have."""
+        """How many tokens the answer may have: the least of the call's limit, the configured one and the context."""
         room = self._settings.context_length - RESERVED_TOKENS - len(turn.prompt.ids)
         limits = (turn.call.max_new_tokens, self._settings.config.sampling.max_new_tokens, room)
         return min(limit for limit in limits if limit is not None)
+
+    async def _fail(self, response: ResponseWriter, error: CallError) -> web.StreamResponse:
+        """Send the error inside a stream that has begun; raise it otherwise, for an error response."""
+        if not response.headers_sent:
+            raise error
+        self._metrics.failures[error.code] += 1
+        return await response.fail(error)
 
 
 def _untrainable(session: Session, turn: Turn) -> Untrained | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from proxy.call import CallError
+from proxy.call import CallError, internal_error
 from proxy.config import ProxyConfig, engine_urls
 from proxy.dialects import anthropic, chat_completions, gemini, responses, text_completions
 from proxy.dialects.base import CountingDialect, Dialect
@@ -185,7 +185,7 @@ class Gateway:
             return web.Response(status=499)  # nobody is listening any more
         except Exception:  # the last line of defence: a bug must not look like a broken connection to the agent
             log.exception("bug while serving %s %s", request.method, request.path)
-            problem = CallError(500, "internal_error", "the proxy failed; its log has the traceback")
+            problem = internal_error()
         self.metrics.failures[problem.code] += 1
         return refusal(request.path, problem)
 

@@ -176,18 +176,18 @@ class ReplayHandler(Handler):
         super().__init__(*args, **kwargs)
         self._recording = recording
 
-    async def _sample(self, record: Record, turn: Turn, wire: AnswerWriter) -> None:
+    async def _sample(self, record: Record, turn: Turn, writer: AnswerWriter) -> None:
         item = self._recording.next(record.session.attempt.id, turn)
         turn.call_ids = tuple(call["id"] for call in item.reply.get("tool_calls", ()))
         sampling = turn.sampling
         for number, token in enumerate(item.sampled):
             sampling.ids.append(token)
-            await wire.send(turn.take([token]))
+            await writer.send(turn.take([token]))
             if number % REST_TOKENS == 0:
                 await asyncio.sleep(0)
         sampling.logprobs, sampling.versions = item.logprobs, item.versions
         sampling.finish = "length" if item.finish_reason == "length" else "stop"
-        await wire.send(turn.close())
+        await writer.send(turn.close())
 
 
 class _EmptyFleet(Fleet):

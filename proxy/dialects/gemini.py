@@ -163,7 +163,7 @@ def read(body: bytes, path: str) -> Call:
         choices=1 if config.candidateCount is None else config.candidateCount,
         stream=method == STREAMED,
         options={} if thinking.thinkingBudget is None else {"enable_thinking": thinking.thinkingBudget != 0},
-        repeats={"thoughts": bool(thinking.includeThoughts)},
+        echo={"thoughts": bool(thinking.includeThoughts)},
         ignored=_ignored(request, config, thinking),
     )
 
@@ -323,7 +323,7 @@ def reply(call: Call, answer: Reply, *others: Reply) -> bytes:
     """All answers of a call that is not streamed."""
     parts = []
     for each in (answer, *others):
-        thoughts = [{"text": each.reasoning, "thought": True}] if each.reasoning and call.repeats["thoughts"] else []
+        thoughts = [{"text": each.reasoning, "thought": True}] if each.reasoning and call.echo["thoughts"] else []
         text = [{"text": each.content}] if each.content else []
         parts.append([*thoughts, *_signed(each, text)])
     return msgspec.json.encode(_last(call, [answer, *others], _id(), parts))
@@ -342,7 +342,7 @@ class GeminiEvents:
     def deltas(self, pieces: Sequence[Piece], choice: int = 0) -> bytes:
         """Text and reasoning may leave at once; function calls wait for the closing."""
         parts: list[dict[str, Any]] = [{"text": piece.text} for piece in pieces if isinstance(piece, Text)]
-        if self._call.repeats["thoughts"]:
+        if self._call.echo["thoughts"]:
             parts = [
                 {"text": piece.text, **({"thought": True} if isinstance(piece, Reasoning) else {})}
                 for piece in pieces

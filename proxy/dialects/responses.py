@@ -129,7 +129,7 @@ def read(body: bytes, path: str) -> Call:
         sampling=without_nones({"temperature": request.temperature, "top_p": request.top_p}),
         stream=bool(request.stream),
         options=effort_options(request.reasoning.effort if request.reasoning else None),
-        repeats={**_echo(request), "names": {name: origin for name, (_, origin) in found.items()}},
+        echo={**_echo(request), "names": {name: origin for name, (_, origin) in found.items()}},
         ignored=_ignored(request),
     )
 
@@ -320,7 +320,7 @@ class ResponsesEvents:
         item["content"] = [part]
         if self._open is Text:
             item["status"] = "completed"
-        elif ENCRYPTED in self._call.repeats["include"]:
+        elif ENCRYPTED in self._call.echo["include"]:
             item["encrypted_content"] = sealed(part["text"])
         done = self._text_event("done", text=part["text"])
         self._open = None
@@ -342,7 +342,7 @@ class ResponsesEvents:
         return self._part_event(f"output_text.{what}", logprobs=[], **values)
 
     def _tool_call(self, made: ToolCall) -> bytes:
-        origin = self._call.repeats["names"].get(made.name, {"type": "function_call", "name": made.name})
+        origin = self._call.echo["names"].get(made.name, {"type": "function_call", "name": made.name})
         arguments = parsed_arguments(made.arguments)
         fits = list(arguments) == ["input"] and isinstance(arguments["input"], str)
         if origin["type"] == "custom_tool_call" and fits:
@@ -378,7 +378,7 @@ error = openai_error
 
 
 def _response(call: Call, output: list[dict[str, Any]]) -> dict[str, Any]:
-    said = {name: value for name, value in call.repeats.items() if name not in ("names", "include")}
+    said = {name: value for name, value in call.echo.items() if name not in ("names", "include")}
     return {
         "id": _id("resp"),
         "object": "response",

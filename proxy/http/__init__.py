@@ -1,4 +1,4 @@
-"""What surrounds a call on the wire: keys, admission, limits, error pages, responses, metrics.
+"""What surrounds a call over HTTP: keys, admission, limits, error pages, responses and metrics.
 
-No dialects, no tokens.
+The formats of requests and answers are in proxy/dialects, the work on tokens in proxy/prompt and proxy/recording.
 """

@@ -1,8 +1,9 @@
-"""Who goes on when there is more to do than room: places in all, in one run and in one attempt, handed out in turn.
+"""Limits what runs at the same time, in all, per run and per attempt, and lets runs and attempts take turns.
 
-Runs take turns, and within a run its attempts do, so that neither a run that floods nor an attempt that is slow keeps
-the others waiting. A session outside of runs counts as a run of its own. There are two such gates: model calls at work,
-which wait up to a deadline, and work off the event loop, which is short. Left out: priorities, and other proxies.
+Runs take turns, and the attempts within a run do, so that neither a run with many calls nor an attempt with slow ones
+keeps the others waiting. A session outside of runs counts as a run of its own. The proxy has two such gates: one for
+model calls in flight, which wait up to a deadline, and one for work in threads, which is short. Left out: priorities,
+and what other proxies do.
 """
 
 import asyncio
@@ -22,14 +23,14 @@ T = TypeVar("T")
 K = TypeVar("K")
 _Place = asyncio.Future[None]
 RETRY_SECONDS = 5
-"""When a call that found no place may come again."""
+"""Seconds after which a client that was refused should try again."""
 SMALL_TOKENS = 1024
-"""Tokens up to which work is cheaper on the event loop than on its way to a thread."""
+"""Work on at most this many tokens runs on the event loop; a thread would cost more than it saves."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """How many may be inside."""
+    """How many places there are."""
 
     total: int
     per_run: int
@@ -37,21 +38,21 @@ class Capacity:
 
 
 class AdmissionGate:
-    """Use it in one event loop."""
+    """Hands out places in turn. It has no lock: only one event loop may use it."""
 
-    def __init__(self, room: Capacity):
-        self._room = room
+    def __init__(self, capacity: Capacity):
+        self._capacity = capacity
         self.inside: Counter[str] = Counter()
         """Places taken, by run."""
         self.waiting: Counter[str] = Counter()
-        """Calls that have none yet, by run."""
+        """Calls that wait for a place, by run."""
         self._taken = 0
         self._of_attempt: Counter[int] = Counter()
         self._queues: OrderedDict[str, OrderedDict[int, deque[_Place]]] = OrderedDict()
 
     @asynccontextmanager
     async def place(self, attempt: Attempt, seconds: float | None = None) -> AsyncIterator[None]:
-        """A place for as long as the block lasts; CallError 429 when there is none within `seconds`."""
+        """Hold a place while the block runs; CallError 429 when none is free within `seconds` (None: wait for ever)."""
         run = run_label(attempt)
         await self._enter(run, attempt.id, seconds)
         try:
@@ -71,24 +72,24 @@ class AdmissionGate:
             async with asyncio.timeout(seconds):
                 await place
         except (TimeoutError, asyncio.CancelledError) as error:
-            if not place.cancelled():  # it was handed out at the same moment
+            if not place.cancelled():  # the place was handed out at the same moment
                 self._leave(run, attempt)
             if isinstance(error, TimeoutError):
                 raise self._refusal(run, seconds or 0) from error
             raise
         finally:
-            _less(self.waiting, run)
+            _decrease(self.waiting, run)
 
     def _leave(self, run: str, attempt: int) -> None:
         self._taken -= 1
-        _less(self.inside, run)
-        _less(self._of_attempt, attempt)
+        _decrease(self.inside, run)
+        _decrease(self._of_attempt, attempt)
         self._hand_out()
 
     def _fits(self, run: str, attempt: int) -> bool:
-        room = self._room
-        alone = self.inside[run] < room.per_run and self._of_attempt[attempt] < room.per_attempt
-        return alone and self._taken < room.total
+        capacity = self._capacity
+        own = self.inside[run] < capacity.per_run and self._of_attempt[attempt] < capacity.per_attempt
+        return own and self._taken < capacity.total
 
     def _take(self, run: str, attempt: int) -> None:
         self._taken += 1
@@ -96,22 +97,22 @@ class AdmissionGate:
         self._of_attempt[attempt] += 1
 
     def _hand_out(self) -> None:
-        while self._taken < self._room.total and (found := self._next()) is not None:
-            run, attempt, place = found
+        while self._taken < self._capacity.total and (waiter := self._next()) is not None:
+            run, attempt, place = waiter
             self._take(run, attempt)
             place.set_result(None)
 
     def _next(self) -> tuple[str, int, _Place] | None:
-        """The first who may enter, in turn. Who is served goes to the end of both queues."""
+        """Take the next waiter that fits out of the queues, and move its run and attempt to the end of their queues."""
         for run, queues in list(self._queues.items()):
-            if self.inside[run] >= self._room.per_run:
+            if self.inside[run] >= self._capacity.per_run:
                 continue
             for attempt, places in list(queues.items()):
-                while places and places[0].done():  # given up
+                while places and places[0].done():  # the caller gave up
                     places.popleft()
                 if not places:
                     del queues[attempt]
-                elif self._of_attempt[attempt] < self._room.per_attempt:
+                elif self._of_attempt[attempt] < self._capacity.per_attempt:
                     queues.move_to_end(attempt)
                     self._queues.move_to_end(run)
                     return run, attempt, places.popleft()
@@ -121,21 +122,22 @@ class AdmissionGate:
 
     def _refusal(self, run: str, seconds: float) -> CallError:
         message = (
-            f"{run} has {self.inside[run]} calls at work and {self.waiting[run]} waiting, and this one found no place "
-            f"within {seconds:g} s; try again in {RETRY_SECONDS}s, run fewer agents, or raise the proxy's [admission]"
+            f"{run} has {self.inside[run]} calls in flight and {self.waiting[run]} waiting, and this call was not "
+            f"admitted within {seconds:g} s; try again in {RETRY_SECONDS}s, run fewer agents, or raise the proxy's "
+            "[admission]"
         )
         return CallError(429, "rate_limit_exceeded", message)
 
 
 class FairThreads:
-    """Work off the event loop: in so many threads, in turn, and none of it for ever for the same attempt."""
+    """Runs functions in threads, off the event loop; runs and attempts take turns."""
 
-    def __init__(self, threads: Executor, room: Capacity):
+    def __init__(self, threads: Executor, capacity: Capacity):
         self._threads = threads
-        self.gate = AdmissionGate(room)
+        self.gate = AdmissionGate(capacity)
 
     async def run(self, attempt: Attempt, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a function in a thread. Its place stays taken until it ends, even when the caller is cancelled."""
+        """Run a function in a thread. Its place stays taken until it ends, since a cancelled thread goes on."""
         async with self.gate.place(attempt):
             running = asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *args, **kwargs))
             try:
@@ -145,16 +147,17 @@ class FairThreads:
                 raise
 
     async def sized(self, size: int, attempt: Attempt, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The same for work that costs more than the way to a thread where it is about more than SMALL tokens."""
+        """Run a function about `size` tokens: on the event loop up to SMALL_TOKENS, in a thread beyond."""
         return work(*args, **kwargs) if size <= SMALL_TOKENS else await self.run(attempt, work, *args, **kwargs)
 
 
 def run_label(attempt: Attempt) -> str:
+    """The run as metrics and messages name it; a session outside of runs has its own."""
     return f"session {attempt.id}" if attempt.run_id is None else f"run {attempt.run_id}"
 
 
-def _less(counts: Counter[K], key: K) -> None:
-    """One less; what is at zero is forgotten."""
+def _decrease(counts: Counter[K], key: K) -> None:
+    """Count one less, and forget a key that reaches zero, so that ended runs leave the metrics."""
     counts[key] -= 1
     if not counts[key]:
         del counts[key]

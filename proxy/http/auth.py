@@ -1,8 +1,8 @@
-"""Who may call what: the keys in a request, and the admin key.
+"""Checks keys: agents' keys for the model routes, the admin key for everything else.
 
-Model routes serve agents' keys, and refuse the admin key: agents must not have it. Everything else that the proxy tells
-(its pool, its engine) is for the bearer of the admin key once one is configured; without one the proxy listens on
-loopback only. Left out: users and roles; TLS, which belongs to whatever stands in front of a public address.
+Model routes serve agents' keys, and refuse the admin key: agents must not have it. All other routes (metrics, details
+of the pool and the engine) need the admin key once one is configured; without one the proxy listens on loopback only.
+Left out: users and roles; TLS, which a server in front of a public address has to add.
 """
 
 import os
@@ -19,15 +19,15 @@ from proxy.config import GatewayConfig
 from proxy.pool.errors import UserError
 
 ISSUED_PREFIX = "bf-"
-"""How keys begin that `harness run` issues. Any other key is one of nobody, which opens a session on loopback."""
+"""The beginning of keys that `harness run` issues. On loopback, any other key opens a session of its own."""
 MIN_ADMIN_KEY_CHARS = 16
-"""Characters of an admin key. Nobody types it, so nobody needs a short one."""
+"""The shortest admin key that is accepted. Nobody types it, so nobody needs a shorter one."""
 KEY_IN_PATH = re.compile(r"/r/([^/]+)(?=/)")
 KEY_HEADERS = ("x-api-key", "x-goog-api-key")
 
 
 class Access:
-    """What the configuration allows. `open_to_all`: unknown keys, and none, are served as sessions of their own."""
+    """Checks the keys of requests. With `open_to_all`, requests with an unknown key or none open their own sessions."""
 
     def __init__(self, config: GatewayConfig, key_chars: int):
         self.open_to_all = is_loopback(config.host)
@@ -35,53 +35,53 @@ class Access:
         self._admin = _digest(key) if (key := _admin_key(config)) else None
         if self._admin is None and not self.open_to_all:
             raise UserError(
-                "the proxy has no admin key, so it listens on loopback only; name one by proxy.admin_key_file or "
-                f"proxy.admin_key_env, or set proxy.host = '127.0.0.1': {config.host}"
+                "the proxy has no admin key, so it listens on loopback only; set proxy.admin_key_file or "
+                f"proxy.admin_key_env, or proxy.host = '127.0.0.1': {config.host}"
             )
 
     def agent_key(self, request: web.Request) -> str:
-        """The key that names the attempt; empty when the request has none.
+        """Return the key that names the attempt; empty when the request has none.
 
-        A key that was issued counts before any other, since some tools always send a key of their own. CallError 400
-        when the request names two attempts, 403 for the admin key, 401 for what cannot be a key.
+        An issued key goes before any other, since some tools always send a key of their own. CallError 400 when the
+        request names two attempts, 403 for the admin key, 401 for what cannot be a key.
         """
-        in_path, elsewhere = KEY_IN_PATH.findall(request.path), _outside_path(request)
-        given = [*in_path, *elsewhere]
-        for key in given:
+        in_path = KEY_IN_PATH.findall(request.path)
+        keys = [*in_path, *_keys_outside_path(request)]
+        for key in keys:
             if len(key) > self._key_chars or not key.isprintable():
                 rule = f"a key has at most {self._key_chars} printable characters"
-                raise CallError(401, "invalid_api_key", f"the request's key has {len(key)}; {rule}")
+                raise CallError(401, "invalid_api_key", f"the request's key has {len(key)} characters; {rule}")
             if self._is_admin(key):
-                raise CallError(403, "permission_denied", "this is the admin key; give agents keys of their own")
-        issued = {key for key in given if key.startswith(ISSUED_PREFIX)}
-        named = issued | set(in_path)
-        if issued and len(named) > 1:
-            raise CallError(
-                400, "invalid_request", f"the request names {len(named)} attempts by its keys; send one key"
-            )
-        return next(iter(issued), next(iter(given), ""))
+                raise CallError(
+                    403, "permission_denied", "the admin key opens no model calls; give agents their own keys"
+                )
+        issued = {key for key in keys if key.startswith(ISSUED_PREFIX)}
+        attempts = issued | set(in_path)
+        if issued and len(attempts) > 1:
+            raise CallError(400, "invalid_request", f"the request's keys name {len(attempts)} attempts; send one key")
+        return next(iter(issued), next(iter(keys), ""))
 
     def check_issued(self, request: web.Request) -> None:
-        """CallError 401 unless the request's key has the form of issued ones. The pool says whether it was issued."""
+        """Raise CallError 401 unless the request's key looks like an issued one. The pool knows whether it is."""
         if not self.agent_key(request).startswith(ISSUED_PREFIX):
-            raise CallError(401, "invalid_api_key", "sandboxes are served by the key of their attempt only")
+            raise CallError(401, "invalid_api_key", "this address serves issued keys only; send the key of the attempt")
 
     def is_administrator(self, request: web.Request) -> bool:
-        """Whether the request has the admin key, or none is needed."""
-        return self._admin is None or any(self._is_admin(key) for key in _outside_path(request))
+        """Whether the request has the admin key, or none is configured."""
+        return self._admin is None or any(self._is_admin(key) for key in _keys_outside_path(request))
 
     def check_administrator(self, request: web.Request) -> None:
-        """CallError 401 for anybody else."""
+        """Raise CallError 401 for anybody but the administrator."""
         if not self.is_administrator(request):
-            wanted = "needs the proxy's admin key as Authorization: Bearer KEY"
-            raise CallError(401, "invalid_api_key", f"{request.method} {request.path} {wanted}")
+            rule = "needs the proxy's admin key; send it as Authorization: Bearer KEY"
+            raise CallError(401, "invalid_api_key", f"{request.method} {request.path} {rule}")
 
     def _is_admin(self, key: str) -> bool:
         return self._admin is not None and compare_digest(_digest(key), self._admin)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a listening address. Names other than localhost may mean anything."""
+    """Whether only this machine can reach a listening address. A name other than localhost counts as public."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
@@ -89,9 +89,11 @@ def is_loopback(host: str) -> bool:
 
 
 def _admin_key(config: GatewayConfig) -> str | None:
-    """The admin key, which stands where the configuration says; UserError when it does not."""
+    """Read the admin key from its file or variable, None where none is configured; UserError for a bad key."""
     if config.admin_key_file and config.admin_key_env:
-        raise UserError("the admin key has two sources, proxy.admin_key_file and proxy.admin_key_env; keep one")
+        raise UserError(
+            "the admin key has two sources, proxy.admin_key_file and proxy.admin_key_env; remove one of them"
+        )
     if config.admin_key_file:
         try:
             key = Path(config.admin_key_file).read_text().strip()
@@ -104,26 +106,26 @@ def _admin_key(config: GatewayConfig) -> str | None:
         key = os.environ.get(config.admin_key_env, "").strip()
     else:
         return None
-    where = config.admin_key_file or config.admin_key_env
+    source = config.admin_key_file or config.admin_key_env
     if len(key) < MIN_ADMIN_KEY_CHARS or not key.isascii() or not key.isprintable():
         raise UserError(
-            f"the admin key in {where} has {len(key)} characters, and it needs at least {MIN_ADMIN_KEY_CHARS}, all "
+            f"the admin key in {source} has {len(key)} characters, and it needs at least {MIN_ADMIN_KEY_CHARS}, all "
             "printable ASCII; make one with `openssl rand -hex 32`"
         )
     return key
 
 
-def _outside_path(request: web.Request) -> list[str]:
+def _keys_outside_path(request: web.Request) -> list[str]:
     """The keys in Authorization, x-api-key, x-goog-api-key and ?key=, in this order."""
-    found = []
+    keys = []
     for value in request.headers.getall("Authorization", ()):
         scheme, _, token = value.partition(" ")
         if scheme.lower() == "bearer":
-            found.append(token.strip())
-    found += [value for name in KEY_HEADERS for value in request.headers.getall(name, ())]
-    return [key for key in (*found, *request.query.getall("key", ())) if key]
+            keys.append(token.strip())
+    keys += [value for name in KEY_HEADERS for value in request.headers.getall(name, ())]
+    return [key for key in (*keys, *request.query.getall("key", ())) if key]
 
 
 def _digest(key: str) -> bytes:
-    """Of equal length for all keys, so that a comparison tells nothing about them."""
+    """A hash of equal length for all keys, so that the time of a comparison tells nothing about the key."""
     return sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -1,7 +1,7 @@
-"""Reading a request within its limits: the body's bytes and time, levels of JSON, how many of everything.
+"""Reads a request within its limits: the body's bytes and time, levels of JSON, and the number of everything.
 
-All of it is refused in the dialect's error form, before anything is rendered or sampled. The size of one header and of
-the request line is proxy/http/error_pages.py's. Left out: how many requests come at a time, and from whom.
+What exceeds a limit is refused in the dialect's error format, before anything is rendered or sampled. Headers and the
+request line are limited in proxy/http/error_pages.py. Left out: how many requests come at a time, and from whom.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ from proxy.call import Call, CallError
 from proxy.dialects.base import Dialect, refuse
 
 ZLIB_WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
-"""Content encodings that are decompressed, and how zlib names their headers."""
+"""The content encodings that are decompressed, with the `wbits` by which zlib knows their headers."""
 LEAF_TYPES = frozenset((str, int, float, bool, type(None)))
-"""What a decoded JSON value may be besides objects, arrays and the dialects' structs."""
+"""Types of decoded JSON values besides objects, arrays and the dialects' structs."""
 LARGEST_NUMBER = 2**31 - 1
-"""Engines keep integers in 32 bits."""
+"""The largest sampling parameter: engines keep integers in 32 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,14 +63,14 @@ LIMITS = RequestLimits()
 
 
 def parse_call(body: bytes, path: str, dialect: Dialect, limits: RequestLimits) -> Call:
-    """The body as a call; CallError 400 says what is wrong or too much."""
+    """Read the body as a call; CallError 400 says what is wrong or too much."""
     try:
         call = dialect.read(body, path)
     except RecursionError as error:
         raise _too_deep(limits) from error
-    arguments = [made for message in call.messages for made in message.get("tool_calls", ())]
+    tool_calls = [tool_call for message in call.messages for tool_call in message.get("tool_calls", ())]
     schema = call.constraint.schema if call.constraint else None
-    if nests_deeper((*call.tools, *arguments, call.options, call.repeats, schema), limits.nesting):
+    if nests_deeper((*call.tools, *tool_calls, call.options, call.echo, schema), limits.nesting):
         raise _too_deep(limits)
     for name, count, limit in (
         (dialect.PROMPT, len(call.messages), limits.messages),
@@ -78,9 +78,9 @@ def parse_call(body: bytes, path: str, dialect: Dialect, limits: RequestLimits) 
         ("stop", len(call.stop), limits.stop_strings),
     ):
         if count > limit:
-            refuse(name, f"has {count} entries; at most {limit} are served")
+            refuse(name, f"has {count} entries, and at most {limit} are served; send fewer")
     if not 1 <= call.choices <= limits.choices:
-        refuse(dialect.CHOICES, f"is {call.choices}; 1 to {limits.choices} answers to a request are served")
+        refuse(dialect.CHOICES, f"is {call.choices}; ask for 1 to {limits.choices} answers")
     for name, value in call.sampling.items():
         if not isfinite(value) or abs(value) > LARGEST_NUMBER:
             refuse(name, f"is {value}; send a number within 32 bits")
@@ -88,10 +88,10 @@ def parse_call(body: bytes, path: str, dialect: Dialect, limits: RequestLimits) 
 
 
 async def read_body(request: web.Request, limits: RequestLimits) -> bytes:
-    """The request's body; CallError (400, 408, 413, 415) says what is wrong or too much."""
+    """Read the request's body and decompress it; CallError (400, 408, 413, 415) says what is wrong or too much."""
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("identity", *ZLIB_WINDOWS):
-        rule = f"the body is encoded as {encoding!r}; served are {', '.join(ZLIB_WINDOWS)} and no encoding"
+        rule = f"the body is encoded as {encoding!r}, which is not served; use {', '.join(ZLIB_WINDOWS)} or no encoding"
         raise CallError(415, "unsupported_encoding", rule)
     too_large = CallError(413, "request_too_large", f"the body is larger than {limits.body_bytes} bytes; send less")
     if (request.content_length or 0) > limits.body_bytes:
@@ -100,12 +100,12 @@ async def read_body(request: web.Request, limits: RequestLimits) -> bytes:
         async with asyncio.timeout(limits.body_seconds):
             body = await request.read()
     except TimeoutError as error:
-        rule = f"the body has not come within {limits.body_seconds:g} s; send it at once"
+        rule = f"the body did not arrive within {limits.body_seconds:g} s; send it at once"
         raise CallError(408, "request_timeout", rule) from error
     except web.HTTPRequestEntityTooLarge as error:
         raise too_large from error
     except web.RequestPayloadError as error:
-        raise CallError(400, "invalid_request", "the body is not what its headers say; send it whole") from error
+        raise CallError(400, "invalid_request", "the body does not match its headers; send it whole") from error
     if encoding in ZLIB_WINDOWS:
         body = await asyncio.to_thread(_inflated, body, encoding, limits.body_bytes)
     if len(body) > limits.body_bytes:
@@ -114,19 +114,21 @@ async def read_body(request: web.Request, limits: RequestLimits) -> bytes:
 
 
 def _inflated(body: bytes, encoding: str, limit: int) -> bytes:
-    """At most one byte more than the limit, however small the compressed body."""
+    """Decompress to at most one byte more than the limit, so that a small body cannot fill the memory."""
     inflater = zlib.decompressobj(ZLIB_WINDOWS[encoding])
     try:
-        found = inflater.decompress(body, limit + 1)
+        inflated = inflater.decompress(body, limit + 1)
     except zlib.error as error:
-        raise CallError(400, "invalid_request", f"the body is no {encoding} ({error}); send it as it is") from error
-    if not inflater.eof and len(found) <= limit:
-        raise CallError(400, "invalid_request", f"the body's {encoding} has no end; send it whole")
-    return found
+        raise CallError(
+            400, "invalid_request", f"the body is not valid {encoding} ({error}); send it uncompressed"
+        ) from error
+    if not inflater.eof and len(inflated) <= limit:
+        raise CallError(400, "invalid_request", f"the body's {encoding} data breaks off; send all of it")
+    return inflated
 
 
 def _too_deep(limits: RequestLimits) -> CallError:
-    rule = f"a tool, its arguments, a schema or an option has more than {limits.nesting} levels; send a flatter one"
+    rule = f"a tool, its arguments, a schema or an option has more than {limits.nesting} levels; send fewer levels"
     return CallError(400, "invalid_request", rule)
 
 

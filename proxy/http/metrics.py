@@ -26,7 +26,7 @@ class ProxyMetrics(Collector):
     failures: Counter[str] = field(default_factory=Counter)
     """By the error code that the client was sent."""
     continued: Counter[str] = field(default_factory=Counter)
-    """How calls were joined to what was recorded, by the names of proxy/prompt/splice.py."""
+    """How calls continue what was recorded, by the names of proxy/prompt/splice.py."""
     served_again: int = 0
     abandoned: int = 0
 

@@ -1,7 +1,7 @@
-"""Keeps secrets out of the log, whatever is logged, messages and tracebacks alike, and out of what others tell us.
+"""Keeps secrets out of log messages, tracebacks and the error texts of other services.
 
-Hidden are issued keys, keys in paths, queries and headers, passwords in URLs, and the values of environment variables
-whose names say that they are secret. In the log it is the last line of defence: nothing is meant to log any of them.
+It hides issued keys, keys in paths, queries and headers, passwords in URLs, and the values of environment variables
+whose names say that they are secret. For the log it is the last line of defence: no code is meant to log any of them.
 Left out: what agents and models say, which is not logged.
 """
 
@@ -21,20 +21,20 @@ SECRETS = re.compile(
     )"""
 )
 SECRET_NAMES = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)$")
-SHORT = 8
-"""Values of environment variables below this many characters are words rather than secrets."""
+MIN_SECRET_CHARS = 8
+"""Values of environment variables with fewer characters are taken for words, not secrets."""
 
 
 class RedactingFormatter(logging.Formatter):
-    """Writes records without the secrets in them."""
+    """Formats log records without the secrets in them."""
 
     def format(self, record: logging.LogRecord) -> str:
         return redacted(super().format(record))
 
 
 def redacted(text: str) -> str:
-    """The text with a *** for every secret that its form or the environment tells."""
+    """Replace each secret by ***: those of a known form, and those that the environment has."""
     for name, value in os.environ.items():
-        if len(value) >= SHORT and SECRET_NAMES.search(name):
+        if len(value) >= MIN_SECRET_CHARS and SECRET_NAMES.search(name):
             text = text.replace(value, HIDDEN)
     return SECRETS.sub(HIDDEN, text)

@@ -1,7 +1,7 @@
-"""The answer on its way to one client: as a stream of events with signs of life, or whole at the end.
+"""Writes the answers to one client: as a stream of events with keep-alives, or all at once at the end.
 
-An answer is closed when the kernel has all of it. Left out: what the events say (proxy/dialects), and when a client may
-act on them (proxy/handler.py).
+An answer counts as delivered when the kernel has all of its bytes. Left out: what the events say (proxy/dialects), and
+when a client may act on them (proxy/handler.py).
 """
 
 import asyncio
@@ -18,132 +18,135 @@ from proxy.dialects.base import Dialect, EventStream
 from proxy.parsing.turn_parser import Piece, Reasoning, Text
 
 IGNORED_HEADER = "X-Blackforge-Ignored"
-"""The header that names what was asked and changes nothing here."""
+"""The header that names the request's fields that have no effect here."""
 
 
 class ResponseWriter(Protocol):
-    """What the handler needs of either way."""
+    """The response to one request, streamed or not."""
 
     @property
-    def begun(self) -> bool:
-        """Whether the client has the headers."""
+    def headers_sent(self) -> bool:
+        """Whether the client has the headers, so that the status can no longer change."""
 
     @property
-    def told(self) -> Collection[int]:
-        """The answers, by their number, of which anything has left."""
+    def started(self) -> Collection[int]:
+        """The numbers of the answers of which the client has some text."""
 
-    async def send(self, pieces: Sequence[Piece], choice: int) -> None:
-        """What may leave of an answer while the rest is sampled."""
+    async def send(self, pieces: Sequence[Piece], number: int) -> None:
+        """Send the text of answer `number` that may leave while the rest is sampled."""
 
     async def close(self, replies: Sequence[Reply]) -> web.StreamResponse:
-        """The end, which is all of it where nothing was sent. ConnectionResetError when the client left before it."""
+        """Send the rest of all answers; ConnectionResetError when the client left before it had everything."""
 
-    async def fail(self, problem: CallError) -> web.StreamResponse:
-        """An error after the headers."""
+    async def fail(self, error: CallError) -> web.StreamResponse:
+        """Send an error after the headers."""
 
-    def rest(self) -> None:
-        """No more signs of life."""
+    def stop_keepalive(self) -> None:
+        """Send no more keep-alives."""
 
 
 @dataclass(frozen=True)
 class AnswerWriter:
-    """One answer's part of a wire."""
+    """The part of a response that belongs to one of its answers."""
 
-    wire: ResponseWriter
-    choice: int
+    response: ResponseWriter
+    number: int
 
     @property
-    def told(self) -> bool:
-        """Whether anything of the answer has left."""
-        return self.choice in self.wire.told
+    def started(self) -> bool:
+        """Whether the client has some text of the answer."""
+        return self.number in self.response.started
 
     async def send(self, pieces: Sequence[Piece]) -> None:
-        await self.wire.send(pieces, self.choice)
+        """Send the text that may leave while the rest is sampled."""
+        await self.response.send(pieces, self.number)
 
 
 class WholeResponse:
-    """Nothing before the end."""
+    """A response that is sent when all answers are complete."""
 
-    begun = False
-    told: Collection[int] = ()
+    headers_sent = False
+    started: Collection[int] = ()
 
     def __init__(self, request: web.Request, call: Call, dialect: Dialect):
         self._request = request
         self._call = call
         self._dialect = dialect
 
-    async def send(self, pieces: Sequence[Piece], choice: int) -> None:
+    async def send(self, pieces: Sequence[Piece], number: int) -> None:
         pass
 
     async def close(self, replies: Sequence[Reply]) -> web.StreamResponse:
-        _until_flushed(self._request)
+        _wait_until_flushed(self._request)
         body, headers = self._dialect.reply(self._call, *replies), _headers(self._call)
         response = web.Response(body=body, content_type="application/json", headers=headers)
         await response.prepare(self._request)
         await response.write_eof()
         return response
 
-    async def fail(self, problem: CallError) -> web.StreamResponse:
-        raise problem
+    async def fail(self, error: CallError) -> web.StreamResponse:
+        raise error
 
-    def rest(self) -> None:
+    def stop_keepalive(self) -> None:
         pass
 
 
 class StreamedResponse:
-    """The event stream to one client, opened by the first thing to send."""
+    """A stream of events, begun by the first text, the first keep-alive or the end, whichever comes first.
 
-    def __init__(self, request: web.Request, call: Call, events: EventStream, patience: float):
+    `_writing` is a lock, because the handler and the keep-alive task write to the same connection: events must not
+    mix, and they carry numbers in the order in which they leave, so they are also made under the lock.
+    """
+
+    def __init__(self, request: web.Request, call: Call, events: EventStream, keepalive_seconds: float):
         self._request = request
         self._headers = _headers(call)
         self._events = events
         self._response: web.StreamResponse | None = None
-        self.told: set[int] = set()
+        self.started: set[int] = set()
         self._opened = False
-        self._resting = False
+        self._closing = False  # no keep-alive may follow the last event, or an error response in its place
         self._writing = asyncio.Lock()
-        self._written = time.monotonic()
-        self._beat = asyncio.create_task(self._keep_alive(patience))
+        self._last_write = time.monotonic()
+        self._keepalive = asyncio.create_task(self._keep_alive(keepalive_seconds))
 
-    async def send(self, pieces: Sequence[Piece], choice: int) -> None:
+    @property
+    def headers_sent(self) -> bool:
+        return self._response is not None
+
+    async def send(self, pieces: Sequence[Piece], number: int) -> None:
         if any(isinstance(piece, Text | Reasoning) for piece in pieces):
-            self.told.add(choice)
+            self.started.add(number)
             async with self._writing:
-                await self._write(self._opening() + self._events.deltas(pieces, choice))
+                await self._write(self._opening() + self._events.deltas(pieces, number))
 
     async def close(self, replies: Sequence[Reply]) -> web.StreamResponse:
-        _until_flushed(self._request)
+        _wait_until_flushed(self._request)
         async with self._writing:
-            self._resting = True  # a sign of life that waits for the lock comes too late
+            self._closing = True  # a keep-alive that waits for the lock would come after the last event
             response = await self._write(self._opening() + self._events.closing(*replies))
         await response.write_eof()
         return response
 
-    async def fail(self, problem: CallError) -> web.StreamResponse:
+    async def fail(self, error: CallError) -> web.StreamResponse:
         async with self._writing:
-            self._resting = True
-            return await self._write(self._events.failure(problem))
+            self._closing = True
+            return await self._write(self._events.failure(error))
 
-    @property
-    def begun(self) -> bool:
-        """Whether the client has the headers."""
-        return self._response is not None
+    def stop_keepalive(self) -> None:
+        self._closing = True
+        self._keepalive.cancel()
 
-    def rest(self) -> None:
-        """No more signs of life."""
-        self._resting = True
-        self._beat.cancel()
-
-    async def _keep_alive(self, patience: float) -> None:
-        with suppress(ConnectionResetError):  # the handler learns of it by itself
+    async def _keep_alive(self, seconds: float) -> None:
+        with suppress(ConnectionResetError):  # the handler's next write raises it, too
             while True:
-                await asyncio.sleep(self._written + patience - time.monotonic())
-                if time.monotonic() - self._written >= patience:
-                    await asyncio.shield(self._sign_of_life())  # half a write would break the stream
+                await asyncio.sleep(self._last_write + seconds - time.monotonic())
+                if time.monotonic() - self._last_write >= seconds:
+                    await asyncio.shield(self._write_keepalive())  # half an event would break the stream
 
-    async def _sign_of_life(self) -> None:
+    async def _write_keepalive(self) -> None:
         async with self._writing:
-            if not self._resting:  # else the last event has left, or an answer of another kind
+            if not self._closing:
                 await self._write(self._opening() + self._events.keepalive())
 
     def _opening(self) -> bytes:
@@ -152,8 +155,8 @@ class StreamedResponse:
         return b"" if opened else self._events.opening()
 
     async def _write(self, events: bytes) -> web.StreamResponse:
-        """Under the lock, in which events are made as well: they number themselves in the order in which they leave."""
-        self._written = time.monotonic()
+        """Write the headers, if they have not been sent, and the events. To be called under the lock."""
+        self._last_write = time.monotonic()
         if self._response is None:
             headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **self._headers}
             self._response = web.StreamResponse(headers=headers)
@@ -167,8 +170,8 @@ def _headers(call: Call) -> dict[str, str]:
     return {IGNORED_HEADER: ", ".join(call.ignored)} if call.ignored else {}
 
 
-def _until_flushed(request: web.Request) -> None:
-    """From now on a write returns only when the kernel has all of it."""
+def _wait_until_flushed(request: web.Request) -> None:
+    """From now on, let each write return only when the kernel has all of its bytes."""
     if request.transport is None:
         raise ConnectionResetError("the client went away")
     request.transport.set_write_buffer_limits(high=0)

@@ -181,7 +181,7 @@ def test_loopback_needs_no_admin_key(host: str) -> None:
         ("short", {"admin_key_file": "{}/key"}, "has 5 characters, and it needs at least 16"),
         ("\u00fc" * 20, {"admin_key_file": "{}/key"}, "printable ASCII"),
         (None, {"admin_key_env": "BLACKFORGE_TEST_UNSET"}, "BLACKFORGE_TEST_UNSET has 0 characters"),
-        (None, {"admin_key_env": "A", "admin_key_file": "b"}, "keep one"),
+        (None, {"admin_key_env": "A", "admin_key_file": "b"}, "remove one of them"),
     ],
 )
 def test_an_admin_key_that_is_none(

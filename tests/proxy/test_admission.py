@@ -115,7 +115,9 @@ async def test_who_gives_up_leaves_no_place_taken() -> None:
 async def test_the_deadline_says_what_is_full() -> None:
     gate = AdmissionGate(Capacity(total=1, per_run=1, per_attempt=1))
     async with gate.place(attempt(1, 7)):
-        with pytest.raises(CallError, match="run 7 has 1 calls at work and 1 waiting.*0.01 s; try again in 5s") as told:
+        with pytest.raises(
+            CallError, match="run 7 has 1 calls in flight and 1 waiting.*0.01 s; try again in 5s"
+        ) as told:
             async with gate.place(attempt(2, 7), 0.01):
                 pass
     assert told.value.status == 429 and (gate.inside, gate.waiting) == ({}, {})
@@ -258,7 +260,7 @@ async def test_a_call_that_waits_too_long_is_told_so_in_its_dialect(serve: Serve
     for (wire, stream), told in zip(calls, await asyncio.gather(*(ask(stand, *c) for c in calls)), strict=True):
         assert (told.status, told.retry_after) == ((200, None) if begun and stream else (429, "5")), wire.name
         assert told.kind == TOO_MANY.get(wire.name, "rate_limit_exceeded"), wire.name
-        assert "session 1 has 1 calls at work" in told.message
+        assert "session 1 has 1 calls in flight" in told.message
     stand.engine.running.set()
     assert (await first)["status"] == 200 and len(stand.recorded()) == 1
 

@@ -131,22 +131,22 @@ def test_sockets_that_cannot_be_are_one_sentence(short: Path) -> None:
         sandbox_listener.listen_unix(short / ("x" * 300))
     short.mkdir()
     (short / "pool.db").touch()
-    with pytest.raises(UserError, match="must hold nothing else; name one of its own: .* holds pool.db"):
+    with pytest.raises(UserError, match="must hold nothing else; use a directory of its own: .* holds pool.db"):
         sandbox_listener.listen_unix(short / "s")
-    with pytest.raises(UserError, match="is taken by a file"):
+    with pytest.raises(UserError, match="is a file; remove it"):
         sandbox_listener.listen_unix(short / "pool.db")
     (short / "pool.db").unlink()
     with sandbox_listener.listen_unix(short / "s") as held:
         held.listen()
-        with pytest.raises(UserError, match="in use by another proxy"):
+        with pytest.raises(UserError, match="another proxy uses this sandbox socket"):
             sandbox_listener.listen_unix(short / "s")
-    with pytest.raises(UserError, match=r"cannot be made \(File exists\)"):
+    with pytest.raises(UserError, match=r"cannot be created \(File exists\)"):
         sandbox_listener.listen_unix(short / "s" / "s")
 
 
 @pytest.mark.parametrize("address", ["8000", "a:b", ":80", "a:70000"])
 def test_an_address_that_is_none_is_one_sentence(address: str) -> None:
-    with pytest.raises(UserError, match=f"is HOST:PORT .*: {address}"):
+    with pytest.raises(UserError, match=f"must be HOST:PORT .*: {address}"):
         sandbox_listener.parse_address(address)
 
 

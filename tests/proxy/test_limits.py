@@ -44,9 +44,9 @@ def calling(arguments: Any) -> dict[str, Any]:
         ({"nesting": 9}, chat(chat_template_kwargs={"a": nested(9)}), 400, "more than 9 levels"),
         ({"nesting": 9}, chat(tools=[tool(nested(8))]), 400, "more than 9 levels"),
         ({"nesting": 9}, chat(messages=[calling(nested(8)), user("hi")]), 400, "more than 9 levels"),
-        ({"messages": 2}, chat(messages=[user("hi")] * 3), 400, "messages has 3 entries; at most 2"),
-        ({"tools": 2}, chat(tools=[SHELL] * 3), 400, "tools has 3 entries; at most 2"),
-        ({"stop_strings": 2}, chat(stop=["a", "b", "c"]), 400, "stop has 3 entries; at most 2"),
+        ({"messages": 2}, chat(messages=[user("hi")] * 3), 400, "messages has 3 entries, and at most 2"),
+        ({"tools": 2}, chat(tools=[SHELL] * 3), 400, "tools has 3 entries, and at most 2"),
+        ({"stop_strings": 2}, chat(stop=["a", "b", "c"]), 400, "stop has 3 entries, and at most 2"),
         ({}, chat(top_k=2**40), 400, "top_k is 1099511627776"),
     ],
 )
@@ -150,7 +150,7 @@ async def test_many_headers_are_a_431(serve: Serve) -> None:
 async def test_what_is_no_http_is_a_400(serve: Serve, raw: bytes, caplog: pytest.LogCaptureFixture) -> None:
     stand = await serve(lambda prompt, ids: "ok")
     status, answer = await exchanged(stand, raw)
-    assert status == 400 and answer["error"]["message"] == "the request is no HTTP that can be read"
+    assert status == 400 and answer["error"]["message"] == "the request is not valid HTTP; send HTTP/1.1"
     assert "bf-secret" not in caplog.text
 
 

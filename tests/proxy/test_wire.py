@@ -62,28 +62,28 @@ class Server:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         call, large = Call(model=""), Large()
-        wire = (
+        writer = (
             StreamedResponse(request, call, large, 60)
             if request.path == "/stream"
             else WholeResponse(request, call, large)
         )
         try:
             self.closing.set()
-            response = await wire.close([REPLY])
+            response = await writer.close([REPLY])
             self.arrived = True
             return response
         finally:
-            wire.rest()
+            writer.stop_keepalive()
             self.ended.set()
 
 
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
-    found, app = Server(), web.Application()
-    app.router.add_post("/{kind}", found.answer)
+    server, app = Server(), web.Application()
+    app.router.add_post("/{kind}", server.answer)
     async with AsyncExitStack() as stack:
-        found.url = await listening(app, stack)
-        yield found
+        server.url = await listening(app, stack)
+        yield server
 
 
 async def ask(server: Server, kind: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
