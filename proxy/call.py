@@ -13,7 +13,7 @@ import msgspec
 
 @dataclass(frozen=True)
 class Constraint:
-    """The prescribed form of an answer: JSON of a schema, or calls of functions (proxy/dialects/structured_output.py)."""
+    """The prescribed form of an answer: JSON of a schema, or calls (proxy/dialects/structured_output.py)."""
 
     field: str
     """The request's field that prescribes it, for error messages."""

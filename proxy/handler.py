@@ -18,8 +18,7 @@ from aiohttp import web
 from proxy.call import Call, CallError, ContextOverflow, Reply, internal_error
 from proxy.config import ProxyConfig
 from proxy.dialects.base import CountingDialect, Dialect
-from proxy.dialects.structured_output import grammar
-from proxy.engine.client import RESERVED_TOKENS, EngineError, SamplingRequest
+from proxy.engine.client import RESERVED_TOKENS, EngineError
 from proxy.engine.fleet import Fleet, Route
 from proxy.engine.moe_config import Mixture
 from proxy.engine.replica import Origin
@@ -27,7 +26,6 @@ from proxy.http.admission import AdmissionGate
 from proxy.http.limits import RequestLimits, parse_call, read_body
 from proxy.http.metrics import ProxyMetrics
 from proxy.http.response import AnswerWriter, ResponseWriter, StreamedResponse, WholeResponse
-from proxy.pool.untrained import Untrained, UntrainedReason
 from proxy.prompt.splice import Prompt
 from proxy.prompt.template import ChatTemplate, TemplateError
 from proxy.recording.parallel_answers import Choice, abandoned, answered, arrived, failed
@@ -36,22 +34,9 @@ from proxy.recording.recorder import Means, Record, Stored
 from proxy.recording.redelivery.fingerprint import request_fingerprint
 from proxy.recording.sessions import Session, Sessions
 from proxy.recording.turn import Turn
+from proxy.sampling import answer_limit, sampling_request, why_untrained
 
 log = logging.getLogger(__name__)
-
-TRAINING_DISTRIBUTION: dict[str, float] = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": -1,
-    "min_p": 0.0,
-    "frequency_penalty": 0.0,
-    "presence_penalty": 0.0,
-    "repetition_penalty": 1.0,
-}
-"""The distribution that logprobs are recorded for. Forced in runs; sessions outside of runs may choose their own."""
-
-LONG_ANSWER_TOKENS = 4096
-"""An answer that may be longer is streamed from the engine in any case, so that a dead engine is noticed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +150,7 @@ class Handler:
             await self._sample(record, turn, answer.lane)
         reply = turn.reply()
         # Shielded: when the client leaves during the commit, the row must still be stored whole, for its retry.
-        await asyncio.shield(record.store(reply, _untrainable(session, turn)))
+        await asyncio.shield(record.store(reply, why_untrained(turn, session.attempt)))
         return reply
 
     async def _sample(self, record: Record, turn: Turn, writer: AnswerWriter) -> None:
@@ -186,7 +171,9 @@ class Handler:
     ) -> None:
         """Sample the whole turn on one replica, and send the text that may leave early."""
         work, attempt, sampling = self._means.work, session.attempt, turn.sampling
-        async with aclosing(route.sample(self._request(session, turn), sampling)) as events:
+        with_experts = self._settings.mixture is not None
+        request = sampling_request(turn, attempt, self._template, self._limit(turn), with_experts)
+        async with aclosing(route.sample(request, sampling)) as events:
             async for ids in events:
                 await writer.send(await work.sized(len(ids), attempt, turn.take, ids))
         sampling.check()
@@ -196,25 +183,8 @@ class Handler:
             await work.sized(size, attempt, sampling.read_experts, length, start, mixture)
         await writer.send(await work.sized(len(sampling.ids), attempt, turn.close))
 
-    def _request(self, session: Session, turn: Turn) -> SamplingRequest:
-        limit, own = self._limit(turn), turn.call.sampling if session.attempt.purpose == "session" else {}
-        return SamplingRequest(
-            prompt=turn.prompt.written,
-            prompt_length=len(turn.prompt.ids),
-            max_new_tokens=limit,
-            distribution=TRAINING_DISTRIBUTION | own,
-            end_ids=tuple(self._template.ends),
-            stop=turn.call.stop,
-            grammar=grammar(turn.call, self._template.form),
-            stream=turn.call.stream or limit > LONG_ANSWER_TOKENS,
-            routed_from=None if self._settings.mixture is None else turn.prompt.routed,
-        )
-
     def _limit(self, turn: Turn) -> int:
-        """How many tokens the answer may have: the least of the call's limit, the configured one and the context."""
-        room = self._settings.context_length - RESERVED_TOKENS - len(turn.prompt.ids)
-        limits = (turn.call.max_new_tokens, self._settings.config.sampling.max_new_tokens, room)
-        return min(limit for limit in limits if limit is not None)
+        return answer_limit(turn, self._settings.context_length, self._settings.config.sampling.max_new_tokens)
 
     async def _fail(self, response: ResponseWriter, error: CallError) -> web.StreamResponse:
         """Send the error inside a stream that has begun; raise it otherwise, for an error response."""
@@ -222,21 +192,3 @@ class Handler:
             raise error
         self._metrics.failures[error.code] += 1
         return await response.fail(error)
-
-
-def _untrainable(session: Session, turn: Turn) -> Untrained | None:
-    """Why a turn that was sampled to its end cannot be trained on; None when it can."""
-    if turn.untrainable is not None:
-        return turn.untrainable
-    sampled, known = len(turn.sampling.ids), 0
-    for span in turn.sampling.versions:
-        if span.start != known or span.end > sampled:
-            break
-        known = span.end
-    if known != sampled:
-        return Untrained(UntrainedReason.VERSION_MISSING, f"first {known} of {sampled} tokens")
-    if turn.call.constraint is not None:
-        return Untrained(UntrainedReason.CONSTRAINED)
-    asked = turn.call.sampling if session.attempt.purpose == "session" else {}
-    other = {name: value for name, value in asked.items() if value != TRAINING_DISTRIBUTION[name]}
-    return Untrained(UntrainedReason.SAMPLING_PARAMETERS, str(other)) if other else None

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from proxy.handler import TRAINING_DISTRIBUTION
 from proxy.pool.rollouts.attempts import open_attempt
 from proxy.pool.rollouts.groups import open_group
 from proxy.pool.rollouts.runs import open_run
+from proxy.sampling import TRAINING_DISTRIBUTION
 from tests.proxy.conftest import Serve, Stand, user
 
 COLD: dict[str, Any] = {"temperature": 0.2, "top_p": 0.5, "frequency_penalty": 1.0, "top_k": 3}

@@ -1,0 +1,74 @@
+"""Decides how a turn is sampled, and whether a turn that was sampled so can be trained on.
+
+Left out: the engine's names for these parameters (proxy/engine/client.py).
+"""
+
+from proxy.dialects.structured_output import grammar
+from proxy.engine.client import RESERVED_TOKENS, SamplingRequest
+from proxy.pool.rollouts.attempts import Attempt
+from proxy.pool.untrained import Untrained, UntrainedReason
+from proxy.prompt.template import ChatTemplate
+from proxy.recording.turn import Turn
+
+TRAINING_DISTRIBUTION: dict[str, float] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""The distribution that logprobs are recorded for. Forced in runs; sessions outside of runs may choose their own."""
+
+LONG_ANSWER_TOKENS = 4096
+"""An answer that may be longer is streamed from the engine in any case, so that a dead engine is noticed."""
+
+
+def answer_limit(turn: Turn, context_length: int, max_new_tokens: int | None) -> int:
+    """The tokens that the answer may have: the least of the call's limit, the configured one and the context's rest."""
+    rest = context_length - RESERVED_TOKENS - len(turn.prompt.ids)
+    return min(limit for limit in (turn.call.max_new_tokens, max_new_tokens, rest) if limit is not None)
+
+
+def sampling_request(
+    turn: Turn, attempt: Attempt, template: ChatTemplate, limit: int, with_experts: bool
+) -> SamplingRequest:
+    """Make the request for one answer of at most `limit` tokens; CallError 400 for a form that cannot be enforced.
+
+    `with_experts`: the engine must return which experts it chose, from where they are not recorded yet.
+    """
+    return SamplingRequest(
+        prompt=turn.prompt.written,
+        prompt_length=len(turn.prompt.ids),
+        max_new_tokens=limit,
+        distribution=TRAINING_DISTRIBUTION | _own_parameters(turn, attempt),
+        end_ids=tuple(template.ends),
+        stop=turn.call.stop,
+        grammar=grammar(turn.call, template.form),
+        stream=turn.call.stream or limit > LONG_ANSWER_TOKENS,
+        routed_from=turn.prompt.routed if with_experts else None,
+    )
+
+
+def why_untrained(turn: Turn, attempt: Attempt) -> Untrained | None:
+    """Why a turn that was sampled to its end cannot be trained on; None when it can."""
+    if turn.untrainable is not None:
+        return turn.untrainable
+    sampled, covered = len(turn.sampling.ids), 0
+    for span in turn.sampling.versions:
+        if span.start != covered or span.end > sampled:
+            break
+        covered = span.end
+    if covered != sampled:
+        return Untrained(UntrainedReason.VERSION_MISSING, f"first {covered} of {sampled} tokens")
+    if turn.call.constraint is not None:
+        return Untrained(UntrainedReason.CONSTRAINED)
+    own = _own_parameters(turn, attempt)
+    other = {name: value for name, value in own.items() if value != TRAINING_DISTRIBUTION[name]}
+    return Untrained(UntrainedReason.SAMPLING_PARAMETERS, str(other)) if other else None
+
+
+def _own_parameters(turn: Turn, attempt: Attempt) -> dict[str, float]:
+    """The agent's own sampling parameters, which count only outside of runs."""
+    return turn.call.sampling if attempt.purpose == "session" else {}
