@@ -26,7 +26,7 @@ from sqlalchemy import func, select
 
 from harness.cli import main as harness
 from harness.run_dir import RunDir
-from harness.setup.stack import Service, Wanted, service
+from harness.setup.stack import ProxyOptions, RunningProxy, service
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.schema import attempts, rollouts
 
@@ -80,7 +80,7 @@ def measure(sizes: Sizes) -> dict[str, Any]:
     found |= {"attempts": sizes.attempts, "concurrency": sizes.concurrency}
     with tempfile.TemporaryDirectory(prefix="harness-") as folder:
         directory = RunDir(Path(folder) / "service")
-        with directory.held(), service(Wanted(script=f"{__file__}:scripted"), directory) as proxy:
+        with directory.held(), service(ProxyOptions(script=f"{__file__}:scripted"), directory) as proxy:
             pool = open_pool(proxy.pool)
             tasks = _tasks(Path(folder) / "tasks.jsonl", sizes.attempts)
             command = ["eval", str(tasks), "--agent", "command", "--command", f"/bin/bash {AGENT}"]
@@ -120,7 +120,7 @@ def _overhead(command: list[str], pool: Pool, sizes: Sizes) -> dict[str, Any]:
     }
 
 
-def _resume(command: list[str], pool: Pool, proxy: Service) -> float:
+def _resume(command: list[str], pool: Pool, proxy: RunningProxy) -> float:
     """Seconds from the start of the command to the first new attempt of a run that has all the others behind it."""
     before, began = _count(pool, attempts.c.id), time.perf_counter()
     with _process(command):

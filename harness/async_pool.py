@@ -16,16 +16,16 @@ T = TypeVar("T")
 THREADS = 4
 
 
-class Books:
+class AsyncPool:
     """A pool's functions, awaited."""
 
     def __init__(self, pool: Pool):
-        self.pool = pool
-        self._threads = ThreadPoolExecutor(THREADS, "books")
+        self.blocking = pool
+        self._threads = ThreadPoolExecutor(THREADS, "pool")
 
     async def __call__(self, query: Callable[Concatenate[Pool, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function of the pool."""
-        work = partial(query, self.pool, *args, **kwargs)
+        work = partial(query, self.blocking, *args, **kwargs)
         running = asyncio.get_running_loop().run_in_executor(self._threads, work)
         try:
             return await asyncio.shield(running)

@@ -16,8 +16,8 @@ import msgspec
 from harness.agents.mix import Scaffold, scaffold_of
 from harness.agents.one_call import AGENT, OneCall
 from harness.monitor.progress import Board
-from harness.rollout import Bench, Cancellation, run_rollout
-from harness.tasks.mix import Mix
+from harness.rollout import Cancellation, RunContext, run_rollout
+from harness.tasks.mix import TaskMix
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.attempts import HasOutcome
 from proxy.pool.rollouts.failures import CAP, FAILURES, alarming, treatment
@@ -31,10 +31,10 @@ ANSWERING = Scaffold(name=AGENT, agent=OneCall())
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class RunPlan:
     """What a run is to do."""
 
-    mix: Mix
+    mix: TaskMix
     scaffolds: Sequence[Scaffold]
     group_size: int
     concurrency: int
@@ -70,12 +70,12 @@ class _RunningRollout:
     cancellation: Cancellation
 
 
-class Loop:
+class RunLoop:
     """Keeps up to `concurrency` rollouts at work."""
 
-    def __init__(self, bench: Bench, run_id: int, plan: Plan, board: Board):
-        self._bench = bench
-        self._books = bench.books
+    def __init__(self, context: RunContext, run_id: int, plan: RunPlan, board: Board):
+        self._context = context
+        self._pool = context.pool
         self._run_id = run_id
         self._plan = plan
         self._board = board
@@ -111,25 +111,25 @@ class Loop:
     async def _reached(self) -> bool:
         if self._plan.until_step is None:
             return False
-        self._board.step = (await self._books(admission, self._run_id)).step
+        self._board.step = (await self._pool(admission, self._run_id)).step
         return self._board.step is not None and self._board.step >= self._plan.until_step
 
     async def _feed(self) -> None:
         """Start whatever is to be started, and return when it has all ended."""
-        for rollout in await self._books(open_rollouts, self._run_id):
+        for rollout in await self._pool(open_rollouts, self._run_id):
             await self._admitted(opening=False)
             await self._start(rollout)
-        planned = self._plan.groups(await self._books(opened_in_order, self._run_id))
+        planned = self._plan.groups(await self._pool(opened_in_order, self._run_id))
         owed: list[Replacement] = []
         while True:
             self._ended.clear()
             if self._owing:
                 self._owing = False
-                owed = await self._books(replacements, self._run_id, self._plan.redundant)
+                owed = await self._pool(replacements, self._run_id, self._plan.redundant)
             group = owed.pop(0) if owed else next(planned, None)
             if group is not None:
                 await self._admitted(opening=True)
-                members = await self._books(open_group, self._run_id, group.task, group.size, group.extras)
+                members = await self._pool(open_group, self._run_id, group.task, group.size, group.extras)
                 for rollout in members:
                     await self._start(rollout)
             elif self._running:
@@ -144,7 +144,7 @@ class Loop:
         if self._plan.until_step is None:
             return
         while True:
-            now = await self._books(admission, self._run_id)
+            now = await self._pool(admission, self._run_id)
             if now.step is not None and now.queue_limit is not None and (not opening or now.room):
                 self._board.note = ""
                 return
@@ -166,7 +166,7 @@ class Loop:
         # rows of older runs name no agent
         agent = (*self._plan.scaffolds, ANSWERING)[0].agent if rollout.agent is None else self._agents[rollout.agent]
         try:
-            outcome, finished = await run_rollout(self._bench, rollout, agent, cancellation)
+            outcome, finished = await run_rollout(self._context, rollout, agent, cancellation)
             if rollout.rollout_id not in self._called_off:
                 self._board.add(outcome)
             self._call_off(finished)
@@ -201,12 +201,12 @@ class Loop:
         if finished.failure in FAILURES and treatment(finished.failure) == "filter":
             self._owing = True
         domain = task.get("domain", "agent")
-        lost = await self._books(lost_groups, self._run_id, domain)
+        lost = await self._pool(lost_groups, self._run_id, domain)
         found = alarming(lost)
         if not found:
             return
         said = f"{sum(lost)} of the last {len(lost)} groups of domain {domain!r} were lost to failures"
-        await self._books(record_event, self._run_id, found, said)
+        await self._pool(record_event, self._run_id, found, said)
         self._board.alarm(f"{said}, the newest to {finished.failure}")
         if found == "stop":
             raise UserError(

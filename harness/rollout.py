@@ -16,15 +16,15 @@ import msgspec
 from harness.agents.base import Agent, Endpoint
 from harness.agents.install import bundle_at
 from harness.agents.one_call import ask
-from harness.async_pool import Books
+from harness.async_pool import AsyncPool
 from harness.environment.augment import Variation, apply, chosen
-from harness.environment.snapshot import Ground, keep_ground, lay, set_up, spec_of
+from harness.environment.snapshot import Snapshot, set_up, spec_of, take_snapshot, write_snapshot
 from harness.failure import AttemptFailed, Unexpected, stage
-from harness.monitor.hang_watch import Watched, run_watched
-from harness.tasks import Part, Task, parts_of
+from harness.monitor.hang_watch import HangWatch, run_watched
+from harness.tasks import Task, TaskPart, parts_of
 from harness.tasks.verdict_options import Augment
-from harness.verdict.checkers import Checking, check_answer
-from harness.verdict.isolation import apart, end_agent, keep_findings
+from harness.verdict.checkers import CheckerContext, check_answer
+from harness.verdict.isolation import end_agent, verifier_sandbox, write_findings
 from harness.verdict.judge import Judge
 from harness.verdict.rewards import Verdict, below, joined
 from harness.verdict.verifier import verify
@@ -62,10 +62,10 @@ class Budgets:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench:
+class RunContext:
     """What all rollouts of a run share. What one rollout has of its own is in its `RolloutJob`."""
 
-    books: Books
+    pool: AsyncPool
     sandboxes: Sandboxes
     url: str
     """Base URL of the model, ending in /v1."""
@@ -84,7 +84,7 @@ class Bench:
     """Variations of the environment for tasks that declare none."""
     seed: int = 0
     """Seed of the choice of variations."""
-    remote_attempt: "Callable[[Bench, RolloutJob], Awaitable[Outcome]] | None" = None
+    remote_attempt: "Callable[[RunContext, RolloutJob], Awaitable[Outcome]] | None" = None
     """Makes an attempt on another machine, as `make_attempt` does here (`--executor ray`)."""
 
 
@@ -107,26 +107,26 @@ class RolloutJob:
 
 
 async def run_rollout(
-    bench: Bench, rollout: OpenRollout, agent: Agent, cancellation: Cancellation | None = None
+    context: RunContext, rollout: OpenRollout, agent: Agent, cancellation: Cancellation | None = None
 ) -> tuple[Outcome, Finished]:
     """Bring a rollout to its outcome and write it. UserError when no rollout could succeed at present."""
     job = RolloutJob(rollout, msgspec.convert(rollout.task, Task), agent, cancellation or Cancellation())
     for number in range(TRIES):
         if number:
-            await asyncio.sleep(bench.pause_seconds * 4 ** (number - 1))
-        outcome = await (bench.remote_attempt or make_attempt)(bench, job)
+            await asyncio.sleep(context.pause_seconds * 4 ** (number - 1))
+        outcome = await (context.remote_attempt or make_attempt)(context, job)
         if outcome.failure is None or treatment(outcome.failure) != "retry":
             break
-    if outcome.failure in ("proxy", "engine") and (trouble := await bench.trouble()):
+    if outcome.failure in ("proxy", "engine") and (trouble := await context.trouble()):
         raise UserError(f"{trouble.detail}; bring it back and repeat the same command to go on")
-    return outcome, await bench.books(finish_rollout, rollout.rollout_id, outcome)
+    return outcome, await context.pool(finish_rollout, rollout.rollout_id, outcome)
 
 
-async def make_attempt(bench: Bench, job: RolloutJob) -> Outcome:
+async def make_attempt(context: RunContext, job: RolloutJob) -> Outcome:
     """Open an attempt, run it, and close it whatever happens. Raises what ends the run, and cancellation."""
     agent_name = job.rollout.agent or job.agent.name
-    row, key = await bench.books(open_attempt, job.rollout.rollout_id, agent_name, _budget(job.task, bench.budgets))
-    attempt = LiveAttempt(bench, job, row, key)
+    row, key = await context.pool(open_attempt, job.rollout.rollout_id, agent_name, _budget(job.task, context.budgets))
+    attempt = LiveAttempt(context, job, row, key)
     verdict: Verdict | None = None
     failure: str | None = "interrupted"
     detail = "the run was stopped while the attempt ran"
@@ -148,7 +148,7 @@ async def make_attempt(bench: Bench, job: RolloutJob) -> Outcome:
             failure, detail = job.cancellation.reason, "the attempt was called off while it ran"
         raise
     finally:
-        await bench.books(close_attempt, row.id, attempt.ending(failure, detail))
+        await context.pool(close_attempt, row.id, attempt.ending(failure, detail))
     if verdict is None:
         return Outcome(attempt_id=row.id, reward=None, failure=failure, detail=detail, reward_parts={})
     parts = {"verifier": verdict.reward, **verdict.parts}
@@ -171,11 +171,11 @@ class LiveAttempt:
     code has classified gets the failure of the stage in which it was raised.
     """
 
-    def __init__(self, bench: Bench, job: RolloutJob, row: Attempt, key: str):
-        self._bench, self._job, self._id, self._key = bench, job, row.id, key
+    def __init__(self, context: RunContext, job: RolloutJob, row: Attempt, key: str):
+        self._context, self._job, self._id, self._key = context, job, row.id, key
         self._log_name = f"attempt-{row.id}"
         self._sandbox: Sandbox | None = None
-        self._variations = _variations(bench, job)
+        self._variations = _variations(context, job)
         """Variations of the environment that are still to be applied: once, not for every step."""
         self._agent_env: dict[str, str] = {}
         """Environment variables that the variations give the agent."""
@@ -199,11 +199,11 @@ class LiveAttempt:
                 sandbox = await self._start()
             for part in parts_of(self._job.task):
                 with stage("sandbox_start"):
-                    ground = await self.set_up(sandbox, part.task)
+                    snapshot = await self.set_up(sandbox, part.task)
                 with stage("harness"):
-                    result = await self.run_agent(sandbox, part.task, ground)
+                    result = await self.run_agent(sandbox, part.task, snapshot)
                 with stage("verifier"):  # what breaks now may be the agent's doing: no retry
-                    verdict = await self.verify(sandbox, part, ground, result)
+                    verdict = await self.verify(sandbox, part, snapshot, result)
                 verdicts.append((part.name, verdict))
                 if below(verdict, part.min_reward):
                     break
@@ -217,35 +217,35 @@ class LiveAttempt:
 
     async def _start(self) -> Sandbox:
         spec = replace(spec_of(self._job.task), agent=self._job.agent.bundle)
-        async with self._bench.slots.starting:
-            self._sandbox = await self._bench.sandboxes.start(spec)
+        async with self._context.slots.starting:
+            self._sandbox = await self._context.sandboxes.start(spec)
         return self._sandbox
 
-    async def set_up(self, sandbox: Sandbox, task: Task) -> Ground:
+    async def set_up(self, sandbox: Sandbox, task: Task) -> Snapshot:
         """Prepare the sandbox for the agent, and remember it as the agent finds it."""
         began = time.monotonic()
-        async with self._bench.slots.starting:
+        async with self._context.slots.starting:
             await set_up(sandbox, task)
             if self._variations:
                 self._augmentation, self._agent_env = await apply(sandbox, task, self._variations)
                 self._variations = []
-            ground = await lay(sandbox, task, self._bench.sandboxes)
+            snapshot = await take_snapshot(sandbox, task, self._context.sandboxes)
         self._add_time("setup", time.monotonic() - began)
-        return ground
+        return snapshot
 
-    async def run_agent(self, sandbox: Sandbox, task: Task, ground: Ground) -> Result:
+    async def run_agent(self, sandbox: Sandbox, task: Task, snapshot: Snapshot) -> Result:
         """Let the agent work until it ends or a limit ends it. AttemptFailed when it hung or lost its sandbox."""
-        bench = self._bench
-        await asyncio.to_thread(keep_ground, bench.logs, self._log_name, ground)  # many files: a while to write
-        url = f"{sandbox.model_url}/v1" if sandbox.model_url else bench.url
-        endpoint = Endpoint(url, self._key, bench.model, bench.context_length)
+        context = self._context
+        await asyncio.to_thread(write_snapshot, context.logs, self._log_name, snapshot)  # many files: a while to write
+        url = f"{sandbox.model_url}/v1" if sandbox.model_url else context.url
+        endpoint = Endpoint(url, self._key, context.model, context.context_length)
         launch = self._job.agent.launch(endpoint, bundle_at(sandbox.bundles, self._job.agent.bundle or ""))
         env = task.env | self._agent_env | launch.env
         env |= {"OPENAI_BASE_URL": endpoint.url, "OPENAI_API_KEY": endpoint.key, "MODEL": endpoint.model}
         env |= {"INSTRUCTION": task.instruction, "INSTRUCTION_FILE": f"{sandbox.home}/instruction.md"}
-        limits = task.command_limits(min(task.timeout, bench.budgets.seconds or task.timeout))
-        watched = Watched(bench.books, self._id, bench.budgets.hung_seconds)
-        async with bench.slots.agents:
+        limits = task.command_limits(min(task.timeout, context.budgets.seconds or task.timeout))
+        watched = HangWatch(context.pool, self._id, context.budgets.hung_seconds)
+        async with context.slots.agents:
             await sandbox.write("~/instruction.md", task.instruction)
             for path, text in launch.files.items():
                 await sandbox.write(path, text)
@@ -255,18 +255,21 @@ class LiveAttempt:
                 raise AttemptFailed("tool_flake", str(error)) from error
         self._add_time("agent", result.seconds)
         self._exit_code = result.exit_code
-        with (bench.logs / f"{self._log_name}.log").open("a") as log:
+        with (context.logs / f"{self._log_name}.log").open("a") as log:
             log.write(result.output)
         self._ended_by = _limit_text(result)
         return result
 
-    async def verify(self, sandbox: Sandbox, part: Part, ground: Ground, result: Result) -> Verdict:
+    async def verify(self, sandbox: Sandbox, part: TaskPart, snapshot: Snapshot, result: Result) -> Verdict:
         """End the agent, say whether its end is a failure of the policy's, and take the verifier's verdict."""
-        task, bench = part.task, self._bench
-        await end_agent(sandbox, task, ground)
+        task, context = part.task, self._context
+        await end_agent(sandbox, task, snapshot)
         await self._classify_end(result, task)
-        async with bench.slots.verifying, apart(bench.sandboxes, sandbox, task, ground, part.more) as (room, findings):
-            await asyncio.to_thread(keep_findings, bench.logs, self._log_name, findings)
+        async with (
+            context.slots.verifying,
+            verifier_sandbox(context.sandboxes, sandbox, task, snapshot, part.more) as (room, findings),
+        ):
+            await asyncio.to_thread(write_findings, context.logs, self._log_name, findings)
             for past in range(VERIFIER_TRIES):
                 try:
                     return await verify(room, task)
@@ -288,23 +291,23 @@ class LiveAttempt:
 
     async def _answer(self) -> Verdict:
         """One model call, and the verdict on its answer."""
-        bench, task = self._bench, self._job.task
+        context, task = self._context, self._job.task
         with stage("harness"):
-            endpoint = Endpoint(bench.url, self._key, bench.model, bench.context_length)
-            async with bench.slots.agents:
-                result = await ask(endpoint, task, min(task.timeout, bench.budgets.seconds or task.timeout))
+            endpoint = Endpoint(context.url, self._key, context.model, context.context_length)
+            async with context.slots.agents:
+                result = await ask(endpoint, task, min(task.timeout, context.budgets.seconds or task.timeout))
             self._add_time("agent", result.seconds)
             self._exit_code = result.exit_code
-            (bench.logs / f"{self._log_name}.log").write_text(result.output)
+            (context.logs / f"{self._log_name}.log").write_text(result.output)
             if result.ended == "exit":
                 await self._classify_end(result, task)
-            elif trouble := await bench.trouble():
+            elif trouble := await context.trouble():
                 raise trouble
             else:
                 self.policy_failure = PolicyFailure("agent_budget", "the model had not answered when the time was up")
         with stage("verifier"):
-            async with bench.slots.verifying:
-                return await check_answer(task, result.output, Checking(bench.sandboxes, bench.judge))
+            async with context.slots.verifying:
+                return await check_answer(task, result.output, CheckerContext(context.sandboxes, context.judge))
 
     async def _classify_end(self, result: Result, task: Task) -> None:
         """Set the policy's own failure, if any; AttemptFailed when the attempt says nothing about the policy.
@@ -312,7 +315,7 @@ class LiveAttempt:
         What the proxy saw decides, not the exit code: agents end with 0 when the model failed them, and with 1 when
         they are done.
         """
-        saw = await self._bench.books(seen, self._id)
+        saw = await self._context.pool(seen, self._id)
         if result.ended == "exit" and result.exit_code == 127 and not saw.completed and not saw.broken:
             output = result.output[-200:].strip()
             if task.image is not None:  # of this task, so the run's other tasks may well go on
@@ -322,7 +325,7 @@ class LiveAttempt:
             kind = "engine" if saw.broken.startswith("engine") else "proxy"
             raise AttemptFailed(kind, f"the last model call failed, and the agent gave up: {saw.broken}")
         if not saw.completed or result.exit_code:
-            if trouble := await self._bench.trouble():
+            if trouble := await self._context.trouble():
                 raise trouble
         failure = PolicyFailure(LIMITS.get(result.ended), _limit_text(result))
         if saw.spent:
@@ -354,13 +357,13 @@ class LiveAttempt:
         self._timings[name] = self._timings.get(name, 0.0) + seconds
 
 
-def _variations(bench: Bench, job: RolloutJob) -> list[Variation]:
+def _variations(context: RunContext, job: RolloutJob) -> list[Variation]:
     """The variations of this rollout's environment, the same in each of its attempts."""
-    augment = job.task.augment or bench.augment
+    augment = job.task.augment or context.augment
     if augment is None:
         return []
     member = "" if augment.per == "group" else job.rollout.member
-    return chosen(augment, bench.seed, job.task.id, f"{job.rollout.group_id}/{member}")
+    return chosen(augment, context.seed, job.task.id, f"{job.rollout.group_id}/{member}")
 
 
 def _budget(task: Task, given: Budgets) -> Budget:

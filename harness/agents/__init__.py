@@ -4,7 +4,7 @@ from harness.agents.aider import Aider
 from harness.agents.base import Agent
 from harness.agents.claude_code import ClaudeCode
 from harness.agents.codex import Codex
-from harness.agents.command import Command
+from harness.agents.command import CommandAgent
 from harness.agents.gemini_cli import GeminiCli
 from harness.agents.install import FromRegistry
 from harness.agents.mini_swe_agent import MiniSweAgent
@@ -27,13 +27,13 @@ INSTALLED = {adapter.name: adapter for adapter in _ADAPTERS}
 
 def agent_named(name: str, command: str | None) -> Agent:
     """The adapter of this name, found ready to start; UserError when it is unknown or not installed."""
-    if name == Command.name:
+    if name == CommandAgent.name:
         if not command:
             raise UserError("the agent 'command' needs a command line; give --command 'CMD'")
-        return Command(command)
+        return CommandAgent(command)
     agent = INSTALLED.get(name)
     if agent is None:
-        raise UserError(f"the agent {name!r} is unknown; choose one of: {', '.join((Command.name, *INSTALLED))}")
+        raise UserError(f"the agent {name!r} is unknown; choose one of: {', '.join((CommandAgent.name, *INSTALLED))}")
     if command:
         raise UserError(f"--command goes with the agent 'command' only, not with {name!r}; leave one of them out")
     agent.check()

@@ -6,7 +6,7 @@ from harness.agents.base import Bundle, Endpoint, Launch
 
 
 @dataclass(frozen=True)
-class Command:
+class CommandAgent:
     """A shell command."""
 
     command: str

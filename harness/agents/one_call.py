@@ -10,7 +10,7 @@ import time
 
 from harness.agents.base import Bundle, Endpoint, Launch
 from harness.tasks import Task
-from harness.verdict.chat_client import Model, NoAnswer, complete
+from harness.verdict.chat_client import ChatModel, NoAnswer, complete
 from proxy.pool.errors import UserError
 from sandboxes.base import Result
 
@@ -34,7 +34,7 @@ class OneCall:
 async def ask(endpoint: Endpoint, task: Task, seconds: float) -> Result:
     """The answer, as the end of an agent: `exit` with code 1 and the reason when there is none, or `timeout`."""
     began = time.monotonic()
-    model = Model(endpoint.url, endpoint.model, endpoint.key)
+    model = ChatModel(endpoint.url, endpoint.model, endpoint.key)
     messages = [{"role": "user", "content": task.instruction}]
     try:
         async with asyncio.timeout(seconds):

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from harness.agents.base import Agent
-from harness.cluster.pickling import Report, Station, unpack
+from harness.cluster.pickling import NodeReport, NodeSetup, unpack
 from harness.cluster.task_directories import moved, own_place, unpacked
-from harness.rollout import Bench, RolloutJob, make_attempt
+from harness.rollout import RolloutJob, RunContext, make_attempt
 from harness.tasks import Task
 from proxy.pool.errors import PoolError, UserError
 from proxy.pool.rollouts.groups import OpenRollout, Outcome
@@ -25,7 +25,9 @@ from sandboxes.local.process import remove
 WAKE_SECONDS = 0.2
 
 
-def attempt_here(station: Station, packed: bytes, rollout: OpenRollout, agent: Agent, parcel: bytes | None) -> Report:
+def attempt_here(
+    station: NodeSetup, packed: bytes, rollout: OpenRollout, agent: Agent, parcel: bytes | None
+) -> NodeReport:
     """One attempt at a rollout. Cancelled by Ray, it ends its agent and closes the attempt before it returns."""
     import ray  # not where the harness drives no cluster
 
@@ -44,7 +46,7 @@ def attempt_here(station: Station, packed: bytes, rollout: OpenRollout, agent: A
     finally:
         kept = {str(path.relative_to(logs)): path.read_bytes() for path in logs.rglob("*") if path.is_file()}
         remove(place)
-    return Report(node=node, outcome=outcome, error=error, logs=kept)
+    return NodeReport(node=node, outcome=outcome, error=error, logs=kept)
 
 
 def _with_copies(task: dict[str, Any], parcel: bytes | None, place: Path) -> dict[str, Any]:
@@ -62,13 +64,13 @@ def clean_up() -> int:
     return len(seen.sandboxes) + len(seen.things)
 
 
-async def _attempt(bench: Bench, job: RolloutJob) -> Outcome:
+async def _attempt(context: RunContext, job: RolloutJob) -> Outcome:
     waking = asyncio.create_task(_wake_up())
     try:
-        return await make_attempt(bench, job)
+        return await make_attempt(context, job)
     finally:
         waking.cancel()
-        await bench.sandboxes.close()  # this process may never be asked again
+        await context.sandboxes.close()  # this process may never be asked again
 
 
 async def _wake_up() -> None:
@@ -79,11 +81,11 @@ async def _wake_up() -> None:
 
 @cache
 def _runner() -> asyncio.Runner:
-    """One event loop for the process: a bench's connections live in it."""
+    """One event loop for the process, since a context's connections belong to one loop."""
     return asyncio.Runner()
 
 
 @cache
-def _opened(station: Station) -> dict[str, Any]:
+def _opened(station: NodeSetup) -> dict[str, Any]:
     clean_up()
     return station.opened()

@@ -1,7 +1,7 @@
-"""What travels to a node: a bench, in which everything that belongs to one process is named instead of sent.
+"""Sends a run's context to a node: what belongs to one process is named there instead of sent.
 
-The node opens the pool at its URL and makes sandboxes of its own with the function that came along; an attempt's logs
-go back with the report. Secrets (the pool's password, the admin key) travel as Ray moves all data: whoever reaches the
+The node opens the pool at its URL and makes its own sandboxes with the function that came along. An attempt's logs go
+back with the report. Secrets (the pool's password, the admin key) travel as Ray moves all data: whoever reaches the
 cluster's ports can read them.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.async_pool import Books
-from harness.rollout import Bench, StageSlots
+from harness.async_pool import AsyncPool
+from harness.rollout import RunContext, StageSlots
 from proxy.pool.database import open_pool
 from proxy.pool.errors import PoolError, UserError
 from proxy.pool.rollouts.groups import Outcome
@@ -22,7 +22,7 @@ MakeSandboxes = Callable[[], Sandboxes]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class NodeReport:
     """What came of an attempt on a node."""
 
     node: str
@@ -33,13 +33,13 @@ class Report:
 
 
 class _Packer(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, bench: Bench):
+    def __init__(self, file: io.BytesIO, context: RunContext):
         super().__init__(file)
-        self._bench = bench
+        self._context = context
 
     def persistent_id(self, thing: Any) -> str | None:
-        mine = self._bench
-        left_behind = {"books": mine.books, "sandboxes": mine.sandboxes, "logs": mine.logs, "slots": mine.slots}
+        mine = self._context
+        left_behind = {"pool": mine.pool, "sandboxes": mine.sandboxes, "logs": mine.logs, "slots": mine.slots}
         return next((name for name, part in left_behind.items() if part is thing), None)
 
 
@@ -52,15 +52,15 @@ class _Unpacker(pickle.Unpickler):
         return self._here[name]
 
 
-def pack(bench: Bench) -> bytes:
+def pack(context: RunContext) -> bytes:
     """All but what belongs to this process."""
     file = io.BytesIO()
-    _Packer(file, bench).dump(replace(bench, remote_attempt=None))
+    _Packer(file, context).dump(replace(context, remote_attempt=None))
     return file.getvalue()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Station:
+class NodeSetup:
     """What a process of a node needs once, whatever it works at. Hashable: the process keeps what it makes of it."""
 
     pool: str
@@ -72,10 +72,10 @@ class Station:
 
         PoolError when the pool cannot be reached from here.
         """
-        return {"books": Books(open_pool(self.pool)), "slots": StageSlots(starting=1, agents=1, verifying=1)}
+        return {"pool": AsyncPool(open_pool(self.pool)), "slots": StageSlots(starting=1, agents=1, verifying=1)}
 
 
-def unpack(packed: bytes, here: dict[str, Any]) -> Bench:
-    """The bench, in this process."""
-    bench: Bench = _Unpacker(io.BytesIO(packed), here).load()
-    return bench
+def unpack(packed: bytes, here: dict[str, Any]) -> RunContext:
+    """Rebuild the context in this process."""
+    context: RunContext = _Unpacker(io.BytesIO(packed), here).load()
+    return context

@@ -23,9 +23,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from harness.cluster.node import attempt_here, clean_up
-from harness.cluster.pickling import MakeSandboxes, Report, Station, pack
+from harness.cluster.pickling import MakeSandboxes, NodeReport, NodeSetup, pack
 from harness.cluster.task_directories import directories_of, packed
-from harness.rollout import Bench, Cancellation, RolloutJob
+from harness.rollout import Cancellation, RolloutJob, RunContext
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.attempts import Ending, close_lost
 from proxy.pool.rollouts.failures import treatment
@@ -52,9 +52,9 @@ class RayOptions:
 
 
 @contextmanager
-def on_cluster(options: RayOptions, bench: Bench, make_sandboxes: MakeSandboxes) -> Iterator[Bench]:
-    """The bench with its attempts on the cluster's nodes; UserError when that cannot be."""
-    pool = bench.books.pool
+def on_cluster(options: RayOptions, context: RunContext, make_sandboxes: MakeSandboxes) -> Iterator[RunContext]:
+    """Give the context whose attempts run on the cluster's nodes. UserError when the cluster cannot be used."""
+    pool = context.pool.blocking
     if pool.dialect == "sqlite":
         raise UserError(
             f"the pool {pool.name} is a file of this machine, which a cluster's nodes cannot write; "
@@ -62,10 +62,10 @@ def on_cluster(options: RayOptions, bench: Bench, make_sandboxes: MakeSandboxes)
         )
     ray = _connected(options)
     try:
-        cluster = Cluster(ray, options, Station(pool=pool.url, make_sandboxes=make_sandboxes))
-        cluster.check(bench.url)
+        cluster = Cluster(ray, options, NodeSetup(pool=pool.url, make_sandboxes=make_sandboxes))
+        cluster.check(context.url)
         cluster.clean_up()
-        yield replace(bench, remote_attempt=cluster.attempt)
+        yield replace(context, remote_attempt=cluster.attempt)
     finally:
         ray.shutdown()
 
@@ -115,7 +115,7 @@ def _reachable(address: str) -> None:
 class Cluster:
     """The nodes, and which of them a rollout has failed on."""
 
-    def __init__(self, ray: Any, options: RayOptions, station: Station):
+    def __init__(self, ray: Any, options: RayOptions, station: NodeSetup):
         self._ray, self._options = ray, options
         self._station = ray.put(station)
         self._attempt = ray.remote(max_retries=0)(attempt_here)
@@ -138,17 +138,17 @@ class Cluster:
         """Have every node remove what dead owners left there."""
         self._ray.wait(pending := self._cleaning(), num_returns=len(pending), timeout=SETTLE_SECONDS)
 
-    async def attempt(self, bench: Bench, job: RolloutJob) -> Outcome:
+    async def attempt(self, context: RunContext, job: RolloutJob) -> Outcome:
         """One attempt on some node, not one that this rollout has failed on if there is another."""
         rollout = job.rollout
         wants = {"CPU": self._options.cpus, "memory": float((job.task.limits.memory_mb or 0) << 20)}
         avoided = self._avoided(rollout, wants)
         placed = self._attempt.options(**_placement(wants, avoided))
-        running = placed.remote(self._station, pack(bench), rollout, job.agent, await self._parcel(rollout))
+        running = placed.remote(self._station, pack(context), rollout, job.agent, await self._parcel(rollout))
         try:
             report = await self._end_of(running, wants, avoided)
         except asyncio.CancelledError:
-            await self._cancel(running, bench, rollout, job.cancellation)
+            await self._cancel(running, context, rollout, job.cancellation)
             raise
         except self._ray.exceptions.RuntimeEnvSetupError as error:
             raise UserError(f"a Ray node cannot take the harness ({_first_line(error)}); see its Ray logs") from error
@@ -160,8 +160,8 @@ class Cluster:
                 ) from error
             raise
         except (self._ray.exceptions.WorkerCrashedError, self._ray.exceptions.NodeDiedError, _Stranded) as error:
-            return await self._lost(bench, rollout, _first_line(error))
-        return self._reported(bench, rollout, report)
+            return await self._lost(context, rollout, _first_line(error))
+        return self._reported(context, rollout, report)
 
     async def _parcel(self, rollout: OpenRollout) -> Any:
         """The task's directories in the object store; None when it names none. Those of the last tasks are kept."""
@@ -176,10 +176,10 @@ class Cluster:
             self._parcels.popitem(last=False)
         return self._parcels[key]
 
-    def _reported(self, bench: Bench, rollout: OpenRollout, report: Report) -> Outcome:
+    def _reported(self, context: RunContext, rollout: OpenRollout, report: NodeReport) -> Outcome:
         for name, log in report.logs.items():
-            (bench.logs / name).parent.mkdir(parents=True, exist_ok=True)
-            (bench.logs / name).write_bytes(log)
+            (context.logs / name).parent.mkdir(parents=True, exist_ok=True)
+            (context.logs / name).write_bytes(log)
         if report.error is not None:
             raise report.error
         assert report.outcome is not None
@@ -187,7 +187,7 @@ class Cluster:
             self._failed_on[rollout.rollout_id].add(report.node)
         return report.outcome
 
-    async def _end_of(self, running: Any, wants: dict[str, float], avoided: set[str]) -> Report:
+    async def _end_of(self, running: Any, wants: dict[str, float], avoided: set[str]) -> NodeReport:
         """The report, as long as there is a node that the attempt runs on or could run on."""
         ending = asyncio.wrap_future(running.future())
         while not (await asyncio.wait([ending], timeout=LOOK_SECONDS))[0]:
@@ -195,7 +195,7 @@ class Cluster:
             if not able - avoided:  # Ray itself would wait for another node for ever
                 self._ray.cancel(running, force=True)
                 raise _Stranded("no other node is left") if able else self._nowhere(wants)
-        report: Report = ending.result()
+        report: NodeReport = ending.result()
         return report
 
     def _able(self, wants: dict[str, float]) -> list[str]:
@@ -223,11 +223,13 @@ class Cluster:
     def _nodes(self) -> list[dict[str, Any]]:
         return [node for node in self._ray.nodes() if node["Alive"]]
 
-    async def _cancel(self, running: Any, bench: Bench, rollout: OpenRollout, cancellation: Cancellation) -> None:
+    async def _cancel(
+        self, running: Any, context: RunContext, rollout: OpenRollout, cancellation: Cancellation
+    ) -> None:
         """Let the node end its agent and close its attempt; kill the worker when it takes too long."""
         if cancellation.reason is not None:  # which the node does not know
             detail = "the attempt was called off while it ran"
-            await bench.books(close_lost, rollout.rollout_id, Ending(failure=cancellation.reason, detail=detail))
+            await context.pool(close_lost, rollout.rollout_id, Ending(failure=cancellation.reason, detail=detail))
         self._ray.cancel(running)
         try:
             await asyncio.wait_for(asyncio.wrap_future(running.future()), CANCEL_SECONDS)
@@ -236,13 +238,13 @@ class Cluster:
         except self._ray.exceptions.RayError:
             pass
         detail = "the run was stopped, and the attempt's Ray node gave no answer"
-        await bench.books(close_lost, rollout.rollout_id, Ending(failure="interrupted", detail=detail))
+        await context.pool(close_lost, rollout.rollout_id, Ending(failure="interrupted", detail=detail))
 
-    async def _lost(self, bench: Bench, rollout: OpenRollout, why: str) -> Outcome:
+    async def _lost(self, context: RunContext, rollout: OpenRollout, why: str) -> Outcome:
         """The node or its worker is gone: nobody else closes the attempt."""
         self._cleaning()  # the worker may have died alone
         ending = Ending(failure="interrupted", detail=f"its Ray node was lost: {why}")
-        lost = await bench.books(close_lost, rollout.rollout_id, ending)
+        lost = await context.pool(close_lost, rollout.rollout_id, ending)
         return Outcome(attempt_id=max(lost, default=None), reward=None, failure=ending.failure, detail=ending.detail)
 
     def _cleaning(self) -> list[Any]:

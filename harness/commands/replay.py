@@ -17,11 +17,11 @@ import msgspec
 
 from harness.agents.base import Agent
 from harness.agents.one_call import OneCall
-from harness.commands.run import make_bench
-from harness.rollout import Bench, RolloutJob, make_attempt
+from harness.commands.run import make_context
+from harness.rollout import RolloutJob, RunContext, make_attempt
 from harness.run_dir import RunDir
 from harness.settings import Settings
-from harness.setup.placement import Maker
+from harness.setup.placement import SandboxMaker
 from harness.setup.sandbox_choice import backend_for, choose, listening
 from harness.setup.stack import replaying
 from harness.tasks import Task
@@ -88,11 +88,11 @@ def _play(
             config, recorded.attempt_id, where.pool, folder, ignored=[SANDBOXES, *ignored], listeners=listeners
         ) as proxy,
     ):
-        sandboxes = Maker(backend=backend_for(choice, settings, proxy, f"replay-{recorded.attempt_id}"))()
+        sandboxes = SandboxMaker(backend=backend_for(choice, settings, proxy, f"replay-{recorded.attempt_id}"))()
         played = open_pool(proxy.pool)
         try:
-            bench = make_bench(proxy, settings, pool=played, sandboxes=sandboxes, logs=folder)
-            return asyncio.run(_attempt(bench, recorded, agent))
+            context = make_context(proxy, settings, pool=played, sandboxes=sandboxes, logs=folder)
+            return asyncio.run(_attempt(context, recorded, agent))
         finally:
             played.close()
 
@@ -106,19 +106,19 @@ def _agent(recorded: Finished, settings: Settings) -> Agent:
     return agents[recorded.agent]
 
 
-async def _attempt(bench: Bench, recorded: Finished, agent: Agent) -> tuple[Outcome, int]:
+async def _attempt(context: RunContext, recorded: Finished, agent: Agent) -> tuple[Outcome, int]:
     """One try with the environment of the recorded one, and how many calls it made."""
 
     def opened(pool: Pool) -> Any:
         return open_group(pool, open_run(pool, "replay", "collect", {}).id, recorded.task, 1)[0]
 
-    rollout = replace(await bench.books(opened), group_id=recorded.group_id, member=recorded.member)
+    rollout = replace(await context.pool(opened), group_id=recorded.group_id, member=recorded.member)
     try:
-        outcome = await make_attempt(bench, RolloutJob(rollout, msgspec.convert(recorded.task, Task), agent))
+        outcome = await make_attempt(context, RolloutJob(rollout, msgspec.convert(recorded.task, Task), agent))
     finally:
-        await bench.sandboxes.close()
+        await context.sandboxes.close()
     assert outcome.attempt_id is not None
-    return outcome, (await bench.books(seen, outcome.attempt_id)).completed
+    return outcome, (await context.pool(seen, outcome.attempt_id)).completed
 
 
 def _differences(report: Path) -> list[dict[str, Any]]:

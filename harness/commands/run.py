@@ -17,18 +17,18 @@ import msgspec
 
 from harness.agents import INSTALLED
 from harness.agents.mix import Scaffold
-from harness.async_pool import Books
+from harness.async_pool import AsyncPool
 from harness.commands.judge_options import add_judge, judge_at
 from harness.environment.augment import KINDS, of_run
-from harness.loop import Loop, Plan
+from harness.loop import RunLoop, RunPlan
 from harness.monitor.progress import Board, closing_table, length_bias, make_console
-from harness.rollout import Bench, Budgets, StageSlots
+from harness.rollout import Budgets, RunContext, StageSlots
 from harness.run_dir import RunDir, Whereabouts
 from harness.settings import IMAGE, SANDBOXES, Settings, load_settings
 from harness.setup import placement
 from harness.setup.sandbox_choice import backend_for, choose, listening
-from harness.setup.stack import Service, Wanted, service
-from harness.tasks.mix import Mix
+from harness.setup.stack import ProxyOptions, RunningProxy, service
+from harness.tasks.mix import TaskMix
 from harness.tasks.sources import load_sources
 from harness.verdict.judge import Judge
 from proxy.pool.database import Pool, open_pool
@@ -147,11 +147,11 @@ def run(verb: str, settings: Settings) -> int:
             plan = _plan(settings, mix, scaffolds)
             try:
                 with owned(pool, found) as claim:
-                    maker = placement.Maker(backend=backend, hosts=engines, warm=settings.warm)
+                    maker = placement.SandboxMaker(backend=backend, hosts=engines, warm=settings.warm)
                     sandboxes, logs = maker(), directory.logs
-                    bench = make_bench(proxy, settings, pool=pool, sandboxes=sandboxes, logs=logs)
+                    context = make_context(proxy, settings, pool=pool, sandboxes=sandboxes, logs=logs)
                     shown = placement.watched(settings, sandboxes)
-                    with placement.placed(settings, replace(bench, judge=judge), maker) as placed:
+                    with placement.placed(settings, replace(context, judge=judge), maker) as placed:
                         directory.begin(config | identity, verb, settings)
                         directory.tell(Whereabouts(pool=proxy.pool, name=found.name, expected=plan.expected()))
                         return _work(plan, placed, claim, directory, shown)
@@ -159,7 +159,7 @@ def run(verb: str, settings: Settings) -> int:
                 pool.close()
 
 
-def _judge(settings: Settings, mix: Mix) -> Judge | None:
+def _judge(settings: Settings, mix: TaskMix) -> Judge | None:
     judge = judge_at(settings.judge, settings.judge_model, settings.judge_key_file)
     for task in mix.tasks:
         if judge is None and task.checker is not None and task.checker.kind == "judge":
@@ -167,8 +167,8 @@ def _judge(settings: Settings, mix: Mix) -> Judge | None:
     return judge
 
 
-def _wanted(settings: Settings, listeners: Mapping[str, str]) -> Wanted:
-    return Wanted(
+def _wanted(settings: Settings, listeners: Mapping[str, str]) -> ProxyOptions:
+    return ProxyOptions(
         proxy=settings.proxy,
         pool=settings.pool,
         model=None if settings.model is None else Path(settings.model),
@@ -178,7 +178,7 @@ def _wanted(settings: Settings, listeners: Mapping[str, str]) -> Wanted:
     )
 
 
-def _config(settings: Settings, mix: Mix) -> dict[str, Any]:
+def _config(settings: Settings, mix: TaskMix) -> dict[str, Any]:
     """What a resumed run must have in common with its beginning. Keys of what is not used are left out."""
     digest = hashlib.sha256(msgspec.json.encode(mix.tasks)).hexdigest()[:16]
     config = {
@@ -201,9 +201,9 @@ def _config(settings: Settings, mix: Mix) -> dict[str, Any]:
     return config | {key: value for key, value in more.items() if value}
 
 
-def _plan(settings: Settings, mix: Mix, scaffolds: Sequence[Scaffold]) -> Plan:
+def _plan(settings: Settings, mix: TaskMix, scaffolds: Sequence[Scaffold]) -> RunPlan:
     endless = settings.repeat or settings.until_step is not None
-    return Plan(
+    return RunPlan(
         mix=mix,
         scaffolds=scaffolds,
         group_size=settings.group_size,
@@ -215,11 +215,13 @@ def _plan(settings: Settings, mix: Mix, scaffolds: Sequence[Scaffold]) -> Plan:
     )
 
 
-def make_bench(proxy: Service, settings: Settings, *, pool: Pool, sandboxes: Sandboxes, logs: Path) -> Bench:
+def make_context(
+    proxy: RunningProxy, settings: Settings, *, pool: Pool, sandboxes: Sandboxes, logs: Path
+) -> RunContext:
     """What the rollouts of a run with these settings share."""
     everybody = settings.concurrency
-    return Bench(
-        books=Books(pool),
+    return RunContext(
+        pool=AsyncPool(pool),
         sandboxes=sandboxes,
         url=f"{proxy.url}/v1",
         model=proxy.model,
@@ -242,16 +244,20 @@ def make_bench(proxy: Service, settings: Settings, *, pool: Pool, sandboxes: San
     )
 
 
-def _work(plan: Plan, bench: Bench, claim: Claim, directory: RunDir, watched: AbstractAsyncContextManager[None]) -> int:
+def _work(
+    plan: RunPlan, context: RunContext, claim: Claim, directory: RunDir, watched: AbstractAsyncContextManager[None]
+) -> int:
     """Run the plan in full, then results and table; also when it is interrupted."""
-    console, found, pool = make_console(), claim.run, bench.books.pool
+    console, found, pool = make_console(), claim.run, context.pool.blocking
     board = Board(console, plan.expected(), run_summary(pool, found.id))
     interrupted = close_interrupted(pool, found.id)
     if interrupted:
         board.say(f"{interrupted} attempts were interrupted and start again")
     try:
         with board.live():
-            asyncio.run(_within(watched, _until_done(Loop(bench, found.id, plan, board), claim, board, bench.books)))
+            asyncio.run(
+                _within(watched, _until_done(RunLoop(context, found.id, plan, board), claim, board, context.pool))
+            )
     finally:
         close_interrupted(pool, found.id)  # opened, and cancelled in the same moment
         rows = run_summary(pool, found.id)
@@ -268,10 +274,10 @@ async def _within(context: AbstractAsyncContextManager[None], work: Coroutine[An
         await work
 
 
-async def _until_done(loop: Loop, claim: Claim, board: Board, books: Books) -> None:
+async def _until_done(loop: RunLoop, claim: Claim, board: Board, pool: AsyncPool) -> None:
     """Run the loop while the run is ours; the first SIGTERM or Ctrl-C cancels it, further ones change nothing."""
     work, keeping = asyncio.create_task(loop.go()), asyncio.create_task(claim.keep())
-    metering = asyncio.create_task(_meter(board, books, claim.run.id))
+    metering = asyncio.create_task(_meter(board, pool, claim.run.id))
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, lambda: work.cancelling() or work.cancel())
     try:
@@ -286,9 +292,9 @@ async def _until_done(loop: Loop, claim: Claim, board: Board, books: Books) -> N
         metering.cancel()
 
 
-async def _meter(board: Board, books: Books, run_id: int) -> None:
+async def _meter(board: Board, pool: AsyncPool, run_id: int) -> None:
     """Keep the board's rates up to date. What the pool refuses to tell is no reason to end a run."""
     while True:
         with suppress(PoolError):
-            board.rate.take(await books(traffic, run_id, board.rate.last))
+            board.rate.take(await pool(traffic, run_id, board.rate.last))
         await asyncio.sleep(METER_SECONDS)

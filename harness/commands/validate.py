@@ -12,11 +12,11 @@ from harness.environment.augment import KINDS, of_run
 from harness.monitor.progress import make_console
 from harness.run_dir import RunDir
 from harness.settings import IMAGE, SANDBOXES
-from harness.setup.placement import Maker
+from harness.setup.placement import SandboxMaker
 from harness.setup.sandbox_choice import Backend, choose
 from harness.tasks.sources import load_sources
 from harness.validation.review import VERDICTS, Finding
-from harness.validation.runner import Book, Plan, prove
+from harness.validation.runner import ValidationPlan, ValidationResults, prove
 from harness.verdict.judge import PAUSE_SECONDS, Judge
 from proxy.pool.errors import UserError
 from sandboxes.base import Sandboxes
@@ -57,7 +57,7 @@ def _validate(given: argparse.Namespace) -> int:
     loaded = load_sources(given.tasks)
     if given.kinds and not given.augment:
         raise UserError(f"--kinds {','.join(given.kinds)} goes with --augment; add it")
-    plan = Plan(
+    plan = ValidationPlan(
         tasks=loaded.mix.tasks,
         repeat=given.repeat,
         concurrency=given.concurrency,
@@ -68,10 +68,10 @@ def _validate(given: argparse.Namespace) -> int:
     directory = RunDir(given.out or Path("runs") / f"validate-{Path(given.tasks[0]).stem}")
     choice = choose(given.sandbox, plan.tasks)
     make_console().print(str(choice), highlight=False)
-    sandboxes = Maker(backend=Backend(kind=choice.kind, image=given.image))()
+    sandboxes = SandboxMaker(backend=Backend(kind=choice.kind, image=given.image))()
     with directory.held():
         reap()  # what a killed command left at work
-        book = Book(directory.path)
+        book = ValidationResults(directory.path)
         findings = asyncio.run(_interruptible(sandboxes, plan, book))
         book.close(plan.tasks, findings, loaded.refused)
     _show(findings, loaded.refused, book)
@@ -82,7 +82,7 @@ def _judge_of(given: argparse.Namespace) -> Judge | None:
     return judge_at(given.judge, given.judge_model, given.judge_key_file, given.judge_pause)
 
 
-async def _interruptible(sandboxes: Sandboxes, plan: Plan, book: Book) -> list[Finding]:
+async def _interruptible(sandboxes: Sandboxes, plan: ValidationPlan, book: ValidationResults) -> list[Finding]:
     """The first SIGTERM or Ctrl-C ends the trials at work cleanly; further ones change nothing."""
     work = asyncio.create_task(prove(sandboxes, plan, book))
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -93,7 +93,7 @@ async def _interruptible(sandboxes: Sandboxes, plan: Plan, book: Book) -> list[F
         await sandboxes.close()
 
 
-def _show(findings: Sequence[Finding], refused: Sequence[str], book: Book) -> None:
+def _show(findings: Sequence[Finding], refused: Sequence[str], book: ValidationResults) -> None:
     console = make_console()
     for reason in refused:
         console.print(f"left out: {reason}", highlight=False, markup=False)

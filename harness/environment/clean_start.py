@@ -20,7 +20,7 @@ from pathlib import PurePosixPath
 
 import msgspec
 
-from harness.environment.file_manifest import Manifest, quoted, remove
+from harness.environment.file_manifest import FileManifest, quoted, remove
 from harness.tasks import Task
 from sandboxes.base import Limits, Sandbox
 
@@ -66,7 +66,7 @@ class Leftover:
     removed: bool
 
 
-def leftovers(manifest: Manifest, task: Task, temporary: Collection[str]) -> list[Leftover]:
+def leftovers(manifest: FileManifest, task: Task, temporary: Collection[str]) -> list[Leftover]:
     """What a task's rules find in a manifest: topmost paths only. `removed` says what is to be removed."""
     kept = {*task.files, *task.clean.keep}
     found: dict[str, str] = {}
@@ -103,7 +103,7 @@ def _matches(path: str, pattern: str) -> bool:
     return fnmatchcase(path, full) or fnmatchcase(path, f"{full}/*")
 
 
-async def clean_start(sandbox: Sandbox, task: Task, manifest: Manifest) -> tuple[Manifest, list[Leftover]]:
+async def clean_start(sandbox: Sandbox, task: Task, manifest: FileManifest) -> tuple[FileManifest, list[Leftover]]:
     """Remove what is to be removed; what is left is reported. The manifest is the one after it."""
     found = leftovers(manifest, task, manifest.temporary)
     doomed = [row.path for row in found if row.removed]
@@ -113,7 +113,7 @@ async def clean_start(sandbox: Sandbox, task: Task, manifest: Manifest) -> tuple
     return manifest.without([row.path for row in rows if row.removed]), rows
 
 
-async def _vcs(sandbox: Sandbox, task: Task, manifest: Manifest) -> list[Leftover]:
+async def _vcs(sandbox: Sandbox, task: Task, manifest: FileManifest) -> list[Leftover]:
     if task.clean.vcs == "keep" or not any(path.endswith("/.git") for path in manifest.files):
         return []
     command = f"action={task.clean.vcs}\nset -- {quoted(sandbox.work)} {quoted(sandbox.home)}\n{_VCS}"

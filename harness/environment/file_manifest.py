@@ -37,7 +37,7 @@ printf '%s\0%s\0' "$PATH" "${TMPDIR:-/tmp}"
 
 
 @dataclass(frozen=True)
-class Difference:
+class FileDifference:
     """What one manifest has otherwise than an earlier one, sorted."""
 
     added: list[str] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class FileManifest:
     """The files of a sandbox at one moment."""
 
     files: dict[str, str]
@@ -58,22 +58,22 @@ class Manifest:
     temporary: tuple[str, ...] = ("/tmp", "/var/tmp")
     """Directories for temporary files."""
 
-    def __sub__(self, before: "Manifest") -> Difference:
+    def __sub__(self, before: "FileManifest") -> FileDifference:
         added = [path for path in self.files if path not in before.files]
         removed = [path for path in before.files if path not in self.files] if self.whole else []
         changed = [path for path, stat in self.files.items() if before.files.get(path, stat) != stat]
-        return Difference(sorted(added), sorted(changed), sorted(removed))
+        return FileDifference(sorted(added), sorted(changed), sorted(removed))
 
-    def without(self, removed: Collection[str]) -> "Manifest":
+    def without(self, removed: Collection[str]) -> "FileManifest":
         """The manifest after these were removed, each with all below it."""
         gone = tuple(f"{path}/" for path in removed)
         left = {p: s for p, s in self.files.items() if p not in removed and not p.startswith(gone)}
         return replace(self, files=left)
 
 
-async def take(
+async def take_manifest(
     sandbox: Sandbox, spec: Spec, own_root: bool, first: Iterable[str] = (), names: Iterable[str] = ()
-) -> Manifest:
+) -> FileManifest:
     """The manifest of a sandbox, as its agent's user sees it.
 
     `own_root`: its root is its own, not the machine's. What lies directly in the directories `first` under `names`
@@ -92,7 +92,7 @@ async def take(
     if not lines.begun:
         raise SandboxError(f"the files of sandbox {sandbox.id} cannot be listed: {result.output[-300:].strip()!r}")
     everywhere = (temporary or "/tmp", *(("/tmp", "/var/tmp") if own_root else ()))
-    return Manifest(files, result.ended == "exit" and lines.ended, path or FULL, everywhere)
+    return FileManifest(files, result.ended == "exit" and lines.ended, path or FULL, everywhere)
 
 
 class _Lines:
@@ -141,12 +141,12 @@ def quoted(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
 
 
-def write_manifest(file: Path, manifest: Manifest) -> None:
+def write_manifest(file: Path, manifest: FileManifest) -> None:
     """Keep a manifest: a gzip of one JSON object, so that a long run's thousands of them stay small."""
     _write(file, {"whole": manifest.whole, "files": manifest.files})
 
 
-def write_difference(file: Path, difference: Difference) -> None:
+def write_difference(file: Path, difference: FileDifference) -> None:
     _write(file, {"added": difference.added, "changed": difference.changed, "removed": difference.removed})
 
 

@@ -1,6 +1,6 @@
 """What is known of a sandbox before its agent works in it: files, leftovers, and what steers a verifier.
 
-`lay` is the last thing before the agent, so it is trusted: nothing of the policy has run yet.
+`take_snapshot` is the last thing before the agent, so it is trusted: nothing of the policy has run yet.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from harness.environment.clean_start import Leftover, clean_start
-from harness.environment.file_manifest import Manifest, quoted, take, write_manifest
+from harness.environment.file_manifest import FileManifest, quoted, take_manifest, write_manifest
 from harness.environment.protected_files import RUNNERS_NAMES, above_tests, steering
 from harness.failure import AttemptFailed
 from harness.tasks import Task
@@ -23,13 +23,13 @@ _CONTENTS = 'for f do [ -f "$f" ] && [ ! -L "$f" ] && printf "%s %s\\n" "$(wc -c
 
 
 @dataclass(frozen=True)
-class Ground:
+class Snapshot:
     """A sandbox as the agent finds it."""
 
     spec: Spec
     own_root: bool
     """Its root is its own and not the machine's."""
-    manifest: Manifest
+    manifest: FileManifest
     leftovers: Sequence[Leftover] = ()
     changed: frozenset[str] = frozenset()
     """Paths of the image that set-up has changed, where the root can be written."""
@@ -37,16 +37,16 @@ class Ground:
     """Absolute path -> content of small files that steer a verifier, to be put back when the agent changes them."""
 
 
-async def lay(sandbox: Sandbox, task: Task, sandboxes: Sandboxes) -> Ground:
+async def take_snapshot(sandbox: Sandbox, task: Task, sandboxes: Sandboxes) -> Snapshot:
     """Clean up after set-up and remember what is there. Nothing of the agent may be running or lie there yet."""
     spec, own_root = spec_of(task), sandboxes.kind != "process"
     above = above_tests(task, sandbox.work, own_root)
-    found = await take(sandbox, spec, own_root, above, RUNNERS_NAMES)
+    found = await take_manifest(sandbox, spec, own_root, above, RUNNERS_NAMES)
     manifest, rows = await clean_start(sandbox, task, found)
     steer = steering(task, sandbox, spec, own_root)
     known = [path for path in sorted(manifest.files) if steer(path)]
     originals = await _contents(sandbox, known) if known else {}
-    return Ground(spec, own_root, manifest, rows, frozenset(await sandbox.changed()), originals)
+    return Snapshot(spec, own_root, manifest, rows, frozenset(await sandbox.changed()), originals)
 
 
 async def _contents(sandbox: Sandbox, paths: list[str]) -> dict[str, bytes]:
@@ -63,10 +63,10 @@ async def _contents(sandbox: Sandbox, paths: list[str]) -> dict[str, bytes]:
     return found
 
 
-def keep_ground(directory: Path, name: str, ground: Ground) -> None:
+def write_snapshot(directory: Path, name: str, snapshot: Snapshot) -> None:
     """Write what there was before the agent: NAME.manifest.json.gz and NAME.leftovers.json."""
-    write_manifest(directory / f"{name}.manifest.json.gz", ground.manifest)
-    (directory / f"{name}.leftovers.json").write_bytes(msgspec.json.encode(ground.leftovers))
+    write_manifest(directory / f"{name}.manifest.json.gz", snapshot.manifest)
+    (directory / f"{name}.leftovers.json").write_bytes(msgspec.json.encode(snapshot.leftovers))
 
 
 def spec_of(task: Task) -> Spec:

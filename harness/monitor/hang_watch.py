@@ -9,17 +9,17 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.async_pool import Books
+from harness.async_pool import AsyncPool
 from harness.failure import AttemptFailed
 from proxy.pool.rollouts.budgets import last_event
 from sandboxes.base import Limits, Result, Sandbox
 
 
 @dataclass
-class Watched:
+class HangWatch:
     """One attempt under watch."""
 
-    books: Books
+    pool: AsyncPool
     attempt_id: int
     patience: float
     """Seconds without any sign of life."""
@@ -31,12 +31,12 @@ class Watched:
     async def silence(self) -> float:
         """Seconds since the last sign of life. The pool is asked only when the agent has been silent too long."""
         if time.time() - self._heard >= self.patience:
-            self._heard = max(self._heard, await self.books(last_event, self.attempt_id) or 0)
+            self._heard = max(self._heard, await self.pool(last_event, self.attempt_id) or 0)
         return time.time() - self._heard
 
 
 async def run_watched(
-    sandbox: Sandbox, command: str, limits: Limits, env: Mapping[str, str], watched: Watched
+    sandbox: Sandbox, command: str, limits: Limits, env: Mapping[str, str], watched: HangWatch
 ) -> Result:
     """Run a command to its end. AttemptFailed("hung") when it showed no sign of life for too long."""
     watched.hear()

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from harness.cluster.ray import RayOptions, on_cluster
 from harness.monitor.metrics import shown
-from harness.rollout import Bench
+from harness.rollout import RunContext
 from harness.settings import Settings
 from harness.setup.sandbox_choice import Backend
 from proxy.pool.errors import UserError
@@ -37,7 +37,7 @@ def add_options(run: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Maker:
+class SandboxMaker:
     """Makes a run's sandboxes, in this process or in one of a node."""
 
     backend: Backend
@@ -81,13 +81,13 @@ def reaped(engines: Sequence[str], console: Console) -> Iterator[None]:
 
 
 @contextmanager
-def placed(settings: Settings, bench: Bench, maker: Maker) -> Iterator[Bench]:
-    """The bench with its attempts where they are to be made. UserError when they cannot be made there."""
+def placed(settings: Settings, context: RunContext, maker: SandboxMaker) -> Iterator[RunContext]:
+    """Give the context whose attempts run where the settings say. UserError when they cannot run there."""
     if settings.executor == "local":
-        yield bench
+        yield context
         return
     options = RayOptions(address=settings.ray_address)
-    with on_cluster(options, bench, replace(maker, warm=0)) as on_nodes:
+    with on_cluster(options, context, replace(maker, warm=0)) as on_nodes:
         yield on_nodes
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 from harness.agents.install import agents_directory
 from harness.settings import IMAGE, Settings
-from harness.setup.stack import Service
+from harness.setup.stack import RunningProxy
 from harness.tasks import Task
 from proxy.pool.errors import UserError
 from sandboxes.base import SandboxError, Sandboxes
@@ -34,7 +34,7 @@ Kind = Literal["docker", "bubblewrap", "process"]
 
 
 @dataclass(frozen=True)
-class Choice:
+class SandboxChoice:
     """A kind of sandbox, and what it is worth."""
 
     kind: Kind
@@ -76,7 +76,7 @@ class Backend:
 
 
 @contextmanager
-def listening(choice: Choice, settings: Settings) -> Iterator[dict[str, str]]:
+def listening(choice: SandboxChoice, settings: Settings) -> Iterator[dict[str, str]]:
     """The listeners for sandboxes that a proxy of our own is to have, by their keys in its configuration."""
     if choice.kind == "process":
         yield {}
@@ -95,7 +95,7 @@ def listening(choice: Choice, settings: Settings) -> Iterator[dict[str, str]]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def backend_for(choice: Choice, settings: Settings, proxy: Service, run: str) -> Backend:
+def backend_for(choice: SandboxChoice, settings: Settings, proxy: RunningProxy, run: str) -> Backend:
     """What the choice needs of this proxy; UserError when the proxy does not have it."""
     socket, address = Path(proxy.sandboxes.get("socket", "")), proxy.sandboxes.get("address", "")
     found = socket if socket.is_socket() else None
@@ -152,7 +152,7 @@ async def _docker(backend: Backend, address: str) -> Sandboxes:
     return made
 
 
-def choose(asked: str, tasks: Sequence[Task], engines: Sequence[str] = ()) -> Choice:
+def choose(asked: str, tasks: Sequence[Task], engines: Sequence[str] = ()) -> SandboxChoice:
     """The kind that was asked for, or the best there is; UserError when there is none for these tasks.
 
     `engines`: Docker's addresses, of which one must answer; none: the usual one.
@@ -172,25 +172,25 @@ def choose(asked: str, tasks: Sequence[Task], engines: Sequence[str] = ()) -> Ch
     raise UserError(f"there are no {asked} sandboxes here ({reasons[0]}); choose another with --sandbox, or auto")
 
 
-def _kind(kind: str, engines: Sequence[str]) -> Choice:
+def _kind(kind: str, engines: Sequence[str]) -> SandboxChoice:
     """SandboxError when there is none of this kind here."""
     if kind == "docker":
         return asyncio.run(_docker_choice(engines or [""]))
     if kind == "bubblewrap":
         if why_not := bubblewrap.why_not():
             raise SandboxError(f"bubblewrap does not work: {why_not}")
-        return Choice("bubblewrap", BubblewrapSandboxes.promise)
-    return Choice("process", ProcessSandboxes.promise)
+        return SandboxChoice("bubblewrap", BubblewrapSandboxes.promise)
+    return SandboxChoice("process", ProcessSandboxes.promise)
 
 
-async def _docker_choice(engines: Sequence[str]) -> Choice:
+async def _docker_choice(engines: Sequence[str]) -> SandboxChoice:
     """What the sandboxes of the first engine that answers are worth; EngineError when none does."""
     if manifest_of(agents_directory() / RUNTIME_NAME) is None:
         raise EngineError("agents' runtime for containers is not installed; run: harness agents install runtime")
     hosts = Hosts([HostOptions(address=address) for address in engines], _plain)
     try:
         out = await hosts.check()
-        return Choice("docker", hosts.promise, "; ".join(out))
+        return SandboxChoice("docker", hosts.promise, "; ".join(out))
     finally:
         await hosts.close()
 

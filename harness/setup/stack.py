@@ -38,7 +38,7 @@ class _EngineHealth(msgspec.Struct):
     ok: bool = False
 
 
-class Health(msgspec.Struct, kw_only=True):
+class ProxyHealth(msgspec.Struct, kw_only=True):
     """What the proxy's /health says."""
 
     model: str
@@ -49,7 +49,7 @@ class Health(msgspec.Struct, kw_only=True):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class ProxyOptions:
     """What a run asks for."""
 
     proxy: str | None = None
@@ -65,7 +65,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Service:
+class RunningProxy:
     """A proxy that answers."""
 
     url: str
@@ -87,14 +87,14 @@ class Service:
         return None
 
 
-def ask_health(url: str, admin_key: str | None = None, timeout: float = 20) -> Health:
+def ask_health(url: str, admin_key: str | None = None, timeout: float = 20) -> ProxyHealth:
     """The health of the proxy at a URL; OSError when it does not answer, UserError when it is no proxy of ours."""
     request = urllib.request.Request(
         f"{url}/health", headers={"Authorization": f"Bearer {admin_key}"} if admin_key else {}
     )
     try:
         with urllib.request.urlopen(request, timeout=timeout) as answer:
-            return msgspec.json.decode(answer.read(), type=Health)
+            return msgspec.json.decode(answer.read(), type=ProxyHealth)
     except http.client.HTTPException as error:
         raise ConnectionError(f"no whole HTTP answer: {error!r}") from error
     except msgspec.DecodeError as error:
@@ -103,7 +103,7 @@ def ask_health(url: str, admin_key: str | None = None, timeout: float = 20) -> H
         ) from error
 
 
-def connect(url: str, pool: str | None, admin_key: str | None = None) -> Service:
+def connect(url: str, pool: str | None, admin_key: str | None = None) -> RunningProxy:
     """The running proxy at a URL; UserError when it does not answer or does not say where its pool is."""
     url = url.rstrip("/").removesuffix("/v1")
     try:
@@ -119,7 +119,7 @@ def connect(url: str, pool: str | None, admin_key: str | None = None) -> Service
     pool = pool or health.pool
     if pool is None:
         raise UserError(f"the proxy {url} does not name its pool; give its database URL with --pool")
-    return Service(url, pool, health.model, health.context_length, admin_key, health.sandboxes)
+    return RunningProxy(url, pool, health.model, health.context_length, admin_key, health.sandboxes)
 
 
 def _admin_key(file: Path | None) -> str | None:
@@ -130,7 +130,7 @@ def _admin_key(file: Path | None) -> str | None:
 
 
 @contextmanager
-def service(wanted: Wanted, directory: RunDir) -> Iterator[Service]:
+def service(wanted: ProxyOptions, directory: RunDir) -> Iterator[RunningProxy]:
     """The proxy that this run uses, for as long as the block lasts."""
     if wanted.proxy is not None:
         yield connect(wanted.proxy, wanted.pool, _admin_key(wanted.admin_key_file))
@@ -146,7 +146,7 @@ def service(wanted: Wanted, directory: RunDir) -> Iterator[Service]:
 @contextmanager
 def replaying(
     config: Path, attempt_id: int, pool: str, directory: Path, *, ignored: Sequence[str], listeners: Mapping[str, str]
-) -> Iterator[Service]:
+) -> Iterator[RunningProxy]:
     """A proxy that plays a recorded attempt, for as long as the block lasts.
 
     `config`: of the proxy that recorded it. `directory` gets the pool that it records in (pool.db), and how requests
@@ -164,7 +164,7 @@ def replaying(
             _stop(child)
 
 
-def _bring_up(wanted: Wanted, directory: RunDir, children: list[subprocess.Popen[bytes]]) -> Service:
+def _bring_up(wanted: ProxyOptions, directory: RunDir, children: list[subprocess.Popen[bytes]]) -> RunningProxy:
     """Model, engine, gateway: each when the one before it is ready."""
     model = wanted.model or directory.path / "model"
     if wanted.model is None and not (model / "config.json").exists():
@@ -179,7 +179,7 @@ def _bring_up(wanted: Wanted, directory: RunDir, children: list[subprocess.Popen
     return connect(gateway, wanted.pool)
 
 
-def _config(wanted: Wanted, directory: RunDir, model: Path) -> str:
+def _config(wanted: ProxyOptions, directory: RunDir, model: Path) -> str:
     pool = wanted.pool or str(directory.path / "pool.db")
     text = f"pool = {_toml(pool)}\n\n[engine]\nmodel = {_toml(str(model.absolute()))}\n"
     if wanted.model is None:

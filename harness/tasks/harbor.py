@@ -15,7 +15,16 @@ import msgspec
 
 from harness.tasks.check import check
 from harness.tasks.compose import read_compose
-from harness.tasks.harbor_toml import Environment, File, Health, Judge, StepTable, refuse, resolved, unknown
+from harness.tasks.harbor_toml import (
+    HarborEnvironment,
+    HarborFile,
+    HarborHealthcheck,
+    HarborStep,
+    HarborVerifier,
+    refuse,
+    resolved,
+    unknown,
+)
 from harness.tasks.jsonl import digest_of
 from harness.tasks.schema import Directories, Solution, Step, Task, TaskImage, TaskLimits, Verifier
 from proxy.pool.errors import UserError
@@ -66,9 +75,9 @@ def load_harbor(directory: Path) -> Task:
     return check(task, where)
 
 
-def _parsed(path: Path) -> tuple[dict[str, Any], File]:
+def _parsed(path: Path) -> tuple[dict[str, Any], HarborFile]:
     table = read_table(path)
-    return table, checked(table, File, str(path), strict=False)
+    return table, checked(table, HarborFile, str(path), strict=False)
 
 
 def _instruction(directory: Path) -> str:
@@ -82,7 +91,7 @@ def _instruction(directory: Path) -> str:
     return "\n".join(lines).lstrip("\n")
 
 
-def _verifier(root: Path, directory: Path, judge: Judge, environment: Environment) -> Verifier:
+def _verifier(root: Path, directory: Path, judge: HarborVerifier, environment: HarborEnvironment) -> Verifier:
     """The tests of a directory over those of the task, which its steps share."""
     places = [place / "tests" for place in dict.fromkeys((root, directory)) if (place / "tests").is_dir()]
     if not any((place / "test.sh").is_file() for place in places):
@@ -100,7 +109,7 @@ def _verifier(root: Path, directory: Path, judge: Judge, environment: Environmen
     )
 
 
-def _step(root: Path, table: StepTable, file: File) -> Step:
+def _step(root: Path, table: HarborStep, file: HarborFile) -> Step:
     directory = root / "steps" / table.name
     judge = msgspec.structs.replace(
         table.verifier,
@@ -128,7 +137,7 @@ def _set_up(workdir: Path) -> list[str]:
     return ["bash ./setup.sh || exit"] if (workdir / "setup.sh").is_file() else []
 
 
-def _solution(directory: Path, file: File) -> Solution | None:
+def _solution(directory: Path, file: HarborFile) -> Solution | None:
     if not (directory / "solution/solve.sh").is_file():
         return None
     return Solution(
@@ -138,7 +147,7 @@ def _solution(directory: Path, file: File) -> Solution | None:
     )
 
 
-def _image(directory: Path, environment: Environment) -> TaskImage:
+def _image(directory: Path, environment: HarborEnvironment) -> TaskImage:
     if environment.docker_image:
         return TaskImage(name=environment.docker_image)
     if not (directory / "environment/Dockerfile").is_file():
@@ -150,7 +159,7 @@ def _network(mode: str | None) -> Network:
     return "full" if mode == "public" else "model"
 
 
-def _limits(environment: Environment) -> TaskLimits:
+def _limits(environment: HarborEnvironment) -> TaskLimits:
     own = TaskLimits()
     return TaskLimits(
         cpus=environment.cpus,
@@ -159,7 +168,7 @@ def _limits(environment: Environment) -> TaskLimits:
     )
 
 
-def _until_healthy(health: Health | None) -> list[str]:
+def _until_healthy(health: HarborHealthcheck | None) -> list[str]:
     """Shell lines that end when the command has succeeded, and exit with 1 when it did not in all its tries."""
     if health is None:
         return []
@@ -170,14 +179,14 @@ def _until_healthy(health: Health | None) -> list[str]:
     return [f"tries=0; until {command}; do {last}; {pause}; done"]
 
 
-def _patience(health: Health | None) -> float:
+def _patience(health: HarborHealthcheck | None) -> float:
     """Seconds for set-up: the longest that all tries may take."""
     if health is None:
         return 120.0
     return 120.0 + health.start_period_sec + health.retries * (health.interval_sec + health.timeout_sec)
 
 
-def _metadata(table: dict[str, Any], file: File) -> dict[str, Any]:
+def _metadata(table: dict[str, Any], file: HarborFile) -> dict[str, Any]:
     """What is known of a task and changes nothing here."""
     carried = {"task": file.task, "artifacts": table.get("artifacts"), "unknown": unknown(table)}
     carried["build_timeout_sec"] = file.environment.build_timeout_sec

@@ -25,7 +25,7 @@ class Refused(UserError):
     """A task that asks for what there is not here: the others can run."""
 
 
-class Agent(msgspec.Struct, frozen=True, kw_only=True):
+class HarborAgent(msgspec.Struct, frozen=True, kw_only=True):
     """[agent], also of a step."""
 
     timeout_sec: Seconds | None = None
@@ -34,7 +34,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     allowed_hosts: list[str] | None = None
 
 
-class Health(msgspec.Struct, frozen=True, kw_only=True):
+class HarborHealthcheck(msgspec.Struct, frozen=True, kw_only=True):
     """A command that says when the environment is ready, as Docker's HEALTHCHECK."""
 
     command: str
@@ -45,7 +45,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     retries: Count = 3
 
 
-class Environment(msgspec.Struct, kw_only=True):
+class HarborEnvironment(msgspec.Struct, kw_only=True):
     """[environment]; sizes of older schemas and `allow_internet` are read into their successors."""
 
     build_timeout_sec: Seconds | None = None
@@ -62,14 +62,14 @@ class Environment(msgspec.Struct, kw_only=True):
     mcp_servers: list[dict[str, Any]] = []
     env: dict[str, str] = {}
     skills_dir: str | None = None
-    healthcheck: Health | None = None
+    healthcheck: HarborHealthcheck | None = None
     workdir: str | None = None
     network_mode: Mode | None = None
     allowed_hosts: list[str] | None = None
     allow_internet: bool | None = None
 
 
-class Judge(msgspec.Struct, kw_only=True):
+class HarborVerifier(msgspec.Struct, kw_only=True):
     """[verifier], also of a step."""
 
     timeout_sec: Seconds | None = None
@@ -82,37 +82,37 @@ class Judge(msgspec.Struct, kw_only=True):
     collect: list[dict[str, Any]] = []
 
 
-class Oracle(msgspec.Struct, kw_only=True):
+class HarborSolution(msgspec.Struct, kw_only=True):
     """[solution]"""
 
     env: dict[str, str] = {}
 
 
-class StepTable(msgspec.Struct, frozen=True, kw_only=True):
+class HarborStep(msgspec.Struct, frozen=True, kw_only=True):
     """One of [[steps]]."""
 
     name: Annotated[str, msgspec.Meta(pattern=STEP_NAME)]
-    agent: Agent = Agent()
-    verifier: Judge = msgspec.field(default_factory=Judge)
+    agent: HarborAgent = HarborAgent()
+    verifier: HarborVerifier = msgspec.field(default_factory=HarborVerifier)
     min_reward: float | dict[str, float] | None = None
-    healthcheck: Health | None = None
+    healthcheck: HarborHealthcheck | None = None
     artifacts: list[Any] = []
 
 
-class File(msgspec.Struct, frozen=True, kw_only=True):
+class HarborFile(msgspec.Struct, frozen=True, kw_only=True):
     """All of task.toml."""
 
     version: str = ""
     schema_version: str = ""
     task: dict[str, Any] = {}
     metadata: dict[str, Any] = {}
-    agent: Agent = Agent()
-    verifier: Judge = msgspec.field(default_factory=Judge)
-    environment: Environment = msgspec.field(default_factory=Environment)
-    solution: Oracle = msgspec.field(default_factory=Oracle)
+    agent: HarborAgent = HarborAgent()
+    verifier: HarborVerifier = msgspec.field(default_factory=HarborVerifier)
+    environment: HarborEnvironment = msgspec.field(default_factory=HarborEnvironment)
+    solution: HarborSolution = msgspec.field(default_factory=HarborSolution)
     source: str | None = None
     multi_step_reward_strategy: Literal["mean", "final"] | None = None
-    steps: list[StepTable] = []
+    steps: list[HarborStep] = []
     artifacts: list[Any] = []
 
 
@@ -121,7 +121,7 @@ def refuse(directory: Path, what: str, why: str) -> NoReturn:
     raise Refused(f"{directory}: {what} {why}")
 
 
-def resolved(file: File, directory: Path) -> None:
+def resolved(file: HarborFile, directory: Path) -> None:
     """Refuse what there is not here, and read what older schemas call otherwise into today's keys."""
     for what, why in _lacking(file, directory):
         refuse(directory, what, why)
@@ -130,12 +130,12 @@ def resolved(file: File, directory: Path) -> None:
     environment.storage_mb = environment.storage_mb or _megabytes(environment.storage, "storage", directory)
     if environment.network_mode is None and environment.allow_internet is not None:
         environment.network_mode = "public" if environment.allow_internet else "no-network"
-    holders: list[Environment | Judge | Oracle] = [environment, file.verifier, file.solution]
+    holders: list[HarborEnvironment | HarborVerifier | HarborSolution] = [environment, file.verifier, file.solution]
     for holder in (*holders, *(step.verifier for step in file.steps)):
         holder.env = {name: _filled(value, f"env.{name}", directory) for name, value in holder.env.items()}
 
 
-def _lacking(file: File, directory: Path) -> Iterator[tuple[str, str]]:
+def _lacking(file: HarborFile, directory: Path) -> Iterator[tuple[str, str]]:
     environment = file.environment
     if environment.os.lower() != "linux":
         yield f"environment.os = {environment.os!r}", "is not offered: sandboxes are Linux containers"
@@ -192,7 +192,7 @@ def _filled(value: str, key: str, directory: Path) -> str:
 
 def unknown(table: dict[str, Any]) -> dict[str, Any]:
     """Keys that no known version of the schema has, by their dotted names."""
-    return dict(_unknown(table, File, ""))
+    return dict(_unknown(table, HarborFile, ""))
 
 
 def _unknown(table: dict[str, Any], known: type[msgspec.Struct], prefix: str) -> Iterator[tuple[str, Any]]:

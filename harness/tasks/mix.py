@@ -15,7 +15,7 @@ from proxy.pool.errors import UserError
 
 
 @dataclass(frozen=True)
-class Source:
+class TaskSource:
     """Tasks that came from one place."""
 
     name: str
@@ -24,10 +24,10 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Mix:
+class TaskMix:
     """All tasks of a run, and how often which of them come."""
 
-    sources: Sequence[Source]
+    sources: Sequence[TaskSource]
     domains: Mapping[str, float] = field(default_factory=dict)
     """Weight of each domain; empty: none has one."""
 
@@ -35,7 +35,7 @@ class Mix:
     def tasks(self) -> list[Task]:
         return [task for source in self.sources for task in source.tasks]
 
-    def first(self, number: int | None) -> "Mix":
+    def first(self, number: int | None) -> "TaskMix":
         """The mix of the first so many tasks; None: all."""
         if number is None:
             return self
@@ -55,7 +55,7 @@ class Mix:
             return shuffled(self.tasks, str(seed))
         return by_turns(self._shares(), seed)
 
-    def check(self) -> "Mix":
+    def check(self) -> "TaskMix":
         """The mix; UserError when weights and tasks do not fit."""
         there = {task.domain for task in self.tasks}
         for domain in self.domains.keys() - there:

@@ -188,7 +188,7 @@ class Task(Strict, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Part:
+class TaskPart:
     """A step as a task of its own; a task without steps is its only part."""
 
     task: Task
@@ -198,12 +198,12 @@ class Part:
     """Another part follows."""
 
 
-def parts_of(task: Task) -> tuple[Part, ...]:
+def parts_of(task: Task) -> tuple[TaskPart, ...]:
     """What is worked at one after the other in one sandbox."""
     if not task.steps:
-        return (Part(task),)
+        return (TaskPart(task),)
     steps = ((_alone(task, step, first=step is task.steps[0]), step) for step in task.steps)
-    return tuple(Part(alone, step.name, step.min_reward, step is not task.steps[-1]) for alone, step in steps)
+    return tuple(TaskPart(alone, step.name, step.min_reward, step is not task.steps[-1]) for alone, step in steps)
 
 
 def _alone(task: Task, step: Step, first: bool) -> Task:

@@ -15,7 +15,7 @@ import msgspec
 from harness.tasks.harbor import is_task, load_harbor
 from harness.tasks.harbor_toml import Refused
 from harness.tasks.jsonl import load_tasks
-from harness.tasks.mix import Mix, Source
+from harness.tasks.mix import TaskMix, TaskSource
 from harness.tasks.schema import Count, Domain, Share, Strict, Task, Text
 from proxy.pool.errors import UserError
 from proxy.pool.settings_file import load_settings
@@ -41,35 +41,35 @@ class MixFile(Strict, frozen=True, kw_only=True):
 
 
 @dataclass
-class Loaded:
+class LoadedTasks:
     """What was found."""
 
-    mix: Mix
+    mix: TaskMix
     refused: list[str] = field(default_factory=list)
     """Tasks that ask for what there is not here: one sentence each."""
 
 
-def load_sources(given: Sequence[str]) -> Loaded:
+def load_sources(given: Sequence[str]) -> LoadedTasks:
     """Every task of the sources; UserError for the first fault, and when nothing is left to run."""
     refused: list[str] = []
     if len(given) == 1 and given[0].endswith(".toml"):
         mix = _mix(Path(given[0]), refused)
     else:
-        mix = Mix([Source(path, _tasks(path, Path(), refused)) for path in given])
+        mix = TaskMix([TaskSource(path, _tasks(path, Path(), refused)) for path in given])
     if not mix.tasks:
         raise UserError(f"no task can run: all {len(refused)} were left out, the first because {refused[0]}")
     _names(mix)
-    return Loaded(mix.check(), refused)
+    return LoadedTasks(mix.check(), refused)
 
 
-def _mix(path: Path, refused: list[str]) -> Mix:
+def _mix(path: Path, refused: list[str]) -> TaskMix:
     file = load_settings(path, MixFile)
     sources = []
     for entry in file.source:
         tasks = _tasks(entry.path, path.parent, refused)[: entry.limit]
-        sources.append(Source(entry.path, tasks, entry.weight))
+        sources.append(TaskSource(entry.path, tasks, entry.weight))
     domains: dict[str, float] = {domain: weight for domain, weight in file.domains.items()}
-    return Mix([source for source in sources if source.tasks], domains)
+    return TaskMix([source for source in sources if source.tasks], domains)
 
 
 def _tasks(given: str, base: Path, refused: list[str]) -> list[Task]:
@@ -111,7 +111,7 @@ def _directories(path: Path) -> Iterator[Path]:
             yield from _directories(child)
 
 
-def _names(mix: Mix) -> None:
+def _names(mix: TaskMix) -> None:
     known: dict[str, str] = {}
     for source in mix.sources:
         for task in source.tasks:

@@ -19,7 +19,7 @@ from harness.run_dir import write_whole
 from harness.tasks import Task
 from harness.tasks.verdict_options import Augment
 from harness.validation.review import KINDS, VERDICTS, Finding, can_be_tried, finding, key_of
-from harness.validation.trials import Kind, Trial, Wanted, run_trial
+from harness.validation.trials import Kind, Trial, TrialSpec, run_trial
 from harness.verdict.judge import Judge, Opinion, opinion
 from proxy.pool.errors import UserError
 from sandboxes.base import Sandboxes
@@ -35,7 +35,7 @@ class Reviewed(msgspec.Struct, frozen=True, kw_only=True):
     opinion: Opinion
 
 
-class Book:
+class ValidationResults:
     """The results of a directory."""
 
     def __init__(self, directory: Path):
@@ -64,7 +64,7 @@ class Book:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class ValidationPlan:
     """What is to be proved and how."""
 
     tasks: Sequence[Task]
@@ -78,7 +78,7 @@ class Plan:
     """For tasks that declare none."""
 
 
-async def prove(sandboxes: Sandboxes, plan: Plan, book: Book) -> list[Finding]:
+async def prove(sandboxes: Sandboxes, plan: ValidationPlan, book: ValidationResults) -> list[Finding]:
     """A finding for each task, in their order. What is in the book already is not done again."""
     slots = asyncio.Semaphore(plan.concurrency)
     async with asyncio.TaskGroup() as group:
@@ -89,24 +89,24 @@ async def prove(sandboxes: Sandboxes, plan: Plan, book: Book) -> list[Finding]:
 @dataclass(frozen=True)
 class _Proof:
     sandboxes: Sandboxes
-    plan: Plan
-    book: Book
+    plan: ValidationPlan
+    book: ValidationResults
     slots: asyncio.Semaphore
 
     async def of(self, task: Task) -> Finding:
         key = key_of(task)
         if can_be_tried(task):
             return finding(task, [])
-        wanted = [Wanted(task, key, kind, number) for kind in KINDS for number in range(self.plan.repeat)]
+        wanted = [TrialSpec(task, key, kind, number) for kind in KINDS for number in range(self.plan.repeat)]
         if self.plan.augmented:
-            wanted += [Wanted(task, key, "oracle", 0, one) for one in every(task.augment or self.plan.augment)]
+            wanted += [TrialSpec(task, key, "oracle", 0, one) for one in every(task.augment or self.plan.augment)]
         trials = await asyncio.gather(*map(self._trial, wanted))
         found = finding(task, trials)
         if found.verdict != "accepted" or self.plan.judge is None:
             return found
         return finding(task, trials, await self._opinion(self.plan.judge, task, key))
 
-    async def _trial(self, wanted: Wanted) -> Trial:
+    async def _trial(self, wanted: TrialSpec) -> Trial:
         if (done := self.book.trials.get(wanted.name)) is not None:
             return done
         async with self.slots:

@@ -8,10 +8,10 @@ from typing import Literal
 import msgspec
 
 from harness.environment.augment import Variation, apply
-from harness.environment.snapshot import lay, set_up, spec_of
+from harness.environment.snapshot import set_up, spec_of, take_snapshot
 from harness.failure import AttemptFailed
-from harness.tasks import Part, Task, parts_of
-from harness.verdict.isolation import apart
+from harness.tasks import Task, TaskPart, parts_of
+from harness.verdict.isolation import verifier_sandbox
 from harness.verdict.rewards import Verdict, below, joined
 from harness.verdict.verifier import verify
 from sandboxes.base import Sandbox, SandboxError, Sandboxes
@@ -37,7 +37,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class TrialSpec:
     """A trial to be run."""
 
     task: Task
@@ -51,7 +51,7 @@ class Wanted:
         return self.key, self.kind, self.number, self.variation.name if self.variation else ""
 
 
-async def run_trial(sandboxes: Sandboxes, wanted: Wanted) -> Trial:
+async def run_trial(sandboxes: Sandboxes, wanted: TrialSpec) -> Trial:
     """One trial in a sandbox of its own. What goes wrong is part of the result."""
     began = time.monotonic()
     reward: float | None = None
@@ -77,7 +77,7 @@ async def run_trial(sandboxes: Sandboxes, wanted: Wanted) -> Trial:
     )
 
 
-async def _judged(sandboxes: Sandboxes, wanted: Wanted) -> tuple[Verdict, str]:
+async def _judged(sandboxes: Sandboxes, wanted: TrialSpec) -> tuple[Verdict, str]:
     """The verdict on all parts, and what is to be said about the solutions."""
     task, variations = wanted.task, [wanted.variation] if wanted.variation else []
     if task.network == "model" and sandboxes.kind != "process":  # there is no model in a trial
@@ -92,9 +92,9 @@ async def _judged(sandboxes: Sandboxes, wanted: Wanted) -> tuple[Verdict, str]:
             if variations:
                 _, env = await apply(sandbox, part.task, variations)
                 variations = []
-            ground = await lay(sandbox, part.task, sandboxes)
+            snapshot = await take_snapshot(sandbox, part.task, sandboxes)
             said += [await _solve(sandbox, part, env)] if wanted.kind == "oracle" else []
-            async with apart(sandboxes, sandbox, part.task, ground, part.more) as (room, _):
+            async with verifier_sandbox(sandboxes, sandbox, part.task, snapshot, part.more) as (room, _):
                 verdict = await verify(room, part.task)
             judged.append((part.name, verdict))
             if below(verdict, part.min_reward):
@@ -104,7 +104,7 @@ async def _judged(sandboxes: Sandboxes, wanted: Wanted) -> tuple[Verdict, str]:
     return (joined(judged, task.steps_reward) if task.steps else verdict), "; ".join(filter(None, said))
 
 
-async def _solve(sandbox: Sandbox, part: Part, env: dict[str, str]) -> str:
+async def _solve(sandbox: Sandbox, part: TaskPart, env: dict[str, str]) -> str:
     """Run the oracle where and as the agent would work; what is to be said when it does not exit with 0."""
     task, solution = part.task, part.task.solution
     if solution is None:

@@ -13,7 +13,7 @@ MAX_ERROR = 300
 
 
 @dataclass(frozen=True)
-class Model:
+class ChatModel:
     """A model and where it is."""
 
     url: str
@@ -26,7 +26,7 @@ class NoAnswer(Exception):
     """The endpoint gave no answer: one sentence."""
 
 
-async def complete(model: Model, messages: Sequence[dict[str, str]], seconds: float, **options: Any) -> str:
+async def complete(model: ChatModel, messages: Sequence[dict[str, str]], seconds: float, **options: Any) -> str:
     """The text of the answer; NoAnswer, or TimeoutError after so many seconds."""
     headers = {"Authorization": f"Bearer {model.key}"} if model.key else {}
     body = {"model": model.name, "messages": list(messages), **options}

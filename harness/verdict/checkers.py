@@ -19,7 +19,7 @@ from harness.environment.snapshot import set_up, spec_of
 from harness.failure import AttemptFailed
 from harness.tasks import Task
 from harness.tasks.schema import Checker
-from harness.verdict.chat_client import Model, NoAnswer, complete
+from harness.verdict.chat_client import ChatModel, NoAnswer, complete
 from harness.verdict.judge import Judge
 from harness.verdict.math_answers import is_same
 from harness.verdict.rewards import Verdict
@@ -34,7 +34,7 @@ Answer with one JSON object and nothing else: {"score": a number from 0 to 1, "r
 
 
 @dataclass(frozen=True)
-class Checking:
+class CheckerContext:
     """What checkers may use."""
 
     sandboxes: Sandboxes
@@ -43,7 +43,7 @@ class Checking:
     judge_seconds: float = 300.0
 
 
-async def check_answer(task: Task, text: str, using: Checking) -> Verdict:
+async def check_answer(task: Task, text: str, using: CheckerContext) -> Verdict:
     """The verdict; AttemptFailed when there is none."""
     checker = task.checker
     assert checker is not None, "tasks of these domains are loaded with a checker"
@@ -133,7 +133,7 @@ async def _by_judge(task: Task, text: str, judge: Judge | None, seconds: float) 
     assert task.checker is not None
     messages = [{"role": "system", "content": GRADING}, {"role": "user", "content": _shown(task, task.checker, text)}]
     try:
-        said = await complete(Model(judge.url, judge.model, judge.key), messages, seconds, temperature=0)
+        said = await complete(ChatModel(judge.url, judge.model, judge.key), messages, seconds, temperature=0)
     except (NoAnswer, TimeoutError) as error:
         raise AttemptFailed("verifier", f"the judge: {str(error) or 'no answer in time'}") from error
     score = read_score(said)

@@ -20,9 +20,9 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from harness.environment.file_manifest import MAX_FILES, Difference, remove, take, write_difference
+from harness.environment.file_manifest import MAX_FILES, FileDifference, remove, take_manifest, write_difference
 from harness.environment.protected_files import RUNNERS_NAMES, above_tests, is_kept, is_tool, steering
-from harness.environment.snapshot import Ground
+from harness.environment.snapshot import Snapshot
 from harness.failure import AttemptFailed
 from harness.tasks import Task
 from harness.verdict.verifier import LOGS
@@ -37,10 +37,10 @@ _PLACE = 'umask 077; mkdir "$HOME/$name" 2>/dev/null && cd "$HOME/$name" || { cd
 
 
 @dataclass(frozen=True)
-class SetApart:
+class IsolationFindings:
     """What was found when the agent had ended."""
 
-    difference: Difference
+    difference: FileDifference
     """What the agent did to the files."""
     removed: list[str]
     """Steering files that the agent had put there."""
@@ -51,21 +51,21 @@ class SetApart:
 
 
 @asynccontextmanager
-async def apart(
-    sandboxes: Sandboxes, sandbox: Sandbox, task: Task, ground: Ground, more: bool = False
-) -> AsyncIterator[tuple["Apart", SetApart]]:
+async def verifier_sandbox(
+    sandboxes: Sandboxes, sandbox: Sandbox, task: Task, snapshot: Snapshot, more: bool = False
+) -> AsyncIterator[tuple["VerifierSandbox", IsolationFindings]]:
     """The sandbox as the verifier is to find it, and what had to be done for that. `more`: another step will follow."""
-    await end_agent(sandbox, task, ground)
-    found = await set_apart(sandbox, task, ground)
+    await end_agent(sandbox, task, snapshot)
+    found = await undo_steering(sandbox, task, snapshot)
     if not task.verifier.fresh:
-        if task.verifier.network == "full" != ground.spec.network:
+        if task.verifier.network == "full" != snapshot.spec.network:
             await sandbox.allow_network()
-        room = await _private(sandbox, task, ground)
+        room = await _private(sandbox, task, snapshot)
         yield room, found
         if more:
             await _withdraw(room, task)
         return
-    fresh = await sandboxes.start(replace(ground.spec, network=task.verifier.network or ground.spec.network))
+    fresh = await sandboxes.start(replace(snapshot.spec, network=task.verifier.network or snapshot.spec.network))
     try:
         carried = fresh_place(default_root())  # gc finds it after kill -9
         try:
@@ -73,12 +73,12 @@ async def apart(
             await fresh.put(carried, ".")
         finally:
             await asyncio.to_thread(remove_directory, carried)
-        yield await _private(fresh, task, ground), found
+        yield await _private(fresh, task, snapshot), found
     finally:
         await fresh.stop()
 
 
-async def _withdraw(room: "Apart", task: Task) -> None:
+async def _withdraw(room: "VerifierSandbox", task: Task) -> None:
     """Take away what the next agent must not see: the verifier's files, its rewards and its place."""
     rewards = [LOGS] if task.verifier.rewards == "logs" else []
     paths = [*task.verifier.directories, *task.verifier.files, *rewards]
@@ -88,68 +88,71 @@ async def _withdraw(room: "Apart", task: Task) -> None:
         raise SandboxError(f"the verifier's files cannot be taken away again: {result.output[-300:].strip()}")
 
 
-async def end_agent(sandbox: Sandbox, task: Task, ground: Ground) -> None:
+async def end_agent(sandbox: Sandbox, task: Task, snapshot: Snapshot) -> None:
     """End the agent's processes. What ends them runs inside, so a root's changes to the tools are undone first."""
-    await _restore(sandbox, task, ground)
+    await _restore(sandbox, task, snapshot)
     await sandbox.end_processes()
 
 
-async def set_apart(sandbox: Sandbox, task: Task, ground: Ground) -> SetApart:
+async def undo_steering(sandbox: Sandbox, task: Task, snapshot: Snapshot) -> IsolationFindings:
     """Compare with what there was before the agent, and undo what would steer the verifier."""
-    above = above_tests(task, sandbox.work, ground.own_root)
-    now = await take(sandbox, ground.spec, ground.own_root, above, RUNNERS_NAMES)
-    if ground.manifest.whole and not now.whole and _steered_from_anywhere(task, ground):
+    above = above_tests(task, sandbox.work, snapshot.own_root)
+    now = await take_manifest(sandbox, snapshot.spec, snapshot.own_root, above, RUNNERS_NAMES)
+    if snapshot.manifest.whole and not now.whole and _steered_from_anywhere(task, snapshot):
         raise AttemptFailed(
             "verifier", f"the agent left more than {MAX_FILES} files, so what would steer the verifier is unknown"
         )
-    difference = now - ground.manifest
-    steer = steering(task, sandbox, ground.spec, ground.own_root)
-    tools = [path for path in difference.changed if _may_be_undone(path, task, ground)]  # undone by end_agent
-    shadows = _shadows(difference.added, task, ground)
+    difference = now - snapshot.manifest
+    steer = steering(task, sandbox, snapshot.spec, snapshot.own_root)
+    tools = [path for path in difference.changed if _may_be_undone(path, task, snapshot)]  # undone by end_agent
+    shadows = _shadows(difference.added, task, snapshot)
     planted = [path for path in difference.added if steer(path) or path in shadows]
     touched = [path for path in (*difference.changed, *difference.removed) if steer(path)]
-    restored = [path for path in touched if path in ground.originals]
-    stayed = await remove(sandbox, planted, ground.manifest.path)
+    restored = [path for path in touched if path in snapshot.originals]
+    stayed = await remove(sandbox, planted, snapshot.manifest.path)
     for path in restored:
-        await sandbox.write(within(sandbox, path), ground.originals[path])
+        await sandbox.write(within(sandbox, path), snapshot.originals[path])
     left = stayed | set(touched) - set(restored)
-    return SetApart(difference, [path for path in planted if path not in stayed], tools + restored, sorted(left))
+    return IsolationFindings(
+        difference, [path for path in planted if path not in stayed], tools + restored, sorted(left)
+    )
 
 
-def _steered_from_anywhere(task: Task, ground: Ground) -> bool:
+def _steered_from_anywhere(task: Task, snapshot: Snapshot) -> bool:
     """By more than what lies directly beside the verifier's files."""
-    return not task.verifier.fresh and (ground.spec.profile == "harbor" or task.verifier.user == "root")
+    return not task.verifier.fresh and (snapshot.spec.profile == "harbor" or task.verifier.user == "root")
 
 
-async def _restore(sandbox: Sandbox, task: Task, ground: Ground) -> None:
+async def _restore(sandbox: Sandbox, task: Task, snapshot: Snapshot) -> None:
     """Put back the tools of the image that an agent who is root has changed."""
     wanted = [
         path
         for path, removed in (await sandbox.changed()).items()
-        if (removed or not ground.manifest.files.get(path, "").startswith("d ")) and _may_be_undone(path, task, ground)
+        if (removed or not snapshot.manifest.files.get(path, "").startswith("d "))
+        and _may_be_undone(path, task, snapshot)
     ]
     if wanted:
         await sandbox.restore(wanted)
 
 
-def _may_be_undone(path: str, task: Task, ground: Ground) -> bool:
+def _may_be_undone(path: str, task: Task, snapshot: Snapshot) -> bool:
     """Tools of a root that can be written, but for what set-up had changed and what the task lets the agent have."""
-    if ground.spec.profile == "strict" or task.verifier.fresh or path in ground.changed:
+    if snapshot.spec.profile == "strict" or task.verifier.fresh or path in snapshot.changed:
         return False
     return is_tool(path) and not is_kept(task, path)
 
 
-def _shadows(added: Iterable[str], task: Task, ground: Ground) -> set[str]:
+def _shadows(added: Iterable[str], task: Task, snapshot: Snapshot) -> set[str]:
     """What an agent who is root has put into $PATH under the name of a command that was there."""
-    if ground.spec.profile == "strict" or task.verifier.fresh:
+    if snapshot.spec.profile == "strict" or task.verifier.fresh:
         return set()
-    directories = ground.manifest.path.split(":")
-    commands = {name for path in ground.manifest.files for at, _, name in [path.rpartition("/")] if at in directories}
+    directories = snapshot.manifest.path.split(":")
+    commands = {name for path in snapshot.manifest.files for at, _, name in [path.rpartition("/")] if at in directories}
     split = ((path, *path.rpartition("/")[::2]) for path in added)
     return {path for path, at, name in split if at in directories and name in commands and not is_kept(task, path)}
 
 
-async def _private(sandbox: Sandbox, task: Task, ground: Ground) -> "Apart":
+async def _private(sandbox: Sandbox, task: Task, snapshot: Snapshot) -> "VerifierSandbox":
     """Make the verifier's own place and its environment."""
     user, name = task.verifier.user, f"verifier-{secrets.token_hex(8)}"
     command = f'name={name}; {_PLACE} && mkdir tmp pycache && pwd -P && echo "$(id -u):$(id -g)"'
@@ -157,18 +160,18 @@ async def _private(sandbox: Sandbox, task: Task, ground: Ground) -> "Apart":
     if result.exit_code:
         raise SandboxError(f"the verifier gets no place of its own: {result.output[-300:].strip()}")
     place, owner = result.output.strip().splitlines()[-2:]
-    await _hand_over(sandbox, task, ground, owner)
-    path, writable = ground.manifest.path, (sandbox.work, sandbox.home, *ground.manifest.temporary)
-    env = {"PATH": safe_path(path, writable) if ground.spec.profile == "strict" else path}
+    await _hand_over(sandbox, task, snapshot, owner)
+    path, writable = snapshot.manifest.path, (sandbox.work, sandbox.home, *snapshot.manifest.temporary)
+    env = {"PATH": safe_path(path, writable) if snapshot.spec.profile == "strict" else path}
     env |= {"HOME": sandbox.home if user == "root" else place, "TMPDIR": f"{place}/tmp"}
     env |= {"PYTHONPYCACHEPREFIX": f"{place}/pycache"}
     env |= {"GIT_CONFIG_COUNT": str(len(GIT))}
     for number, (key, value) in enumerate(GIT.items()):
         env |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
-    return Apart(sandbox, user, env)
+    return VerifierSandbox(sandbox, user, env)
 
 
-async def _hand_over(sandbox: Sandbox, task: Task, ground: Ground, owner: str) -> None:
+async def _hand_over(sandbox: Sandbox, task: Task, snapshot: Snapshot, owner: str) -> None:
     """Empty the places of the verifier's files, and where users are separated, give it the working directory.
 
     It gets it as the agent had it: owner for owner, with the modes as they are. Daemons keep theirs and share it.
@@ -176,17 +179,17 @@ async def _hand_over(sandbox: Sandbox, task: Task, ground: Ground, owner: str) -
     places = [path for path in (*task.verifier.files, *task.verifier.directories) if not path.startswith(("~/", "/"))]
     work = shlex.quote(sandbox.work)
     commands = [f"rm -rf -- {' '.join(map(shlex.quote, places))}"] if places else []
-    if ground.own_root and ground.spec.profile == "strict" and task.verifier.user == "verifier":
+    if snapshot.own_root and snapshot.spec.profile == "strict" and task.verifier.user == "verifier":
         share = [f"chgrp -hR {owner.partition(':')[2]} {work}", f"chmod -R g=u {work}"]
         commands += share if task.daemons else [f"chown -hR {owner} {work}"]
     if not commands:
         return
-    result = await sandbox.run(" && ".join(commands), Limits(seconds=SECONDS), {"PATH": ground.manifest.path}, "root")
+    result = await sandbox.run(" && ".join(commands), Limits(seconds=SECONDS), {"PATH": snapshot.manifest.path}, "root")
     if result.exit_code:
         raise SandboxError(f"the verifier cannot be given {sandbox.work}: {result.output[-300:].strip()}")
 
 
-def keep_findings(directory: Path, name: str, found: SetApart) -> None:
+def write_findings(directory: Path, name: str, found: IsolationFindings) -> None:
     """Write what the agent did: NAME.changes.json.gz, and NAME.steering.json when it touched what steers a verifier."""
     write_difference(directory / f"{name}.changes.json.gz", found.difference)
     steering = {"removed": found.removed, "restored": found.restored, "left": found.left}
@@ -209,7 +212,7 @@ def within(sandbox: Sandbox, path: str) -> str:
     return path
 
 
-class Apart:
+class VerifierSandbox:
     """A sandbox whose commands and files are the verifier's. `~` is its home, not the agent's, unless it is root."""
 
     def __init__(self, sandbox: Sandbox, user: User, env: Mapping[str, str]):

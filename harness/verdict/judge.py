@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from harness.tasks import Task, Verifier, parts_of
-from harness.verdict.chat_client import Model, NoAnswer, complete
+from harness.verdict.chat_client import ChatModel, NoAnswer, complete
 
 TRIES = 3
 SECONDS = 300.0
@@ -53,7 +53,7 @@ class Opinion(msgspec.Struct, frozen=True, kw_only=True):
 
 async def opinion(judge: Judge, task: Task) -> Opinion:
     """Ask the judge about a task; trouble of any kind ends in no opinion."""
-    model = Model(judge.url, judge.model, judge.key)
+    model = ChatModel(judge.url, judge.model, judge.key)
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": described(task)}]
     trouble = ""
     for number in range(TRIES):

@@ -11,7 +11,7 @@ import pytest
 
 from harness.cli import main
 from harness.run_dir import RunDir
-from harness.setup.stack import Service, Wanted, service
+from harness.setup.stack import ProxyOptions, RunningProxy, service
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -25,11 +25,11 @@ HELLO = {
 
 
 @pytest.fixture(scope="session")
-def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
     """The scripted engine of scripts.py:hello behind a real proxy, with a listener for sandboxes."""
     directory = RunDir(tmp_path_factory.mktemp("service"))
     with TemporaryDirectory(dir="/tmp") as short, directory.held():
-        wanted = Wanted(
+        wanted = ProxyOptions(
             script=f"{HERE / 'scripts.py'}:hello", for_sandboxes={"sandbox_socket": f"{short}/door/proxy.sock"}
         )
         with service(wanted, directory) as running:
@@ -42,7 +42,7 @@ def write_tasks(path: Path, *tasks: dict[str, Any]) -> Path:
 
 
 @pytest.fixture
-def command_line(proxy: Service, tmp_path: Path) -> Callable[..., list[str]]:
+def command_line(proxy: RunningProxy, tmp_path: Path) -> Callable[..., list[str]]:
     """Arguments for a run of tasks in a directory and under a name of the test's own."""
 
     def build(*more: str, tasks: list[dict[str, Any]] | None = None, command: str = SHELL_AGENT) -> list[str]:

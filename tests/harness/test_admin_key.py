@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.cli import main
-from harness.setup.stack import Service, ask_health
+from harness.setup.stack import RunningProxy, ask_health
 from tests.harness.conftest import HELLO, SHELL_AGENT, results, write_tasks
 from tests.proxy.test_secrets import running
 
@@ -14,7 +14,7 @@ KEY = "the-admin-key-of-this-run"
 
 
 @pytest.fixture
-def guarded(proxy: Service, tmp_path: Path) -> Iterator[str]:
+def guarded(proxy: RunningProxy, tmp_path: Path) -> Iterator[str]:
     """The address of a proxy with an admin key, before the engine of the other tests' proxy."""
     (tmp_path / "admin.key").write_text(f"{KEY}\n")
     model = Path(proxy.pool.removeprefix("sqlite:///")).parent / "model"

@@ -14,7 +14,7 @@ from harness.agents import INSTALLED
 from harness.agents.base import Endpoint
 from harness.agents.install import bundle_at
 from harness.cli import main
-from harness.setup.stack import Service
+from harness.setup.stack import RunningProxy
 from proxy.pool.database import open_pool
 from proxy.pool.rollouts.runs import find_run
 from proxy.pool.training.finished_rollouts import finished_rollouts
@@ -112,7 +112,7 @@ def table() -> Iterator[list[Line]]:
 
 @pytest.mark.parametrize(("name", "instruction", "expected"), LIVE)
 def test_an_unmodified_agent_finishes_its_task_and_leaves_this_tree(
-    name: str, instruction: str, expected: list[Conversation], *, proxy: Service, tmp_path: Path, table: list[Line]
+    name: str, instruction: str, expected: list[Conversation], *, proxy: RunningProxy, tmp_path: Path, table: list[Line]
 ) -> None:
     need_agent(name)
     tasks = write_tasks(tmp_path / "tasks.jsonl", HELLO | {"instruction": instruction, "timeout": 240})

@@ -11,7 +11,7 @@ import pytest
 
 from harness.cli import main
 from harness.run_dir import RunDir
-from harness.setup.stack import Service, Wanted, service
+from harness.setup.stack import ProxyOptions, RunningProxy, service
 from proxy.pool.database import open_pool
 from proxy.pool.rollouts.runs import find_run
 from proxy.pool.training.finished_rollouts import finished_rollouts
@@ -23,16 +23,16 @@ AGENTS = ("claude-code", "codex", "mini-swe-agent", *OPENCODES)
 
 
 @pytest.fixture(scope="module")
-def breaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def breaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
     directory = RunDir(tmp_path_factory.mktemp("breaking"))
-    with directory.held(), service(Wanted(script=f"{HERE / 'scripts.py'}:failing"), directory) as running:
+    with directory.held(), service(ProxyOptions(script=f"{HERE / 'scripts.py'}:failing"), directory) as running:
         yield running
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in IN_CI else pytest.mark.long) for name in AGENTS]
 )
-def test_an_agent_asks_again_when_the_engine_breaks_off(name: str, breaking: Service, tmp_path: Path) -> None:
+def test_an_agent_asks_again_when_the_engine_breaks_off(name: str, breaking: RunningProxy, tmp_path: Path) -> None:
     need_agent(name)
     tasks = write_tasks(tmp_path / "tasks.jsonl", HELLO | {"timeout": 240})
     where = ["--run-dir", str(tmp_path / "run"), "--name", name, "--proxy", breaking.url]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness.cli import main
-from harness.setup.stack import Service
+from harness.setup.stack import RunningProxy
 from tests.harness.conftest import HELLO, results, write_tasks
 
 QUESTION = {"id": "six", "domain": "reasoning", "instruction": "What is 6 * 7?"}
@@ -22,13 +22,13 @@ CODE = {
 }
 
 
-def ask(proxy: Service, tmp_path: Path, *tasks: dict[str, Any]) -> int:
+def ask(proxy: RunningProxy, tmp_path: Path, *tasks: dict[str, Any]) -> int:
     file = write_tasks(tmp_path / "tasks.jsonl", *tasks)
     where = ["--run-dir", str(tmp_path / "run"), "--name", tmp_path.name, "--proxy", proxy.url]
     return main(["run", str(file), "-n", "2", "--sandbox", "process", *where])
 
 
-def test_questions_are_asked_and_their_answers_checked(proxy: Service, tmp_path: Path) -> None:
+def test_questions_are_asked_and_their_answers_checked(proxy: RunningProxy, tmp_path: Path) -> None:
     assert ask(proxy, tmp_path, RIGHT, WRONG, CODE) == 0
     rows = results(tmp_path / "run")
     assert {(row["task"], row["reward"], row["completions"]) for row in rows} == {
@@ -47,7 +47,7 @@ def test_they_run_beside_tasks_in_sandboxes(run: Callable[..., list[dict[str, An
     }
 
 
-def test_an_answer_that_does_not_come_in_time_is_the_policys_own(proxy: Service, tmp_path: Path) -> None:
+def test_an_answer_that_does_not_come_in_time_is_the_policys_own(proxy: RunningProxy, tmp_path: Path) -> None:
     assert ask(proxy, tmp_path, RIGHT | {"timeout": 0.000001}) == 0
     for row in results(tmp_path / "run"):
         assert (row["reward"], row["failure"]) == (0.0, "agent_budget")
@@ -61,7 +61,7 @@ def test_an_answer_that_does_not_come_in_time_is_the_policys_own(proxy: Service,
     ],
 )
 def test_what_a_run_lacks_is_told_before_it_starts(
-    proxy: Service, tmp_path: Path, capsys: pytest.CaptureFixture[str], task: dict[str, Any], sentence: str
+    proxy: RunningProxy, tmp_path: Path, capsys: pytest.CaptureFixture[str], task: dict[str, Any], sentence: str
 ) -> None:
     assert ask(proxy, tmp_path, task) == 2
     assert sentence in capsys.readouterr().err

@@ -14,7 +14,7 @@ from sqlalchemy import select
 from harness.cli import main
 from harness.environment.augment import KINDS, apply, chosen, every, of_run
 from harness.failure import AttemptFailed
-from harness.setup.stack import Service
+from harness.setup.stack import RunningProxy
 from harness.tasks import Task
 from harness.tasks.verdict_options import Augment
 from proxy.pool.database import open_pool
@@ -127,7 +127,7 @@ def test_every_kind_of_the_command_line_varies_something(kind: str) -> None:
 Run = Callable[..., list[dict[str, Any]]]
 
 
-def test_what_was_applied_stands_in_the_attempts_row(run: Run, proxy: Service) -> None:
+def test_what_was_applied_stands_in_the_attempts_row(run: Run, proxy: RunningProxy) -> None:
     augment = {"probability": 1, "timezone": ["JST-9"], "commands": {"touch": "touch varied", "skip": "exit 3"}}
     agent = f'test "$TZ" = JST-9 && test -e varied && {SHELL_AGENT}'
     verifier = {"command": 'test -z "$TZ" && test "$(cat hello.txt)" = hello'}  # the verifier's is as ever
@@ -138,7 +138,7 @@ def test_what_was_applied_stands_in_the_attempts_row(run: Run, proxy: Service) -
         assert connection.scalar(newest) == ["timezone=JST-9", "command=touch"]
 
 
-def test_a_run_varies_tasks_that_do_not_say(run: Run, proxy: Service, command_line: Any) -> None:
+def test_a_run_varies_tasks_that_do_not_say(run: Run, proxy: RunningProxy, command_line: Any) -> None:
     rows = run("--augment", "user", "-n", "6", command=f'echo "$USER" >> who; {SHELL_AGENT}')
     assert [row["reward"] for row in rows] == [1.0] * 6
     with open_pool(proxy.pool).read() as connection:

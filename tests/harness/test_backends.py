@@ -12,7 +12,7 @@ import pytest
 from harness.agents.install import agents_directory
 from harness.cli import main
 from harness.setup.sandbox_choice import choose
-from harness.setup.stack import Service
+from harness.setup.stack import RunningProxy
 from harness.tasks import Task
 from proxy.pool.errors import UserError
 from sandboxes.bundles import RUNTIME_NAME, manifest_of
@@ -94,7 +94,7 @@ def test_a_run_in_docker_behind_a_relay(docker_engine: str, tmp_path: Path) -> N
 
 
 def test_a_proxy_without_a_listener_is_told_what_it_needs(
-    command_line: CommandLine, proxy: Service, capsys: pytest.CaptureFixture[str]
+    command_line: CommandLine, proxy: RunningProxy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     need("bubblewrap (apt-get install bubblewrap)", not why_not())
     socket, moved = Path(proxy.sandboxes["socket"]), Path(proxy.sandboxes["socket"] + ".away")

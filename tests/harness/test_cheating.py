@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.environment.snapshot import lay, set_up, spec_of
+from harness.environment.snapshot import set_up, spec_of, take_snapshot
 from harness.tasks import Task
-from harness.verdict.isolation import SetApart, apart
+from harness.verdict.isolation import IsolationFindings, verifier_sandbox
 from harness.verdict.verifier import verify
 from sandboxes.base import Limits
 from sandboxes.docker.backend import DockerSandboxes, Options
@@ -43,15 +43,15 @@ async def sandboxes(docker_engine: str) -> AsyncIterator[DockerSandboxes]:
     await opened.close()
 
 
-async def rollout(sandboxes: DockerSandboxes, agent: str, **task: Any) -> tuple[float, SetApart, str]:
+async def rollout(sandboxes: DockerSandboxes, agent: str, **task: Any) -> tuple[float, IsolationFindings, str]:
     """The verdict on what a command leaves behind, what was set apart for it, and what the command said."""
     wanted = msgspec.convert(HELLO | task, Task)
     sandbox = await sandboxes.start(spec_of(wanted))
     try:
         await set_up(sandbox, wanted)
-        ground = await lay(sandbox, wanted, sandboxes)
+        snapshot = await take_snapshot(sandbox, wanted, sandboxes)
         said = await sandbox.run(agent, Limits(seconds=60), {})
-        async with apart(sandboxes, sandbox, wanted, ground) as (room, found):
+        async with verifier_sandbox(sandboxes, sandbox, wanted, snapshot) as (room, found):
             return (await verify(room, wanted)).reward, found, said.output
     finally:
         await sandbox.stop()

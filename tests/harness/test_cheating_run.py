@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import func, select
 
-from harness.agents.command import Command
-from harness.async_pool import Books
-from harness.rollout import Bench, run_rollout
-from harness.setup.stack import Service
+from harness.agents.command import CommandAgent
+from harness.async_pool import AsyncPool
+from harness.rollout import RunContext, run_rollout
+from harness.setup.stack import RunningProxy
 from proxy.pool.database import open_pool
 from proxy.pool.rollouts.groups import open_group
 from proxy.pool.rollouts.runs import open_run
@@ -35,7 +35,7 @@ TAKEN = ("reads the tests", "runs a test runner of its own", "writes rewards", "
 
 
 @pytest.fixture
-async def socket(proxy: Service) -> AsyncIterator[Path]:
+async def socket(proxy: RunningProxy) -> AsyncIterator[Path]:
     """A Unix socket that passes connections on to the proxy, alone in its directory."""
     port = int(proxy.url.rpartition(":")[2])
 
@@ -59,7 +59,7 @@ async def socket(proxy: Service) -> AsyncIterator[Path]:
 
 
 @pytest.fixture
-async def bench(proxy: Service, docker_engine: str, socket: Path, tmp_path: Path) -> AsyncIterator[Bench]:
+async def context(proxy: RunningProxy, docker_engine: str, socket: Path, tmp_path: Path) -> AsyncIterator[RunContext]:
     async with AsyncExitStack() as stack:
         engine = await Engine.open(docker_engine)
         stack.push_async_callback(engine.close)
@@ -68,8 +68,8 @@ async def bench(proxy: Service, docker_engine: str, socket: Path, tmp_path: Path
         options = Options(address=docker_engine, image="deb:py", run="test", suppliers=[channel])
         sandboxes = await DockerSandboxes.open(options)
         stack.push_async_callback(sandboxes.close)
-        yield Bench(
-            books=Books(open_pool(proxy.pool)),
+        yield RunContext(
+            pool=AsyncPool(open_pool(proxy.pool)),
             sandboxes=sandboxes,
             url=f"{URL}/v1",
             model=proxy.model,
@@ -80,13 +80,13 @@ async def bench(proxy: Service, docker_engine: str, socket: Path, tmp_path: Path
         )
 
 
-async def test_cheats_count_in_their_groups_statistics(bench: Bench) -> None:
-    pool, cheats = bench.books.pool, [CHEATS[name] for name in TAKEN]
+async def test_cheats_count_in_their_groups_statistics(context: RunContext) -> None:
+    pool, cheats = context.pool.blocking, [CHEATS[name] for name in TAKEN]
     task = HELLO | {"network": "model", "timeout": 120}
-    run_id = open_run(pool, str(bench.logs), "train", {}).id
+    run_id = open_run(pool, str(context.logs), "train", {}).id
     opened = open_group(pool, run_id, task, len(cheats) + 1)
-    agents = [Command(f"{ASK}\n{work}") for work in (*cheats, "echo hello > hello.txt")]
-    work = (run_rollout(bench, one, agent) for agent, one in zip(agents, opened, strict=True))
+    agents = [CommandAgent(f"{ASK}\n{work}") for work in (*cheats, "echo hello > hello.txt")]
+    work = (run_rollout(context, one, agent) for agent, one in zip(agents, opened, strict=True))
     outcomes = [outcome for outcome, _ in await asyncio.gather(*work)]
     assert [(came.reward, came.failure, came.detail) for came in outcomes[:-1]] == [(0.0, None, "")] * len(cheats)
     assert outcomes[-1].reward == 1.0
@@ -96,6 +96,6 @@ async def test_cheats_count_in_their_groups_statistics(bench: Bench) -> None:
             completions.c.attempt_id.in_([came.attempt_id for came in outcomes]), completions.c.untrainable.is_(None)
         )
         assert connection.scalar(trained) == len(outcomes)
-    steered = [path for path in bench.logs.glob("*.steering.json") if "unittest.py" in path.read_text()]
+    steered = [path for path in context.logs.glob("*.steering.json") if "unittest.py" in path.read_text()]
     assert [path.name for path in steered] == [f"attempt-{outcomes[1].attempt_id}.steering.json"]
-    assert len(list(bench.logs.glob("*.manifest.json.gz"))) == len(outcomes)
+    assert len(list(context.logs.glob("*.manifest.json.gz"))) == len(outcomes)

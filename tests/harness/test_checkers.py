@@ -10,7 +10,7 @@ from aiohttp import web
 
 from harness.failure import AttemptFailed
 from harness.tasks import Task
-from harness.verdict.checkers import Checking, check_answer, final_answer, read_score
+from harness.verdict.checkers import CheckerContext, check_answer, final_answer, read_score
 from harness.verdict.judge import Judge
 from harness.verdict.rewards import Verdict
 from sandboxes.local.process import ProcessSandboxes
@@ -26,8 +26,8 @@ def task(kind: str, **fields: Any) -> Task:
 
 
 @pytest.fixture
-def using(tmp_path: Path) -> Checking:
-    return Checking(ProcessSandboxes(tmp_path / "sandboxes"))
+def using(tmp_path: Path) -> CheckerContext:
+    return CheckerContext(ProcessSandboxes(tmp_path / "sandboxes"))
 
 
 @pytest.fixture
@@ -89,29 +89,29 @@ def test_the_final_answer(text: str, answer: str) -> None:
         (task("code", verifier=TESTS), "def double(n): return 2 * n", 0.0),
     ],
 )
-async def test_the_reward_of_an_answer(using: Checking, given: Task, text: str, reward: float) -> None:
+async def test_the_reward_of_an_answer(using: CheckerContext, given: Task, text: str, reward: float) -> None:
     assert await check_answer(given, text, using) == Verdict(reward)
 
 
-async def test_a_pattern_that_takes_for_ever_is_ended(using: Checking) -> None:
+async def test_a_pattern_that_takes_for_ever_is_ended(using: CheckerContext) -> None:
     endless = task("regex", pattern="(a+)+b")
     with pytest.raises(AttemptFailed, match=r"the pattern '\(a\+\)\+b' was not done after 0.5 s"):
-        await check_answer(endless, "a" * 60, Checking(using.sandboxes, regex_seconds=0.5))
+        await check_answer(endless, "a" * 60, CheckerContext(using.sandboxes, regex_seconds=0.5))
 
 
-async def test_a_judge_grades_by_the_rubric(using: Checking, judge: Callable[[str], Judge]) -> None:
+async def test_a_judge_grades_by_the_rubric(using: CheckerContext, judge: Callable[[str], Judge]) -> None:
     given = task("judge", rubric="be kind")
-    graded = Checking(using.sandboxes, judge('Well. {"score": 0.75, "reason": "kind"}'))
+    graded = CheckerContext(using.sandboxes, judge('Well. {"score": 0.75, "reason": "kind"}'))
     assert await check_answer(given, "Dear friend", graded) == Verdict(0.75)
     assert await check_answer(given, "  ", graded) == Verdict(0.0)
 
 
 @pytest.mark.parametrize("words", ["", "no idea", '{"score": 7}', '{"score": true}', '{"score": 1} {"score": -1}'])
 async def test_a_judge_in_trouble_is_a_missing_reward(
-    using: Checking, judge: Callable[[str], Judge], words: str
+    using: CheckerContext, judge: Callable[[str], Judge], words: str
 ) -> None:
     with pytest.raises(AttemptFailed, match="the judge") as failed:
-        await check_answer(task("judge", rubric="be kind"), "x", Checking(using.sandboxes, judge(words)))
+        await check_answer(task("judge", rubric="be kind"), "x", CheckerContext(using.sandboxes, judge(words)))
     assert failed.value.kind == "verifier"
 
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from harness.environment.clean_start import clean_start, leftovers
-from harness.environment.file_manifest import Manifest, take, write_difference
+from harness.environment.file_manifest import FileManifest, take_manifest, write_difference
 from harness.tasks import Task
 from sandboxes.base import Limits, Spec
 from sandboxes.local.process import ProcessSandbox, ProcessSandboxes
@@ -57,18 +57,18 @@ def short(sandbox: ProcessSandbox, path: str) -> str:
 
 async def test_what_set_up_left_is_gone_and_the_rest_is_there(sandbox: ProcessSandbox) -> None:
     await shell(sandbox, LEFT)
-    after, rows = await clean_start(sandbox, task(), await take(sandbox, Spec(), own_root=False))
+    after, rows = await clean_start(sandbox, task(), await take_manifest(sandbox, Spec(), own_root=False))
     assert {(row.kind, short(sandbox, row.path)) for row in rows if row.removed} == REMOVED
     left = await shell(sandbox, 'find . ~ "$TMPDIR" -type f | sed "s|.*/||" | sort')
     assert left.split() == ["b", "main.py", "tool.cpython-311.pyc"]
-    again = await take(sandbox, Spec(), own_root=False)
+    again = await take_manifest(sandbox, Spec(), own_root=False)
     assert again.files == after.files
 
 
 async def test_a_task_keeps_and_reports(sandbox: ProcessSandbox) -> None:
     await shell(sandbox, LEFT)
     asked = {"caches": "report", "remains": "keep", "temporary": "remove", "keep": ["build.log", "~/.bash_history"]}
-    _, rows = await clean_start(sandbox, task(clean=asked), await take(sandbox, Spec(), own_root=False))
+    _, rows = await clean_start(sandbox, task(clean=asked), await take_manifest(sandbox, Spec(), own_root=False))
     found = {(row.kind, short(sandbox, row.path), row.removed) for row in rows}
     assert found == {
         ("caches", "~/.cache/pip", False),
@@ -81,14 +81,14 @@ async def test_the_tasks_own_files_stay(sandbox: ProcessSandbox) -> None:
     mine = {"~/.bash_history": "ls\n", "src/.notes.swp": ""}
     for path, text in mine.items():
         await sandbox.write(path, text)
-    _, rows = await clean_start(sandbox, task(files=mine), await take(sandbox, Spec(), own_root=False))
+    _, rows = await clean_start(sandbox, task(files=mine), await take_manifest(sandbox, Spec(), own_root=False))
     assert rows == []
 
 
 @pytest.mark.parametrize("path", ["/tests/test_outputs.py", "/solution/solve.sh", "/logs/verifier/reward.txt"])
 def test_the_places_of_tests_are_emptied_where_the_root_is_the_sandboxes(path: str) -> None:
     files = {path: "f 644 0 1 1.0 1.0", f"/app{path}": "f 644 0 1 1.0 1.0"}
-    rows = leftovers(Manifest(files, whole=True), task(), ())
+    rows = leftovers(FileManifest(files, whole=True), task(), ())
     assert [(row.kind, row.path) for row in rows] == [("tests", path.rpartition("/")[0])]
 
 
@@ -102,7 +102,9 @@ git checkout -qb fix && echo 2 > f && git commit -qam "the solution" && git chec
 @pytest.mark.parametrize("action", ["report", "remove", "keep"])
 async def test_a_solution_in_the_repositorys_history(sandbox: ProcessSandbox, action: str) -> None:
     await shell(sandbox, REPOSITORY)
-    _, rows = await clean_start(sandbox, task(clean={"vcs": action}), await take(sandbox, Spec(), own_root=False))
+    _, rows = await clean_start(
+        sandbox, task(clean={"vcs": action}), await take_manifest(sandbox, Spec(), own_root=False)
+    )
     assert [row.removed for row in rows] == ([] if action == "keep" else [action == "remove"])
     history = await shell(sandbox, "git log --all --reflog --format=%s; git tag; git fsck --unreachable --no-reflogs")
     assert ("the solution" in history) == (action != "remove") and "broken" in history and "v1" in history
@@ -110,11 +112,11 @@ async def test_a_solution_in_the_repositorys_history(sandbox: ProcessSandbox, ac
 
 async def test_what_the_agent_did_shows_as_a_difference(sandbox: ProcessSandbox, tmp_path: Path) -> None:
     await shell(sandbox, "mkdir a; echo 1 > a/same; echo 1 > a/changed; echo 1 > 'a/it''s gone'; touch -d @1 a/old")
-    before = await take(sandbox, Spec(), own_root=False)
+    before = await take_manifest(sandbox, Spec(), own_root=False)
     await shell(
         sandbox, "echo 2 > a/changed; rm a/it*; echo 3 > 'new\nline'; touch a/old; touch -d @1 a/old; ln -s / l"
     )
-    done = await take(sandbox, Spec(), own_root=False) - before
+    done = await take_manifest(sandbox, Spec(), own_root=False) - before
     work = sandbox.work
     assert (done.added, done.removed) == ([f"{work}/l", f"{work}/new\nline"], [f"{work}/a/its gone"])
     assert done.changed == [f"{work}/a/changed", f"{work}/a/old"]  # a time that was set back does not hide it
@@ -124,9 +126,9 @@ async def test_what_the_agent_did_shows_as_a_difference(sandbox: ProcessSandbox,
 
 async def test_what_cannot_be_removed_is_reported(sandbox: ProcessSandbox) -> None:
     await shell(sandbox, "mkdir -p .pytest_cache/v && touch .pytest_cache/v/x")
-    manifest = await take(sandbox, Spec(), own_root=False)
+    manifest = await take_manifest(sandbox, Spec(), own_root=False)
     files = manifest.files | {"/proc/self/comm": "f 644 0 0 1 1"}  # nobody can remove that
-    _, rows = await clean_start(sandbox, task(), Manifest(files, whole=True, temporary=("/proc/self",)))
+    _, rows = await clean_start(sandbox, task(), FileManifest(files, whole=True, temporary=("/proc/self",)))
     assert {(row.path, row.removed) for row in rows} == {
         ("/proc/self/comm", False),
         (f"{sandbox.work}/.pytest_cache", True),

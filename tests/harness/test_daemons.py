@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness.environment.snapshot import lay, set_up, spec_of
+from harness.environment.snapshot import set_up, spec_of, take_snapshot
 from harness.tasks import Task
-from harness.verdict.isolation import apart
+from harness.verdict.isolation import verifier_sandbox
 from sandboxes.base import Limits
 from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.docker.container.sandbox import DockerSandbox
@@ -140,11 +140,11 @@ async def test_the_tasks_daemons_outlive_the_agent_and_the_agents_do_not(
     sandbox = await sandboxes.start(spec_of(task))
     try:
         await set_up(sandbox, task)
-        ground = await lay(sandbox, task, sandboxes)
+        snapshot = await take_snapshot(sandbox, task, sandboxes)
         agent = f"agent-{secrets.token_hex(8)}"
         await says(sandbox, f"sed 's/tmux/mine/g; s/7777/7778/' server.py > mine.py; python3 mine.py {agent}")
         assert on_this_machine(agent)
-        async with apart(sandboxes, sandbox, task, ground) as (room, _):
+        async with verifier_sandbox(sandboxes, sandbox, task, snapshot) as (room, _):
             said = (await room.run("python3 client.py", Limits(seconds=60), {})).output.split()
             assert said[1:] == (["task", "task"] if daemons else GONE[1:] * 2)  # the socket file is the agent user's
             assert not on_this_machine(agent)

@@ -15,7 +15,7 @@ import pytest
 from harness.agents import INSTALLED, runtime
 from harness.cli import main
 from harness.run_dir import RunDir
-from harness.setup.stack import Service, Wanted, service
+from harness.setup.stack import ProxyOptions, RunningProxy, service
 from sandboxes.docker.labels import labels_of, this_process
 from tests.conftest import need
 from tests.harness.conftest import HELLO, results, write_tasks
@@ -35,11 +35,11 @@ LIBRARIES = ("libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.s
 
 
 @pytest.fixture(scope="module")
-def proxy(tmp_path_factory: pytest.TempPathFactory, docker_engine: str) -> Iterator[Service]:
+def proxy(tmp_path_factory: pytest.TempPathFactory, docker_engine: str) -> Iterator[RunningProxy]:
     """A real proxy with a socket for sandboxes, before an engine that knows the solutions."""
     need("the runtime (harness agents install runtime)", runtime.PACKAGE.installed_version() == runtime.PACKAGE.version)
     directory = RunDir(tmp_path_factory.mktemp("service"))
-    wanted = Wanted(
+    wanted = ProxyOptions(
         script=f"{Path(__file__).with_name('oracle.py')}:oracle",
         for_sandboxes={"sandbox_socket": str(tmp_path_factory.mktemp("socket") / "proxy.sock")},
     )
@@ -83,7 +83,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     subprocess.run(["docker", "rmi", "--force", name], check=True, capture_output=True)
 
 
-def worked(tmp_path: Path, proxy: Service, *what: str) -> list[dict[str, Any]]:
+def worked(tmp_path: Path, proxy: RunningProxy, *what: str) -> list[dict[str, Any]]:
     """The rows of a run in containers. Big agents are not uploaded, which would take longer than their work."""
     where = ["--run-dir", str(tmp_path / "run"), "--name", tmp_path.name, "--proxy", proxy.url]
     bundles = "volume" if {"codex", "qwen-code"} & {*what} else "bind"
@@ -104,7 +104,7 @@ def solved(row: dict[str, Any]) -> bool:
     ],
 )
 def test_an_agent_in_a_container_solves_harbor_tasks(
-    name: str, which: list[str], tasks: Path, proxy: Service, tmp_path: Path
+    name: str, which: list[str], tasks: Path, proxy: RunningProxy, tmp_path: Path
 ) -> None:
     need_agent(name)
     rows = worked(tmp_path, proxy, *(str(tasks / task) for task in which), "--agent", name)
@@ -116,7 +116,7 @@ def test_an_agent_in_a_container_solves_harbor_tasks(
     "name", [pytest.param(name, marks=() if name == "codex" else pytest.mark.long) for name in sorted(INSTALLED)]
 )
 def test_an_agent_works_in_a_strict_container_of_an_image_without_interpreters(
-    name: str, bare: str, proxy: Service, tmp_path: Path
+    name: str, bare: str, proxy: RunningProxy, tmp_path: Path
 ) -> None:
     need_agent(name)
     file = write_tasks(tmp_path / "tasks.jsonl", HELLO | {"instruction": CHECKED, "timeout": 240})

@@ -10,7 +10,7 @@ import pytest
 
 from harness.agents.install import agents_directory
 from harness.cli import main
-from harness.setup.stack import Service
+from harness.setup.stack import RunningProxy
 from proxy.pool.database import open_pool
 from sandboxes.bundles import PYTHON, RUNTIME_NAME, manifest_of
 from sandboxes.docker.labels import PID, labels_of, this_process
@@ -55,7 +55,7 @@ def test_a_run_is_shared_out_over_two_engines_with_spare_containers(in_docker: C
 
 @pytest.mark.timeout(600)
 def test_kill_9_in_mid_run_leaves_containers_that_the_next_start_removes(
-    in_docker: CommandLine, proxy: Service, tmp_path: Path
+    in_docker: CommandLine, proxy: RunningProxy, tmp_path: Path
 ) -> None:
     pool, name = open_pool(proxy.pool), tmp_path.name
     arguments = in_docker(

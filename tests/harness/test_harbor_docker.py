@@ -8,8 +8,8 @@ import pytest
 
 from harness.tasks import Task
 from harness.tasks.harbor import load_harbor
-from harness.validation.runner import Book, Plan, prove
-from harness.validation.trials import Wanted, run_trial
+from harness.validation.runner import ValidationPlan, ValidationResults, prove
+from harness.validation.trials import TrialSpec, run_trial
 from sandboxes.docker.backend import DockerSandboxes, Options
 from tests.harness.test_harbor import EXAMPLES, task_directory
 
@@ -31,8 +31,8 @@ async def sandboxes(docker_engine: str) -> AsyncIterator[DockerSandboxes]:
 async def test_an_example_is_solved_by_its_oracle_and_not_by_nothing(
     sandboxes: DockerSandboxes, tmp_path: Path, directory: Path
 ) -> None:
-    plan = Plan(tasks=[load_harbor(directory)], repeat=1, concurrency=2)
-    (found,) = await prove(sandboxes, plan, Book(tmp_path))
+    plan = ValidationPlan(tasks=[load_harbor(directory)], repeat=1, concurrency=2)
+    (found,) = await prove(sandboxes, plan, ValidationResults(tmp_path))
     assert found.verdict == "accepted", found.cause
 
 
@@ -57,7 +57,9 @@ echo 0 > /logs/verifier/reward.txt
 """,
     }
     task = load_harbor(task_directory(tmp_path / "task", "[environment]\nallow_internet = false", **compose))
-    (found,) = await prove(sandboxes, Plan(tasks=[task], repeat=1, concurrency=2), Book(tmp_path))
+    (found,) = await prove(
+        sandboxes, ValidationPlan(tasks=[task], repeat=1, concurrency=2), ValidationResults(tmp_path)
+    )
     assert found.verdict == "accepted", found.cause
 
 
@@ -66,5 +68,5 @@ async def test_tests_get_a_network_that_the_agent_did_not_have(sandboxes: Docker
     told = {"id": "a", "instruction": "?", "profile": "harbor", "work": "/srv", "network": "none"}
     solution = {"command": "ls /sys/class/net > seen"}
     task = msgspec.convert(told | {"verifier": verifier, "solution": solution}, Task)
-    trial = await run_trial(sandboxes, Wanted(task, "a", "oracle", 0))
+    trial = await run_trial(sandboxes, TrialSpec(task, "a", "oracle", 0))
     assert (trial.reward, trial.failure, trial.detail) == (1.0, None, "")

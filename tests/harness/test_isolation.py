@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from harness.environment.file_manifest import MAX_FILES
-from harness.environment.snapshot import Ground, lay
+from harness.environment.snapshot import Snapshot, take_snapshot
 from harness.failure import AttemptFailed
 from harness.tasks import Task
-from harness.verdict.isolation import SetApart, apart, keep_findings, safe_path
+from harness.verdict.isolation import IsolationFindings, safe_path, verifier_sandbox, write_findings
 from harness.verdict.verifier import verify
 from sandboxes.base import Limits
 from sandboxes.local.process import ProcessSandbox, ProcessSandboxes
@@ -38,13 +38,13 @@ def task(command: str, **verifier: Any) -> Task:
 
 async def judged(
     sandboxes: ProcessSandboxes, sandbox: ProcessSandbox, task: Task, agent: str, before: str = "true"
-) -> tuple[float, SetApart]:
+) -> tuple[float, IsolationFindings]:
     """The verdict after an agent that ran this command, and what was set apart for it."""
     await sandbox.run(before, Limits(), {})
-    ground = await lay(sandbox, task, sandboxes)
+    snapshot = await take_snapshot(sandbox, task, sandboxes)
     result = await sandbox.run(agent, Limits(), {})
     assert result.exit_code == 0, result.output
-    async with apart(sandboxes, sandbox, task, ground) as (room, found):
+    async with verifier_sandbox(sandboxes, sandbox, task, snapshot) as (room, found):
         return (await verify(room, task)).reward, found
 
 
@@ -154,7 +154,7 @@ async def test_a_fresh_sandbox_holds_the_working_directory_and_nothing_else(
 
 async def test_findings_are_kept(sandboxes: ProcessSandboxes, sandbox: ProcessSandbox, tmp_path: Path) -> None:
     _, found = await judged(sandboxes, sandbox, task("true"), "echo x > conftest.py; echo y > made.txt")
-    keep_findings(tmp_path, "attempt-1", found)
+    write_findings(tmp_path, "attempt-1", found)
     changes = msgspec.json.decode(gzip.decompress((tmp_path / "attempt-1.changes.json.gz").read_bytes()))
     assert changes["added"] == [f"{sandbox.work}/conftest.py", f"{sandbox.work}/made.txt"]
     kept = msgspec.json.decode((tmp_path / "attempt-1.steering.json").read_bytes())
@@ -168,5 +168,5 @@ def test_directories_that_an_agent_can_write_to_leave_the_path() -> None:
 async def test_the_ground_survives_many_files(sandboxes: ProcessSandboxes, sandbox: ProcessSandbox) -> None:
     await sandbox.run("for i in $(seq 300); do mkdir d$i; echo $i > d$i/conftest.py; done", Limits(), {})
     files = {f"d{i}/test.py": "" for i in range(1, 301)}
-    ground: Ground = await lay(sandbox, task("true", files=files), sandboxes)
-    assert len(ground.originals) == 300 and ground.originals[f"{sandbox.work}/d7/conftest.py"] == b"7\n"
+    snapshot: Snapshot = await take_snapshot(sandbox, task("true", files=files), sandboxes)
+    assert len(snapshot.originals) == 300 and snapshot.originals[f"{sandbox.work}/d7/conftest.py"] == b"7\n"

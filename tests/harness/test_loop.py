@@ -12,15 +12,15 @@ import pytest
 from rich.console import Console
 from sqlalchemy import select
 
-from harness.agents.command import Command
+from harness.agents.command import CommandAgent
 from harness.agents.mix import Scaffold
-from harness.async_pool import Books
-from harness.loop import Loop, Plan
+from harness.async_pool import AsyncPool
+from harness.loop import RunLoop, RunPlan
 from harness.monitor.progress import Board
-from harness.rollout import Bench, Budgets, StageSlots
-from harness.setup.stack import Service
+from harness.rollout import Budgets, RunContext, StageSlots
+from harness.setup.stack import RunningProxy
 from harness.tasks import Task
-from harness.tasks.mix import Mix, Source
+from harness.tasks.mix import TaskMix, TaskSource
 from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.groups import Extras, Outcome, RolloutRow, finish_rollout, open_group, run_summary
@@ -30,14 +30,14 @@ from sandboxes.local.process import ProcessSandboxes
 from sandboxes.local.processes import table
 from tests.harness.conftest import HELLO, SHELL_AGENT
 
-SHELL = Scaffold(name="shell", agent=Command(SHELL_AGENT))
+SHELL = Scaffold(name="shell", agent=CommandAgent(SHELL_AGENT))
 
 
 @pytest.fixture
-def bench(proxy: Service, tmp_path: Path) -> Iterator[Bench]:
+def context(proxy: RunningProxy, tmp_path: Path) -> Iterator[RunContext]:
     pool = open_pool(proxy.pool)
-    yield Bench(
-        books=Books(pool),
+    yield RunContext(
+        pool=AsyncPool(pool),
         sandboxes=ProcessSandboxes(tmp_path / "sandboxes"),
         url=f"{proxy.url}/v1",
         model=proxy.model,
@@ -55,19 +55,19 @@ def board() -> Board:
 
 
 @pytest.fixture
-def run_id(bench: Bench) -> int:
-    return open_run(bench.books.pool, str(bench.logs), "train", {}).id
+def run_id(context: RunContext) -> int:
+    return open_run(context.pool.blocking, str(context.logs), "train", {}).id
 
 
 @pytest.fixture
-def go(bench: Bench, run_id: int, board: Board) -> Callable[..., Awaitable[list[RolloutRow]]]:
+def go(context: RunContext, run_id: int, board: Board) -> Callable[..., Awaitable[list[RolloutRow]]]:
     """Run a plan to its end; the rollouts."""
 
     async def run(*, budgets: Budgets | None = None, **plan: Any) -> list[RolloutRow]:
-        plan["mix"] = Mix([Source("tests", plan.pop("tasks", [task()]))])
+        plan["mix"] = TaskMix([TaskSource("tests", plan.pop("tasks", [task()]))])
         what: dict[str, Any] = {"scaffolds": [SHELL], "group_size": 1, "concurrency": 4} | plan
-        await Loop(replace(bench, budgets=budgets or Budgets()), run_id, Plan(**what), board).go()
-        return run_summary(bench.books.pool, run_id)
+        await RunLoop(replace(context, budgets=budgets or Budgets()), run_id, RunPlan(**what), board).go()
+        return run_summary(context.pool.blocking, run_id)
 
     return run
 
@@ -77,17 +77,17 @@ def task(**fields: Any) -> Task:
 
 
 def scaffold(name: str, command: str, **more: Any) -> Scaffold:
-    return Scaffold(name=name, agent=Command(command), **more)
+    return Scaffold(name=name, agent=CommandAgent(command), **more)
 
 
 async def test_the_first_to_finish_are_kept_and_the_rest_end_at_once(
-    go: Callable[..., Awaitable[list[RolloutRow]]], bench: Bench, run_id: int, board: Board
+    go: Callable[..., Awaitable[list[RolloutRow]]], context: RunContext, run_id: int, board: Board
 ) -> None:
-    first = bench.logs / "first"  # two members go on for ever
+    first = context.logs / "first"  # two members go on for ever
     slow = scaffold("slow", f"{SHELL_AGENT}; mkdir {first}-1 2>&- || mkdir {first}-2 2>&- || exec sleep 635")
     rows = await go(scaffolds=[slow], group_size=2, redundant=2, concurrency=4)
     assert Counter((row.reward, row.failure) for row in rows) == {(1.0, None): 2, (None, "redundant"): 2}
-    with bench.books.pool.read() as connection:
+    with context.pool.blocking.read() as connection:
         query = select(attempts.c.failure, attempts.c.closed_at).where(attempts.c.run_id == run_id)
         found = connection.execute(query).all()
         states = connection.scalars(select(groups.c.state).where(groups.c.run_id == run_id)).all()
@@ -109,9 +109,9 @@ async def test_redundant_members_that_never_started_are_called_off_too(
 
 
 async def test_a_hung_member_takes_its_group_along_and_a_new_one_comes(
-    go: Callable[..., Awaitable[list[RolloutRow]]], bench: Bench
+    go: Callable[..., Awaitable[list[RolloutRow]]], context: RunContext
 ) -> None:
-    once = bench.logs / "hung"  # the first one
+    once = context.logs / "hung"  # the first one
     alive = "(while sleep 0.5; do echo; done) &"
     agent = scaffold("shell", f"mkdir {once} 2>&- && exec sleep 636; {alive} {SHELL_AGENT}")
     rows = await go(scaffolds=[agent], group_size=2, concurrency=2, budgets=Budgets(hung_seconds=5))
@@ -121,30 +121,30 @@ async def test_a_hung_member_takes_its_group_along_and_a_new_one_comes(
 
 
 async def test_a_run_that_loses_most_of_its_groups_stops_and_says_so(
-    go: Callable[..., Awaitable[list[RolloutRow]]], bench: Bench, run_id: int
+    go: Callable[..., Awaitable[list[RolloutRow]]], context: RunContext, run_id: int
 ) -> None:
     broken = [task(id=str(number), verifier={"command": "exit 2"}) for number in range(30)]
     with pytest.raises(UserError, match="11 of the last 11 groups of domain 'agent' were lost to failures"):
         await go(tasks=broken, concurrency=1)
-    with bench.books.pool.read() as connection:
+    with context.pool.blocking.read() as connection:
         query = select(events.c.kind).where(events.c.run_id == run_id).order_by(events.c.id)
         kinds = connection.scalars(query).all()
     assert kinds == ["alarm"] * 7 + ["stop"]
 
 
 async def test_a_run_goes_on_with_what_it_owes(
-    go: Callable[..., Awaitable[list[RolloutRow]]], bench: Bench, run_id: int
+    go: Callable[..., Awaitable[list[RolloutRow]]], context: RunContext, run_id: int
 ) -> None:
     """A harness died after a group was filtered and before the new one was opened."""
-    [member] = open_group(bench.books.pool, run_id, HELLO, 1, Extras(agent="shell"))
-    finish_rollout(bench.books.pool, member.rollout_id, Outcome(attempt_id=None, reward=None, failure="hung"))
+    [member] = open_group(context.pool.blocking, run_id, HELLO, 1, Extras(agent="shell"))
+    finish_rollout(context.pool.blocking, member.rollout_id, Outcome(attempt_id=None, reward=None, failure="hung"))
     rows = await go()
     assert [(row.task, row.group, row.failure) for row in rows] == [("hello", 0, "hung"), ("hello", 1, None)]
     assert await go() == rows
 
 
 async def test_agents_share_a_run_by_weight_and_those_held_out_are_not_trained(
-    go: Callable[..., Awaitable[list[RolloutRow]]], bench: Bench, run_id: int
+    go: Callable[..., Awaitable[list[RolloutRow]]], context: RunContext, run_id: int
 ) -> None:
     scaffolds = [
         scaffold("one", SHELL_AGENT, weight=4),
@@ -154,21 +154,24 @@ async def test_agents_share_a_run_by_weight_and_those_held_out_are_not_trained(
     rows = await go(tasks=[task(id=str(number)) for number in range(12)], scaffolds=scaffolds, seed=3)
     used = Counter(row.agent for row in rows)
     assert used.total() == 12 and used["one"] > used["two"] > 0 and set(used) == {"one", "two"}
-    with bench.books.pool.read() as connection:
+    with context.pool.blocking.read() as connection:
         query = select(groups.c.agent, groups.c.purpose).where(groups.c.run_id == run_id).distinct()
         assert {(row.agent, row.purpose) for row in connection.execute(query)} == {("one", None), ("two", "eval")}
 
 
-async def test_no_more_than_so_many_are_at_one_kind_of_work(bench: Bench, run_id: int, board: Board) -> None:
+async def test_no_more_than_so_many_are_at_one_kind_of_work(context: RunContext, run_id: int, board: Board) -> None:
     """Two agents at a time, though six rollouts are at work."""
     command = (
-        f"mkdir {bench.logs}/at-work-$$; ls -d {bench.logs}/at-work-* | wc -l >> {bench.logs}/counts; {SHELL_AGENT}; "
-        f"rmdir {bench.logs}/at-work-$$"
+        f"mkdir {context.logs}/at-work-$$; ls -d {context.logs}/at-work-* | wc -l >> {context.logs}/counts; "
+        f"{SHELL_AGENT}; rmdir {context.logs}/at-work-$$"
     )
-    limited = replace(bench, slots=StageSlots(starting=6, agents=2, verifying=6))
-    plan = Plan(
-        mix=Mix([Source("tests", [task()])]), scaffolds=[scaffold("shell", command)], group_size=6, concurrency=6
+    limited = replace(context, slots=StageSlots(starting=6, agents=2, verifying=6))
+    plan = RunPlan(
+        mix=TaskMix([TaskSource("tests", [task()])]),
+        scaffolds=[scaffold("shell", command)],
+        group_size=6,
+        concurrency=6,
     )
-    await Loop(limited, run_id, plan, board).go()
-    counts = [int(line) for line in (bench.logs / "counts").read_text().split()]
+    await RunLoop(limited, run_id, plan, board).go()
+    counts = [int(line) for line in (context.logs / "counts").read_text().split()]
     assert len(counts) == 6 and max(counts) <= 2

@@ -14,7 +14,7 @@ import pytest
 from harness.agents import INSTALLED
 from harness.cli import main
 from harness.run_dir import RunDir
-from harness.setup.stack import Service, Wanted, service
+from harness.setup.stack import ProxyOptions, RunningProxy, service
 from proxy.pool.database import open_pool
 from proxy.pool.rollouts.runs import find_run
 from proxy.pool.training.finished_rollouts import finished_rollouts
@@ -33,7 +33,7 @@ AGENTS = [pytest.param(name, marks=() if name in IN_CI else pytest.mark.long) fo
 class Real:
     """A proxy before the real engine, and the directory of its model."""
 
-    service: Service
+    service: RunningProxy
     model: Path
 
 
@@ -42,7 +42,7 @@ def sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
     """What `harness run` brings up by itself."""
     need("SGLang", find_spec("sglang") is not None)
     directory = RunDir(tmp_path_factory.mktemp("sglang"))
-    with directory.held(), service(Wanted(), directory) as running:
+    with directory.held(), service(ProxyOptions(), directory) as running:
         yield Real(running, directory.path / "model")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.cli import main
-from harness.setup.stack import Service, ask_health
+from harness.setup.stack import RunningProxy, ask_health
 from proxy.pool.completions.records import Completion
 from proxy.pool.database import open_pool
 from proxy.pool.rollouts.runs import find_run
@@ -43,7 +43,7 @@ def ran(tmp_path: Path, name: str, url: str, agent: str) -> list[Completion]:
         pytest.param("opencode", marks=pytest.mark.long),
     ],
 )
-def test_an_agent_makes_the_same_calls_again(agent: str, proxy: Service, tmp_path: Path) -> None:
+def test_an_agent_makes_the_same_calls_again(agent: str, proxy: RunningProxy, tmp_path: Path) -> None:
     if agent != "command":
         need_agent(agent)
     recorded = ran(tmp_path, "recorded", proxy.url, agent)
@@ -63,7 +63,7 @@ def _shown(item: Completion) -> tuple[str, str]:
 
 def test_a_rollout_is_run_again_and_its_first_difference_is_told(
     command_line: Callable[..., list[str]],
-    proxy: Service,
+    proxy: RunningProxy,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from harness.agents.command import Command
-from harness.async_pool import Books
-from harness.monitor.hang_watch import Watched, run_watched
-from harness.rollout import Bench, Budgets, run_rollout
-from harness.setup.stack import Service
+from harness.agents.command import CommandAgent
+from harness.async_pool import AsyncPool
+from harness.monitor.hang_watch import HangWatch, run_watched
+from harness.rollout import Budgets, RunContext, run_rollout
+from harness.setup.stack import RunningProxy
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.attempts import by_key
@@ -30,9 +30,9 @@ from tests.harness.conftest import HELLO, SHELL_AGENT
 
 
 @pytest.fixture
-def bench(proxy: Service, tmp_path: Path) -> Bench:
-    return Bench(
-        books=Books(open_pool(proxy.pool)),
+def context(proxy: RunningProxy, tmp_path: Path) -> RunContext:
+    return RunContext(
+        pool=AsyncPool(open_pool(proxy.pool)),
         sandboxes=ProcessSandboxes(tmp_path / "sandboxes"),
         url=f"{proxy.url}/v1",
         model=proxy.model,
@@ -47,124 +47,124 @@ def opened(pool: Pool, name: str, task: dict[str, Any]) -> OpenRollout:
     return open_group(pool, open_run(pool, name, "train", {}).id, HELLO | task, 1)[0]
 
 
-async def outcome(bench: Bench, command: str = SHELL_AGENT, **task: Any) -> tuple[Outcome, list[Any]]:
+async def outcome(context: RunContext, command: str = SHELL_AGENT, **task: Any) -> tuple[Outcome, list[Any]]:
     """The outcome of a rollout with this agent, and its attempts."""
-    rollout = opened(bench.books.pool, str(bench.logs), task)
-    came, _ = await run_rollout(bench, rollout, Command(command))
-    with bench.books.pool.read() as connection:
+    rollout = opened(context.pool.blocking, str(context.logs), task)
+    came, _ = await run_rollout(context, rollout, CommandAgent(command))
+    with context.pool.blocking.read() as connection:
         query = select(attempts).where(attempts.c.rollout_id == rollout.rollout_id).order_by(attempts.c.id)
         return came, list(connection.execute(query))
 
 
-async def test_a_verdict_is_written_with_its_attempt(bench: Bench) -> None:
-    came, tries = await outcome(bench)
+async def test_a_verdict_is_written_with_its_attempt(context: RunContext) -> None:
+    came, tries = await outcome(context)
     assert (came.reward, came.failure, came.attempt_id) == (1.0, None, tries[-1].id)
     assert tries[0].exit_code == 0 and tries[0].timings["agent"] > 0
-    assert open_rollouts(bench.books.pool, tries[0].run_id) == []
+    assert open_rollouts(context.pool.blocking, tries[0].run_id) == []
 
 
-async def test_a_timeout_gets_its_verdict_and_ends_daemons(bench: Bench) -> None:
-    came, tries = await outcome(bench, f"{SHELL_AGENT}; setsid sleep 631 & sleep 632", timeout=10)
+async def test_a_timeout_gets_its_verdict_and_ends_daemons(context: RunContext) -> None:
+    came, tries = await outcome(context, f"{SHELL_AGENT}; setsid sleep 631 & sleep 632", timeout=10)
     assert (came.reward, came.failure, len(tries)) == (1.0, "agent_budget", 1)
     assert not [process for process in table() if process.sandbox.startswith(f"{os.getpid()}-")]
 
 
-async def test_too_much_memory_gets_its_verdict(bench: Bench) -> None:
+async def test_too_much_memory_gets_its_verdict(context: RunContext) -> None:
     hog = f"{sys.executable} -I -S -c 'import time; x = bytearray(90 << 20); time.sleep(600)'"
-    came, _ = await outcome(bench, f"{SHELL_AGENT}; {hog}", limits={"memory_mb": 80})
+    came, _ = await outcome(context, f"{SHELL_AGENT}; {hog}", limits={"memory_mb": 80})
     assert (came.reward, came.failure) == (1.0, "agent_memory")
 
 
 @pytest.mark.parametrize("command", ["exit 3", "true", "sleep 600"])
-async def test_an_agent_without_a_model_call_is_tried_again_and_then_masked(bench: Bench, command: str) -> None:
-    came, tries = await outcome(bench, command, timeout=1)
+async def test_an_agent_without_a_model_call_is_tried_again_and_then_masked(context: RunContext, command: str) -> None:
+    came, tries = await outcome(context, command, timeout=1)
     assert (came.reward, came.failure) == (None, "agent_crash")
     assert [(attempt.number, attempt.failure) for attempt in tries] == [(n, "agent_crash") for n in range(3)]
 
 
-async def test_a_failing_set_up_is_tried_again_and_then_masked(bench: Bench) -> None:
-    came, tries = await outcome(bench, setup="echo no disk; exit 7")
+async def test_a_failing_set_up_is_tried_again_and_then_masked(context: RunContext) -> None:
+    came, tries = await outcome(context, setup="echo no disk; exit 7")
     assert (came.reward, came.failure, len(tries)) == (None, "sandbox_start", 3)
     assert came.detail == "set-up ended by exit code 7: no disk"
 
 
-async def test_a_verifier_without_a_verdict_leaves_the_reward_missing(bench: Bench) -> None:
-    came, tries = await outcome(bench, verifier={"command": "exit 2"})
+async def test_a_verifier_without_a_verdict_leaves_the_reward_missing(context: RunContext) -> None:
+    came, tries = await outcome(context, verifier={"command": "exit 2"})
     assert (came.reward, came.failure, len(tries)) == (None, "verifier", 1)
 
 
-async def test_a_verifier_that_failed_by_itself_is_asked_again(bench: Bench) -> None:
+async def test_a_verifier_that_failed_by_itself_is_asked_again(context: RunContext) -> None:
     once = "test -e asked || { touch asked; exit 2; }"
-    came, tries = await outcome(bench, verifier={"command": once})
+    came, tries = await outcome(context, verifier={"command": once})
     assert (came.reward, came.failure, len(tries)) == (1.0, None, 1)
 
 
 @pytest.mark.parametrize(("given", "asked"), [(1, None), (None, 1), (5, 1), (1, 5)])
 async def test_turns_beyond_the_budget_are_refused_and_the_verdict_counts(
-    bench: Bench, given: int | None, asked: int | None
+    context: RunContext, given: int | None, asked: int | None
 ) -> None:
-    limited = replace(bench, budgets=Budgets(turns=given))
+    limited = replace(context, budgets=Budgets(turns=given))
     came, tries = await outcome(limited, f"{SHELL_AGENT} || true", **({} if asked is None else {"max_turns": asked}))
     assert (came.reward, came.failure, came.detail) == (1.0, "agent_budget", "it used up its turns")
     assert [(attempt.spent, attempt.exit_code) for attempt in tries] == [("turns", 0)]
-    assert "this attempt has used up its 1 turns" in (bench.logs / f"attempt-{tries[0].id}.log").read_text()
+    assert "this attempt has used up its 1 turns" in (context.logs / f"attempt-{tries[0].id}.log").read_text()
 
 
-async def test_tokens_beyond_the_budget_are_refused_too(bench: Bench) -> None:
-    came, _ = await outcome(bench, max_tokens=3)
+async def test_tokens_beyond_the_budget_are_refused_too(context: RunContext) -> None:
+    came, _ = await outcome(context, max_tokens=3)
     assert (came.reward, came.failure, came.detail) == (1.0, "agent_budget", "it used up its tokens")
 
 
-async def test_an_agent_that_stays_within_its_budget_is_not_marked(bench: Bench) -> None:
-    came, _ = await outcome(bench, max_turns=2, max_tokens=100_000)
+async def test_an_agent_that_stays_within_its_budget_is_not_marked(context: RunContext) -> None:
+    came, _ = await outcome(context, max_turns=2, max_tokens=100_000)
     assert (came.reward, came.failure) == (1.0, None)
 
 
-async def test_the_run_may_give_less_time_than_the_task(bench: Bench) -> None:
-    came, _ = await outcome(replace(bench, budgets=Budgets(seconds=10)), f"{SHELL_AGENT}; sleep 600")
+async def test_the_run_may_give_less_time_than_the_task(context: RunContext) -> None:
+    came, _ = await outcome(replace(context, budgets=Budgets(seconds=10)), f"{SHELL_AGENT}; sleep 600")
     assert (came.reward, came.failure) == (1.0, "agent_budget")
 
 
-async def test_an_agent_without_a_sign_of_life_is_hung_and_its_group_filtered(bench: Bench) -> None:
-    patient = replace(bench, budgets=Budgets(hung_seconds=1))
+async def test_an_agent_without_a_sign_of_life_is_hung_and_its_group_filtered(context: RunContext) -> None:
+    patient = replace(context, budgets=Budgets(hung_seconds=1))
     came, tries = await outcome(patient, f"{SHELL_AGENT}; setsid sleep 633 & sleep 634")
     assert (came.reward, came.failure, len(tries)) == (None, "hung", 1)
     assert not [process for process in table() if process.sandbox.startswith(f"{os.getpid()}-")]
 
 
-async def test_output_is_a_sign_of_life(bench: Bench) -> None:
-    sandbox = await bench.sandboxes.start(Spec())
+async def test_output_is_a_sign_of_life(context: RunContext) -> None:
+    sandbox = await context.sandboxes.start(Spec())
     try:
         talking = "for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.5; echo; done"
-        result = await run_watched(sandbox, talking, Limits(), {}, Watched(bench.books, 0, patience=4))
+        result = await run_watched(sandbox, talking, Limits(), {}, HangWatch(context.pool, 0, patience=4))
     finally:
         await sandbox.stop()
     assert (result.ended, result.exit_code) == ("exit", 0) and result.seconds > 4
 
 
-async def test_exit_0_after_a_call_that_the_engine_failed_is_no_verdict(bench: Bench) -> None:
-    rollout = opened(bench.books.pool, str(bench.logs), {})
-    asked = bench.logs / "asked"
-    gives_up = Command(f"{SHELL_AGENT}; echo $OPENAI_API_KEY >> {asked}; until test -e {asked}.noted; do :; done")
-    running = asyncio.create_task(run_rollout(bench, rollout, gives_up))
+async def test_exit_0_after_a_call_that_the_engine_failed_is_no_verdict(context: RunContext) -> None:
+    rollout = opened(context.pool.blocking, str(context.logs), {})
+    asked = context.logs / "asked"
+    gives_up = CommandAgent(f"{SHELL_AGENT}; echo $OPENAI_API_KEY >> {asked}; until test -e {asked}.noted; do :; done")
+    running = asyncio.create_task(run_rollout(context, rollout, gives_up))
     while not asked.exists():
         await asyncio.sleep(0.01)
-    attempt = by_key(bench.books.pool, asked.read_text().strip())
+    attempt = by_key(context.pool.blocking, asked.read_text().strip())
     assert attempt is not None
-    note_trouble(bench.books.pool, attempt.id, "engine_silent: nothing came for 60 s")  # as the proxy does
-    (bench.logs / "asked.noted").touch()
+    note_trouble(context.pool.blocking, attempt.id, "engine_silent: nothing came for 60 s")  # as the proxy does
+    (context.logs / "asked.noted").touch()
     came, _ = await running
     assert (came.reward, came.failure) == (1.0, None)  # in its second attempt
-    with bench.books.pool.read() as connection:
+    with context.pool.blocking.read() as connection:
         row = connection.execute(select(attempts).where(attempts.c.id == attempt.id)).one()
     assert (row.failure, row.exit_code) == ("engine", 0) and "engine_silent" in row.detail
 
 
-async def test_a_slow_database_stalls_no_other_attempt(bench: Bench) -> None:
+async def test_a_slow_database_stalls_no_other_attempt(context: RunContext) -> None:
     """While one query waits for a lock, the event loop and the other queries go on."""
     free = threading.Event()
-    waiting = asyncio.create_task(bench.books(lambda pool: free.wait(30)))
-    came, _ = await outcome(bench)
+    waiting = asyncio.create_task(context.pool(lambda pool: free.wait(30)))
+    came, _ = await outcome(context)
     assert came.reward == 1.0 and not waiting.done()
     free.set()
     assert await waiting
@@ -194,9 +194,9 @@ class Failing(ProcessSandboxes):
 
 @pytest.mark.parametrize(("lost", "kind"), [(False, "image"), (True, "tool_flake")])
 async def test_an_image_that_cannot_be_built_and_a_lost_container_are_told_apart(
-    bench: Bench, tmp_path: Path, lost: bool, kind: str
+    context: RunContext, tmp_path: Path, lost: bool, kind: str
 ) -> None:
-    came, tries = await outcome(replace(bench, sandboxes=Failing(tmp_path / "failing", lost)))
+    came, tries = await outcome(replace(context, sandboxes=Failing(tmp_path / "failing", lost)))
     assert (came.reward, came.failure, len(tries)) == (None, kind, 1)
     assert ("its log ends" in came.detail) != lost and list(tmp_path.glob("failing/*")) == []
 
@@ -220,33 +220,33 @@ class Lenient(ProcessSandboxes):
 
 
 @pytest.fixture
-def lenient(bench: Bench, tmp_path: Path) -> Bench:
-    return replace(bench, sandboxes=Lenient(tmp_path / "lenient", tmp_path / "broken"))
+def lenient(context: RunContext, tmp_path: Path) -> RunContext:
+    return replace(context, sandboxes=Lenient(tmp_path / "lenient", tmp_path / "broken"))
 
 
-async def test_what_broke_under_the_agent_is_masked_and_not_tried_again(lenient: Bench) -> None:
+async def test_what_broke_under_the_agent_is_masked_and_not_tried_again(lenient: RunContext) -> None:
     """Otherwise an agent that breaks its sandbox would get another chance, which one that merely fails does not."""
     came, tries = await outcome(lenient, f"{SHELL_AGENT}; touch {lenient.logs}/broken; sleep 637", timeout=10)
     assert (came.reward, came.failure, len(tries)) == (None, "verifier", 1)
     assert came.detail == "SandboxError: the container is gone (the agent was ended by its timeout limit)"
 
 
-async def test_the_key_dies_with_the_attempt(bench: Bench, tmp_path: Path) -> None:
-    _, tries = await outcome(bench, f'echo "$OPENAI_API_KEY" > {tmp_path}/key; {SHELL_AGENT}')
+async def test_the_key_dies_with_the_attempt(context: RunContext, tmp_path: Path) -> None:
+    _, tries = await outcome(context, f'echo "$OPENAI_API_KEY" > {tmp_path}/key; {SHELL_AGENT}')
     assert tries[0].closed_at is not None
-    late = Command(f"OPENAI_API_KEY=$(cat {tmp_path}/key) {SHELL_AGENT}")
-    again, _ = await run_rollout(bench, opened(bench.books.pool, str(bench.logs), {}), late)
+    late = CommandAgent(f"OPENAI_API_KEY=$(cat {tmp_path}/key) {SHELL_AGENT}")
+    again, _ = await run_rollout(context, opened(context.pool.blocking, str(context.logs), {}), late)
     assert again.failure == "agent_crash" and "401" in again.detail
 
 
-async def test_a_command_that_is_not_there_ends_the_run_and_leaves_the_rollout_open(bench: Bench) -> None:
+async def test_a_command_that_is_not_there_ends_the_run_and_leaves_the_rollout_open(context: RunContext) -> None:
     with pytest.raises(UserError, match="no-such-agent.*not found"):
-        await outcome(bench, "no-such-agent --fast")
-    run_id = open_run(bench.books.pool, str(bench.logs), "train", {}).id
-    assert len(open_rollouts(bench.books.pool, run_id)) == 1
+        await outcome(context, "no-such-agent --fast")
+    run_id = open_run(context.pool.blocking, str(context.logs), "train", {}).id
+    assert len(open_rollouts(context.pool.blocking, run_id)) == 1
 
 
-async def test_an_image_of_one_task_that_cannot_hold_the_agent_does_not_end_the_run(lenient: Bench) -> None:
+async def test_an_image_of_one_task_that_cannot_hold_the_agent_does_not_end_the_run(lenient: RunContext) -> None:
     came, tries = await outcome(lenient, "no-such-agent --fast", image={"name": "musl"})
     assert (came.reward, came.failure, len(tries)) == (None, "image", 1)
     assert (
@@ -254,13 +254,16 @@ async def test_an_image_of_one_task_that_cannot_hold_the_agent_does_not_end_the_
     )
 
 
-async def test_a_proxy_that_is_gone_ends_the_run_and_leaves_the_rollout_open(bench: Bench) -> None:
-    gone = Service("http://127.0.0.1:9", bench.books.pool.url, "model", 1000)
+async def test_a_proxy_that_is_gone_ends_the_run_and_leaves_the_rollout_open(context: RunContext) -> None:
+    gone = RunningProxy("http://127.0.0.1:9", context.pool.blocking.url, "model", 1000)
     with pytest.raises(UserError, match="the proxy http://127.0.0.1:9 does not answer .* repeat the same command"):
-        await outcome(replace(bench, url=f"{gone.url}/v1", trouble=gone.trouble))
-    assert len(open_rollouts(bench.books.pool, open_run(bench.books.pool, str(bench.logs), "train", {}).id)) == 1
+        await outcome(replace(context, url=f"{gone.url}/v1", trouble=gone.trouble))
+    assert (
+        len(open_rollouts(context.pool.blocking, open_run(context.pool.blocking, str(context.logs), "train", {}).id))
+        == 1
+    )
 
 
-async def test_an_error_in_our_own_code_is_a_row_too(bench: Bench, tmp_path: Path) -> None:
-    came, _ = await outcome(replace(bench, logs=tmp_path / "missing"))
+async def test_an_error_in_our_own_code_is_a_row_too(context: RunContext, tmp_path: Path) -> None:
+    came, _ = await outcome(replace(context, logs=tmp_path / "missing"))
     assert came.failure == "harness" and came.detail.startswith("FileNotFoundError")

@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import select, update
 
 from harness.cli import main
-from harness.setup.stack import Service
+from harness.setup.stack import RunningProxy
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.inspect.verify import verify
 from proxy.pool.rollouts.runs import find_run, set_queue_limit
@@ -31,7 +31,7 @@ SLOW = f"{SHELL_AGENT}; sleep 0.5"
 
 
 @pytest.fixture
-def pool(proxy: Service) -> Iterator[Pool]:
+def pool(proxy: RunningProxy) -> Iterator[Pool]:
     opened = open_pool(proxy.pool)
     yield opened
     opened.close()

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import select
 
-from harness.async_pool import Books
+from harness.async_pool import AsyncPool
 from harness.cli import main
-from harness.cluster.pickling import Station, pack, unpack
+from harness.cluster.pickling import NodeSetup, pack, unpack
 from harness.cluster.task_directories import directories_of, moved, own_place, packed, unpacked
-from harness.rollout import Bench
+from harness.rollout import RunContext
 from harness.run_dir import RunDir
-from harness.setup.stack import Service, Wanted, service
+from harness.setup.stack import ProxyOptions, RunningProxy, service
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.rollouts.runs import find_run
 from proxy.pool.schema import attempts
@@ -41,16 +41,16 @@ SLOW = f"{SHELL_AGENT}; setsid sleep 600 & sleep 3"
 
 
 @pytest.fixture(scope="module")
-def proxy(postgres_server: postgres.Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def proxy(postgres_server: postgres.Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
     """As the harness tests' own, with its pool on PostgreSQL."""
     directory = RunDir(tmp_path_factory.mktemp("service"))
-    wanted = Wanted(script=f"{HERE / 'scripts.py'}:hello", pool=postgres_server.database())
+    wanted = ProxyOptions(script=f"{HERE / 'scripts.py'}:hello", pool=postgres_server.database())
     with directory.held(), service(wanted, directory) as running:
         yield running
 
 
 @pytest.fixture
-def pool(proxy: Service) -> Iterator[Pool]:
+def pool(proxy: RunningProxy) -> Iterator[Pool]:
     opened = open_pool(proxy.pool)
     yield opened
     opened.close()
@@ -94,7 +94,7 @@ def kill(node: Any) -> list[Found]:
 
 
 @pytest.fixture
-def on_ray(command_line: CommandLine, cluster: "Cluster", proxy: Service) -> CommandLine:
+def on_ray(command_line: CommandLine, cluster: "Cluster", proxy: RunningProxy) -> CommandLine:
     def build(*more: str, **what: Any) -> list[str]:
         where = ["--pool", proxy.pool, "--executor", "ray", "--ray-address", cluster.address]
         return command_line(*where, *more, **what)
@@ -205,9 +205,9 @@ def test_with_no_node_left_the_run_ends_with_a_sentence_and_nothing_is_lost(
     assert all(not row["finished"] for row in results(tmp_path / "run"))
 
 
-def test_a_bench_travels_without_what_belongs_to_its_process(pool: Pool, proxy: Service, tmp_path: Path) -> None:
-    bench = Bench(
-        books=Books(pool),
+def test_a_bench_travels_without_what_belongs_to_its_process(pool: Pool, proxy: RunningProxy, tmp_path: Path) -> None:
+    context = RunContext(
+        pool=AsyncPool(pool),
         sandboxes=ProcessSandboxes(),
         url=f"{proxy.url}/v1",
         model=proxy.model,
@@ -215,11 +215,11 @@ def test_a_bench_travels_without_what_belongs_to_its_process(pool: Pool, proxy: 
         logs=tmp_path / "here",
         trouble=proxy.trouble,
     )
-    station = Station(pool=pool.url, make_sandboxes=ProcessSandboxes)
-    there = unpack(pack(bench), station.opened() | {"logs": Path(), "sandboxes": ProcessSandboxes()})
-    assert (there.logs, there.books.pool.url, there.model) == (Path(), pool.url, bench.model)
-    assert there.books.pool is not pool and there.sandboxes is not bench.sandboxes
-    there.books.pool.close()
+    station = NodeSetup(pool=pool.url, make_sandboxes=ProcessSandboxes)
+    there = unpack(pack(context), station.opened() | {"logs": Path(), "sandboxes": ProcessSandboxes()})
+    assert (there.logs, there.pool.blocking.url, there.model) == (Path(), pool.url, context.model)
+    assert there.pool.blocking is not pool and there.sandboxes is not context.sandboxes
+    there.pool.blocking.close()
 
 
 def test_a_tasks_directories_are_unpacked_elsewhere_and_named_there(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_a_tasks_directories_are_unpacked_elsewhere_and_named_there(tmp_path: Pa
 )
 def test_a_cluster_that_cannot_be_used_is_one_sentence(
     command_line: CommandLine,
-    proxy: Service,
+    proxy: RunningProxy,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     more: list[str],

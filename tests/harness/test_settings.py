@@ -9,7 +9,7 @@ import pytest
 
 from harness.cli import main
 from harness.settings import AgentEntry, load_settings
-from harness.setup.stack import Service
+from harness.setup.stack import RunningProxy
 from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.inspect.run_status import standing
@@ -136,7 +136,7 @@ def test_another_terminal_sees_the_run(
     assert "command 2/2 2 1.000" in " ".join(by_directory.split())
 
 
-def at_work(proxy: Service, name: str) -> int:
+def at_work(proxy: RunningProxy, name: str) -> int:
     pool = open_pool(proxy.pool)
     try:
         return standing(pool, find_run(pool, name).id).at_work
@@ -147,7 +147,7 @@ def at_work(proxy: Service, name: str) -> int:
 
 
 def test_a_run_at_work_is_seen_by_its_pool_too(
-    command_line: CommandLine, proxy: Service, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command_line: CommandLine, proxy: RunningProxy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     user = start(command_line("-n", "3", "--concurrency", "2", command=f"{SHELL_AGENT}; sleep 600"))
     seen = ""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.tasks import load_tasks
-from harness.tasks.mix import Mix, Source
+from harness.tasks.mix import TaskMix, TaskSource
 from harness.tasks.sources import load_sources
 from proxy.pool.errors import UserError
 from tests.harness.conftest import HELLO, write_tasks
@@ -22,7 +22,7 @@ def lines(path: Path, prefix: str, number: int, task: dict[str, Any]) -> Path:
     return write_tasks(path, *({"id": f"{prefix}{index}", **task} for index in range(number)))
 
 
-def names(mix: Mix, seed: int, first: int) -> list[str]:
+def names(mix: TaskMix, seed: int, first: int) -> list[str]:
     return [task.id for task in islice(mix.order(seed), first)]
 
 
@@ -70,7 +70,7 @@ def test_the_example_of_a_mix() -> None:
 
 def test_without_weights_every_task_comes_once_an_epoch(tmp_path: Path) -> None:
     tasks = load_tasks(lines(tmp_path / "a.jsonl", "a", 9, CHECKED))
-    mix = Mix([Source("a", tasks[:4]), Source("b", tasks[4:])])
+    mix = TaskMix([TaskSource("a", tasks[:4]), TaskSource("b", tasks[4:])])
     order = names(mix, 7, 27)
     assert [sorted(order[at : at + 9]) for at in (0, 9, 18)] == [sorted(task.id for task in tasks)] * 3
     assert order[:9] != order[9:18] and order != names(mix, 8, 27)
@@ -78,19 +78,19 @@ def test_without_weights_every_task_comes_once_an_epoch(tmp_path: Path) -> None:
 
 def test_the_first_tasks_of_a_mix(tmp_path: Path) -> None:
     tasks = load_tasks(lines(tmp_path / "a.jsonl", "a", 9, CHECKED))
-    mix = Mix([Source("a", tasks[:4]), Source("b", tasks[4:8]), Source("c", tasks[8:])])
+    mix = TaskMix([TaskSource("a", tasks[:4]), TaskSource("b", tasks[4:8]), TaskSource("c", tasks[8:])])
     assert mix.first(6).tasks == tasks[:6] and len(mix.first(6).sources) == 2 and mix.first(None) is mix
 
 
 def test_at_every_moment_each_source_has_had_its_share(tmp_path: Path) -> None:
     tasks = load_tasks(lines(tmp_path / "a.jsonl", "a", 9, CHECKED))
-    sources = [Source("a", tasks[:1], 5.0), Source("b", tasks[1:3], 2.5), Source("c", tasks[3:], 0.5)]
-    order = names(Mix(sources), 3, 800)
+    sources = [TaskSource("a", tasks[:1], 5.0), TaskSource("b", tasks[1:3], 2.5), TaskSource("c", tasks[3:], 0.5)]
+    order = names(TaskMix(sources), 3, 800)
     for done in range(1, len(order) + 1):
         for source in sources:
             had = sum(name in {task.id for task in source.tasks} for name in order[:done])
             assert abs(had - done * source.weight / 8) < 2 if source.weight else False
-    assert order == names(Mix(sources), 3, 800)
+    assert order == names(TaskMix(sources), 3, 800)
 
 
 @pytest.mark.parametrize(

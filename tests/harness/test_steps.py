@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from harness.setup.stack import Service
+from harness.setup.stack import RunningProxy
 from proxy.pool.database import open_pool
 from proxy.pool.schema import rollouts
 from tests.harness.conftest import HELLO
@@ -20,7 +20,7 @@ def step(name: str, **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def parts(proxy: Service) -> Callable[[], dict[str, float]]:
+def parts(proxy: RunningProxy) -> Callable[[], dict[str, float]]:
     """The reward parts of the newest rollout."""
 
     def newest() -> dict[str, float]:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.tasks import Part, Step, Task, TaskLimits, Verifier, load_tasks, parts_of
+from harness.tasks import Step, Task, TaskLimits, TaskPart, Verifier, load_tasks, parts_of
 from harness.tasks.schema import Checker, Solution, TaskImage, TaskService
 from harness.tasks.verdict_options import Augment, Clean
 from proxy.pool.errors import UserError
@@ -131,4 +131,4 @@ def test_a_step_is_a_task_of_its_own_that_inherits_the_rest(tmp_path: Path) -> N
     assert (one.instruction, one.setup, one.timeout, one.files) == ("first", "echo 0\necho 1", 5, {"x": "y"})
     assert (two.instruction, two.setup, two.timeout, two.files) == ("second", "", 600, {})
     assert (one.env, two.verifier.timeout) == ({"A": "1"}, 7)
-    assert parts_of(one) == (Part(one),)
+    assert parts_of(one) == (TaskPart(one),)

@@ -14,8 +14,8 @@ from harness.agents.install import agents_directory
 from harness.cli import main
 from harness.tasks import Task, load_tasks
 from harness.validation.review import VERDICTS
-from harness.validation.runner import Book, Plan, prove
-from harness.validation.trials import Wanted, run_trial
+from harness.validation.runner import ValidationPlan, ValidationResults, prove
+from harness.validation.trials import TrialSpec, run_trial
 from harness.verdict.judge import MAX_FILE, described, read
 from sandboxes.bundles import RUNTIME_NAME, manifest_of
 from sandboxes.docker.backend import DockerSandboxes, Options
@@ -96,7 +96,7 @@ def test_a_solution_may_have_directories_beside_its_file(validate: Validate, tmp
 
 async def test_a_directory_that_has_gone_breaks_its_trial_and_no_other(tmp_path: Path) -> None:
     gone = msgspec.convert(broken("a", directories={"data": str(tmp_path / "gone")}), Task)
-    trial = await run_trial(ProcessSandboxes(tmp_path / "sandboxes"), Wanted(gone, "a", "no-op", 0))
+    trial = await run_trial(ProcessSandboxes(tmp_path / "sandboxes"), TrialSpec(gone, "a", "no-op", 0))
     assert (trial.reward, trial.failure) == (None, "environment") and "gone" in trial.detail
 
 
@@ -237,10 +237,10 @@ async def test_in_containers_each_fault_has_its_verdict_too(docker_engine: str, 
     tasks = [task | IMAGE for task in BROKEN]
     tasks += [broken("image gone") | {"image": {"name": "blackforge/no-such:1"}}]
     tasks += [broken("build fails") | {"image": {"directory": "bad"}}]
-    plan = Plan(tasks=load_tasks(write_tasks(tmp_path / "tasks.jsonl", *tasks)), repeat=1, concurrency=4)
+    plan = ValidationPlan(tasks=load_tasks(write_tasks(tmp_path / "tasks.jsonl", *tasks)), repeat=1, concurrency=4)
     sandboxes = await DockerSandboxes.open(Options(address=docker_engine, run="test"))
     try:
-        found = {finding.id: finding for finding in await prove(sandboxes, plan, Book(tmp_path))}
+        found = {finding.id: finding for finding in await prove(sandboxes, plan, ValidationResults(tmp_path))}
     finally:
         await sandboxes.close()
     assert [found[task["id"]].verdict for task in BROKEN] == [task["id"] for task in BROKEN]
