@@ -25,7 +25,7 @@ from trainer.loop import train
 from trainer.megatron.parallel import Ranks
 from trainer.report import tokens
 from trainer.report.html import page
-from trainer.report.inspect import Wish, inspect
+from trainer.report.inspect import InspectOptions, inspect
 from trainer.report.terminal import LEVELS, level, show, visible
 from trainer.report.view import Token, View, texts, view
 
@@ -144,7 +144,7 @@ def test_a_character_of_several_tokens_is_the_last_ones_and_ids_without_text_sta
 )
 def test_a_step_that_was_not_trained_is_one_sentence(trained: Config, step: int, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        inspect(trained, Wish(step=step))
+        inspect(trained, InspectOptions(step=step))
 
 
 def test_a_damaged_record_is_one_sentence(trained: Config, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from tests.ranks import children, gone, ranks_of
 from tests.trainer.make import fill, write_model
 from tests.trainer.test_weights import same_files
 from trainer.commands.main import main
-from trainer.commands.output_lock import hold
+from trainer.commands.output_lock import lock_output
 from trainer.config import load_config
 from trainer.push import PushResult, Weights, push
 from trainer.report import tokens
@@ -165,7 +165,7 @@ def test_two_ranks_of_which_one_was_killed_train_the_run_of_one(tmp_path: Path) 
     finish(one, "--steps", "2")
     process = start(two, "--steps", "2", "--nproc", "2")
     wait(lambda: query(two, "select 1 from groups where state = 'LEASED'") != [])
-    assert "ended by signal 9; repeat the same command to go on" in kill_rank(process, 1)
+    assert "ended by signal 9; repeat the same command to resume" in kill_rank(process, 1)
     finish(two, "--steps", "2", "--nproc", "2")
     left, right = metrics(one), metrics(two)
     assert [row["loss"] for row in left[1:]] == pytest.approx([row["loss"] for row in right[1:]], rel=1e-4)
@@ -223,12 +223,12 @@ def test_a_stopped_trainer_says_so_and_a_second_one_is_refused(tmp_path: Path) -
     directory = prepare(tmp_path, groups=0)
     waiting = start(directory)
     wait(lambda: (directory / "pool.db").exists() and query(directory, "select 1 from policy_versions") != [])
-    with pytest.raises(UserError, match="another trainer works on .*out; stop it or set another output"):
-        hold(directory / "out", seconds=0)
+    with pytest.raises(UserError, match="another trainer is using .*out; stop it or set another output"):
+        lock_output(directory / "out", seconds=0)
     waiting.terminate()
     output, _ = waiting.communicate(timeout=180)
     assert waiting.returncode == 128 + signal.SIGTERM and "ended by signal 15; repeat the same command" in output
-    hold(directory / "out")
+    lock_output(directory / "out")
 
 
 def test_a_pool_that_refuses_writes_is_told(tmp_path: Path) -> None:
@@ -262,5 +262,5 @@ def test_a_rollback_to_what_is_gone_is_one_sentence(tmp_path: Path, capsys: pyte
     shutil.rmtree(directory / "out" / "checkpoints" / "step-000000")
     for step in ("0", "7"):
         assert main(["rollback", str(directory / "trainer.toml"), "--to", step]) == 2
-        assert f"no checkpoint of step {step}; there are those of: 1 " in capsys.readouterr().err
+        assert f"no checkpoint of step {step}; the steps that have one are: 1 " in capsys.readouterr().err
     assert query(directory, "select count(*) from policy_versions where retired_at is not null") == [(0,)]

@@ -12,6 +12,7 @@ from proxy.engine.process import free_port
 from tests.ranks import children, gone
 from tests.trainer.test_loop import finish, metrics, prepare, query, wait
 from tests.trainer.test_weights import same_files
+from trainer.commands.ranks import WORKER
 
 TOGETHER = ("--steps", "2", "--set", "parallel.processes=2", "--set", "parallel.tensor=2")
 """Two ranks that share one copy of the model."""
@@ -21,7 +22,7 @@ def start(directory: Path, machine: int, port: int) -> "subprocess.Popen[bytes]"
     """torchrun on one of two machines, with one rank each."""
     places = ["--nnodes=2", f"--node-rank={machine}", "--nproc-per-node=1", f"--master-port={port}"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", *places, "--master-addr=127.0.0.1"]
-    trainer = ["-m", "trainer.commands.worker", "launch", str(directory / "trainer.toml"), *TOGETHER]
+    trainer = [*WORKER, "launch", str(directory / "trainer.toml"), *TOGETHER]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with (directory / f"machine-{machine}.log").open("ab") as log:
         return subprocess.Popen([*torchrun, *trainer], env=environment, stdout=log, stderr=log)

@@ -1,7 +1,7 @@
-"""`trainer launch|sft|logprobs|rollback|inspect CONFIG`.
+"""The command line: `trainer launch|sft|logprobs|rollback|inspect CONFIG`.
 
-The command line checks configuration and model directory, then starts the ranks (trainer/commands/ranks.py). It does
-not import torch; the ranks do.
+It checks configuration and model directory, then starts the ranks (trainer/commands/ranks.py). It does not import
+torch, so mistakes are reported at once; the ranks import it.
 """
 
 import argparse
@@ -16,32 +16,33 @@ from trainer.commands.rollback import roll_back
 from trainer.config import Config, load_config
 from trainer.config.model_shape import demand_served, demand_splits, read_shape
 from trainer.data.routed_experts import replayed
-from trainer.report.inspect import Wish, inspect
+from trainer.report.inspect import InspectOptions, inspect
 
 
 @dataclass(frozen=True)
-class Command:
+class TrainerCommand:
     """A parsed command line."""
 
     verb: str
     config: Config
     run: str
     arguments: list[str]
+    """What the ranks are started with."""
     to: int | None
-    """The step that a rollback goes to."""
-    wish: Wish | None
-    """What `inspect` is to show."""
+    """The step that `rollback` goes back to; None for the other verbs."""
+    inspect: InspectOptions | None
+    """What `inspect` shows; None for the other verbs."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The console script. Returns the exit status: 2 for a mistake of the user, told in one sentence."""
+    """Run the console script and return its exit status: 2 for a mistake of the user, which one sentence explains."""
     try:
         command = parse(sys.argv[1:] if argv is None else argv)
         if command.to is not None:
             print(roll_back(command.config, command.to))
             return 0
-        if command.wish is not None:
-            inspect(command.config, command.wish)
+        if command.inspect is not None:
+            inspect(command.config, command.inspect)
             return 0
         shape = read_shape(Path(command.config.model))
         demand_splits(shape, command.config.parallel)
@@ -53,8 +54,8 @@ def main(argv: list[str] | None = None) -> int:
     return run_ranks(command.arguments, command.config.parallel)
 
 
-def parse(argv: Sequence[str]) -> Command:
-    """Read the command line and the configuration it names. UserError when the configuration is wrong."""
+def parse(argv: Sequence[str]) -> TrainerCommand:
+    """Read the command line and the configuration it names. Raises UserError when the configuration is wrong."""
     arguments = _parser().parse_args(argv)
     overrides = list(arguments.set)
     if arguments.steps is not None:
@@ -64,20 +65,24 @@ def parse(argv: Sequence[str]) -> Command:
     config = load_config(Path(arguments.config), overrides)
     run = arguments.run or config.run
     passed = [f"--set={override}" for override in overrides] + ([f"--run={run}"] if arguments.run else [])
-    wish = None
+    options = None
     if arguments.verb == "inspect":
-        wish = Wish(step=arguments.step, rollout=arguments.rollout, limit=arguments.limit, html=arguments.html)
-    return Command(arguments.verb, config, run, [arguments.verb, arguments.config, *passed], arguments.to, wish)
+        options = InspectOptions(
+            step=arguments.step, rollout=arguments.rollout, limit=arguments.limit, html=arguments.html
+        )
+    return TrainerCommand(
+        arguments.verb, config, run, [arguments.verb, arguments.config, *passed], arguments.to, options
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="trainer", description="Turn recorded rollouts into a better policy.")
     verbs = parser.add_subparsers(dest="verb", required=True)
     texts = {
-        "launch": "train a run: CISPO on its finished groups, new weights to the engines after every step",
-        "sft": "warm start: imitate recorded rollouts and write a model directory",
-        "rollback": "go back to the checkpoint of an earlier step: pool and engines too",
-        "inspect": "show what a step trained on, token by token, coloured by how strongly each was pulled",
+        "launch": "train a run on its finished groups and push new weights to the engines after every step",
+        "sft": "warm start: imitate recorded rollouts, then write a model directory",
+        "rollback": "take the run, the pool and the engines back to the checkpoint of an earlier step",
+        "inspect": "show what a step trained on, each token coloured by its coefficient in the loss",
         "logprobs": "compare the engine's logprobs with the trainer's and print JSON",
     }
     for verb, text in texts.items():
@@ -87,14 +92,14 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--nproc", type=int, help="ranks on this machine (parallel.processes)")
         sub.set_defaults(steps=None, run=None, to=None)
         if verb == "launch":
-            sub.add_argument("--steps", type=int, help="the run ends when this many steps are published")
+            sub.add_argument("--steps", type=int, help="end the run when this many steps are published")
         if verb == "rollback":
             sub.add_argument("--to", type=int, required=True, metavar="STEP", help="0: the initial weights")
         if verb == "inspect":
             sub.add_argument("step", type=int, help="a published step of the run")
-            sub.add_argument("--html", type=Path, metavar="FILE", help="write a page instead, with every number")
-            sub.add_argument("--rollout", type=int, metavar="ID", help="only this rollout")
-            sub.add_argument("--limit", type=int, metavar="N", help="at most N rollouts")
+            sub.add_argument("--html", type=Path, metavar="FILE", help="write an HTML page with every number instead")
+            sub.add_argument("--rollout", type=int, metavar="ID", help="show only this rollout")
+            sub.add_argument("--limit", type=int, metavar="N", help="show at most N rollouts")
         if verb == "logprobs":
             sub.add_argument("--run", help="the run that holds the completions; default: the configuration's run")
     return parser

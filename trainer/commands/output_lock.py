@@ -1,4 +1,8 @@
-"""One trainer per output directory. The lock is the kernel's (flock), so it is gone with its holder."""
+"""One trainer per output directory.
+
+The lock is the kernel's (flock): it ends with the process that holds it, however that process ends, so a crash leaves
+nothing to clean up.
+"""
 
 import fcntl
 import os
@@ -8,8 +12,11 @@ from pathlib import Path
 from proxy.pool.errors import UserError
 
 
-def hold(output: Path, seconds: float = 10) -> int:
-    """Keep other trainers away from a directory while this process lives. One that was just killed may linger."""
+def lock_output(output: Path, seconds: float = 10) -> int:
+    """Lock an output directory while this process lives, and return the lock's file descriptor.
+
+    Waits up to `seconds`, since a trainer that was just killed may linger. Raises UserError when another one works.
+    """
     deadline = time.monotonic() + seconds
     try:
         output.mkdir(parents=True, exist_ok=True)
@@ -22,5 +29,5 @@ def hold(output: Path, seconds: float = 10) -> int:
             return lock
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise UserError(f"another trainer works on {output}; stop it or set another output") from None
+                raise UserError(f"another trainer is using {output}; stop it or set another output") from None
         time.sleep(0.1)

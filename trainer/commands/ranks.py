@@ -1,7 +1,7 @@
-"""Starting the ranks: one child, which is the only rank or torchrun with its ranks, and its end in every case.
+"""Starts the ranks: one child, which is the only rank or a torchrun with its ranks, and ends it in every case.
 
-The child dies with this process, the ranks die with torchrun; SIGINT and SIGTERM are passed on. Left out: more than one
-machine (docs/cluster.md: torchrun on each, with `-m trainer.commands.worker` and the same arguments).
+The child dies with this process and the ranks die with torchrun; SIGINT and SIGTERM are passed on. Not here: more than
+one machine, where the user starts torchrun on each with WORKER and the same arguments (docs/cluster.md).
 """
 
 import ctypes
@@ -14,24 +14,23 @@ from collections.abc import Sequence
 
 from trainer.config import Parallel
 
+WORKER = ("-m", "trainer.commands.worker")
+"""What follows `python` or `torchrun` to start a rank, before the arguments of the command line."""
 GRACE_SECONDS = 10
+"""How long the child may take to end after SIGTERM."""
 
 
 def run_ranks(arguments: Sequence[str], parallel: Parallel) -> int:
-    """Run `python -m trainer.commands.worker ARGUMENTS` on every rank and return the exit status."""
-    module = (
-        ["trainer.commands.worker"]
-        if parallel.processes == 1
-        else ["trainer.commands.torchrun", str(parallel.processes)]
-    )
-    command = [sys.executable, "-m", *module, *arguments]
-    child = subprocess.Popen(command, env=_environment(parallel), preexec_fn=_end_too)
+    """Run WORKER with these arguments on every rank and return the exit status."""
+    ranks = WORKER if parallel.processes == 1 else ("-m", "trainer.commands.torchrun", str(parallel.processes))
+    command = [sys.executable, *ranks, *arguments]
+    child = subprocess.Popen(command, env=_environment(parallel), preexec_fn=lambda: die_with_parent(signal.SIGTERM))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda received, frame: _stop(child))
     status = child.wait()
-    status = status if status >= 0 else 128 - status  # as a shell tells of a signal
+    status = status if status >= 0 else 128 - status  # the shell's convention: 128 + the signal
     if status > 128:
-        print(f"ended by signal {status - 128}; repeat the same command to go on", file=sys.stderr)
+        print(f"ended by signal {status - 128}; repeat the same command to resume", file=sys.stderr)
     return status
 
 
@@ -45,9 +44,9 @@ def _environment(parallel: Parallel) -> dict[str, str]:
         **os.environ,
         "OMP_NUM_THREADS": str(threads),
     }
-    if parallel.processes == 1:
-        alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-        environment |= alone
+    if parallel.processes == 1:  # there is no torchrun that would set these
+        places = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+        environment |= places
     return environment
 
 
@@ -58,11 +57,7 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
     timer.start()
 
 
-def _end_too() -> None:
-    die_with_parent(signal.SIGTERM)
-
-
 def die_with_parent(number: int) -> None:
-    """Ask the kernel for this signal when the parent dies (Linux)."""
+    """Ask the kernel to send this process the signal when its parent dies (Linux)."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, number)

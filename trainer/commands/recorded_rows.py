@@ -1,4 +1,4 @@
-"""Rows from rollouts that are in the pool already: for imitation and for checking logprobs."""
+"""Rows from rollouts that the pool already holds: to imitate them and to compare logprobs."""
 
 from collections import Counter
 from functools import partial
@@ -19,30 +19,36 @@ from trainer.preflight import demand_tokenizer
 
 
 def demonstrations(config: Config) -> list[list[Row]]:
-    """The rows to imitate, by group: members of a group share their task. UserError when there is too little."""
+    """Return the rows to imitate, by group, since the members of a group share their task.
+
+    Raises UserError when fewer than two groups have any.
+    """
     groups: dict[int, list[Row]] = {}
     pool = open_pool(config.pool)
     why_not = partial(why_not_imitable, labels=config.batch.labels)
     for name in config.sft.runs:
-        for rollout in _recorded(pool, name, Path(config.model)):
+        for rollout in _finished(pool, name, Path(config.model)):
             if _good_enough(rollout.reward, config.sft.min_reward):
                 rows = merge(rollout.completions, 1.0, Counter(), why_not)
                 groups.setdefault(rollout.group_id, []).extend(rows)
-    found = [rows for rows in groups.values() if rows]
-    if len(found) < 2:
+    filled = [rows for rows in groups.values() if rows]
+    if len(filled) < 2:
         raise UserError(
-            f"sft.runs = {list(config.sft.runs)} hold {len(found)} groups to imitate, at least 2 are needed; "
+            f"sft.runs = {list(config.sft.runs)} hold {len(filled)} groups to imitate, at least 2 are needed; "
             "record more or lower sft.min_reward"
         )
-    return found
+    return filled
 
 
-def _good_enough(reward: float | None, bound: float | None) -> bool:
-    return bound is None or (reward is not None and reward >= bound)
+def _good_enough(reward: float | None, minimum: float | None) -> bool:
+    return minimum is None or (reward is not None and reward >= minimum)
 
 
 def sampled_by(version: str, config: Config, run: str, excluded: Counter[Untrained]) -> list[Row]:
-    """Rows of a run's completions that this version sampled from first to last token; counts the other tokens."""
+    """Return rows of a run's completions that this version sampled from the first to the last token.
+
+    `excluded` counts the other sampled tokens by reason.
+    """
 
     def why_not(item: Completion) -> Untrained | None:
         if {span.version for span in item.versions} != {version}:
@@ -52,12 +58,12 @@ def sampled_by(version: str, config: Config, run: str, excluded: Counter[Untrain
 
     pool, model = open_pool(config.pool), Path(config.model)
     mixture = replayed(config.loss, read_shape(model))
-    found = _recorded(pool, run, model)
-    return [row for one in found for row in merge(one.completions, 0.0, excluded, why_not, mixture=mixture)]
+    rollouts = _finished(pool, run, model)
+    return [row for one in rollouts for row in merge(one.completions, 0.0, excluded, why_not, mixture=mixture)]
 
 
-def _recorded(pool: Pool, run: str, model: Path) -> list[Recorded]:
-    """The finished rollouts of a run; UserError when they are in the tokens of another model."""
-    found = finished_rollouts(pool, find_run(pool, run).id)
-    demand_tokenizer(pool, model, {item.attempt_id for rollout in found for item in rollout.completions})
-    return found
+def _finished(pool: Pool, run: str, model: Path) -> list[Recorded]:
+    """Return a run's finished rollouts. Raises UserError when another model's tokenizer made their tokens."""
+    rollouts = finished_rollouts(pool, find_run(pool, run).id)
+    demand_tokenizer(pool, model, {item.attempt_id for rollout in rollouts for item in rollout.completions})
+    return rollouts

@@ -1,7 +1,7 @@
-"""A supervised warm start: imitate recorded rollouts, token by token, and write the result as a model directory.
+"""`trainer sft`, a supervised warm start: imitate recorded rollouts and write the result as a model directory.
 
-Only sampled tokens are learned, each in its recorded context. Which rollouts are imitated is a reward threshold or
-none: a careless teacher is imitated as it is. Left out: checkpoints within the warm start, which takes minutes.
+Only sampled tokens are learned, each in its recorded context. `sft.min_reward` selects the rollouts; without it a
+careless teacher is imitated as it is. Not here: checkpoints within the warm start, which takes minutes.
 """
 
 import random
@@ -26,55 +26,58 @@ from trainer.preflight import demand_known_tokens
 
 
 def warm_start(config: settings.Config, ranks: Ranks) -> dict[str, Any]:
-    """Train on the recorded rollouts until the criterion is met, write `sft.output`, return what was reached."""
+    """Train on the recorded rollouts until a criterion of [sft] is met, write `sft.output`, return the last measures.
+
+    Every rank runs this. Raises UserError when [sft] is incomplete or there is too little to imitate.
+    """
     check(config)
     options = config.sft
     optimizer = msgspec.structs.replace(config.optimizer, lr=options.lr, warmup_steps=options.warmup_steps)
-    imitated = msgspec.structs.replace(config.loss, kl=0.0, routing="own")  # neither takes part in imitation
-    policy = Policy(Path(config.model), msgspec.structs.replace(config, optimizer=optimizer, loss=imitated), ranks)
+    loss = msgspec.structs.replace(config.loss, kl=0.0, routing="own")  # imitation uses neither
+    policy = Policy(Path(config.model), msgspec.structs.replace(config, optimizer=optimizer, loss=loss), ranks)
     train, held_out = split(ranks.share(lambda: demonstrations(config)), options)
     demand_known_tokens((*train, *held_out), policy.shape, policy.source)
-    started, step, reached = time.perf_counter(), 0, {}
+    started, step, measures = time.perf_counter(), 0, {}
     for rows in batches(train, options.batch, options.seed):
         step += 1
         micros = plan(rows, ranks.data_world, config.batch.max_tokens)[ranks.data_rank]
-        loss = policy.update(micros, count(rows), imitation, learning_rate(optimizer, step, options.max_steps)).loss
+        update = policy.update(micros, count(rows), imitation, learning_rate(optimizer, step, options.max_steps))
         if step % options.measure_every == 0 or step == options.max_steps:
-            reached = {"step": step, "train_loss": loss} | measure(policy, held_out, config.batch.max_tokens)
+            measures = {"step": step, "train_loss": update.loss} | measure(policy, held_out, config.batch.max_tokens)
             seconds = time.perf_counter() - started
             if ranks.rank == 0:
                 print(
-                    f"sft step {step}  loss {loss:.4f}  held-out loss {reached['loss']:.4f}  "
-                    f"accuracy {reached['accuracy']:.3f}  {seconds:.1f}s",
+                    f"sft step {step}  loss {update.loss:.4f}  held-out loss {measures['loss']:.4f}  "
+                    f"accuracy {measures['accuracy']:.3f}  {seconds:.1f}s",
                     flush=True,
                 )
-            if step == options.max_steps or enough(reached, options):
+            if step == options.max_steps or enough(measures, options):
                 break
     policy.write_hf(Path(options.output))
-    return reached | {"seconds": time.perf_counter() - started, "rows": len(train), "held_out_rows": len(held_out)}
+    return measures | {"seconds": time.perf_counter() - started, "rows": len(train), "held_out_rows": len(held_out)}
 
 
 def check(config: settings.Config) -> None:
-    """UserError when [sft] lacks what a warm start needs."""
+    """Raise UserError when [sft] lacks what a warm start needs."""
     if not config.sft.output or not config.sft.runs:
         raise UserError(
-            f"sft.runs = {list(config.sft.runs)} and sft.output = {config.sft.output!r} do not say what to imitate and "
-            "where to write the model; set both"
+            f"sft.runs = {list(config.sft.runs)} must name the runs to imitate and sft.output = {config.sft.output!r} "
+            "the model directory to write; set both"
         )
 
 
 def split(groups: Sequence[Sequence[Row]], options: settings.Sft) -> tuple[list[Row], list[Row]]:
-    """Rows to train on and rows held out; a group, and with it a task, is on one side only."""
+    """Divide groups into rows to train on and rows held out. A group, and so its task, is on one side only."""
     order = list(range(len(groups)))
     random.Random(options.seed).shuffle(order)
-    held = min(max(1, round(len(order) * options.held_out)), len(order) - 1)  # at least one group on each side
-    chosen = set(order[:held])
+    held_out = min(max(1, round(len(order) * options.held_out)), len(order) - 1)  # at least one group on each side
+    chosen = set(order[:held_out])
     train = [row for index, rows in enumerate(groups) if index not in chosen for row in rows]
     return train, [row for index in sorted(chosen) for row in groups[index]]
 
 
 def batches(rows: Sequence[Row], size: int, seed: int) -> Iterator[list[Row]]:
-    """Batches without end: each epoch is shuffled anew; the last one of an epoch may be small."""
+    """Yield batches without end. Each epoch has its own order; its last batch may be smaller."""
     generator = random.Random(seed)
     while True:
         order = list(rows)
@@ -87,18 +90,21 @@ def count(rows: Sequence[Row]) -> int:
 
 
 def measure(policy: Policy, rows: Sequence[Row], max_tokens: int) -> dict[str, float]:
-    """Held-out loss per token, and the share of tokens that are the model's first choice. Every rank computes all."""
-    own = torch.zeros(2, dtype=torch.float64, device=policy.ranks.device)
+    """Return the held-out loss per token, and as accuracy the share of tokens that are the model's first choice.
+
+    Every data rank computes all of it.
+    """
+    sums = torch.zeros(2, dtype=torch.float64, device=policy.ranks.device)
     for micro in plan(rows, 1, max_tokens)[0]:
         packed, _ = pack(micro, policy.share)
-        right = packed.labels[packed.branches] == policy.best(packed)
-        own += torch.stack((-policy.logprobs(packed).double().sum(), right.sum()))
-    loss, accuracy = (sum_over_context_ranks(own) / count(rows)).tolist()
-    # rank 0's figures are everybody's: kernels may round otherwise elsewhere, and all ranks have to stop together
+        correct = packed.labels[packed.branches] == policy.best(packed)
+        sums += torch.stack((-policy.logprobs(packed).double().sum(), correct.sum()))
+    loss, accuracy = (sum_over_context_ranks(sums) / count(rows)).tolist()
+    # All ranks take rank 0's figures: kernels may round differently elsewhere, and all ranks must stop together.
     return policy.ranks.share(lambda: {"loss": loss, "accuracy": accuracy})
 
 
-def enough(reached: dict[str, Any], options: settings.Sft) -> bool:
-    """Whether a stop criterion is met."""
-    accurate = options.stop_accuracy is not None and reached["accuracy"] >= options.stop_accuracy
-    return accurate or (options.stop_loss is not None and reached["loss"] <= options.stop_loss)
+def enough(measures: dict[str, Any], options: settings.Sft) -> bool:
+    """Say whether a stop criterion is met."""
+    accurate = options.stop_accuracy is not None and measures["accuracy"] >= options.stop_accuracy
+    return accurate or (options.stop_loss is not None and measures["loss"] <= options.stop_loss)

@@ -1,8 +1,8 @@
-"""torchrun for the ranks of this machine: `python -m trainer.commands.torchrun PROCESSES ARGUMENTS`, for
-trainer/commands/ranks.py.
+"""torchrun for the ranks of this machine: `python -m trainer.commands.torchrun PROCESSES ARGUMENTS`.
 
-When a rank fails, torchrun ends the others; this command then ends as that rank did, with its sentence if it had one,
-where torchrun's own prints a report for its developers. Left out: restarts of single ranks, more than one machine.
+Started by trainer/commands/ranks.py. When a rank fails, torchrun ends the others; this command then exits as that rank
+did and prints its error message, where torchrun's own command prints a report for its developers. Not here: restarts of
+single ranks, more than one machine.
 """
 
 import logging
@@ -15,13 +15,15 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-SECONDS = 5
+from trainer.commands.ranks import WORKER
+
+SHUTDOWN_SECONDS = 5
 """How long ranks may take to end after SIGTERM."""
 
 
 def main(processes: int, arguments: Sequence[str]) -> int:
-    """Returns the exit status: 128 more than the signal that ended a rank, else the rank's own."""
-    logging.disable(logging.CRITICAL)  # of torchrun: what it says of a failure is said here
+    """Run the ranks; return 128 + the signal that ended a rank, else the rank's own exit status."""
+    logging.disable(logging.CRITICAL)  # torchrun's: what it logs about a failure is printed below in one sentence
     with tempfile.TemporaryDirectory(prefix="trainer-") as directory:
         config = LaunchConfig(
             min_nodes=1,
@@ -31,24 +33,28 @@ def main(processes: int, arguments: Sequence[str]) -> int:
             rdzv_backend="c10d",
             rdzv_endpoint="localhost:0",
             max_restarts=0,
-            shutdown_timeout=SECONDS,
+            shutdown_timeout=SHUTDOWN_SECONDS,
             logs_specs=DefaultLogsSpecs(log_dir=directory),
         )
         try:
-            elastic_launch(config, sys.executable)("-m", "trainer.commands.worker", *arguments)
+            elastic_launch(config, sys.executable)(*WORKER, *arguments)
         except ChildFailedError as error:
-            return _tell(error.failures.values())
+            return _report(error.failures.values())
         except SignalException as error:
             return 128 + int(error.sigval)
     return 0
 
 
-def _tell(failures: Iterable[ProcessFailure]) -> int:
-    """Of the failed ranks: one that was killed, or else that said why, before those that lost it."""
-    found = min(failures, key=lambda failure: (failure.exitcode > 0, failure.exitcode != 2))
-    if found.exitcode == 2:
-        print(f"error: {found.message}", file=sys.stderr)
-    return found.exitcode if found.exitcode > 0 else 128 - found.exitcode
+def _report(failures: Iterable[ProcessFailure]) -> int:
+    """Print why the job ended and return its exit status.
+
+    When a rank fails, the others fail because they lost it. So a rank that was killed comes first, then one that
+    exited with an error message (status 2).
+    """
+    cause = min(failures, key=lambda failure: (failure.exitcode > 0, failure.exitcode != 2))
+    if cause.exitcode == 2:
+        print(f"error: {cause.message}", file=sys.stderr)
+    return cause.exitcode if cause.exitcode > 0 else 128 - cause.exitcode
 
 
 if __name__ == "__main__":

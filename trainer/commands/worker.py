@@ -1,7 +1,6 @@
-"""One rank: `python -m trainer.commands.worker VERB CONFIG [--run NAME] [--set section.key=value]`, started by the
-launcher.
+"""One rank, which trainer/commands/ranks.py or torchrun starts: VERB CONFIG [--run NAME] [--set section.key=value].
 
-Takes the arguments of the command line (trainer/commands/main.py), which has checked them.
+The arguments are those of the command line (trainer/commands/main.py), which has checked them.
 """
 
 import os
@@ -16,8 +15,8 @@ import msgspec
 
 from proxy.pool.errors import PoolError, UserError
 from trainer.commands.logprobs import compare_logprobs
-from trainer.commands.main import Command, parse
-from trainer.commands.output_lock import hold
+from trainer.commands.main import TrainerCommand, parse
+from trainer.commands.output_lock import lock_output
 from trainer.commands.ranks import die_with_parent
 from trainer.commands.sft import warm_start
 from trainer.loop import train
@@ -25,6 +24,7 @@ from trainer.megatron.parallel import Ranks, process_groups
 
 
 def main(argv: Sequence[str]) -> int:
+    """Run a command on this rank and return the exit status: 2 for an error that one sentence tells."""
     die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher too, which ends the ranks
     command = parse(argv)
@@ -34,13 +34,13 @@ def main(argv: Sequence[str]) -> int:
             if result is not None and ranks.rank == 0:
                 print(msgspec.json.encode(result).decode())
     except (UserError, PoolError, OSError) as error:  # OSError: a full disk under checkpoints, a lost directory
-        _tell(error)
+        _report(error)
         return 2
     return 0
 
 
-def _tell(error: Exception) -> None:
-    """To the user; beside other ranks, which may fail of the same, to torchrun, in the file that it reads."""
+def _report(error: Exception) -> None:
+    """Print an error, or under torchrun leave it in the file that torchrun reads: all ranks may have the same one."""
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if file is None:
         print(f"error: {error}", file=sys.stderr)
@@ -48,14 +48,17 @@ def _tell(error: Exception) -> None:
         Path(file).write_bytes(msgspec.json.encode({"message": str(error), "timestamp": int(time.time())}))
 
 
-def _run(command: Command, ranks: Ranks) -> dict[str, Any] | None:
+def _run(command: TrainerCommand, ranks: Ranks) -> dict[str, Any] | None:
     if command.verb != "launch" and ranks.context_world > 1:
-        raise UserError(f"parallel.context = {ranks.context_world} is for `trainer launch` alone; set it to 1")
+        raise UserError(
+            f"parallel.context = {ranks.context_world} divides micro-batches, which only `trainer launch` does; set it "
+            "to 1"
+        )
     if command.verb == "logprobs":
         return compare_logprobs(command.config, ranks, command.run)
     if command.verb == "sft":
         return warm_start(command.config, ranks)
-    ranks.share(lambda: hold(Path(command.config.output)))
+    ranks.share(lambda: lock_output(Path(command.config.output)))
     train(command.config, ranks)
     return None
 

@@ -1,4 +1,4 @@
-"""`trainer inspect CONFIG STEP`: what a step trained on, in the terminal or as a page."""
+"""`trainer inspect CONFIG STEP`: show what a step trained on, in the terminal or as an HTML page."""
 
 import sys
 from dataclasses import dataclass
@@ -14,29 +14,29 @@ from trainer.report.view import view
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
-    """What to show, and how."""
+class InspectOptions:
+    """What to show, and where."""
 
     step: int
     rollout: int | None = None
-    """Only this one."""
+    """Id of the only rollout to show. None: all."""
     limit: int | None = None
-    """At most so many rollouts."""
+    """Maximum number of rollouts. None: all."""
     html: Path | None = None
-    """Write a page instead."""
+    """File to write a page to, instead of the terminal."""
 
 
-def inspect(config: Config, wish: Wish) -> None:
-    """Print the step or write its page. UserError when there is nothing to show."""
-    if wish.limit is not None and wish.limit < 1:
-        raise UserError(f"--limit {wish.limit} shows nothing; name a number from 1")
-    found = view(config, wish.step, wish.rollout)
-    if wish.html is None:
-        show(found, Console(file=sys.stdout, soft_wrap=True, highlight=False), wish.limit)
+def inspect(config: Config, options: InspectOptions) -> None:
+    """Print the step or write its page. Raises UserError when there is nothing to show or the file is not writable."""
+    if options.limit is not None and options.limit < 1:
+        raise UserError(f"--limit {options.limit} shows nothing; name a number from 1")
+    step = view(config, options.step, options.rollout)
+    if options.html is None:
+        show(step, Console(file=sys.stdout, soft_wrap=True, highlight=False), options.limit)
         return
     try:
-        with wish.html.open("w", encoding="utf-8") as file:
-            file.writelines(page(found, wish.limit))
+        with options.html.open("w", encoding="utf-8") as file:
+            file.writelines(page(step, options.limit))
     except OSError as error:
-        raise UserError(f"{wish.html} cannot be written ({error.strerror}); name another file") from error
-    print(wish.html)
+        raise UserError(f"{options.html} cannot be written ({error.strerror}); name another file") from error
+    print(options.html)
