@@ -24,7 +24,7 @@ from trainer.data.micro_batch import MicroBatch
 from trainer.data.row import Row
 from trainer.megatron.model.model import PolicyModel
 from trainer.megatron.mtp.head import MTPHead, TensorParallelVocabulary, head_input, teacher_states
-from trainer.megatron.mtp.loss import DraftMetrics, acceptance, drafted_places, tail_kl
+from trainer.megatron.mtp.loss import DraftMetrics, acceptance, tail_kl, trained_draft_targets
 from trainer.megatron.mtp.weights import HEAD_NAMINGS, load_head
 from trainer.megatron.optimizer import build_optimizer, set_learning_rate, sum_gradients, wrap
 from trainer.megatron.parallel import sum_over_data_ranks
@@ -60,7 +60,7 @@ class Drafter:
         self.ddp.zero_grad_buffer()
         self.optimizer.zero_grad()
         depths = range(1, self.options.drafts + 1)
-        counts = [sum(drafted_places(rows, depth).sum() for rows in micros) for depth in depths]
+        counts = [sum(trained_draft_targets(rows, depth).sum() for rows in micros) for depth in depths]
         device = next(self.head.parameters()).device
         self.counts = sum_over_data_ranks(torch.tensor(counts, dtype=torch.float64, device=device))
         self.sums = torch.zeros(2, self.options.drafts, dtype=torch.float64, device=device)
@@ -118,7 +118,7 @@ class Drafter:
 
 def drafted_at(rows: Sequence[Row], packed: MicroBatch, depth: int) -> tuple[Tensor, Tensor]:
     """Distinct places where draft `depth` is compared with the policy, and how many branches each is one of."""
-    nodes = packed.rows[packed.branches].cpu().numpy()[drafted_places(rows, depth)]
+    nodes = packed.rows[packed.branches].cpu().numpy()[trained_draft_targets(rows, depth)]
     places, branches = (torch.from_numpy(found) for found in np.unique(nodes, return_counts=True))
     return places.to(packed.tokens.device), branches.to(packed.tokens.device)
 

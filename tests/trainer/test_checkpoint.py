@@ -82,7 +82,7 @@ def test_files_that_cannot_be_written_are_told_and_leave_the_old_checkpoint(
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))  # less than the tensors, more than the rest
     try:
-        with pytest.raises(UserError, match=r"saved could not be written \(Worker failure.*\); see that its disk"):
+        with pytest.raises(UserError, match=r"saved could not be written \(Worker failure.*\); make room on its disk"):
             policy.checkpoints.save(tmp_path / "saved", 2, meanwhile=lambda: done.append(True))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -117,7 +117,7 @@ def test_an_incomplete_checkpoint_is_refused(ranks: Ranks, model: Path, tmp_path
 @pytest.mark.parametrize(
     ("family", "parallel", "sentence"),
     [
-        ("llama", {}, "saved with family = qwen3 and this run has llama; set it as it was, or start a new run"),
+        ("llama", {}, "saved with family = qwen3 and this run has llama; use the saved value, or start a new run"),
         ("qwen3", {"precision": "bfloat16"}, "parallel.precision = float32 and this run has bfloat16"),
         ("qwen3", {"distributed_optimizer": True}, "parallel.distributed_optimizer = False and this run has True"),
     ],

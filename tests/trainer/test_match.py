@@ -100,7 +100,7 @@ def test_a_checkpoint_of_another_model(lives: Lives, tmp_path: Path) -> None:
     assert lives.live(*launch(directory, 0)) == [0], lives.said()
     write_model(directory / "other", "qwen2")
     told = lives.told(*launch(directory, 0, "model=other"))
-    assert "step-000000 was saved with family = qwen3 and this run has qwen2; set it as it was, or start" in told
+    assert "step-000000 was saved with family = qwen3 and this run has qwen2; use the saved value, or start" in told
 
 
 def test_a_checkpoint_that_is_damaged(lives: Lives, tmp_path: Path) -> None:

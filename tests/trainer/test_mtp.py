@@ -12,7 +12,15 @@ from torch import Tensor
 
 from tests.trainer.test_tree import paths_in, row, rows_of
 from trainer.data.tree import build
-from trainer.megatron.mtp.loss import acceptance, drafted, drafted_places, expected_length, from_depth, parents, tail_kl
+from trainer.megatron.mtp.loss import (
+    acceptance,
+    draft_targets,
+    expected_length,
+    parents,
+    tail_kl,
+    trained_draft_targets,
+    without_first_tokens,
+)
 
 VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_text())
 WORKED: dict[str, Any] = VECTORS["topk_kl"]
@@ -90,9 +98,9 @@ def test_the_expected_length_is_that_of_the_closed_form() -> None:
 def test_a_draft_is_learned_where_it_and_what_it_follows_were_sampled() -> None:
     mask = np.array([1, 0, 1, 1, 0], dtype=bool)
     # the worked mask counts from the token that the head's hidden state is of, two before the target
-    assert [*drafted(mask, 1)[2:].astype(int), 0, 0] == [0, 1, 0, 0, 0]
-    assert drafted(np.array([1, 1, 1, 1, 0, 1, 1], dtype=bool), 2).tolist() == [0, 0, 1, 1, 0, 0, 0]
-    assert not drafted(mask[:2], 4).any()
+    assert [*draft_targets(mask, 1)[2:].astype(int), 0, 0] == [0, 1, 0, 0, 0]
+    assert draft_targets(np.array([1, 1, 1, 1, 0, 1, 1], dtype=bool), 2).tolist() == [0, 0, 1, 1, 0, 0, 0]
+    assert not draft_targets(mask[:2], 4).any()
 
 
 def test_the_parents_of_the_worked_tree() -> None:
@@ -109,7 +117,7 @@ def test_every_token_follows_its_parent_and_attends_to_its_ancestors_from_a_dept
     tree = build([one for one in rows_of(seed) if one.inputs])
     paths, before = paths_in(tree.tokens, tree.runs), parents(tree.runs)
     assert all(paths[before[at]] == (path[:-1] or path) for at, path in enumerate(paths))
-    runs = from_depth(tree.runs, depth)
+    runs = without_first_tokens(tree.runs, depth)
     assert [run.start for run in runs] + [runs[-1].end] == [0] + [run.end for run in runs]
     expected = [path[depth:] if len(path) > depth else path[-1:] for path in paths]
     assert paths_in(tree.tokens, list(runs)) == expected
@@ -118,8 +126,8 @@ def test_every_token_follows_its_parent_and_attends_to_its_ancestors_from_a_dept
 @pytest.mark.parametrize("depth", [1, 3])
 def test_places_are_those_of_each_row_by_itself(depth: int) -> None:
     rows = [one for one in rows_of(4) if one.inputs]
-    found = np.flatnonzero(drafted_places(rows, depth))
+    found = np.flatnonzero(trained_draft_targets(rows, depth))
     flat = [(one, at) for one in rows for at in one.places]
     expected = [i for i, (one, at) in enumerate(flat) if at >= depth and one.trained[at - depth : at + 1].all()]
     assert found.tolist() == expected and expected
-    assert len(drafted_places([], depth)) == 0
+    assert len(trained_draft_targets([], depth)) == 0

@@ -55,7 +55,7 @@ def test_weights_that_cannot_be_written_are_one_sentence(tmp_path: Path) -> None
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
-        with pytest.raises(UserError, match=r"0.safetensors could not be written \(.*\); see that its disk has room"):
+        with pytest.raises(UserError, match=r"0.safetensors could not be written \(.*\); make room on its disk"):
             write_tensors(tmp_path, [("big", torch.zeros(100_000))])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -1,6 +1,7 @@
-"""Everything that knows Megatron-core: model, weights, optimizer, checkpoints, and its port to machines without CUDA.
+"""All code that knows Megatron-core: model, weights, optimizer, checkpoints. No training loop, no rollouts.
 
-Importing this package installs that port (trainer/megatron/cpu.py), so that its modules may import megatron.core.
+The code is written for megatron-core 0.16.1, and every workaround names that version. Importing this package installs
+the port to machines without CUDA (trainer/megatron/cpu.py), so its modules may import megatron.core.
 """
 
 from trainer.megatron.cpu import install_cpu_port

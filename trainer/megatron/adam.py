@@ -1,8 +1,9 @@
-"""AdamW with the state layout of apex's and Transformer Engine's FusedAdam, in plain torch.
+"""AdamW in plain torch, with the state layout of FusedAdam in apex and Transformer Engine.
 
-Megatron reloads the distributed optimizer's checkpoints only in that layout (`step` an integer of the parameter group,
-`exp_avg` and `exp_avg_sq` per parameter), so this class stands in wherever neither library is installed. Left out:
-amsgrad, capturable steps and anything fused.
+megatron-core 0.16.1 can load a checkpoint of its distributed optimizer only in that layout: `step` is an integer of the
+parameter group, and each parameter has `exp_avg` and `exp_avg_sq`. With torch's own AdamW it saves, but the load fails
+(`assert len(steps) == 1`, KeyError: 'step'). So this class stands in wherever neither library is installed.
+Left out: amsgrad, capturable steps and fused kernels.
 """
 
 from collections.abc import Iterable
@@ -12,13 +13,16 @@ import torch
 
 
 class Adam(torch.optim.Optimizer):
-    """m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; p = (1 - lr wd) p - lr m^ / (sqrt(v^) + eps)."""
+    """m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; p = (1 - lr wd) p - lr m^ / (sqrt(v^) + eps).
+
+    m^ and v^ are m / (1 - b1^step) and v / (1 - b2^step). Moments have the parameter's shape and dtype.
+    """
 
     def __init__(
         self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.95), **options: Any
     ):
-        kept = {"eps": options.get("eps", 1e-8), "weight_decay": options.get("weight_decay", 0.0)}
-        super().__init__(params, {"lr": lr, "betas": betas, "bias_correction": True, **kept})
+        scalars = {"eps": options.get("eps", 1e-8), "weight_decay": options.get("weight_decay", 0.0)}
+        super().__init__(params, {"lr": lr, "betas": betas, "bias_correction": True, **scalars})
         self.decoupled = options.get("adam_w_mode", True)
 
     @torch.no_grad()
@@ -54,8 +58,11 @@ class Adam(torch.optim.Optimizer):
 
 
 def install() -> None:
-    """Make Megatron use this class where it found neither Transformer Engine nor apex."""
-    import megatron.core.optimizer as optimizer  # only after trainer.megatron.cpu.setup()
+    """Make Megatron use this class where it found neither Transformer Engine nor apex.
+
+    megatron-core 0.16.1 decides at import which Adam it uses and keeps the decision in these module variables.
+    """
+    import megatron.core.optimizer as optimizer  # importable only after install_cpu_port()
     import megatron.core.optimizer.distrib_optimizer as distributed
 
     if optimizer.USING_PYTORCH_OPTIMIZER:

@@ -1,8 +1,8 @@
 """Directories that are either complete and on disk, or absent.
 
-A directory is filled under a temporary name, its files and itself are synced, and it is renamed; one that is deleted
-loses its name first. A crash leaves at most directories with temporary names, which the next write of the same name and
-the next deletion remove.
+A directory is filled under a temporary name; its files and the directory itself are synced, and then it is renamed.
+Deleting a directory renames it first. So a crash leaves only directories with temporary names, which the next write of
+the same name and the next deletion remove.
 """
 
 import os
@@ -14,14 +14,14 @@ from pathlib import Path
 
 @contextmanager
 def replace_directory(target: Path) -> Iterator[Path]:
-    """Yields an empty directory; at the end of the block it stands, durable, as `target`."""
+    """Yield an empty directory; when the block ends, it stands durably at `target`."""
     begin(target)
     yield unfinished(target)
     commit(target)
 
 
 def unfinished(target: Path) -> Path:
-    """Where `target` is being written."""
+    """The path under which `target` is being written."""
     return target.with_name(f".{target.name}.new")
 
 
@@ -32,8 +32,9 @@ def begin(target: Path) -> None:
 
 
 def commit(target: Path) -> None:
-    """Sync what was written and put it in the place of `target`."""
+    """Sync what was written and rename it to `target`, in place of what was there."""
     directory = unfinished(target)
+    # Data first, then the name: a rename that is on disk before its files would give a crash an incomplete `target`.
     for path in (*directory.rglob("*"), directory):
         sync(path)
     remove(target)
@@ -42,15 +43,15 @@ def commit(target: Path) -> None:
 
 
 def remove(target: Path) -> None:
-    """Delete a directory, if it is there, and what crashes left of the deletion of others beside it."""
+    """Delete a directory if it exists, and the remains of deletions beside it that a crash interrupted."""
     if target.exists():
         os.rename(target, target.with_name(f".{target.name}.old"))
-    for left in target.parent.glob(".*.old"):
-        shutil.rmtree(left)
+    for remains in target.parent.glob(".*.old"):
+        shutil.rmtree(remains)
 
 
 def sync(path: Path) -> None:
-    """fsync a file or a directory."""
+    """Force a file's data, or a directory's entries, to disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,9 +1,10 @@
-"""Checkpoints of model and optimizer by Megatron's dist_checkpointing: any tensor and data split can read them.
+"""Checkpoints of model and optimizer in Megatron's dist_checkpointing format. Any tensor and data split can read them.
 
-A checkpoint directory is complete and on disk before it has its name (trainer/megatron/atomic_dir.py). Every rank
-writes its share of the files in a thread beside whatever else it then does with the weights; Megatron's default forks
-writers and starts a manager process, which is seconds for a small model and unsafe beside threads.
-Left out: going on to change the weights while their files are written.
+A checkpoint directory gets its name only when it is complete and on disk (trainer/megatron/atomic_dir.py). Every rank
+writes its part of the files in a thread, while the caller does other work with the weights. The default of
+megatron-core 0.16.1 forks writer processes and starts a manager process instead: that takes seconds even for a small
+model, and forking is unsafe beside threads.
+Left out: changing the weights while their files are written.
 """
 
 import queue
@@ -32,12 +33,13 @@ from trainer.megatron.model.model import PolicyModel
 from trainer.megatron.mtp.head import HeadCheckpoint
 
 
-class _InProcess(TorchDistSaveShardedStrategy):
-    """The torch_dist format, written by this process into one file a rank."""
+class _InProcessStrategy(TorchDistSaveShardedStrategy):
+    """The torch_dist format, written by this process into one file per rank."""
 
     def __init__(self) -> None:
         super().__init__("torch_dist", 1, thread_count=1)
-        filesystem_async._results_queue = queue.Queue()  # else a manager process is started for it
+        # megatron-core 0.16.1 starts a manager process for this queue unless the module has one already.
+        filesystem_async._results_queue = queue.Queue()
 
     def _get_save_and_finalize_callbacks(self, writer: FileSystemWriterAsync, plan: Any) -> AsyncRequest:
         request = super()._get_save_and_finalize_callbacks(writer, plan)
@@ -46,29 +48,29 @@ class _InProcess(TorchDistSaveShardedStrategy):
 
 
 def _write_buckets(transforms: Any, _rank: int, buckets: list[Any], results: "queue.Queue[Any]") -> None:
-    written: dict[int, Any] = {}
+    """Do what Megatron's forked writers do, in this thread: write every bucket, and put the results into `results`.
+
+    An exception takes the place of the results, as Megatron expects.
+    """
+    results_by_bucket: dict[int, Any] = {}
     for index, bucket in enumerate(buckets):
         done: queue.Queue[Any] = queue.Queue()
         count: queue.Queue[int] = queue.Queue()
-        count.put(index)
+        count.put(index)  # write_preloaded_data takes one entry from this queue to say that it is done
         FileSystemWriterAsync.write_preloaded_data([transforms], index, bucket, done, count, use_fsync=True)
-        written[index] = done.get_nowait()[1]
-    failures = [result for result in written.values() if isinstance(result, Exception)]
-    results.put(failures[0] if failures else written)
-
-
-def _write(request: AsyncRequest, staged: list[Any]) -> None:
-    rank, _, results = request.async_fn_args
-    request.async_fn(rank, staged, results)
+        results_by_bucket[index] = done.get_nowait()[1]
+    failures = [result for result in results_by_bucket.values() if isinstance(result, Exception)]
+    results.put(failures[0] if failures else results_by_bucket)
 
 
 def _nothing() -> None: ...
 
 
 class Checkpoints:
-    """Saves and loads one model with its optimizer, and its MTP head with its own, where there is one.
+    """Saves and loads one model with its optimizer, and its MTP head with its own optimizer if there is one.
 
-    `settings` are those that a checkpoint is bound to, each with its name: the model's shape, the kind of optimizer.
+    `settings` are the values that a checkpoint depends on, by name: the model's shape, the kind of optimizer. Loading
+    refuses a checkpoint with other values.
     """
 
     def __init__(
@@ -79,52 +81,56 @@ class Checkpoints:
         head: HeadCheckpoint | None = None,
     ):
         self.model, self.optimizer, self.settings, self.head = model, optimizer, settings, head
-        self._strategy = FullyParallelSaveStrategyWrapper(_InProcess(), _replicas())
+        self._strategy = FullyParallelSaveStrategyWrapper(_InProcessStrategy(), _replicas())
 
     def save(self, target: Path, step: int, meanwhile: Callable[[], None] = _nothing) -> None:
         """Write a durable checkpoint. Collective.
 
-        `meanwhile` runs while the files are written and must not change the weights; the checkpoint has its name when
-        both are done. Raises UserError on every rank when one of them cannot write its files.
+        `meanwhile` runs while the files are written; it must not change the weights. The checkpoint gets its name when
+        both are done. Raises UserError on every rank when one rank cannot write its files.
         """
         if dist.get_rank() == 0:
             atomic_dir.begin(target)
-        dist.barrier()
+        dist.barrier()  # the directory exists before any rank writes into it
         directory = str(atomic_dir.unfinished(target))
         state = {**self._state(loading=False), "step": step, "settings": self.settings}
         request = dist_checkpointing.save(
             state, directory, self._strategy, validate_access_integrity=False, async_sharded_save=True
         )
         with ThreadPoolExecutor(1) as thread:
-            if request.async_fn is not None:  # else this rank has nothing to write
-                thread.submit(_write, request, request.preload_fn())
+            if request.async_fn is not None:  # None: this rank has nothing to write
+                rank, _, results = request.async_fn_args
+                thread.submit(request.async_fn, rank, request.preload_fn(), results)
             meanwhile()
-        dist.barrier()
+        dist.barrier()  # all files are written before rank 0 collects their metadata
         try:
             for finish in request.finalize_fns:
                 finish()
-        except CheckpointException as error:  # which is no Exception
+        except CheckpointException as error:  # a BaseException, so `except Exception` would miss it
             raise UserError(
-                f"{target} could not be written ({_reasons(error)}); see that its disk has room and start again"
+                f"{target} could not be written ({_reasons(error)}); make room on its disk and start again"
             ) from error
         if dist.get_rank() == 0:
             atomic_dir.commit(target)
-        dist.barrier()
+        dist.barrier()  # no rank goes on before the checkpoint has its name
 
     def load(self, source: Path) -> int:
-        """Restore model and optimizer; returns the step of the checkpoint. Collective."""
+        """Restore model and optimizer, and the head; return the step of the checkpoint. Collective.
+
+        Raises UserError when the directory is incomplete, damaged, or of a run with other settings.
+        """
         if not (source / "metadata.json").exists():
             raise UserError(f"{source} is not a complete checkpoint; restore it or start a new run with another output")
         try:
             common = dist_checkpointing.load_common_state_dict(str(source))
             self._check(source, common["settings"])
             if self.head is not None and "head_optimizer" not in common:
-                raise UserError(f"{source} is of a run without an MTP head; set mtp.drafts = 0 or start a new run")
+                raise UserError(f"{source} was saved without an MTP head; set mtp.drafts = 0 or start a new run")
             state = dist_checkpointing.load({**self._state(loading=True), "step": 0}, str(source))
-        except (CheckpointingException, CheckpointException, OSError) as error:  # the second is no Exception
+        except (CheckpointingException, CheckpointException, OSError) as error:  # the second is a BaseException
             reason = _reasons(error) if isinstance(error, CheckpointException) else str(error).splitlines()[0]
             raise UserError(
-                f"{source} is damaged ({reason}); restore it, or go back by `trainer rollback` to one that is whole"
+                f"{source} is damaged ({reason}); restore it, or go back to a complete one with `trainer rollback`"
             ) from error
         self.model.load_state_dict(state["model"])
         with torch.no_grad():
@@ -137,11 +143,16 @@ class Checkpoints:
         for name, value in self.settings.items():
             if saved[name] != value:
                 raise UserError(
-                    f"{source} was saved with {name} = {saved[name]} and this run has {value}; set it as it was, or "
+                    f"{source} was saved with {name} = {saved[name]} and this run has {value}; use the saved value, or "
                     "start a new run with another output"
                 )
 
     def _state(self, loading: bool) -> dict[str, Any]:
+        """Model, optimizer and head in the form that Megatron saves and loads: tensors with their place in the whole.
+
+        `fully_reshardable`: any other split over ranks can load it. Without the key, megatron-core 0.16.1 refuses to
+        save the distributed optimizer ("ShardedTensor.flattened_range is not supported").
+        """
         metadata = {
             "distrib_optim_sharding_type": "fully_reshardable",
             "dp_cp_group": _replicas(),
@@ -154,11 +165,11 @@ class Checkpoints:
 
 
 def _reasons(error: CheckpointException) -> str:
-    """What the ranks say, each once."""
+    """The messages of the ranks that failed, each message once."""
     reasons = (str(reason) or repr(reason) for reason, _ in error.failures.values())
     return "; ".join(sorted({reason.splitlines()[0] for reason in reasons}))
 
 
 def _replicas() -> dist.ProcessGroup:
-    """The ranks that hold the same part of the model."""
+    """The ranks that hold the same part of the model, which divide its saving among them."""
     return parallel_state.get_data_parallel_group(with_context_parallel=True)

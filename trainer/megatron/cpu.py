@@ -24,14 +24,17 @@ import torch
 
 @dataclass(frozen=True)
 class Device:
-    """Where tensors live and which backend carries the collectives."""
+    """The device for this rank's tensors, and the backend for its collectives."""
 
     name: torch.device
     backend: str
 
 
 def install_cpu_port() -> None:
-    """Install the port where CUDA is absent; must run before the first import of megatron.core. May be repeated."""
+    """Install the port if CUDA is absent. May be called again; the second call does nothing.
+
+    RuntimeError if megatron.core was imported before: its modules would keep their calls of torch.cuda.
+    """
     if torch.cuda.is_available() or any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
     if "megatron.core" in sys.modules:
@@ -41,11 +44,12 @@ def install_cpu_port() -> None:
 
 
 def has_gpu() -> bool:
+    """Whether this process has a CUDA device."""
     return torch.cuda.is_available()
 
 
 def choose_device(local_rank: int) -> Device:
-    """This rank's GPU and NCCL, or the CPU and gloo."""
+    """This rank's GPU with NCCL, or the CPU with gloo. `local_rank`: the rank on this machine."""
     if not torch.cuda.is_available():
         return Device(torch.device("cpu"), "gloo")
     torch.cuda.set_device(local_rank)
@@ -79,7 +83,7 @@ class _Nothing:
 
 
 class _CpuCuda(types.ModuleType):
-    """Stands for `torch.cuda` inside megatron.core."""
+    """The stub for `torch.cuda` inside megatron.core: no devices, no streams, the CPU's random generator."""
 
     amp = torch.cuda.amp
     nvtx = types.SimpleNamespace(range_push=lambda *args: None, range_pop=lambda *args: None)
@@ -111,7 +115,7 @@ class _CpuCuda(types.ModuleType):
     def stream(self, stream: Any) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    # One random generator, the CPU's.
+    # A CPU has one random generator, where Megatron keeps one per GPU.
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
 
@@ -128,17 +132,21 @@ class _CpuCuda(types.ModuleType):
 _stub = _CpuCuda("_cpu_cuda")
 _stub.__dict__["random"] = _stub
 
+# For megatron-core 0.16.1. Order matters: the first pattern must run before the general one for `torch.cuda.`.
 _SUBSTITUTIONS = [
-    (re.compile(r"torch\.cuda\.(Half|BFloat16|Float)Tensor"), r"torch.\1Tensor"),  # comparisons of param.type()
+    # The optimizers compare param.type() with these names; a CPU tensor's type has no `cuda` in it.
+    (re.compile(r"torch\.cuda\.(Half|BFloat16|Float)Tensor"), r"torch.\1Tensor"),
+    # Everything else of torch.cuda goes to the stub, which `_Loader.exec_module` puts into each module's globals.
     (re.compile(r"(?<!from )(?<!import )\btorch\.cuda\."), "_cpu_cuda."),
     (re.compile(r"""device=(['"])cuda\1"""), "device=_cpu_cuda.current_device()"),
     (re.compile(r"""init_data\((['"])cuda\1\)"""), "init_data('cpu')"),
     (re.compile(r"\.cuda\((non_blocking=True|_cpu_cuda\.current_device\(\))?\)"), ".cpu()"),
     (re.compile(r"pin_memory=True"), "pin_memory=False"),
-    # The MoE all-to-all dispatcher turns split sizes into lists only for CUDA tensors.
+    # The MoE all-to-all dispatcher turns split sizes into lists only for CUDA tensors; gloo needs the lists too.
     (re.compile(r"if torch\.is_tensor\(tensor\) and tensor\.is_cuda:"), "if torch.is_tensor(tensor):"),
 ]
 _UNTOUCHED = tuple(f"megatron.core.{part}" for part in ("inference", "distributed.fsdp", "resharding", "ssm"))
+"""Packages that nothing here uses and that were not checked with the substitutions."""
 
 
 def _set_rng_state(state: torch.Tensor, device: Any = -1, graph_safe: bool = False) -> None:
@@ -150,8 +158,10 @@ def _get_rng_state(device: Any = "cpu", clone: bool = False, graph_safe: bool = 
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
+    """Loads a module of megatron.core from its source, with the substitutions."""
+
     def get_code(self, fullname: str) -> types.CodeType:
-        """Compile the substituted source; never from or into a .pyc."""
+        """Compile the substituted source. Never reads or writes a .pyc: the cache would mix the two versions."""
         source = self.get_data(self.path).decode()
         for pattern, replacement in _SUBSTITUTIONS:
             source = pattern.sub(replacement, source)
@@ -163,13 +173,17 @@ class _Loader(importlib.machinery.SourceFileLoader):
         module.__dict__["_cpu_cuda"] = _stub
         super().exec_module(module)
         if module.__name__ == "megatron.core.tensor_parallel.random":
+            # In 0.16.1 these two initialise CUDA through torch's `_lazy_call` and `_lazy_init`, past the stub.
             module.__dict__["_set_cuda_rng_state"] = _set_rng_state
             module.__dict__["_get_cuda_rng_state"] = _get_rng_state
         if module.__name__ == "megatron.core.transformer.moe.moe_utils":
-            module.__dict__.setdefault("te_general_gemm", None)  # 0.16.1 names it even without Transformer Engine
+            # 0.16.1 uses this name without defining it when Transformer Engine is absent (NameError in the router).
+            module.__dict__.setdefault("te_general_gemm", None)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
+    """Gives modules of megatron.core the loader above; leaves all other imports to Python."""
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:

@@ -1,6 +1,6 @@
-"""What attends to what in a micro-batch of prefix trees, as slices of contiguous queries and keys.
+"""Which tokens of a micro-batch attend to which, as slices of contiguous queries and keys.
 
-Pure functions of a tree's runs, which no kernel is needed for. Left out: the kernels
+Pure functions of the runs of prefix trees (trainer/data/tree.py); no kernel is needed for them. Left out: the kernels
 (trainer/megatron/attention/kernels.py).
 """
 
@@ -12,27 +12,33 @@ from trainer.data.micro_batch import SequencePaths
 from trainer.data.tree import TokenRun
 
 if TYPE_CHECKING:
-    from trainer.megatron.replay import RoutingReplay  # loads Megatron, which slices do not need
+    from trainer.megatron.replay import RoutingReplay  # imports Megatron, which slices do not need
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class AttentionLayout:
-    """What attends to what: the runs of the trees, and the stretch of their tokens that the queries are.
+    """What one micro-batch's layers need to know of its prefix trees.
 
-    Equal to itself alone: all layers of a pass share one, and what is made from thousands of runs is found by it.
+    Compares by identity (`eq=False`): all layers of a pass share one object, and caches find slices, masks and ranges
+    by it without hashing thousands of runs.
     """
 
     runs: tuple[TokenRun, ...]
     queries: tuple[int, int]
+    """[first, end) of the tokens that are queries on this rank; keys are all tokens of the runs."""
     paths: SequencePaths | None = None
-    """For the balance of experts, with weights as they enter the loss; absent where it has none."""
+    """For the load-balancing loss, with weights as they enter the loss. None: there is no such loss."""
     replay: "RoutingReplay | None" = None
-    """The experts to replay; absent where routers choose."""
+    """The recorded experts to use. None: the routers choose."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSlice:
-    """Queries and keys of contiguous ranges; causal ones are square. Queries count from the first one of the layout."""
+    """A range of queries that attends to a range of keys, both half-open.
+
+    A causal slice is square and masked above its diagonal; in any other, every query attends to every key. Queries
+    count from the first one of the layout, keys from the first token of the micro-batch.
+    """
 
     queries: tuple[int, int]
     keys: tuple[int, int]
@@ -41,7 +47,11 @@ class AttentionSlice:
 
 @lru_cache(maxsize=2)
 def slices(layout: AttentionLayout) -> tuple[AttentionSlice, ...]:
-    """Every pair of a query and its ancestor exactly once: the causal ones first, which cover every query."""
+    """Cover every pair of a query and its ancestor exactly once. Causal slices come first, and cover every query.
+
+    The cache holds the layouts of the current micro-batch (the policy's, and the MTP head's): all layers share the
+    result.
+    """
     first, end = layout.queries
     causal, full = [], []
     for run in layout.runs:

@@ -1,4 +1,4 @@
-"""Megatron's DDP and optimizer around a model, and the learning rate of a step."""
+"""Megatron's data-parallel wrapper (DDP) and optimizer for a model, and the learning rate of each step."""
 
 import math
 from typing import Any
@@ -13,7 +13,10 @@ from trainer.megatron import adam
 
 
 def wrap(model: MegatronModule, parallel: settings.Parallel) -> DistributedDataParallel:
-    """The model with fp32 gradient buffers that are summed over the data-parallel ranks."""
+    """Wrap the model in Megatron's DDP: fp32 gradient buffers, summed over the data-parallel ranks.
+
+    The sum runs after the last micro-batch, not overlapped with the backward pass.
+    """
     ddp = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         overlap_grad_reduce=False,
@@ -25,7 +28,10 @@ def wrap(model: MegatronModule, parallel: settings.Parallel) -> DistributedDataP
 def build_optimizer(
     ddp: DistributedDataParallel, options: settings.Optimizer, parallel: settings.Parallel
 ) -> MegatronOptimizer:
-    """Adam with decoupled weight decay, fp32 main weights and global gradient clipping."""
+    """AdamW with decoupled weight decay, fp32 main weights and global gradient clipping.
+
+    With `parallel.distributed_optimizer`, each data-parallel rank keeps and updates one part of the optimizer's state.
+    """
     adam.install()
     dtype = ddp.config.params_dtype
     optimizer = get_megatron_optimizer(
@@ -48,7 +54,10 @@ def build_optimizer(
 
 
 def _make_moments(optimizer: MegatronOptimizer) -> None:
-    """Adam makes its state at the first step; here it exists before, so that step 0 can be saved like any other."""
+    """Create Adam's moments before the first step.
+
+    Adam creates them in its first step; with moments from the start, step 0 can be saved and loaded like any other.
+    """
     for inner in (part.optimizer for part in parts(optimizer)):
         for param in (param for group in inner.param_groups for param in group["params"]):
             for name in ("exp_avg", "exp_avg_sq"):
@@ -56,25 +65,33 @@ def _make_moments(optimizer: MegatronOptimizer) -> None:
 
 
 def parts(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
-    """The optimizers that Megatron chains: of parameters that are divided in different ways."""
+    """The optimizers inside of Megatron's optimizer: it chains one for each way in which parameters are split over
+    ranks.
+    """
     return optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else [optimizer]
 
 
 def sum_gradients(ddp: DistributedDataParallel) -> None:
-    """Sum the gradients over the ranks that share the parameters."""
+    """Sum the gradients over the ranks that share parameters: data ranks, tied embeddings, sequence-parallel norms."""
     finalize_model_grads([ddp])
 
 
 def learning_rate(options: settings.Optimizer, step: int, steps: int) -> float:
-    """The rate of a step (counted from 1) of `steps`: linear warm-up, then as `decay` says down to `min_lr`."""
+    """The learning rate of a step (counted from 1) out of `steps`.
+
+    Rises linearly to `lr` over `warmup_steps`, then falls to `min_lr` along the curve that `decay` names.
+    """
     if step <= options.warmup_steps:
         return options.lr * step / options.warmup_steps
-    past = min(1.0, (step - options.warmup_steps) / max(1, steps - options.warmup_steps))
-    share = {"constant": 1.0, "linear": 1 - past, "cosine": (1 + math.cos(math.pi * past)) / 2}[options.decay]
-    return options.min_lr + (options.lr - options.min_lr) * share
+    progress = min(1.0, (step - options.warmup_steps) / max(1, steps - options.warmup_steps))
+    remaining = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}[
+        options.decay
+    ]
+    return options.min_lr + (options.lr - options.min_lr) * remaining
 
 
 def set_learning_rate(optimizer: MegatronOptimizer, rate: float) -> None:
+    """Set the rate of the next step for all parameters."""
     groups: list[dict[str, Any]] = optimizer.param_groups
     for group in groups:
         group["lr"] = rate

@@ -1,6 +1,7 @@
-"""Process groups of one training job: who this rank is, and the few collectives the trainer calls by name.
+"""The process groups of a training job: which rank this process is, and the collectives that the trainer calls by name.
 
-Ranks come from torchrun's environment variables.
+A collective is a call that every rank of a group must make, or the others wait for it. Ranks come from the environment
+variables of torchrun.
 """
 
 import logging
@@ -22,13 +23,18 @@ from proxy.pool.errors import PoolError, UserError
 from trainer.config import Parallel
 from trainer.megatron.cpu import Device, choose_device
 
-# Rank 0 may wait for rollouts for hours while the others sit in a broadcast.
-PATIENCE = timedelta(days=7)
+COLLECTIVE_TIMEOUT = timedelta(days=7)
+"""How long a rank waits in a collective. Rank 0 may wait for rollouts for hours while the others sit in a broadcast."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process within the job."""
+    """This process's place in the job.
+
+    Ranks split the work in four ways. Data ranks hold the same weights and compute different micro-batches; context
+    ranks divide the tokens of one micro-batch; tensor ranks divide each weight matrix; pipeline ranks (stages) divide
+    the layers.
+    """
 
     rank: int
     world: int
@@ -41,10 +47,13 @@ class Ranks:
     pipeline_world: int
     device: torch.device
     control: dist.ProcessGroup
-    """All ranks, on the CPU: for Python objects and for waiting."""
+    """All ranks, over gloo on the CPU: for Python objects and for waiting, which NCCL is not made for."""
 
     def share(self, make: Callable[[], Any]) -> Any:
-        """What rank 0 makes, on every rank. Its error is raised on every rank, so that none is left waiting."""
+        """Run `make` on rank 0 and return its value on every rank. Collective.
+
+        A UserError or PoolError of `make` is raised on every rank, so that no rank is left waiting.
+        """
         box = [_attempt(make) if self.rank == 0 else None]
         if self.world > 1:
             dist.broadcast_object_list(box, src=0, group=self.control)
@@ -52,18 +61,19 @@ class Ranks:
             raise box[0]
         return box[0]
 
-    def from_last_stage(self, known: torch.Tensor | None) -> torch.Tensor:
-        """What the last stage of this rank's own pipeline knows, on all its stages. Collective."""
+    def from_last_stage(self, values: torch.Tensor | None) -> torch.Tensor:
+        """Send a tensor of the last pipeline stage to all stages of this rank's pipeline. Collective."""
         if self.pipeline_world > 1:
-            box = [None if known is None else known.cpu()]
+            box = [None if values is None else values.cpu()]
             last = parallel_state.get_pipeline_model_parallel_last_rank()
             dist.broadcast_object_list(box, src=last, group=parallel_state.get_pipeline_model_parallel_group())
-            known = box[0]
-        assert known is not None
-        return known.to(self.device)
+            values = box[0]
+        assert values is not None
+        return values.to(self.device)
 
 
 def _attempt(make: Callable[[], Any]) -> Any:
+    """Return the error instead of raising it, so that it can be broadcast."""
     try:
         return make()
     except (UserError, PoolError) as error:
@@ -72,17 +82,20 @@ def _attempt(make: Callable[[], Any]) -> Any:
 
 @contextmanager
 def process_groups(parallel: Parallel, seed: int = 0) -> Iterator[Ranks]:
-    """Join the job that torchrun started and leave it at the end of the block."""
+    """Join the job that torchrun started, and leave it at the end of the block."""
     with job() as device, split(parallel, device, seed) as ranks:
         yield ranks
 
 
 @contextmanager
 def job() -> Iterator[Device]:
-    """Meet the other processes."""
+    """Connect this process to the others of the job."""
     device = choose_device(int(os.environ["LOCAL_RANK"]))
-    _quiet()
-    dist.init_process_group(device.backend, timeout=PATIENCE)
+    # megatron-core 0.16.1 warns at import about libraries that a machine without a GPU cannot have.
+    warnings.filterwarnings("ignore", module="megatron.*")
+    warnings.filterwarnings("ignore", module="torch.distributed.*")
+    logging.getLogger("megatron").setLevel(logging.ERROR)
+    dist.init_process_group(device.backend, timeout=COLLECTIVE_TIMEOUT)
     try:
         yield device
     finally:
@@ -91,7 +104,10 @@ def job() -> Iterator[Device]:
 
 @contextmanager
 def split(parallel: Parallel, device: Device, seed: int = 0) -> Iterator[Ranks]:
-    """Divide the job's processes. UserError when their number does not allow it."""
+    """Divide the job's processes into Megatron's groups.
+
+    UserError when their number is no multiple of tensor x context x pipeline, or of expert x pipeline.
+    """
     if dist.get_world_size() % parallel.copy:
         raise UserError(
             f"{dist.get_world_size()} processes do not split by parallel.tensor = {parallel.tensor} times "
@@ -123,20 +139,20 @@ def split(parallel: Parallel, device: Device, seed: int = 0) -> Iterator[Ranks]:
             tensor_world=parallel.tensor,
             pipeline_world=parallel.pipeline,
             device=device.name,
-            control=dist.new_group(backend="gloo", timeout=PATIENCE),
+            control=dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT),
         )
     finally:
         parallel_state.destroy_model_parallel()
 
 
 def sum_over_data_ranks(values: torch.Tensor) -> torch.Tensor:
-    """The elementwise sum over the data-parallel ranks, and over those that share a micro-batch."""
+    """Sum `values` elementwise, in place, over the data-parallel and the context-parallel ranks."""
     dist.all_reduce(values, group=_data_group())
     return values
 
 
 def max_over_data_ranks(values: torch.Tensor) -> torch.Tensor:
-    """The elementwise maximum over the same ranks."""
+    """Take the elementwise maximum, in place, over the same ranks."""
     dist.all_reduce(values, op=dist.ReduceOp.MAX, group=_data_group())
     return values
 
@@ -146,13 +162,13 @@ def _data_group() -> dist.ProcessGroup:
 
 
 def sum_over_context_ranks(values: torch.Tensor) -> torch.Tensor:
-    """The elementwise sum over the ranks that share a micro-batch."""
+    """Sum `values` elementwise, in place, over the ranks that share a micro-batch."""
     dist.all_reduce(values, group=parallel_state.get_context_parallel_group())
     return values
 
 
 def over_context_ranks(values: torch.Tensor) -> torch.Tensor:
-    """The entries of all ranks that share a micro-batch, one rank's after the other's, on the CPU."""
+    """Concatenate the entries of all ranks that share a micro-batch, in the order of ranks, on the CPU."""
     group = parallel_state.get_context_parallel_group()
     parts: list[torch.Tensor] = [values] * group.size()
     dist.all_gather_object(parts, values.cpu(), group=group)
@@ -160,12 +176,5 @@ def over_context_ranks(values: torch.Tensor) -> torch.Tensor:
 
 
 def whole_vocabulary(logits: torch.Tensor) -> torch.Tensor:
-    """Logits over the whole vocabulary from each tensor rank's part."""
+    """[..., vocabulary of this tensor rank] logits -> [..., whole vocabulary]."""
     return gather_from_tensor_model_parallel_region(logits)
-
-
-def _quiet() -> None:
-    """Megatron warns at import time about libraries that a machine without a GPU cannot have."""
-    warnings.filterwarnings("ignore", module="megatron.*")
-    warnings.filterwarnings("ignore", module="torch.distributed.*")
-    logging.getLogger("megatron").setLevel(logging.ERROR)

@@ -1,7 +1,7 @@
-"""Routing replay: routers take the experts that the engine chose, and it is counted how often they would not have.
+"""Routing replay: routers use the experts that the engine chose, and a counter says how often they would not have.
 
-The choice alone is replaced (R3, arXiv 2510.11370). The weights of the chosen experts are made of the trainer's own
-scores, so that routers learn by them. Left out: the model of `loss.kl`, whose routers always choose.
+Only the choice is replaced (R3, arXiv 2510.11370). The weights of the chosen experts come from the trainer's own
+scores, so that routers keep learning. Left out: the reference model of `loss.kl`, whose routers always choose.
 """
 
 import torch
@@ -13,21 +13,24 @@ from trainer.data.routed_experts import PADDING
 
 
 class ReplayCounter:
-    """Counts choices over the micro-batches of a step: one of every token in every layer with experts."""
+    """Counts choices over the micro-batches of a step: one for each token in each layer with experts."""
 
     def __init__(self, device: torch.device):
         self._counts = torch.zeros(3, dtype=torch.long, device=device)
 
     def add(self, recorded: Tensor, known: Tensor, otherwise: Tensor) -> None:
-        """[tokens, experts per token] of a layer, which tokens are replayed, and where the router chose otherwise."""
-        told = torch.stack(((recorded[:, 0] != PADDING).sum(), known.sum(), (known & otherwise).sum()))
-        self._counts += told
+        """Count one layer of one micro-batch.
+
+        `recorded` [tokens, experts per token]; `known` [tokens] whether the token is replayed; `otherwise` [tokens]
+        whether the router chose other experts.
+        """
+        self._counts += torch.stack(((recorded[:, 0] != PADDING).sum(), known.sum(), (known & otherwise).sum()))
 
     def metrics(self) -> dict[str, float]:
-        """Of all ranks, since the last time; every rank must ask.
+        """The counts of all ranks since the last call. Collective; sets the counts back to zero.
 
         `routing_replayed`: the share of choices that were recorded. `routing_mismatches`: how many of these the trainer
-        would not have made, and `routing_mismatch`, their share.
+        would not have made; `routing_mismatch`: their share.
         """
         dist.all_reduce(self._counts)
         tokens, known, otherwise = self._counts.tolist()
@@ -37,9 +40,10 @@ class ReplayCounter:
 
 
 class RoutingReplay:
-    """What is replayed in one micro-batch. `recorded`: [tokens, layers, experts per token] of this context rank.
+    """The recorded experts of one micro-batch. `recorded`: [tokens of this context rank, layers, experts per token].
 
-    All passes over a micro-batch share it, so that what is computed again in the backward pass is counted once.
+    All passes over a micro-batch share one object, so that layers that are computed again in the backward pass are
+    counted once.
     """
 
     def __init__(self, recorded: Tensor, counter: ReplayCounter):
@@ -47,9 +51,12 @@ class RoutingReplay:
         self._counted: set[int] = set()
 
     def replayed(self, layer: int, own: Tensor) -> Tensor:
-        """The experts to take where the router of a layer (from 0) chose `own`: [tokens of this rank, per token]."""
+        """[tokens of this rank, experts per token] the experts to use in a layer, where its router chose `own`.
+
+        `layer` counts from 0. Tokens without recorded experts keep the router's choice.
+        """
         recorded = self._recorded[:, layer]
-        if len(recorded) != len(own):  # tensor ranks divide the tokens (parallel.sequence)
+        if len(recorded) != len(own):  # with parallel.sequence, tensor ranks divide the tokens
             recorded = recorded.split(len(own))[parallel_state.get_tensor_model_parallel_rank()]
         recorded = recorded.long()
         known = recorded[:, 0] >= 0

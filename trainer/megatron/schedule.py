@@ -1,8 +1,10 @@
-"""Passes over micro-batches by Megatron's schedules: one after the other, or 1F1B through the stages of a pipeline.
+"""Forward and backward passes over micro-batches, by Megatron's schedules.
 
-Every stage is given every micro-batch (positions and layout are needed in all of them) and gets the hidden states of
-the stage before; losses and logprobs exist on the last one. Micro-batches may differ in length: their shapes are sent
-ahead. Left out: stages of several stretches of layers (interleaving).
+Without a pipeline, micro-batches run one after the other. With one, its stages work on different micro-batches at the
+same time (1F1B: each stage alternates one forward and one backward pass). Every stage is given every micro-batch, as
+all of them need positions and layout; a stage gets its hidden states from the stage before it. Losses and logprobs
+exist on the last stage only. Micro-batches may differ in length: stages send the shapes first.
+Left out: interleaved stages (several stretches of layers per stage).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,20 +19,20 @@ from torch import Tensor
 from trainer.data.micro_batch import MicroBatch
 from trainer.megatron.model.model import PolicyModel
 
-Found = TypeVar("Found")
+Kept = TypeVar("Kept")
 Micros = Iterator[tuple[int, MicroBatch]]
 
 
 def forward_backward(
-    ddp: DistributedDataParallel, micros: Sequence[MicroBatch], loss_of: Callable[[int, Tensor], tuple[Tensor, Found]]
-) -> list[Found]:
-    """Add up the gradients of all micro-batches. They are not yet summed over ranks.
+    ddp: DistributedDataParallel, micros: Sequence[MicroBatch], loss_of: Callable[[int, Tensor], tuple[Tensor, Kept]]
+) -> list[Kept]:
+    """Add up the gradients of all micro-batches on this rank. They are not yet summed over ranks (`sum_gradients`).
 
-    `loss_of(number, logp)` is called on the last stage with each micro-batch's number and the logprobs of its labels;
-    it returns the loss and what is to be kept of it. Returns what was kept: nothing on the other stages.
+    `loss_of(number, logp)` is called on the last stage, with a micro-batch's number and the logprobs of its labels; it
+    returns the loss and a value to keep. Returns the kept values in order; an empty list on other stages.
     """
 
-    def step(left: Micros, model: Any) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor, Found]]]:
+    def step(left: Micros, model: Any) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor, Kept]]]:
         number, packed = next(left)
         return model(packed), partial(_counted, loss_of, number)
 
@@ -38,9 +40,11 @@ def forward_backward(
 
 
 def _counted(
-    loss_of: Callable[[int, Tensor], tuple[Tensor, Found]], number: int, logp: Tensor
-) -> tuple[Tensor, Tensor, Found]:
-    """A loss as Megatron takes it without dividing it: with a count of tokens, which nothing here reads."""
+    loss_of: Callable[[int, Tensor], tuple[Tensor, Kept]], number: int, logp: Tensor
+) -> tuple[Tensor, Tensor, Kept]:
+    """The loss in the form that Megatron expects where it must not divide it: with a count of tokens, which nothing
+    reads.
+    """
     loss, kept = loss_of(number, logp)
     return loss, torch.zeros((), dtype=torch.int), kept
 
@@ -49,28 +53,28 @@ def _counted(
 def forward(
     model: PolicyModel, micros: Sequence[MicroBatch], compute: Callable[[MicroBatch], Tensor] | None = None
 ) -> list[Tensor]:
-    """What the model (or `compute`, another method of it) gives for each micro-batch, on the last stage alone.
+    """Run the model (or `compute`, another method of it) over the micro-batches without gradients.
 
-    Without gradients.
+    Returns one tensor for each micro-batch; an empty list on all stages but the last.
     """
 
     def step(left: Micros, model: Any) -> tuple[Tensor, None]:
         _, packed = next(left)
         return (compute or model)(packed), None
 
-    found: list[Tensor] = _run(step, model, micros, forward_only=True)
-    return found
+    outputs: list[Tensor] = _run(step, model, micros, forward_only=True)
+    return outputs
 
 
 def _run(step: Callable[..., Any], model: Any, micros: Sequence[MicroBatch], *, forward_only: bool) -> list[Any]:
     run = get_forward_backward_func()
-    kept: list[Any] = run(
+    outputs: list[Any] = run(
         forward_step_func=step,
         data_iterator=iter(enumerate(micros)),
         model=model,
         num_microbatches=len(micros),
-        seq_length=0,  # unused: the shapes are sent
+        seq_length=0,  # unused, as stages send their shapes (variable_seq_lengths)
         micro_batch_size=1,
         forward_only=forward_only,
     )
-    return kept
+    return outputs

@@ -1,6 +1,6 @@
-"""Safetensors files from a stream of tensors: one file, or several of bounded size with an index, as Hugging Face does.
+"""Write a stream of tensors into safetensors files: one file, or several with an index in Hugging Face's format.
 
-Holds no more than one file's tensors. Left out: reading (trainer/megatron/weights.py).
+Never holds more tensors than one file has. Left out: reading (trainer/megatron/weights.py).
 """
 
 import json
@@ -19,39 +19,43 @@ FILE_BYTES = 4 * 2**30
 
 
 def write_tensors(directory: Path, tensors: Iterable[tuple[str, Tensor]], limit: int = FILE_BYTES) -> torch.dtype:
-    """Write tensors into files of at most `limit` bytes (one tensor may be more). Returns their common dtype."""
+    """Write tensors into files of at most `limit` bytes; a larger tensor gets a file of its own.
+
+    Returns the dtype of the last tensor; a model's tensors have one dtype. UserError when the disk is full.
+    """
     files: list[list[str]] = []
-    held: dict[str, Tensor] = {}
+    pending: dict[str, Tensor] = {}
     size = total = 0
     for name, tensor in tensors:
-        if held and size + tensor.nbytes > limit:
-            files.append(_write(directory, held, len(files)))
-            held, size = {}, 0
-        held[name] = tensor
+        if pending and size + tensor.nbytes > limit:
+            files.append(_write(directory, pending, len(files)))
+            pending, size = {}, 0
+        pending[name] = tensor
         size, total, dtype = size + tensor.nbytes, total + tensor.nbytes, tensor.dtype
-    files.append(_write(directory, held, len(files)))
-    _name(directory, files, total)
+    files.append(_write(directory, pending, len(files)))
+    _rename_and_index(directory, files, total)
     return dtype
 
 
-def _write(directory: Path, held: dict[str, Tensor], number: int) -> list[str]:
+def _write(directory: Path, tensors: dict[str, Tensor], number: int) -> list[str]:
+    """Write one file under a temporary name; returns the names of its tensors."""
     file = directory / f"{number}.safetensors"
     try:
-        save_file(held, os.fspath(file), metadata={"format": "pt"})
-    except SafetensorError as error:  # a full disk is no OSError to this library
-        raise UserError(f"{file} could not be written ({error}); see that its disk has room and start again") from error
-    return list(held)
+        save_file(tensors, os.fspath(file), metadata={"format": "pt"})
+    except SafetensorError as error:  # which the library raises for a full disk, too
+        raise UserError(f"{file} could not be written ({error}); make room on its disk and start again") from error
+    return list(tensors)
 
 
-def _name(directory: Path, files: list[list[str]], total: int) -> None:
-    """Their names tell how many there are, which is known at the end."""
+def _rename_and_index(directory: Path, files: list[list[str]], total: int) -> None:
+    """Give the files their final names, which contain the number of files, and write the index."""
     if len(files) == 1:
         os.rename(directory / "0.safetensors", directory / "model.safetensors")
         return
-    where: dict[str, str] = {}
+    file_of_tensor: dict[str, str] = {}
     for number, names in enumerate(files):
         file = f"model-{number + 1:05d}-of-{len(files):05d}.safetensors"
         os.rename(directory / f"{number}.safetensors", directory / file)
-        where |= dict.fromkeys(names, file)
-    index = {"metadata": {"total_size": total}, "weight_map": where}
+        file_of_tensor |= dict.fromkeys(names, file)
+    index = {"metadata": {"total_size": total}, "weight_map": file_of_tensor}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")

@@ -1,1 +1,1 @@
-"""Attention over prefix trees, and the kernels that compute it. No model layers."""
+"""Attention over prefix trees: the module for Megatron's layers and the kernels behind it. No other layers."""

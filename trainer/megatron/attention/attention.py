@@ -1,10 +1,10 @@
-"""Attention over prefix trees, as Megatron's `core_attention`.
+"""Attention over prefix trees, in the place of Megatron's `core_attention` (softmax(q k^T) v, without projections).
 
-A micro-batch is one row of N tokens that holds trees in depth-first pre-order; a token attends to itself and to its
-ancestors. The layout is handed through `attention_bias`, which Megatron passes to the core attention untouched, also
-through activation recomputation. Where ranks share a micro-batch, each has the queries of its stretch and gathers the
-keys and values of all. Which kernel computes it is trainer/megatron/attention/kernels.py's matter. Left out: attention
-dropout.
+A micro-batch is one sequence of N tokens that holds several trees in depth-first pre-order; a token attends to itself
+and to its ancestors. The layout of the trees arrives as `attention_bias`: megatron-core 0.16.1 passes that argument
+from the model through every layer to the core attention without looking at it, also when activations are recomputed.
+Where context ranks share a micro-batch, each has the queries of its stretch and gathers the keys and values of all.
+Left out: the kernels (trainer/megatron/attention/kernels.py); attention dropout.
 """
 
 import math
@@ -20,7 +20,11 @@ from trainer.megatron.attention.kernels import AttentionLayout, tree_attention
 
 
 class TreeAttention(MegatronModule):
-    """Each token attends to its ancestors and itself."""
+    """Each token attends to itself and its ancestors.
+
+    Takes the arguments that Megatron gives any core attention. megatron-core 0.16.1's own refuses context parallelism
+    without Transformer Engine, and knows no trees.
+    """
 
     def __init__(self, config: TransformerConfig, layer_number: int, **options: Any):
         super().__init__(config=config)
@@ -40,8 +44,12 @@ class TreeAttention(MegatronModule):
         attention_bias: AttentionLayout,
         **_: Any,
     ) -> Tensor:
-        """[N, 1, heads, d] each -> [N, 1, heads * d]."""
-        if self.context is not None:  # in the backward pass the gradients of all ranks are summed and divided again
+        """[queries, 1, heads, d] and keys and values of the same tokens -> [queries, 1, heads * d].
+
+        Heads of keys and values may be fewer than those of queries (grouped-query attention).
+        """
+        if self.context is not None:
+            # tensor_parallel_output_grad: the backward pass sums the ranks' gradients and gives each rank its part
             key, value = (
                 gather_from_sequence_parallel_region(part, tensor_parallel_output_grad=True, group=self.context)
                 for part in (key, value)

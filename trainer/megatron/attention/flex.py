@@ -1,7 +1,7 @@
-"""FlexAttention over prefix trees, with a block mask made from the ends of the subtrees.
+"""FlexAttention over prefix trees, with a block mask that is computed from the ends of the subtrees.
 
-No mask of N x N exists at any time: a block of queries and keys is judged by the least and the greatest end among its
-keys. Left out: choosing a kernel (trainer/megatron/attention/kernels.py).
+No N x N mask ever exists: a block of queries and a block of keys are compared by the smallest and the largest subtree
+end among the keys. Left out: choosing a kernel (trainer/megatron/attention/kernels.py).
 """
 
 from functools import lru_cache
@@ -14,13 +14,14 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from trainer.megatron.layout import AttentionLayout
 
 BLOCK = 128
-"""Queries, and keys, of a block: what the kernel decides on at once."""
+"""Queries, and keys, in a block: the kernel computes or skips a block as a whole."""
 
 
 def flexible(query: Tensor, key: Tensor, value: Tensor, layout: AttentionLayout, scale: float) -> Tensor:
-    """[1, heads, queries, d], keys and values of all tokens and maybe fewer heads -> [1, heads, queries, d].
+    """[1, heads, queries, d], [1, key heads, keys, d] twice -> [1, heads, queries, d]. Keys are all tokens.
 
-    Compiled on a GPU. On a CPU it is torch's reference, of use in tests: it makes the whole scores and has no gradient.
+    Compiled on a GPU. On a CPU it runs torch's uncompiled reference, which tests compare with: that computes all scores
+    and has no gradient.
     """
     mask, grouped = block_mask(layout, query.device), query.shape[1] != key.shape[1]
     kernel = flex_attention if query.device.type == "cpu" else compiled()
@@ -29,13 +30,13 @@ def flexible(query: Tensor, key: Tensor, value: Tensor, layout: AttentionLayout,
 
 @lru_cache(maxsize=1)
 def compiled() -> Any:
-    """The fused kernel, made for lengths of all kinds at once."""
+    """The compiled kernel. Made once, for all lengths (`dynamic`): micro-batches differ in length."""
     return torch.compile(flex_attention, dynamic=True)
 
 
 @lru_cache(maxsize=2)
 def block_mask(layout: AttentionLayout, device: torch.device) -> BlockMask:
-    """The mask of a layout; made once per pass and shared by its layers. Takes (N / BLOCK)^2 steps of judging.
+    """The mask of a layout, in O((N / BLOCK)^2) time. Cached: all layers of a pass share it.
 
     Where key j has the subtree end last[j], query i attends to it if and only if j <= i < last[j].
     """
@@ -46,20 +47,25 @@ def block_mask(layout: AttentionLayout, device: torch.device) -> BlockMask:
     def allowed(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query + first) & (query + first < last[key])
 
-    some, every = _judged(last, first, end)
-    counts, indices = _listed(some & ~every)
-    full_counts, full_indices = _listed(every)
+    partial, every = _compare_blocks(last, first, end)
+    counts, indices = _indices(partial & ~every)
+    full_counts, full_indices = _indices(every)
     return BlockMask.from_kv_blocks(
         counts, indices, full_counts, full_indices, BLOCK, allowed, (end - first, len(last))
     )
 
 
-def _judged(last: Tensor, first: int, end: int) -> tuple[Tensor, Tensor]:
-    """[blocks of queries, blocks of keys]: whether some pair attends, or only might at the border; whether all do."""
+def _compare_blocks(last: Tensor, first: int, end: int) -> tuple[Tensor, Tensor]:
+    """[query blocks, key blocks] twice: whether some pair may attend, and whether all pairs do.
+
+    `some` may be true for a block at the border without any pair that attends: that costs time, not correctness.
+    """
     size = len(last)
     pad = -size % BLOCK
     latest = torch.nn.functional.pad(last, (0, pad), value=0).view(-1, BLOCK).amax(1)
-    earliest = torch.nn.functional.pad(last, (0, pad), value=0).view(-1, BLOCK).amin(1)  # 0: a block that is cut
+    earliest = (
+        torch.nn.functional.pad(last, (0, pad), value=0).view(-1, BLOCK).amin(1)
+    )  # padded with 0, so that an incomplete block is never full
     query = torch.arange(first, end, BLOCK, device=last.device)[:, None]
     key = torch.arange(0, size, BLOCK, device=last.device)[None]
     after = (query + BLOCK).clamp_max(end)
@@ -68,7 +74,7 @@ def _judged(last: Tensor, first: int, end: int) -> tuple[Tensor, Tensor]:
     return some, every
 
 
-def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks of keys each block of queries has, and which come first in its row; one batch, one head."""
+def _indices(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """[1, 1, query blocks] how many key blocks each query block has; [1, 1, query blocks, key blocks] these first."""
     indices = blocks.int().argsort(dim=1, descending=True, stable=True).int()
     return blocks.sum(1).int()[None, None].contiguous(), indices[None, None].contiguous()

@@ -1,10 +1,10 @@
-"""Kernels of tree attention behind one function. None of them builds a mask of N x N.
+"""The kernels of tree attention behind one function. None of them builds an N x N mask.
 
-CPU: slices. Each run's queries against its own keys are one causal call, the queries of the rest of its subtree against
-its keys one full call, both over contiguous ranges; partial results are joined by their log-sum-exp, as flash attention
-joins its blocks. GPU: MagiAttention by the same slices where it is installed and fits
-(trainer/megatron/attention/magi.py), else FlexAttention (trainer/megatron/attention/flex.py). Left out: dropout,
-sliding windows.
+CPU: the layout's slices. A run's queries against its own keys are one causal call; the queries of the rest of its
+subtree against its keys are one full call; both are over contiguous ranges. Partial results are combined by their
+log-sum-exp, as flash attention combines its blocks. GPU: MagiAttention over the same slices where it is installed and
+supports the heads (trainer/megatron/attention/magi.py), else FlexAttention (trainer/megatron/attention/flex.py), whose
+backward pass torch has for GPUs only. Left out: dropout, sliding windows.
 """
 
 from typing import Any
@@ -21,32 +21,42 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 def tree_attention(query: Tensor, key: Tensor, value: Tensor, layout: AttentionLayout, scale: float) -> Tensor:
-    """[1, heads, queries, d], keys and values of all tokens and maybe fewer heads -> [1, heads, queries, d]."""
+    """[1, heads, queries, d], [1, key heads, keys, d] twice -> [1, heads, queries, d]. Keys are all tokens of the
+    layout.
+
+    `scale` multiplies the scores q k^T before the softmax.
+    """
     if query.device.type == "cpu":
         return _Sliced.apply(query, key, value, slices(layout), scale)
     return (magi.sliced_flash if magi.fits(query) else flexible)(query, key, value, layout, scale)
 
 
 class _Sliced(torch.autograd.Function):
-    """softmax(q k^T) v over slices. The backward pass gives each slice the whole row's output and log-sum-exp."""
+    """softmax(q k^T) v over slices.
+
+    The backward pass gives the kernel each slice with the output and log-sum-exp of the whole row; then the gradients
+    of the slices add up to that of the whole.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, parts: tuple[AttentionSlice, ...], scale: float
     ) -> Tensor:
-        wide = torch.promote_types(query.dtype, torch.float32)  # many joins in half precision would add up their errors
+        wide = torch.promote_types(
+            query.dtype, torch.float32
+        )  # rounding errors of many joins would add up in half precision
         output, total = torch.empty_like(query, dtype=wide), query.new_empty(query.shape[:3], dtype=wide)
         for part in parts:
-            q, k, v = (tensor[:, :, slice(*at)] for tensor, at in _of(part, query, key, value))
-            found, sums = _forward(q, k, v, 0.0, part.causal, scale=scale)
+            q, k, v = (tensor[:, :, slice(*at)] for tensor, at in _with_ranges(part, query, key, value))
+            partial, sums = _forward(q, k, v, 0.0, part.causal, scale=scale)
             rows = slice(*part.queries)
             if part.causal:
-                output[:, :, rows], total[:, :, rows] = found, sums
+                output[:, :, rows], total[:, :, rows] = partial, sums
             else:
                 before = total[:, :, rows]
                 joined = torch.logaddexp(before, sums)
-                kept, added = (before - joined).exp_()[..., None], (sums - joined).exp_()[..., None]
-                output[:, :, rows] = output[:, :, rows] * kept + found * added
+                old_share, new_share = (before - joined).exp_()[..., None], (sums - joined).exp_()[..., None]
+                output[:, :, rows] = output[:, :, rows] * old_share + partial * new_share
                 total[:, :, rows] = joined
         output = output.to(query.dtype)
         ctx.save_for_backward(query, key, value, output, total)
@@ -59,9 +69,9 @@ class _Sliced(torch.autograd.Function):
         upstream = gradients[0]
         summed = [torch.zeros_like(tensor, dtype=total.dtype) for tensor in (query, key, value)]
         for part in ctx.parts:
-            q, k, v = (tensor[:, :, slice(*at)] for tensor, at in _of(part, query, key, value))
+            q, k, v = (tensor[:, :, slice(*at)] for tensor, at in _with_ranges(part, query, key, value))
             rows = slice(*part.queries)
-            found = _backward(
+            gradients_of_slice = _backward(
                 upstream[:, :, rows],
                 q,
                 k,
@@ -72,10 +82,15 @@ class _Sliced(torch.autograd.Function):
                 part.causal,
                 scale=ctx.scale,
             )
-            for into, (_, at), gradient in zip(summed, _of(part, query, key, value), found, strict=True):
+            for into, (_, at), gradient in zip(
+                summed, _with_ranges(part, query, key, value), gradients_of_slice, strict=True
+            ):
                 into[:, :, slice(*at)] += gradient
         return (*(gradient.to(query.dtype) for gradient in summed), None, None)
 
 
-def _of(part: AttentionSlice, query: Tensor, key: Tensor, value: Tensor) -> list[tuple[Tensor, tuple[int, int]]]:
+def _with_ranges(
+    part: AttentionSlice, query: Tensor, key: Tensor, value: Tensor
+) -> list[tuple[Tensor, tuple[int, int]]]:
+    """Each tensor with the range of its tokens that the slice covers."""
     return [(query, part.queries), (key, part.keys), (value, part.keys)]

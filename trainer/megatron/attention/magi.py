@@ -1,7 +1,8 @@
 """MagiAttention's flex-flash-attention over prefix trees, for GPUs where it is installed.
 
-It takes what the layout is made of: slices of contiguous queries and keys, each full or causal, no pair in two of them.
-Left out: its dispatch over context-parallel ranks (ours gather keys and values); deterministic backward passes.
+Its input is what the layout gives: slices of contiguous queries and keys, each full or causal, with no pair in two of
+them. Left out: its own distribution over context-parallel ranks (ours gather keys and values); deterministic backward
+passes.
 """
 
 from functools import lru_cache
@@ -13,38 +14,38 @@ from torch import Tensor
 from trainer.megatron.layout import AttentionLayout, slices
 
 FULL, CAUSAL = 0, 1
-"""Its names of a slice's kind; causal is aligned to the last query and key, which in a square one is the diagonal."""
-WIDEST = 128
-"""The head dimension up to which it computes."""
+"""MagiAttention's codes for slices. Its causal mask is aligned to the last query and key: in a square, the diagonal."""
+MAX_HEAD_DIM = 128
+"""The largest head dimension that its kernels support."""
 
 
 def fits(query: Tensor) -> bool:
-    """Whether MagiAttention is here and computes such heads."""
+    """Whether MagiAttention is installed and supports these heads."""
     half = query.dtype in (torch.bfloat16, torch.float16)
-    return half and query.shape[-1] <= WIDEST and find_spec("magi_attention") is not None
+    return half and query.shape[-1] <= MAX_HEAD_DIM and find_spec("magi_attention") is not None
 
 
 def ranges(layout: AttentionLayout) -> tuple[list[tuple[int, int]], list[tuple[int, int]], list[int]]:
-    """The slices as half-open ranges of queries, ranges of keys, and kinds."""
+    """The slices as half-open ranges of queries, half-open ranges of keys, and codes."""
     parts = slices(layout)
     kinds = [CAUSAL if part.causal else FULL for part in parts]
     return [part.queries for part in parts], [part.keys for part in parts], kinds
 
 
 def sliced_flash(query: Tensor, key: Tensor, value: Tensor, layout: AttentionLayout, scale: float) -> Tensor:
-    """[1, heads, queries, d], keys and values of all tokens and maybe fewer heads -> [1, heads, queries, d]."""
-    from magi_attention.api import flex_flash_attn_func  # installed on few machines; builds kernels when imported
+    """[1, heads, queries, d], [1, key heads, keys, d] twice -> [1, heads, queries, d]. Keys are all tokens."""
+    from magi_attention.api import flex_flash_attn_func  # optional, and builds kernels when imported
 
     q, k, v = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))
     queries, keys, kinds = _on_device(layout, query.device)
-    found = flex_flash_attn_func(
+    results = flex_flash_attn_func(
         q=q, k=k, v=v, q_ranges=queries, k_ranges=keys, attn_type_map=kinds, softmax_scale=scale
     )
-    output: Tensor = found[0]
+    output: Tensor = results[0]
     return output.transpose(0, 1)[None]
 
 
 @lru_cache(maxsize=2)
 def _on_device(layout: AttentionLayout, device: torch.device) -> tuple[Tensor, ...]:
-    """The ranges as tensors; made once per pass and shared by its layers."""
+    """The ranges as tensors. Cached: all layers of a pass share them."""
     return tuple(torch.tensor(values, dtype=torch.int32, device=device) for values in ranges(layout))

@@ -1,1 +1,1 @@
-"""The policy network in Megatron-core: dense and expert layers. No training."""
+"""The policy network in Megatron-core: dense layers and layers with experts. No training, no weights files."""

@@ -1,9 +1,9 @@
-"""Mixture of experts: Megatron's MoE layer without dropped tokens, behind a router that knows the packed trees.
+"""Mixture of experts: Megatron's MoE layer without dropped tokens, behind a router that knows the prefix trees.
 
-Every expert is whole on one rank (no tensor split of experts); `parallel.expert` ranks divide the experts among them
-and send each other the tokens. Which experts a token goes to depends on its hidden state alone, so a token that
-branches share is routed once for all of them. The choice is a step function: where two experts score alike to the last
-bits, the rounding of another packing may choose the other one.
+Every expert is whole on one rank (experts are not split over tensor ranks); `parallel.expert` ranks divide the experts
+among them and send each other the tokens. A token's experts depend on its hidden state alone, so a token that branches
+share is routed once for all of them. The choice is a step function: where two experts have almost equal scores, the
+rounding of another packing may choose the other one.
 Left out: capacities, shared experts, expert biases.
 """
 
@@ -29,7 +29,7 @@ from trainer.megatron.model.grouped import LocalExperts
 
 
 def expert_options(shape: Shape, parallel: Parallel) -> dict[str, Any]:
-    """Megatron's settings of the experts."""
+    """The fields of Megatron's TransformerConfig about experts. Empty for a dense model."""
     experts = shape.experts
     if experts is None:
         return {}
@@ -47,7 +47,7 @@ def expert_options(shape: Shape, parallel: Parallel) -> dict[str, Any]:
 
 
 def with_experts(spec: ModuleSpec, experts: Experts) -> ModuleSpec:
-    """The spec of a layer, with experts in place of its dense network."""
+    """Replace the MLP in a layer's spec by experts. Changes `spec` and returns it."""
     mixture = get_moe_module_spec_for_backend(LocalSpecProvider(), experts.count)
     mixture.submodules.router = TreeRouter
     mixture.submodules.experts.module = LocalExperts
@@ -57,10 +57,11 @@ def with_experts(spec: ModuleSpec, experts: Experts) -> ModuleSpec:
 
 
 def mark_experts(model: torch.nn.Module) -> None:
-    """Let Megatron sum and norm the gradients of experts over their own ranks, however many those are.
+    """Make Megatron sum the gradients of experts over the ranks that hold copies of them.
 
-    Megatron itself does so only for more than one expert rank. But without tensor split, tensor ranks too hold copies
-    of an expert that see different tokens; and a checkpoint's optimizer has the same parts whatever the split.
+    megatron-core 0.16.1 does so only where there is more than one expert rank. But experts are not split over tensor
+    ranks here, so these too hold copies that see different tokens. And the optimizer's state in a checkpoint then has
+    the same parts for every split. `allreduce = False` is Megatron's mark for "not with the dense parameters".
     """
     for layer in (module for module in model.modules() if isinstance(module, MoELayer)):
         for weight in layer.experts.parameters():
@@ -68,9 +69,9 @@ def mark_experts(model: torch.nn.Module) -> None:
 
 
 class TreeRouter(Router):
-    """The experts of each token and their weights: a softmax over all experts, of which the largest are kept.
+    """Chooses the experts of each token and their weights: a softmax over all experts, of which the largest are kept.
 
-    Scores and softmax are in fp32 or better. What the trees of the micro-batch are is in `layout`.
+    Scores and softmax are in fp32 or better. `MixtureLayer` sets `layout` before each pass.
     """
 
     layout: AttentionLayout
@@ -80,40 +81,43 @@ class TreeRouter(Router):
         scores = self.gating(hidden).view(-1, self.num_experts)
         weights, chosen = self.routing(scores)
         paths = self.layout.paths
-        if paths is not None and torch.is_grad_enabled():  # not in the first pass of what is computed again
+        if paths is not None and torch.is_grad_enabled():
+            # Layers that are recomputed run twice, first without gradients; the loss counts once.
+            # The scaler adds the loss's gradient in the backward pass and returns the weights unchanged.
             weights = MoEAuxLossAutoScaler.apply(weights, self.imbalance(scores, chosen, paths))
         return weights, torch.zeros_like(scores, dtype=torch.bool).scatter(1, chosen, True)
 
     def gating(self, hidden: Tensor) -> Tensor:
-        """[..., hidden] -> [..., experts]."""
+        """[..., hidden] -> [..., experts] scores."""
         return router_gating_linear(hidden, self.weight, None, torch.promote_types(hidden.dtype, torch.float32))
 
     def routing(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """[N, experts] scores -> [N, experts] weights and [N, per token] indices of the chosen experts."""
+        """[N, experts] scores -> [N, experts] weights and [N, experts per token] indices of the chosen experts."""
         chosen = self.choose(logits)
         if self.config.moe_router_pre_softmax:
-            kept = logits.softmax(dim=-1).gather(1, chosen)
-        else:  # divided by their sum, which the softmax over the chosen ones alone is
-            kept = logits.gather(1, chosen).softmax(dim=-1)
-        return torch.zeros_like(logits).scatter(1, chosen, kept), chosen
+            top = logits.softmax(dim=-1).gather(1, chosen)
+        else:  # a softmax over the chosen ones equals the full softmax divided by their sum
+            top = logits.gather(1, chosen).softmax(dim=-1)
+        return torch.zeros_like(logits).scatter(1, chosen, top), chosen
 
     def choose(self, logits: Tensor) -> Tensor:
-        """[N, per token] indices of the experts that each token goes to."""
+        """[N, experts per token] indices of the experts that each token goes to: recorded ones where there are some."""
         own = logits.topk(self.config.moe_router_topk, dim=-1).indices
         return own if self.layout.replay is None else self.layout.replay.replayed(self.layer_number - 1, own)
 
     def imbalance(self, logits: Tensor, chosen: Tensor, paths: SequencePaths) -> Tensor:
         """This rank's part of the load-balancing loss."""
-        if self.config.sequence_parallel:  # the tokens of a stretch are divided again
+        if self.config.sequence_parallel:  # tensor ranks divide the context rank's tokens
             rank, size = self.tp_group.rank(), self.tp_group.size()
             paths = replace(paths, first=paths.first.chunk(size)[rank], end=paths.end.chunk(size)[rank])
         return imbalance(logits.softmax(dim=-1), chosen, paths, self.tp_cp_group)
 
 
 class MixtureLayer(TransformerLayer):
-    """A layer with experts, whose router is told of the trees.
+    """A layer with experts that gives its router the layout of the prefix trees.
 
-    They come as an argument, so they are those of the micro-batch at hand when activations are recomputed, too.
+    megatron-core 0.16.1 passes no such argument to routers. The layer sets it in every forward pass, so the router has
+    that of the right micro-batch also when activations are recomputed.
     """
 
     def forward(self, *args: Any, attention_bias: AttentionLayout, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Megatron's GPTModel, built from the config.json of a Hugging Face model directory.
+"""Megatron's GPTModel, built from the config.json of a Hugging Face model directory, on prefix trees.
 
 Families: dense Qwen3, Qwen2, MiMo and Llama (also with Llama-3 rope scaling), tied or untied embeddings; Qwen3-MoE
 (trainer/megatron/model/experts.py). Left out: sliding windows, biases outside q/k/v.
@@ -32,7 +32,11 @@ from trainer.megatron.replay import ReplayCounter, RoutingReplay
 
 
 def transformer_config(shape: Shape, dtype: torch.dtype, parallel: Parallel) -> TransformerConfig:
-    """Megatron's config of this shape. Raises UserError when heads, vocabulary or layers do not split."""
+    """Megatron's config for a model of this shape. Raises UserError when heads, vocabulary or layers do not split.
+
+    The fusions of megatron-core 0.16.1 are off, so that CPU and GPU run the same operations; those of gradient
+    accumulation and RoPE also need apex or Transformer Engine.
+    """
     demand_splits(shape, parallel)
     return TransformerConfig(
         num_layers=shape.layers,
@@ -42,7 +46,8 @@ def transformer_config(shape: Shape, dtype: torch.dtype, parallel: Parallel) -> 
         num_query_groups=shape.kv_heads,
         kv_channels=shape.head_dim,
         layernorm_epsilon=shape.norm_eps,
-        # Needed here as well as in the layer spec: without it the q/k norm gradients are not summed over tensor ranks.
+        # Needed here as well as in the layer spec: without it, megatron-core 0.16.1 does not sum the gradients of the
+        # q/k norms over tensor ranks.
         qk_layernorm=shape.family in ("qwen3", "qwen3_moe"),
         add_qkv_bias=shape.family in ("qwen2", "mimo"),
         add_bias_linear=False,
@@ -51,7 +56,7 @@ def transformer_config(shape: Shape, dtype: torch.dtype, parallel: Parallel) -> 
         activation_func=torch.nn.functional.silu,
         hidden_dropout=0.0,
         attention_dropout=0.0,
-        use_cpu_initialization=True,
+        use_cpu_initialization=True,  # there may be no GPU; the weights are loaded afterwards
         params_dtype=dtype,
         bf16=dtype == torch.bfloat16,
         tensor_model_parallel_size=parallel.tensor,
@@ -60,12 +65,12 @@ def transformer_config(shape: Shape, dtype: torch.dtype, parallel: Parallel) -> 
         pipeline_model_parallel_size=parallel.pipeline,
         pipeline_dtype=dtype,
         variable_seq_lengths=parallel.pipeline > 1,  # micro-batches differ in length
-        moe_token_dispatcher_type="alltoall",  # for ranks with different numbers of tokens; pipelines ask for it anyway
-        batch_p2p_sync=False,
+        moe_token_dispatcher_type="alltoall",  # for ranks with different numbers of tokens; pipelines require it
+        batch_p2p_sync=False,  # True makes 0.16.1 wait for the GPU after each transfer between stages
         recompute_granularity="full" if parallel.recompute else None,
         recompute_method="uniform" if parallel.recompute else None,
         recompute_num_layers=1 if parallel.recompute else None,
-        calculate_per_token_loss=True,  # gradients are summed over ranks, never averaged: the loss divides globally
+        calculate_per_token_loss=True,  # sum gradients over ranks, do not average: the loss's scales are of the batch
         bias_dropout_fusion=False,
         bias_activation_fusion=False,
         masked_softmax_fusion=False,
@@ -76,13 +81,13 @@ def transformer_config(shape: Shape, dtype: torch.dtype, parallel: Parallel) -> 
 
 
 def build_model(shape: Shape, config: TransformerConfig, parallel: Parallel) -> "PolicyModel":
-    """An uninitialised model of this shape, or this rank's stage of it."""
-    count = shape.layers // parallel.pipeline
-    first = count * parallel_state.get_pipeline_model_parallel_rank()
+    """A model of this shape with uninitialised weights, or this pipeline rank's stage of one."""
+    layers_per_stage = shape.layers // parallel.pipeline
+    first = layers_per_stage * parallel_state.get_pipeline_model_parallel_rank()
     model = PolicyModel(
         config,
         TransformerBlockSubmodules(
-            layer_specs=layer_specs(shape, config)[first : first + count], layer_norm=SharedNorm
+            layer_specs=layer_specs(shape, config)[first : first + layers_per_stage], layer_norm=SharedNorm
         ),
         vocab_size=shape.vocab,
         max_sequence_length=shape.context,
@@ -94,18 +99,18 @@ def build_model(shape: Shape, config: TransformerConfig, parallel: Parallel) -> 
     mark_experts(model)
     model.rotary_pos_emb = PackedRotary(shape, model.rotary_pos_emb.cp_group)
     model.logits_tokens, model.head_float32 = parallel.logits_tokens, parallel.head_float32
-    if (
-        config.sequence_parallel and model.post_process
-    ):  # the head takes the tokens that have a loss, which are chosen from all of them
+    if config.sequence_parallel and model.post_process:
+        # In the layers, each tensor rank has a part of the tokens. The LM head needs the tokens with a loss, wherever
+        # they are; so `_postprocess` gathers all tokens itself, and the output layer must not gather them again.
         model.output_layer.sequence_parallel = False
         model.output_layer.allreduce_dgrad = True
     return model
 
 
 def layer_specs(shape: Shape, config: TransformerConfig) -> list[ModuleSpec]:
-    """What each layer of the model is made of."""
+    """Megatron's spec (which modules a layer consists of) for each layer of the model, over all stages."""
     dense = (
-        _with_trees(transformer_engine.engine_spec(config.qk_layernorm), config)
+        _with_tree_attention(transformer_engine.engine_spec(config.qk_layernorm), config)
         if transformer_engine.available()
         else _layer_spec(config)
     )
@@ -116,12 +121,14 @@ def layer_specs(shape: Shape, config: TransformerConfig) -> list[ModuleSpec]:
 
 
 def _layer_spec(config: TransformerConfig) -> ModuleSpec:
+    """A layer of Megatron's plain modules, with norms that allow sequence parallelism."""
     spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=config.qk_layernorm)
     spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = SharedNorm
-    return _with_trees(spec, config)
+    return _with_tree_attention(spec, config)
 
 
-def _with_trees(spec: ModuleSpec, config: TransformerConfig) -> ModuleSpec:
+def _with_tree_attention(spec: ModuleSpec, config: TransformerConfig) -> ModuleSpec:
+    """Put tree attention into a layer's spec, and norms for q and k that allow sequence parallelism."""
     attention = spec.submodules.self_attention.submodules
     attention.core_attention = ModuleSpec(module=TreeAttention)
     if config.qk_layernorm:
@@ -130,7 +137,11 @@ def _with_trees(spec: ModuleSpec, config: TransformerConfig) -> ModuleSpec:
 
 
 class SharedNorm(torch.nn.Module):
-    """RMSNorm, also of tokens that are divided over tensor ranks: its gradient is then summed over them."""
+    """RMSNorm that also works where tensor ranks divide the tokens (sequence parallelism).
+
+    megatron-core 0.16.1 refuses sequence parallelism with torch's norms. The parameter's mark `sequence_parallel` makes
+    Megatron sum its gradient over the tensor ranks.
+    """
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **_: Any):
         super().__init__()
@@ -143,43 +154,54 @@ class SharedNorm(torch.nn.Module):
 
 
 class PolicyModel(GPTModel):
-    """GPTModel on prefix trees. Computes logits only where a logprob is asked for, some at a time."""
+    """GPTModel on prefix trees. Computes logits only for tokens whose logprob is asked for, some at a time."""
 
     logits_tokens: int
+    """Tokens whose logits exist at the same time: bounds the memory of the LM head."""
     head_float32: bool
+    """Whether the LM head computes in fp32."""
     balance: float = 0.0
-    """What the load-balancing loss of a sequence's experts enters the loss with, per trained token and layer."""
+    """Coefficient of the load-balancing loss of experts, per trained token and layer."""
     replay_counter: ReplayCounter | None = None
-    """Set: recorded experts are replayed, and counted here."""
+    """Set: recorded experts are replayed, and counted here. None: routers choose."""
 
     def forward(self, packed: MicroBatch) -> Tensor:
-        """The logprob of each of `packed.labels`, in fp32; before the last stage, hidden states for the next one."""
-        found = self._run(packed, packed.labels)
-        return -found[0] if self.post_process else found
+        """[edges] the logprob of each of `packed.labels`, in fp32.
+
+        On a stage before the last one: the hidden states for the next stage, [N, 1, hidden].
+        """
+        output = self._run(packed, packed.labels)
+        return -output[0] if self.post_process else output
 
     def logits(self, packed: MicroBatch) -> Tensor:
-        """[len(rows), vocabulary of this tensor rank]; before the last stage, hidden states for the next one."""
-        found = self._run(packed, None)
-        return found[0] if self.post_process else found
+        """[edges, vocabulary of this tensor rank]. On a stage before the last one: as `forward`."""
+        output = self._run(packed, None)
+        return output[0] if self.post_process else output
 
     def best(self, packed: MicroBatch) -> Tensor:
-        """[len(rows)] the likeliest token of the whole vocabulary; before the last stage, as above."""
+        """[edges] the likeliest token of the whole vocabulary. On a stage before the last one: as `forward`."""
         return self._run(packed, None, self._likeliest)
 
     def _run(
         self, packed: MicroBatch, labels: Tensor | None, compute: Callable[[Tensor], Tensor] | None = None
     ) -> Tensor:
+        """Run the layers, then `_postprocess`.
+
+        megatron-core 0.16.1's GPTModel.forward takes no other arguments for `_postprocess`, so `loss_mask`, which it
+        hands on unread, carries the tokens whose logits are asked for and what to compute of them.
+        """
         self.rotary_pos_emb.positions = packed.positions
         return super().forward(
             packed.tokens[None],
             packed.positions[None],
             attention_mask=None,
             labels=None if labels is None else labels[None],
-            loss_mask=(packed.rows, compute),  # GPTModel passes it on to _postprocess, which takes it as what is asked
+            loss_mask=(packed.rows, compute),
             extra_block_kwargs={"attention_bias": self._layout(packed)},
         )
 
     def _layout(self, packed: MicroBatch) -> AttentionLayout:
+        """The trees of a micro-batch as the layers take them, with the balance loss's weights and the replay."""
         paths = replay = None
         if self.balance and packed.paths is not None:
             paths = replace(packed.paths, weights=packed.paths.weights * self.balance)
@@ -190,33 +212,41 @@ class PolicyModel(GPTModel):
     def _postprocess(
         self, hidden_states: Tensor, *_: Any, labels: Tensor | None, loss_mask: tuple[Tensor, Any], **__: Any
     ) -> Tensor:
+        """Hidden states -> [1, edges] negative logprobs of the labels, logits, or the result of `compute`."""
         if not self.post_process:
             return hidden_states
-        rows, compute = loss_mask
+        rows, compute = loss_mask  # see `_run`
         if self.config.sequence_parallel:
             hidden_states = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=False)
-        asked = hidden_states.index_select(0, rows)
+        selected = hidden_states.index_select(0, rows)
         if compute is not None:
-            return compute(asked)
+            return compute(selected)
         if labels is None:
-            return self._logits(asked).transpose(0, 1).contiguous()
-        parts = list(zip(asked.split(self.logits_tokens), labels.split(self.logits_tokens, dim=1), strict=True))
+            return self._logits(selected).transpose(0, 1).contiguous()
+        parts = list(zip(selected.split(self.logits_tokens), labels.split(self.logits_tokens, dim=1), strict=True))
         if len(parts) == 1:
             return self._losses(*parts[0])
+        # Recompute the logits of each part in the backward pass, so that only one part's exist at a time.
         return torch.cat([checkpoint(self._losses, *part, use_reentrant=False) for part in parts], dim=1)
 
     def _likeliest(self, hidden: Tensor) -> Tensor:
+        """[edges, 1, hidden] -> [edges] tokens. Gathers the vocabulary over tensor ranks."""
         parts = [whole_vocabulary(self._logits(part)).argmax(-1) for part in hidden.split(self.logits_tokens)]
         return torch.cat(parts).view(-1)
 
     def _losses(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """[part, 1, hidden], [1, part] labels -> [1, part] negative logprobs, by Megatron's vocabulary-parallel cross
+        entropy.
+        """
         return self.compute_language_model_loss(labels, self._logits(hidden))
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return self._project(hidden, self._head_weight())
 
     def frozen_logits(self, hidden: Tensor) -> Tensor:
-        """Through the LM head, with a gradient for `hidden` alone: [rows, 1, vocabulary of this tensor rank]."""
+        """[edges, 1, hidden] -> [edges, 1, vocabulary of this tensor rank], with a gradient for `hidden` but not for
+        the head.
+        """
         return self._project(hidden, self._head_weight().detach())
 
     def _head_weight(self) -> Tensor:
@@ -230,7 +260,11 @@ class PolicyModel(GPTModel):
 
 
 class PackedRotary(RotaryEmbedding):
-    """RoPE by explicit positions: Megatron's own counts 0..S-1 through the whole packed row."""
+    """RoPE by explicit positions.
+
+    megatron-core 0.16.1's own counts positions 0..S-1 along the sequence, but a packed token's position is its depth in
+    its tree.
+    """
 
     positions: Tensor
     inv_freq: Tensor
@@ -248,7 +282,7 @@ class PackedRotary(RotaryEmbedding):
             self.inv_freq = self._apply_scaling(self.inv_freq, **{name: shape.rope[name] for name in names})
 
     def forward(self, max_seq_len: int, *args: Any, **kwargs: Any) -> Tensor:
-        """[S, 1, 1, head_dim] angles of the current positions."""
+        """[S, 1, 1, head_dim] angles of `positions`, which the model sets before each pass. The argument is ignored."""
         self.inv_freq = self.inv_freq.to(self.positions.device)
         angles = torch.outer(self.positions.to(self.inv_freq.dtype), self.inv_freq)
         return torch.cat((angles, angles), dim=-1)[:, None, None, :]

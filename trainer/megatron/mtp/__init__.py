@@ -1,1 +1,1 @@
-"""Multi-token-prediction heads: layer, loss and weight names. Their optimizer is trainer/drafter.py."""
+"""Multi-token-prediction heads: their layer, loss and weight names. Their optimizer is in trainer/drafter.py."""

@@ -1,10 +1,11 @@
-"""The multi-token-prediction head of a policy: one layer that drafts tokens after the next, and that learns to.
+"""The multi-token-prediction (MTP) head of a policy: one layer that drafts the tokens after the next one.
 
-Draft d at token u of a tree takes the hidden state of the token before u (of the policy for d = 1, of draft d - 1
-afterwards) and the embedding of u; a decoder layer attends over u's ancestors; the policy's own LM head gives the
-distribution of u's children, for which the policy's at u is the teacher. So a branch point needs no care: each child is
-a place of its own. That is the draft model of SGLang (srt/models/mimo_mtp.py, qwen3_moe_mtp.py), which has one layer
-and uses it again for every further draft; there the keys of older tokens are those of draft 1, here of the same draft.
+Draft d at token u of a tree takes the hidden state of the token before u (the policy's for d = 1, draft d - 1's for the
+others) and the embedding of u. A decoder layer attends over u's ancestors; the policy's own LM head then gives the
+distribution of u's children. Its teacher is the policy's distribution at u. A branch point needs no special case, as
+each child is a token of its own. This is the draft model of SGLang (srt/models/mimo_mtp.py, qwen3_moe_mtp.py): it has
+one layer, which it runs again for every further draft. One difference remains: in SGLang, the keys of older tokens are
+those of draft 1; here they are of the same draft.
 Left out: pipeline stages; ranks that share a micro-batch.
 """
 
@@ -26,29 +27,29 @@ from trainer.megatron.bucket_padding import without_padding
 from trainer.megatron.layout import AttentionLayout
 from trainer.megatron.model.experts import mark_experts
 from trainer.megatron.model.model import PolicyModel, SharedNorm
-from trainer.megatron.mtp.loss import from_depth, parents
+from trainer.megatron.mtp.loss import parents, without_first_tokens
 
 _PREFIX = "head."
 
 
 @dataclass(frozen=True)
 class HeadInput:
-    """What the head is given of one micro-batch, without a gradient."""
+    """The input of the head for one micro-batch, without gradients. N: its tokens."""
 
     hidden: Tensor
-    """[N, 1, hidden] of the policy, behind its last norm; this rank's part where tensor ranks divide the tokens."""
+    """[N, 1, hidden] of the policy, after its last norm. With `parallel.sequence`: this tensor rank's part of N."""
     embedded: Tensor
-    """The same tokens' embeddings."""
+    """The embeddings of the same tokens."""
     angles: Tensor
     """[N, 1, 1, head_dim] for RoPE."""
     before: Tensor
-    """[N] where the token before each one is."""
+    """[N] the index of the token before each one, along its branch."""
     layouts: tuple[AttentionLayout, ...]
-    """What attends to what, of each draft."""
+    """One for each draft: which tokens attend to which."""
 
 
 class MTPHead(MegatronModule):
-    """Its parameters are the draft model's own; embedding and LM head are the policy's, which get no gradient here."""
+    """The head's own parameters. Embedding and LM head are the policy's, which get no gradient here."""
 
     def __init__(self, model: PolicyModel):
         config, first = model.config, model.decoder.layers[0]
@@ -58,43 +59,49 @@ class MTPHead(MegatronModule):
         self.input_proj = torch.nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         self.input_proj.to(config.params_dtype)
         vars(self.input_proj.weight)["sequence_parallel"] = config.sequence_parallel
-        # the engine builds the layer as the model's first one, which in a mixture of experts may differ from others
+        # SGLang builds the draft layer like the model's first layer; in a mixture of experts, layers may differ.
         self.block = type(first)(config, first.submodules_config, layer_number=first.layer_number)
         self.final_layernorm = SharedNorm(config, config.hidden_size, config.layernorm_epsilon)
         mark_experts(self)
 
     @torch.no_grad()
-    def imitate(self, model: PolicyModel) -> None:
-        """Begin as the policy's last layer over the sum of hidden state and token, where a directory has no head."""
-        alike = [
+    def copy_last_layer(self, model: PolicyModel) -> None:
+        """Start a head where the model directory has none: the policy's last layer, over the sum of hidden state and
+        embedding.
+
+        The last layer of the kind that the head's block has: dense, or with experts.
+        """
+        same_kind = [
             layer for layer in model.decoder.layers if layer.submodules_config.mlp == self.block.submodules_config.mlp
         ]
-        self.block.load_state_dict(alike[-1].state_dict())
+        self.block.load_state_dict(same_kind[-1].state_dict())
         self.final_layernorm.load_state_dict(model.decoder.final_layernorm.state_dict())
         for norm in (self.token_layernorm, self.hidden_layernorm):
             norm.weight.fill_(1.0)
-        same = torch.eye(self.config.hidden_size)
-        self.input_proj.weight.copy_(torch.cat((same, same), dim=1))
+        identity = torch.eye(self.config.hidden_size)
+        self.input_proj.weight.copy_(torch.cat((identity, identity), dim=1))
 
     def forward(self, context: HeadInput) -> list[Tensor]:
-        """The hidden states of each draft, [N, 1, hidden] of all tokens; those of a tree's first d hold nothing."""
-        found, hidden = [], context.hidden
+        """[N, 1, hidden] of all tokens for each draft. Draft d has no values for the first d tokens of a tree."""
+        drafts, hidden = [], context.hidden
         token = self.token_layernorm(context.embedded)
         for layout in context.layouts:
-            before = _own_part(_of_all(hidden, self.config.sequence_parallel, divided=True)[context.before], hidden)
+            before = _own_part(
+                _gather_tokens(hidden, self.config.sequence_parallel, divided=True)[context.before], hidden
+            )
             mixed = self.input_proj(torch.cat((self.hidden_layernorm(before), token), dim=-1))
             mixed, _ = self.block(mixed, None, rotary_pos_emb=context.angles, attention_bias=layout)
             hidden = self.final_layernorm(mixed)
-            found.append(_of_all(hidden, self.config.sequence_parallel, divided=False))
-        return found
+            drafts.append(_gather_tokens(hidden, self.config.sequence_parallel, divided=False))
+        return drafts
 
 
 @torch.no_grad()
 def head_input(model: PolicyModel, packed: MicroBatch, hidden: Tensor, drafts: int, masks_first: bool) -> HeadInput:
-    """`hidden` is what the policy's decoder gave for `packed`.
+    """The head's input from what the policy's decoder returned for `packed` (`hidden`).
 
-    The engine places a draft at the position of its hidden state, one before its token's. `masks_first`: at position 0
-    the token counts as nothing, as MiMo's head has it.
+    The engine places a draft at the position of its hidden state, one before its token's. `masks_first`: at position 0,
+    the embedding is zero, as in MiMo's head.
     """
     embedded = model.embedding(input_ids=packed.tokens[None], position_ids=None)
     positions = (packed.positions - 1).clamp(min=0)
@@ -107,40 +114,43 @@ def head_input(model: PolicyModel, packed: MicroBatch, hidden: Tensor, drafts: i
         angles=model.rotary_pos_emb(len(positions)),
         before=torch.from_numpy(parents(packed.runs)).to(packed.tokens.device),
         layouts=tuple(
-            AttentionLayout(from_depth(packed.runs, depth), packed.queries) for depth in range(1, drafts + 1)
+            AttentionLayout(without_first_tokens(packed.runs, depth), packed.queries) for depth in range(1, drafts + 1)
         ),
     )
 
 
 def teacher_states(model: PolicyModel, hidden: Tensor) -> Tensor:
-    """The policy's hidden states of all tokens, [N, 1, hidden]."""
-    return _of_all(hidden.detach(), model.config.sequence_parallel, divided=False)
+    """The policy's hidden states of all tokens, [N, 1, hidden], without a gradient."""
+    return _gather_tokens(hidden.detach(), model.config.sequence_parallel, divided=False)
 
 
-def _of_all(part: Tensor, sequence_parallel: bool, divided: bool) -> Tensor:
-    """The tokens of all tensor ranks. `divided`: each rank goes on with other tokens, so gradients are summed."""
+def _gather_tokens(part: Tensor, sequence_parallel: bool, divided: bool) -> Tensor:
+    """The tokens of all tensor ranks, where these divide them.
+
+    `divided`: each rank then computes other tokens, so the backward pass must sum their gradients.
+    """
     if not sequence_parallel:
         return part
     return gather_from_sequence_parallel_region(part, tensor_parallel_output_grad=divided)
 
 
-def _own_part(every: Tensor, like: Tensor) -> Tensor:
-    """This rank's tokens out of all."""
-    if len(every) == len(like):
-        return every
+def _own_part(tokens: Tensor, like: Tensor) -> Tensor:
+    """This rank's tokens out of all; `like` has as many as the rank holds."""
+    if len(tokens) == len(like):
+        return tokens
     rank = parallel_state.get_tensor_model_parallel_rank()
-    return every[rank * len(like) : (rank + 1) * len(like)]
+    return tokens[rank * len(like) : (rank + 1) * len(like)]
 
 
 @dataclass(frozen=True)
 class HeadCheckpoint:
-    """A head and its optimizer in a checkpoint, under names that are not the model's."""
+    """A head and its optimizer in a checkpoint, under names that differ from the model's."""
 
     head: MTPHead
     optimizer: MegatronOptimizer
 
     def state(self, loading: bool, metadata: dict[str, Any]) -> dict[str, Any]:
-        """What a checkpoint holds of them."""
+        """The entries of a checkpoint."""
         head = self.head.sharded_state_dict(prefix=_PREFIX, metadata=metadata)
         with without_padding(self.optimizer):
             optimizer = self.optimizer.sharded_state_dict(head, is_loading=loading, metadata=metadata)
@@ -148,25 +158,27 @@ class HeadCheckpoint:
 
     @torch.no_grad()
     def load(self, state: dict[str, Any]) -> None:
-        """Take it back."""
+        """Restore head and optimizer from the entries of a loaded checkpoint."""
         self.head.load_state_dict({name.removeprefix(_PREFIX): value for name, value in state["head"].items()})
         self.optimizer.load_state_dict(state["head_optimizer"])
 
 
 class TensorParallelVocabulary:
-    """A vocabulary that is divided over the tensor ranks (trainer/megatron/mtp/loss.py's Shards)."""
+    """A vocabulary that is divided over the tensor ranks (`VocabularyShards` of trainer/megatron/mtp/loss.py)."""
 
     def __init__(self) -> None:
         self.group: Any = parallel_state.get_tensor_model_parallel_group()
         self.rank, self.world = self.group.rank(), self.group.size()
 
     def sum(self, values: Tensor) -> Tensor:
-        return reduce_from_tensor_model_parallel_region(values.clone(memory_format=torch.contiguous_format))  # in place
+        return reduce_from_tensor_model_parallel_region(
+            values.clone(memory_format=torch.contiguous_format)
+        )  # reduces in place
 
     def max(self, values: Tensor) -> Tensor:
-        found = values.detach().clone()
-        torch.distributed.all_reduce(found, op=torch.distributed.ReduceOp.MAX, group=self.group)
-        return found
+        maximum = values.detach().clone()
+        torch.distributed.all_reduce(maximum, op=torch.distributed.ReduceOp.MAX, group=self.group)
+        return maximum
 
     def gather(self, values: Tensor) -> Tensor:
         parts = [torch.empty_like(values) for _ in range(self.world)]

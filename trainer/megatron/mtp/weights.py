@@ -1,7 +1,8 @@
-"""The MTP head's weights between Hugging Face directories and Megatron's modules, as SGLang's draft models read them.
+"""The MTP head's weights between Hugging Face directories and Megatron's modules, under the names of SGLang's draft
+models.
 
 MiMo: model.mtp_layers.0.* (srt/models/mimo_mtp.py). Qwen3-MoE: mtp.* (srt/models/qwen3_moe_mtp.py). Both have one
-layer; left out: layouts with several.
+layer. Left out: formats with several layers.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,16 +19,16 @@ from trainer.megatron.weights import ExportExtras, SafetensorsReader, export_par
 
 @dataclass(frozen=True)
 class HeadNaming:
-    """How a family names its head."""
+    """How a model family names the tensors of its head."""
 
     block: str
-    """Prefix of the layer's tensors, which are otherwise named as those of a decoder layer."""
+    """Prefix of the layer's tensors. Behind it, names are those of a decoder layer."""
     own: Mapping[str, str]
-    """The head's other parameters and their tensors."""
+    """The head's other parameters -> the tensors that hold them."""
     hidden_first: bool
-    """The hidden state's half of the input projection comes before the token's."""
+    """Whether the input projection takes the hidden state first, then the embedding."""
     masks_first: bool
-    """The token counts as nothing at position 0."""
+    """Whether the embedding is zero at position 0."""
 
 
 HEAD_NAMINGS = {
@@ -58,16 +59,16 @@ HEAD_NAMINGS = {
     ),
 }
 HEAD_TENSORS = ("model.mtp_layers.", "mtp.")
-"""What the names of a head's tensors begin with in every layout."""
+"""Prefixes of a head's tensors in all families."""
 _BLOCK, _LAYER = "block.", "decoder.layers.0."
 
 
 @torch.no_grad()
 def load_head(head: MTPHead, model: PolicyModel, directory: Path, layout: HeadNaming) -> None:
-    """Fill the head from a directory; from the policy's last layer where the directory has none."""
+    """Fill the head from a directory, or from the policy's last layer where the directory has no head."""
     tensors = SafetensorsReader(directory)
-    if layout.own["input_proj.weight"] not in tensors.where:
-        head.imitate(model)
+    if layout.own["input_proj.weight"] not in tensors.file_of:
+        head.copy_last_layer(model)
         return
 
     def read(name: str) -> Tensor:
@@ -81,7 +82,7 @@ def load_head(head: MTPHead, model: PolicyModel, directory: Path, layout: HeadNa
 
 
 def export_head(head: MTPHead, layout: HeadNaming) -> ExportExtras:
-    """The head for a directory."""
+    """The head's tensors and config entries, to be exported with the policy."""
     return ExportExtras(_tensors(head, layout), {"num_nextn_predict_layers": 1})
 
 
@@ -95,18 +96,18 @@ def _tensors(head: MTPHead, layout: HeadNaming) -> Iterator[tuple[str, Tensor]]:
 
 
 def _global(name: str, head: MTPHead) -> str:
-    """The name of a parameter of the block as if it were the model's first layer."""
+    """The name that a parameter of the block would have in the model's first layer."""
     return own_name(name.replace(_BLOCK, _LAYER, 1), head.config)
 
 
 def _turned(name: str, tensor: Tensor, layout: HeadNaming) -> Tensor:
-    """The input projection with its halves in the layout's order, or back in ours."""
+    """Swap the halves of the input projection where the family has them the other way round; its own inverse."""
     if name != "input_proj.weight" or layout.hidden_first:
         return tensor
     return torch.cat(tensor.chunk(2, dim=1)[::-1], dim=1)
 
 
 def kept_head(directory: Path) -> ExportExtras:
-    """The head of a directory as it is, for the exports of a policy that is trained without it."""
+    """The unchanged head of a directory, for exports of a policy that is trained without its head."""
     tensors = SafetensorsReader(directory)
-    return ExportExtras((name, tensors.read(name)) for name in tensors.where if name.startswith(HEAD_TENSORS))
+    return ExportExtras((name, tensors.read(name)) for name in tensors.file_of if name.startswith(HEAD_TENSORS))
