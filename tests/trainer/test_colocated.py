@@ -71,5 +71,5 @@ async def test_after_a_death_anywhere_the_next_trainer_brings_the_weights_or_say
 
 async def test_a_step_is_not_computed_beside_an_engine_that_keeps_its_memory(start: Start) -> None:
     (url,) = urls = await start(Double(faults={"release_memory_occupation": 500}))
-    with pytest.raises(UserError, match=f"engine {url} failed at /release_memory_occupation .*restart it"):
+    with pytest.raises(UserError, match=f"engine {url} failed at /release_memory_occupation .*restart this engine"):
         await asyncio.to_thread(release, Push(engines=urls, colocated=True))

@@ -273,5 +273,5 @@ async def test_a_push_that_failed_is_repeated_by_the_next_start(start: Start, tm
 
 async def test_engines_that_name_no_checksums_do_not_pass_for_equal(start: Start, weights: Weights) -> None:
     urls = await start(Double(checksum=""), Double(checksum=""))
-    with pytest.raises(UserError, match="names no checksums of its weights"):
+    with pytest.raises(UserError, match="reports no checksums of its weights"):
         await pushed(weights, Push(engines=urls))

@@ -1,1 +1,1 @@
-"""From recorded rollouts to micro-batches: rows, trees, packing. No rewards, no loss."""
+"""From recorded rollouts to micro-batches: rows, prefix trees, packing. No rewards, no loss."""

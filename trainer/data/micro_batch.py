@@ -1,4 +1,4 @@
-"""One micro-batch as the model takes it: prefix trees end to end in a single row."""
+"""One micro-batch in the form that the model takes: prefix trees one after the other in a single sequence."""
 
 from dataclasses import dataclass
 
@@ -9,40 +9,44 @@ from trainer.data.tree import TokenRun
 
 @dataclass(frozen=True)
 class SequencePaths:
-    """Which sequences pass through which tokens. Sequences are numbered by where they end, so each token's are a range.
+    """Which sequences pass through which tokens.
 
-    Of a sequence only what the model computes counts: not the tokens behind the one that precedes its last trained one.
+    Sequences are numbered by where they end in the micro-batch, so the sequences of a token are a range. Of each
+    sequence, only the tokens that the model computes count: up to the one before its last trained token.
     """
 
     first: Tensor
     """[N] the first sequence through each token."""
     end: Tensor
-    """[N] the one behind its last; of padding, the first itself."""
+    """[N] one past the last sequence through each token; equal to `first` for padding."""
     lengths: Tensor
-    """[sequences] tokens, in double precision."""
+    """[sequences] tokens of each, in float64."""
     weights: Tensor
-    """[sequences] trained tokens, likewise."""
+    """[sequences] trained tokens of each, in float64."""
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Tokens of several trees, and the places that need a logprob."""
+    """The tokens of several trees, and which of them need a logprob. N: the tokens that this rank computes.
+
+    An edge is a trained token as the child of the token before it; rows that share both share the edge.
+    """
 
     tokens: Tensor
-    """[N], each tree in depth-first pre-order."""
+    """[N] token ids, each tree in depth-first pre-order."""
     positions: Tensor
-    """[N], the depth of each token in its tree."""
+    """[N] the depth of each token in its tree."""
     runs: tuple[TokenRun, ...]
-    """What attends to what."""
+    """The runs of the trees: what attention is computed from."""
     rows: Tensor
-    """[edges] indices into `tokens` whose next token is asked for."""
+    """[edges] indices into `tokens`: at these, the logprob of the next token is needed."""
     labels: Tensor
     """[edges] those next tokens."""
     branches: Tensor
-    """[trained tokens] which edge each of the flat trained tokens is."""
+    """[trained tokens] the edge of each, with the rows' trained tokens concatenated."""
     queries: tuple[int, int]
-    """Which of the trees' tokens `tokens` is: all of them, or this rank's stretch where ranks share a micro-batch."""
+    """[first, end): which of the trees' tokens `tokens` are. All, or a stretch where ranks share a micro-batch."""
     paths: SequencePaths | None = None
-    """Of these tokens; absent where nothing asks for it."""
+    """The sequences through these tokens. None where the model does not need them."""
     experts: Tensor | None = None
-    """[N, layers, experts per token] what the routers replay (trainer/data/routed_experts.py); None: they choose."""
+    """[N, layers, experts per token] recorded experts (trainer/data/routed_experts.py). None: routers choose."""

@@ -1,4 +1,4 @@
-"""One sequence to train on: what batches are made of."""
+"""One sequence to train on, of which batches consist."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,42 +8,45 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Row:
-    """One sequence. The arrays have one entry per token; `trained` marks the tokens that the loss is taken of."""
+    """One sequence. The arrays have one entry per token."""
 
     tokens: np.ndarray
+    """Token ids."""
     trained: np.ndarray
+    """Bool: whether the token was sampled by the policy and is part of the loss."""
     rollout_logp: np.ndarray
+    """Logprob, in nats, that the engine reported when it sampled the token; 0 where it is not trained."""
     advantage: np.ndarray
+    """Advantage of the token's completion."""
     segment: np.ndarray
-    """Which of the sequence's completions sampled a token, from 0: what ratios over completions are taken over."""
+    """Index, from 0, of the completion that sampled the token, within this row: for ratios over completions."""
     weight: float = 1.0
-    """Of each of its tokens in the loss: the normalisation over the batch, relative to the mean over all tokens."""
+    """Factor of each token's loss: the normalisation over the batch, relative to the mean over all tokens."""
     completions: tuple[int, ...] = ()
-    """Ids of its segments' completions, where the row is recorded ones'."""
+    """Ids of the completions, by segment. Empty for rows that were not recorded."""
     experts: np.ndarray | None = None
-    """[tokens, layers, experts per token] what the engine chose (trainer/data/routed_experts.py).
-    None: the router chooses."""
+    """[tokens, layers, experts per token] of the engine (trainer/data/routed_experts.py). None: routers choose."""
 
     @cached_property
     def places(self) -> np.ndarray:
-        """Where the trained tokens are. The first token of all has no context to be predicted from."""
+        """Indices of the trained tokens. Never the first token, as nothing predicts it."""
         return np.flatnonzero(self.trained)
 
     @cached_property
     def routes(self) -> np.ndarray | None:
-        """[tokens] 64 bits that name the experts of each token; None without experts."""
+        """[tokens] a 64-bit hash of each token's experts; None without experts."""
         return None if self.experts is None else _digests(self.experts)
 
     @property
     def inputs(self) -> int:
-        """Tokens the model computes: the last trained one, and what follows it, predicts nothing."""
+        """Tokens that the model computes: those before the last trained one. It and its successors predict nothing."""
         return int(self.places[-1]) if len(self.places) else 0
 
 
 def _digests(experts: np.ndarray) -> np.ndarray:
-    """[tokens, ...] int16 -> [tokens] uint64: the sum of each token's words, each times an odd number of its place.
+    """[tokens, ...] int16 -> [tokens] uint64 hashes: the sum of each token's words times an odd number per place.
 
-    Others that differ in one word never share it, any others with a chance of one to 2^64 or so.
+    Tokens that differ in one word always differ in the hash; others collide with a probability of about 1 / 2^64.
     """
     flat = experts.reshape(len(experts), -1)
     words = np.pad(flat, ((0, 0), (0, -flat.shape[1] % 4))).view(np.uint64)

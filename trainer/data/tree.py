@@ -1,12 +1,12 @@
-"""Sequences that begin alike, merged into prefix trees, so that every shared token is computed once.
+"""Merge sequences that begin alike into prefix trees, so that every shared token is computed once.
 
-A trie over token ids is laid out in depth-first pre-order, in runs of tokens without a branch between them. A run
-[start, end) whose subtree ends at `last` is all that attention needs: token i attends to token j of the run if and only
-if j <= i < last. A hidden state depends on a token's ancestors alone, so logprobs equal those of each sequence by
-itself (Tree Training, arXiv 2511.00413; MiniMax-M2, arXiv 2605.26494); every branch keeps its own rollout logprob,
-advantage and weight, and the losses of the branches add up on the shared logprob. Where recorded experts are replayed,
-they are part of the key: equal tokens that went to other experts have other hidden states.
-Left out: which tokens are trained; anything that a layer would do other than token by token or by attention.
+A trie over token ids is laid out in depth-first pre-order, as runs of tokens without a branch between them. A run
+[start, end) and the end `last` of its subtree are all that attention needs: token i attends to token j of the run if
+and only if j <= i < last. A hidden state depends only on a token and its ancestors, so logprobs equal those of each
+sequence alone (Tree Training, arXiv 2511.00413; MiniMax-M2, arXiv 2605.26494). Every branch keeps its own rollout
+logprob, advantage and weight; the losses of the branches add up on the shared logprob. Where recorded experts are
+replayed, they are part of the key: equal tokens with other experts have other hidden states.
+Left out: which tokens are trained; layers that mix tokens in any way but attention.
 """
 
 from collections.abc import Sequence
@@ -20,67 +20,67 @@ from trainer.data.row import Row
 
 @dataclass(frozen=True, slots=True)
 class TokenRun:
-    """Consecutive tokens without a branch between them."""
+    """Consecutive tokens without a branch between them, [start, end)."""
 
     start: int
     end: int
     last: int
     """One past the last token of the run's subtree."""
     depth: int
-    """Position of its first token."""
+    """Position of its first token in its sequence."""
 
 
 @dataclass(frozen=True)
 class PrefixForest:
-    """A forest of rows, laid out. `edges[k]` belongs to the k-th trained token over all rows in the order given."""
+    """Rows laid out as prefix trees. An edge is a trained token as the child of the token before it."""
 
     tokens: np.ndarray
-    """[N] in depth-first pre-order."""
+    """[N] token ids in depth-first pre-order."""
     runs: list[TokenRun]
     parents: np.ndarray
-    """[edges] where the logprob of each distinct trained token is asked for."""
+    """[edges] index of the token before each distinct trained token: its logprob is computed there."""
     labels: np.ndarray
-    """[edges] those tokens."""
+    """[edges] the trained tokens."""
     edges: np.ndarray
-    """[trained tokens of all rows] which edge each is."""
+    """[trained tokens of all rows, in the order in which rows were given] the edge of each."""
     ends: np.ndarray
-    """[rows] where the last token of each row that is computed lies; -1 of a row without any."""
+    """[rows] index of the last computed token of each row; -1 for a row without any."""
     experts: np.ndarray | None = None
-    """[N, layers, experts per token] of rows that have them."""
+    """[N, layers, experts per token]. None where rows have none."""
 
     @property
     def positions(self) -> np.ndarray:
-        """[N] the depth of each token: what RoPE turns by."""
+        """[N] the depth of each token in its tree: its position for RoPE."""
         return np.concatenate([np.arange(run.depth, run.depth + run.end - run.start) for run in self.runs])
 
 
 @dataclass(frozen=True)
 class SortedRows:
-    """Rows in the order of their tokens, each with the length of the beginning that it shares with the one before."""
+    """Rows sorted by their tokens; `shared[i]` tokens at the beginning of row i are also those of row i - 1."""
 
     rows: list[Row]
     shared: list[int]
 
     def unique(self, start: int, end: int) -> int:
-        """Distinct tokens of the rows [start, end)."""
+        """Distinct tokens of rows start to end - 1."""
         return sum(row.inputs for row in self.rows[start:end]) - sum(self.shared[start + 1 : end])
 
 
 def order(rows: Sequence[Row]) -> SortedRows:
-    """Sort rows so that each shares its longest beginning with a neighbour. Only the tokens that are inputs count."""
+    """Sort rows so that each shares its longest beginning with a neighbour. Only tokens that are computed count."""
     keys = [_key(row) for row in rows]
-    found = [rows[index] for index in sorted(range(len(rows)), key=lambda index: keys[index])]
-    shared = [0] + [_common(one, other) for one, other in zip(found, found[1:], strict=False)]
-    return SortedRows(found, shared[: len(found)])
+    ordered = [rows[index] for index in sorted(range(len(rows)), key=lambda index: keys[index])]
+    shared = [0] + [_common(one, other) for one, other in zip(ordered, ordered[1:], strict=False)]
+    return SortedRows(ordered, shared[: len(ordered)])
 
 
 def distinct(rows: Sequence[Row]) -> int:
-    """Tokens that these rows are as trees."""
+    """The number of distinct tokens of these rows, merged into trees."""
     return order(rows).unique(0, len(rows))
 
 
 def _key(row: Row) -> bytes:
-    """What rows are sorted by: their tokens, each with its experts where it has some."""
+    """What rows are sorted by: tokens, each with its experts if it has some. Big-endian, so bytes sort as numbers."""
     tokens = row.tokens[: row.inputs].astype(">i4")
     if row.routes is None:
         return tokens.tobytes()
@@ -89,6 +89,7 @@ def _key(row: Row) -> bytes:
 
 
 def _common(one: Row, other: Row) -> int:
+    """Tokens that two rows share at their beginning."""
     size = min(one.inputs, other.inputs)
     differs = one.tokens[:size] != other.tokens[:size]
     if one.routes is not None and other.routes is not None:
@@ -97,16 +98,16 @@ def _common(one: Row, other: Row) -> int:
     return first if size and differs[first] else size
 
 
-def cut(found: SortedRows, budget: int) -> list[SortedRows]:
-    """Parts of at most `budget` distinct tokens each, that repeat as few tokens as possible.
+def cut(ordered: SortedRows, budget: int) -> list[SortedRows]:
+    """Cut sorted rows into parts of at most `budget` distinct tokens each, which repeat as few tokens as possible.
 
-    A part is a stretch of the sorted rows; a cut repeats the beginning that its two neighbours share, which is computed
-    in both parts, with gradient, so the sum of the parts is exact. Raises UserError for a row that is over the budget.
+    A part is a range of the rows. A cut repeats the beginning that its two neighbours share: it is computed in both
+    parts, with gradient, so the sum over the parts is exact. Dynamic programming over the last row of a part. UserError
+    for a row over the budget.
     """
-    rows, shared = found.rows, found.shared
-    best: list[tuple[int, int]] = [
-        (0, 0)
-    ]  # tokens of the best parts of the first i rows, and where its last one starts
+    rows, shared = ordered.rows, ordered.shared
+    # best[i]: computed tokens of the best parts of the first i rows, and the row at which the last part starts
+    best: list[tuple[int, int]] = [(0, 0)]
     for end in range(1, len(rows) + 1):
         if rows[end - 1].inputs > budget:
             raise UserError(
@@ -114,7 +115,7 @@ def cut(found: SortedRows, budget: int) -> list[SortedRows]:
             )
         choices, size = [], 0
         for start in range(end - 1, -1, -1):
-            # going back by one row: its own tokens come in, what its successor shares with it no longer counts twice
+            # a row more: add its tokens, and subtract what its successor shares with it
             size += rows[start].inputs - (shared[start + 1] if start + 1 < end else 0)
             if size > budget:
                 break
@@ -129,40 +130,43 @@ def cut(found: SortedRows, budget: int) -> list[SortedRows]:
 
 
 def build(rows: Sequence[Row], merge: bool = True) -> PrefixForest:
-    """Lay rows out as one forest; at least one. `merge=False`: each row is a tree of its own."""
-    found = order(rows) if merge else SortedRows(list(rows), [0] * len(rows))
-    forest = _Layout()
-    asked: dict[int, np.ndarray] = {}
-    last: dict[int, int] = {}
-    for row, shared in zip(found.rows, found.shared, strict=True):
-        forest.add(row.tokens[: row.inputs], shared)
-        asked[id(row)] = forest.at(row.places - 1)
-        last[id(row)] = int(forest.at(np.array([row.inputs - 1]))[0]) if row.inputs else -1
-    forest.close(0)
-    parents = np.concatenate([asked[id(row)] for row in rows])
+    """Lay rows out as prefix trees. At least one row. `merge=False`: each row is a tree of its own.
+
+    ValueError when only some of the rows have experts.
+    """
+    ordered = order(rows) if merge else SortedRows(list(rows), [0] * len(rows))
+    layout = _Layout()
+    parents_of: dict[int, np.ndarray] = {}
+    end_of: dict[int, int] = {}
+    for row, shared in zip(ordered.rows, ordered.shared, strict=True):
+        layout.add(row.tokens[: row.inputs], shared)
+        parents_of[id(row)] = layout.at(row.places - 1)
+        end_of[id(row)] = int(layout.at(np.array([row.inputs - 1]))[0]) if row.inputs else -1
+    layout.close(0)
+    parents = np.concatenate([parents_of[id(row)] for row in rows])
     labels = np.concatenate([row.tokens[row.places] for row in rows])
-    # one number for a pair: a token id fits into 31 bits
+    # a pair (parent, label) as one number, as a token id fits into 31 bits
     pairs, edges = np.unique((parents << 31) | labels, return_inverse=True)
-    runs = sorted(forest.runs, key=lambda run: run.start)
-    ends = np.array([last[id(row)] for row in rows])
-    tokens = np.concatenate(forest.tokens)
-    return PrefixForest(tokens, runs, pairs >> 31, pairs & ((1 << 31) - 1), edges, ends, _experts(found))
+    runs = sorted(layout.runs, key=lambda run: run.start)
+    ends = np.array([end_of[id(row)] for row in rows])
+    tokens = np.concatenate(layout.tokens)
+    return PrefixForest(tokens, runs, pairs >> 31, pairs & ((1 << 31) - 1), edges, ends, _experts(ordered))
 
 
-def _experts(found: SortedRows) -> np.ndarray | None:
-    """Those of the tokens that are laid out, in that order: what each row adds."""
-    new = [
+def _experts(ordered: SortedRows) -> np.ndarray | None:
+    """The experts of the tokens in the order of the layout: what each row adds."""
+    added = [
         row.experts[shared : row.inputs]
-        for row, shared in zip(found.rows, found.shared, strict=True)
+        for row, shared in zip(ordered.rows, ordered.shared, strict=True)
         if row.experts is not None
     ]
-    if len(new) not in (0, len(found.rows)):
-        raise ValueError(f"{len(new)} of {len(found.rows)} rows have experts")
-    return np.concatenate(new) if new else None
+    if len(added) not in (0, len(ordered.rows)):
+        raise ValueError(f"{len(added)} of {len(ordered.rows)} rows have experts")
+    return np.concatenate(added) if added else None
 
 
 class _Layout:
-    """The buffer so far, and the path from the root to the row that came last."""
+    """The tokens laid out so far, and the path of runs from the root to the end of the last row."""
 
     def __init__(self) -> None:
         self.tokens: list[np.ndarray] = []
@@ -171,13 +175,13 @@ class _Layout:
         self._path: list[TokenRun] = []
 
     def add(self, tokens: np.ndarray, shared: int) -> None:
-        """Take up a row that shares its first `shared` tokens with the one before."""
+        """Append a row that shares its first `shared` tokens with the row before."""
         self.close(shared)
         new = tokens[shared:]
         if not len(new):
             return
         top = self._path[-1] if self._path else None
-        if top is not None and top.end == self._size:  # it goes on where the row before ended: no branch
+        if top is not None and top.end == self._size:  # it continues where the row before ended, so there is no branch
             self._path[-1] = TokenRun(top.start, top.end + len(new), 0, top.depth)
         else:
             self._path.append(TokenRun(self._size, self._size + len(new), 0, shared))
@@ -185,7 +189,7 @@ class _Layout:
         self._size += len(new)
 
     def close(self, depth: int) -> None:
-        """End the subtrees of what lies deeper than `depth` on the path, cutting the run that crosses it."""
+        """End the subtrees below `depth` on the path. Cuts the run that crosses it in two."""
         while self._path and self._path[-1].depth >= depth:
             run = self._path.pop()
             self.runs.append(TokenRun(run.start, run.end, self._size, run.depth))
@@ -197,10 +201,10 @@ class _Layout:
                 self._path[-1] = TokenRun(run.start, middle, 0, run.depth)
 
     def at(self, depths: np.ndarray) -> np.ndarray:
-        """Where the tokens at these depths of the last row are."""
+        """[depths] the indices of the last row's tokens at these depths."""
         if not len(depths):
             return np.zeros(0, dtype=np.int64)
         firsts = np.array([run.depth for run in self._path])
         starts = np.array([run.start for run in self._path])
-        on = np.searchsorted(firsts, depths, side="right") - 1
-        return starts[on] + depths - firsts[on]
+        number = np.searchsorted(firsts, depths, side="right") - 1
+        return starts[number] + depths - firsts[number]

@@ -1,1 +1,1 @@
-"""The loss per token: policy loss, ratios, named losses. No model."""
+"""The loss of each token: policy losses, importance ratios, and the losses that a configuration can name. No model."""

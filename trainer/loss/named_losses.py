@@ -1,7 +1,7 @@
-"""The named policy losses, and the rule that a configuration makes of one.
+"""The policy losses that a configuration can name, each as a `LossRule`.
 
-Bounds are the absolute values that a ratio is held to, never epsilons: codebases disagree on whether `epsilon_high` is
-the bound or what is added to 1.
+Bounds are the absolute values that a ratio is clipped to, never epsilons: codebases disagree on whether `epsilon_high`
+is the bound or is added to 1.
 """
 
 from dataclasses import replace
@@ -12,16 +12,17 @@ from trainer.loss.ratios import Level, Window
 
 
 def configured(loss: Loss) -> LossRule:
-    """The rule that a configuration names."""
+    """The rule that a configuration names, with its KL coefficient."""
     return replace(rule_of(loss.kind, loss.floor, loss.cap), kl=loss.kl)
 
 
 def rule_of(kind: str, low: float, high: float) -> LossRule:
-    """A loss against the rollout's logprobs, or one that brings its own correction. ValueError for an unknown kind.
+    """The rule of a named loss with these bounds. ValueError for an unknown name.
 
-    cispo: arXiv 2506.13585, eq. 4-5; cispo_unified: eq. 6-7; glm5: arXiv 2602.15763, eq. 3-5; icepop: arXiv 2510.18855;
-    tis: min(r, high); gspo: the ratio of a whole completion, geometric mean; ppo: the surrogate against the rollout
-    (AReaL's decoupled one where both policies are one); dppo_tv: prime-rl's default.
+    Ratios are against the rollout's logprobs, unless the loss has a correction of its own. cispo: arXiv 2506.13585,
+    equations 4-5; cispo_unified: equations 6-7; glm5: arXiv 2602.15763, equations 3-5; icepop: arXiv 2510.18855; tis:
+    min(r, high); gspo: the ratio of a whole completion, geometric mean; ppo: the surrogate against the rollout (AReaL's
+    decoupled one where both policies are the same); dppo_tv: prime-rl's default.
     """
     closed, strict = Window(low=low, high=high), Window(low=low, high=high, outside="zero")
     rules = {
@@ -45,18 +46,19 @@ def decoupled_ppo(low: float, high: float, mismatch: float = 5.0) -> LossRule:
     """AReaL (arXiv 2505.24298), equation 5: (old / rollout) min(u A, clip(u, low, high) A), u = policy / old.
 
     Tokens whose old / rollout exceeds `mismatch` are masked, as AReaL's code does at 5 (`behav_imp_weight_cap`): in the
-    one update of a batch u is 1, and nothing else would hold their weight.
+    only update of a batch u is 1, so nothing else would bound their weight.
     """
     rejected = Window(high=mismatch, outside="zero", closed=True)
     return LossRule(form="surrogate", window=Window(low=low, high=high), anchor="old", correction=rejected)
 
 
 def ipa(mismatch: float, level: Level = "geometric") -> LossRule:
-    """ROLL's chunk-level loss (arXiv 2512.24873, equations 8-9); a completion is a chunk.
+    """ROLL's chunk-level loss (arXiv 2512.24873, equations 8-9), with a completion as a chunk.
 
-    Positives weigh 1, negatives [policy / old] held to [0, 1], both geometric means over the chunk; chunks whose mean
-    old / rollout exceeds `mismatch` are masked. Advantages are the chunks' discounted returns (equation 7): with
-    `credit.gamma`, of the rollout's group-relative advantage or, with `credit.baseline` = none, of its reward.
+    Tokens of positive advantage weigh 1; those of negative advantage weigh [policy / old] clipped to [0, 1]. Ratios are
+    geometric means over the chunk. Chunks whose mean old / rollout exceeds `mismatch` are masked. Advantages are the
+    chunks' discounted returns (equation 7), with `credit.gamma`: of the rollout's group-relative advantage or, with
+    `credit.baseline` = none, of its reward.
     """
     mask = Window(low=-1.0, high=mismatch, outside="zero", inside="one", closed=True)
     return LossRule(

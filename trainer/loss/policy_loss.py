@@ -1,10 +1,10 @@
-"""The losses, as pure functions over flat token vectors.
+"""The losses, as pure functions over flat vectors with one entry per trained token.
 
-Every function returns the *sum* over the tokens it is given, each times its `scale`. The scales are fixed for the
-whole batch (trainer/credit/token_weights.py): all ranks, all micro-batches, all branches of a tree. So loss and
-gradient are the same for any split. A tree gathers each branch's logprobs from the shared ones before it calls these
-functions, so that coefficients of branches add up by themselves.
-Left out: value functions; where the old and the reference logprobs come from.
+Every function returns the *sum* over its tokens, each times its `scale`. The scales are fixed for the whole batch
+(trainer/credit/token_weights.py): over all ranks, micro-batches and branches of trees. So loss and gradient are the
+same for any split. The caller gathers each branch's logprobs from those that branches share before it calls these
+functions, so the coefficients of branches add up by themselves.
+Left out: value functions; how old and reference logprobs are computed.
 """
 
 from dataclasses import dataclass
@@ -18,69 +18,77 @@ from trainer.loss.ratios import LOG_RATIO_BOUND, Level, Window, divergences, log
 
 @dataclass(frozen=True, kw_only=True)
 class LossTokens:
-    """Trained tokens of a micro-batch, one entry each. `rollout_logp` is what the engine reported when it sampled."""
+    """Trained tokens of a micro-batch: vectors of the same length, one entry per token. Logprobs are in nats."""
 
     rollout_logp: Tensor
+    """What the engine reported when it sampled the token."""
     advantage: Tensor
     mask: Tensor
-    """1: trained; 0: takes no part, whatever the other entries hold (also -inf or NaN)."""
+    """1: trained. 0: excluded, whatever the other entries hold (also -inf or NaN)."""
     scale: Tensor | None = None
-    """What each token's loss is multiplied by: the normalisation over the whole batch. None: 1."""
+    """Factor of each token's loss: the normalisation over the whole batch. None: 1."""
     old_logp: Tensor | None = None
-    """The trainer's own logprob before the batch's update, where a rule asks for it."""
+    """The trainer's own logprob before the batch's update. Needed by rules with the anchor `old` or a correction."""
     reference_logp: Tensor | None = None
+    """The reference model's logprob. Needed by rules with `kl`."""
     segment: Tensor | None = None
-    """Index of each token's completion, where a rule takes ratios over completions."""
+    """Index of each token's completion. Needed by rules with ratios over completions."""
 
 
 @dataclass(frozen=True)
 class LossSums:
-    """What a loss function says about its tokens: sums that add up over micro-batches and ranks, and one maximum."""
+    """Statistics of a loss function's tokens, which add up over micro-batches and ranks (`read_sums`)."""
 
     sums: Tensor
+    """[statistics]"""
     peak: Tensor
+    """The largest ratio, which combines by maximum."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossRule:
     """A policy loss. The default is CISPO against the rollout's logprobs.
 
-    `score`: -sg(w(r)) A logp. `surrogate`: -min(r A, clip(r, low, high) A), with the gradient through r (PPO).
-    `variation`: -keep A r + penalty log(r)^2 (DPPO-TV), keep = the token's probability moved by less than `window.high`
-    in the direction of its advantage.
+    There are three forms. r is the ratio, w(r) what the `window` makes of it, sg() takes the gradient away.
+
+    - `score`: -sg(w(r)) A logp.
+    - `surrogate`: -min(r A, clip(r, low, high) A), with the gradient through r (PPO).
+    - `variation`: -keep A r + penalty log(r)^2 (DPPO-TV). keep is 1 where the token's probability moved by less than
+      `window.high` in the direction of its advantage, else 0.
     """
 
     form: Literal["score", "surrogate", "variation"] = "score"
     window: Window = Window(high=5.0)
     level: Level = "token"
     anchor: Literal["rollout", "old"] = "rollout"
-    """What r is taken against. `rollout` corrects staleness and engine mismatch in one."""
+    """The denominator of r. `rollout` corrects staleness and the mismatch between engine and trainer at once."""
     correction: Window | None = None
-    """With the anchor `old`: a further weight of old / rollout, which the ratio does not see."""
+    """With the anchor `old`: a second weight, of old / rollout, which r does not contain."""
     correction_level: Level = "token"
     unified: bool = False
-    """M1's mask (equations 6-7): no token whose ratio is beyond the bound that its advantage's sign asks for."""
+    """M1's mask (equations 6-7): 0 for tokens whose ratio is beyond the bound that their advantage's sign selects."""
     only_negatives: bool = False
-    """Weigh tokens of negative advantage only; the others weigh 1 (TOPR, IPA)."""
+    """Weigh only tokens of negative advantage; others weigh 1 (TOPR, IPA)."""
     penalty: float = 0.0
+    """Coefficient of log(r)^2 in the form `variation`."""
     kl: float = 0.0
-    """Coefficient of KL(policy || reference), by the k3 estimate with gradient."""
+    """Coefficient of KL(policy || reference), by the k3 estimate, with gradient."""
 
     def __post_init__(self) -> None:
         if self.anchor == "rollout" and self.correction is not None:
-            raise ValueError("a ratio against the rollout corrects the mismatch already; drop the correction")
+            raise ValueError("a ratio against the rollout already corrects the mismatch; remove the correction")
         if self.anchor == "old" and self.correction is None:
-            raise ValueError("a ratio against recomputed logprobs leaves old / rollout uncorrected; give a correction")
+            raise ValueError("a ratio against recomputed logprobs leaves old / rollout uncorrected; add a correction")
         if self.form != "score" and self.level != "token":
             raise ValueError(f"the gradient of form {self.form} goes through each token's own ratio, not {self.level}")
 
 
 def policy_loss(logp: Tensor, tokens: LossTokens, rule: LossRule) -> tuple[Tensor, LossSums]:
-    """The loss of a rule over these tokens.
+    """The summed loss of these tokens under a rule, and its statistics. `logp` [tokens] has the gradient.
 
     CISPO, MiniMax-M1 (arXiv 2506.13585), equations 4-5: -sum_t sg(clip(r_t, 0, high)) A_t logp_t. The gradient goes
     through logp only, so a clipped token keeps learning: d loss / d logp_t = -w_t A_t. Raises ValueError when the
-    tokens lack logprobs or segments that the rule asks for.
+    tokens lack logprobs or segments that the rule needs.
     """
     kept = tokens.mask > 0
     advantage = torch.where(kept, tokens.advantage, 0.0)
@@ -94,12 +102,13 @@ def policy_loss(logp: Tensor, tokens: LossTokens, rule: LossRule) -> tuple[Tenso
     if rule.kl:
         losses = losses + rule.kl * _kl_to_reference(logp, tokens, kept)
     scale = 1.0 if tokens.scale is None else torch.where(kept, tokens.scale, 0.0)
-    said = _describe(logp.detach(), log_ratio(logp, tokens.rollout_logp, kept), ratios, kept)
-    said.append((weight != ratios).to(ratios))  # w != r, whatever the correction adds to w
-    return (scale * losses).sum(), _weighed(said, ratios, weight * extra, advantage, kept)
+    columns = _describe(logp.detach(), log_ratio(logp, tokens.rollout_logp, kept), ratios, kept)
+    columns.append((weight != ratios).to(ratios))  # clipped: w != r, without the correction's factor
+    return (scale * losses).sum(), _sum_columns(columns, ratios, weight * extra, advantage, kept)
 
 
 def _score(logp: Tensor, ratios: Tensor, advantage: Tensor, rule: LossRule) -> tuple[Tensor, Tensor]:
+    """[tokens] losses and weights of the form `score`."""
     weight = rule.window(ratios)
     if rule.unified:
         beyond = (advantage > 0) & (ratios > rule.window.high) | (advantage < 0) & (ratios < rule.window.low)
@@ -110,7 +119,7 @@ def _score(logp: Tensor, ratios: Tensor, advantage: Tensor, rule: LossRule) -> t
 
 
 def _surrogate(logp: Tensor, ratios: Tensor, advantage: Tensor, rule: LossRule) -> tuple[Tensor, Tensor]:
-    """Value and gradient of PPO's minimum; r is differentiable here, as r exp(logp - sg(logp))."""
+    """[tokens] PPO's minimum, with its gradient, and weights. r is differentiable here, as r exp(logp - sg(logp))."""
     through = ratios * (logp - logp.detach()).exp()
     plain, clipped = through * advantage, through.clamp(rule.window.low, rule.window.high) * advantage
     losses = -torch.minimum(plain, clipped)
@@ -118,6 +127,7 @@ def _surrogate(logp: Tensor, ratios: Tensor, advantage: Tensor, rule: LossRule) 
 
 
 def _variation(logp: Tensor, ratios: Tensor, advantage: Tensor, rule: LossRule) -> tuple[Tensor, Tensor]:
+    """[tokens] losses and weights of the form `variation`, without its penalty."""
     through = ratios * (logp - logp.detach()).exp()
     moved = logp.detach().exp() * (1 - 1 / ratios)
     gone = (advantage > 0) & (moved > rule.window.high) | (advantage < 0) & (moved < -rule.window.high)
@@ -132,7 +142,7 @@ def _anchor(tokens: LossTokens, rule: LossRule) -> Tensor:
 
 
 def _correction(tokens: LossTokens, rule: LossRule, kept: Tensor) -> Tensor:
-    """w(old / rollout) for each token."""
+    """[tokens] w(old / rollout)."""
     if rule.correction is None:
         return torch.ones_like(tokens.advantage)
     logs = log_ratio(_given(tokens.old_logp, "old"), tokens.rollout_logp, kept)
@@ -140,6 +150,7 @@ def _correction(tokens: LossTokens, rule: LossRule, kept: Tensor) -> Tensor:
 
 
 def _kl_to_reference(logp: Tensor, tokens: LossTokens, kept: Tensor) -> Tensor:
+    """[tokens] the k3 estimate of KL(policy || reference), in nats, with gradient."""
     difference = torch.where(kept, _given(tokens.reference_logp, "reference").detach() - logp, 0.0)
     difference = difference.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     return difference.exp() - 1 - difference
@@ -152,12 +163,12 @@ def _given(logprobs: Tensor | None, name: str) -> Tensor:
 
 
 def _describe(logp: Tensor, behaviour: Tensor, ratios: Tensor, kept: Tensor) -> list[Tensor]:
-    """Columns: count, r, the estimates of KL(rollout || policy), -logp."""
+    """Columns: count, r, three estimates of KL(rollout || policy), -logp."""
     return [torch.ones_like(ratios), ratios, *divergences(behaviour), torch.where(kept, -logp, 0.0)]
 
 
-def _weighed(columns: list[Tensor], ratios: Tensor, weight: Tensor, advantage: Tensor, kept: Tensor) -> LossSums:
-    """Further columns: w = 0, |w A|, and that of negative advantages."""
+def _sum_columns(columns: list[Tensor], ratios: Tensor, weight: Tensor, advantage: Tensor, kept: Tensor) -> LossSums:
+    """Add columns (w = 0, |w A|, and |w A| of negative advantages) and sum all over the tokens."""
     push = weight * advantage.abs()
     columns = [*columns, (weight == 0).to(ratios), push, push * (advantage < 0)]
     sums = torch.stack([torch.where(kept, column, 0.0).sum() for column in columns])
@@ -165,10 +176,10 @@ def _weighed(columns: list[Tensor], ratios: Tensor, weight: Tensor, advantage: T
 
 
 def read_sums(totals: LossSums) -> dict[str, float]:
-    """Means per trained token, of branches each for itself.
+    """Means per trained token from the totals; branches of a tree count separately.
 
-    `entropy` is the one-sample estimate, the mean of -logp of the sampled tokens; `negative_weight_share` the
-    part of sum |w A| that pushes tokens down, which is no share of the gradient.
+    `entropy` is the one-sample estimate, the mean of -logp of the sampled tokens, in nats. `negative_weight_share` is
+    the part of sum |w A| that lowers probabilities; it is no share of the gradient.
     """
     count, ratios, k1, k2, k3, surprise, clipped, masked, push, negative = totals.sums.tolist()
     means = [total / max(count, 1.0) for total in (clipped, masked, ratios, k1, k2, k3, surprise)]
@@ -178,7 +189,7 @@ def read_sums(totals: LossSums) -> dict[str, float]:
 
 
 def imitation(logp: Tensor, tokens: LossTokens) -> tuple[Tensor, LossSums]:
-    """-sum_t s_t m_t logp_t: the negative log-likelihood of recorded tokens."""
+    """-sum_t s_t m_t logp_t: the negative log-likelihood of recorded tokens, with scale s and mask m. No statistics."""
     scale = torch.ones_like(logp) if tokens.scale is None else tokens.scale
     loss = -(scale * torch.where(tokens.mask > 0, logp, 0.0)).sum()
     return loss, LossSums(logp.new_zeros(0), logp.new_zeros(()))

@@ -1,8 +1,8 @@
-"""Importance ratios between policies, per token or per segment, and what a ratio weighs.
+"""Importance ratios between policies, per token or per segment, and the weight that a ratio gives.
 
-Four logprobs of one sampled token are told apart: `rollout` (the engine's, of the weights that sampled it), `old` (the
-trainer's, before this batch's update), `logp` (the trainer's, with gradient), `reference` (of a model that stays).
-Everything here works on detached values: a weight never carries a gradient. Left out: how weights enter a loss
+A sampled token has up to four logprobs: `rollout` (the engine's, under the weights that sampled it), `old` (the
+trainer's, before this batch's update), `logp` (the trainer's, with gradient), `reference` (of a fixed model). All
+values here are detached: a weight never carries a gradient. Left out: how weights enter a loss
 (trainer/loss/policy_loss.py).
 """
 
@@ -16,16 +16,16 @@ LOG_RATIO_BOUND = 20.0
 """Log-ratios are clamped to this before exp, so that one absurd token cannot make the sum infinite."""
 
 Level = Literal["token", "sequence", "geometric"]
-"""Of each token; of its whole segment as a product; of its segment as a geometric mean (GSPO, IPA)."""
+"""A ratio of each token, of its segment as a product, or of its segment as a geometric mean (GSPO, IPA)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """w(r): what a ratio weighs. One family holds them all.
+    """w(r): the weight that a ratio gives. One family covers all losses.
 
     CISPO (MiniMax-M1, arXiv 2506.13585, equation 5) and TIS: clip(r, low, high).
     GLM-5 (arXiv 2602.15763, equation 5): r inside of (low, high), else 0. IcePop (arXiv 2510.18855): the same with
-    [low, high]. A mere mask (IPA, arXiv 2512.24873): 1 inside, else 0.
+    [low, high]. A plain mask (IPA, arXiv 2512.24873): 1 inside, else 0.
     """
 
     low: float = 0.0
@@ -33,7 +33,7 @@ class Window:
     outside: Literal["clip", "zero"] = "clip"
     inside: Literal["ratio", "one"] = "ratio"
     closed: bool = False
-    """Whether a ratio that equals a bound is inside; of use with `zero` only."""
+    """Whether a ratio that equals a bound is inside. Matters with `zero` only."""
 
     def __call__(self, ratio: Tensor) -> Tensor:
         value = torch.ones_like(ratio) if self.inside == "one" else ratio
@@ -42,7 +42,7 @@ class Window:
         return torch.where(self.holds(ratio), value, 0.0)
 
     def holds(self, ratio: Tensor) -> Tensor:
-        """Where the ratio is inside. The bounds are compared in the ratio's own precision."""
+        """[tokens] whether the ratio is inside. Bounds are compared in the ratio's own precision."""
         low, high = ratio.new_tensor(self.low), ratio.new_tensor(self.high)
         if self.closed:
             return (low <= ratio) & (ratio <= high)
@@ -50,15 +50,16 @@ class Window:
 
 
 def log_ratio(new: Tensor, base: Tensor, kept: Tensor) -> Tensor:
-    """log(new / base) of the kept tokens, 0 elsewhere, where either may be -inf or NaN."""
+    """[tokens] log(new / base), clamped to +-20; 0 where `kept` is false, where either may be -inf or NaN."""
     difference = torch.where(kept, new.detach() - base.detach(), 0.0)
     return difference.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
 def ratio(log_ratios: Tensor, kept: Tensor, segment: Tensor | None, level: Level) -> Tensor:
-    """Each token's ratio at a level; 1 where it is not kept. `segment`: index of each token's segment, from 0.
+    """[tokens] each token's ratio at a level; 1 where it is not kept. `segment`: index of each token's segment, from 0.
 
-    A segment must not be spread over calls: a completion is never cut, and is the natural segment (a chunk of IPA).
+    A segment must not be spread over calls. A completion is never cut, so it is the natural segment (a chunk of IPA).
+    ValueError when a level needs segments and there are none.
     """
     if level == "token":
         return log_ratios.exp()
@@ -70,14 +71,16 @@ def ratio(log_ratios: Tensor, kept: Tensor, segment: Tensor | None, level: Level
     size = int(segment.max()) + 1
     total = log_ratios.new_zeros(size).index_add(0, segment, log_ratios * weight)
     if level == "geometric":
-        total = total / log_ratios.new_zeros(size).index_add(0, segment, weight).clamp_min(1)  # an empty one is 0 / 1
+        total = total / log_ratios.new_zeros(size).index_add(0, segment, weight).clamp_min(
+            1
+        )  # a segment without kept tokens gives 0 / 1
     clamped = total.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     return torch.where(kept, clamped[segment], 0.0).exp()
 
 
 def divergences(log_ratios: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Estimates of KL(base || new) at each token sampled from base: k1, k2, k3 (Schulman 2020), to take the mean of.
+    """[tokens] three estimates of KL(base || new) in nats, for tokens sampled from base: k1, k2, k3 (Schulman 2020).
 
-    k1 is unbiased and may be negative, k2 is biased and even, k3 is unbiased and never negative.
+    Take their means. k1 is unbiased and may be negative, k2 is biased and even, k3 is unbiased and never negative.
     """
     return -log_ratios, 0.5 * log_ratios**2, log_ratios.exp() - 1 - log_ratios

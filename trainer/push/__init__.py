@@ -1,10 +1,10 @@
-"""New weights into the running engines: one verb, three ways.
+"""Push new weights into the running engines, on one of three ways. No export of weights, no starting of engines.
 
 A push pauses every engine, so that none samples new weights while another still serves old ones; calls in flight are
-retracted and go on afterwards (the engine notes which tokens came from which version). While an engine's weights change
-it names a version that no run knows, `<version>-loading`. One that fails then stays paused and keeps that name, so
-nothing that it might sample passes for anything else, the proxy sends it no calls, and `push_again` repairs it. The
-others go on. Pushing the same version twice does no harm. Left out: starting engines, choosing which one samples.
+retracted and continue afterwards (the engine records which version sampled each token). While an engine's weights
+change, it serves the version name `<version>-loading`, which no run knows. An engine that fails then stays paused and
+keeps that name: nothing that it samples passes for another version, the proxy sends it no calls, and `push_again`
+repairs it. The other engines continue. Pushing the same version twice does no harm.
 """
 
 import time
@@ -27,116 +27,123 @@ WAYS: dict[str, Callable[[PushTarget, Weights], None]] = {
     "tensor": tensor.send,
     "distributed": distributed.send,
 }
+"""push.way -> the function that brings the weights to one engine, under their version name."""
 PAUSED = "-paused"
-"""What an engine's version ends with that has the weights of this version, and did not go on."""
+"""Suffix of the version name of an engine that has the weights of this version but failed to resume."""
 LOOPBACK = ("127.", "localhost", "[::1]")
 
 
 @dataclass(frozen=True)
 class PushResult:
-    """How a push went."""
+    """The result of a push."""
 
     seconds: float = 0.0
     """How long the engines were paused."""
     ways: dict[str, str] = field(default_factory=dict)
-    """Engine -> way, of those that have the weights now."""
+    """Engine URL -> way, of the engines that have the weights now."""
     failed: dict[str, str] = field(default_factory=dict)
-    """Engine -> why it has not."""
+    """Engine URL -> why it does not have them."""
     notes: tuple[str, ...] = ()
-    """What was done otherwise than configured."""
+    """What was done differently from the configuration, one sentence each."""
 
     def text(self) -> str:
-        """For the log."""
+        """One line for the log."""
         names = sorted(set(self.ways.values()))
         without = "".join(f"; without {url}, which {reason}" for url, reason in self.failed.items())
         return f"to {len(self.ways)} engines ({' '.join(names) or 'none'}), paused {self.seconds:.3f} s{without}"
 
 
 def push(weights: Weights, options: Push) -> PushResult:
-    """Bring every engine to these weights. UserError when fewer than `push.quorum` could be brought there."""
+    """Bring every engine to these weights. UserError when fewer than `push.quorum` engines have them afterwards."""
     if not options.engines:
         return PushResult()
-    done = _push(weights, [PushTarget(url, options) for url in options.engines])
-    if len(done.ways) < options.quorum:
-        reasons = "; ".join(f"engine {url} {reason}" for url, reason in done.failed.items())
+    result = _push(weights, [PushTarget(url, options) for url in options.engines])
+    if len(result.ways) < options.quorum:
+        reasons = "; ".join(f"engine {url} {reason}" for url, reason in result.failed.items())
         raise UserError(
-            f"{len(done.ways)} of {len(options.engines)} engines serve {weights.version} and push.quorum is "
-            f"{options.quorum}: {reasons}; bring them up and start the trainer again, which repeats the push"
+            f"{len(result.ways)} of {len(options.engines)} engines serve {weights.version} and push.quorum is "
+            f"{options.quorum}: {reasons}; start these engines and then start the trainer again, which repeats the push"
         )
-    return done
+    return result
 
 
 def push_again(weights: Weights, options: Push) -> PushResult | None:
-    """Bring the engines there that answer and serve something else: they failed, or were started anew.
+    """Push to the engines that answer but serve something else: those that failed before, and those that were
+    restarted.
 
-    None when there are none. Those that serve these weights go on meanwhile.
+    Returns None when there are none. Engines that serve these weights keep serving meanwhile.
     """
     served = EngineGroup(PushTarget(url, options) for url in options.engines).each(PushTarget.served)
-    lost = [engine for engine, version in served.items() if version != weights.version]
-    if not lost:
+    outdated = [engine for engine, version in served.items() if version != weights.version]
+    if not outdated:
         return None
-    return _push(weights, lost, [engine for engine in served if engine not in lost])
+    return _push(weights, outdated, [engine for engine in served if engine not in outdated])
 
 
 def release(options: Push) -> None:
-    """Before a step is computed on the engines' own devices: pause them and have them give up their memory.
+    """Pause engines on the trainer's own devices and make them free their memory, before a step is computed there.
 
-    UserError when one fails, since the memory is needed.
+    UserError when one fails, since the step needs the memory.
     """
-    crew = EngineGroup(PushTarget(url, options) for url in options.engines)
-    crew.each(colocated.release)
-    for url, reason in crew.failed.items():
-        raise UserError(f"engine {url} {reason}, so its memory is not free for the step; restart it and the trainer")
+    group = EngineGroup(PushTarget(url, options) for url in options.engines)
+    group.each(colocated.release)
+    for url, reason in group.failed.items():
+        raise UserError(
+            f"engine {url} {reason}, so its memory is not free for the step; restart this engine and the trainer"
+        )
 
 
-def _push(weights: Weights, engines: Sequence[PushTarget], standing: Sequence[PushTarget] = ()) -> PushResult:
-    weights.parts()  # what is not there must not pause anybody
-    crew = EngineGroup(engines)
-    crew.each(PushTarget.describe)
-    ways = {engine: _choose(engine) for engine in crew.engines}
+def _push(weights: Weights, engines: Sequence[PushTarget], serving: Sequence[PushTarget] = ()) -> PushResult:
+    """Push to `engines`. `serving`: engines with these weights already, whose checksums the others must match."""
+    weights.tensors()  # UserError before any engine is paused, if the directory has no weights
+    group = EngineGroup(engines)
+    group.each(PushTarget.describe)
+    ways = {engine: _choose(engine) for engine in group.engines}
     started = time.perf_counter()
-    crew.each(PushTarget.pause)
-    crew.each(lambda engine: _load(engine, weights, WAYS[ways[engine][0]]))
-    if standing:
-        EngineGroup(standing).each(PushTarget.describe)
-    crew.agree(standing)
-    crew.each(lambda engine: _finish(engine, weights.version))
-    seconds = time.perf_counter() - started if crew.engines else 0.0
-    notes = tuple(note for engine in crew.engines if (note := ways[engine][1]))
-    return PushResult(seconds, {engine.url: ways[engine][0] for engine in crew.engines}, crew.failed, notes)
+    # All engines are paused before the first one changes, and none resumes before the last one has changed.
+    group.each(PushTarget.pause)
+    group.each(lambda engine: _load(engine, weights, WAYS[ways[engine][0]]))
+    if serving:
+        EngineGroup(serving).each(PushTarget.describe)
+    group.agree(serving)
+    group.each(lambda engine: _finish(engine, weights.version))
+    seconds = time.perf_counter() - started if group.engines else 0.0
+    notes = tuple(note for engine in group.engines if (note := ways[engine][1]))
+    return PushResult(seconds, {engine.url: ways[engine][0] for engine in group.engines}, group.failed, notes)
 
 
 def _load(engine: PushTarget, weights: Weights, send: Callable[[PushTarget, Weights], None]) -> None:
-    """New weights under the version's loading name. An engine that fails is left as it is, paused and without calls."""
+    """Load new weights under the version's loading name. An engine that fails stays paused, its calls aborted."""
     try:
         if engine.options.colocated:
             colocated.take_back_weights(engine)
+        # The name changes before the weights: a crash between the two must not leave new weights under an old name.
         engine.name(weights.version + LOADING)
         send(engine, replace(weights, version=weights.version + LOADING))
         engine.clear_store()
-    except BaseException:  # whatever it was, the engine's weights are of no version now
+    except BaseException:  # also KeyboardInterrupt: the engine's weights are of no version now
         engine.abandon()
         raise
 
 
 def _finish(engine: PushTarget, version: str) -> None:
-    """The version's own name, and on with the calls; one that fails here is left as above."""
+    """Give the engine the version's name and resume its calls. An engine that fails here stays paused, too."""
     try:
         if engine.options.colocated:
             colocated.take_back_cache(engine)
         engine.name(version)
         if (served := engine.served()) != version:
             raise PushFailed(f"serves weights {served!r} instead of {version!r}")
-        _go_on(engine, version)
+        _resume(engine, version)
     except PushFailed:
         engine.abandon()
         raise
 
 
-def _go_on(engine: PushTarget, version: str) -> None:
-    """One that does not must not name the version, or it would pass for one that serves it."""
+def _resume(engine: PushTarget, version: str) -> None:
+    """If an engine fails to resume, rename its version so that the proxy does not treat it as up to date."""
     try:
-        engine.go_on()
+        engine.resume()
     except PushFailed:
         with suppress(PushFailed):
             engine.name(version + PAUSED)
@@ -144,15 +151,15 @@ def _go_on(engine: PushTarget, version: str) -> None:
 
 
 def _choose(engine: PushTarget) -> tuple[str, str]:
-    """The way to this engine, and what is to be said about it when it is not the configured one."""
-    wanted, about = engine.options.way, engine.about
-    alone = about.dp_size == about.pp_size == 1
-    if wanted == "auto":
-        near = engine.options.colocated or (urlsplit(engine.url).netloc.startswith(LOOPBACK))
-        return ("disk" if near or not alone else "distributed"), ""
-    if wanted == "disk" or alone:
-        return wanted, ""
+    """The way to this engine, and a note when it is not the configured one."""
+    way, about = engine.options.way, engine.about
+    single = about.dp_size == about.pp_size == 1
+    if way == "auto":
+        same_machine = engine.options.colocated or (urlsplit(engine.url).netloc.startswith(LOOPBACK))
+        return ("disk" if same_machine or not single else "distributed"), ""
+    if way == "disk" or single:
+        return way, ""
     return "disk", (
         f"engine {engine.url} has dp_size {about.dp_size} and pp_size {about.pp_size}, where SGLang takes no weights "
-        f"by push.way = {wanted}; it gets them by disk"
+        f"by push.way = {way}; it gets them by disk"
     )

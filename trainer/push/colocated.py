@@ -1,10 +1,10 @@
-"""Engines on the trainer's own devices: they give up their memory while a step is computed, and take it back after.
+"""Engines on the trainer's own devices: they free their memory while a step is computed, and take it back afterwards.
 
-An engine dies when it is told to take back what it never gave up, and it does not say what it has given up. So its
-version name says it, which outlives the trainer: `<version>-released` has neither weights nor cache,
-`<version>-loading` has weights but no cache, `-moving` is somewhere between; a trainer that died there leaves an engine
-that must be restarted, and the next one says so. Engines need `--enable-memory-saver`. Left out: the trainer's own
-memory, of which only what is cached is freed.
+SGLang dies when it is told to take back memory that it has not freed, and it does not report what it has freed. So the
+engine's version name records it; the name outlives the trainer. `<version>-released`: neither weights nor cache.
+`<version>-loading`: weights but no cache. `<version>-moving`: memory is being freed or taken back; if the trainer dies
+then, the engine must be restarted, and the next push says so. Engines need `--enable-memory-saver`. Left out: the
+trainer's own memory, of which only torch's cache is freed.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ WEIGHTS, CACHE = "weights", "kv_cache"
 
 
 def release(engine: PushTarget) -> None:
-    """Pause it and have it give up weights and cache. Repeated, it changes nothing."""
+    """Pause the engine and make it free its weights and cache. Repeating it changes nothing."""
     served = engine.served()
     engine.pause()
     if served.endswith(RELEASED):
         return
-    if served.endswith(LOADING):  # a push was interrupted: the cache is not there
+    if served.endswith(LOADING):  # a push was interrupted, when the cache had been freed
         _move(engine, served, "release", [WEIGHTS])
     else:
         _check(served)
@@ -30,7 +30,7 @@ def release(engine: PushTarget) -> None:
 
 
 def take_back_weights(engine: PushTarget) -> None:
-    """Room for weights, which are to be loaded then. The cache is not there afterwards, whatever was before."""
+    """Take back memory for weights, to load them next. The cache is free afterwards, whatever the state was."""
     served = engine.served()
     if served.endswith(LOADING):
         return
@@ -42,22 +42,25 @@ def take_back_weights(engine: PushTarget) -> None:
 
 
 def take_back_cache(engine: PushTarget) -> None:
-    """Room for the cache, after which the engine can go on."""
+    """Take back memory for the cache, after which the engine can resume."""
     served = engine.served()
     _move(engine, served, "resume", [CACHE])
 
 
 def _check(served: str) -> None:
+    """PushFailed when the engine's memory is in an unknown state."""
     if served.endswith(MOVING):
-        raise PushFailed("was left while its memory moved, so what it holds is unknown; restart it")
+        raise PushFailed("was interrupted while it freed or took back memory, so its state is unknown; restart it")
 
 
 def _move(engine: PushTarget, served: str, verb: str, tags: Sequence[str]) -> None:
+    """Free (`release`) or take back (`resume`) memory, under the name that marks the state as unknown."""
     engine.name(_version(served) + MOVING)
     engine.load(f"/{verb}_memory_occupation", {"tags": list(tags)})
 
 
 def _version(served: str) -> str:
+    """The version name without the suffixes."""
     for suffix in (RELEASED, MOVING, LOADING):
         served = served.removesuffix(suffix)
     return served

@@ -1,9 +1,10 @@
-"""By broadcasts: the trainer is rank 0 of a group with the engine's tensor ranks, over NCCL or, on the CPU, gloo.
+"""Push by broadcasts: the trainer is rank 0 of a process group with the engine's tensor ranks (NCCL, or gloo on the
+CPU).
 
-Each engine has a group of its own, made for one push. In a group of all, an engine that dies in mid-transfer would
-leave the others waiting inside of a collective until it times out: half an hour with gloo, the end of the process with
-NCCL. The price is that the trainer sends the weights once per engine. The group stands beside the trainer's own process
-groups: it is made of a store and a backend and is registered nowhere.
+Each engine gets its own group, made for one push. In one group of all engines, an engine that dies in mid-transfer
+would leave the others waiting inside of a collective until it times out: half an hour with gloo, the end of the process
+with NCCL. The price: the trainer sends the weights once per engine. The group is independent of the trainer's own
+process groups: it consists of a store and a backend, and is not registered in torch.distributed.
 """
 
 import secrets
@@ -19,20 +20,21 @@ from trainer.push.target import PushFailed, PushTarget
 from trainer.push.weights import Bucket, Weights
 
 BACKENDS = {"cuda": "nccl"}
-"""By the engine's device; gloo where it is not named."""
+"""By the engine's device; gloo for others."""
 
 
 def send(engine: PushTarget, weights: Weights) -> None:
     """Broadcast bucket after bucket; the last one sets the version and drops the old caches. Raises PushFailed."""
-    name = f"blackforge-{weights.version}-{secrets.token_hex(4)}"  # an engine may hold the group of a trainer that died
+    # A unique name: the engine may still have the group of a trainer that died.
+    name = f"blackforge-{weights.version}-{secrets.token_hex(4)}"
     with _group(engine, name) as backend, engine.session():
         for bucket in weights.buckets(engine.options.bucket_bytes):
             _broadcast(engine, backend, bucket, {"group_name": name, "weight_version": weights.version})
 
 
 def _broadcast(engine: PushTarget, backend: Any, bucket: Bucket, about: dict[str, str]) -> None:
-    """One bucket as one tensor of bytes; the engine is told how to cut it while it is on its way."""
-    import torch  # seconds that the other ways do not pay
+    """Send one bucket as one tensor of bytes, and tell the engine meanwhile how to cut it."""
+    import torch  # takes seconds to import, which pushes by disk need not spend
 
     tensors = [tensor for _, tensor in bucket.tensors]
     flat = torch.cat([tensor.view(-1).view(torch.uint8) for tensor in tensors]).to(_device(engine))
@@ -47,16 +49,19 @@ def _broadcast(engine: PushTarget, backend: Any, bucket: Bucket, about: dict[str
     if bucket.last:
         body["weight_version"] = about["weight_version"]
     try:
-        work = backend.broadcast([flat])  # goes on by itself
+        work = backend.broadcast([flat])  # asynchronous
         engine.load("/update_weights_from_distributed", body)
         work.wait()
-    except RuntimeError as error:  # what torch makes of a lost peer
-        raise PushFailed(f"was lost in a broadcast ({_first_line(error)})") from error
+    except RuntimeError as error:  # torch's error for a peer that is gone
+        raise PushFailed(f"was lost during a broadcast ({_first_line(error)})") from error
 
 
 @contextmanager
 def _group(engine: PushTarget, name: str) -> Iterator[Any]:
-    """The backend of a group of this process (rank 0) and the engine's ranks, until the end of the block."""
+    """Yield the backend of a group of this process (rank 0) and the engine's ranks; end the group with the block.
+
+    The thread sends the invitation, because both sides wait in their call until the other one has joined.
+    """
     import torch.distributed as dist
 
     seconds = timedelta(seconds=engine.options.answer_seconds)
@@ -69,21 +74,25 @@ def _group(engine: PushTarget, name: str) -> Iterator[Any]:
             invitation |= {"group_name": name, "backend": f"{_device(engine)}:{_backend(engine)}"}
             joined = thread.submit(engine.ask, "/init_weights_update_group", invitation)
             backend = _join(engine, name, store, world)
-        except (RuntimeError, OSError) as error:  # torch's own errors of stores and backends are RuntimeErrors
-            raise PushFailed(f"did not join the group at {address} ({_first_line(error)}); see push.address") from error
+        except (RuntimeError, OSError) as error:  # torch raises RuntimeError for stores and backends
+            raise PushFailed(
+                f"did not join the group at {address} ({_first_line(error)}); set push.address to an address of this "
+                "machine that the engine can reach"
+            ) from error
         joined.result()
     try:
         yield backend
     finally:
-        with suppress(PushFailed):  # what is to be told has been
+        with suppress(PushFailed):  # nothing can be done about it, and an error of the block says more
             engine.ask("/destroy_weights_update_group", {"group_name": name})
         backend.abort()
 
 
 def _join(engine: PushTarget, name: str, store: Any, world: int) -> Any:
-    """What torch's init_process_group builds for `DEVICE:BACKEND` and this group, with the keys that it uses.
+    """Build what torch's init_process_group builds for the backend `DEVICE:BACKEND`, with the same keys in the store.
 
-    Blocks until the engine has joined (gloo), or does at the first broadcast (NCCL).
+    The keys must agree with those of the engine, which does the same. Blocks until the engine has joined (gloo); with
+    NCCL, the first broadcast blocks.
     """
     from torch.distributed import PrefixStore
     from torch.distributed import distributed_c10d as c10d
@@ -99,18 +108,20 @@ def _join(engine: PushTarget, name: str, store: Any, world: int) -> Any:
 
 
 def _backend(engine: PushTarget) -> str:
+    """gloo | nccl"""
     return BACKENDS.get(engine.about.device or "", "gloo")
 
 
 def _device(engine: PushTarget) -> str:
+    """The device of tensors for this backend."""
     return "cpu" if _backend(engine) == "gloo" else "cuda"
 
 
 def _address(url: str) -> str:
-    """This machine's address on the way to the engine."""
+    """This machine's address on the route to the engine."""
     there = urlsplit(url)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((there.hostname or "", there.port or 80))  # sends nothing
+        probe.connect((there.hostname or "", there.port or 80))  # for UDP, this only chooses a route and sends nothing
         return str(probe.getsockname()[0])
 
 

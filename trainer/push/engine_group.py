@@ -1,4 +1,4 @@
-"""The engines of one push, at work side by side: what one fails is its own matter, the others go on without it."""
+"""The engines of one push, each in its own thread. An engine that fails leaves the group; the others continue."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -11,14 +11,17 @@ T = TypeVar("T")
 
 
 class EngineGroup:
-    """`engines` are still with it; `failed` says of the others, by address, why they are not."""
+    """`engines` are still in the group; `failed` has the reason of each engine that left, by its URL."""
 
     def __init__(self, engines: Iterable[PushTarget]):
         self.engines = list(engines)
         self.failed: dict[str, str] = {}
 
     def each(self, do: Callable[[PushTarget], T]) -> dict[PushTarget, T]:
-        """`do` at every engine at once. One that fails leaves; any other error ends the push when all are done."""
+        """Run `do` for every engine at once and return the results.
+
+        An engine with PushFailed leaves the group; any other error is raised when all threads are done.
+        """
         if not self.engines:
             return {}
         with ThreadPoolExecutor(len(self.engines)) as threads:
@@ -32,33 +35,42 @@ class EngineGroup:
         return results
 
     def leave(self, engine: PushTarget, reason: str) -> None:
+        """Remove an engine and keep the reason."""
         self.engines.remove(engine)
         self.failed[engine.url] = reason
 
-    def agree(self, standing: Sequence[PushTarget]) -> None:
-        """Engines that split their weights in the same way must have the same checksums; those that differ leave.
+    def agree(self, serving: Sequence[PushTarget]) -> None:
+        """Compare checksums between engines that split their weights in the same way; engines that differ leave the
+        group.
 
-        What they differ from are engines that serve this version already (`standing`) if there are such, else what most
-        of them have, which is what the first has when it is a tie.
+        The reference is what engines that serve this version already (`serving`) have, if there are such; else what
+        most of the group have, or in a tie, what the first has.
         """
-        shapes = Counter(_shape(engine) for engine in (*self.engines, *standing))
-        known = EngineGroup(engine for engine in standing if shapes[_shape(engine)] > 1).each(PushTarget.checksums)
-        found = self.each(lambda engine: engine.checksums() if shapes[_shape(engine)] > 1 else ())
-        for engine, sums in found.items():
-            peers = _of_shape(engine, known) or _of_shape(engine, found)
-            usual = Counter(peers).most_common(1)[0][0]
-            if sums != usual:
+        splits = Counter(_split(engine) for engine in (*self.engines, *serving))
+        serving_checksums = EngineGroup(engine for engine in serving if splits[_split(engine)] > 1).each(
+            PushTarget.checksums
+        )
+        checksums = self.each(lambda engine: engine.checksums() if splits[_split(engine)] > 1 else ())
+        for engine, sums in checksums.items():
+            peers = _peers(engine, serving_checksums) or _peers(engine, checksums)
+            reference = Counter(peers).most_common(1)[0][0]
+            if sums != reference:
                 engine.abandon()
-                self.leave(engine, f"has other weights than its peers (checksums {_short(sums)}, not {_short(usual)})")
+                self.leave(
+                    engine, f"has other weights than its peers (checksums {_short(sums)}, not {_short(reference)})"
+                )
 
 
-def _of_shape(engine: PushTarget, sums: dict[PushTarget, tuple[str, ...]]) -> list[tuple[str, ...]]:
-    return [theirs for other, theirs in sums.items() if _shape(other) == _shape(engine)]
+def _peers(engine: PushTarget, sums: dict[PushTarget, tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """The checksums of engines that split their weights as `engine` does."""
+    return [theirs for other, theirs in sums.items() if _split(other) == _split(engine)]
 
 
-def _shape(engine: PushTarget) -> tuple[int, int, str | None]:
+def _split(engine: PushTarget) -> tuple[int, int, str | None]:
+    """How an engine splits its weights; checksums are comparable only within the same split."""
     return engine.about.tp_size, engine.about.pp_size, engine.about.device
 
 
 def _short(sums: tuple[str, ...]) -> str:
+    """The beginnings of checksums, for messages."""
     return " ".join(one[:8] for one in sums) or "none"

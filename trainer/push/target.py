@@ -1,7 +1,7 @@
-"""One SGLang server as a push sees it: what it is, and the requests that stop it, change it and let it go on.
+"""One SGLang server as a push sees it: its properties, and the requests that pause, change and resume it.
 
-Every request has its time; whatever goes wrong with one is `PushFailed`. Left out: which engines there are, and what
-becomes of a push that one of them fails (trainer/push/__init__.py).
+Every request has a timeout; every error of a request is raised as `PushFailed`. Left out: which engines there are, and
+what happens to a push when one of them fails (trainer/push/__init__.py).
 """
 
 import time
@@ -16,18 +16,18 @@ import msgspec
 
 from trainer.config import Push
 
-TROUBLE = (OSError, HTTPException, msgspec.DecodeError)
-"""What an engine that is down, starting or broken makes of a request; URLError and timeouts are OSErrors."""
+REQUEST_ERRORS = (OSError, HTTPException, msgspec.DecodeError)
+"""Errors of a request to an engine that is down, starting or broken; URLError and timeouts are OSErrors."""
 LOADING = "-loading"
-"""What an engine's version ends with while its weights are in part those of that version, and after that failed."""
+"""Suffix of an engine's version name while its weights are being replaced by that version's, and if that fails."""
 
 
 class PushFailed(Exception):
-    """An engine did not do what it was asked. Its text is the reason, to be put after the engine's address."""
+    """An engine did not do what it was asked. The text is the reason; it reads on from the engine's address."""
 
 
 class ServerInfo(msgspec.Struct, frozen=True):
-    """What an engine says of itself in /server_info."""
+    """An engine's answer to /server_info; fields that it leaves out have these defaults."""
 
     tp_size: int = 1
     pp_size: int = 1
@@ -35,18 +35,18 @@ class ServerInfo(msgspec.Struct, frozen=True):
     device: str | None = None
     """cuda | cpu | ..."""
     hicache_storage_backend: str | None = None
-    """Where it keeps cached prefixes outside of itself."""
+    """Where it stores cached prefixes outside of its process (HiCache L3). None: nowhere."""
 
 
 class PushTarget:
-    """The requests of one push to one server."""
+    """One server, and the requests that a push makes to it."""
 
     def __init__(self, url: str, options: Push):
         self.url, self.options = url.rstrip("/"), options
         self.about = ServerInfo()
 
     def describe(self) -> None:
-        """Learn what it is. The one request that is tried again: an engine may be starting."""
+        """Ask for its properties: up to `push.tries` times, a second apart, as the engine may be starting."""
         for left in reversed(range(self.options.tries)):
             try:
                 self.about = msgspec.convert(self.ask("/server_info"), ServerInfo)
@@ -57,23 +57,24 @@ class PushTarget:
                 time.sleep(1)
 
     def served(self) -> str:
-        """The version that it names; empty when it names none."""
+        """The version name that it reports; empty when it reports none."""
         return str(self.ask("/model_info").get("weight_version") or "")
 
     def pause(self) -> None:
-        """Calls in flight wait, their cache is dropped; they go on with whatever weights are there then."""
+        """Stop sampling. Calls in flight are retracted, and continue with whatever weights there are then."""
         self.ask("/pause_generation", {"mode": "retract"})
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
+        """Continue the calls that were retracted, and accept new ones."""
         self.ask("/continue_generation", {})
 
     def name(self, version: str) -> None:
-        """Have it name this version from now on, whatever its weights are."""
+        """Set the version name that it reports, whatever its weights are."""
         self.ask("/update_weight_version", {"new_version": version, "abort_all_requests": False})
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """What updates in parts stand in. One that a trainer left open when it died is closed first."""
+        """Open the update session that updates in several requests need. Closes one that a dead trainer left open."""
         try:
             self.load("/begin_weight_update", {"selector": "all"})
         except PushFailed:
@@ -82,44 +83,49 @@ class PushTarget:
         try:
             yield
         except PushFailed:
-            with suppress(PushFailed):  # the first failure is the one to tell
+            with suppress(PushFailed):  # the first failure is the one to report
                 self.load("/end_weight_update", {})
             raise
         self.load("/end_weight_update", {})
 
     def clear_store(self) -> None:
-        """Empty the cache outside of the engine, which knows no versions and which no flush reaches."""
+        """Clear the cache outside of the engine: its keys contain no version, and `flush_cache` does not reach it."""
         if self.about.hicache_storage_backend:
             self.ask("/hicache/storage-backend/clear", {})
 
     def checksums(self) -> tuple[str, ...]:
-        """Of all weights, one for each different shard. Equal weights split in the same way have equal ones."""
+        """The checksums of all weights, one for each different shard. Equal weights in the same split have equal
+        checksums.
+        """
         ranks = self.load("/weights_checker", {"action": "checksum"}).get("ranks")
-        if not ranks:  # engines that say nothing must not pass for equal
-            raise PushFailed("names no checksums of its weights, so that they cannot be compared with its peers'")
+        if not ranks:  # engines without checksums must not pass for equal
+            raise PushFailed("reports no checksums of its weights, so they cannot be compared with those of its peers")
         return tuple(sorted({str(rank["per_gpu_checksum"]) for rank in ranks}))
 
     def abandon(self) -> None:
-        """It stays paused, as its weights are of no version; its calls end, so that they can be sampled elsewhere."""
-        with suppress(PushFailed):  # one that is gone has no calls left
+        """Abort all calls, so that they can be sampled elsewhere. The engine stays paused: its weights are of no
+        version.
+        """
+        with suppress(PushFailed):  # an engine that is gone has no calls
             self.ask("/abort_request", {"abort_all": True})
 
     def load(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """A request that may take as long as weights take."""
+        """Make a request that may take as long as loading weights takes (`push.timeout_seconds`)."""
         return self._once(path, body, self.options.timeout_seconds)
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """A request that takes no time of its own. Without a body it is a GET."""
+        """Make a request that is answered at once (`push.answer_seconds`). Without a body it is a GET."""
         return self._once(path, body, self.options.answer_seconds)
 
     def _once(self, path: str, body: dict[str, Any] | None, seconds: float) -> dict[str, Any]:
+        """Make one request. PushFailed for errors, HTTP errors, and answers with `success: false`."""
         data = None if body is None else msgspec.json.encode(body)
         try:
             request = Request(self.url + path, data, {"content-type": "application/json"})
             with urlopen(request, timeout=seconds) as response:
                 text = response.read()
             answer: dict[str, Any] = msgspec.json.decode(text) if text.startswith(b"{") else {}
-        except TROUBLE as error:
+        except REQUEST_ERRORS as error:
             reason = error.read().decode(errors="replace")[:300] if isinstance(error, HTTPError) else error
             raise PushFailed(f"failed at {path} ({reason})") from error
         if answer.get("success") is False:

@@ -1,7 +1,7 @@
-"""In the requests themselves, as base64 of plain pickle: for engines that share neither a disk nor a network of GPUs.
+"""Push inside of the requests, as base64 of pickled tensors: for engines that share neither a disk nor a GPU network.
 
-An engine reads the entry of its tensor rank, and every rank takes its own shard of whole tensors, so a request holds a
-bucket as often as the engine has tensor ranks. SGLang refuses this way where it has data-parallel ranks.
+Each tensor rank of an engine reads its own entry and takes its shard of whole tensors from it, so a request holds a
+bucket once per tensor rank. SGLang refuses this way where it has data-parallel ranks.
 """
 
 import pickle
@@ -12,7 +12,7 @@ from trainer.push.weights import Weights
 
 
 def send(engine: PushTarget, weights: Weights) -> None:
-    """Send bucket after bucket; the version, and the end of the old caches, come with the last. Raises PushFailed."""
+    """Send bucket after bucket; the last one sets the version and drops the old caches. Raises PushFailed."""
     ranks = engine.about.tp_size
     with engine.session():
         for bucket in weights.buckets(engine.options.bucket_bytes // ranks):

@@ -1,7 +1,7 @@
 """The weights of a version, from the Hugging Face directory that was exported for it, in buckets of bounded size.
 
-The directory is all that a push needs, so that it can be repeated without the model. Files are memory-mapped and read
-tensor by tensor. Left out: writing the directory (trainer/megatron/weights.py).
+A push needs only the directory, so it can be repeated without the model. Files are memory-mapped and read tensor by
+tensor. Left out: writing the directory (trainer/megatron/weights.py).
 """
 
 import os
@@ -22,7 +22,7 @@ HEADER_LENGTH = 8
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in a file, as the file's header has it."""
+    """A tensor in a file, from the file's header."""
 
     file: Path
     name: str
@@ -32,46 +32,44 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Tensors of one dtype that travel together."""
+    """Tensors of one dtype that are sent together."""
 
     tensors: "list[tuple[str, Tensor]]"
     last: bool
-    """No other follows."""
+    """Whether it is the last bucket of the push."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What the engines are to serve, and under which name."""
+    """The weights that engines are to serve, and their version name."""
 
     version: str
     directory: Path
 
     def buckets(self, limit: int) -> "Iterator[Bucket]":
-        """All tensors, in buckets of at most `limit` bytes; a larger tensor is a bucket of its own."""
-        from safetensors import safe_open  # with it comes torch: seconds that the other ways do not pay
+        """Yield all tensors, in buckets of at most `limit` bytes; a larger tensor is a bucket of its own."""
+        from safetensors import safe_open  # imports torch, which takes seconds that pushes by disk need not spend
 
-        plan = _pack(self.parts(), limit)
+        plan = _pack(self.tensors(), limit)
         for number, parts in enumerate(plan):
-            tensors = []
+            bucket = []
             for part in parts:
                 with safe_open(os.fspath(part.file), framework="pt") as file:
-                    # a tensor of its own: pickled, one that lies in the mapped file would bring the whole file
-                    tensors.append((part.name, file.get_tensor(part.name).clone()))
-            yield Bucket(tensors, last=number == len(plan) - 1)
+                    # clone: pickling a tensor of the mapped file would pickle the whole file
+                    bucket.append((part.name, file.get_tensor(part.name).clone()))
+            yield Bucket(bucket, last=number == len(plan) - 1)
 
-    def parts(self) -> list[StoredTensor]:
+    def tensors(self) -> list[StoredTensor]:
         """Every tensor of the directory. UserError when there is none."""
         files = sorted(self.directory.glob("*.safetensors"))
-        found = [part for file in files for part in _header(file)]
-        if not found:
-            raise UserError(
-                f"{self.directory} holds no weights (*.safetensors); restore it, or go back to an older step"
-            )
-        return found
+        tensors = [part for file in files for part in _header(file)]
+        if not tensors:
+            raise UserError(f"{self.directory} has no weights (*.safetensors); restore it, or go back to an older step")
+        return tensors
 
 
 def _header(path: Path) -> list[StoredTensor]:
-    """What a safetensors file says of its tensors: a JSON object behind its length in 8 bytes."""
+    """Read the tensors' entries in a safetensors file's header: a JSON object, after its length in 8 bytes."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(HEADER_LENGTH), "little")
         header = msgspec.json.decode(file.read(length))
@@ -83,7 +81,7 @@ def _header(path: Path) -> list[StoredTensor]:
 
 
 def _pack(parts: list[StoredTensor], limit: int) -> list[list[StoredTensor]]:
-    """In order; a new bucket begins where the next tensor does not fit, or is of another dtype."""
+    """Divide in order. A new bucket begins where the next tensor does not fit or has another dtype."""
     plan: list[list[StoredTensor]] = []
     size = 0
     for part in parts:
