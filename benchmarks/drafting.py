@@ -1,10 +1,10 @@
-"""What co-training an MTP head is for: one JSON object as the last line of output, and in the file that --out names.
+"""Measure what training an MTP head with the policy gains: one JSON object as the last line, and in the file of --out.
 
-A small policy with a head learns one language by imitation, the head with it. Then RL (CISPO on its own samples, a
-reward for every token that follows another language's rule) moves the policy away, twice from the same weights and with
-the same samples: with the head trained beside it, and with the head frozen. The policies stay equal bit for bit, so all
-that differs is what the head drafts. Lengths and acceptances are those that the trainer reports for each step
-(docs/drafts.md), means over the last tenth of the steps. Left out: the engine, and with it seconds saved.
+A small policy and its head learn one language by imitation. Then RL (CISPO on the policy's own samples, with a reward
+for every token that follows another language's rule) changes the policy, twice from the same weights and with the same
+samples: with the head trained too, and with the head frozen. The policies stay equal bit for bit, so the only
+difference is what the head drafts. Lengths and acceptances are those that the trainer reports for each step
+(docs/drafts.md), as means over the last tenth of the steps. Left out: the engine, and so the seconds saved.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.said import alone, facts, say
+from benchmarks.result import be_single_process, provenance, write_result
 from trainer.config import Config, Parallel
 from trainer.data.micro_batch import MicroBatch
 from trainer.data.packing import plan
@@ -36,38 +36,38 @@ from trainer.policy import LossFunction, Policy
 VOCABULARY, HIDDEN, LAYERS, HEADS, HEAD_DIM = 64, 64, 2, 4, 16
 LENGTH, BATCH, DRAFTS = 24, 64, 2
 FOLLOWED = 0.8
-"""How often a token of the first language follows its rule; all others are drawn evenly."""
+"""How often a token of a language follows its rule; all others are drawn uniformly."""
 RULE = rule_of("cispo", 0.0, 5.0)
 
 
 @dataclass(frozen=True)
 class Language:
-    """A rule for the next token, from the last one and the one before it modulo 4."""
+    """A rule for the next token, from the last token and the one before it modulo 4."""
 
     next: np.ndarray
-    """[4, VOCABULARY]"""
+    """[4, VOCABULARY] token ids."""
 
     @staticmethod
     def draw(seed: int) -> "Language":
         return Language(np.random.default_rng(seed).integers(0, VOCABULARY, (4, VOCABULARY)))
 
     def samples(self, rng: np.random.Generator) -> np.ndarray:
-        """[BATCH, LENGTH]"""
+        """[BATCH, LENGTH] token ids of random sentences."""
         tokens = rng.integers(0, VOCABULARY, (BATCH, LENGTH))
-        for at in range(2, LENGTH):
+        for position in range(2, LENGTH):
             followed = rng.random(BATCH) < FOLLOWED
-            tokens[followed, at] = self.next[tokens[followed, at - 2] % 4, tokens[followed, at - 1]]
+            tokens[followed, position] = self.next[tokens[followed, position - 2] % 4, tokens[followed, position - 1]]
         return tokens
 
     def followed(self, tokens: np.ndarray) -> np.ndarray:
-        """[rows, LENGTH] whether each token follows the rule."""
-        found = np.zeros(tokens.shape, dtype=np.float32)
-        found[:, 2:] = self.next[tokens[:, :-2] % 4, tokens[:, 1:-1]] == tokens[:, 2:]
-        return found
+        """[rows, LENGTH] 1 where the token follows the rule, else 0."""
+        follows = np.zeros(tokens.shape, dtype=np.float32)
+        follows[:, 2:] = self.next[tokens[:, :-2] % 4, tokens[:, 1:-1]] == tokens[:, 2:]
+        return follows
 
 
 def write_model(directory: Path) -> Path:
-    """A MiMo without a head, random weights."""
+    """Write a MiMo without a head, with random weights."""
     config = {
         "model_type": "mimo",
         "architectures": ["MiMoForCausalLM"],
@@ -109,6 +109,7 @@ def write_model(directory: Path) -> Path:
 
 
 def policy_of(source: Path, ranks: Ranks, train: bool) -> Policy:
+    """The policy of a directory, with its head trained or frozen."""
     places = {"pool": "pool.db", "run": "benchmark", "model": str(source), "output": "out"}
     mtp = {"drafts": DRAFTS, "train": train, "lr": 2e-3}
     config = msgspec.convert({**places, "optimizer": {"lr": 2e-3}, "mtp": mtp}, Config)
@@ -116,14 +117,15 @@ def policy_of(source: Path, ranks: Ranks, train: bool) -> Policy:
 
 
 def update(policy: Policy, rows: list[Row], loss: LossFunction, rate: float = 2e-3) -> DraftMetrics:
+    """Take one optimizer step on these rows and return the head's metrics."""
     (micros,) = plan(rows, 1, 32_768)
-    done = policy.update(micros, sum(len(row.places) for row in rows), loss, rate)
-    assert done.drafts is not None
-    return done.drafts
+    result = policy.update(micros, sum(len(row.places) for row in rows), loss, rate)
+    assert result.drafts is not None
+    return result.drafts
 
 
 def rows_of(tokens: np.ndarray, logp: np.ndarray, advantage: np.ndarray) -> list[Row]:
-    """Everything behind the first two tokens of each row was sampled."""
+    """Rows whose tokens were sampled, except for the first two of each."""
     trained = np.arange(LENGTH) >= 2
     return [
         Row(tokens[row], trained, logp[row], advantage[row], np.zeros(LENGTH, dtype=np.int64))
@@ -132,13 +134,14 @@ def rows_of(tokens: np.ndarray, logp: np.ndarray, advantage: np.ndarray) -> list
 
 
 def imitate(policy: Policy, language: Language, steps: int) -> list[DraftMetrics]:
+    """Learn a language from its samples; returns the head's metrics of each step."""
     rng, nothing = np.random.default_rng(1), np.zeros((BATCH, LENGTH), dtype=np.float32)
     return [update(policy, rows_of(language.samples(rng), nothing, nothing), imitation) for _ in range(steps)]
 
 
 @torch.no_grad()
 def sample(policy: Policy, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """[BATCH, LENGTH] tokens and logprobs: two even ones, then the policy's own."""
+    """[BATCH, LENGTH] tokens and logprobs: two tokens drawn uniformly, then the policy's own."""
     tokens = torch.from_numpy(rng.integers(0, VOCABULARY, (BATCH, 2)))
     logp = torch.zeros(BATCH, 2)
     for size in range(2, LENGTH):
@@ -153,14 +156,14 @@ def sample(policy: Policy, rng: np.random.Generator) -> tuple[np.ndarray, np.nda
             branches=torch.arange(BATCH),
             queries=(0, starts[-1]),
         )
-        found = policy.model.logits(packed).log_softmax(-1)
-        drawn = (found + torch.from_numpy(rng.gumbel(size=tuple(found.shape)))).argmax(-1, keepdim=True)
-        tokens, logp = torch.cat((tokens, drawn), 1), torch.cat((logp, found.gather(1, drawn)), 1)
+        logprobs = policy.model.logits(packed).log_softmax(-1)
+        token = (logprobs + torch.from_numpy(rng.gumbel(size=tuple(logprobs.shape)))).argmax(-1, keepdim=True)
+        tokens, logp = torch.cat((tokens, token), 1), torch.cat((logp, logprobs.gather(1, token)), 1)
     return tokens.numpy(), logp.numpy()
 
 
 def reinforce(policy: Policy, language: Language, steps: int) -> tuple[list[DraftMetrics], list[float]]:
-    """CISPO on the policy's own samples. What was drafted in each step, and the share of tokens that were rewarded."""
+    """CISPO on the policy's own samples; returns the head's metrics of each step and the share of rewarded tokens."""
     rng = np.random.default_rng(2)
     drafts, rewards = [], []
     for _ in range(steps):
@@ -179,14 +182,14 @@ def run(quick: bool, ranks: Ranks, directory: Path) -> dict[str, Any]:
     policy = policy_of(write_model(directory / "random"), ranks, train=True)
     imitated = imitate(policy, first, warm)
     policy.write_hf(start)
-    found: dict[str, Any] = {"imitation_steps": warm, "rl_steps": moving, "length_begin": imitated[0].length}
+    figures: dict[str, Any] = {"imitation_steps": warm, "rl_steps": moving, "length_begin": imitated[0].length}
     moved = {}
     for name, train in (("trained", True), ("frozen", False)):
         policy = policy_of(start, ranks, train)
         drafts, rewards = reinforce(policy, second, moving)
         moved[name] = policy
         last = max(1, moving // 10)
-        found |= {
+        figures |= {
             "length_before": drafts[0].length,
             f"length_{name}": fmean(one.length for one in drafts[-last:]),
             f"acceptance_{name}": [fmean(one.accepted[depth] for one in drafts[-last:]) for depth in range(DRAFTS)],
@@ -195,19 +198,19 @@ def run(quick: bool, ranks: Ranks, directory: Path) -> dict[str, Any]:
             "reward_after": fmean(rewards[-last:]),
         }
     same = zip(*(policy.model.parameters() for policy in moved.values()), strict=True)
-    return found | {"policies_equal": all(torch.equal(one, other) for one, other in same)}
+    return figures | {"policies_equal": all(torch.equal(one, other) for one, other in same)}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="seconds in place of minutes; the figures mean little")
-    parser.add_argument("--threads", type=int, default=1, help="of the computation (%(default)s)")
-    parser.add_argument("--out", type=Path, help="also write the object here")
-    given = parser.parse_args()
-    alone()
-    torch.set_num_threads(given.threads)
-    found = facts("mtp.py")
+    parser.add_argument("--quick", action="store_true", help="take seconds instead of minutes; the figures mean little")
+    parser.add_argument("--threads", type=int, default=1, help="threads of the computation (%(default)s)")
+    parser.add_argument("--out", type=Path, help="also write the object to this file")
+    arguments = parser.parse_args()
+    be_single_process()
+    torch.set_num_threads(arguments.threads)
+    figures = provenance("mtp.py")
     with tempfile.TemporaryDirectory() as directory, process_groups(Parallel()) as ranks:
-        found |= run(given.quick, ranks, Path(directory))
-    say(found, given.out)
+        figures |= run(arguments.quick, ranks, Path(directory))
+    write_result(figures, arguments.out)
     return 0

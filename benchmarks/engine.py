@@ -20,7 +20,7 @@ NAME = re.compile(rb'"max_new_tokens":\s*(\d+)')
 LENGTH = re.compile(rb"content-length:\s*(\d+)", re.IGNORECASE)
 
 
-class Mode(msgspec.Struct):
+class AnswerMode(msgspec.Struct):
     """How calls are answered from now on."""
 
     kind: str
@@ -30,7 +30,7 @@ class Mode(msgspec.Struct):
     """Seconds between the events of a stream; 0 sends them as fast as possible."""
 
 
-class Times(msgspec.Struct):
+class CallTimes(msgspec.Struct):
     """Monotonic seconds of one call."""
 
     received: float
@@ -38,20 +38,20 @@ class Times(msgspec.Struct):
     last: float = 0.0
 
 
-class Script(msgspec.Struct):
+class EngineScript(msgspec.Struct):
     """What the engine reads at its start."""
 
     answers: dict[str, Answers]
     chat: bytes
 
 
-class Engine:
+class PrecomputedEngine:
     """State over all connections."""
 
-    def __init__(self, script: Script):
+    def __init__(self, script: EngineScript):
         self.chat = script.chat
-        self.mode = Mode(next(iter(script.answers)))
-        self.times: dict[int, Times] = {}
+        self.mode = AnswerMode(next(iter(script.answers)))
+        self.times: dict[int, CallTimes] = {}
         self.calls = 0
         self._answers = script.answers
 
@@ -69,7 +69,7 @@ class Engine:
 class Connection(asyncio.Protocol):
     """One keep-alive connection; requests on it come one after the other."""
 
-    def __init__(self, engine: Engine):
+    def __init__(self, engine: PrecomputedEngine):
         self._engine = engine
         self._data = bytearray()
         self._timer: asyncio.TimerHandle | None = None
@@ -99,7 +99,7 @@ class Connection(asyncio.Protocol):
         if path == "/generate":
             self._generate(body)
         elif path == "/mode":
-            engine.mode = msgspec.json.decode(body, type=Mode)
+            engine.mode = msgspec.json.decode(body, type=AnswerMode)
             self._answer(b"{}")
         elif path == "/times":
             times, engine.times = engine.times, {}
@@ -110,7 +110,7 @@ class Connection(asyncio.Protocol):
     def _generate(self, body: bytes) -> None:
         name = NAME.search(body, max(0, body.rfind(b'"max_new_tokens"')))
         assert name is not None, "the request names no max_new_tokens"
-        times = self._engine.times[int(name[1])] = Times(time.monotonic())
+        times = self._engine.times[int(name[1])] = CallTimes(time.monotonic())
         loop, mode = asyncio.get_running_loop(), self._engine.mode
         if b'"stream":true' in body or b'"stream": true' in body:
             head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
@@ -120,11 +120,11 @@ class Connection(asyncio.Protocol):
             seconds = mode.seconds * random.uniform(0.5, 1.5)
             self._timer = loop.call_later(seconds, self._whole, self._engine.whole(), times)
 
-    def _whole(self, answer: bytes, times: Times) -> None:
+    def _whole(self, answer: bytes, times: CallTimes) -> None:
         times.first = times.last = time.monotonic()
         self._answer(answer)
 
-    def _send(self, events: list[bytes], at: int, times: Times) -> None:
+    def _send(self, events: list[bytes], at: int, times: CallTimes) -> None:
         """Write one event and come back for the next one, or for the end."""
         times.last = time.monotonic()
         times.first = times.first or times.last
@@ -142,7 +142,7 @@ class Connection(asyncio.Protocol):
 
 async def serve(script: Path) -> None:
     """Serve until ended, on a free port that is printed."""
-    engine = Engine(msgspec.msgpack.decode(script.read_bytes(), type=Script))
+    engine = PrecomputedEngine(msgspec.msgpack.decode(script.read_bytes(), type=EngineScript))
     server = await asyncio.get_running_loop().create_server(lambda: Connection(engine), "127.0.0.1", 0)
     print(f"ready: http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
     await server.serve_forever()

@@ -28,8 +28,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from benchmarks.answers import chat_answer, make_answers
-from benchmarks.engine import Script
-from benchmarks.load import Job
+from benchmarks.engine import EngineScript
+from benchmarks.load import LoadJob
 from proxy.engine.tiny_model import make_tiny_model
 from proxy.prompt.template import ChatTemplate
 
@@ -57,7 +57,7 @@ QUICK = Sizes(calls=100, conversations=2, turns=12, slow_turns=1, at_once=8, rou
 
 
 @dataclass(frozen=True)
-class Stand:
+class Setup:
     """What runs: the engine, the model, and where files go."""
 
     engine: str
@@ -92,7 +92,7 @@ def measure(sizes: Sizes, parts: list[str], litellm: str | None) -> dict[str, An
     with tempfile.TemporaryDirectory(prefix="gateway-") as folder:
         stand = _model(Path(folder), sizes)
         with _process([HERE / "engine.py", stand.folder / "answers"], core=0) as (engine, _):
-            stand = Stand(engine, stand.model, stand.folder, sizes)
+            stand = Setup(engine, stand.model, stand.folder, sizes)
             found: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "command": " ".join(sys.argv)}
             found["machine"] = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
             found["load_average"] = round(os.getloadavg()[0], 1)  # before: what others do on the machine
@@ -106,14 +106,14 @@ def measure(sizes: Sizes, parts: list[str], litellm: str | None) -> dict[str, An
 # ---- the parts
 
 
-def _calls(stand: Stand) -> dict[str, Any]:
+def _calls(stand: Setup) -> dict[str, Any]:
     calls = stand.sizes.calls
     with _gateway(stand) as job:
         found = _load(job, kind="calls", concurrency=4, calls=calls, warm=calls // 10)
     return {"cpu_ms_1k": found["cpu_ms"]}
 
 
-def _conversations(stand: Stand) -> dict[str, Any]:
+def _conversations(stand: Setup) -> dict[str, Any]:
     sizes = stand.sizes
     with _gateway(stand) as job:
         found = _load(job, kind="conversations", concurrency=sizes.conversations, turns=sizes.turns, measured=10)
@@ -122,7 +122,7 @@ def _conversations(stand: Stand) -> dict[str, Any]:
     return {name: found[key] for name, key in names.items()} | stored
 
 
-def _latency(stand: Stand) -> dict[str, Any]:
+def _latency(stand: Setup) -> dict[str, Any]:
     """64 conversations at 32k with an engine that takes a second; the event loop is probed meanwhile."""
     sizes = stand.sizes
     turns = sizes.turns - sizes.slow_turns
@@ -137,14 +137,14 @@ def _latency(stand: Stand) -> dict[str, Any]:
     return {"added_p50_ms": median(added), "added_p99_ms": _p99(added), "stall_p99_ms": _p99(stalls)}
 
 
-def _streams(stand: Stand) -> dict[str, Any]:
+def _streams(stand: Setup) -> dict[str, Any]:
     with _gateway(stand) as job:
         found = _load(job, kind="streams", concurrency=stand.sizes.at_once, rounds=stand.sizes.rounds)
     first = found["first_byte_ms"]
     return {"stream_us_per_event": _per_event(found), "first_byte_ms": median(first), "first_byte_p99_ms": _p99(first)}
 
 
-def _relay(stand: Stand) -> dict[str, Any]:
+def _relay(stand: Setup) -> dict[str, Any]:
     with _process([HERE / "relay.py", stand.engine], core=1) as (url, pid):
         job = {"url": url, "path": "/generate", "pid": pid, "engine": stand.engine}
         body = {"input_ids": list(range(1000)), "stream": True, "return_logprob": True}
@@ -155,7 +155,7 @@ def _relay(stand: Stand) -> dict[str, Any]:
     return {"relay_us_per_event": _per_event(found), "relay_cpu_ms_1k": calls["cpu_ms"]}
 
 
-def _rss(stand: Stand) -> dict[str, Any]:
+def _rss(stand: Setup) -> dict[str, Any]:
     """Keys with 4 calls each, so that the gateway has begun to forget sessions when the measurement begins."""
     calls = stand.sizes.rss_calls
     with _gateway(stand) as job:
@@ -163,7 +163,7 @@ def _rss(stand: Stand) -> dict[str, Any]:
     return {"rss_growth_mb": found["rss_growth_mb"], "rss_mb": found["rss_mb"], "rss_calls": calls}
 
 
-def _litellm(stand: Stand, command: str | None) -> dict[str, Any]:
+def _litellm(stand: Setup, command: str | None) -> dict[str, Any]:
     if command is None or not Path(command).exists():
         reason = "litellm is not installed; `pip install litellm[proxy]` in a venv of its own, and name it by --litellm"
         return {"litellm_cpu_ms_1k": None, "litellm_reason": reason}
@@ -207,18 +207,18 @@ KEYS = (
 # ---- processes
 
 
-def _model(folder: Path, sizes: Sizes) -> Stand:
+def _model(folder: Path, sizes: Sizes) -> Setup:
     """The tiny model and what the engine will say."""
     make_tiny_model(folder / "tiny")
     template = ChatTemplate(folder / "tiny")
     kinds = {"short": (128, False), "stream": (STREAMED, False), "turn": (512, True)}
     answers = {kind: make_answers(template, tokens, calls) for kind, (tokens, calls) in kinds.items()}
-    (folder / "answers").write_bytes(msgspec.msgpack.encode(Script(answers, chat_answer(template, 128))))
-    return Stand("", folder / "tiny", folder, sizes)
+    (folder / "answers").write_bytes(msgspec.msgpack.encode(EngineScript(answers, chat_answer(template, 128))))
+    return Setup("", folder / "tiny", folder, sizes)
 
 
 @contextmanager
-def _gateway(stand: Stand) -> Iterator[dict[str, Any]]:
+def _gateway(stand: Setup) -> Iterator[dict[str, Any]]:
     """`proxy serve` with an empty pool; what a job must know of it."""
     for file in stand.folder.glob("pool.db*"):
         file.unlink()
@@ -251,7 +251,7 @@ def _pin(pid: int, core: int) -> None:
 
 
 def _command(job: dict[str, Any], **more: Any) -> list[str]:
-    return [sys.executable, str(HERE / "load.py"), msgspec.json.encode(Job(**job, **more)).decode()]
+    return [sys.executable, str(HERE / "load.py"), msgspec.json.encode(LoadJob(**job, **more)).decode()]
 
 
 def _load(job: dict[str, Any], **more: Any) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""What prefix trees save on a GPU: one JSON object as the last line of output, and in the file that --out names.
+"""Measure what prefix trees save on a GPU: one JSON object as the last line of output, and in the file of --out.
 
-Attention alone, forward and backward in bf16: the tree kernel over distinct tokens (`tree`) against causal flash
-attention over the completions one by one (`flat`), and over one sequence of as many tokens as the tree has (`chain`),
-which is what the mask itself costs. Then whole steps by parts, as benchmarks/trainer.py measures them. The tree's
-output is compared with that of single precision. Left out: several GPUs. No figure of it is claimed anywhere: this
-script has not been run on a GPU.
+First attention alone, forward and backward in bf16: the tree kernel over distinct tokens (`tree`) against causal flash
+attention over the completions one by one (`flat`), and against flash attention over one sequence of as many tokens as
+the tree has (`chain`), which shows what the mask itself costs. Then whole steps by part, as benchmarks/trainer.py
+measures them. The tree's output is compared with single precision. Left out: several GPUs. No page claims a figure of
+it: this script has not been run on a GPU.
 """
 
 import argparse
@@ -21,10 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.said import alone, say
-from benchmarks.steps import QUICK as QUICK_PLAY
-from benchmarks.steps import Bench, Play, facts, parser, peak_mb, settings, three_ways
-from benchmarks.trees import Sizes, compaction, group, history, write_model
+from benchmarks.result import be_single_process, write_result
+from benchmarks.steps import QUICK as QUICK_WORKLOAD
+from benchmarks.steps import Play, StepBench, parser, peak_mb, provenance, settings, three_ways
+from benchmarks.trees import ModelSizes, compaction, group, history, write_model
 from proxy.pool.errors import UserError
 from trainer.config import Parallel
 from trainer.data.row import Row
@@ -36,11 +36,12 @@ from trainer.megatron.parallel import Ranks, process_groups
 from trainer.policy import Policy
 
 HEADS, KV_HEADS, WIDTH = 16, 8, 128
-LARGE = Sizes(hidden=2048, layers=8, ffn=6144, heads=16, kv_heads=8, head_dim=128, vocab=32_768)
+LARGE = ModelSizes(hidden=2048, layers=8, ffn=6144, heads=16, kv_heads=8, head_dim=128, vocab=32_768)
 PLAY = Play(groups=4, members=8, turns=8, prompt=4000, observed=256, sampled=256, vocabulary=32_768)
 
 
 def batches(quick: bool) -> dict[str, list[Row]]:
+    """The batches whose attention is measured."""
     size = 64 if quick else 1024
     return {
         "12_turns": history(random.Random(0), 12, size // 2),
@@ -50,26 +51,27 @@ def batches(quick: bool) -> dict[str, list[Row]]:
 
 
 def heads(tokens: int, dtype: torch.dtype) -> list[Tensor]:
-    """Queries, keys and values of so many tokens."""
+    """Random queries, keys and values of `tokens` tokens."""
     draw = torch.Generator("cuda").manual_seed(0)
     shapes = [(1, count, tokens, WIDTH) for count in (HEADS, KV_HEADS, KV_HEADS)]
     return [torch.randn(shape, device="cuda", generator=draw).to(dtype).requires_grad_() for shape in shapes]
 
 
 def milliseconds(compute: Callable[[], Tensor], repeats: int) -> float:
-    """Forward and backward, the median of some runs after three."""
-    found = []
+    """Forward and backward pass: the median of `repeats` runs after three that warm up."""
+    times = []
     for _ in range(3 + repeats):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         compute().sum().backward()
         end.record()
         torch.cuda.synchronize()
-        found.append(begin.elapsed_time(end))
-    return median(found[3:])
+        times.append(begin.elapsed_time(end))
+    return median(times[3:])
 
 
 def flash(inputs: Sequence[Tensor]) -> Tensor:
+    """torch's causal flash attention."""
     query, key, value = inputs
     return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
 
@@ -84,7 +86,7 @@ def attention(rows: list[Row], repeats: int) -> dict[str, Any]:
     with torch.no_grad():
         wide = [one.float() for one in inputs]
         exact = tree_attention(wide[0], wide[1], wide[2], layout, scale)
-        found = tree_attention(inputs[0], inputs[1], inputs[2], layout, scale)
+        output = tree_attention(inputs[0], inputs[1], inputs[2], layout, scale)
     tree = milliseconds(lambda: tree_attention(inputs[0], inputs[1], inputs[2], layout, scale), repeats)
     flat = milliseconds(lambda: torch.stack([flash(one).sum() for one in singles]), repeats)
     chain = milliseconds(lambda: flash(inputs), repeats)
@@ -99,16 +101,16 @@ def attention(rows: list[Row], repeats: int) -> dict[str, Any]:
         "ms_chain": chain,
         "flat_over_tree": flat / tree,
         "bound": pairs / own,
-        "max_difference_of_float32": (found.float() - exact).abs().max().item(),
+        "max_difference_of_float32": (output.float() - exact).abs().max().item(),
     }
 
 
-def run(given: argparse.Namespace, ranks: Ranks, directory: Path) -> dict[str, Any]:
-    repeats = 3 if given.quick else 10
-    kernels = {name: attention(rows, repeats) for name, rows in batches(given.quick).items()}
+def run(arguments: argparse.Namespace, ranks: Ranks, directory: Path) -> dict[str, Any]:
+    repeats = 3 if arguments.quick else 10
+    kernels = {name: attention(rows, repeats) for name, rows in batches(arguments.quick).items()}
     model = write_model(directory / "model", LARGE)
-    bench = Bench(Policy(model, settings(directory, given.precision), ranks), given.max_tokens, directory)
-    whole = three_ways(bench, QUICK_PLAY if given.quick else PLAY, 1 if given.quick else 3)
+    bench = StepBench(Policy(model, settings(directory, arguments.precision), ranks), arguments.max_tokens, directory)
+    whole = three_ways(bench, QUICK_WORKLOAD if arguments.quick else PLAY, 1 if arguments.quick else 3)
     kernel = "magi_attention" if fits(torch.empty(1, WIDTH, dtype=torch.bfloat16)) else "flex_attention"
     return {"kernel": kernel, "attention": kernels, "peak_mb": peak_mb()} | whole
 
@@ -116,16 +118,16 @@ def run(given: argparse.Namespace, ranks: Ranks, directory: Path) -> dict[str, A
 def main(arguments: Sequence[str] | None = None) -> int:
     command = parser(__doc__ or "")
     command.set_defaults(precision="bfloat16")
-    given = command.parse_args(arguments)
+    options = command.parse_args(arguments)
     try:
         if not torch.cuda.is_available():
-            raise UserError("no GPU is visible to torch here; benchmarks/trainer.py measures steps on a CPU")
-        alone()
-        found = facts("gpu.py")
+            raise UserError("torch sees no GPU on this machine; benchmarks/trainer.py measures steps on a CPU")
+        be_single_process()
+        figures = provenance("gpu.py")
         with tempfile.TemporaryDirectory() as directory, process_groups(Parallel()) as ranks:
-            found |= run(given, ranks, Path(directory))
+            figures |= run(options, ranks, Path(directory))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    say(found, given.out)
+    write_result(figures, options.out)
     return 0

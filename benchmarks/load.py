@@ -24,7 +24,7 @@ FIRST_NAME, LAST_NAME = 1000, 4000
 """Calls are named to the engine by max_tokens: below what makes the gateway stream from the engine by itself."""
 
 
-class Job(msgspec.Struct, kw_only=True):
+class LoadJob(msgspec.Struct, kw_only=True):
     """What to send. `kind`: calls | conversations | streams."""
 
     kind: str
@@ -48,10 +48,10 @@ class Job(msgspec.Struct, kw_only=True):
     """streams: the request, where it is none of chat completions."""
 
 
-class Load:
+class LoadGenerator:
     """One job: a client, names for calls, the server's clock."""
 
-    def __init__(self, job: Job, http: aiohttp.ClientSession):
+    def __init__(self, job: LoadJob, http: aiohttp.ClientSession):
         self.job = job
         self.http = http
         self.system = {"role": "system", "content": words(SYSTEM_WORDS, "system")}
@@ -95,7 +95,7 @@ class Load:
             pass
 
 
-async def calls(load: Load) -> dict[str, Any]:
+async def calls(load: LoadGenerator) -> dict[str, Any]:
     """Independent calls of about 1k tokens: the same system prompt, another task each."""
     job, numbers, started = load.job, iter(range(load.job.calls)), 0.0
     cpu = rss = 0.0
@@ -122,7 +122,7 @@ async def calls(load: Load) -> dict[str, Any]:
 class Conversation:
     """One agent: its history grows by what is sampled and by a tool's result, turn by turn."""
 
-    def __init__(self, load: Load, number: int):
+    def __init__(self, load: LoadGenerator, number: int):
         self._load = load
         self._key = f"conversation-{number}"
         self._messages = [load.system, {"role": "user", "content": words(TASK_WORDS, number)}]
@@ -140,7 +140,7 @@ class Conversation:
         return name, seconds
 
 
-async def conversations(load: Load) -> dict[str, Any]:
+async def conversations(load: LoadGenerator) -> dict[str, Any]:
     """Growing conversations side by side; then some turns more with a slow engine, for latency."""
     job, agents = load.job, [Conversation(load, number) for number in range(load.job.concurrency)]
     await load.mode(kind="turn")
@@ -172,7 +172,7 @@ async def conversations(load: Load) -> dict[str, Any]:
     return found
 
 
-async def streams(load: Load) -> dict[str, Any]:
+async def streams(load: LoadGenerator) -> dict[str, Any]:
     """Streams side by side, one engine event per token."""
     job = load.job
     first: dict[int, float] = {}
@@ -212,13 +212,13 @@ async def _together(number: int, work: Callable[[int], Awaitable[Any]]) -> list[
 KINDS = {"calls": calls, "conversations": conversations, "streams": streams}
 
 
-async def run(job: Job) -> dict[str, Any]:
+async def run(job: LoadJob) -> dict[str, Any]:
     """The result of one job."""
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=120)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
-        return await KINDS[job.kind](Load(job, http))
+        return await KINDS[job.kind](LoadGenerator(job, http))
 
 
 if __name__ == "__main__":
-    print(msgspec.json.encode(asyncio.run(run(msgspec.json.decode(sys.argv[1], type=Job)))).decode())
+    print(msgspec.json.encode(asyncio.run(run(msgspec.json.decode(sys.argv[1], type=LoadJob)))).decode())

@@ -1,6 +1,6 @@
-"""Groups of rollouts as the pool hands them to the trainer, of random tokens, for the benchmarks of steps.
+"""Groups of rollouts of random tokens, as the pool gives them to the trainer, for the benchmarks of steps.
 
-Left out: a database. The pool's own part of a step is a few queries (docs/performance.md).
+Left out: a database. The pool's part of a step is a few queries (docs/performance.md).
 """
 
 import random
@@ -13,25 +13,25 @@ from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
 
 
 @dataclass(frozen=True, kw_only=True)
-class Play:
-    """A batch of agents' work."""
+class Workload:
+    """The size of a batch of agents' work."""
 
     groups: int
     members: int
     turns: int
     prompt: int
-    """Tokens of system prompt and task, which a group's members share."""
+    """Tokens of system prompt and task, which the members of a group share."""
     observed: int
-    """Tokens that a tool answers with, before each further turn."""
+    """Tokens of a tool's answer, before each turn after the first."""
     sampled: int
-    """Of each turn."""
+    """Sampled tokens of each turn."""
     vocabulary: int = 2048
 
 
-def leased(play: Play, separate: bool = False, seed: int = 0) -> list[LeasedGroup]:
-    """Its groups. `separate`: each completion by itself, as if it were its rollout's only one."""
+def make_groups(play: Workload, separate: bool = False, seed: int = 0) -> list[LeasedGroup]:
+    """The groups of a workload. `separate`: each completion alone, as if it were its rollout's only one."""
     draw = random.Random(seed)
-    found = []
+    groups = []
     for number in range(play.groups):
         prompt = [draw.randrange(play.vocabulary) for _ in range(play.prompt)]
         members: list[LeasedRollout] = []
@@ -40,13 +40,13 @@ def leased(play: Play, separate: bool = False, seed: int = 0) -> list[LeasedGrou
             chains = [[_alone(call, path)] for call, path in calls] if separate else [[call for call, _ in calls]]
             reward = float(member % 2)
             members += [LeasedRollout(len(members) + i, member, reward, None, chain) for i, chain in enumerate(chains)]
-        found.append(LeasedGroup(number, number, {"id": "t", "domain": "agent"}, 0, members))
-    return found
+        groups.append(LeasedGroup(number, number, {"id": "t", "domain": "agent"}, 0, members))
+    return groups
 
 
-def _calls(play: Play, prompt: list[int], draw: random.Random) -> list[tuple[Completion, list[int]]]:
+def _calls(play: Workload, prompt: list[int], draw: random.Random) -> list[tuple[Completion, list[int]]]:
     """The completions of a history that only grows, each with its whole path."""
-    found: list[tuple[Completion, list[int]]] = []
+    completions: list[tuple[Completion, list[int]]] = []
     path: list[int] = []
     for turn in range(play.turns):
         new = list(prompt) if turn == 0 else [draw.randrange(play.vocabulary) for _ in range(play.observed)]
@@ -69,8 +69,8 @@ def _calls(play: Play, prompt: list[int], draw: random.Random) -> list[tuple[Com
             started_at=0,
             finished_at=0,
         )
-        found.append((call, path))
-    return found
+        completions.append((call, path))
+    return completions
 
 
 def _alone(call: Completion, path: list[int]) -> Completion:

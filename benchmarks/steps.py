@@ -1,9 +1,10 @@
-"""What a train step costs, part by part: one JSON object as the last line of output, and in the file that --out names.
+"""Measure what a training step costs, part by part: one JSON object as the last line of output, and in the file of
+--out.
 
 The parts are those of the training loop from the leased groups to the exported model: assemble (credit, rows), pack
-(trees, micro-batches, tensors), forward and backward, optimizer, checkpoint, export. The same batch three ways in one
-run: `flat` computes each completion by itself, `rows` each of the loop's sequences, `tree` every distinct token once.
-On a machine with a GPU it is used. docs/trees.md says what each figure is. Left out: waiting for rollouts, the pool,
+(trees, micro-batches, tensors), forward and backward, optimizer, checkpoint, export. The same batch is computed in
+three ways: `flat` computes each completion by itself, `rows` each of the loop's sequences, `tree` every distinct token
+once. Uses the GPU if there is one. docs/trees.md explains each figure. Left out: waiting for rollouts, the pool,
 engines.
 """
 
@@ -21,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import said
-from benchmarks.recorded import Play, leased
-from benchmarks.trees import FLAT_TOKENS, NARROW, RULE, WIDE, filled, saved_bytes, work, write_model
+from benchmarks import result
+from benchmarks.recorded import Workload, make_groups
+from benchmarks.trees import FLAT_TOKENS, NARROW, RULE, WIDE, fill_micro_batches, saved_bytes, work, write_model
 from trainer.config import Config, Parallel
 from trainer.data.assemble import Batch, Choice, assemble
 from trainer.data.packing import pack, plan
@@ -34,15 +35,15 @@ from trainer.megatron.parallel import Ranks, process_groups
 from trainer.megatron.schedule import forward_backward
 from trainer.policy import Policy
 
-STEP = Play(groups=2, members=4, turns=4, prompt=512, observed=64, sampled=64)
-LONG = Play(groups=16, members=8, turns=6, prompt=2000, observed=130, sampled=130)
+STEP = Workload(groups=2, members=4, turns=4, prompt=512, observed=64, sampled=64)
+LONG = Workload(groups=16, members=8, turns=6, prompt=2000, observed=130, sampled=130)
 """About 200,000 distinct tokens."""
-QUICK = Play(groups=1, members=2, turns=2, prompt=32, observed=8, sampled=8)
+QUICK = Workload(groups=1, members=2, turns=2, prompt=32, observed=8, sampled=8)
 PARTS = ("assemble", "pack", "forward_backward", "optimizer", "checkpoint", "export")
 
 
 @dataclass(frozen=True)
-class Way:
+class StepVariant:
     """How a batch is computed."""
 
     name: str
@@ -50,17 +51,18 @@ class Way:
     merge: bool
 
 
-FLAT, ROWS, TREE = Way("flat", True, False), Way("rows", False, False), Way("tree", False, True)
+FLAT, ROWS, TREE = StepVariant("flat", True, False), StepVariant("rows", False, False), StepVariant("tree", False, True)
 
 
-class Laps:
-    """Seconds of each part, the GPU's work included."""
+class PartTimer:
+    """Seconds of each part of a step, with the GPU's work."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._last = time.perf_counter()
 
     def lap(self, name: str) -> None:
+        """End a part: the time since the last call is its own."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         now = time.perf_counter()
@@ -69,20 +71,20 @@ class Laps:
 
 
 @dataclass(frozen=True)
-class Bench:
-    """What a step is measured with."""
+class StepBench:
+    """The policy that a step is measured with, its token budget, and where it writes."""
 
     policy: Policy
     budget: int
     directory: Path
 
-    def step(self, play: Play, way: Way) -> tuple[dict[str, float], Batch]:
-        """One step, its seconds by parts, and its batch."""
-        groups = leased(play, way.separate)
-        laps = Laps()
+    def step(self, play: Workload, way: StepVariant) -> tuple[dict[str, float], Batch]:
+        """Run one step; returns its seconds by part, and its batch."""
+        groups = make_groups(play, way.separate)
+        laps = PartTimer()
         batch = assemble(groups, Choice())
         laps.lap("assemble")
-        micros = plan(batch.rows, 1, self.budget)[0] if way.merge else filled(batch.rows, FLAT_TOKENS)
+        micros = plan(batch.rows, 1, self.budget)[0] if way.merge else fill_micro_batches(batch.rows, FLAT_TOKENS)
         parts = [pack(rows, self.policy.share, way.merge) for rows in micros]
         laps.lap("pack")
 
@@ -106,18 +108,20 @@ class Bench:
         laps.lap("export")
         return laps.seconds, batch
 
-    def measured(self, play: Play, ways: Sequence[Way], repeats: int) -> list[dict[str, Any]]:
-        """Medians of some steps after one that warms up. The ways take turns: other work then meets all of them."""
+    def measured(self, play: Workload, ways: Sequence[StepVariant], repeats: int) -> list[dict[str, Any]]:
+        """Medians of some steps after a warm-up. The variants alternate, so that other load meets all of them."""
         for way in ways:
             self.step(play, way)
         rounds = [[self.step(play, way) for way in ways] for _ in range(repeats)]
         return [self._medians(play, way, runs) for way, runs in zip(ways, zip(*rounds, strict=True), strict=True)]
 
-    def _medians(self, play: Play, way: Way, runs: Sequence[tuple[dict[str, float], Batch]]) -> dict[str, Any]:
+    def _medians(
+        self, play: Workload, way: StepVariant, runs: Sequence[tuple[dict[str, float], Batch]]
+    ) -> dict[str, Any]:
         batch = runs[-1][1]
         seconds = {part: median(run[part] for run, _ in runs) for part in PARTS}
         whole = sum(seconds.values())
-        flat = sum(row.inputs for row in assemble(leased(play, separate=True), Choice()).rows)
+        flat = sum(row.inputs for row in assemble(make_groups(play, separate=True), Choice()).rows)
         return {
             "seconds": seconds,
             "seconds_step": whole,
@@ -128,28 +132,28 @@ class Bench:
         }
 
 
-def three_ways(bench: Bench, play: Play, repeats: int) -> dict[str, Any]:
-    """The ratios and what they are of."""
+def three_ways(bench: StepBench, play: Workload, repeats: int) -> dict[str, Any]:
+    """The ratios between the three variants, and the figures behind them."""
     flat, rows, tree = bench.measured(play, (FLAT, ROWS, TREE), repeats)
     print([round(one["seconds_step"], 2) for one in (flat, rows, tree)], file=sys.stderr, flush=True)
-    batch = assemble(leased(play), Choice()).rows
-    separate = assemble(leased(play, separate=True), Choice()).rows
-    kept = [saved_bytes(bench.policy, *given) for given in ((separate, False), (batch, False), (batch, True))]
-    learned = [one["seconds"]["forward_backward"] for one in (flat, rows, tree)]
+    batch = assemble(make_groups(play), Choice()).rows
+    separate = assemble(make_groups(play, separate=True), Choice()).rows
+    saved = [saved_bytes(bench.policy, *arguments) for arguments in ((separate, False), (batch, False), (batch, True))]
+    learn_seconds = [one["seconds"]["forward_backward"] for one in (flat, rows, tree)]
     return {
         "step_flat_over_tree": flat["seconds_step"] / tree["seconds_step"],
         "step_rows_over_tree": rows["seconds_step"] / tree["seconds_step"],
-        "learn_flat_over_tree": learned[0] / learned[2],
-        "learn_rows_over_tree": learned[1] / learned[2],
+        "learn_flat_over_tree": learn_seconds[0] / learn_seconds[2],
+        "learn_rows_over_tree": learn_seconds[1] / learn_seconds[2],
         "flat_tokens_per_s": tree["flat_tokens_per_s"],
-        "memory_flat_over_tree": kept[0] / kept[2],
-        "memory_rows_over_tree": kept[1] / kept[2],
+        "memory_flat_over_tree": saved[0] / saved[2],
+        "memory_rows_over_tree": saved[1] / saved[2],
         "cases": {"flat": flat, "rows": rows, "tree": tree},
     }
 
 
-def long_step(bench: Bench, play: Play) -> dict[str, Any]:
-    """One step of many tokens by trees: what packing is of it."""
+def long_step(bench: StepBench, play: Workload) -> dict[str, Any]:
+    """Measure one step of many tokens by trees: the share of packing in it."""
     seconds, batch = bench.step(play, TREE)
     packing = seconds["assemble"] + seconds["pack"]
     tokens = distinct(batch.rows)
@@ -162,56 +166,62 @@ def long_step(bench: Bench, play: Play) -> dict[str, Any]:
     }
 
 
-def facts(script: str) -> dict[str, Any]:
+def provenance(script: str) -> dict[str, Any]:
     """When, where and how; and what `flat` means."""
-    return said.facts(script) | {
+    return result.provenance(script) | {
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "flat_is": "each completion by itself; rows: each sequence of the loop by itself, histories already joined",
     }
 
 
 def peak_mb() -> float:
-    """Of the device, or of the process on a machine without one."""
+    """Peak memory in MiB: of the GPU, or of the process on a machine without one."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def settings(directory: Path, precision: str) -> Config:
+    """A configuration for this model directory."""
     pool, here, parallel = str(directory / "pool.db"), str(directory), Parallel(precision=precision)
     return Config(pool=pool, run="benchmark", model=here, output=here, parallel=parallel)
 
 
-def run(given: argparse.Namespace, ranks: Ranks, directory: Path) -> dict[str, Any]:
-    def bench(sizes: Any) -> Bench:
+def run(arguments: argparse.Namespace, ranks: Ranks, directory: Path) -> dict[str, Any]:
+    def bench(sizes: Any) -> StepBench:
         model = write_model(directory / str(sizes.hidden), sizes)
-        return Bench(Policy(model, settings(directory, given.precision), ranks), given.max_tokens, directory)
+        return StepBench(
+            Policy(model, settings(directory, arguments.precision), ranks), arguments.max_tokens, directory
+        )
 
-    quick = given.quick
+    quick = arguments.quick
     narrow = bench(NARROW)
-    found = three_ways(narrow if quick else bench(WIDE), QUICK if quick else STEP, 1 if quick else 3)
-    found["play"], found["sizes"] = asdict(QUICK if quick else STEP), asdict(NARROW if quick else WIDE)
-    narrow.step(QUICK, TREE)  # the first call of everything
-    return found | long_step(narrow, QUICK if quick else LONG) | {"peak_mb": peak_mb()}
+    figures = three_ways(narrow if quick else bench(WIDE), QUICK if quick else STEP, 1 if quick else 3)
+    figures["play"], figures["sizes"] = asdict(QUICK if quick else STEP), asdict(NARROW if quick else WIDE)
+    narrow.step(QUICK, TREE)  # warm up
+    return figures | long_step(narrow, QUICK if quick else LONG) | {"peak_mb": peak_mb()}
 
 
 def parser(text: str) -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--quick", action="store_true", help="seconds in place of minutes; the figures mean little")
-    made.add_argument("--max-tokens", type=int, default=32_768, help="of a micro-batch of trees (%(default)s)")
-    made.add_argument("--precision", default="float32", help="float32 or bfloat16 (%(default)s)")
-    made.add_argument("--out", type=Path, help="also write the object here")
-    return made
+    """The command-line options that the benchmarks of steps share."""
+    command = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    command.add_argument("--quick", action="store_true", help="seconds instead of minutes; the figures mean little")
+    command.add_argument(
+        "--max-tokens", type=int, default=32_768, help="tokens in a micro-batch of trees (%(default)s)"
+    )
+    command.add_argument("--precision", default="float32", help="float32 or bfloat16 (%(default)s)")
+    command.add_argument("--out", type=Path, help="also write the object to this file")
+    return command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     command = parser(__doc__ or "")
-    command.add_argument("--threads", type=int, default=1, help="of the computation (%(default)s)")
-    given = command.parse_args(arguments)
-    torch.set_num_threads(given.threads)
-    said.alone()
-    found = facts("trainer.py")
+    command.add_argument("--threads", type=int, default=1, help="threads of the computation (%(default)s)")
+    options = command.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    result.be_single_process()
+    figures = provenance("trainer.py")
     with tempfile.TemporaryDirectory() as directory, process_groups(Parallel()) as ranks:
-        found |= run(given, ranks, Path(directory))
-    said.say(found, given.out)
+        figures |= run(options, ranks, Path(directory))
+    result.write_result(figures, options.out)
     return 0

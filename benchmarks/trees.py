@@ -1,10 +1,10 @@
-"""What training by prefix trees saves: one JSON object as the last line of output, and in the file that --out names.
+"""Measure what training by prefix trees saves: one JSON object as the last line of output, and in the file of --out.
 
 Each case is a batch of completions, each with the whole context that it was sampled in. `flat` computes every
 completion by itself, on the trainer's fastest path for that (causal kernel, several in a micro-batch, logits only where
-there is loss); `tree` computes every distinct token once. Forward and backward, both in this run, in turns. The gain is
-against separate completions: a history that only grows is a single sequence, against which a tree gains nothing.
-docs/trees.md says what each figure is. Left out: optimizer, GPU.
+there is loss); `tree` computes every distinct token once. Forward and backward passes of both alternate in this run.
+The gain is against separate completions: a history that only grows is a single sequence, against which a tree gains
+nothing. docs/trees.md explains each figure. Left out: optimizer, GPU.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from benchmarks.said import alone, facts, say
+from benchmarks.result import be_single_process, provenance, write_result
 from trainer.config import Config, Parallel
 from trainer.data.packing import ContextShard, pack, plan
 from trainer.data.row import Row
@@ -36,12 +36,12 @@ from trainer.policy import Policy
 
 RULE = rule_of("cispo", 0.0, 5.0)
 FLAT_TOKENS = 4096
-"""Of a flat micro-batch: the fastest of 1k to 16k on the machine that the results are of."""
+"""Tokens of a flat micro-batch: the fastest of 1k to 16k on the machine that measured docs/trees.md."""
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """A Qwen3 of these sizes, random weights."""
+class ModelSizes:
+    """A Qwen3 of these sizes with random weights."""
 
     hidden: int
     layers: int = 1
@@ -51,12 +51,14 @@ class Sizes:
     head_dim: int = 64
     vocab: int = 2048
 
-    def filled(self) -> "Sizes":
+    def with_derived(self) -> "ModelSizes":
         heads = self.hidden // self.head_dim
-        return Sizes(self.hidden, self.layers, 3 * self.hidden, heads, max(1, heads // 2), self.head_dim, self.vocab)
+        return ModelSizes(
+            self.hidden, self.layers, 3 * self.hidden, heads, max(1, heads // 2), self.head_dim, self.vocab
+        )
 
 
-WIDE, NARROW = Sizes(1024).filled(), Sizes(128).filled()
+WIDE, NARROW = ModelSizes(1024).with_derived(), ModelSizes(128).with_derived()
 
 
 @dataclass(frozen=True)
@@ -64,13 +66,13 @@ class Case:
     """A batch and the model that trains on it."""
 
     name: str
-    sizes: Sizes
+    sizes: ModelSizes
     rows: Callable[[], list[Row]]
     repeats: int = 3
 
 
 def completion(draw: random.Random, context: list[int], reply: int, vocabulary: int) -> Row:
-    """A completion of `reply` sampled tokens that ends this context."""
+    """A completion of `reply` sampled tokens at the end of this context."""
     size = len(context)
     trained = np.arange(size) >= size - reply
     logp = np.where(trained, -np.log(vocabulary), 0).astype(np.float32)
@@ -79,7 +81,7 @@ def completion(draw: random.Random, context: list[int], reply: int, vocabulary: 
 
 
 def history(draw: random.Random, turns: int, size: int, start: Sequence[int] = (), vocabulary: int = 2048) -> list[Row]:
-    """Turns of `size` tokens each, half observed and half sampled; each turn's completion by itself."""
+    """Turns of `size` tokens each, half observed and half sampled; one row per turn's completion."""
     context, rows = list(start), []
     for _ in range(turns):
         context += [draw.randrange(vocabulary) for _ in range(size)]
@@ -88,13 +90,13 @@ def history(draw: random.Random, turns: int, size: int, start: Sequence[int] = (
 
 
 def group(draw: random.Random, members: int, prompt: int, reply: int) -> list[Row]:
-    """Members that share their prompt."""
+    """Completions of members that share their prompt."""
     shared = [draw.randrange(2048) for _ in range(prompt)]
     return [row for _ in range(members) for row in history(draw, 1, 2 * reply, shared)]
 
 
 def compaction(draw: random.Random, phases: int, turns: int, size: int) -> list[Row]:
-    """Histories that are summarised when they are long: system prompt and summary begin the next one."""
+    """Histories that are summarised when they are long: the next one begins with system prompt and summary."""
     system = [draw.randrange(2048) for _ in range(2 * size)]
     rows, start = [], system
     for _ in range(phases):
@@ -116,8 +118,8 @@ def cases(quick: bool) -> list[Case]:
     ]
 
 
-def write_model(directory: Path, sizes: Sizes) -> Path:
-    """Random weights in Hugging Face's format."""
+def write_model(directory: Path, sizes: ModelSizes) -> Path:
+    """Write random weights in Hugging Face's format."""
     directory.mkdir()
     draw = torch.Generator().manual_seed(0)
     queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
@@ -151,8 +153,8 @@ def write_model(directory: Path, sizes: Sizes) -> Path:
     return directory
 
 
-def backward(policy: Policy, micros: Sequence[Sequence[Row]], merge: bool) -> tuple[float, Tensor]:
-    """Seconds of forward and backward over the micro-batches, packing included, and the loss."""
+def forward_backward(policy: Policy, micros: Sequence[Sequence[Row]], merge: bool) -> tuple[float, Tensor]:
+    """Seconds of forward and backward pass over the micro-batches, with packing, and the summed loss."""
     policy.ddp.zero_grad_buffer()
     began, total = time.perf_counter(), torch.zeros(())
     for rows in micros:
@@ -164,34 +166,36 @@ def backward(policy: Policy, micros: Sequence[Sequence[Row]], merge: bool) -> tu
 
 
 def gradients(policy: Policy) -> dict[str, Tensor]:
+    """A copy of each parameter's gradient, by name."""
     return {name: param.main_grad.clone() for name, param in policy.model.named_parameters()}
 
 
 @dataclass(frozen=True)
-class Work:
-    """What a batch asks for."""
+class BatchWork:
+    """What a batch requires to be computed."""
 
     tokens: int
-    """N"""
+    """Tokens computed."""
     pairs: int
-    """A: pairs of a query and a key."""
+    """Pairs of a query and a key in attention."""
     logits: int
     """Rows of logits."""
 
-    def flops(self, sizes: Sizes) -> float:
-        """Of a forward pass, in multiply-adds times two; the backward pass is a multiple of it."""
+    def flops(self, sizes: ModelSizes) -> float:
+        """FLOPs of a forward pass (multiply-adds times two). The backward pass costs a multiple of it."""
         width, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
         layer = 2 * sizes.hidden * (2 * width + 2 * keys + 3 * sizes.ffn) * self.tokens + 4 * width * self.pairs
         return sizes.layers * layer + 2 * sizes.hidden * sizes.vocab * self.logits
 
 
-def work(rows: Sequence[Row], merge: bool) -> Work:
+def work(rows: Sequence[Row], merge: bool) -> BatchWork:
+    """The work of these rows, merged into trees or each by itself."""
     tree = build(rows, merge)
-    return Work(len(tree.tokens), int((tree.positions + 1).sum()), len(tree.parents))
+    return BatchWork(len(tree.tokens), int((tree.positions + 1).sum()), len(tree.parents))
 
 
-def filled(rows: Sequence[Row], budget: int) -> list[list[Row]]:
-    """Micro-batches of rows in their order, up to the budget."""
+def fill_micro_batches(rows: Sequence[Row], budget: int) -> list[list[Row]]:
+    """Micro-batches of rows in their order, each up to the budget of tokens."""
     micros: list[list[Row]] = [[]]
     for row in rows:
         if micros[-1] and sum(one.inputs for one in micros[-1]) + row.inputs > budget:
@@ -201,18 +205,18 @@ def filled(rows: Sequence[Row], budget: int) -> list[list[Row]]:
 
 
 def measure(case: Case, policy: Policy, budget: int) -> dict[str, Any]:
-    """Time of flat and tree, alternating, and the bound that their work sets."""
+    """Times of flat and tree, alternating, and the bound that their FLOPs set."""
     rows = case.rows()
-    flat_micros = filled(rows, FLAT_TOKENS)
+    flat_micros = fill_micro_batches(rows, FLAT_TOKENS)
     (tree_micros,) = plan(rows, 1, budget)
-    backward(policy, tree_micros, True)  # the first call of everything
+    forward_backward(policy, tree_micros, True)  # warm up
     seconds: dict[bool, list[float]] = {True: [], False: []}
-    found: dict[bool, dict[str, Tensor]] = {}
+    gradients_of: dict[bool, dict[str, Tensor]] = {}
     for _ in range(case.repeats):
         for merge, micros in ((False, flat_micros), (True, tree_micros)):
-            runs = [backward(policy, micros, merge)[0] for _ in range(3 if merge else 1)]
+            runs = [forward_backward(policy, micros, merge)[0] for _ in range(3 if merge else 1)]
             seconds[merge].append(median(runs))
-            found[merge] = gradients(policy)
+            gradients_of[merge] = gradients(policy)
     flat, tree = work(rows, False), work(rows, True)
     bound = flat.flops(case.sizes) / tree.flops(case.sizes)
     speedup = median(seconds[False]) / median(seconds[True])
@@ -227,13 +231,16 @@ def measure(case: Case, policy: Policy, budget: int) -> dict[str, Any]:
         "tree": asdict(tree),
         "sizes": asdict(case.sizes),
         "max_rel_grad_diff": max(
-            float((found[True][name] - found[False][name]).norm() / found[False][name].norm()) for name in found[True]
+            float((tree_gradient - flat_gradient).norm() / flat_gradient.norm())
+            for tree_gradient, flat_gradient in zip(
+                gradients_of[True].values(), gradients_of[False].values(), strict=True
+            )
         ),
     }
 
 
 def saved_bytes(policy: Policy, rows: Sequence[Row], merge: bool) -> int:
-    """Memory that the forward pass keeps for the backward pass, all rows in one micro-batch."""
+    """Bytes that the forward pass saves for the backward pass, with all rows in one micro-batch."""
     sizes: dict[int, int] = {}
     owned = {param.untyped_storage().data_ptr() for param in policy.model.parameters()}
 
@@ -252,7 +259,7 @@ def saved_bytes(policy: Policy, rows: Sequence[Row], merge: bool) -> int:
 
 
 def packing_rate() -> float:
-    """Distinct tokens per second of planning, building and packing 200k of them: 16 groups of 8, several turns each."""
+    """Distinct tokens per second of planning, building and packing 200k tokens: 16 groups of 8, five turns each."""
     draw, rows = random.Random(5), []
     for _ in range(16):
         system = [draw.randrange(150_000) for _ in range(2_000)]
@@ -274,18 +281,18 @@ def run(quick: bool, budget: int, ranks: Ranks, directory: Path) -> dict[str, An
         sizes: Policy(write_model(directory / str(sizes.hidden), sizes), settings(directory), ranks)
         for sizes in (WIDE, NARROW)
     }
-    found = {case.name: measure(case, policies[case.sizes], budget) for case in cases(quick)}
+    figures = {case.name: measure(case, policies[case.sizes], budget) for case in cases(quick)}
     many = history(random.Random(6), 10 if quick else 100, 16)
     flat, tree = (saved_bytes(policies[NARROW], many, merge) for merge in (False, True))
     result: dict[str, Any] = {}
-    for name, case in found.items():
+    for name, case in figures.items():
         result |= {f"speedup_{name}": case["speedup"], f"bound_{name}": case["bound"]}
     return result | {
         "memory_ratio_100": flat / tree,
         "token_ratio_100": work(many, False).tokens / work(many, True).tokens,
         "pack_tokens_per_s": packing_rate(),
-        "max_rel_grad_diff": max(case["max_rel_grad_diff"] for case in found.values()),
-        "cases": found,
+        "max_rel_grad_diff": max(case["max_rel_grad_diff"] for case in figures.values()),
+        "cases": figures,
     }
 
 
@@ -295,17 +302,17 @@ def settings(directory: Path) -> Config:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="seconds in place of minutes; the figures mean little")
-    parser.add_argument("--threads", type=int, default=1, help="of the computation (%(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=32_768, help="of a micro-batch of trees (%(default)s)")
-    parser.add_argument("--out", type=Path, help="also write the object here")
-    given = parser.parse_args()
-    alone()
-    torch.set_num_threads(given.threads)
-    found = facts("tree.py") | {
+    parser.add_argument("--quick", action="store_true", help="take seconds instead of minutes; the figures mean little")
+    parser.add_argument("--threads", type=int, default=1, help="threads of the computation (%(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=32_768, help="tokens of a micro-batch of trees (%(default)s)")
+    parser.add_argument("--out", type=Path, help="also write the object to this file")
+    arguments = parser.parse_args()
+    be_single_process()
+    torch.set_num_threads(arguments.threads)
+    figures = provenance("tree.py") | {
         "flat_is": "each completion by itself; against one masked sequence of a history that only grows the gain is 1",
     }
     with tempfile.TemporaryDirectory() as directory, process_groups(Parallel()) as ranks:
-        found |= run(given.quick, given.max_tokens, ranks, Path(directory))
-    say(found, given.out)
+        figures |= run(arguments.quick, arguments.max_tokens, ranks, Path(directory))
+    write_result(figures, arguments.out)
     return 0

@@ -268,7 +268,7 @@ def test_a_checkpoint_holds_the_head(precision: str, ranks: Ranks, tmp_path: Pat
     without = policy_of(tmp_path, ranks, options, drafts=0)
     assert without.checkpoints.load(tmp_path / "checkpoint") == 1
     without.checkpoints.save(tmp_path / "headless", 1)
-    with pytest.raises(UserError, match="headless is of a run without an MTP head; set mtp.drafts = 0 or"):
+    with pytest.raises(UserError, match="headless was saved without an MTP head; set mtp.drafts = 0 or"):
         policy_of(tmp_path, ranks, options).checkpoints.load(tmp_path / "headless")
 
 
