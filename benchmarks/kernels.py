@@ -21,9 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.recorded import Workload
 from benchmarks.result import be_single_process, write_result
 from benchmarks.steps import QUICK as QUICK_WORKLOAD
-from benchmarks.steps import Play, StepBench, parser, peak_mb, provenance, settings, three_ways
+from benchmarks.steps import StepBench, parser, peak_mb, provenance, settings, three_ways
 from benchmarks.trees import ModelSizes, compaction, group, history, write_model
 from proxy.pool.errors import UserError
 from trainer.config import Parallel
@@ -37,7 +38,7 @@ from trainer.policy import Policy
 
 HEADS, KV_HEADS, WIDTH = 16, 8, 128
 LARGE = ModelSizes(hidden=2048, layers=8, ffn=6144, heads=16, kv_heads=8, head_dim=128, vocab=32_768)
-PLAY = Play(groups=4, members=8, turns=8, prompt=4000, observed=256, sampled=256, vocabulary=32_768)
+WORKLOAD = Workload(groups=4, members=8, turns=8, prompt=4000, observed=256, sampled=256, vocabulary=32_768)
 
 
 def batches(quick: bool) -> dict[str, list[Row]]:
@@ -110,7 +111,7 @@ def run(arguments: argparse.Namespace, ranks: Ranks, directory: Path) -> dict[st
     kernels = {name: attention(rows, repeats) for name, rows in batches(arguments.quick).items()}
     model = write_model(directory / "model", LARGE)
     bench = StepBench(Policy(model, settings(directory, arguments.precision), ranks), arguments.max_tokens, directory)
-    whole = three_ways(bench, QUICK_WORKLOAD if arguments.quick else PLAY, 1 if arguments.quick else 3)
+    whole = three_ways(bench, QUICK_WORKLOAD if arguments.quick else WORKLOAD, 1 if arguments.quick else 3)
     kernel = "magi_attention" if fits(torch.empty(1, WIDTH, dtype=torch.bfloat16)) else "flex_attention"
     return {"kernel": kernel, "attention": kernels, "peak_mb": peak_mb()} | whole
 
