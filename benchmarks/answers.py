@@ -1,6 +1,6 @@
-"""What the benchmark's engine answers: SGLang's `/generate` JSON, made before anything is measured.
+"""The answers of the gateway benchmark's engine: SGLang's `/generate` JSON, made before anything is measured.
 
-The text is random words of the tiny model's vocabulary, an answer of the kind `turn` ends with a tool call. The fields
+The text is random words of the tiny model's vocabulary; an answer of the kind `turn` ends with a tool call. The fields
 are those that SGLang 0.5.23 sends with `--incremental-streaming-output`.
 """
 
@@ -14,7 +14,7 @@ from proxy.engine import tiny_model
 from proxy.prompt.template import ChatTemplate
 
 VARIANTS = 61
-"""Different answers per kind, so that turns of a conversation say different things."""
+"""Different answers per kind, so that the turns of a conversation differ."""
 TOOL = {
     "type": "function",
     "function": {
@@ -26,21 +26,21 @@ TOOL = {
 
 
 class Answers(msgspec.Struct):
-    """Of one kind: whole answers, and the same ones as events."""
+    """The answers of one kind: each in one piece, and the same one as events."""
 
     whole: list[bytes]
     streams: list[list[bytes]]
 
 
 def words(count: int, seed: object) -> str:
-    """Text of so many random words, the same for the same seed."""
+    """Text of `count` random words, the same for the same seed."""
     lines = (Path(tiny_model.__file__).parent / "tiny_words.txt").read_text().splitlines()
-    known = [line.split()[0] for line in lines if not line.startswith("#")]
-    return " ".join(random.Random(str(seed)).choices(known, k=count))
+    vocabulary = [line.split()[0] for line in lines if not line.startswith("#")]
+    return " ".join(random.Random(str(seed)).choices(vocabulary, k=count))
 
 
 def make_answers(template: ChatTemplate, tokens: int, calls: bool) -> Answers:
-    """Answers of exactly so many tokens, the end of the turn included."""
+    """Answers of exactly `tokens` tokens, including the end of the turn."""
     texts = [_ids(template, tokens, calls, seed) for seed in range(VARIANTS)]
     whole = [msgspec.json.encode(_event(template, ids, 0, len(ids))) for ids in texts]
     return Answers(whole, [[_sse(template, ids, at) for at in range(len(ids))] for ids in texts])
@@ -68,7 +68,7 @@ def _sse(template: ChatTemplate, ids: list[int], at: int) -> bytes:
 
 
 def _event(template: ChatTemplate, ids: list[int], start: int, end: int) -> dict[str, Any]:
-    """Tokens [start, end) as SGLang sends them; the last event says why the turn ended."""
+    """Tokens [start, end) as SGLang sends them. The last event has the finish reason."""
     new, last = ids[start:end], end == len(ids)
     draw = random.Random(end)
     meta: dict[str, Any] = {

@@ -1,8 +1,8 @@
-"""What the harness costs per attempt, whether its memory grows, and how soon a resumed run is at its first attempt.
+"""Measure what the harness costs per attempt, whether its memory grows, and how fast a resumed run starts an attempt.
 
-A real proxy before a scripted engine, process sandboxes, and an agent that makes one model call and ends. CPU is that
-of the harness' own process: what agents, verifiers, proxy and engine use is not counted. Prints one JSON line. Left
-out: other back ends (benchmarks/sandboxes.py). Run it as benchmarks/harness.py.
+A real proxy in front of a scripted engine, process sandboxes, and an agent that makes one model call and ends. CPU time
+is that of the harness's own process; agents, verifiers, proxy and engine are not counted. Prints one JSON line. Left
+out: other sandboxes (benchmarks/sandboxes.py). Run it as benchmarks/harness.py.
 """
 
 import argparse
@@ -33,51 +33,51 @@ from proxy.pool.schema import attempts, rollouts
 KEYS = ("cpu_ms_per_attempt", "attempts_per_s", "rss_growth_mb", "rss_mb", "resume_s")
 COMMAND = Path(__file__).parent / "harness.py"
 AGENT = Path(__file__).parent / "one_call_agent.sh"
-PATIENCE_SECONDS = 120
+RESUME_TIMEOUT_SECONDS = 120
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of everything."""
+    """How much is measured."""
 
     attempts: int = 2000
     concurrency: int = 64
     warm: int = 400
-    """Attempts after which memory is first looked at."""
+    """Attempts after which memory is first measured."""
 
 
 QUICK = Sizes(attempts=60, concurrency=8, warm=20)
 
 
 def scripted(prompt_text: str, prompt_ids: object) -> str:
-    """What the engine says."""
+    """What the engine answers."""
     return "Done."
 
 
 def main() -> int:
-    """Measure, or (`inside`) be what is measured."""
+    """Measure, or with the argument `inside` run the harness that is measured."""
     if sys.argv[1:2] == ["inside"]:
         return _inside(sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="seconds instead of minutes; the figures mean little")
     parser.add_argument("--out", type=Path, help="also write the object here")
-    given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # no process outlives this one
-    found = measure(QUICK if given.quick else Sizes())
-    line = msgspec.json.encode(found)
-    if given.out:
-        given.out.write_bytes(msgspec.json.format(line, indent=2) + b"\n")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # runs `finally` blocks, which end the child processes
+    figures = measure(QUICK if arguments.quick else Sizes())
+    line = msgspec.json.encode(figures)
+    if arguments.out:
+        arguments.out.write_bytes(msgspec.json.format(line, indent=2) + b"\n")
     print(line.decode(), flush=True)
     return 0
 
 
 def measure(sizes: Sizes) -> dict[str, Any]:
     """The figures by name."""
-    found: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "command": " ".join(sys.argv)}
-    found["machine"] = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
-    found["load_average"] = round(os.getloadavg()[0], 1)  # before: what others do on the machine
-    found |= {"attempts": sizes.attempts, "concurrency": sizes.concurrency}
+    figures: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "command": " ".join(sys.argv)}
+    figures["machine"] = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+    figures["load_average"] = round(os.getloadavg()[0], 1)  # before measuring: the load of others
+    figures |= {"attempts": sizes.attempts, "concurrency": sizes.concurrency}
     with tempfile.TemporaryDirectory(prefix="harness-") as folder:
         directory = RunDir(Path(folder) / "service")
         with directory.held(), service(ProxyOptions(script=f"{__file__}:scripted"), directory) as proxy:
@@ -86,20 +86,21 @@ def measure(sizes: Sizes) -> dict[str, Any]:
             command = ["eval", str(tasks), "--agent", "command", "--command", f"/bin/bash {AGENT}"]
             command += ["--proxy", proxy.url, "--run-dir", f"{folder}/run"]
             command += ["--sandbox", "process", "--concurrency", str(sizes.concurrency)]
-            found |= _overhead(command, pool, sizes)
-            found["resume_s"] = _resume([*command, "--epochs", "2"], pool, proxy)
+            figures |= _overhead(command, pool, sizes)
+            figures["resume_s"] = _resume([*command, "--epochs", "2"], pool, proxy)
             pool.close()
-    return found
+    return figures
 
 
 def _tasks(path: Path, count: int) -> Path:
+    """Write tasks whose verifier always passes."""
     task = {"instruction": "Say that you are done.", "verifier": {"command": "true"}, "limits": {"memory_mb": None}}
     path.write_bytes(b"".join(msgspec.json.encode(task | {"id": f"task-{number}"}) + b"\n" for number in range(count)))
     return path
 
 
 def _overhead(command: list[str], pool: Pool, sizes: Sizes) -> dict[str, Any]:
-    """A whole run in a process of its own, its memory looked at from outside."""
+    """Run the harness in its own process, and watch its memory from outside."""
     with _process(command) as process:
         memory = []
         while process.poll() is None:
@@ -121,18 +122,18 @@ def _overhead(command: list[str], pool: Pool, sizes: Sizes) -> dict[str, Any]:
 
 
 def _resume(command: list[str], pool: Pool, proxy: RunningProxy) -> float:
-    """Seconds from the start of the command to the first new attempt of a run that has all the others behind it."""
+    """Seconds from the start of the command to the first new attempt of a run whose other attempts are done."""
     before, began = _count(pool, attempts.c.id), time.perf_counter()
     with _process(command):
         while _count(pool, attempts.c.id) == before:
-            assert time.perf_counter() - began < PATIENCE_SECONDS, "the resumed run opens no attempt"
+            assert time.perf_counter() - began < RESUME_TIMEOUT_SECONDS, "the resumed run opens no attempt"
             time.sleep(0.01)
         return round(time.perf_counter() - began, 3)
 
 
 @contextmanager
 def _process(command: list[str]) -> Iterator["subprocess.Popen[bytes]"]:
-    """A harness at work, ended with the block."""
+    """Run the harness in its own process; ends it with the block."""
     with subprocess.Popen([sys.executable, str(COMMAND), "inside", *command], stdout=subprocess.PIPE) as process:
         try:
             yield process
@@ -143,7 +144,7 @@ def _process(command: list[str]) -> Iterator["subprocess.Popen[bytes]"]:
 
 
 def _inside(command: list[str]) -> int:
-    """Run the harness here, and say what it used beyond the start of Python."""
+    """Run the harness here, and print what it used after the start of Python."""
     before, began = _cpu_s(), time.perf_counter()
     status = harness(command)
     used = {"cpu_s": _cpu_s() - before, "wall_s": time.perf_counter() - began, "threads": threading.active_count()}
@@ -159,7 +160,7 @@ def _cpu_s() -> float:
 def _rss_mb(pid: int) -> float:
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES / 2**20
-    except (OSError, IndexError):  # it has just ended
+    except (OSError, IndexError):  # the process has just ended
         return 0.0
 
 

@@ -1,8 +1,8 @@
-"""What a Docker sandbox costs beside the bare client: one JSON object as the last line, and in the file --out names.
+"""Measure what a Docker sandbox costs compared with the bare client: one JSON object as the last line, and in --out.
 
-A cycle is create, start, one command, remove. Ours and a bare container of the same image and network, by the same
-client library, take turns, so that both see the same machine. Left out: the model's channel and agents' bundles; image
-builds, which happen once.
+A cycle is create, start, one command, remove. Our sandboxes and bare containers of the same image and network, through
+the same client library, alternate, so that both see the same machine. Left out: the model's channel and agents'
+bundles; image builds, which happen once.
 """
 
 import argparse
@@ -48,18 +48,18 @@ async def measure(sizes: Sizes, image: str) -> dict[str, Any]:
     sandboxes = await DockerSandboxes.open(Options(run="benchmark"))
     spec = Spec(image=Image(name=image), network="none", memory_mb=256, pids=64, disk_mb=16)
     try:
-        await cycle(sandboxes, spec)  # the image is prepared
-        found = await side_by_side(sandboxes, spec, sizes.cycles)
+        await cycle(sandboxes, spec)  # prepares the image
+        figures = await side_by_side(sandboxes, spec, sizes.cycles)
         began = time.perf_counter()
         await asyncio.gather(*(cycle(sandboxes, spec) for _ in range(sizes.batch)))
-        found["cycles_per_s"] = sizes.batch / (time.perf_counter() - began)
-        return found | await crowd(sandboxes, spec, sizes.concurrent)
+        figures["cycles_per_s"] = sizes.batch / (time.perf_counter() - began)
+        return figures | await crowd(sandboxes, spec, sizes.concurrent)
     finally:
         await sandboxes.close()
 
 
 async def side_by_side(sandboxes: DockerSandboxes, spec: Spec, cycles: int) -> dict[str, Any]:
-    """Medians of single cycles in milliseconds, ours, bare, and bare with limits, and their ratios."""
+    """Median milliseconds of single cycles (ours, bare, and bare with limits), and their ratios."""
     times: dict[str, list[float]] = {"ours": [], "bare": [], "hardened": []}
     cpu = 0.0
     for _ in range(cycles):
@@ -68,20 +68,22 @@ async def side_by_side(sandboxes: DockerSandboxes, spec: Spec, cycles: int) -> d
         cpu += time.process_time() - before
         times["bare"].append(await timed(bare_cycle(sandboxes, spec, {"NetworkMode": "none"})))
         times["hardened"].append(await timed(bare_cycle(sandboxes, spec, HARDENED)))
-    found: dict[str, Any] = {f"{name}_cycle_ms": median(values) * 1e3 for name, values in times.items()}
-    found["cycle_ratio"] = found["ours_cycle_ms"] / found["bare_cycle_ms"]
-    found["hardened_ratio"] = found["ours_cycle_ms"] / found["hardened_cycle_ms"]
-    found["client_cpu_ms_per_cycle"] = cpu / cycles * 1e3
-    return found
+    figures: dict[str, Any] = {f"{name}_cycle_ms": median(values) * 1e3 for name, values in times.items()}
+    figures["cycle_ratio"] = figures["ours_cycle_ms"] / figures["bare_cycle_ms"]
+    figures["hardened_ratio"] = figures["ours_cycle_ms"] / figures["hardened_cycle_ms"]
+    figures["client_cpu_ms_per_cycle"] = cpu / cycles * 1e3
+    return figures
 
 
 async def timed(doing: Any) -> float:
+    """Seconds until an awaitable is done."""
     began = time.perf_counter()
     await doing
     return time.perf_counter() - began
 
 
 async def cycle(sandboxes: DockerSandboxes, spec: Spec) -> None:
+    """One cycle of our sandboxes."""
     sandbox = await sandboxes.start(spec)
     try:
         result = await sandbox.run("true", LIMITS, {})
@@ -91,6 +93,7 @@ async def cycle(sandboxes: DockerSandboxes, spec: Spec) -> None:
 
 
 async def bare_cycle(sandboxes: DockerSandboxes, spec: Spec, host: dict[str, Any]) -> None:
+    """One cycle of a bare container with this HostConfig."""
     assert spec.image is not None
     labels = labels_of("benchmark", this_process())
     config: dict[str, Any] = {"Image": spec.image.name, "Cmd": ["sleep", "86400"], "Labels": labels, "HostConfig": host}
@@ -104,7 +107,7 @@ async def bare_cycle(sandboxes: DockerSandboxes, spec: Spec, host: dict[str, Any
 
 
 async def crowd(sandboxes: DockerSandboxes, spec: Spec, size: int) -> dict[str, Any]:
-    """Start so many at once, count those that run a command while all are up, and remove them."""
+    """Start `size` sandboxes at once, count those that run a command while all are up, and remove them."""
     began = time.perf_counter()
     started = await asyncio.gather(*(sandboxes.start(spec) for _ in range(size)), return_exceptions=True)
     up = [sandbox for sandbox in started if isinstance(sandbox, DockerSandbox)]
@@ -133,11 +136,11 @@ def main() -> int:
     parser.add_argument("--image", default="bb:1", help="what the sandboxes start from (%(default)s)")
     parser.add_argument("--out", type=Path, help="also write the object here")
     arguments = parser.parse_args()
-    found: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "command": " ".join(sys.argv)}
-    found["machine"] = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
-    found["load_average"] = round(os.getloadavg()[0], 1)  # before: what others do on the machine
-    found |= asyncio.run(measure(QUICK if arguments.quick else Sizes(), arguments.image))
-    line = msgspec.json.encode(found)
+    figures: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "command": " ".join(sys.argv)}
+    figures["machine"] = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+    figures["load_average"] = round(os.getloadavg()[0], 1)  # before measuring: the load of others
+    figures |= asyncio.run(measure(QUICK if arguments.quick else Sizes(), arguments.image))
+    line = msgspec.json.encode(figures)
     if arguments.out:
         arguments.out.write_bytes(msgspec.json.format(line, indent=2) + b"\n")
     print(line.decode(), flush=True)

@@ -1,8 +1,8 @@
-"""The benchmark's engine: the `/generate` wire of SGLang with precomputed bytes, so that it costs next to nothing.
+"""The gateway benchmark's engine: SGLang's `/generate` with precomputed bytes, so that it costs almost nothing.
 
-`POST /mode` chooses the kind of answer, how long a call takes and the time between the events of a stream. A call is
-named by its `max_new_tokens`, which is all that is read of a request; `GET /times` tells when each was received and
-answered. Also a chat completion of fixed bytes, for litellm. Left out: everything else.
+`POST /mode` sets the kind of answer, how long a call takes and the time between the events of a stream. A call is
+identified by its `max_new_tokens`, which is all that the engine reads of a request; `GET /times` returns when each call
+was received and answered. For litellm, it also answers chat completions with fixed bytes. Left out: everything else.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ class AnswerMode(msgspec.Struct):
 
     kind: str
     seconds: float = 0.0
-    """Mean time until an answer that is not streamed; single ones take half to one and a half of it."""
+    """Mean time until an answer that is not streamed; single answers take 0.5 to 1.5 times as long."""
     pace: float = 0.0
     """Seconds between the events of a stream; 0 sends them as fast as possible."""
 
 
 class CallTimes(msgspec.Struct):
-    """Monotonic seconds of one call."""
+    """When one call was received, and its first and last byte were sent; monotonic seconds."""
 
     received: float
     first: float = 0.0
@@ -46,7 +46,7 @@ class EngineScript(msgspec.Struct):
 
 
 class PrecomputedEngine:
-    """State over all connections."""
+    """The state that all connections share."""
 
     def __init__(self, script: EngineScript):
         self.chat = script.chat
@@ -56,18 +56,20 @@ class PrecomputedEngine:
         self._answers = script.answers
 
     def whole(self) -> bytes:
+        """The next answer in one piece."""
         self.calls += 1
         answers = self._answers[self.mode.kind].whole
         return answers[self.calls % len(answers)]
 
     def events(self) -> list[bytes]:
+        """The next answer as events."""
         self.calls += 1
         answers = self._answers[self.mode.kind].streams
         return answers[self.calls % len(answers)]
 
 
 class Connection(asyncio.Protocol):
-    """One keep-alive connection; requests on it come one after the other."""
+    """One keep-alive connection. Requests on it come one after the other."""
 
     def __init__(self, engine: PrecomputedEngine):
         self._engine = engine
@@ -125,7 +127,7 @@ class Connection(asyncio.Protocol):
         self._answer(answer)
 
     def _send(self, events: list[bytes], at: int, times: CallTimes) -> None:
-        """Write one event and come back for the next one, or for the end."""
+        """Write one event, and schedule the next one or the end."""
         times.last = time.monotonic()
         times.first = times.first or times.last
         if at == len(events):
@@ -141,7 +143,7 @@ class Connection(asyncio.Protocol):
 
 
 async def serve(script: Path) -> None:
-    """Serve until ended, on a free port that is printed."""
+    """Serve on a free port, which is printed, until the process is ended."""
     engine = PrecomputedEngine(msgspec.msgpack.decode(script.read_bytes(), type=EngineScript))
     server = await asyncio.get_running_loop().create_server(lambda: Connection(engine), "127.0.0.1", 0)
     print(f"ready: http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)

@@ -1,8 +1,8 @@
-"""What the gateway costs: one JSON object as the last line of output, and in the file that --out names.
+"""Measure what the gateway costs: one JSON object as the last line of output, and in the file of --out.
 
-The gateway runs as users start it (`proxy serve`, SQLite) in a process of its own on one core; the engine (precomputed
-bytes) and the load generator are two more. A bare aiohttp relay and litellm's proxy are measured beside it. docs/
-performance.md says what each figure is. Left out: PostgreSQL, other dialects than chat completions.
+The gateway runs as users start it (`proxy serve`, SQLite), in its own process on one core; the engine (precomputed
+answers) and the load generator are two other processes. A bare aiohttp relay and litellm's proxy are measured for
+comparison. docs/performance.md explains each figure. Left out: PostgreSQL, dialects other than chat completions.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from proxy.prompt.template import ChatTemplate
 HERE = Path(__file__).parent
 STREAMS = 64
 STREAMED = 256
-"""Tokens of a streamed answer."""
+"""Tokens in a streamed answer."""
 PARTS = ("calls", "conversations", "latency", "streams", "relay", "litellm", "rss")
 
 
@@ -58,7 +58,7 @@ QUICK = Sizes(calls=100, conversations=2, turns=12, slow_turns=1, at_once=8, rou
 
 @dataclass(frozen=True)
 class Setup:
-    """What runs: the engine, the model, and where files go."""
+    """What all parts share: the engine's URL, the model, the folder for files, and the sizes."""
 
     engine: str
     model: Path
@@ -67,7 +67,7 @@ class Setup:
 
 
 def main() -> int:
-    """Measure the parts asked for."""
+    """Measure the requested parts and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a minute instead of five; the figures mean little")
     parser.add_argument("--parts", default=",".join(PARTS), help="some of " + ",".join(PARTS))
@@ -75,12 +75,12 @@ def main() -> int:
     parser.add_argument("--litellm", default=shutil.which("litellm"), help="litellm's proxy command, if there is one")
     parser.add_argument("--out", type=Path, help="also write the object here")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # no process outlives this one
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # runs `finally` blocks, which end the child processes
     sizes = QUICK if arguments.quick else Sizes()
     if arguments.rss_calls:
         sizes = Sizes(**{**vars(sizes), "rss_calls": arguments.rss_calls})
-    found = measure(sizes, arguments.parts.split(","), arguments.litellm)
-    line = msgspec.json.encode(found)
+    figures = measure(sizes, arguments.parts.split(","), arguments.litellm)
+    line = msgspec.json.encode(figures)
     if arguments.out:
         arguments.out.write_bytes(msgspec.json.format(line, indent=2) + b"\n")
     print(line.decode(), flush=True)
@@ -90,103 +90,110 @@ def main() -> int:
 def measure(sizes: Sizes, parts: list[str], litellm: str | None) -> dict[str, Any]:
     """The figures of these parts by name; null where a part did not run."""
     with tempfile.TemporaryDirectory(prefix="gateway-") as folder:
-        stand = _model(Path(folder), sizes)
-        with _process([HERE / "engine.py", stand.folder / "answers"], core=0) as (engine, _):
-            stand = Setup(engine, stand.model, stand.folder, sizes)
-            found: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "command": " ".join(sys.argv)}
-            found["machine"] = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
-            found["load_average"] = round(os.getloadavg()[0], 1)  # before: what others do on the machine
-            found |= dict.fromkeys(KEYS)
+        setup = _model(Path(folder), sizes)
+        with _process([HERE / "engine.py", setup.folder / "answers"], core=0) as (engine, _):
+            setup = Setup(engine, setup.model, setup.folder, sizes)
+            figures: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "command": " ".join(sys.argv)}
+            figures["machine"] = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+            figures["load_average"] = round(os.getloadavg()[0], 1)  # before measuring: the load of others
+            figures |= dict.fromkeys(KEYS)
             for part in parts:
                 print(f"{part} ...", file=sys.stderr, flush=True)
-                found |= _litellm(stand, litellm) if part == "litellm" else MEASURES[part](stand)
-    return found
+                figures |= _litellm(setup, litellm) if part == "litellm" else MEASURES[part](setup)
+    return figures
 
 
 # ---- the parts
 
 
-def _calls(stand: Setup) -> dict[str, Any]:
-    calls = stand.sizes.calls
-    with _gateway(stand) as job:
-        found = _load(job, kind="calls", concurrency=4, calls=calls, warm=calls // 10)
-    return {"cpu_ms_1k": found["cpu_ms"]}
+def _calls(setup: Setup) -> dict[str, Any]:
+    """CPU time of a call with 1k tokens of prompt."""
+    calls = setup.sizes.calls
+    with _gateway(setup) as job:
+        result = _load(job, kind="calls", concurrency=4, calls=calls, warm=calls // 10)
+    return {"cpu_ms_1k": result["cpu_ms"]}
 
 
-def _conversations(stand: Setup) -> dict[str, Any]:
-    sizes = stand.sizes
-    with _gateway(stand) as job:
-        found = _load(job, kind="conversations", concurrency=sizes.conversations, turns=sizes.turns, measured=10)
-    stored = _stored(stand.folder / "pool.db")
+def _conversations(setup: Setup) -> dict[str, Any]:
+    """CPU time and storage of growing conversations, at their end and on average."""
+    sizes = setup.sizes
+    with _gateway(setup) as job:
+        result = _load(job, kind="conversations", concurrency=sizes.conversations, turns=sizes.turns, measured=10)
+    stored = _stored(setup.folder / "pool.db")
     names = {"cpu_ms_32k": "cpu_ms", "cpu_ms_mean_50_turns": "cpu_ms_mean", "turns_per_s_32k": "turns_per_s"}
-    return {name: found[key] for name, key in names.items()} | stored
+    return {name: result[key] for name, key in names.items()} | stored
 
 
-def _latency(stand: Setup) -> dict[str, Any]:
-    """64 conversations at 32k with an engine that takes a second; the event loop is probed meanwhile."""
-    sizes = stand.sizes
+def _latency(setup: Setup) -> dict[str, Any]:
+    """Latency of 64 conversations at 32k tokens with an engine that takes a second, and stalls of the event loop."""
+    sizes = setup.sizes
     turns = sizes.turns - sizes.slow_turns
-    with _gateway(stand) as job:
+    with _gateway(setup) as job:
         kind = {"kind": "conversations", "turns": turns, "slow_turns": sizes.slow_turns}
         with subprocess.Popen(_command(job, concurrency=sizes.at_once, **kind), stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             process.stdout.readline()
             stalls = _probe(job["url"], process)
-            found = msgspec.json.decode(process.stdout.read())
-    added = found["added_ms"]
+            result = msgspec.json.decode(process.stdout.read())
+    added = result["added_ms"]
     return {"added_p50_ms": median(added), "added_p99_ms": _p99(added), "stall_p99_ms": _p99(stalls)}
 
 
-def _streams(stand: Setup) -> dict[str, Any]:
-    with _gateway(stand) as job:
-        found = _load(job, kind="streams", concurrency=stand.sizes.at_once, rounds=stand.sizes.rounds)
-    first = found["first_byte_ms"]
-    return {"stream_us_per_event": _per_event(found), "first_byte_ms": median(first), "first_byte_p99_ms": _p99(first)}
+def _streams(setup: Setup) -> dict[str, Any]:
+    """CPU time per event, and time to the first byte, of concurrent streams."""
+    with _gateway(setup) as job:
+        result = _load(job, kind="streams", concurrency=setup.sizes.at_once, rounds=setup.sizes.rounds)
+    first = result["first_byte_ms"]
+    return {"stream_us_per_event": _per_event(result), "first_byte_ms": median(first), "first_byte_p99_ms": _p99(first)}
 
 
-def _relay(stand: Setup) -> dict[str, Any]:
-    with _process([HERE / "relay.py", stand.engine], core=1) as (url, pid):
-        job = {"url": url, "path": "/generate", "pid": pid, "engine": stand.engine}
+def _relay(setup: Setup) -> dict[str, Any]:
+    """The same of the bare relay."""
+    with _process([HERE / "relay.py", setup.engine], core=1) as (url, pid):
+        job = {"url": url, "path": "/generate", "pid": pid, "engine": setup.engine}
         body = {"input_ids": list(range(1000)), "stream": True, "return_logprob": True}
-        sizes = stand.sizes
-        found = _load(job, kind="streams", concurrency=sizes.at_once, rounds=sizes.rounds, body=body)
+        sizes = setup.sizes
+        result = _load(job, kind="streams", concurrency=sizes.at_once, rounds=sizes.rounds, body=body)
         whole = {**job, "path": "/v1/chat/completions"}
         calls = _load(whole, kind="calls", concurrency=4, calls=sizes.calls, warm=sizes.calls // 10)
-    return {"relay_us_per_event": _per_event(found), "relay_cpu_ms_1k": calls["cpu_ms"]}
+    return {"relay_us_per_event": _per_event(result), "relay_cpu_ms_1k": calls["cpu_ms"]}
 
 
-def _rss(stand: Setup) -> dict[str, Any]:
-    """Keys with 4 calls each, so that the gateway has begun to forget sessions when the measurement begins."""
-    calls = stand.sizes.rss_calls
-    with _gateway(stand) as job:
-        found = _load(job, kind="calls", concurrency=4, calls=calls, warm=calls // 4, per_key=4)
-    return {"rss_growth_mb": found["rss_growth_mb"], "rss_mb": found["rss_mb"], "rss_calls": calls}
+def _rss(setup: Setup) -> dict[str, Any]:
+    """Memory growth over many calls. Keys have 4 calls each, so the gateway already forgets sessions when measuring
+    begins.
+    """
+    calls = setup.sizes.rss_calls
+    with _gateway(setup) as job:
+        result = _load(job, kind="calls", concurrency=4, calls=calls, warm=calls // 4, per_key=4)
+    return {"rss_growth_mb": result["rss_growth_mb"], "rss_mb": result["rss_mb"], "rss_calls": calls}
 
 
-def _litellm(stand: Setup, command: str | None) -> dict[str, Any]:
+def _litellm(setup: Setup, command: str | None) -> dict[str, Any]:
+    """CPU time of a call through litellm's proxy, or the reason why it was not measured."""
     if command is None or not Path(command).exists():
-        reason = "litellm is not installed; `pip install litellm[proxy]` in a venv of its own, and name it by --litellm"
+        reason = "litellm is not installed; run `pip install litellm[proxy]` in its own venv and pass --litellm PATH"
         return {"litellm_cpu_ms_1k": None, "litellm_reason": reason}
-    model = {"model": "openai/tiny", "api_base": f"{stand.engine}/v1", "api_key": "none"}
-    config = stand.folder / "litellm.yaml"
+    model = {"model": "openai/tiny", "api_base": f"{setup.engine}/v1", "api_key": "none"}
+    config = setup.folder / "litellm.yaml"
     settings = {"dangerously_permit_weak_or_unset_master_key": True}  # any key is served, as the gateway does
     models = [{"model_name": "tiny", "litellm_params": model}]
     config.write_bytes(msgspec.json.encode({"model_list": models, "general_settings": settings}))
     port = _free_port()
     words = [command, "--config", str(config), "--port", str(port), "--host", "127.0.0.1", "--num_workers", "1"]
-    with open(stand.folder / "litellm.log", "wb") as log:
+    with open(setup.folder / "litellm.log", "wb") as log:
         process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
         try:
             _pin(process.pid, 1)
             _wait_for(port, "/health/liveliness", process)
             job = {"url": f"http://127.0.0.1:{port}", "path": "/v1/chat/completions", "pid": process.pid}
-            calls = max(50, stand.sizes.calls // 10)
-            found = _load({**job, "engine": stand.engine}, kind="calls", concurrency=4, calls=calls, warm=calls // 10)
+            calls = max(50, setup.sizes.calls // 10)
+            result = _load({**job, "engine": setup.engine}, kind="calls", concurrency=4, calls=calls, warm=calls // 10)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    return {"litellm_cpu_ms_1k": found["cpu_ms"]}
+    return {"litellm_cpu_ms_1k": result["cpu_ms"]}
 
 
 MEASURES = {
@@ -208,7 +215,7 @@ KEYS = (
 
 
 def _model(folder: Path, sizes: Sizes) -> Setup:
-    """The tiny model and what the engine will say."""
+    """Write the tiny model, and the answers that the engine will give."""
     make_tiny_model(folder / "tiny")
     template = ChatTemplate(folder / "tiny")
     kinds = {"short": (128, False), "stream": (STREAMED, False), "turn": (512, True)}
@@ -218,20 +225,20 @@ def _model(folder: Path, sizes: Sizes) -> Setup:
 
 
 @contextmanager
-def _gateway(stand: Setup) -> Iterator[dict[str, Any]]:
-    """`proxy serve` with an empty pool; what a job must know of it."""
-    for file in stand.folder.glob("pool.db*"):
+def _gateway(setup: Setup) -> Iterator[dict[str, Any]]:
+    """Run `proxy serve` with an empty pool; yields the fields of a LoadJob."""
+    for file in setup.folder.glob("pool.db*"):
         file.unlink()
-    config = stand.folder / "serve.toml"
+    config = setup.folder / "serve.toml"
     config.write_text('pool = "pool.db"\n[engine]\nmodel = "tiny"\n')
-    words = ["-m", "proxy", "serve", config, "--engine", stand.engine]
+    words = ["-m", "proxy", "serve", config, "--engine", setup.engine]
     with _process(words, core=1) as (url, pid):
-        yield {"url": url, "path": "/v1/chat/completions", "pid": pid, "engine": stand.engine}
+        yield {"url": url, "path": "/v1/chat/completions", "pid": pid, "engine": setup.engine}
 
 
 @contextmanager
 def _process(words: list[Any], core: int) -> Iterator[tuple[str, int]]:
-    """A Python process on one core that says `ready: URL`; its URL and pid."""
+    """Run a Python process on one core that prints `ready: URL`; yields its URL and pid."""
     command = [sys.executable, *map(str, words)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -246,22 +253,24 @@ def _process(words: list[Any], core: int) -> Iterator[tuple[str, int]]:
 
 
 def _pin(pid: int, core: int) -> None:
+    """Keep a process on one of the cores that this process may use."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(pid, {cores[core % len(cores)]})
 
 
 def _command(job: dict[str, Any], **more: Any) -> list[str]:
+    """The command line of a load generator for this job."""
     return [sys.executable, str(HERE / "load.py"), msgspec.json.encode(LoadJob(**job, **more)).decode()]
 
 
 def _load(job: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """The result of one job, run by a process of its own."""
-    done = subprocess.run(_command(job, **more), stdout=subprocess.PIPE, check=True)
-    return dict(msgspec.json.decode(done.stdout.splitlines()[-1]))
+    """Run a job in its own process and return its result."""
+    completed = subprocess.run(_command(job, **more), stdout=subprocess.PIPE, check=True)
+    return dict(msgspec.json.decode(completed.stdout.splitlines()[-1]))
 
 
 def _probe(url: str, process: "subprocess.Popen[bytes]") -> list[float]:
-    """Milliseconds until GET /v1/models was answered, every 5 ms until the process closes its output."""
+    """Milliseconds that GET /v1/models takes, measured every 5 ms until the process ends."""
     address = urlsplit(url)
     connection = http.client.HTTPConnection(address.hostname or "", address.port)
     stalls = []
@@ -276,12 +285,14 @@ def _probe(url: str, process: "subprocess.Popen[bytes]") -> list[float]:
 
 
 def _free_port() -> int:
+    """A free TCP port. Another process may take it before it is used."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
 
 
 def _wait_for(port: int, path: str, process: "subprocess.Popen[bytes]") -> None:
+    """Wait until a server answers with 200 on this path. Raises SystemExit if the process ends first."""
     while process.poll() is None:
         try:
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
@@ -297,17 +308,18 @@ def _wait_for(port: int, path: str, process: "subprocess.Popen[bytes]") -> None:
 # ---- numbers
 
 
-def _per_event(found: dict[str, Any]) -> float:
-    """Microseconds of CPU per engine event (one per token)."""
-    return float(found["cpu_s"] / (found["streams"] * STREAMED) * 1e6)
+def _per_event(result: dict[str, Any]) -> float:
+    """Microseconds of CPU time per engine event (one per token)."""
+    return float(result["cpu_s"] / (result["streams"] * STREAMED) * 1e6)
 
 
 def _p99(values: list[float]) -> float:
+    """The 99th percentile."""
     return quantiles(values, n=100)[98]
 
 
 def _stored(pool: Path) -> dict[str, Any]:
-    """What the pool's file holds per call, and how many new tokens a call had."""
+    """Bytes in the pool's file per call, and new tokens per call."""
     connection = sqlite3.connect(pool)
     connection.execute("pragma wal_checkpoint(truncate)")
     calls, tokens = connection.execute(

@@ -1,6 +1,6 @@
-"""The least that an aiohttp proxy can do: pass a request on and its answer back, bytes as they come.
+"""The least that an aiohttp proxy can do: forward a request and its answer, bytes as they come.
 
-Measured beside the gateway: what it costs is what aiohttp costs on the gateway's event loop.
+Measured beside the gateway: its cost is that of aiohttp on the gateway's event loop.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ CLIENT = web.AppKey("client", aiohttp.ClientSession)
 
 
 async def relay(request: web.Request) -> web.StreamResponse:
-    """One request to the target and its answer."""
+    """Forward one request to the target, and its answer back."""
     body, headers = await request.read(), {"Content-Type": "application/json"}
     async with request.app[CLIENT].post(request.app[TARGET] + request.path, data=body, headers=headers) as answer:
         response = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.content_type})
@@ -32,7 +32,7 @@ async def _client(app: web.Application) -> AsyncIterator[None]:
 
 
 async def serve(target: str) -> None:
-    """Serve until ended, on a free port that is printed."""
+    """Serve on a free port, which is printed, until the process is ended."""
     app = web.Application(client_max_size=1 << 28)
     app[TARGET] = target
     app.cleanup_ctx.append(_client)

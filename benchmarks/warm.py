@@ -1,7 +1,7 @@
-"""What a stock of spare containers hides of a sandbox's start: one JSON object as the last line.
+"""Measure how much of a sandbox's start a stock of spare containers hides: one JSON object as the last line of output.
 
-`python -m benchmarks.warm`. Starts with and without a stock take turns, so that both see the same machine. The stock is
-full when it is asked, so this is the best case: starts that come faster than spares are made take as long as ever.
+`python -m benchmarks.warm`. Starts with and without a stock alternate, so that both see the same machine. The stock is
+full at each start, so this is the best case: starts that come faster than spares are made take as long as without.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from sandboxes.docker.warm_pool import Warm
 
 
 async def measure(starts: int, image: str) -> dict[str, float]:
-    """Medians in milliseconds: from asking until there is a sandbox."""
+    """Median milliseconds from the request for a sandbox until it is there."""
     spec = Spec(image=Image(name=image), network="none", memory_mb=256, pids=64, disk_mb=16)
     plain = await DockerSandboxes.open(Options(run="benchmark"))
     stocked = Warm(await DockerSandboxes.open(Options(run="benchmark")), 1)
@@ -35,27 +35,28 @@ async def measure(starts: int, image: str) -> dict[str, float]:
     finally:
         await stocked.close()
         await plain.close()
-    found = {name: median(values) * 1e3 for name, values in times.items()}
-    return found | {"warm_gain": found["start_ms"] / found["warm_start_ms"]}
+    medians = {name: median(values) * 1e3 for name, values in times.items()}
+    return medians | {"warm_gain": medians["start_ms"] / medians["warm_start_ms"]}
 
 
 async def timed(sandboxes: DockerSandboxes | Warm, spec: Spec) -> float:
+    """Seconds that one start takes."""
     began = time.perf_counter()
     sandbox = await sandboxes.start(spec)
-    took = time.perf_counter() - began
+    seconds = time.perf_counter() - began
     await sandbox.stop()
-    return took
+    return seconds
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--starts", type=int, default=20, help="with and without a stock each (%(default)s)")
     parser.add_argument("--image", default="bb:1", help="what the sandboxes start from (%(default)s)")
-    given = parser.parse_args()
-    found: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "starts": given.starts}
-    found["machine"] = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
-    found["load_average"] = round(os.getloadavg()[0], 1)
-    print(msgspec.json.encode(found | asyncio.run(measure(given.starts, given.image))).decode())
+    arguments = parser.parse_args()
+    figures: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "starts": arguments.starts}
+    figures["machine"] = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+    figures["load_average"] = round(os.getloadavg()[0], 1)
+    print(msgspec.json.encode(figures | asyncio.run(measure(arguments.starts, arguments.image))).decode())
 
 
 if __name__ == "__main__":
