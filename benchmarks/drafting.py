@@ -25,7 +25,7 @@ from benchmarks.result import be_single_process, provenance, write_result
 from trainer.config import Config, Parallel
 from trainer.data.micro_batch import MicroBatch
 from trainer.data.packing import plan
-from trainer.data.row import Row
+from trainer.data.row import TrainingRow
 from trainer.data.tree import TokenRun
 from trainer.loss.named_losses import rule_of
 from trainer.loss.policy_loss import imitation, policy_loss
@@ -116,7 +116,7 @@ def policy_of(source: Path, ranks: Ranks, train: bool) -> Policy:
     return Policy(source, config, ranks)
 
 
-def update(policy: Policy, rows: list[Row], loss: LossFunction, rate: float = 2e-3) -> DraftMetrics:
+def update(policy: Policy, rows: list[TrainingRow], loss: LossFunction, rate: float = 2e-3) -> DraftMetrics:
     """Take one optimizer step on these rows and return the head's metrics."""
     (micros,) = plan(rows, 1, 32_768)
     result = policy.update(micros, sum(len(row.places) for row in rows), loss, rate)
@@ -124,11 +124,11 @@ def update(policy: Policy, rows: list[Row], loss: LossFunction, rate: float = 2e
     return result.drafts
 
 
-def rows_of(tokens: np.ndarray, logp: np.ndarray, advantage: np.ndarray) -> list[Row]:
+def rows_of(tokens: np.ndarray, logp: np.ndarray, advantage: np.ndarray) -> list[TrainingRow]:
     """Rows whose tokens were sampled, except for the first two of each."""
     trained = np.arange(LENGTH) >= 2
     return [
-        Row(tokens[row], trained, logp[row], advantage[row], np.zeros(LENGTH, dtype=np.int64))
+        TrainingRow(tokens[row], trained, logp[row], advantage[row], np.zeros(LENGTH, dtype=np.int64))
         for row in range(len(tokens))
     ]
 

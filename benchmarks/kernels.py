@@ -28,7 +28,7 @@ from benchmarks.steps import StepBench, parser, peak_mb, provenance, settings, t
 from benchmarks.trees import ModelSizes, compaction, group, history, write_model
 from proxy.pool.errors import UserError
 from trainer.config import Parallel
-from trainer.data.row import Row
+from trainer.data.row import TrainingRow
 from trainer.data.tree import build
 from trainer.megatron.attention.kernels import tree_attention
 from trainer.megatron.attention.magi import fits
@@ -41,7 +41,7 @@ LARGE = ModelSizes(hidden=2048, layers=8, ffn=6144, heads=16, kv_heads=8, head_d
 WORKLOAD = Workload(groups=4, members=8, turns=8, prompt=4000, observed=256, sampled=256, vocabulary=32_768)
 
 
-def batches(quick: bool) -> dict[str, list[Row]]:
+def batches(quick: bool) -> dict[str, list[TrainingRow]]:
     """The batches whose attention is measured."""
     size = 64 if quick else 1024
     return {
@@ -77,7 +77,7 @@ def flash(inputs: Sequence[Tensor]) -> Tensor:
     return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
 
 
-def attention(rows: list[Row], repeats: int) -> dict[str, Any]:
+def attention(rows: list[TrainingRow], repeats: int) -> dict[str, Any]:
     """The kernel over a tree against flash attention."""
     runs = tuple(build(rows).runs)
     size, scale = runs[-1].end, WIDTH**-0.5

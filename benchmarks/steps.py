@@ -26,7 +26,7 @@ from benchmarks import result
 from benchmarks.recorded import Workload, make_groups
 from benchmarks.trees import FLAT_TOKENS, NARROW, RULE, WIDE, fill_micro_batches, saved_bytes, work, write_model
 from trainer.config import Config, Parallel
-from trainer.data.assemble import Batch, Choice, assemble
+from trainer.data.assemble import StepOptions, TrainingBatch, assemble
 from trainer.data.packing import pack, plan
 from trainer.data.tree import distinct
 from trainer.loss.policy_loss import LossSums, policy_loss
@@ -78,11 +78,11 @@ class StepBench:
     budget: int
     directory: Path
 
-    def step(self, play: Workload, way: StepVariant) -> tuple[dict[str, float], Batch]:
+    def step(self, play: Workload, way: StepVariant) -> tuple[dict[str, float], TrainingBatch]:
         """Run one step; returns its seconds by part, and its batch."""
         groups = make_groups(play, way.separate)
         laps = PartTimer()
-        batch = assemble(groups, Choice())
+        batch = assemble(groups, StepOptions())
         laps.lap("assemble")
         micros = plan(batch.rows, 1, self.budget)[0] if way.merge else fill_micro_batches(batch.rows, FLAT_TOKENS)
         parts = [pack(rows, self.policy.share, way.merge) for rows in micros]
@@ -116,12 +116,12 @@ class StepBench:
         return [self._medians(play, way, runs) for way, runs in zip(ways, zip(*rounds, strict=True), strict=True)]
 
     def _medians(
-        self, play: Workload, way: StepVariant, runs: Sequence[tuple[dict[str, float], Batch]]
+        self, play: Workload, way: StepVariant, runs: Sequence[tuple[dict[str, float], TrainingBatch]]
     ) -> dict[str, Any]:
         batch = runs[-1][1]
         seconds = {part: median(run[part] for run, _ in runs) for part in PARTS}
         whole = sum(seconds.values())
-        flat = sum(row.inputs for row in assemble(make_groups(play, separate=True), Choice()).rows)
+        flat = sum(row.inputs for row in assemble(make_groups(play, separate=True), StepOptions()).rows)
         return {
             "seconds": seconds,
             "seconds_step": whole,
@@ -136,8 +136,8 @@ def three_ways(bench: StepBench, play: Workload, repeats: int) -> dict[str, Any]
     """The ratios between the three variants, and the figures behind them."""
     flat, rows, tree = bench.measured(play, (FLAT, ROWS, TREE), repeats)
     print([round(one["seconds_step"], 2) for one in (flat, rows, tree)], file=sys.stderr, flush=True)
-    batch = assemble(make_groups(play), Choice()).rows
-    separate = assemble(make_groups(play, separate=True), Choice()).rows
+    batch = assemble(make_groups(play), StepOptions()).rows
+    separate = assemble(make_groups(play, separate=True), StepOptions()).rows
     saved = [saved_bytes(bench.policy, *arguments) for arguments in ((separate, False), (batch, False), (batch, True))]
     learn_seconds = [one["seconds"]["forward_backward"] for one in (flat, rows, tree)]
     return {

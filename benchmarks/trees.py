@@ -27,7 +27,7 @@ from torch import Tensor
 from benchmarks.result import be_single_process, provenance, write_result
 from trainer.config import Config, Parallel
 from trainer.data.packing import ContextShard, pack, plan
-from trainer.data.row import Row
+from trainer.data.row import TrainingRow
 from trainer.data.tree import build
 from trainer.loss.named_losses import rule_of
 from trainer.loss.policy_loss import policy_loss
@@ -67,20 +67,22 @@ class Case:
 
     name: str
     sizes: ModelSizes
-    rows: Callable[[], list[Row]]
+    rows: Callable[[], list[TrainingRow]]
     repeats: int = 3
 
 
-def completion(draw: random.Random, context: list[int], reply: int, vocabulary: int) -> Row:
+def completion(draw: random.Random, context: list[int], reply: int, vocabulary: int) -> TrainingRow:
     """A completion of `reply` sampled tokens at the end of this context."""
     size = len(context)
     trained = np.arange(size) >= size - reply
     logp = np.where(trained, -np.log(vocabulary), 0).astype(np.float32)
     advantage = np.full(size, draw.gauss(0, 1), dtype=np.float32)
-    return Row(np.array(context), trained, logp, advantage, np.zeros(size, dtype=np.int64))
+    return TrainingRow(np.array(context), trained, logp, advantage, np.zeros(size, dtype=np.int64))
 
 
-def history(draw: random.Random, turns: int, size: int, start: Sequence[int] = (), vocabulary: int = 2048) -> list[Row]:
+def history(
+    draw: random.Random, turns: int, size: int, start: Sequence[int] = (), vocabulary: int = 2048
+) -> list[TrainingRow]:
     """Turns of `size` tokens each, half observed and half sampled; one row per turn's completion."""
     context, rows = list(start), []
     for _ in range(turns):
@@ -89,13 +91,13 @@ def history(draw: random.Random, turns: int, size: int, start: Sequence[int] = (
     return rows
 
 
-def group(draw: random.Random, members: int, prompt: int, reply: int) -> list[Row]:
+def group(draw: random.Random, members: int, prompt: int, reply: int) -> list[TrainingRow]:
     """Completions of members that share their prompt."""
     shared = [draw.randrange(2048) for _ in range(prompt)]
     return [row for _ in range(members) for row in history(draw, 1, 2 * reply, shared)]
 
 
-def compaction(draw: random.Random, phases: int, turns: int, size: int) -> list[Row]:
+def compaction(draw: random.Random, phases: int, turns: int, size: int) -> list[TrainingRow]:
     """Histories that are summarised when they are long: the next one begins with system prompt and summary."""
     system = [draw.randrange(2048) for _ in range(2 * size)]
     rows, start = [], system
@@ -153,7 +155,7 @@ def write_model(directory: Path, sizes: ModelSizes) -> Path:
     return directory
 
 
-def forward_backward(policy: Policy, micros: Sequence[Sequence[Row]], merge: bool) -> tuple[float, Tensor]:
+def forward_backward(policy: Policy, micros: Sequence[Sequence[TrainingRow]], merge: bool) -> tuple[float, Tensor]:
     """Seconds of forward and backward pass over the micro-batches, with packing, and the summed loss."""
     policy.ddp.zero_grad_buffer()
     began, total = time.perf_counter(), torch.zeros(())
@@ -188,15 +190,15 @@ class BatchWork:
         return sizes.layers * layer + 2 * sizes.hidden * sizes.vocab * self.logits
 
 
-def work(rows: Sequence[Row], merge: bool) -> BatchWork:
+def work(rows: Sequence[TrainingRow], merge: bool) -> BatchWork:
     """The work of these rows, merged into trees or each by itself."""
     tree = build(rows, merge)
     return BatchWork(len(tree.tokens), int((tree.positions + 1).sum()), len(tree.parents))
 
 
-def fill_micro_batches(rows: Sequence[Row], budget: int) -> list[list[Row]]:
+def fill_micro_batches(rows: Sequence[TrainingRow], budget: int) -> list[list[TrainingRow]]:
     """Micro-batches of rows in their order, each up to the budget of tokens."""
-    micros: list[list[Row]] = [[]]
+    micros: list[list[TrainingRow]] = [[]]
     for row in rows:
         if micros[-1] and sum(one.inputs for one in micros[-1]) + row.inputs > budget:
             micros.append([])
@@ -239,7 +241,7 @@ def measure(case: Case, policy: Policy, budget: int) -> dict[str, Any]:
     }
 
 
-def saved_bytes(policy: Policy, rows: Sequence[Row], merge: bool) -> int:
+def saved_bytes(policy: Policy, rows: Sequence[TrainingRow], merge: bool) -> int:
     """Bytes that the forward pass saves for the backward pass, with all rows in one micro-batch."""
     sizes: dict[int, int] = {}
     owned = {param.untyped_storage().data_ptr() for param in policy.model.parameters()}

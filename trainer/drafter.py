@@ -21,7 +21,7 @@ from proxy.pool.errors import UserError
 from trainer import config as settings
 from trainer.config.model_shape import Shape
 from trainer.data.micro_batch import MicroBatch
-from trainer.data.row import Row
+from trainer.data.row import TrainingRow
 from trainer.megatron.model.model import PolicyModel
 from trainer.megatron.mtp.head import MTPHead, TensorParallelVocabulary, head_input, teacher_states
 from trainer.megatron.mtp.loss import DraftMetrics, acceptance, tail_kl, trained_draft_targets
@@ -55,7 +55,7 @@ class Drafter:
     def _keep(self, _module: Any, _inputs: Any, output: Tensor) -> None:
         self.hidden = output.detach()
 
-    def begin(self, micros: Sequence[Sequence[Row]]) -> None:
+    def begin(self, micros: Sequence[Sequence[TrainingRow]]) -> None:
         """Count the places of each draft over all ranks' micro-batches, which the losses are divided by."""
         self.ddp.zero_grad_buffer()
         self.optimizer.zero_grad()
@@ -65,7 +65,7 @@ class Drafter:
         self.counts = sum_over_data_ranks(torch.tensor(counts, dtype=torch.float64, device=device))
         self.sums = torch.zeros(2, self.options.drafts, dtype=torch.float64, device=device)
 
-    def learn(self, rows: Sequence[Row], packed: MicroBatch) -> None:
+    def learn(self, rows: Sequence[TrainingRow], packed: MicroBatch) -> None:
         """Add this micro-batch's gradient to the head's; `packed` is what the policy has just computed."""
         assert self.hidden is not None
         hidden, self.hidden = self.hidden, None
@@ -74,7 +74,7 @@ class Drafter:
         if self.options.train:
             loss.backward()
 
-    def loss(self, rows: Sequence[Row], packed: MicroBatch, hidden: Tensor) -> Tensor:
+    def loss(self, rows: Sequence[TrainingRow], packed: MicroBatch, hidden: Tensor) -> Tensor:
         """sum_d 1 / D sum_places KL / places of draft d in the whole batch. Branches that share a place each count."""
         context = head_input(self.model, packed, hidden, self.options.drafts, self.layout.masks_first)
         teacher = teacher_states(self.model, hidden)
@@ -116,7 +116,7 @@ class Drafter:
         return DraftMetrics(loss=means[0].mean().item(), grad_norm=norm, accepted=tuple(means[1].tolist()))
 
 
-def drafted_at(rows: Sequence[Row], packed: MicroBatch, depth: int) -> tuple[Tensor, Tensor]:
+def drafted_at(rows: Sequence[TrainingRow], packed: MicroBatch, depth: int) -> tuple[Tensor, Tensor]:
     """Distinct places where draft `depth` is compared with the policy, and how many branches each is one of."""
     nodes = packed.rows[packed.branches].cpu().numpy()[trained_draft_targets(rows, depth)]
     places, branches = (torch.from_numpy(found) for found in np.unique(nodes, return_counts=True))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from proxy.pool.errors import UserError
 from trainer.config import Config
-from trainer.data.assemble import assemble, choice_of
+from trainer.data.assemble import assemble, step_options
 from trainer.data.packing import key_cost, plan
 from trainer.loss.named_losses import configured
 from trainer.loss.policy_loss import policy_loss
@@ -39,7 +39,7 @@ def train(config: Config, ranks: Ranks) -> None:
             with reporter.step(step) as report:
                 groups = run.wait_for_lease(step).groups
                 report.leased(groups)
-                batch = assemble(groups, choice_of(config, step, policy.mixture))
+                batch = assemble(groups, step_options(config, step, policy.mixture))
                 demand_known_tokens(batch.rows, policy.shape, policy.source)
                 micros = plan(batch.rows, ranks.data_world, config.batch.max_tokens, key_cost(policy.shape))
                 run.release_engines()

@@ -13,7 +13,7 @@ from trainer.config.model_shape import read_shape
 from trainer.data.micro_batch import MicroBatch
 from trainer.data.packing import ContextShard, pack
 from trainer.data.routed_experts import replayed
-from trainer.data.row import Row
+from trainer.data.row import TrainingRow
 from trainer.drafter import Drafter
 from trainer.loss.policy_loss import LossSums, LossTokens
 from trainer.megatron.checkpoint import Checkpoints
@@ -105,7 +105,11 @@ class Policy:
         write_model(self.model, self.source, target, head)
 
     def update(
-        self, micros: Iterable[Sequence[Row]], denominator: int, loss_function: LossFunction, learning_rate: float
+        self,
+        micros: Iterable[Sequence[TrainingRow]],
+        denominator: int,
+        loss_function: LossFunction,
+        learning_rate: float,
     ) -> Update:
         """Take one optimizer step on this rank's micro-batches. Collective.
 

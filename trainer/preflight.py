@@ -18,7 +18,7 @@ from proxy.pool.rollouts.runs import Run
 from proxy.pool.tokenizer_fingerprint import fingerprint
 from proxy.pool.training.finished_rollouts import tokenizers
 from trainer.config.model_shape import Shape
-from trainer.data.row import Row
+from trainer.data.row import TrainingRow
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -70,7 +70,7 @@ def demand_tokenizer(pool: Pool, model: Path, attempt_ids: Iterable[int]) -> Non
         )
 
 
-def demand_known_tokens(rows: Iterable[Row], shape: Shape, model: Path) -> None:
+def demand_known_tokens(rows: Iterable[TrainingRow], shape: Shape, model: Path) -> None:
     """UserError when a recorded token is none of the model's."""
     largest = max((int(row.tokens.max(initial=0)) for row in rows), default=0)
     if largest >= shape.vocab:

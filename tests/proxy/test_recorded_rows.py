@@ -16,7 +16,7 @@ from tests.captures.recorded import sessions
 from tests.proxy.conftest import Serve
 from tests.proxy.test_recorded_agents import ROOM
 from trainer.data.assemble import merge, why_not_trainable
-from trainer.data.row import Row
+from trainer.data.row import TrainingRow
 from trainer.data.tree import distinct
 
 
@@ -49,7 +49,7 @@ async def test_every_token_of_a_recorded_agent_is_trained_in_its_own_context(
     assert computed < 0.5 * flat
 
 
-def check(rows: list[Row], calls: dict[int, Played]) -> None:
+def check(rows: list[TrainingRow], calls: dict[int, Played]) -> None:
     """Each completion of each row against what the engine saw and returned."""
     seen = [name for row in rows for name in row.completions]
     assert len(seen) == len(set(seen))

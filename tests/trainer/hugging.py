@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from proxy.engine.sglang import CPU_PATH
-from trainer.data.row import Row
+from trainer.data.row import TrainingRow
 
 CODE = """
 import json, sys, torch
@@ -25,7 +25,7 @@ json.dump(found, sys.stdout)
 """
 
 
-def transformers_gap(directory: Path, rows: Sequence[Row]) -> float:
+def transformers_gap(directory: Path, rows: Sequence[TrainingRow]) -> float:
     """max |recorded logprob - that of transformers with this model directory| over the trained tokens."""
     environment = {**os.environ, "PYTHONPATH": str(CPU_PATH), "HF_HUB_OFFLINE": "1"}
     said = subprocess.run(

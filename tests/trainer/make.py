@@ -20,7 +20,7 @@ from proxy.pool.rollouts.attempts import open_attempt
 from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
 from proxy.pool.schema import completions
 from trainer.config import Config
-from trainer.data.row import Row
+from trainer.data.row import TrainingRow
 
 VOCABULARY, HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 96, 32, 64, 4, 2, 8, 2
 EXPERTS, EXPERT_FFN = 8, 16
@@ -153,15 +153,15 @@ def make_config(directory: Path, **changes: Any) -> Config:
     return msgspec.convert(options | changes, Config)
 
 
-def make_row(rng: np.random.Generator, length: int, trained: int) -> Row:
+def make_row(rng: np.random.Generator, length: int, trained: int) -> TrainingRow:
     """A random sequence whose last `trained` tokens are trained."""
     mask = np.arange(length) >= length - trained
     logp = np.where(mask, rng.uniform(-5, -3, length), 0).astype(np.float32)
     advantage = np.full(length, rng.standard_normal(), dtype=np.float32)
-    return Row(rng.integers(0, VOCABULARY, length), mask, logp, advantage, np.zeros(length, dtype=np.int64))
+    return TrainingRow(rng.integers(0, VOCABULARY, length), mask, logp, advantage, np.zeros(length, dtype=np.int64))
 
 
-def make_rows(count: int, seed: int = 0) -> list[Row]:
+def make_rows(count: int, seed: int = 0) -> list[TrainingRow]:
     rng = np.random.default_rng(seed)
     return [make_row(rng, int(rng.integers(8, 40)), 5) for _ in range(count)]
 

@@ -20,7 +20,7 @@ from trainer.config import Parallel
 from trainer.config.model_shape import Experts
 from trainer.data.packing import plan
 from trainer.data.routed_experts import UNKNOWN
-from trainer.data.row import Row
+from trainer.data.row import TrainingRow
 from trainer.loss.policy_loss import policy_loss
 from trainer.megatron.parallel import Ranks, job, split
 from trainer.policy import Policy
@@ -35,7 +35,7 @@ def drawn(rng: np.random.Generator, tokens: int) -> np.ndarray:
     return np.sort(order[..., : MIXTURE.per_token].astype(np.int16), axis=-1)
 
 
-def routed(rows: Sequence[Row], seed: int = 0) -> list[Row]:
+def routed(rows: Sequence[TrainingRow], seed: int = 0) -> list[TrainingRow]:
     """Rows with experts: of equal beginnings mostly the same, sometimes others; some unknown."""
     rng, known = np.random.default_rng(seed), dict[tuple[int, ...], np.ndarray]()
     found = []

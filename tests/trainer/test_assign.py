@@ -14,7 +14,7 @@ from proxy.pool.untrained import Untrained, UntrainedReason, to_metrics
 from tests.trainer.make import chain
 from trainer.config import Config, Control, Credit, Loss
 from trainer.config.estimators import Norm
-from trainer.data.assemble import Batch, Choice, assemble
+from trainer.data.assemble import StepOptions, TrainingBatch, assemble
 from trainer.data.tree import build, order
 
 FAILED = Untrained(UntrainedReason.ROLLOUT_FAILED, "verifier")
@@ -33,12 +33,12 @@ def group(members: Sequence[LeasedRollout], domain: str = "agent", size: int | N
     return LeasedGroup(1, 0, {"domain": domain}, 0, list(members), size)
 
 
-def rewarded(rewards: Sequence[float | None], **credit: Any) -> Batch:
+def rewarded(rewards: Sequence[float | None], **credit: Any) -> TrainingBatch:
     members = [member(number, reward) for number, reward in enumerate(rewards)]
-    return assemble([group(members)], Choice(credit=Credit(**credit)))
+    return assemble([group(members)], StepOptions(credit=Credit(**credit)))
 
 
-def by_turn(batch: Batch) -> list[list[float]]:
+def by_turn(batch: TrainingBatch) -> list[list[float]]:
     """The advantages of each row's turns, all of whose tokens must agree."""
     found = []
     for row in batch.rows:
@@ -58,14 +58,14 @@ def test_process_rewards_go_to_the_turns_up_to_theirs() -> None:
     """The vector of reward-to-go against the others' first return and the same turn, three turns of it."""
     parts = {"turn:0": -0.1, "turn:1": 0.05}
     members = [member(0, 1.0, parts=parts), member(1, 0.0), member(2, 0.0, turns=2)]
-    choice = Choice(credit=Credit(returns="turns"))
+    choice = StepOptions(credit=Credit(returns="turns"))
     firsts = [0.95, 0.0, 0.0]
     assert by_turn(assemble([group(members)], choice)) == [
         pytest.approx([0.95, 1.05, 1.0]),
         pytest.approx([-(firsts[0] + firsts[2]) / 2] * 3),
         pytest.approx([-(firsts[0] + firsts[1]) / 2] * 2),
     ]
-    aligned = assemble([group(members)], Choice(credit=Credit(returns="turns", baseline="aligned")))
+    aligned = assemble([group(members)], StepOptions(credit=Credit(returns="turns", baseline="aligned")))
     assert by_turn(aligned)[1] == pytest.approx([-0.475, -0.525, -0.5])
 
 
@@ -73,26 +73,26 @@ def test_returns_of_segments_as_roll_has_them() -> None:
     """ROLL's `compute_agentic_reinforce_return`, worked: runs of 2, 3 and 1 tokens, rewards 0.5 and 1, gamma 0.9."""
     credit = Credit(returns="turns", baseline="none", gamma=0.9, process_bound=0.5, success=2.0)
     members = [member(0, 1.0, parts={"turn:1": 0.5}), member(1, 0.0)]
-    row = assemble([group(members)], Choice(credit=credit)).rows[0]
+    row = assemble([group(members)], StepOptions(credit=credit)).rows[0]
     assert row.advantage[row.trained].tolist() == pytest.approx([1.26] * 2 + [1.4] * 3 + [1.0])
 
 
 def test_the_loss_of_chunks_has_discounted_returns() -> None:
     members = [member(0, 1.0), member(1, -1.0)]
-    choice = Choice(loss=Loss(kind="ipa"), credit=Credit(returns="turns", baseline="none", gamma=0.9))
+    choice = StepOptions(loss=Loss(kind="ipa"), credit=Credit(returns="turns", baseline="none", gamma=0.9))
     assert by_turn(assemble([group(members)], choice)) == [
         pytest.approx([0.81, 0.9, 1]),
         pytest.approx([-0.81, -0.9, -1]),
     ]
-    relative = by_turn(assemble([group(members)], Choice(loss=Loss(kind="ipa"), credit=Credit(gamma=0.9))))
+    relative = by_turn(assemble([group(members)], StepOptions(loss=Loss(kind="ipa"), credit=Credit(gamma=0.9))))
     assert relative[0] == pytest.approx([0.81 * relative[0][2], 0.9 * relative[0][2], relative[0][2]])
 
 
 def test_process_rewards_are_bounded_and_those_of_no_turn_are_to_metrics() -> None:
     members = [member(0, 1.0, parts={"turn:0": 7.0, "turn:1": 1.0, "turn:9": 1.0, "style": 0.3}), member(1, 0.0)]
-    batch = assemble([group(members)], Choice(credit=Credit(returns="turns")))
+    batch = assemble([group(members)], StepOptions(credit=Credit(returns="turns")))
     assert by_turn(batch)[0] == pytest.approx([1.2, 1.1, 1.0]) and batch.unplaced_rewards == 1
-    assert assemble([group(members)], Choice()).unplaced_rewards == 0
+    assert assemble([group(members)], StepOptions()).unplaced_rewards == 0
 
 
 def test_side_calls_are_no_turns() -> None:
@@ -101,7 +101,7 @@ def test_side_calls_are_no_turns() -> None:
     ]
     members = [replace(member(0, 1.0), completions=labelled), member(1, 0.0)]
     credit = Credit(returns="turns", baseline="none", gamma=0.5)
-    assert by_turn(assemble([group(members)], Choice(credit=credit)))[0] == [0.5, 1.0]
+    assert by_turn(assemble([group(members)], StepOptions(credit=credit)))[0] == [0.5, 1.0]
 
 
 def test_a_sub_agents_turns_have_the_discount_of_the_turn_that_follows() -> None:
@@ -110,7 +110,7 @@ def test_a_sub_agents_turns_have_the_discount_of_the_turn_that_follows() -> None
     calls = [replace(item, label=label) for item, label in zip(chain(history), labels, strict=True)]
     members = [replace(member(0, 1.0), completions=calls), member(1, 0.0)]
     credit = Credit(returns="turns", baseline="none", gamma=0.5)
-    rows = assemble([group(members)], Choice(credit=credit)).rows
+    rows = assemble([group(members)], StepOptions(credit=credit)).rows
     found = [float(value) for row in rows[:-1] for value in row.advantage[row.trained]]
     assert sorted(set(found)) == [0.5, 1.0] and found.count(0.5) == len(calls[0].sampled)
 
@@ -120,7 +120,7 @@ def test_a_group_with_failed_members_weighs_as_a_whole_one() -> None:
     for padded, weight in ((True, 1.6), (False, 1.0)):
         members = [member(number, reward) for number, reward in enumerate(rewards)]
         whole = [member(number, float(number % 2)) for number in range(8)]
-        choice = Choice(loss=Loss(advantage="dr_grpo"), credit=Credit(pad=padded))
+        choice = StepOptions(loss=Loss(advantage="dr_grpo"), credit=Credit(pad=padded))
         batch = assemble([group(members), group(whole)], choice)
         failed, other = batch.rows[0], batch.rows[5]
         assert failed.weight / other.weight == pytest.approx(weight)
@@ -135,7 +135,7 @@ def test_the_weights_are_those_of_repeated_rollouts() -> None:
     short, long = member(0, 1.0, turns=1), member(1, 0.0)
     norms: tuple[Norm, ...] = ("token", "rollout")
     for norm in norms:
-        choice = Choice(loss=Loss(norm=norm))
+        choice = StepOptions(loss=Loss(norm=norm))
         weighed = assemble([group([short, long, member(2, None)]), group([short, long])], choice).rows
         repeated = assemble([group([short, long] * 3), group([short, long] * 2)], choice).rows
         share = [row.weight * row.trained.sum() for row in weighed]
@@ -145,14 +145,14 @@ def test_the_weights_are_those_of_repeated_rollouts() -> None:
 
 
 def test_a_group_without_a_majority_is_dropped() -> None:
-    batch = assemble([group([member(0, 1.0), member(1, 0.0)], size=4)], Choice())
+    batch = assemble([group([member(0, 1.0), member(1, 0.0)], size=4)], StepOptions())
     assert batch.rows == [] and batch.dropped_groups == 1
     assert to_metrics(batch.excluded) == {"too_few_valid": 12}
 
 
 def test_groups_are_filtered_by_the_verifiers_reward_alone() -> None:
     members = [member(0, 1.0, parts={"turn:0": 0.1}), member(1, 1.0)]
-    batch = assemble([group(members)], Choice(credit=Credit(returns="turns")))
+    batch = assemble([group(members)], StepOptions(credit=Credit(returns="turns")))
     assert batch.rows == [] and to_metrics(batch.excluded) == {"equal_rewards": 12}
 
 
@@ -166,7 +166,7 @@ def test_speed_is_added_to_successes() -> None:
 
     members = [member(0, 1.0, **at(50)), member(1, 1.0, **at(100)), member(2, 0.0, **at(1))]
     credit = Credit(returns="turns", baseline="none", process_weight=0.0, speed_weight=0.1, tokens_per_second=1e9)
-    found = [turns[0] for turns in by_turn(assemble([group(members)], Choice(credit=credit)))]
+    found = [turns[0] for turns in by_turn(assemble([group(members)], StepOptions(credit=credit)))]
     assert found == pytest.approx([1.1, 0.9, 0.0])
 
 
@@ -176,17 +176,17 @@ def test_a_success_that_is_too_long_earns_less() -> None:
     assert found[0] == pytest.approx([0.5] * 3) and found[1] == [0.0] * 3  # 6 of 8 tokens, half into the margin
 
 
-def rewarded_with(credit: Credit, rewards: Sequence[float]) -> Batch:
+def rewarded_with(credit: Credit, rewards: Sequence[float]) -> TrainingBatch:
     members = [member(number, reward) for number, reward in enumerate(rewards)]
-    return assemble([group(members)], Choice(credit=credit))
+    return assemble([group(members)], StepOptions(credit=credit))
 
 
 def test_stale_and_truncated_rollouts_stay_in_the_baseline_and_in_every_count() -> None:
     cut = chain(HISTORY)
     cut[-1] = replace(cut[-1], finish_reason="length")
     members = [member(0, 1.0), member(1, 0.0, staleness=3), member(2, 0.0, completions=cut), member(3, 0.0)]
-    whole = by_turn(assemble([group(members)], Choice()))
-    batch = assemble([group(members)], Choice(max_staleness=2, credit=Credit(mask_truncated=True)))
+    whole = by_turn(assemble([group(members)], StepOptions()))
+    batch = assemble([group(members)], StepOptions(max_staleness=2, credit=Credit(mask_truncated=True)))
     assert by_turn(batch) == [whole[0], [0.0] * 3, [0.0] * 3, whole[3]]
     assert batch.tokens == 24 and to_metrics(batch.masked) == {"stale": 6, "truncated": 6}
     # no other term of the loss (KL, a penalty) teaches there either, and the denominator is that of all of them
@@ -200,7 +200,7 @@ def test_returns_are_scaled_by_domain() -> None:
         group([member(0, 1.0), member(1, 0.0)], "qa"),
     ]
     credit = Credit(returns="turns", scale="domain", process_weight=0.0)
-    found = [turns[0] for turns in by_turn(assemble(groups, Choice(credit=credit)))]
+    found = [turns[0] for turns in by_turn(assemble(groups, StepOptions(credit=credit)))]
     code, qa = np.std([8, 0], ddof=1), np.std([1, 0, 1, 0], ddof=1)
     assert found == pytest.approx([8 / code, -8 / code] + [1 / qa, -1 / qa] * 2, rel=1e-5)
 
@@ -208,11 +208,11 @@ def test_returns_are_scaled_by_domain() -> None:
 def test_negatives_are_weighed_turn_by_turn() -> None:
     members = [member(0, 1.0, parts={"turn:0": 1.0}), member(1, 0.9, parts={"turn:0": -1.0})]
     credit = Credit(returns="turns", process_bound=0.3)
-    plain = by_turn(assemble([group(members)], Choice(credit=credit)))
-    halved = by_turn(assemble([group(members)], Choice(credit=credit, loss=Loss(negative_weight=0.5))))
+    plain = by_turn(assemble([group(members)], StepOptions(credit=credit)))
+    halved = by_turn(assemble([group(members)], StepOptions(credit=credit, loss=Loss(negative_weight=0.5))))
     assert plain[0] == pytest.approx([0.7, 0.4, 0.4]) and plain[1] == pytest.approx([-0.7, -0.4, -0.4])
     assert halved == [plain[0], pytest.approx([-0.35, -0.2, -0.2])]
-    early = assemble([group(members)], Choice(credit=credit, loss=Loss(positive_only_until=1)))
+    early = assemble([group(members)], StepOptions(credit=credit, loss=Loss(positive_only_until=1)))
     assert by_turn(early)[1] == [0.0] * 3 and to_metrics(early.masked) == {"negative_advantage": 6}
 
 
@@ -223,7 +223,7 @@ def test_branches_that_share_sampled_tokens_keep_an_advantage_each() -> None:
         replace(member(0, 1.0), completions=first, parts={"turn:0": 0.1}),
         replace(member(1, 0.0), completions=second),
     ]
-    rows = assemble([group(members)], Choice(credit=Credit(returns="turns"))).rows
+    rows = assemble([group(members)], StepOptions(credit=Credit(returns="turns"))).rows
     tree = build(rows)
     assert len(order(rows).rows) == 2 and len(tree.parents) < sum(len(row.places) for row in rows)
     scores = np.concatenate([row.advantage[row.places] for row in rows])
@@ -235,7 +235,7 @@ def test_branches_that_share_sampled_tokens_keep_an_advantage_each() -> None:
 
 def test_a_rollout_without_a_turn_is_still_in_the_baseline() -> None:
     members = [replace(member(0, 1.0), completions=[]), member(1, 0.0), member(2, 0.0)]
-    found = by_turn(assemble([group(members)], Choice(credit=Credit(returns="turns"))))
+    found = by_turn(assemble([group(members)], StepOptions(credit=Credit(returns="turns"))))
     assert found == [pytest.approx([-0.5] * 3)] * 2
 
 
@@ -274,5 +274,5 @@ def test_logprobs_that_are_missing_take_their_turn_out_and_leave_the_others_cred
     calls[1] = replace(calls[1], logprobs=array("f"))
     members = [replace(member(0, 1.0), completions=calls), member(1, 0.0)]
     credit = Credit(returns="turns", baseline="none", gamma=0.5)
-    batch = assemble([group(members)], Choice(credit=credit))
+    batch = assemble([group(members)], StepOptions(credit=credit))
     assert by_turn(batch)[0] == [0.25, 1.0] and to_metrics(batch.excluded) == {"logprobs_missing": 3}

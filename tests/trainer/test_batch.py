@@ -15,9 +15,9 @@ from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
 from proxy.pool.untrained import Untrained, UntrainedReason, to_metrics
 from tests.trainer.make import chain, make_config, make_rows, write_model
 from trainer.config import Control, Loss
-from trainer.data.assemble import Choice, assemble, merge, why_not_imitable, why_not_trainable
+from trainer.data.assemble import StepOptions, assemble, merge, why_not_imitable, why_not_trainable
 from trainer.data.packing import ContextShard, pack, plan
-from trainer.data.row import Row
+from trainer.data.row import TrainingRow
 from trainer.loss.named_losses import rule_of
 from trainer.loss.policy_loss import policy_loss
 from trainer.megatron.parallel import Ranks
@@ -28,7 +28,7 @@ GROWING = [([1, 2, 3], [4, 5]), ([1, 2, 3, 4, 5, 6], [7]), ([1, 2, 3, 4, 5, 6, 7
 REWRITTEN = [([1, 2, 3], [4, 5]), ([1, 2, 9], [7, 8]), ([1, 2, 3, 4, 5, 6], [7])]
 
 
-def merged(completions: list[Completion]) -> tuple[list[Row], Counter[Untrained]]:
+def merged(completions: list[Completion]) -> tuple[list[TrainingRow], Counter[Untrained]]:
     excluded: Counter[Untrained] = Counter()
     return merge(completions, 1.0, excluded, why_not_trainable), excluded
 
@@ -67,7 +67,7 @@ def test_side_calls_are_counted_and_what_has_no_label_is_trained() -> None:
     rows, excluded = merged(items)
     assert to_metrics(excluded) == {"label: side": 2} and np.flatnonzero(rows[0].trained).tolist() == [6, 9, 10]
     members = [LeasedRollout(i, i, float(i), None, items) for i in range(2)]
-    batch = assemble([LeasedGroup(1, 0, {}, 0, members)], Choice(labels=("main", "side")))
+    batch = assemble([LeasedGroup(1, 0, {}, 0, members)], StepOptions(labels=("main", "side")))
     assert to_metrics(batch.excluded) == {"label: compaction": 4} and batch.tokens == 6
 
 
@@ -97,7 +97,7 @@ def group(rewards: list[float | None]) -> LeasedGroup:
 
 
 def test_members_without_a_verdict_and_equal_groups_are_left_out() -> None:
-    batch = assemble([group([1.0, 0.0, None]), group([1.0, 1.0])], Choice())
+    batch = assemble([group([1.0, 0.0, None]), group([1.0, 1.0])], StepOptions())
     assert batch.tokens == 10 and batch.dropped_groups == 1
     assert to_metrics(batch.excluded) == {"rollout_failed: verifier": 5, "equal_rewards": 10}
     assert batch.rewards == [1.0, 0.0, 1.0, 1.0]
@@ -105,14 +105,14 @@ def test_members_without_a_verdict_and_equal_groups_are_left_out() -> None:
 
 def test_the_control_run_keeps_reported_rewards() -> None:
     batches = [
-        assemble([group([1.0, 0.0, 0.0, 0.0])], Choice(control=Control(shuffle_rewards=True, seed=seed)))
+        assemble([group([1.0, 0.0, 0.0, 0.0])], StepOptions(control=Control(shuffle_rewards=True, seed=seed)))
         for seed in range(9)
     ]
     winners = {int(np.argmax([row.advantage.max() for row in batch.rows])) for batch in batches}
     assert len(winners) > 1 and all(batch.rewards == [1.0, 0.0, 0.0, 0.0] for batch in batches)
 
 
-def gradients(policy: Policy, micros: list[list[Row]], denominator: int) -> dict[str, torch.Tensor]:
+def gradients(policy: Policy, micros: list[list[TrainingRow]], denominator: int) -> dict[str, torch.Tensor]:
     """The loss and every parameter's gradient as Megatron's DDP accumulates it."""
     policy.ddp.zero_grad_buffer()
     total = torch.zeros(())
@@ -158,22 +158,22 @@ def test_the_gradient_is_the_same_for_any_split_into_micro_batches(ranks: Ranks,
 def test_rows_weigh_what_the_normalisation_gives_them() -> None:
     groups = [group([1.0, 0.0])]
     for loss in (Loss(norm="token"), Loss(norm="rollout"), Loss(norm="constant", norm_constant=7.0)):
-        batch = assemble(groups, Choice(loss=loss))
+        batch = assemble(groups, StepOptions(loss=loss))
         total = sum(row.weight * int(row.trained.sum()) for row in batch.rows) / batch.tokens
         assert total == pytest.approx(1.0 if loss.norm != "constant" else batch.tokens / (2 * 7.0))
 
 
 def test_long_failures_are_masked_and_to_metrics() -> None:
-    batch = assemble([group([1.0, 0.0])], Choice(loss=Loss(negative_longest=4)))
+    batch = assemble([group([1.0, 0.0])], StepOptions(loss=Loss(negative_longest=4)))
     assert batch.tokens == 10 and sorted({float(row.advantage[row.trained].min()) for row in batch.rows})[0] == 0.0
     assert to_metrics(batch.masked) == {"negative_advantage": 5}
 
 
 def test_ratios_over_completions_are_the_same_in_one_micro_batch_and_in_many() -> None:
-    rows = [row for item in ([1.0, 0.0], [0.5, 0.2]) for row in assemble([group(list(item))], Choice()).rows]
+    rows = [row for item in ([1.0, 0.0], [0.5, 0.2]) for row in assemble([group(list(item))], StepOptions()).rows]
     rule, device = rule_of("gspo", 0.8, 1.2), torch.device("cpu")
 
-    def loss(part: list[Row]) -> torch.Tensor:
+    def loss(part: list[TrainingRow]) -> torch.Tensor:
         _, tokens = pack(part, ContextShard(device))
         return policy_loss(tokens.rollout_logp + 0.1 * tokens.advantage, tokens, rule)[0]
 

@@ -20,7 +20,7 @@ from proxy.engine.tiny_model import make_tiny_model
 from tests.conftest import need
 from tests.trainer.make import make_config, write_model
 from trainer.config import Push
-from trainer.data.row import Row
+from trainer.data.row import TrainingRow
 from trainer.loss.policy_loss import imitation
 from trainer.megatron.mtp.weights import HEAD_TENSORS
 from trainer.megatron.parallel import Ranks
@@ -64,7 +64,7 @@ def learn(policy: Policy, steps: int) -> None:
         for at in range(1, LENGTH):
             known = rng.random(len(tokens)) < 0.9
             tokens[known, at] = follows[tokens[known, at - 1] - 10]
-        rows = [Row(row, trained, nothing, nothing, np.zeros(LENGTH, dtype=np.int64)) for row in tokens]
+        rows = [TrainingRow(row, trained, nothing, nothing, np.zeros(LENGTH, dtype=np.int64)) for row in tokens]
         policy.update([rows], len(rows) * (LENGTH - 1), imitation, 1e-2)
 
 

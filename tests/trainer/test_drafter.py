@@ -24,7 +24,7 @@ from tests.trainer.test_report import SHAPE, facts_of, group, rollout
 from tests.trainer.test_tree import rows_of
 from tests.trainer.test_weights import same_files
 from trainer.data.packing import ContextShard, pack, plan
-from trainer.data.row import Row
+from trainer.data.row import TrainingRow
 from trainer.data.tree import TokenRun
 from trainer.drafter import Drafter, drafted_at
 from trainer.loss.named_losses import rule_of
@@ -80,7 +80,7 @@ def test_trees_give_the_heads_the_loss_and_gradient_of_separate_rows(family: str
     drafter = drafter_of(policy)
     parameters = dict(drafter.head.double().named_parameters())
 
-    def gradient(micros: list[list[Row]], merge: bool) -> dict[str, Tensor]:
+    def gradient(micros: list[list[TrainingRow]], merge: bool) -> dict[str, Tensor]:
         drafter.begin(micros)
         losses = []
         for rows in micros:

@@ -12,7 +12,7 @@ from tests.trainer.make import EXPERTS, HIDDEN, VOCABULARY, make_config, write_m
 from tests.trainer.test_tree import distance, paths_in, rows_of
 from trainer.data.micro_batch import MicroBatch
 from trainer.data.packing import ContextShard, pack, plan
-from trainer.data.row import Row
+from trainer.data.row import TrainingRow
 from trainer.loss.named_losses import rule_of
 from trainer.loss.policy_loss import policy_loss
 from trainer.megatron.model.balance import imbalance
@@ -29,7 +29,7 @@ def drawn(seed: int, tokens: int) -> tuple[Tensor, Tensor]:
     return scores, scores.topk(CHOSEN).indices
 
 
-def by_definition(probabilities: Tensor, chosen: Tensor, rows: list[Row], packed: MicroBatch) -> Tensor:
+def by_definition(probabilities: Tensor, chosen: Tensor, rows: list[TrainingRow], packed: MicroBatch) -> Tensor:
     """DeepSeek-V3, equations 17 to 20, for one row after the other."""
     paths = paths_in(packed.tokens.numpy(), list(packed.runs))
     at = {paths[index]: index for index in reversed(range(len(paths)))}  # padding comes last and counts nothing
@@ -65,7 +65,7 @@ def test_experts_that_are_used_alike_have_a_balance_of_one() -> None:
     assert found.item() == pytest.approx(sum(len(one.places) for one in rows))
 
 
-def gradients(policy: Policy, micros: list[list[Row]], merge: bool) -> dict[str, Tensor]:
+def gradients(policy: Policy, micros: list[list[TrainingRow]], merge: bool) -> dict[str, Tensor]:
     parts = [pack(rows, policy.share, merge) for rows in micros]
 
     def loss(number: int, logp: Tensor) -> tuple[Tensor, None]:

@@ -19,7 +19,7 @@ from tests.trainer.make import FAMILIES, VOCABULARY, make_config, make_rows, wri
 from tests.trainer.test_engine import completion, generate
 from trainer.commands.logprobs import difference
 from trainer.data.assemble import merge
-from trainer.data.row import Row
+from trainer.data.row import TrainingRow
 from trainer.loss.named_losses import rule_of
 from trainer.loss.policy_loss import policy_loss
 from trainer.megatron.parallel import Ranks
@@ -43,7 +43,7 @@ def trained(family: str, ranks: Ranks, directory: Path) -> Path:
     return directory / "exported"
 
 
-def sampled(url: str) -> list[Row]:
+def sampled(url: str) -> list[TrainingRow]:
     """Rows of what the engine samples."""
     prompts = np.random.default_rng(0).integers(10, VOCABULARY, (4, 50)).tolist()
     rows = []

@@ -20,9 +20,9 @@ from proxy.pool.training import steps, windowed_fifo
 from tests.trainer.make import VOCABULARY, chain, make_config, write_model
 from tests.trainer.test_tree import distance, gradients
 from trainer.credit.advantages import group_relative
-from trainer.data.assemble import Choice, assemble
+from trainer.data.assemble import StepOptions, assemble
 from trainer.data.packing import plan
-from trainer.data.row import Row
+from trainer.data.row import TrainingRow
 from trainer.data.tree import distinct
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy
@@ -82,7 +82,7 @@ def reward(member: int) -> float:
     return float(member == 0) + 0.25 * member
 
 
-def separate(groups: list[list[list[Call]]]) -> list[Row]:
+def separate(groups: list[list[list[Call]]]) -> list[TrainingRow]:
     """Each completion as a row of its own."""
     scores = group_relative([reward(member) for member in range(SIZE)], "grpo")
     assert scores is not None
@@ -96,7 +96,7 @@ def separate(groups: list[list[list[Call]]]) -> list[Row]:
                 logp[trained] = item.logprobs
                 assert score is not None
                 advantage = np.full(len(tokens), score, dtype=np.float32)
-                rows.append(Row(tokens, trained, logp, advantage, np.zeros_like(tokens)))
+                rows.append(TrainingRow(tokens, trained, logp, advantage, np.zeros_like(tokens)))
     return rows
 
 
@@ -110,7 +110,7 @@ def test_a_step_on_any_history_learns_what_its_completions_teach(
     rule = windowed_fifo.LeaseRule(groups=GROUPS, window=GROUPS, max_staleness=4)
     lease = windowed_fifo.lease(pool, run.id, 1, rule)
     assert lease is not None
-    batch = assemble(lease.groups, Choice())
+    batch = assemble(lease.groups, StepOptions())
     assert not batch.excluded and batch.tokens == sum(int(row.trained.sum()) for row in expected)
     policy = Policy(write_model(tmp_path / "model"), make_config(tmp_path), ranks)
     flat = gradients(policy, [[row] for row in expected], "cispo", merge=False)

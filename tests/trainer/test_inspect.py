@@ -20,7 +20,7 @@ from proxy.pool.training.windowed_fifo import of_step
 from tests.trainer.make import VOCABULARY, fill, make_config, write_model
 from trainer.commands.main import main
 from trainer.config import Config
-from trainer.data.assemble import assemble, choice_of
+from trainer.data.assemble import assemble, step_options
 from trainer.loop import train
 from trainer.megatron.parallel import Ranks
 from trainer.report import tokens
@@ -61,7 +61,7 @@ def test_what_is_shown_is_what_was_trained(trained: Config) -> None:
         weight = min(5.0, np.exp(token.logp - token.rollout_logp))
         factors.add(round(token.coefficient / (weight * token.advantage), 3))
     pool = open_pool(trained.pool)
-    rows = assemble(of_step(pool, runs.find_run(pool, trained.run).id, 1), choice_of(trained, 1)).rows
+    rows = assemble(of_step(pool, runs.find_run(pool, trained.run).id, 1), step_options(trained, 1)).rows
     assert factors == {round(row.weight, 3) for row in rows} and len(factors) == 2
 
 

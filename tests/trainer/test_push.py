@@ -46,7 +46,7 @@ async def test_every_engine_is_paused_loaded_checked_and_continued(start: Start,
 async def test_nothing_is_paused_for_weights_that_are_not_there(start: Start, tmp_path: Path) -> None:
     engine = Double()
     urls = await start(engine)
-    with pytest.raises(UserError, match=f"{tmp_path} holds no weights"):
+    with pytest.raises(UserError, match=f"{tmp_path} has no weights"):
         await pushed(Weights("v7", tmp_path), Push(engines=urls))
     assert engine.calls == []
 

@@ -31,10 +31,10 @@ from tests.trainer.test_tree import distance, gradients, rows_of
 from tests.trainer.torchrun import run_torch
 from trainer.commands.main import main
 from trainer.config.model_shape import Experts
-from trainer.data.assemble import Choice, assemble, merge, why_not_trainable
+from trainer.data.assemble import StepOptions, assemble, merge, why_not_trainable
 from trainer.data.packing import pack, plan
-from trainer.data.routed_experts import UNKNOWN, Recorded
-from trainer.data.row import Row
+from trainer.data.routed_experts import UNKNOWN, RecordedExperts
+from trainer.data.row import TrainingRow
 from trainer.data.tree import build
 from trainer.loop import train
 from trainer.megatron.parallel import Ranks
@@ -77,7 +77,7 @@ def test_a_path_has_the_choices_of_the_rows_that_it_goes_through() -> None:
     one = replace(completion(1, None, 0, [1, 2, 3], [4, 5]), experts=stored(choices[:4]))
     two = replace(completion(2, 1, 5, [1, 2, 3, 4, 5, 6], [7, 8]), experts=stored(choices[4:7], 4))
     cut = replace(completion(3, 2, 2, [1, 2, 9], [4]), experts=stored(choices[7:8], 2))
-    recorded = Recorded([one, two, cut], MIXTURE)
+    recorded = RecordedExperts([one, two, cut], MIXTURE)
     assert (recorded.along(1)[:4] == choices[:4]).all() and (recorded.along(1)[4:] == UNKNOWN).all()
     assert (recorded.along(2)[:7] == choices[:7]).all() and (recorded.along(2)[7:] == UNKNOWN).all()
     assert (recorded.along(3) == np.concatenate((choices[:2], choices[7:8], np.full((1, 2, 3), UNKNOWN)))).all()
@@ -90,8 +90,8 @@ def test_what_is_missing_stays_missing() -> None:
     twice = choices.copy()
     twice[3, 1] = [0, 0, 0]  # what a cache holds that was never filled
     whole = replace(late, experts=stored(twice))
-    assert (Recorded([one, late], MIXTURE).along(2)[:5] == UNKNOWN).all()
-    found = Recorded([one, whole], MIXTURE).along(2)
+    assert (RecordedExperts([one, late], MIXTURE).along(2)[:5] == UNKNOWN).all()
+    found = RecordedExperts([one, whole], MIXTURE).along(2)
     assert (found[3, 1] == UNKNOWN).all() and (found[3, 0] == choices[3, 0]).all() and (found[4:7] == choices[4:]).all()
 
 
@@ -102,7 +102,7 @@ def test_choices_of_another_model_are_refused(other: Experts) -> None:
     choices = np.broadcast_to(np.array([5, 6, 7], dtype=np.int16), (4, 2, 3))
     one = replace(completion(1, None, 0, [1, 2, 3], [4, 5]), experts=stored(choices))
     with pytest.raises(UserError, match="has experts up to 7 in 2 layers, 3 for a token, and the model has"):
-        Recorded([one], other).along(1)
+        RecordedExperts([one], other).along(1)
 
 
 def test_a_sequence_goes_on_only_where_its_experts_do() -> None:
@@ -138,7 +138,7 @@ def test_a_step_without_any_recorded_choice_is_refused() -> None:
     chains = [[completion(1, None, 0, [1, 2], [3])] for _ in range(2)]
     members = [LeasedRollout(index, index, float(index), None, chain) for index, chain in enumerate(chains)]
     with pytest.raises(UserError, match="none of the step's 2 sequences has recorded experts"):
-        assemble([LeasedGroup(1, 0, {}, 0, members)], Choice(mixture=MIXTURE))
+        assemble([LeasedGroup(1, 0, {}, 0, members)], StepOptions(mixture=MIXTURE))
 
 
 def test_a_dense_model_has_nothing_to_replay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,7 +146,7 @@ def test_a_dense_model_has_nothing_to_replay(tmp_path: Path, capsys: pytest.Capt
     file = tmp_path / "trainer.toml"
     file.write_text('pool = "pool.db"\nrun = "r"\nmodel = "model"\noutput = "out"\n[loss]\nrouting = "replay"\n')
     assert main(["launch", str(file)]) == 2
-    assert "needs a mixture of experts, and qwen3 is none; set it to own" in capsys.readouterr().err
+    assert "needs a mixture of experts, and qwen3 is a dense model; set it to own" in capsys.readouterr().err
 
 
 # ---- in the trie
@@ -183,13 +183,13 @@ def policy(ranks: Ranks, tmp_path: Path) -> Policy:
     return Policy(write_model(tmp_path / "model", "qwen3_moe"), make_config(tmp_path, **REPLAY), ranks)
 
 
-def one_row(tokens: Sequence[int], choices: np.ndarray | None) -> Row:
+def one_row(tokens: Sequence[int], choices: np.ndarray | None) -> TrainingRow:
     every, size = np.arange(len(tokens)) > 0, len(tokens)
     zeros = np.zeros(size, dtype=np.float32)
-    return Row(np.array(tokens), every, zeros, zeros, np.zeros(size, dtype=np.int64), experts=choices)
+    return TrainingRow(np.array(tokens), every, zeros, zeros, np.zeros(size, dtype=np.int64), experts=choices)
 
 
-def computed(policy: Policy, row: Row) -> torch.Tensor:
+def computed(policy: Policy, row: TrainingRow) -> torch.Tensor:
     return policy.logprobs(pack([row], policy.share)[0]).double()
 
 

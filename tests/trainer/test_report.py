@@ -22,9 +22,9 @@ from tests.trainer.make import chain, make_config, make_rows, write_model
 from tests.trainer.test_weights import same_files
 from trainer.config.model_shape import Experts, Shape
 from trainer.config.report import Alarms, Report
-from trainer.data.assemble import Choice, assemble
+from trainer.data.assemble import StepOptions, assemble
 from trainer.data.packing import plan
-from trainer.data.row import Row
+from trainer.data.row import TrainingRow
 from trainer.loss.named_losses import rule_of
 from trainer.loss.policy_loss import LossTokens, policy_loss
 from trainer.megatron.parallel import Ranks
@@ -57,7 +57,7 @@ def group(*members: LeasedRollout, staleness: int = 0, domain: str = "agent") ->
 
 
 def facts_of(groups: Sequence[LeasedGroup], step: int = 3) -> Facts:
-    batch = assemble(groups, Choice(step=step))
+    batch = assemble(groups, StepOptions(step=step))
     micros = plan(batch.rows, 1, 1000)
     seen = {
         id(row): Notes(row.rollout_logp[row.places] + np.float32(0.1), row.advantage[row.places]) for row in batch.rows
@@ -111,7 +111,7 @@ def test_staleness_is_counted_by_token_and_by_group() -> None:
 def test_a_completion_that_an_update_crossed_has_the_lag_of_each_token() -> None:
     first, *rest = rollout(1, 1.0, version="v2").completions
     first = replace(first, versions=(VersionSpan("v0", 0, 1), VersionSpan("gone", 1, 2)))
-    rows = assemble([group(replace(rollout(1, 1.0), completions=[first, *rest]), rollout(2, 0.0))], Choice()).rows
+    rows = assemble([group(replace(rollout(1, 1.0), completions=[first, *rest]), rollout(2, 0.0))], StepOptions()).rows
     row = next(row for row in rows if row.completions == (11, 12, 13))
     known = {item.id: item for item in (first, *rest)}
     assert lags(row, known, {"v0": 0, "v2": 2}, 2).tolist() == [2, -1, 0, 0, 0]
@@ -143,10 +143,10 @@ def test_survival_is_told_by_the_length_of_rollouts() -> None:
     assert "survival_by_length" not in said([long])
 
 
-def row_of(ids: list[int], trained: Sequence[int]) -> Row:
+def row_of(ids: list[int], trained: Sequence[int]) -> TrainingRow:
     mask = np.isin(np.arange(len(ids)), trained)
     zeros = np.zeros(len(ids), dtype=np.float32)
-    return Row(np.array(ids), mask, zeros, zeros, zeros.astype(np.int64))
+    return TrainingRow(np.array(ids), mask, zeros, zeros, zeros.astype(np.int64))
 
 
 def test_work_counts_distinct_tokens_their_keys_and_the_logprobs_asked_for() -> None:

@@ -18,7 +18,7 @@ from proxy.pool.errors import UserError
 from tests.trainer.make import VOCABULARY, make_config, write_model
 from trainer.data.micro_batch import MicroBatch
 from trainer.data.packing import ContextShard, divide, pack, plan
-from trainer.data.row import Row
+from trainer.data.row import TrainingRow
 from trainer.data.tree import SortedRows, TokenRun, build, cut, order
 from trainer.loss.named_losses import rule_of
 from trainer.loss.policy_loss import LossTokens, policy_loss
@@ -29,16 +29,16 @@ from trainer.policy import Policy
 TREE: dict[str, Any] = json.loads((Path(__file__).parent / "vectors.json").read_text())["tree"]
 
 
-def row(tokens: list[int], draw: random.Random, trained: list[bool] | None = None) -> Row:
+def row(tokens: list[int], draw: random.Random, trained: list[bool] | None = None) -> TrainingRow:
     size = len(tokens)
     mask = trained if trained is not None else [False] + [draw.random() < 0.7 for _ in tokens[1:]]
     logp = np.array([draw.uniform(-4, -1) for _ in tokens], dtype=np.float32)
     advantage = np.full(size, draw.gauss(0, 1), dtype=np.float32)
     kept = np.array(mask, dtype=bool)
-    return Row(np.array(tokens), kept, logp, advantage, np.zeros(size, dtype=np.int64), draw.uniform(0.5, 2))
+    return TrainingRow(np.array(tokens), kept, logp, advantage, np.zeros(size, dtype=np.int64), draw.uniform(0.5, 2))
 
 
-def rows_of(seed: int, count: int = 9, vocabulary: int = 3, longest: int = 14) -> list[Row]:
+def rows_of(seed: int, count: int = 9, vocabulary: int = 3, longest: int = 14) -> list[TrainingRow]:
     """Random branching rows: duplicates, rows that begin others, different lengths, several roots, mixed advantages."""
     draw = random.Random(seed)
     made = [[draw.randrange(vocabulary) for _ in range(draw.randint(2, longest))] for _ in range(count)]
@@ -47,7 +47,7 @@ def rows_of(seed: int, count: int = 9, vocabulary: int = 3, longest: int = 14) -
     return [row(tokens, draw) for tokens in made]
 
 
-def ancestors(rows: list[Row]) -> set[tuple[int, ...]]:
+def ancestors(rows: list[TrainingRow]) -> set[tuple[int, ...]]:
     """The nodes of the trie, each as its path."""
     return {tuple(one.tokens[: end + 1].tolist()) for one in rows for end in range(one.inputs)}
 
@@ -246,7 +246,7 @@ def test_many_slices_lose_no_more_in_half_precision_than_one_call_does() -> None
         assert (ours - right).norm() <= 1.3 * (one - right).norm()
 
 
-def gradients(policy: Policy, micros: list[list[Row]], kind: str, merge: bool) -> dict[str, Tensor]:
+def gradients(policy: Policy, micros: list[list[TrainingRow]], kind: str, merge: bool) -> dict[str, Tensor]:
     """The loss and every parameter's gradient."""
     policy.ddp.zero_grad_buffer()
     total = torch.zeros((), dtype=torch.float64)
@@ -308,7 +308,7 @@ def test_in_double_precision_nothing_is_left_of_the_difference(family: str, rank
     model = Policy(write_model(tmp_path / "model", family), make_config(tmp_path), ranks).model.double()
     parameters = dict(model.named_parameters())
 
-    def gradient(micros: list[list[Row]], merge: bool) -> dict[str, Tensor]:
+    def gradient(micros: list[list[TrainingRow]], merge: bool) -> dict[str, Tensor]:
         losses = []
         for rows in micros:
             packed, tokens = pack(rows, ContextShard(ranks.device), merge)

@@ -23,7 +23,7 @@ from trainer.commands.sft import measure
 from trainer.config import Parallel
 from trainer.data.micro_batch import MicroBatch
 from trainer.data.packing import pack, plan
-from trainer.data.row import Row
+from trainer.data.row import TrainingRow
 from trainer.loss.named_losses import rule_of
 from trainer.loss.policy_loss import policy_loss
 from trainer.megatron.optimizer import sum_gradients
@@ -87,18 +87,18 @@ def losses(model: Path) -> dict[str, float]:
     return {"kl": KL} | ({"balance": 0.1} if model.name == "qwen3_moe" else {})
 
 
-def branching(seed: int) -> list[Row]:
+def branching(seed: int) -> list[TrainingRow]:
     """Rows of two groups: members share a prompt, and some a turn."""
     rows = make_rows(ROWS, seed)
     prompts = [row.tokens[:7] for row in rows[:2]]
     return [replace(row, tokens=np.concatenate((prompts[i % 2], row.tokens[7:]))) for i, row in enumerate(rows)]
 
 
-def single(seed: int) -> list[Row]:
+def single(seed: int) -> list[TrainingRow]:
     """One token to be predicted from one: of two ranks, one has nothing to do."""
     [row] = make_rows(1, seed)
     push = np.ones(2, dtype=np.float32)
-    return [Row(row.tokens[:2], np.array([False, True]), row.rollout_logp[:2], push, row.segment[:2])]
+    return [TrainingRow(row.tokens[:2], np.array([False, True]), row.rollout_logp[:2], push, row.segment[:2])]
 
 
 BATCHES = (branching(1), branching(2), single(3))
@@ -130,7 +130,7 @@ def leads(policy: Policy, packed: MicroBatch) -> torch.Tensor:
     return first - second
 
 
-def learn(policy: Policy, batches: Sequence[list[Row]], out: Path) -> None:
+def learn(policy: Policy, batches: Sequence[list[TrainingRow]], out: Path) -> None:
     """One update for each batch; writes the model and what was reached."""
     reached, noted = [], []
     for rows in batches:
@@ -153,7 +153,7 @@ def go_on(policy: Policy, source: Path, out: Path) -> None:
     learn(policy, BATCHES[1:], out / "resumed")
 
 
-def gradients(policy: Policy, rows: list[Row], merge: bool) -> dict[str, torch.Tensor]:
+def gradients(policy: Policy, rows: list[TrainingRow], merge: bool) -> dict[str, torch.Tensor]:
     """This rank's parameters' gradients on all rows, by global names; with the loss where it is known."""
     micros = plan(rows, policy.ranks.data_world, BUDGET)[policy.ranks.data_rank]
     parts = [pack(micro, policy.share, merge) for micro in (micros if merge else [[row] for row in rows])]

@@ -16,7 +16,7 @@ from proxy.pool.untrained import Untrained, to_metrics
 from trainer.commands.recorded_rows import sampled_by
 from trainer.config import Config
 from trainer.data.packing import pack, plan
-from trainer.data.row import Row
+from trainer.data.row import TrainingRow
 from trainer.megatron.parallel import Ranks, over_context_ranks
 from trainer.policy import Policy
 from trainer.preflight import demand_known_tokens
@@ -45,7 +45,7 @@ def compare_logprobs(config: Config, ranks: Ranks, run: str) -> dict[str, Any]:
     return result if policy.model.replay_counter is None else result | policy.model.replay_counter.metrics()
 
 
-def difference(policy: Policy, rows: Sequence[Row], max_tokens: int) -> dict[str, Any]:
+def difference(policy: Policy, rows: Sequence[TrainingRow], max_tokens: int) -> dict[str, Any]:
     """Return max |rollout logprob - recomputed logprob| over the trained tokens of these rows, and their number."""
     gaps = [torch.zeros(0, device=policy.ranks.device)]
     for micro in plan(rows, 1, max_tokens)[0]:

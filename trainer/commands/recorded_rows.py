@@ -14,16 +14,16 @@ from trainer.config import Config
 from trainer.config.model_shape import read_shape
 from trainer.data.assemble import merge, why_not_imitable
 from trainer.data.routed_experts import replayed
-from trainer.data.row import Row
+from trainer.data.row import TrainingRow
 from trainer.preflight import demand_tokenizer
 
 
-def demonstrations(config: Config) -> list[list[Row]]:
+def demonstrations(config: Config) -> list[list[TrainingRow]]:
     """Return the rows to imitate, by group, since the members of a group share their task.
 
     Raises UserError when fewer than two groups have any.
     """
-    groups: dict[int, list[Row]] = {}
+    groups: dict[int, list[TrainingRow]] = {}
     pool = open_pool(config.pool)
     why_not = partial(why_not_imitable, labels=config.batch.labels)
     for name in config.sft.runs:
@@ -44,7 +44,7 @@ def _good_enough(reward: float | None, minimum: float | None) -> bool:
     return minimum is None or (reward is not None and reward >= minimum)
 
 
-def sampled_by(version: str, config: Config, run: str, excluded: Counter[Untrained]) -> list[Row]:
+def sampled_by(version: str, config: Config, run: str, excluded: Counter[Untrained]) -> list[TrainingRow]:
     """Return rows of a run's completions that this version sampled from the first to the last token.
 
     `excluded` counts the other sampled tokens by reason.

@@ -17,7 +17,7 @@ from proxy.pool.errors import UserError
 from trainer import config as settings
 from trainer.commands.recorded_rows import demonstrations
 from trainer.data.packing import pack, plan
-from trainer.data.row import Row
+from trainer.data.row import TrainingRow
 from trainer.loss.policy_loss import imitation
 from trainer.megatron.optimizer import learning_rate
 from trainer.megatron.parallel import Ranks, sum_over_context_ranks
@@ -66,7 +66,9 @@ def check(config: settings.Config) -> None:
         )
 
 
-def split(groups: Sequence[Sequence[Row]], options: settings.Sft) -> tuple[list[Row], list[Row]]:
+def split(
+    groups: Sequence[Sequence[TrainingRow]], options: settings.Sft
+) -> tuple[list[TrainingRow], list[TrainingRow]]:
     """Divide groups into rows to train on and rows held out. A group, and so its task, is on one side only."""
     order = list(range(len(groups)))
     random.Random(options.seed).shuffle(order)
@@ -76,7 +78,7 @@ def split(groups: Sequence[Sequence[Row]], options: settings.Sft) -> tuple[list[
     return train, [row for index in sorted(chosen) for row in groups[index]]
 
 
-def batches(rows: Sequence[Row], size: int, seed: int) -> Iterator[list[Row]]:
+def batches(rows: Sequence[TrainingRow], size: int, seed: int) -> Iterator[list[TrainingRow]]:
     """Yield batches without end. Each epoch has its own order; its last batch may be smaller."""
     generator = random.Random(seed)
     while True:
@@ -85,11 +87,11 @@ def batches(rows: Sequence[Row], size: int, seed: int) -> Iterator[list[Row]]:
         yield from (order[start : start + size] for start in range(0, len(order), size))
 
 
-def count(rows: Sequence[Row]) -> int:
+def count(rows: Sequence[TrainingRow]) -> int:
     return sum(int(row.trained.sum()) for row in rows)
 
 
-def measure(policy: Policy, rows: Sequence[Row], max_tokens: int) -> dict[str, float]:
+def measure(policy: Policy, rows: Sequence[TrainingRow], max_tokens: int) -> dict[str, float]:
     """Return the held-out loss per token, and as accuracy the share of tokens that are the model's first choice.
 
     Every data rank computes all of it.

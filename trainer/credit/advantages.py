@@ -1,7 +1,7 @@
-"""Advantages of rollouts against their own group, and what is done about the negative ones.
+"""Advantages of rollouts relative to their group.
 
-Statistics are over the members that have a verdict, never over placeholders.
-Left out: critics; returns per turn (trainer/credit/returns.py); who is credited with what (trainer/credit/assign.py).
+Statistics are over the members with a verdict, never over placeholders. Left out: critics; returns per turn
+(trainer/credit/returns.py); which turn gets which credit (trainer/credit/assign.py).
 """
 
 import random
@@ -12,14 +12,15 @@ from proxy.pool.rollouts.failures import enough_valid
 from trainer.config.estimators import Estimator
 
 ZERO_VARIANCE = 1e-6
+"""Rewards with a standard deviation up to this count as equal."""
 
 
 def group_relative(rewards: Sequence[float | None], estimator: Estimator = "grpo") -> list[float | None] | None:
-    """One advantage per member, None where the member has no reward.
+    """One advantage per member; None for a member without a reward.
 
     grpo: (R - mean) / (std + 1e-6) (arXiv 2402.03300; equation 2 of MiniMax-M1, arXiv 2506.13585), with the unbiased
-    std of slime, verl and TRL. dr_grpo: R - mean (arXiv 2503.20783). rloo: R - mean of the others.
-    None for the whole group when its rewards do not differ or only one member is valid: it teaches nothing.
+    std of slime, verl and TRL. dr_grpo: R - mean (arXiv 2503.20783). rloo: R - mean of the others. Returns None for the
+    whole group when its rewards are equal or only one member has one: it teaches nothing.
     """
     valid = [reward for reward in rewards if reward is not None]
     if len(valid) < 2 or stdev(valid) <= ZERO_VARIANCE:
@@ -30,17 +31,17 @@ def group_relative(rewards: Sequence[float | None], estimator: Estimator = "grpo
 
 
 def padding_weight(valid: int, size: int) -> float | None:
-    """GLM-5's rule for groups with failed members (arXiv 2602.15763): drop unless more than half is valid.
+    """The weight of each member of a group with failed members (GLM-5, arXiv 2602.15763), or None to drop the group.
 
-    In place of repeating valid members each one weighs size / valid, which keeps the group's weight and its advantages'
-    sum of 0. None: the group is dropped.
+    A group is dropped unless more than half of its `size` members are valid. GLM-5 repeats valid members to fill the
+    group; here each one weighs size / valid instead, which keeps the group's weight and a sum of advantages of 0.
     """
     return size / valid if enough_valid(valid, size) else None
 
 
 def shuffled(rewards: Sequence[float | None], seed: int) -> list[float | None]:
-    """The same rewards dealt out at random among the members that have one (the control run)."""
+    """The same rewards, distributed at random among the members that have one: the control run."""
     valid = [reward for reward in rewards if reward is not None]
     random.Random(seed).shuffle(valid)
-    dealt = iter(valid)
-    return [None if reward is None else next(dealt) for reward in rewards]
+    shuffled_rewards = iter(valid)
+    return [None if reward is None else next(shuffled_rewards) for reward in rewards]

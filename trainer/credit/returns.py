@@ -1,8 +1,8 @@
-"""Returns of a rollout's turns and what they are compared with. Pure functions over lists of one number per turn.
+"""Returns of a rollout's turns, and the baselines that they are compared with. Pure functions over one number per turn.
 
-The definitions make MiniMax-M2's (arXiv 2605.26494, equations 4-7) exact where it leaves them open. With nothing but an
-outcome reward and gamma 1 every turn's return is that reward, so that reward-to-go changes nothing.
-Left out: which events are worth a process reward; what a group's rollouts make of these (trainer/credit/assign.py).
+The definitions follow MiniMax-M2 (arXiv 2605.26494, equations 4-7) and fix what it leaves open. With an outcome reward
+only and gamma 1, every turn's return is that reward, so reward-to-go changes nothing.
+Left out: which events earn a process reward; how a group's rollouts use these functions (trainer/credit/assign.py).
 """
 
 import math
@@ -12,10 +12,10 @@ from statistics import fmean, median
 
 
 def reward_to_go(rewards: Sequence[float], gamma: float = 1.0, places: Sequence[int] | None = None) -> list[float]:
-    """G_k = sum over l >= k of gamma^(p_l - p_k) r_l, one per turn; p, the places of the turns, are 0, 1, 2, ...
+    """G_k = sum over l >= k of gamma^(p_l - p_k) r_l, one per turn. The places p of turns default to 0, 1, 2, ...
 
-    M2 (equation 6). Of an outcome alone, IPA's chunk returns (arXiv 2512.24873, equation 7). Places differ from
-    0, 1, 2, ... where turns stand beside each other (`places`).
+    M2 (equation 6). With an outcome reward only, these are IPA's chunk returns (arXiv 2512.24873, equation 7). Other
+    places are for turns that run side by side (`places`).
     """
     spans = [later - earlier for earlier, later in pairwise(places or range(len(rewards)))]
     returns, total = [], 0.0
@@ -26,27 +26,28 @@ def reward_to_go(rewards: Sequence[float], gamma: float = 1.0, places: Sequence[
 
 
 def places(branches: Sequence[bool]) -> list[int]:
-    """The place of each turn, in commit order, by whether it is a sub-agent's: that of the next turn of the main line.
+    """The place of each turn, in commit order. `branches`: whether each turn is a sub-agent's.
 
-    So a sub-agent's turn has the discount of the turn at which its parent goes on, however many turns it took.
+    A sub-agent's turn has the place of the next turn of the main line. So it has the discount of the turn at which its
+    parent continues, however many turns it took itself.
     """
-    found, main = [], 0
-    for branch in branches:
-        found.append(main)
-        main += not branch
-    return found
+    numbers, main = [], 0
+    for is_branch in branches:
+        numbers.append(main)
+        main += not is_branch
+    return numbers
 
 
 def within(rewards: Sequence[float], bound: float) -> list[float]:
-    """Process rewards of a rollout, scaled down where their sizes add up to more than the bound."""
+    """The process rewards of a rollout, scaled down if the sum of their absolute values exceeds `bound`."""
     size = sum(abs(reward) for reward in rewards)
     return [reward * bound / size for reward in rewards] if size > bound else list(rewards)
 
 
 def leave_one_out(returns: Sequence[Sequence[float]]) -> list[list[float]] | None:
-    """A_ik = G_ik - mean over j != i of G_j1 (M2, equation 4): unbiased, since the others do not depend on i.
+    """A_ik = G_ik - mean over j != i of G_j1 (M2, equation 4). Unbiased, since the other rollouts do not depend on i.
 
-    `returns`: those of each valid rollout's turns. None when there is only one.
+    `returns[i]`: the returns of the turns of valid rollout i. None when there is only one rollout.
     """
     if len(returns) < 2:
         return None
@@ -56,7 +57,7 @@ def leave_one_out(returns: Sequence[Sequence[float]]) -> list[list[float]] | Non
 
 
 def turn_aligned(returns: Sequence[Sequence[float]]) -> list[list[float]] | None:
-    """The same against the others' returns at the same turn, or at their last one."""
+    """The same, against the other rollouts' returns at the same turn, or at their last turn if they have fewer."""
     if len(returns) < 2:
         return None
     return [
@@ -69,23 +70,30 @@ def turn_aligned(returns: Sequence[Sequence[float]]) -> list[list[float]] | None
 
 
 def speed(seconds: float, baseline: float) -> float:
-    """h(T) of M2's equation 5 as clip(log2(baseline / T), -1, 1): 0 at the baseline, 1 at twice its speed."""
+    """h(T) of M2's equation 5 as clip(log2(baseline / T), -1, 1): 0 at the baseline, 1 at twice its speed. Both in
+    seconds.
+    """
     return max(-1.0, min(1.0, math.log2(baseline / seconds)))
 
 
 def speeds(seconds: Sequence[float], successes: Sequence[bool]) -> list[float]:
-    """h(T_i) of each success against the median of the group's other ones; 0 where there is none, and for failures."""
-    found = []
+    """h(T_i) of each success against the median of the group's other successes, from their `seconds`.
+
+    0 for failures, and where there is no other success.
+    """
+    values = []
     for index, (own, success) in enumerate(zip(seconds, successes, strict=True)):
         others = [
             time for i, (time, good) in enumerate(zip(seconds, successes, strict=True)) if good and i != index and time
         ]
-        found.append(speed(own, median(others)) if success and own and others else 0.0)
-    return found
+        values.append(speed(own, median(others)) if success and own and others else 0.0)
+    return values
 
 
 def overlong(length: int, limit: int, margin: int) -> float:
-    """DAPO's soft punishment (arXiv 2503.14476): 0 up to limit - margin, then falling to -1 at the limit."""
+    """DAPO's soft punishment (arXiv 2503.14476), in tokens: 0 up to limit - margin, then falling linearly to -1 at the
+    limit.
+    """
     if length <= limit - margin:
         return 0.0
     return -1.0 if length > limit else (limit - margin - length) / margin

@@ -1,7 +1,7 @@
-"""From recorded completions to rows with advantages and weights.
+"""Turn recorded completions into rows with advantages and weights.
 
 Each completion is trained on exactly the context it was sampled in. Where a completion's prompt begins with the whole
-path of an earlier one of its attempt (a history that only grew), both become one sequence: causal attention makes that
+path of an earlier one of its attempt (a history that only grew), both become one row: causal attention makes that
 exact. Left out: sharing between branches or members of a group (trainer/data/tree.py), micro-batches
 (trainer/data/packing.py).
 """
@@ -23,36 +23,36 @@ from trainer.config.estimators import Estimator
 from trainer.config.model_shape import Experts
 from trainer.credit import assign
 from trainer.credit.token_weights import token_scales
-from trainer.data.routed_experts import Recorded, demand_recorded
-from trainer.data.row import Row
+from trainer.data.routed_experts import RecordedExperts, demand_recorded
+from trainer.data.row import TrainingRow
 
 NEGATIVE = Untrained(UntrainedReason.NEGATIVE_ADVANTAGE)
 
 
 @dataclass(frozen=True)
-class Batch:
-    """What a step trains on, and what it leaves out."""
+class TrainingBatch:
+    """The rows that a step trains on, and what it leaves out."""
 
-    rows: list[Row]
+    rows: list[TrainingRow]
     excluded: Counter[Untrained]
-    """Sampled tokens that are not trained, by reason."""
+    """Sampled tokens that are in no row as trained, by reason."""
     rewards: list[float]
-    """Rewards of the valid members, as the verifier gave them."""
+    """Rewards of the members with a verdict, as the verifier gave them."""
     dropped_groups: int
-    """Groups that teach nothing: their rewards do not differ, or too few members have one."""
+    """Groups without rows: their rewards are equal, or too few members have one."""
     masked: Counter[Untrained]
-    """Trained tokens whose advantage weighs nothing, by reason; they stay in every denominator."""
+    """Trained tokens whose advantage is set to 0, by reason. They count in every denominator."""
     unplaced_rewards: int = 0
     """Process rewards that name no turn of their rollout."""
 
     @property
     def tokens(self) -> int:
-        """Trained tokens: the flat denominator of the loss."""
+        """Number of trained tokens: the flat denominator of the loss."""
         return sum(int(row.trained.sum()) for row in self.rows)
 
 
 def why_not_trainable(item: Completion, labels: Sequence[str] = config.TRAINED) -> Untrained | None:
-    """The reason why a completion takes no part in policy training, or None. One without a label does take part."""
+    """The reason why a completion is excluded from policy training, or None. One without a label is trained."""
     if item.untrainable is not None:
         return item.untrainable
     if item.label is not None and item.label not in labels:
@@ -63,7 +63,10 @@ def why_not_trainable(item: Completion, labels: Sequence[str] = config.TRAINED) 
 
 
 def why_not_imitable(item: Completion, labels: Sequence[str] = config.TRAINED) -> Untrained | None:
-    """The same for imitation, which needs no logprobs: only replies that came to their end."""
+    """The reason why a completion is excluded from imitation, or None.
+
+    Imitation needs no logprobs, but only takes replies that ended by themselves.
+    """
     if item.label is not None and item.label not in labels:
         return Untrained(UntrainedReason.LABEL, item.label)
     finished = item.finish_reason in ("stop", "tool_calls")
@@ -71,30 +74,33 @@ def why_not_imitable(item: Completion, labels: Sequence[str] = config.TRAINED) -
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
-    """What a step does with its groups."""
+class StepOptions:
+    """What the configuration says about a step's groups."""
 
     loss: config.Loss = config.Loss()
     credit: config.Credit = config.Credit()
     control: config.Control = config.Control()
     labels: Sequence[str] = config.TRAINED
-    """Completions with these labels are trained."""
+    """Labels of the completions that are trained."""
     max_staleness: int | None = None
-    """Rollouts whose oldest token lags further behind are left out of the loss. None: none is."""
+    """Rollouts whose oldest token lags further behind (in published steps) get advantage 0. None: no limit."""
     mixture: Experts | None = None
-    """Replay what the engine chose from this one. None: the trainer's routers choose."""
+    """The model whose recorded experts are replayed. None: the trainer's routers choose."""
     step: int = 1
+    """The number of the step, counted from 1."""
 
     @property
     def estimator(self) -> Estimator:
+        """The estimator of group-relative advantages."""
         return self.loss.advantage
 
 
-def choice_of(settings: config.Config, step: int, mixture: Experts | None = None) -> Choice:
-    """What the configuration says about a step.
+def step_options(settings: config.Config, step: int, mixture: Experts | None = None) -> StepOptions:
+    """The options of a step from the configuration.
 
-    `mixture`: the routing that is replayed (trainer/data/routed_experts.py: replayed)."""
-    return Choice(
+    `mixture`: the model whose recorded experts are replayed (`replayed` in trainer/data/routed_experts.py).
+    """
+    return StepOptions(
         loss=settings.loss,
         credit=settings.credit,
         control=settings.control,
@@ -105,77 +111,84 @@ def choice_of(settings: config.Config, step: int, mixture: Experts | None = None
     )
 
 
-def assemble(groups: Sequence[LeasedGroup], choice: Choice) -> Batch:
-    """The rows of a step's groups, with their advantages and weights."""
-    why_not = partial(why_not_trainable, labels=choice.labels)
-    rollouts: list[list[Row]] = []
+def assemble(groups: Sequence[LeasedGroup], options: StepOptions) -> TrainingBatch:
+    """The rows of a step's groups, with their advantages and weights. UserError when no experts to replay were
+    recorded.
+    """
+    why_not = partial(why_not_trainable, labels=options.labels)
+    rollouts: list[list[TrainingRow]] = []
     weights: list[float] = []
     excluded: Counter[Untrained] = Counter()
     masked: Counter[Untrained] = Counter()
-    shares = assign.shares(groups, choice)
-    for group, share in zip(groups, shares, strict=True):
-        for member, turns in zip(group.rollouts, share.members, strict=True):
-            if turns is None:
-                reason = member.untrained or share.dropped or Untrained(UntrainedReason.NO_REWARD)
+    credits = assign.group_credits(groups, options)
+    for group, credit in zip(groups, credits, strict=True):
+        for member, advantages in zip(group.rollouts, credit.members, strict=True):
+            if advantages is None:
+                reason = member.untrained or credit.dropped or Untrained(UntrainedReason.NO_REWARD)
                 excluded[reason] += sum(len(item.sampled) for item in member.completions)
             else:
-                rows = merge(member.completions, turns, excluded, why_not, mixture=choice.mixture)
-                rollouts.append(_masked(rows, member, choice, masked))
-                weights.append(share.weight)
-    if choice.mixture is not None:
+                rows = merge(member.completions, advantages, excluded, why_not, mixture=options.mixture)
+                rollouts.append(_masked(rows, member, options, masked))
+                weights.append(credit.weight)
+    if options.mixture is not None:
         demand_recorded([row for own in rollouts for row in own])
     members = (member for group in groups for member in group.rollouts)
-    return Batch(
-        rows=_weighed(rollouts, weights, choice.loss),
+    return TrainingBatch(
+        rows=_weighed(rollouts, weights, options.loss),
         excluded=excluded,
         rewards=[member.verdict for member in members if member.verdict is not None],
-        dropped_groups=sum(share.dropped is not None for share in shares),
+        dropped_groups=sum(credit.dropped is not None for credit in credits),
         masked=masked,
-        unplaced_rewards=sum(share.unplaced for share in shares),
+        unplaced_rewards=sum(credit.unplaced for credit in credits),
     )
 
 
-def _masked(rows: list[Row], member: LeasedRollout, choice: Choice, masked: Counter[Untrained]) -> list[Row]:
-    """The rows of a rollout, with advantage 0 where they must not teach. That keeps the tokens in every count.
+def _masked(
+    rows: list[TrainingRow], member: LeasedRollout, options: StepOptions, masked: Counter[Untrained]
+) -> list[TrainingRow]:
+    """The rows of a rollout, with advantage 0 where they must not teach. Their tokens stay in every count.
 
-    What is masked as a whole weighs nothing in any term of the policy's loss; masked negatives keep the terms that no
-    advantage enters (KL).
+    A rollout that is masked as a whole has weight 0 in all terms of the policy's loss. Masked negatives keep the terms
+    without an advantage (KL). Adds to `masked`.
     """
-    reason = _why_masked(member, choice)
+    reason = _why_masked(member, options)
     trained = sum(int(row.trained.sum()) for row in rows)
-    factor = 0.0 if reason else choice.loss.negatives().factor(-1.0, trained, choice.step)
-    found = []
+    factor = 0.0 if reason else options.loss.negatives().factor(-1.0, trained, options.step)
+    masked_rows = []
     for row in rows:
-        touched = np.ones_like(row.trained) if reason else row.advantage < 0
+        changed = np.ones_like(row.trained) if reason else row.advantage < 0
         if factor == 0:
-            masked[reason or NEGATIVE] += int((touched & row.trained).sum())
-        advantage = np.where(touched, row.advantage * np.float32(factor), row.advantage)
-        found.append(replace(row, advantage=advantage, weight=0.0 if reason else row.weight))
-    return found
+            masked[reason or NEGATIVE] += int((changed & row.trained).sum())
+        advantage = np.where(changed, row.advantage * np.float32(factor), row.advantage)
+        masked_rows.append(replace(row, advantage=advantage, weight=0.0 if reason else row.weight))
+    return masked_rows
 
 
-def _why_masked(member: LeasedRollout, choice: Choice) -> Untrained | None:
-    """Why a rollout is left out of the loss although its reward is in the baseline."""
-    if choice.max_staleness is not None and member.staleness > choice.max_staleness:
+def _why_masked(member: LeasedRollout, options: StepOptions) -> Untrained | None:
+    """Why a rollout must not teach although its reward is in the baseline."""
+    if options.max_staleness is not None and member.staleness > options.max_staleness:
         return Untrained(UntrainedReason.STALE)
-    turns = assign.turns_of(member, choice.labels)
-    cut = choice.credit.mask_truncated and turns and turns[-1].finish_reason == "length"
-    return Untrained(UntrainedReason.TRUNCATED) if cut else None
+    turns = assign.turns_of(member, options.labels)
+    truncated = options.credit.mask_truncated and turns and turns[-1].finish_reason == "length"
+    return Untrained(UntrainedReason.TRUNCATED) if truncated else None
 
 
-def _weighed(rollouts: Sequence[Sequence[Row]], weights: Sequence[float], loss: config.Loss) -> list[Row]:
+def _weighed(
+    rollouts: Sequence[Sequence[TrainingRow]], weights: Sequence[float], loss: config.Loss
+) -> list[TrainingRow]:
+    """All rows with their weights: the loss's normalisation, relative to the mean over all trained tokens."""
     rows = [row for own in rollouts for row in own]
     counts = [int(row.trained.sum()) for row in rows]
     owners = [index for index, own in enumerate(rollouts) for _ in own]
     copies = [weights[owner] for owner in owners]
     scales = token_scales(counts, owners, loss.norm, loss.norm_constant, weights=copies)
-    whole = max(1, sum(counts))
-    return [replace(row, weight=row.weight * scale * whole) for row, scale in zip(rows, scales, strict=True)]
+    tokens = max(1, sum(counts))
+    return [replace(row, weight=row.weight * scale * tokens) for row, scale in zip(rows, scales, strict=True)]
 
 
 @dataclass
-class _Draft:
-    """A sequence that is still growing: its longest path, and the completions trained in it."""
+class _GrowingRow:
+    """A row that is still growing: its longest path, and the completions that are trained in it."""
 
     tokens: "array[int]"
     parts: list[Completion] = field(default_factory=list)
@@ -188,45 +201,51 @@ def merge(
     why_not: Callable[[Completion], Untrained | None],
     *,
     mixture: Experts | None = None,
-) -> list[Row]:
-    """The sequences of one attempt's completions (in commit order); adds to `excluded` what they leave out.
+) -> list[TrainingRow]:
+    """The rows of one attempt's completions, which must be in commit order. Adds to `excluded` what they leave out.
 
-    `advantage`: of all sampled tokens, or of those of each completion by its id.
-    `mixture`: replay what the engine chose from it.
+    `advantage`: one for all sampled tokens, or one for each completion, by its id. `why_not` returns the reason why a
+    completion is excluded, or None. `mixture`: the model whose recorded experts are replayed.
     """
     try:
-        whole = paths(chain)
+        path_of = paths(chain)
     except ValueError:
         excluded[Untrained(UntrainedReason.CHECKSUM)] += sum(len(item.sampled) for item in chain)
         return []
-    drafts: list[_Draft] = []
-    chosen = None if mixture is None else Recorded(chain, mixture)
+    growing: list[_GrowingRow] = []
+    recorded = None if mixture is None else RecordedExperts(chain, mixture)
     for item in chain:
         reason = why_not(item)
         if reason is not None:
             excluded[reason] += len(item.sampled)
         elif len(item.sampled):
-            draft = _continued(drafts, whole[item.id], item, chosen)
-            draft.tokens = whole[item.id]
+            draft = _continued(growing, path_of[item.id], item, recorded)
+            draft.tokens = path_of[item.id]
             draft.parts.append(item)
-    rows = [_row(draft, advantage, excluded) for draft in drafts]
-    if chosen is None:
+    rows = [_row(draft, advantage, excluded) for draft in growing]
+    if recorded is None:
         return rows
-    return [replace(row, experts=chosen.along(draft.parts[-1].id)) for row, draft in zip(rows, drafts, strict=True)]
+    return [replace(row, experts=recorded.along(draft.parts[-1].id)) for row, draft in zip(rows, growing, strict=True)]
 
 
-def _continued(drafts: list[_Draft], path: "array[int]", item: Completion, chosen: Recorded | None) -> _Draft:
-    """The longest sequence that the prompt begins with, in what the engine chose too, or a new one."""
-    for draft in sorted(drafts, key=lambda draft: -len(draft.tokens)):
+def _continued(
+    growing: list[_GrowingRow], path: "array[int]", item: Completion, recorded: RecordedExperts | None
+) -> _GrowingRow:
+    """The longest row that the prompt of `item` begins with, or a new one.
+
+    With recorded experts, the row's experts must also be those of the prompt.
+    """
+    for draft in sorted(growing, key=lambda draft: -len(draft.tokens)):
         size = len(draft.tokens)
         if size <= item.prompt_length and path[:size] == draft.tokens:
-            if chosen is None or chosen.goes_on(item.id, draft.parts[-1].id, size):
+            if recorded is None or recorded.continues(item.id, draft.parts[-1].id, size):
                 return draft
-    drafts.append(_Draft(array("i")))
-    return drafts[-1]
+    growing.append(_GrowingRow(array("i")))
+    return growing[-1]
 
 
-def _row(draft: _Draft, advantage: float | Mapping[int, float], excluded: Counter[Untrained]) -> Row:
+def _row(draft: _GrowingRow, advantage: float | Mapping[int, float], excluded: Counter[Untrained]) -> TrainingRow:
+    """The row of the completions that were merged. Adds to `excluded` the tokens whose logprob is not finite."""
     tokens = np.array(draft.tokens, dtype=np.int64)
     trained = np.zeros(len(tokens), dtype=bool)
     logp = np.zeros(len(tokens), dtype=np.float32)
@@ -239,9 +258,9 @@ def _row(draft: _Draft, advantage: float | Mapping[int, float], excluded: Counte
         if len(item.logprobs) == len(item.sampled):
             logp[place] = item.logprobs
     impossible = trained & ~np.isfinite(logp)
-    impossible[0] |= trained[0]  # the first token of all has no context to be predicted from
+    impossible[0] |= trained[0]  # nothing predicts the first token of a row
     if impossible.any():
         excluded[Untrained(UntrainedReason.LOGPROB_NOT_FINITE)] += int(impossible.sum())
         trained &= ~impossible
     sampled_by = tuple(item.id for item in draft.parts)
-    return Row(tokens, trained, np.where(trained, logp, 0), scores, segment, completions=sampled_by)
+    return TrainingRow(tokens, trained, np.where(trained, logp, 0), scores, segment, completions=sampled_by)

@@ -15,7 +15,7 @@ import torch
 from trainer.config.model_shape import Shape
 from trainer.data.micro_batch import MicroBatch, SequencePaths
 from trainer.data.routed_experts import PADDING
-from trainer.data.row import Row
+from trainer.data.row import TrainingRow
 from trainer.data.tree import PrefixForest, SortedRows, TokenRun, build, cut, order
 from trainer.loss.policy_loss import LossTokens
 
@@ -27,7 +27,7 @@ KEY_COST = 1e-4
 class TreePart:
     """Rows that are computed together: a tree, or a part of one that is over the budget."""
 
-    rows: list[Row]
+    rows: list[TrainingRow]
     tokens: int
     """Distinct tokens."""
     cost: float
@@ -41,7 +41,9 @@ def key_cost(shape: Shape) -> float:
     return 4 * width / linear
 
 
-def plan(rows: Sequence[Row], ranks: int, max_tokens: int, per_key: float = KEY_COST) -> list[list[list[Row]]]:
+def plan(
+    rows: Sequence[TrainingRow], ranks: int, max_tokens: int, per_key: float = KEY_COST
+) -> list[list[list[TrainingRow]]]:
     """[rank][micro-batch] -> rows. Deterministic. Every rank gets the same number of micro-batches; some may be empty.
 
     Costliest trees first, each to the rank with the least work, there into the first micro-batch with room (at most
@@ -62,7 +64,7 @@ def plan(rows: Sequence[Row], ranks: int, max_tokens: int, per_key: float = KEY_
     ]
 
 
-def divide(rows: Sequence[Row], max_tokens: int, per_key: float = KEY_COST) -> list[TreePart]:
+def divide(rows: Sequence[TrainingRow], max_tokens: int, per_key: float = KEY_COST) -> list[TreePart]:
     """The trees of these rows; those over the budget are cut into parts."""
     ordered = order(rows)
     ends = [index for index, shared in enumerate(ordered.shared) if not shared] + [len(ordered.rows)]
@@ -102,7 +104,7 @@ class ContextShard:
     """Whether the model needs `MicroBatch.paths`."""
 
 
-def pack(rows: Sequence[Row], shard: ContextShard, merge: bool = True) -> tuple[MicroBatch, LossTokens]:
+def pack(rows: Sequence[TrainingRow], shard: ContextShard, merge: bool = True) -> tuple[MicroBatch, LossTokens]:
     """Make tensors of one micro-batch: the model's input, and what the loss needs to know of each trained token.
 
     Where several ranks share it, each gets the tokens of its stretch, and the trained tokens that are predicted there.
@@ -145,7 +147,7 @@ def pack(rows: Sequence[Row], shard: ContextShard, merge: bool = True) -> tuple[
     )
 
 
-def predicted(rows: Sequence[Row], shard: ContextShard) -> np.ndarray:
+def predicted(rows: Sequence[TrainingRow], shard: ContextShard) -> np.ndarray:
     """Indices of the trained tokens, over the rows' trained tokens concatenated, that this rank predicts."""
     tree = _padded(build(rows), shard.world * shard.multiple)
     first, end = _stretch(tree, shard)
@@ -159,7 +161,9 @@ def _stretch(tree: PrefixForest, shard: ContextShard) -> tuple[int, int]:
     return size * shard.rank, size * (shard.rank + 1)
 
 
-def _paths(tree: PrefixForest, rows: Sequence[Row], stretch: tuple[int, int], device: torch.device) -> SequencePaths:
+def _paths(
+    tree: PrefixForest, rows: Sequence[TrainingRow], stretch: tuple[int, int], device: torch.device
+) -> SequencePaths:
     """The sequences through each token of the stretch: those that end within the token's subtree."""
     order = np.argsort(tree.ends, kind="stable")
     lengths = np.array([run.end - run.start for run in tree.runs])

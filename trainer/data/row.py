@@ -7,7 +7,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Row:
+class TrainingRow:
     """One sequence. The arrays have one entry per token."""
 
     tokens: np.ndarray

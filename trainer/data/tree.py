@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from proxy.pool.errors import UserError
-from trainer.data.row import Row
+from trainer.data.row import TrainingRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class PrefixForest:
 class SortedRows:
     """Rows sorted by their tokens; `shared[i]` tokens at the beginning of row i are also those of row i - 1."""
 
-    rows: list[Row]
+    rows: list[TrainingRow]
     shared: list[int]
 
     def unique(self, start: int, end: int) -> int:
@@ -66,7 +66,7 @@ class SortedRows:
         return sum(row.inputs for row in self.rows[start:end]) - sum(self.shared[start + 1 : end])
 
 
-def order(rows: Sequence[Row]) -> SortedRows:
+def order(rows: Sequence[TrainingRow]) -> SortedRows:
     """Sort rows so that each shares its longest beginning with a neighbour. Only tokens that are computed count."""
     keys = [_key(row) for row in rows]
     ordered = [rows[index] for index in sorted(range(len(rows)), key=lambda index: keys[index])]
@@ -74,12 +74,12 @@ def order(rows: Sequence[Row]) -> SortedRows:
     return SortedRows(ordered, shared[: len(ordered)])
 
 
-def distinct(rows: Sequence[Row]) -> int:
+def distinct(rows: Sequence[TrainingRow]) -> int:
     """The number of distinct tokens of these rows, merged into trees."""
     return order(rows).unique(0, len(rows))
 
 
-def _key(row: Row) -> bytes:
+def _key(row: TrainingRow) -> bytes:
     """What rows are sorted by: tokens, each with its experts if it has some. Big-endian, so bytes sort as numbers."""
     tokens = row.tokens[: row.inputs].astype(">i4")
     if row.routes is None:
@@ -88,7 +88,7 @@ def _key(row: Row) -> bytes:
     return np.concatenate(parts, axis=1).tobytes()
 
 
-def _common(one: Row, other: Row) -> int:
+def _common(one: TrainingRow, other: TrainingRow) -> int:
     """Tokens that two rows share at their beginning."""
     size = min(one.inputs, other.inputs)
     differs = one.tokens[:size] != other.tokens[:size]
@@ -129,7 +129,7 @@ def cut(ordered: SortedRows, budget: int) -> list[SortedRows]:
     return parts[::-1]
 
 
-def build(rows: Sequence[Row], merge: bool = True) -> PrefixForest:
+def build(rows: Sequence[TrainingRow], merge: bool = True) -> PrefixForest:
     """Lay rows out as prefix trees. At least one row. `merge=False`: each row is a tree of its own.
 
     ValueError when only some of the rows have experts.

@@ -18,8 +18,8 @@ from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
 from proxy.pool.untrained import to_metrics
 from trainer.config import TRAINED
 from trainer.config.model_shape import Shape
-from trainer.data.assemble import Batch, why_not_trainable
-from trainer.data.row import Row
+from trainer.data.assemble import TrainingBatch, why_not_trainable
+from trainer.data.row import TrainingRow
 from trainer.loss.policy_loss import read_sums
 from trainer.policy import Update
 from trainer.report.flops import Work, flops, merged, separate
@@ -36,8 +36,8 @@ class Facts:
 
     step: int
     groups: Sequence[LeasedGroup]
-    batch: Batch
-    micros: Sequence[Sequence[Sequence[Row]]]
+    batch: TrainingBatch
+    micros: Sequence[Sequence[Sequence[TrainingRow]]]
     """[data rank][micro-batch] -> rows."""
     update: Update
     notes: Mapping[int, Notes]
@@ -95,7 +95,7 @@ def sampled(groups: Iterable[LeasedGroup]) -> list[Completion]:
     return [item for group in groups for member in group.rollouts for item in member.completions]
 
 
-def rewards(groups: Sequence[LeasedGroup], batch: Batch) -> dict[str, Any]:
+def rewards(groups: Sequence[LeasedGroup], batch: TrainingBatch) -> dict[str, Any]:
     """Rewards as the verifiers gave them, of the members that have a verdict."""
     by_domain: dict[str, list[float]] = defaultdict(list)
     for group in groups:
@@ -115,7 +115,7 @@ def _judged(group: LeasedGroup) -> list[tuple[float, LeasedRollout]]:
     return [(verdict, member) for member in group.rollouts if (verdict := member.verdict) is not None]
 
 
-def advantages(rows: Sequence[Row]) -> dict[str, float]:
+def advantages(rows: Sequence[TrainingRow]) -> dict[str, float]:
     """Of the trained tokens, each with the advantage that its loss has."""
     values = _joined(row.advantage[row.places] for row in rows)
     if not len(values):
@@ -150,7 +150,9 @@ def lengths(groups: Sequence[LeasedGroup], labels: Sequence[str]) -> dict[str, f
     return said
 
 
-def lags(row: Row, completions: Mapping[int, Completion], versions: Mapping[str, int], current: int) -> np.ndarray:
+def lags(
+    row: TrainingRow, completions: Mapping[int, Completion], versions: Mapping[str, int], current: int
+) -> np.ndarray:
     """Published steps between the weights that sampled each trained token and those that it updates; -1: not known."""
     ages = np.full(len(row.tokens), -1, dtype=np.int64)
     for name in row.completions:
@@ -181,7 +183,9 @@ def _counted(values: np.ndarray) -> dict[str, int]:
     return {UNKNOWN if lag < 0 else str(lag): found[lag] for lag in sorted(found)}
 
 
-def mismatch(rows: Sequence[Row], notes: Mapping[int, Notes], ages: Mapping[int, np.ndarray]) -> dict[str, float]:
+def mismatch(
+    rows: Sequence[TrainingRow], notes: Mapping[int, Notes], ages: Mapping[int, np.ndarray]
+) -> dict[str, float]:
     """Trainer against engine, per trained token; `kl_fresh` of those that the current weights sampled, where no
     staleness is in it.
     """
@@ -197,7 +201,7 @@ def mismatch(rows: Sequence[Row], notes: Mapping[int, Notes], ages: Mapping[int,
     return said
 
 
-def survival(completions: Iterable[Completion], batch: Batch) -> dict[str, Any]:
+def survival(completions: Iterable[Completion], batch: TrainingBatch) -> dict[str, Any]:
     """Where every sampled token of the step went."""
     every = sum(len(item.sampled) for item in completions)
     return {
@@ -210,7 +214,7 @@ def survival(completions: Iterable[Completion], batch: Batch) -> dict[str, Any]:
     }
 
 
-def survival_by_length(groups: Sequence[LeasedGroup], rows: Sequence[Row]) -> dict[str, Any]:
+def survival_by_length(groups: Sequence[LeasedGroup], rows: Sequence[TrainingRow]) -> dict[str, Any]:
     """Share of the sampled tokens that are trained, by the decile of their rollout's length (1: the shortest).
 
     Absent below ten rollouts.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainer.config.model_shape import Shape
-from trainer.data.row import Row
+from trainer.data.row import TrainingRow
 from trainer.data.tree import build
 
 PEAKS = {
@@ -40,7 +40,7 @@ class Work:
         return Work(self.tokens + other.tokens, self.keys + other.keys, self.asked + other.asked)
 
 
-def merged(rows: Sequence[Row]) -> Work:
+def merged(rows: Sequence[TrainingRow]) -> Work:
     """The work of these rows as trees: every distinct token once, its keys being its ancestors and itself."""
     if not rows:
         return Work()

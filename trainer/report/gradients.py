@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.data.packing import ContextShard, pack, predicted
-from trainer.data.row import Row
+from trainer.data.row import TrainingRow
 from trainer.loss.policy_loss import LossRule, policy_loss
 from trainer.megatron.optimizer import sum_gradients
 from trainer.megatron.parallel import Ranks
@@ -41,7 +41,7 @@ def token_arrays(inputs: LossInput, loss_function: LossFunction | None) -> Token
 def token_notes(
     loss_inputs: Sequence[LossInput],
     loss_function: LossFunction | None,
-    micros: Sequence[Sequence[Sequence[Row]]],
+    micros: Sequence[Sequence[Sequence[TrainingRow]]],
     ranks: Ranks,
     share: ContextShard,
 ) -> dict[int, Notes]:
@@ -63,7 +63,9 @@ def token_notes(
     return notes
 
 
-def _notes_by_row(rows: Sequence[Row], parts: Mapping[int, TokenArrays], share: ContextShard) -> dict[int, Notes]:
+def _notes_by_row(
+    rows: Sequence[TrainingRow], parts: Mapping[int, TokenArrays], share: ContextShard
+) -> dict[int, Notes]:
     """Join what the context ranks computed of a micro-batch and divide it by row."""
     if not rows:
         return {}
@@ -78,7 +80,7 @@ def _notes_by_row(rows: Sequence[Row], parts: Mapping[int, TokenArrays], share: 
 
 
 def gradient_shares(
-    policy: Policy, micros: Sequence[Sequence[Row]], denominator: int, rule: LossRule
+    policy: Policy, micros: Sequence[Sequence[TrainingRow]], denominator: int, rule: LossRule
 ) -> dict[str, float]:
     """Measure how much of the weights' gradient comes from negative advantages: one pass for each sign. Collective.
 
@@ -97,7 +99,7 @@ def gradient_shares(
 
 
 def _gradient_norm(
-    policy: Policy, micros: Sequence[Sequence[Row]], denominator: int, rule: LossRule, sign: int
+    policy: Policy, micros: Sequence[Sequence[TrainingRow]], denominator: int, rule: LossRule, sign: int
 ) -> float:
     """The norm of the gradient of the tokens whose advantage has this sign."""
     policy.ddp.zero_grad_buffer()

@@ -20,8 +20,8 @@ from proxy.pool.rollouts import runs
 from proxy.pool.training import steps
 from proxy.pool.training.windowed_fifo import LeasedGroup
 from trainer.config import Config
-from trainer.data.assemble import Batch
-from trainer.data.row import Row
+from trainer.data.assemble import TrainingBatch
+from trainer.data.row import TrainingRow
 from trainer.loss.named_losses import configured
 from trainer.loss.policy_loss import policy_loss
 from trainer.megatron.parallel import Ranks
@@ -137,8 +137,8 @@ class StepReport:
     published: dict[str, Any]
     """The metrics that were published with the step."""
     _groups: Sequence[LeasedGroup]
-    _batch: Batch
-    _micros: Sequence[Sequence[Sequence[Row]]]
+    _batch: TrainingBatch
+    _micros: Sequence[Sequence[Sequence[TrainingRow]]]
     _gradient_shares: dict[str, float]
     _update: Update
 
@@ -156,7 +156,7 @@ class StepReport:
         self._groups = groups
         self._lap("wait")
 
-    def packed(self, batch: Batch, micros: Sequence[Sequence[Sequence[Row]]]) -> None:
+    def packed(self, batch: TrainingBatch, micros: Sequence[Sequence[Sequence[TrainingRow]]]) -> None:
         """Note what the step trains on (`micros`: [data rank][micro-batch] -> rows).
 
         Measures the gradients of both signs in the steps that `report.negative_gradient_every` asks for, here because

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from proxy.pool.errors import UserError
-from trainer.data.row import Row
+from trainer.data.row import TrainingRow
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def path(output: Path, step: int) -> Path:
     return output / "tokens" / f"{step:06d}.npz"
 
 
-def write(target: Path, rows: Sequence[Row], notes: Mapping[int, Notes]) -> None:
+def write(target: Path, rows: Sequence[TrainingRow], notes: Mapping[int, Notes]) -> None:
     """Write the record of a step. OSError where there is no room."""
     known = [row for row in rows if id(row) in notes]
     found = [notes[id(row)] for row in known]

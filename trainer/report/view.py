@@ -22,8 +22,8 @@ from proxy.pool.training.steps import Version, history
 from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout, of_step
 from proxy.pool.untrained import Untrained, UntrainedReason
 from trainer.config import Config
-from trainer.credit.assign import shares
-from trainer.data.assemble import assemble, choice_of, why_not_trainable
+from trainer.credit.assign import group_credits
+from trainer.data.assemble import assemble, step_options, why_not_trainable
 from trainer.report import tokens
 from trainer.report.tokens import Recorded
 
@@ -97,11 +97,11 @@ def view(config: Config, step: int, only: int | None = None) -> View:
         raise UserError(f"step {step} has no rollout {only}; it has: {', '.join(map(str, known))}")
     tokenizer = _tokenizer(Path(config.model))
     recorded, notes = _recorded(config, groups, step)
-    choice = choice_of(config, step)
+    choice = step_options(config, step)
     source = Source(
         groups=groups,
         recorded=recorded,
-        dropped=[share.dropped for share in shares(groups, choice)],
+        dropped=[share.dropped for share in group_credits(groups, choice)],
         tokenizer=tokenizer,
         labels=choice.labels,
         excluded=_excluded(groups, choice.labels),
@@ -152,7 +152,7 @@ def _recorded(config: Config, groups: Sequence[LeasedGroup], step: int) -> tuple
             f"there is no record {path} (report.keep_tokens = {config.report.keep_tokens}): the batch is put together "
             "again from the pool with today's configuration, colours show the advantage, and the ratios are not known"
         )
-    rows = assemble(groups, choice_of(config, step)).rows
+    rows = assemble(groups, step_options(config, step)).rows
     return [
         Recorded(
             completions=row.completions,

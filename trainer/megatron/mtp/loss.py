@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.data.row import Row
+from trainer.data.row import TrainingRow
 from trainer.data.tree import TokenRun
 
 
@@ -133,7 +133,7 @@ def draft_targets(trained: np.ndarray, depth: int) -> np.ndarray:
     return targets
 
 
-def trained_draft_targets(rows: Sequence[Row], depth: int) -> np.ndarray:
+def trained_draft_targets(rows: Sequence[TrainingRow], depth: int) -> np.ndarray:
     """[trained tokens of the rows, concatenated] whether each is a target of draft `depth`."""
     return np.concatenate([draft_targets(row.trained, depth)[row.places] for row in rows] or [np.zeros(0, dtype=bool)])
 
