@@ -306,7 +306,7 @@ def test_on_policy_every_ratio_is_one() -> None:
 
 
 def test_a_rule_corrects_the_mismatch_exactly_once() -> None:
-    with pytest.raises(ValueError, match="corrects the mismatch already"):
+    with pytest.raises(ValueError, match="already corrects the mismatch"):
         LossRule(anchor="rollout", correction=Window(high=2.0))
     with pytest.raises(ValueError, match="leaves old / rollout uncorrected"):
         LossRule(anchor="old")
