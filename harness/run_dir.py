@@ -1,9 +1,5 @@
-"""A run's directory: who uses it, what it was started with, its logs and its results.
+"""A run's directory: who uses it, what it was started with, its logs and its results."""
 
-The lock is the kernel's (flock), so it is gone with its holder, however that one ended.
-"""
-
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +10,7 @@ import msgspec
 
 from harness.settings import Settings, stored_settings
 from proxy.pool.errors import UserError
+from proxy.pool.files import DirectoryInUse, lock_directory, write_whole
 from proxy.pool.rollouts.groups import RolloutRow
 from proxy.pool.settings_file import with_absolute_paths
 
@@ -39,22 +36,17 @@ class RunDir:
         """Hold the directory; UserError when a living process has it."""
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
-            lock = open(self.path / "lock", "a+")
+            lock = lock_directory(self.path)
         except OSError as error:
             raise UserError(f"the run directory {self.path} cannot be used ({error.strerror}); name another") from error
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                lock.seek(0)
-                holder = lock.read().strip()
-                raise UserError(
-                    f"the run directory {self.path} is in use by process {holder}; wait for it or name another"
-                ) from None
-            lock.truncate(0)
-            lock.write(f"{os.getpid()}\n")
-            lock.flush()
+        except DirectoryInUse as error:
+            raise UserError(
+                f"the run directory {self.path} is in use by process {error.holder}; wait for it or name another"
+            ) from None
+        try:
             yield
+        finally:
+            os.close(lock)
 
     def resumes(self, config: dict[str, Any]) -> bool:
         """Whether a run was begun here; UserError when it was begun with another configuration."""
@@ -113,13 +105,3 @@ class RunDir:
 def _from_anywhere(settings: Settings) -> dict[str, Any]:
     """The settings with absolute paths, so that the working directory does not matter."""
     return with_absolute_paths(msgspec.to_builtins(settings), Settings, Path())
-
-
-def write_whole(file: Path, content: bytes, private: bool = False) -> None:
-    """Write a file so that a reader sees all of it or the old one."""
-    partial = file.with_name(file.name + ".partial")
-    if private:  # a database URL may hold a password
-        partial.touch()
-        partial.chmod(0o600)
-    partial.write_bytes(content)
-    partial.replace(file)

@@ -23,7 +23,7 @@ from typing import Any
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import OperationalError
 
-from proxy.engine.process import die_with_parent
+from proxy.pool.processes.parent import die_with_parent
 
 USER = "blackforge"
 START_SECONDS = 60

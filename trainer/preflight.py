@@ -5,7 +5,6 @@ and model say by themselves (trainer/config/__init__.py, trainer/config/model_sh
 (trainer/megatron/checkpoint.py).
 """
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from time import gmtime, strftime
@@ -14,6 +13,7 @@ import msgspec
 
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
+from proxy.pool.files import write_whole
 from proxy.pool.rollouts.runs import Run
 from proxy.pool.tokenizer_fingerprint import fingerprint
 from proxy.pool.training.finished_rollouts import tokenizers
@@ -54,9 +54,7 @@ def claim(output: Path, run: Run, begun: bool) -> None:
             "nothing yet; set another output"
         )
     output.mkdir(parents=True, exist_ok=True)
-    new = note.with_suffix(".new")
-    new.write_bytes(msgspec.json.encode(mine))
-    os.replace(new, note)
+    write_whole(note, msgspec.json.encode(mine))
 
 
 def demand_tokenizer(pool: Pool, model: Path, attempt_ids: Iterable[int]) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from harness.run_dir import write_whole
 from proxy.pool.errors import UserError
+from proxy.pool.files import write_whole
 
 WRITE_SECONDS = 5.0
 

@@ -5,7 +5,6 @@ weights is made in the run directory: its words are noise, but everything else i
 """
 
 import asyncio
-import ctypes
 import http.client
 import os
 import signal
@@ -17,6 +16,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -24,13 +24,12 @@ import msgspec
 from harness.failure import AttemptFailed
 from harness.run_dir import RunDir
 from proxy.pool.errors import UserError
+from proxy.pool.processes.parent import die_with_parent
 
 START_SECONDS = 400
 STOP_SECONDS = 20
 TINY_REPLY_TOKENS = 128
 """A tiny random model seldom ends its turn by itself."""
-_LIBC = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1
 
 
 class _EngineHealth(msgspec.Struct):
@@ -213,7 +212,7 @@ def _start(arguments: list[str], log: Path, children: list[subprocess.Popen[byte
             stdout=output,
             stderr=output,
             start_new_session=True,  # Ctrl-C is for the harness, which takes the children down in order
-            preexec_fn=_die_with_parent,
+            preexec_fn=partial(die_with_parent, signal.SIGTERM),
         )
     children.append(child)
     deadline = time.monotonic() + START_SECONDS
@@ -223,10 +222,6 @@ def _start(arguments: list[str], log: Path, children: list[subprocess.Popen[byte
             raise UserError(f"`proxy {arguments[0]}` did not come up ({state}: {_end(log)}); see {log}")
         time.sleep(0.05)
     return str(msgspec.json.decode(ready.read_bytes())["url"])
-
-
-def _die_with_parent() -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:

@@ -15,13 +15,13 @@ from typing import TypeVar
 import msgspec
 
 from harness.environment.augment import every
-from harness.run_dir import write_whole
 from harness.tasks import Task
 from harness.tasks.verdict_options import Augment
 from harness.validation.review import KINDS, VERDICTS, Finding, can_be_tried, finding, key_of
 from harness.validation.trials import Kind, Trial, TrialSpec, run_trial
 from harness.verdict.judge import Judge, Opinion, opinion
 from proxy.pool.errors import UserError
+from proxy.pool.files import write_whole
 from sandboxes.base import Sandboxes
 
 Row = TypeVar("Row", bound=msgspec.Struct)

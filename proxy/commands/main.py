@@ -29,6 +29,7 @@ from proxy.engine.tiny_model import make_tiny_model
 from proxy.http import sandbox_listener
 from proxy.http.redact import RedactingFormatter
 from proxy.pool.errors import UserError
+from proxy.pool.files import write_whole
 from proxy.prompt.template import ChatTemplate
 from proxy.server import Gateway
 
@@ -218,6 +219,4 @@ def _ready(url: str, file: Path | None) -> None:
     print(f"ready: {url}", flush=True)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_name(file.name + ".partial")
-        partial.write_bytes(msgspec.json.encode({"url": url, "pid": os.getpid()}))
-        partial.replace(file)  # a reader never sees half of it
+        write_whole(file, msgspec.json.encode({"url": url, "pid": os.getpid()}))

@@ -1,24 +1,15 @@
 """A child process that never outlives its parent, and takes its whole process group along when it is stopped."""
 
-import ctypes
 import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-_PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when the thread that started it ends; for subprocess' preexec_fn."""
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+from proxy.pool.processes.parent import die_with_parent
 
 
 def start(command: Sequence[str], environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:

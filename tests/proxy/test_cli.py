@@ -19,6 +19,7 @@ from proxy.engine import process
 from proxy.engine.sglang import CPU_PATH, command, environment
 from proxy.pool.completions.store import of_attempt
 from proxy.pool.database import open_pool
+from proxy.pool.processes.parent import die_with_parent
 from proxy.pool.rollouts.attempts import by_key
 
 SCRIPT = "def answer(prompt, ids):\n    return 'ok'\n"
@@ -35,7 +36,7 @@ def config(tmp_path: Path, tiny_model: Path) -> Path:
 def launch(*arguments: object, ready: Path) -> tuple[subprocess.Popen[bytes], str]:
     """A running command and the address in its ready file."""
     words = [sys.executable, "-m", "proxy", *map(str, arguments), "--ready-file", str(ready)]
-    started = subprocess.Popen(words, preexec_fn=process.die_with_parent)
+    started = subprocess.Popen(words, preexec_fn=die_with_parent)
     wait_until(lambda: ready.exists() or started.poll() is not None)
     return started, msgspec.json.decode(ready.read_bytes())["url"]
 

@@ -18,11 +18,11 @@ from sqlalchemy import update
 from proxy.commands.main import main
 from proxy.commands.recording_engine import AttemptRecording, ReplayGateway
 from proxy.config import EngineConfig, ProxyConfig
-from proxy.engine import process
 from proxy.engine.scripted import Fault, Reply, ScriptedEngine
 from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.inspect.verify import verify
+from proxy.pool.processes.parent import die_with_parent
 from proxy.pool.rollouts.attempts import by_key, open_session
 from proxy.pool.schema import attempts
 from proxy.prompt.template import ChatTemplate
@@ -266,7 +266,7 @@ async def test_the_command_serves_reports_and_leaves_the_pool_as_it_was(
     ready, differing = tmp_path / "ready", tmp_path / "differences.jsonl"
     words = ["replay", str(config), "1", "--ready-file", str(ready), "--report", str(differing)]
     command = [sys.executable, "-m", "proxy", *words]
-    started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=process.die_with_parent)
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=die_with_parent)
     wait_until(lambda: ready.exists() or started.poll() is not None)
     replayed = Stand(msgspec.json.decode(ready.read_bytes())["url"], stand.pool, stand.http)
     async with stand.http.get(f"{replayed.url}/health") as answer:

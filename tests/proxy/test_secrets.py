@@ -15,9 +15,9 @@ import pytest
 from aiohttp import web
 
 from proxy.commands.main import main
-from proxy.engine import process
 from proxy.http.redact import RedactingFormatter, redacted
 from proxy.pool.database import open_pool
+from proxy.pool.processes.parent import die_with_parent
 from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt
 from proxy.pool.rollouts.groups import open_group
 from proxy.pool.rollouts.runs import open_run
@@ -36,7 +36,7 @@ def running(log: Path, *arguments: object) -> Iterator[tuple[str, int]]:
     ready = log.with_suffix(".ready")
     with log.open("wb") as output:
         words = [sys.executable, "-m", "proxy", *map(str, arguments), "--ready-file", str(ready)]
-        started = subprocess.Popen(words, stdout=output, stderr=output, preexec_fn=process.die_with_parent)
+        started = subprocess.Popen(words, stdout=output, stderr=output, preexec_fn=die_with_parent)
         try:
             wait_until(lambda: ready.exists() or started.poll() is not None)
             yield msgspec.json.decode(ready.read_bytes())["url"], started.pid

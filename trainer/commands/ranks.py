@@ -4,7 +4,6 @@ The child dies with this process and the ranks die with torchrun; SIGINT and SIG
 one machine, where the user starts torchrun on each with WORKER and the same arguments (docs/cluster.md).
 """
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -12,6 +11,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
+from proxy.pool.processes.parent import die_with_parent
 from trainer.config import Parallel
 
 WORKER = ("-m", "trainer.commands.worker")
@@ -55,9 +55,3 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
     timer = threading.Timer(GRACE_SECONDS, child.kill)
     timer.daemon = True
     timer.start()
-
-
-def die_with_parent(number: int) -> None:
-    """Ask the kernel to send this process the signal when its parent dies (Linux)."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, number)

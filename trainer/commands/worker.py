@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 
 from proxy.pool.errors import PoolError, UserError
+from proxy.pool.processes.parent import die_with_parent
 from trainer.commands.logprobs import compare_logprobs
 from trainer.commands.main import TrainerCommand, parse
 from trainer.commands.output_lock import lock_output
-from trainer.commands.ranks import die_with_parent
 from trainer.commands.sft import warm_start
 from trainer.loop import train
 from trainer.megatron.parallel import Ranks, process_groups

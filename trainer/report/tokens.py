@@ -5,7 +5,6 @@ trainer's logprob was and what coefficient each token got. Ids, rollout logprobs
 is whole or not there. Left out: tokens that were not trained, whose reasons follow from the pool.
 """
 
-import os
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from proxy.pool.errors import UserError
+from proxy.pool.files import replacing
 from trainer.data.row import TrainingRow
 
 
@@ -54,7 +54,6 @@ def write(target: Path, rows: Sequence[TrainingRow], notes: Mapping[int, Notes])
     known = [row for row in rows if id(row) in notes]
     found = [notes[id(row)] for row in known]
     target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = target.with_suffix(".unfinished")
     columns = {
         "completions": _joined([np.array(row.completions, dtype=np.int64) for row in known], np.int64),
         "parts": np.array([len(row.completions) for row in known], dtype=np.int64),
@@ -66,11 +65,10 @@ def write(target: Path, rows: Sequence[TrainingRow], notes: Mapping[int, Notes])
         "coefficient": _joined([item.coefficient for item in found], np.float32),
     }
     # np.savez_compressed compresses little more, in twice the time
-    with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
+    with replacing(target) as partial, zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
         for name, column in columns.items():
             with file.open(f"{name}.npy", "w", force_zip64=True) as part:
                 np.lib.format.write_array(part, column)
-    os.replace(unfinished, target)
 
 
 def read(source: Path) -> list[Recorded]:

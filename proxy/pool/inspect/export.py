@@ -18,6 +18,7 @@ from proxy.pool.completions.records import Completion, VersionSpan
 from proxy.pool.completions.store import labelled, of_attempt, paths
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
+from proxy.pool.files import replacing
 from proxy.pool.inspect.parquet import Write, parquet_writer
 from proxy.pool.rollouts.runs import Run
 from proxy.pool.schema import attempts, groups, rollouts, tasks
@@ -115,9 +116,9 @@ def _record(run: Run, row: Any, item: Completion, tokens: list[int]) -> Record:
 
 def export(pool: Pool, run: Run, kind: str, file: Path) -> int:
     """Write a run's records to a file and return how many they are. A file is replaced when the new one is whole."""
-    partial, count = file.with_name(file.name + ".partial"), 0
+    count = 0
     try:
-        with WRITERS[kind](partial) as write:
+        with replacing(file) as partial, WRITERS[kind](partial) as write:
             batch: list[dict[str, Any]] = []
             for record in records(pool, run):
                 batch.append(msgspec.to_builtins(record))
@@ -126,11 +127,8 @@ def export(pool: Pool, run: Run, kind: str, file: Path) -> int:
                     write(batch)
                     batch = []
             write(batch)
-        partial.replace(file)
     except OSError as error:
         raise UserError(f"{file} cannot be written ({error.strerror}); name a file in a writable directory") from error
-    finally:
-        partial.unlink(missing_ok=True)
     return count
 
 

@@ -1,0 +1,72 @@
+"""Files that a reader sees whole or not at all, and directories that one process uses at a time. For every package.
+
+Left out: directories that must survive a power failure (trainer/megatron/atomic_dir.py).
+"""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+POLL_SECONDS = 0.1
+
+
+class DirectoryInUse(Exception):
+    """Another living process has locked a directory."""
+
+    def __init__(self, directory: Path, holder: str):
+        super().__init__(f"{directory} is in use by process {holder or 'unknown'}")
+        self.holder = holder
+        """Its process id; empty where it has not written that yet."""
+
+
+@contextmanager
+def replacing(file: Path, private: bool = False) -> Iterator[Path]:
+    """Yield a path to write to; it takes the place of `file` at the end of the block, in one step.
+
+    So a reader sees the old file or the new one, never a part. If the block fails, the old one stays. `private`: only
+    this user may read it. Nothing is synced: after a power failure the new content may be lost.
+    """
+    partial = file.with_name(file.name + ".partial")
+    try:
+        if private:
+            partial.touch()
+            partial.chmod(0o600)
+        yield partial
+        partial.replace(file)
+    finally:
+        with suppress(OSError):  # gone, by the step above or because it could not be made
+            partial.unlink()
+
+
+def write_whole(file: Path, content: bytes, private: bool = False) -> None:
+    """Write a file in one step, as `replacing` does."""
+    with replacing(file, private) as partial:
+        partial.write_bytes(content)
+
+
+def lock_directory(directory: Path, patience_seconds: float = 0) -> int:
+    """Create a directory, lock it, and return the descriptor that holds the lock until it is closed.
+
+    The lock is the kernel's (flock on `lock` in it): it ends with its holder, however that ends, so no crash leaves one
+    behind. DirectoryInUse when another process holds it for longer than the patience. OSError when the directory cannot
+    be used.
+    """
+    deadline = time.monotonic() + patience_seconds
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                holder = os.pread(lock, 100, 0).decode(errors="replace").strip()
+                os.close(lock)
+                raise DirectoryInUse(directory, holder) from None
+        time.sleep(POLL_SECONDS)
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    return lock
