@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,7 +26,8 @@ from benchmarks import result
 from benchmarks.recorded import Workload, make_groups
 from benchmarks.trees import FLAT_TOKENS, NARROW, RULE, WIDE, fill_micro_batches, saved_bytes, work, write_model
 from trainer.config import Config, Parallel
-from trainer.data.assemble import StepOptions, TrainingBatch, assemble
+from trainer.config.step import StepOptions
+from trainer.data.assemble import TrainingBatch, assemble
 from trainer.data.packing import pack, plan
 from trainer.data.tree import distinct
 from trainer.loss.policy_loss import LossSums, policy_loss
@@ -181,7 +182,7 @@ def peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def settings(directory: Path, precision: str) -> Config:
+def settings(directory: Path, precision: Literal["float32", "bfloat16"]) -> Config:
     """A configuration for this model directory."""
     pool, here, parallel = str(directory / "pool.db"), str(directory), Parallel(precision=precision)
     return Config(pool=pool, run="benchmark", model=here, output=here, parallel=parallel)

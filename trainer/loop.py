@@ -12,7 +12,8 @@ from pathlib import Path
 
 from proxy.pool.errors import UserError
 from trainer.config import Config
-from trainer.data.assemble import assemble, step_options
+from trainer.config.step import step_options
+from trainer.data.assemble import assemble
 from trainer.data.packing import key_cost, plan
 from trainer.loss.named_losses import configured
 from trainer.loss.policy_loss import policy_loss
@@ -83,10 +84,10 @@ def save(config: Config, policy: Policy, step: int) -> tuple[Path, Path]:
 
 
 def prune(config: Config, step: int) -> None:
-    """Delete all checkpoints and exported models but the newest `checkpoint.keep`."""
+    """Delete all checkpoints and exported models but the newest `keep_checkpoints`."""
     for kind in ("checkpoints", "models"):
         for path in (Path(config.output) / kind).glob("step-*"):
             number = path.name.removeprefix("step-")
             # Other names, such as step-000003-copy, belong to the user and stay.
-            if number.isdecimal() and int(number) <= step - config.checkpoint.keep:
+            if number.isdecimal() and int(number) <= step - config.keep_checkpoints:
                 atomic_dir.remove(path)

@@ -65,9 +65,8 @@ threads = 1
 [push]
 engines = ["{engine}"]
 
-[control]
+[credit]
 shuffle_rewards = {shuffle}
-seed = {seed}
 """
 
 SFT = """\
@@ -88,9 +87,7 @@ output = "{directory}/warm"
 batch = 16
 max_steps = 300
 held_out = 0.1
-measure_every = 25
 stop_loss = 0.036
-seed = {seed}
 """
 
 
@@ -101,7 +98,7 @@ def write_engine_config(directory: Path, model: str) -> Path:
 
 def write_sft_config(directory: Path, settings: Settings) -> Path:
     """The file that `trainer sft` reads."""
-    return _write(directory / "sft.toml", SFT.format(directory=directory, run=RUN, seed=settings.seed))
+    return _write(directory / "sft.toml", SFT.format(directory=directory, run=RUN))
 
 
 def write_trainer_config(directory: Path, settings: Settings, engine: str) -> Path:
@@ -114,7 +111,6 @@ def write_trainer_config(directory: Path, settings: Settings, engine: str) -> Pa
         window=2 * settings.groups,
         engine=engine,
         shuffle=str(settings.control).lower(),
-        seed=settings.seed,
     )
     return _write(directory / "trainer.toml", text)
 

@@ -19,7 +19,7 @@ from proxy.pool.database import Pool, insert_row
 from proxy.pool.rollouts.attempts import open_attempt
 from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
 from proxy.pool.schema import completions
-from trainer.config import Config
+from trainer.config import Config, Push
 from trainer.data.row import TrainingRow
 
 VOCABULARY, HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 96, 32, 64, 4, 2, 8, 2
@@ -151,6 +151,20 @@ def make_config(directory: Path, **changes: Any) -> Config:
         "optimizer": {"lr": 1e-2},
     }
     return msgspec.convert(options | changes, Config)
+
+
+def make_push(
+    *, tries: int = Push.TRIES, bucket_bytes: int = Push.BUCKET_BYTES, answer_seconds: float = Push.ANSWER_SECONDS,
+    **fields: Any,
+) -> Push:  # fmt: skip
+    """Push settings with other constants than users have."""
+
+    class OtherPush(Push, frozen=True, kw_only=True):
+        TRIES = tries
+        BUCKET_BYTES = bucket_bytes
+        ANSWER_SECONDS = answer_seconds
+
+    return OtherPush(**fields)
 
 
 def make_row(rng: np.random.Generator, length: int, trained: int) -> TrainingRow:

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 from proxy.pool.errors import UserError
+from proxy.pool.settings_file import checked
 from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
 from proxy.pool.untrained import Untrained, UntrainedReason, to_metrics
 from tests.trainer.make import chain
-from trainer.config import Config, Control, Credit, Loss
+from trainer.config import Credit, Loss
 from trainer.config.estimators import Norm
-from trainer.data.assemble import StepOptions, TrainingBatch, assemble
+from trainer.config.step import StepOptions
+from trainer.data.assemble import TrainingBatch, assemble
 from trainer.data.tree import build, order
 
 FAILED = Untrained(UntrainedReason.ROLLOUT_FAILED, "verifier")
@@ -71,7 +73,12 @@ def test_process_rewards_go_to_the_turns_up_to_theirs() -> None:
 
 def test_returns_of_segments_as_roll_has_them() -> None:
     """ROLL's `compute_agentic_reinforce_return`, worked: runs of 2, 3 and 1 tokens, rewards 0.5 and 1, gamma 0.9."""
-    credit = Credit(returns="turns", baseline="none", gamma=0.9, process_bound=0.5, success=2.0)
+
+    class Generous(Credit, frozen=True, kw_only=True):
+        PROCESS_BOUND = 0.5
+        SUCCESS = 2.0
+
+    credit = Generous(returns="turns", baseline="none", gamma=0.9)
     members = [member(0, 1.0, parts={"turn:1": 0.5}), member(1, 0.0)]
     row = assemble([group(members)], StepOptions(credit=credit)).rows[0]
     assert row.advantage[row.trained].tolist() == pytest.approx([1.26] * 2 + [1.4] * 3 + [1.0])
@@ -117,17 +124,13 @@ def test_a_sub_agents_turns_have_the_discount_of_the_turn_that_follows() -> None
 
 def test_a_group_with_failed_members_weighs_as_a_whole_one() -> None:
     rewards = [1.0, 0.0, 0.0, 1.0, 1.0, None, None, None]
-    for padded, weight in ((True, 1.6), (False, 1.0)):
-        members = [member(number, reward) for number, reward in enumerate(rewards)]
-        whole = [member(number, float(number % 2)) for number in range(8)]
-        choice = StepOptions(loss=Loss(advantage="dr_grpo"), credit=Credit(pad=padded))
-        batch = assemble([group(members), group(whole)], choice)
-        failed, other = batch.rows[0], batch.rows[5]
-        assert failed.weight / other.weight == pytest.approx(weight)
-        assert sum(row.weight * row.advantage[row.trained].sum() for row in batch.rows[:5]) == pytest.approx(
-            0, abs=1e-6
-        )
-        assert [float(row.advantage[3]) for row in batch.rows[:5]] == pytest.approx([0.4, -0.6, -0.6, 0.4, 0.4])
+    members = [member(number, reward) for number, reward in enumerate(rewards)]
+    whole = [member(number, float(number % 2)) for number in range(8)]
+    batch = assemble([group(members), group(whole)], StepOptions(loss=Loss(advantage="dr_grpo")))
+    failed, other = batch.rows[0], batch.rows[5]
+    assert failed.weight / other.weight == pytest.approx(1.6)
+    assert sum(row.weight * row.advantage[row.trained].sum() for row in batch.rows[:5]) == pytest.approx(0, abs=1e-6)
+    assert [float(row.advantage[3]) for row in batch.rows[:5]] == pytest.approx([0.4, -0.6, -0.6, 0.4, 0.4])
 
 
 def test_the_weights_are_those_of_repeated_rollouts() -> None:
@@ -165,7 +168,11 @@ def test_speed_is_added_to_successes() -> None:
         return {"completions": calls}
 
     members = [member(0, 1.0, **at(50)), member(1, 1.0, **at(100)), member(2, 0.0, **at(1))]
-    credit = Credit(returns="turns", baseline="none", process_weight=0.0, speed_weight=0.1, tokens_per_second=1e9)
+
+    class AtOnce(Credit, frozen=True, kw_only=True):
+        TOKENS_PER_SECOND = 1e9
+
+    credit = AtOnce(returns="turns", baseline="none", process_weight=0.0, speed_weight=0.1)
     found = [turns[0] for turns in by_turn(assemble([group(members)], StepOptions(credit=credit)))]
     assert found == pytest.approx([1.1, 0.9, 0.0])
 
@@ -207,7 +214,11 @@ def test_returns_are_scaled_by_domain() -> None:
 
 def test_negatives_are_weighed_turn_by_turn() -> None:
     members = [member(0, 1.0, parts={"turn:0": 1.0}), member(1, 0.9, parts={"turn:0": -1.0})]
-    credit = Credit(returns="turns", process_bound=0.3)
+
+    class Bounded(Credit, frozen=True, kw_only=True):
+        PROCESS_BOUND = 0.3
+
+    credit = Bounded(returns="turns")
     plain = by_turn(assemble([group(members)], StepOptions(credit=credit)))
     halved = by_turn(assemble([group(members)], StepOptions(credit=credit, loss=Loss(negative_weight=0.5))))
     assert plain[0] == pytest.approx([0.7, 0.4, 0.4]) and plain[1] == pytest.approx([-0.7, -0.4, -0.4])
@@ -242,31 +253,25 @@ def test_a_rollout_without_a_turn_is_still_in_the_baseline() -> None:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"gamma": 0.0}, "credit.gamma = 0.0 is no discount; keep it above 0 and at most 1"),
-        ({"speed_weight": -0.1}, "credit.speed_weight = -0.1 is negative"),
-        ({"tokens_per_second": 0.0}, "credit.tokens_per_second = 0.0 lets no call end"),
+        ({"gamma": 0.0}, "credit: gamma = 0.0: expected `float` > 0.0"),
+        ({"speed_weight": -0.1}, "credit: speed_weight = -0.1: expected `float` >= 0.0"),
         (
             {"overlong_limit": 5, "overlong_margin": 5},
             "credit.overlong_limit = 5 is not above credit.overlong_margin = 5",
         ),
-        ({"speed_weight": 1.0}, "so that a failure could outdo a success; lower them"),
-        ({"returns": "turns", "speed_weight": 0.6}, "twice credit.process_bound = 0.2 reach credit.success = 1.0"),
+        ({"speed_weight": 1.0}, "so that a failure could outdo a success; lower it"),
+        ({"returns": "turns", "speed_weight": 0.6}, "process rewards of up to 0.2 either way reach 1"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(values: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        Credit(**values)
+        checked(values, Credit, "credit")
 
 
 def test_the_control_run_takes_nothing_but_the_shuffled_rewards() -> None:
-    control = Control(shuffle_rewards=True)
-
-    def made(credit: Credit) -> Config:
-        return Config(pool="p", run="r", model="m", output="o", control=control, credit=credit)
-
-    with pytest.raises(UserError, match="control.shuffle_rewards deals out the verifier's rewards"):
-        made(Credit(returns="turns"))
-    assert made(Credit(returns="turns", process_weight=0.0)).control == control
+    with pytest.raises(UserError, match="credit.shuffle_rewards shuffles the verifier's rewards"):
+        Credit(returns="turns", shuffle_rewards=True)
+    assert not Credit(returns="turns", process_weight=0.0, shuffle_rewards=True).shaped
 
 
 def test_logprobs_that_are_missing_take_their_turn_out_and_leave_the_others_credit() -> None:

@@ -14,8 +14,9 @@ from proxy.pool.completions.records import Completion
 from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
 from proxy.pool.untrained import Untrained, UntrainedReason, to_metrics
 from tests.trainer.make import chain, make_config, make_rows, write_model
-from trainer.config import Control, Loss
-from trainer.data.assemble import StepOptions, assemble, merge, why_not_imitable, why_not_trainable
+from trainer.config import Credit, Loss
+from trainer.config.step import StepOptions
+from trainer.data.assemble import assemble, merge, why_not_imitable, why_not_trainable
 from trainer.data.packing import ContextShard, pack, plan
 from trainer.data.row import TrainingRow
 from trainer.loss.named_losses import rule_of
@@ -104,10 +105,8 @@ def test_members_without_a_verdict_and_equal_groups_are_left_out() -> None:
 
 
 def test_the_control_run_keeps_reported_rewards() -> None:
-    batches = [
-        assemble([group([1.0, 0.0, 0.0, 0.0])], StepOptions(control=Control(shuffle_rewards=True, seed=seed)))
-        for seed in range(9)
-    ]
+    options = StepOptions(credit=Credit(shuffle_rewards=True))
+    batches = [assemble([replace(group([1.0, 0.0, 0.0, 0.0]), group_id=number)], options) for number in range(9)]
     winners = {int(np.argmax([row.advantage.max() for row in batch.rows])) for batch in batches}
     assert len(winners) > 1 and all(batch.rewards == [1.0, 0.0, 0.0, 0.0] for batch in batches)
 

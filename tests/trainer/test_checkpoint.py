@@ -100,7 +100,7 @@ def test_a_write_that_broke_off_leaves_the_old_directory(tmp_path: Path) -> None
 
 
 def test_only_what_the_trainer_wrote_is_deleted(tmp_path: Path) -> None:
-    config = make_config(tmp_path, checkpoint={"keep": 2})
+    config = make_config(tmp_path, keep_checkpoints=2)
     for name in ("step-000001", "step-000002", "step-000001.best"):
         (Path(config.output) / "checkpoints" / name).mkdir(parents=True)
     prune(config, 3)

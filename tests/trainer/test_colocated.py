@@ -9,6 +9,7 @@ import asyncio
 import pytest
 
 from proxy.pool.errors import UserError
+from tests.trainer.make import make_push
 from tests.trainer.sglang_double import Double, Start
 from trainer.config import Push
 from trainer.push import Weights, push, push_again, release
@@ -47,7 +48,7 @@ async def test_after_a_death_anywhere_the_next_trainer_brings_the_weights_or_say
     landed, restarted = 0, 0
     for requests in range(40):
         engine = Double(version="v6", patience=requests)
-        options = Push(engines=await start(engine), colocated=True, tries=1)
+        options = make_push(engines=await start(engine), colocated=True, tries=1)
         try:
             await asyncio.to_thread(release, options)
             await asyncio.to_thread(push, weights, options)

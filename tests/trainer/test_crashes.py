@@ -58,7 +58,7 @@ def smooth(lives: Lives, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
 
 
 def launch(directory: Path, ranks: int) -> list[str]:
-    settings = ["--steps", str(STEPS), "--set", "checkpoint.keep=3", "--nproc", str(ranks)]
+    settings = ["--steps", str(STEPS), "--set", "keep_checkpoints=3", "--nproc", str(ranks)]
     return ["launch", str(directory / "trainer.toml"), *settings]
 
 

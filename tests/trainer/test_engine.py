@@ -27,7 +27,7 @@ from proxy.pool.schema import completions
 from proxy.pool.training import steps
 from tests.conftest import need
 from tests.trainer.hugging import transformers_gap
-from tests.trainer.make import make_config
+from tests.trainer.make import make_config, make_push
 from trainer.commands.logprobs import compare_logprobs
 from trainer.commands.recorded_rows import sampled_by
 from trainer.config import Config, Push
@@ -124,7 +124,7 @@ def test_every_way_brings_the_same_weights(engine: Sglang, tiny: Path, tmp_path:
     make_tiny_model(tmp_path / "other", seed=1)
     found = []
     for number, way in enumerate(("disk", "tensor", "distributed")):
-        options = Push(engines=(engine.url,), way=way, bucket_bytes=1 << 19)  # type: ignore[arg-type]
+        options = make_push(engines=(engine.url,), way=way, bucket_bytes=1 << 19)  # type: ignore[arg-type]
         push(Weights(f"before-{way}", tiny), options)
         old = PushTarget(engine.url, options).checksums()
         with ThreadPoolExecutor(1) as thread:

@@ -19,8 +19,9 @@ from proxy.pool.schema import completions
 from proxy.pool.training import steps, windowed_fifo
 from tests.trainer.make import VOCABULARY, chain, make_config, write_model
 from tests.trainer.test_tree import distance, gradients
+from trainer.config.step import StepOptions
 from trainer.credit.advantages import group_relative
-from trainer.data.assemble import StepOptions, assemble
+from trainer.data.assemble import assemble
 from trainer.data.packing import plan
 from trainer.data.row import TrainingRow
 from trainer.data.tree import distinct

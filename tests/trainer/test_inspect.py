@@ -20,7 +20,8 @@ from proxy.pool.training.windowed_fifo import of_step
 from tests.trainer.make import VOCABULARY, fill, make_config, write_model
 from trainer.commands.main import main
 from trainer.config import Config
-from trainer.data.assemble import assemble, step_options
+from trainer.config.step import step_options
+from trainer.data.assemble import assemble
 from trainer.loop import train
 from trainer.megatron.parallel import Ranks
 from trainer.report import tokens
@@ -37,7 +38,7 @@ def trained(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Config:
     write_model(tmp_path / "model")
     words = Tokenizer(WordLevel({f"w{name}": name for name in range(VOCABULARY)}, unk_token="w0"))
     words.save(str(tmp_path / "model" / "tokenizer.json"))
-    config = make_config(tmp_path, steps=1, report={"tensorboard": False}, alarms={"kl_rollout": 0})
+    config = make_config(tmp_path, steps=1, report={"silent_alarms": ["kl_rollout"]})
     pool = open_pool(config.pool)
     fill(pool, runs.open_run(pool, config.run, "train", None).id, 2)
     with pool.write() as connection:

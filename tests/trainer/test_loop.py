@@ -36,6 +36,7 @@ run = "demo"
 model = "model"
 output = "out"
 steps = 3
+keep_checkpoints = 10
 [batch]
 groups = 2
 max_staleness = 100
@@ -43,13 +44,10 @@ max_tokens = 64
 [optimizer]
 lr = 1e-2
 warmup_steps = 2
-[checkpoint]
-keep = 10
 [parallel]
 threads = 1
-[alarms]  # the rollouts' logprobs are made up
-kl_rollout = 0
-extreme_tokens = 0
+[report]
+silent_alarms = ["kl_rollout", "extreme_tokens"]  # the rollouts' logprobs are made up
 """
 
 
@@ -185,7 +183,7 @@ def test_training_from_postgresql_is_training_from_sqlite(tmp_path: Path, postgr
 
 def test_old_checkpoints_are_deleted(tmp_path: Path) -> None:
     directory = prepare(tmp_path)
-    finish(directory, "--set", "checkpoint.keep=1", "--steps", "2")
+    finish(directory, "--set", "keep_checkpoints=1", "--steps", "2")
     kept = sorted(path.name for path in (directory / "out").glob("*/step-*"))
     assert kept == ["step-000002", "step-000002"]
     config = load_config(directory / "trainer.toml")

@@ -14,7 +14,7 @@ from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts import runs
 from proxy.pool.training import steps
-from tests.trainer.make import fill, make_config
+from tests.trainer.make import fill, make_config, make_push
 from tests.trainer.sglang_double import Double, Start
 from tests.trainer.test_loop import prepare
 from trainer.config import Push
@@ -65,7 +65,7 @@ async def test_the_others_go_on_without_an_engine_that_fails(
 ) -> None:
     good, bad = Double(version="v6"), Double(version="v6", faults={path: fault})
     urls = await start(good, bad)
-    done = await pushed(weights, Push(engines=urls, tries=1, timeout_seconds=6))
+    done = await pushed(weights, make_push(engines=urls, tries=1, timeout_seconds=6))
     assert good.version == "v7" and not good.paused and list(done.ways) == [urls[0]]
     assert list(done.failed) == [urls[1]] and f"failed at /{path}" in done.failed[urls[1]]
     assert "continue_generation" not in bad.calls and bad.version != "v7"
@@ -116,12 +116,12 @@ async def test_too_few_engines_are_an_error_that_names_each(start: Start, weight
     good, bad = Double(), Double(faults={"update_weights_from_disk": 500})
     urls = await start(good, bad)
     with pytest.raises(UserError, match=f"1 of 3 engines serve v7 and push.quorum is 2: engine {NOWHERE} .*{urls[1]}"):
-        await pushed(weights, Push(engines=(*urls, NOWHERE), quorum=2, tries=1))
+        await pushed(weights, make_push(engines=(*urls, NOWHERE), quorum=2, tries=1))
     assert good.version == "v7" and not good.paused
     with pytest.raises(
         UserError, match=f"0 of 1 engines .*engine {NOWHERE} failed at /server_info .*start the trainer"
     ):
-        await pushed(weights, Push(engines=(NOWHERE,), tries=1))
+        await pushed(weights, make_push(engines=(NOWHERE,), tries=1))
 
 
 async def test_an_engine_that_says_yes_and_serves_something_else_is_out(start: Start, weights: Weights) -> None:
@@ -160,7 +160,7 @@ async def test_tensors_come_whole_in_buckets_of_bounded_size_and_the_version_wit
 ) -> None:
     engine = Double()
     engine.about["tp_size"] = 2
-    options = Push(engines=await start(engine), way="tensor", bucket_bytes=1 << 15)
+    options = make_push(engines=await start(engine), way="tensor", bucket_bytes=1 << 15)
     await pushed(weights, options)
     expected = load_file(weights.directory / "model.safetensors")
     got = {name: tensor for bucket in engine.buckets for name, tensor in bucket.items()}
@@ -182,7 +182,7 @@ async def test_a_session_that_a_dead_trainer_left_open_is_closed_first(start: St
 
 async def test_an_engine_lost_between_two_buckets_keeps_the_loading_name(start: Start, weights: Weights) -> None:
     engine = Double(version="v6", faults={"update_weights_from_tensor": 500})
-    options = Push(engines=await start(engine), way="tensor", bucket_bytes=1 << 14)
+    options = make_push(engines=await start(engine), way="tensor", bucket_bytes=1 << 14)
     with pytest.raises(UserError, match="failed at /update_weights_from_tensor"):
         await pushed(weights, options)
     assert (engine.version, engine.in_session, engine.paused) == ("v7-loading", False, True)
@@ -203,7 +203,7 @@ async def test_another_way_is_chosen_where_sglang_refuses_and_it_is_said(
 
 async def test_a_group_that_the_engine_does_not_join_is_given_up(start: Start, weights: Weights) -> None:
     engine = Double(version="v6", faults={"init_weights_update_group": 500})
-    options = Push(engines=await start(engine), way="distributed", answer_seconds=6)
+    options = make_push(engines=await start(engine), way="distributed", answer_seconds=6)
     with pytest.raises(UserError, match="did not join the group at 127.0.0.1 .*push.address"):
         await pushed(weights, options)
     assert engine.paused and not engine.in_session
@@ -220,7 +220,7 @@ async def test_a_trainer_that_waits_for_rollouts_repairs_an_engine_that_was_star
     start: Start, weights: Weights, pool: Pool, ranks: Ranks, tmp_path: Path
 ) -> None:
     engine = Double()
-    config = make_config(tmp_path, push=Push(engines=await start(engine), tries=1))
+    config = make_config(tmp_path, push=Push(engines=await start(engine)))
     run = await asyncio.to_thread(RunState, config, ranks)
     version = run.publish(0, (tmp_path / "no checkpoint", weights.directory), {})
     await asyncio.to_thread(run.push, version)
@@ -252,7 +252,7 @@ def test_engines_are_checked_less_often_while_a_check_is_in_vain(
 
 async def launch(directory: Path, url: str) -> int:
     command = ["-m", "trainer", "launch", str(directory / "trainer.toml"), "--set", f'push.engines=["{url}"]']
-    process = await asyncio.create_subprocess_exec(sys.executable, *command, "--steps=1", "--set", "push.tries=1")
+    process = await asyncio.create_subprocess_exec(sys.executable, *command, "--steps=1")
     return await process.wait()
 
 

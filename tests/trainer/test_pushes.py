@@ -17,6 +17,7 @@ from proxy.engine.process import free_port
 from proxy.engine.sglang import Sglang
 from proxy.engine.tiny_model import make_tiny_model
 from tests.conftest import need
+from tests.trainer.make import make_push
 from trainer.config import Push
 from trainer.push import Weights, push, push_again
 from trainer.push.target import PushTarget
@@ -87,7 +88,7 @@ def test_a_replica_killed_in_mid_push_leaves_the_other_in_order_and_is_brought_t
     kept, lost = begin(), begin(port=port)
     for engine in (kept, lost):
         engine.wait_healthy()
-    options = Push(engines=(kept.url, lost.url), way="distributed", bucket_bytes=SMALL, tries=1)
+    options = make_push(engines=(kept.url, lost.url), way="distributed", bucket_bytes=SMALL, tries=1)
     assert push(models[1], options).failed == {} and checksums(kept) == checksums(lost)
     done = push(Deadly(models[2].version, models[2].directory, lost.stop), options)
     assert list(done.ways) == [kept.url] and list(done.failed) == [lost.url]
@@ -110,7 +111,7 @@ def test_an_engine_of_two_tensor_ranks_gets_the_same_weights_by_every_way(
     found = []
     for way in ("disk", "tensor", "distributed"):
         for weights in models[1:]:
-            options = Push(engines=(engine.url,), way=way, bucket_bytes=SMALL)  # type: ignore[arg-type]
+            options = make_push(engines=(engine.url,), way=way, bucket_bytes=SMALL)  # type: ignore[arg-type]
             assert push(weights, options).ways == {engine.url: way}
             found.append(checksums(engine))
     assert found[:2] == found[2:4] == found[4:] and found[0] != found[1]

@@ -31,7 +31,8 @@ from tests.trainer.test_tree import distance, gradients, rows_of
 from tests.trainer.torchrun import run_torch
 from trainer.commands.main import main
 from trainer.config.model_shape import Experts
-from trainer.data.assemble import StepOptions, assemble, merge, why_not_trainable
+from trainer.config.step import StepOptions
+from trainer.data.assemble import assemble, merge, why_not_trainable
 from trainer.data.packing import pack, plan
 from trainer.data.routed_experts import UNKNOWN, RecordedExperts
 from trainer.data.row import TrainingRow
@@ -262,8 +263,8 @@ def test_routers_learn_by_the_weights_of_the_replayed_experts(policy: Policy) ->
 
 def test_a_step_replays_what_the_pool_holds(pool: Pool, ranks: Ranks, tmp_path: Path) -> None:
     write_model(tmp_path / "model", "qwen3_moe")
-    alarms = {"kl_rollout": 0, "extreme_tokens": 0}  # the rollouts' logprobs are made up
-    config = make_config(tmp_path, steps=1, alarms=alarms, **REPLAY)
+    report = {"silent_alarms": ["kl_rollout", "extreme_tokens"]}  # the rollouts' logprobs are made up
+    config = make_config(tmp_path, steps=1, report=report, **REPLAY)
     run = runs.open_run(pool, config.run, "train", {})
     fill(pool, run.id, 2, size=2)
     rng = np.random.default_rng(0)

@@ -1,6 +1,7 @@
 """The loop's reports on a real pool: the same figures in pool and board, once a step, also after a rollback."""
 
 import errno
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -26,13 +27,13 @@ from trainer.policy import Policy
 from trainer.report.reporter import Reporter
 from trainer.run_state import RunState
 
-CALM = {"kl_rollout": 0, "extreme_tokens": 0}
+CALM = {"silent_alarms": ["kl_rollout", "extreme_tokens"]}
 """The rollouts' logprobs are made up."""
 
 
 def prepare(directory: Path, steps_: int, **changes: Any) -> tuple[Config, Pool]:
     write_model(directory / "model")
-    config = make_config(directory, **{"steps": steps_, "alarms": CALM} | changes)
+    config = make_config(directory, **{"steps": steps_, "report": CALM} | changes)
     pool = open_pool(config.pool)
     fill(pool, runs.open_run(pool, config.run, "train", None).id, 2 * steps_)
     return config, pool
@@ -54,7 +55,9 @@ def published(pool: Pool, config: Config, name: str) -> list[tuple[int, Any]]:
 
 
 def test_board_and_pool_agree_and_a_step_that_is_trained_again_stands_there_once(ranks: Ranks, tmp_path: Path) -> None:
-    config, pool = prepare(tmp_path, 3, report={"keep_tokens": 2, "negative_gradient_every": 2}, checkpoint={"keep": 9})
+    config, pool = prepare(
+        tmp_path, 3, report=CALM | {"keep_tokens": 2, "negative_gradient_every": 2}, keep_checkpoints=9
+    )
     train(config, ranks)
     assert shown(config, "loss/loss") == published(pool, config, "loss")
     kept = sorted(path.name for path in (tmp_path / "trainer" / "tokens").iterdir())
@@ -71,7 +74,7 @@ def test_board_and_pool_agree_and_a_step_that_is_trained_again_stands_there_once
 def test_alarms_are_printed_noted_and_part_of_the_metrics(
     ranks: Ranks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config, pool = prepare(tmp_path, 1, alarms={"kl_rollout": 0.5, "extreme_tokens": 0})
+    config, pool = prepare(tmp_path, 1, report={"silent_alarms": ["extreme_tokens"]})
     train(config, ranks)
     [row] = steps.metrics(pool, runs.find_run(pool, config.run).id)[1:]
     [event] = noted(pool, "alarm")
@@ -99,7 +102,7 @@ class Full:
 def test_training_goes_on_without_a_board_that_cannot_write(
     ranks: Ranks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config, pool = prepare(tmp_path, 2, report={"tensorboard": False})
+    config, pool = prepare(tmp_path, 2)
     run, policy = RunState(config, ranks), Policy(Path(config.model), config, ranks)
     version = run.publish(0, (tmp_path, tmp_path), {"loss": 1.0})
     said = {"seconds": {}, "reward_mean": 0, "groups": 1, "dropped_groups": 0, "trained_tokens": 0, "loss": 2.0}
@@ -119,7 +122,7 @@ OFFLINE = """
 from pathlib import Path
 from trainer.config.report import Report
 from trainer.report.exporters import WeightsAndBiases
-board = WeightsAndBiases(Path({directory!r}), Report(wandb="blackforge", wandb_mode="offline"), "demo", "-after-7")
+board = WeightsAndBiases(Path({directory!r}), Report(wandb="blackforge"), "demo", "-after-7")
 board.write(1, 1000.0, {{"loss": 0.5, "staleness_tokens": {{"0": 3}}}})
 board.close()
 """
@@ -130,7 +133,13 @@ def test_weights_and_biases_gets_the_same_without_a_network(tmp_path: Path) -> N
 
     need("wandb (pip install blackforge[wandb])", importlib.util.find_spec("wandb") is not None)
     code = OFFLINE.format(directory=str(tmp_path))
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=120)
+    subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        capture_output=True,
+        timeout=120,
+        env=os.environ | {"WANDB_MODE": "offline"},
+    )
     [written] = (tmp_path / "wandb").glob("offline-run-*-demo-after-7/run-demo-after-7.wandb")
     data = written.read_bytes()
     assert b"loss/loss" in data and b"staleness/staleness_tokens" in data

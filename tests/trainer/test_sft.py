@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,15 +16,19 @@ from tests.trainer.make import fill, make_config, make_rows
 from tests.trainer.test_loop import prepare
 from trainer.commands.recorded_rows import demonstrations
 from trainer.commands.sft import batches, split, warm_start
-from trainer.config import Config
+from trainer.config import Config, Sft
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy
 
 
-def config_for(pool: Pool, directory: Path, **sft: object) -> Config:
+class Measured(Sft, frozen=True, kw_only=True):
+    MEASURE_EVERY = 5
+
+
+def config_for(pool: Pool, directory: Path, **sft: Any) -> Config:
     fill(pool, runs.open_run(pool, "teacher", "collect", {}).id, 6)
-    options = {"runs": ["teacher"], "output": str(directory / "warm"), "batch": 4, "measure_every": 5, **sft}
-    return make_config(directory, sft=options)
+    options = Measured(runs=("teacher",), output=str(directory / "warm"), batch=4, **sft)
+    return msgspec.structs.replace(make_config(directory), sft=options)
 
 
 def test_imitation_lowers_the_loss_until_it_is_enough(pool: Pool, ranks: Ranks, model: Path, tmp_path: Path) -> None:

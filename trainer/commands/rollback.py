@@ -2,7 +2,7 @@
 
 The batches of later steps are leased again under their old numbers, so that the next `trainer launch` trains on them
 again; the versions they led to are retired, and their names are never used again. Not here: checkpoints that
-`checkpoint.keep` has deleted; the harness, which keeps sampling with whatever the engines serve.
+`keep_checkpoints` has deleted; the harness, which keeps sampling with whatever the engines serve.
 """
 
 import os
@@ -55,5 +55,5 @@ def _version_of(step: int, versions: Sequence[steps.Version], config: Config) ->
     existing = ", ".join(str(version.step) for version in kept) or "none"
     raise UserError(
         f"run {config.run!r} has no checkpoint of step {step}; the steps that have one are: {existing} "
-        f"(checkpoint.keep = {config.checkpoint.keep})"
+        f"(keep_checkpoints = {config.keep_checkpoints})"
     )

@@ -32,17 +32,17 @@ def warm_start(config: settings.Config, ranks: Ranks) -> dict[str, Any]:
     """
     check(config)
     options = config.sft
-    optimizer = msgspec.structs.replace(config.optimizer, lr=options.lr, warmup_steps=options.warmup_steps)
+    optimizer = msgspec.structs.replace(config.optimizer, lr=options.lr, warmup_steps=options.WARMUP_STEPS)
     loss = msgspec.structs.replace(config.loss, kl=0.0, routing="own")  # imitation uses neither
     policy = Policy(Path(config.model), msgspec.structs.replace(config, optimizer=optimizer, loss=loss), ranks)
     train, held_out = split(ranks.share(lambda: demonstrations(config)), options)
     demand_known_tokens((*train, *held_out), policy.shape, policy.source)
     started, step, measures = time.perf_counter(), 0, {}
-    for rows in batches(train, options.batch, options.seed):
+    for rows in batches(train, options.batch, options.SEED):
         step += 1
         micros = plan(rows, ranks.data_world, config.batch.max_tokens)[ranks.data_rank]
         update = policy.update(micros, count(rows), imitation, learning_rate(optimizer, step, options.max_steps))
-        if step % options.measure_every == 0 or step == options.max_steps:
+        if step % options.MEASURE_EVERY == 0 or step == options.max_steps:
             measures = {"step": step, "train_loss": update.loss} | measure(policy, held_out, config.batch.max_tokens)
             seconds = time.perf_counter() - started
             if ranks.rank == 0:
@@ -71,7 +71,7 @@ def split(
 ) -> tuple[list[TrainingRow], list[TrainingRow]]:
     """Divide groups into rows to train on and rows held out. A group, and so its task, is on one side only."""
     order = list(range(len(groups)))
-    random.Random(options.seed).shuffle(order)
+    random.Random(options.SEED).shuffle(order)
     held_out = min(max(1, round(len(order) * options.held_out)), len(order) - 1)  # at least one group on each side
     chosen = set(order[:held_out])
     train = [row for index, rows in enumerate(groups) if index not in chosen for row in rows]
@@ -107,6 +107,5 @@ def measure(policy: Policy, rows: Sequence[TrainingRow], max_tokens: int) -> dic
 
 
 def enough(measures: dict[str, Any], options: settings.Sft) -> bool:
-    """Say whether a stop criterion is met."""
-    accurate = options.stop_accuracy is not None and measures["accuracy"] >= options.stop_accuracy
-    return accurate or (options.stop_loss is not None and measures["loss"] <= options.stop_loss)
+    """Say whether the held-out loss is low enough to stop."""
+    return options.stop_loss is not None and measures["loss"] <= options.stop_loss

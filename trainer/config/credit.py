@@ -3,70 +3,72 @@
 Left out: the arithmetic (trainer/credit/returns.py, trainer/credit/assign.py).
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
-from trainer.config.require import demand
+from proxy.pool.settings_file import Count, NotNegative, Weight, demand
 
 
 class Credit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The section [credit]."""
+
+    PROCESS_BOUND = 0.2
+    """Maximum sum of a rollout's process rewards; larger sums are scaled down. Otherwise useless steps would pay. Twice
+    this and the speed bonus must stay below SUCCESS, so that no failure outdoes a success."""
+    SUCCESS = 1.0
+    """Reward from which a rollout counts as successful: verifiers give 1 for a solved task."""
+    TOKENS_PER_SECOND = 50.0
+    """Speed at which model calls count towards the duration T: their real time depends on the batch they were in. Only
+    ratios of T within a group matter, so the exact value hardly does."""
+
     returns: Literal["outcome", "turns"] = "outcome"
     """outcome: every turn gets its rollout's `loss.advantage`. turns: reward-to-go per turn against `baseline`, which
     differs only where turns have process rewards or `gamma` is below 1."""
-    gamma: float = 1.0
-    """Discount per turn that was still to come. With loss.kind = ipa: of its chunk returns."""
+    gamma: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    """Discount per turn still to come. With loss.kind = ipa: discount of its chunk returns."""
     baseline: Literal["first", "aligned", "none"] = "first"
-    """What returns per turn are compared with: the others' returns of their first turn (MiniMax-M2), of the same turn
-    (less variance where tasks take equally many turns), or nothing (IPA with signed rewards)."""
+    """What returns per turn are compared with. first: the other rollouts' returns of their first turn (MiniMax-M2).
+    aligned: their returns of the same turn (less variance where tasks take equally many turns). none: nothing (IPA with
+    signed rewards)."""
     scale: Literal["none", "domain"] = "none"
-    """domain: returns per turn are divided by the deviation of first-turn returns over the step's rollouts of a
-    domain."""
-    process_weight: float = 1.0
-    """Of reward parts named `turn:N`, each held to [-1, 1]; counted with returns = turns only."""
-    process_bound: float = 0.2
-    """What a rollout's process rewards may come to in all; more is scaled down. Otherwise useless steps pay."""
-    speed_weight: float = 0.0
-    """Of log2(T_base / T) held to [-1, 1], for successful rollouts: T of the critical path, T_base the median of the
-    group's other successes."""
-    success: float = 1.0
-    """The reward from which a rollout counts as successful."""
-    tokens_per_second: float = 50.0
-    """At which model calls enter T: their real time depends on the batch they were in."""
-    overlong_limit: int | None = None
-    """Sampled tokens from which a successful rollout's reward is lessened by 1 (DAPO). Absent: none is."""
-    overlong_margin: int = 0
-    """Tokens below the limit over which the punishment rises."""
+    """domain: divide returns per turn by the standard deviation of first-turn returns over the step's rollouts of the
+    same domain."""
+    process_weight: Weight = 1.0
+    """Factor on reward parts named `turn:N`, each clipped to [-1, 1]. Used with returns = turns only."""
+    speed_weight: Weight = 0.0
+    """Factor on log2(T_base / T), clipped to [-1, 1], for successful rollouts. T: duration of the critical path;
+    T_base: median of the group's other successes."""
+    overlong_limit: Count | None = None
+    """Sampled tokens from which a successful rollout's reward is reduced by 1 (DAPO). Default: never."""
+    overlong_margin: NotNegative = 0
+    """Tokens below the limit over which this reduction grows from 0 to 1."""
     mask_truncated: bool = False
     """Leave rollouts whose last turn was cut at a token limit out of the loss; they stay in the baseline."""
-    pad: bool = True
-    """Weigh a group with failed members as a whole one (GLM-5's padding): each valid member by size / valid."""
+    shuffle_rewards: bool = False
+    """Shuffle the rewards within each group before training: a control run that must not learn."""
 
     def __post_init__(self) -> None:
-        demand(0 < self.gamma <= 1, f"credit.gamma = {self.gamma} is no discount; keep it above 0 and at most 1")
-        for name in ("process_weight", "process_bound", "speed_weight", "overlong_margin"):
-            value = msgspec.structs.asdict(self)[name]
-            demand(value >= 0, f"credit.{name} = {value} is negative; set it to 0 or more")
-        demand(
-            self.tokens_per_second > 0,
-            f"credit.tokens_per_second = {self.tokens_per_second} lets no call end; set it above 0",
-        )
         demand(
             self.overlong_limit is None or self.overlong_limit > self.overlong_margin,
             f"credit.overlong_limit = {self.overlong_limit} is not above credit.overlong_margin = "
             f"{self.overlong_margin}; raise it",
         )
-        for name, default in (("baseline", "first"), ("scale", "none")):
-            value = msgspec.structs.asdict(self)[name]
+        for name, value, default in (("baseline", self.baseline, "first"), ("scale", self.scale, "none")):
             demand(
                 self.by_turn or value == default,
-                f"credit.{name} = {value} is of returns per turn, and credit.returns = outcome; set that to turns",
+                f"credit.{name} = {value} is for returns per turn, and credit.returns = outcome; set that to turns",
             )
-        process = 2 * self.process_bound if self.by_turn and self.process_weight else 0.0
+        process = 2 * self.PROCESS_BOUND if self.by_turn and self.process_weight else 0.0
         demand(
-            not (process or self.speed_weight) or process + self.speed_weight < self.success,
-            f"credit.speed_weight = {self.speed_weight} and twice credit.process_bound = {self.process_bound} reach "
-            f"credit.success = {self.success}, so that a failure could outdo a success; lower them",
+            not (process or self.speed_weight) or process + self.speed_weight < self.SUCCESS,
+            f"credit.speed_weight = {self.speed_weight} and process rewards of up to {process / 2:g} either way reach "
+            f"{self.SUCCESS:g}, so that a failure could outdo a success; lower it",
+        )
+        demand(
+            not (self.shuffle_rewards and self.shaped),
+            "credit.shuffle_rewards shuffles the verifier's rewards, and the rest of [credit] would still teach; drop "
+            "one (process_weight = 0, speed_weight = 0, no overlong_limit)",
         )
 
     @property

@@ -13,8 +13,6 @@ class Negatives:
 
     positive_only_until: int = 0
     """Steps that learn from positive advantages only."""
-    ramp_steps: int = 0
-    """Steps over which the weight then rises from 0 to `weight`."""
     weight: float = 1.0
     longest: int | None = None
     """A failed rollout with more trained tokens is left out: failures that ramble on push long contexts down."""
@@ -25,5 +23,4 @@ class Negatives:
             return 1.0
         if step <= self.positive_only_until or (self.longest is not None and tokens > self.longest):
             return 0.0
-        past = step - self.positive_only_until
-        return self.weight * min(1.0, past / self.ramp_steps if self.ramp_steps else 1.0)
+        return self.weight

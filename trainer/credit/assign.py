@@ -10,33 +10,20 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import stdev
-from typing import Protocol
 
 from proxy.pool.completions.records import Completion
 from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
 from proxy.pool.untrained import Untrained, UntrainedReason
-from trainer.config import Control, Credit
-from trainer.config.estimators import Estimator
+from trainer.config.credit import Credit
+from trainer.config.step import StepOptions
 from trainer.credit import returns as formulas
 from trainer.credit.advantages import ZERO_VARIANCE, group_relative, padding_weight, shuffled
 from trainer.credit.critical_path import critical_path
 
 EQUAL = Untrained(UntrainedReason.EQUAL_REWARDS)
 FEW = Untrained(UntrainedReason.TOO_FEW_VALID)
+_Advantages = list[Mapping[int, float] | None] | None
 _TURN = re.compile(r"turn:(\d+)")
-
-
-class CreditRule(Protocol):
-    """The settings that decide on credit; `trainer.data.assemble.StepOptions` has them."""
-
-    @property
-    def credit(self) -> Credit: ...
-    @property
-    def estimator(self) -> Estimator: ...
-    @property
-    def control(self) -> Control: ...
-    @property
-    def labels(self) -> Sequence[str]: ...
 
 
 @dataclass(frozen=True)
@@ -79,10 +66,10 @@ class _JudgedRollout:
         return {turn.id: value for turn, value in zip(self.turns, values, strict=False)}
 
 
-def group_credits(groups: Sequence[LeasedGroup], rule: CreditRule) -> list[GroupCredit]:
+def group_credits(groups: Sequence[LeasedGroup], options: StepOptions) -> list[GroupCredit]:
     """The credit of each group."""
-    credits = [_group_credit(group, rule) for group in groups]
-    if rule.credit.by_turn and rule.credit.scale == "domain":
+    credits = [_group_credit(group, options) for group in groups]
+    if options.credit.by_turn and options.credit.scale == "domain":
         return _scaled(groups, credits)
     return credits
 
@@ -92,44 +79,43 @@ def turns_of(member: LeasedRollout, labels: Sequence[str]) -> list[Completion]:
     return [item for item in member.completions if item.label is None or item.label in labels]
 
 
-def _group_credit(group: LeasedGroup, rule: CreditRule) -> GroupCredit:
+def _group_credit(group: LeasedGroup, options: StepOptions) -> GroupCredit:
     """The credit of one group, before scaling by domain."""
     verdicts = [member.verdict for member in group.rollouts]
     weight = padding_weight(sum(reward is not None for reward in verdicts), group.size or len(verdicts))
-    control = rule.control
-    rewards = shuffled(verdicts, control.seed + group.group_id) if control.shuffle_rewards else verdicts
+    rewards = shuffled(verdicts, group.group_id) if options.credit.shuffle_rewards else verdicts
     if weight is None or group_relative(rewards) is None:
         return GroupCredit([None] * len(verdicts), dropped=FEW if weight is None else EQUAL)
     rollouts = _shaped(
         [
-            None if reward is None else _judged_rollout(member, reward, rule)
+            None if reward is None else _judged_rollout(member, reward, options)
             for member, reward in zip(group.rollouts, rewards, strict=True)
         ],
-        rule.credit,
+        options.credit,
     )
-    advantages = (_by_turn if rule.credit.by_turn else _by_outcome)(rollouts, rule)
+    advantages = (_by_turn if options.credit.by_turn else _by_outcome)(rollouts, options)
     if advantages is None:
         return GroupCredit([None] * len(verdicts), dropped=EQUAL)
     valid = [one for one in rollouts if one is not None]
     return GroupCredit(
         advantages,
-        weight if rule.credit.pad else 1.0,
+        weight,
         unplaced=sum(one.unplaced for one in valid),
-        firsts=[one.returns(rule.credit.gamma)[0] for one in valid],
+        firsts=[one.returns(options.credit.gamma)[0] for one in valid],
     )
 
 
-def _judged_rollout(member: LeasedRollout, reward: float, rule: CreditRule) -> _JudgedRollout:
+def _judged_rollout(member: LeasedRollout, reward: float, options: StepOptions) -> _JudgedRollout:
     """A rollout with its reward. The part `turn:N` of a reward belongs to the completion with ordinal N."""
-    credit, turns = rule.credit, turns_of(member, rule.labels)
+    credit, turns = options.credit, turns_of(member, options.labels)
     turn_rewards = {int(match[1]): value for name, value in member.parts.items() if (match := _TURN.fullmatch(name))}
     process = [credit.process_weight * max(-1.0, min(1.0, turn_rewards.pop(turn.ordinal, 0.0))) for turn in turns]
     return _JudgedRollout(
         turns=turns,
         places=formulas.places([turn.label == "subagent" for turn in turns]),
-        process=formulas.within(process, credit.process_bound) if credit.by_turn else [0.0] * len(turns),
+        process=formulas.within(process, credit.PROCESS_BOUND) if credit.by_turn else [0.0] * len(turns),
         outcome=reward,
-        success=reward >= credit.success,
+        success=reward >= credit.SUCCESS,
         unplaced=len(turn_rewards) if credit.by_turn else 0,
     )
 
@@ -137,7 +123,7 @@ def _judged_rollout(member: LeasedRollout, reward: float, rule: CreditRule) -> _
 def _shaped(rollouts: Sequence[_JudgedRollout | None], credit: Credit) -> list[_JudgedRollout | None]:
     """The rollouts with what speed and length add to the outcome of the successful ones."""
     valid = [one for one in rollouts if one is not None]
-    times = [critical_path(one.turns, credit.tokens_per_second) if credit.speed_weight else 0.0 for one in valid]
+    times = [critical_path(one.turns, credit.TOKENS_PER_SECOND) if credit.speed_weight else 0.0 for one in valid]
     fast = formulas.speeds(times, [one.success for one in valid])
     added = iter(
         credit.speed_weight * speed + (_overlong(one, credit) if one.success else 0.0)
@@ -155,23 +141,23 @@ def _overlong(one: _JudgedRollout, credit: Credit) -> float:
     )
 
 
-def _by_outcome(rollouts: Sequence[_JudgedRollout | None], rule: CreditRule) -> list[Mapping[int, float] | None] | None:
+def _by_outcome(rollouts: Sequence[_JudgedRollout | None], options: StepOptions) -> _Advantages:
     """For each turn the rollout's advantage, discounted by the turns after it. None when outcomes are equal."""
-    scores = group_relative([None if one is None else one.outcome for one in rollouts], rule.estimator)
+    scores = group_relative([None if one is None else one.outcome for one in rollouts], options.loss.advantage)
     if scores is None:
         return None
     return [
-        None if one is None or score is None else one.by_id(replace(one, outcome=score).returns(rule.credit.gamma))
+        None if one is None or score is None else one.by_id(replace(one, outcome=score).returns(options.credit.gamma))
         for one, score in zip(rollouts, scores, strict=True)
     ]
 
 
-def _by_turn(rollouts: Sequence[_JudgedRollout | None], rule: CreditRule) -> list[Mapping[int, float] | None] | None:
+def _by_turn(rollouts: Sequence[_JudgedRollout | None], options: StepOptions) -> _Advantages:
     """For each turn its return, compared with the other rollouts'. None when only one rollout is valid."""
-    returns = [one.returns(rule.credit.gamma) for one in rollouts if one is not None]
+    returns = [one.returns(options.credit.gamma) for one in rollouts if one is not None]
     compared: list[list[float]] | None = returns
-    if rule.credit.baseline != "none":
-        against_first = rule.credit.baseline == "first"
+    if options.credit.baseline != "none":
+        against_first = options.credit.baseline == "first"
         compared = (formulas.leave_one_out if against_first else formulas.turn_aligned)(returns)
     if compared is None:
         return None

@@ -19,8 +19,8 @@ from proxy.pool.completions.store import paths
 from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
 from proxy.pool.untrained import Untrained, UntrainedReason
 from trainer import config
-from trainer.config.estimators import Estimator
 from trainer.config.model_shape import Experts
+from trainer.config.step import StepOptions
 from trainer.credit import assign
 from trainer.credit.token_weights import token_scales
 from trainer.data.routed_experts import RecordedExperts, demand_recorded
@@ -71,44 +71,6 @@ def why_not_imitable(item: Completion, labels: Sequence[str] = config.TRAINED) -
         return Untrained(UntrainedReason.LABEL, item.label)
     finished = item.finish_reason in ("stop", "tool_calls")
     return None if finished else Untrained(UntrainedReason.UNFINISHED, item.finish_reason)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepOptions:
-    """What the configuration says about a step's groups."""
-
-    loss: config.Loss = config.Loss()
-    credit: config.Credit = config.Credit()
-    control: config.Control = config.Control()
-    labels: Sequence[str] = config.TRAINED
-    """Labels of the completions that are trained."""
-    max_staleness: int | None = None
-    """Rollouts whose oldest token lags further behind (in published steps) get advantage 0. None: no limit."""
-    mixture: Experts | None = None
-    """The model whose recorded experts are replayed. None: the trainer's routers choose."""
-    step: int = 1
-    """The number of the step, counted from 1."""
-
-    @property
-    def estimator(self) -> Estimator:
-        """The estimator of group-relative advantages."""
-        return self.loss.advantage
-
-
-def step_options(settings: config.Config, step: int, mixture: Experts | None = None) -> StepOptions:
-    """The options of a step from the configuration.
-
-    `mixture`: the model whose recorded experts are replayed (`replayed` in trainer/data/routed_experts.py).
-    """
-    return StepOptions(
-        loss=settings.loss,
-        credit=settings.credit,
-        control=settings.control,
-        labels=settings.batch.labels,
-        max_staleness=settings.batch.max_staleness,
-        mixture=mixture,
-        step=step,
-    )
 
 
 def assemble(groups: Sequence[LeasedGroup], options: StepOptions) -> TrainingBatch:

@@ -28,7 +28,7 @@ def send(engine: PushTarget, weights: Weights) -> None:
     # A unique name: the engine may still have the group of a trainer that died.
     name = f"blackforge-{weights.version}-{secrets.token_hex(4)}"
     with _group(engine, name) as backend, engine.session():
-        for bucket in weights.buckets(engine.options.bucket_bytes):
+        for bucket in weights.buckets(engine.options.BUCKET_BYTES):
             _broadcast(engine, backend, bucket, {"group_name": name, "weight_version": weights.version})
 
 
@@ -64,7 +64,7 @@ def _group(engine: PushTarget, name: str) -> Iterator[Any]:
     """
     import torch.distributed as dist
 
-    seconds = timedelta(seconds=engine.options.answer_seconds)
+    seconds = timedelta(seconds=engine.options.ANSWER_SECONDS)
     address = engine.options.address or _address(engine.url)
     world = 1 + engine.about.tp_size
     with ThreadPoolExecutor(1) as thread:
@@ -100,7 +100,7 @@ def _join(engine: PushTarget, name: str, store: Any, world: int) -> Any:
     keys = PrefixStore(f"{_device(engine)}/", PrefixStore(f"{name}/", PrefixStore(name, store)))
     backend: c10d.ProcessGroupGloo | c10d.ProcessGroupNCCL
     if _backend(engine) == "gloo":
-        backend = c10d.ProcessGroupGloo(keys, 0, world, timeout=timedelta(seconds=engine.options.answer_seconds))
+        backend = c10d.ProcessGroupGloo(keys, 0, world, timeout=timedelta(seconds=engine.options.ANSWER_SECONDS))
     else:
         backend = c10d.ProcessGroupNCCL(keys, 0, world, c10d.ProcessGroupNCCL.Options())
     backend.set_timeout(timedelta(seconds=engine.options.timeout_seconds))

@@ -47,7 +47,7 @@ class PushTarget:
 
     def describe(self) -> None:
         """Ask for its properties: up to `push.tries` times, a second apart, as the engine may be starting."""
-        for left in reversed(range(self.options.tries)):
+        for left in reversed(range(self.options.TRIES)):
             try:
                 self.about = msgspec.convert(self.ask("/server_info"), ServerInfo)
                 return
@@ -115,7 +115,7 @@ class PushTarget:
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """Make a request that is answered at once (`push.answer_seconds`). Without a body it is a GET."""
-        return self._once(path, body, self.options.answer_seconds)
+        return self._once(path, body, self.options.ANSWER_SECONDS)
 
     def _once(self, path: str, body: dict[str, Any] | None, seconds: float) -> dict[str, Any]:
         """Make one request. PushFailed for errors, HTTP errors, and answers with `success: false`."""

@@ -15,7 +15,7 @@ def send(engine: PushTarget, weights: Weights) -> None:
     """Send bucket after bucket; the last one sets the version and drops the old caches. Raises PushFailed."""
     ranks = engine.about.tp_size
     with engine.session():
-        for bucket in weights.buckets(engine.options.bucket_bytes // ranks):
+        for bucket in weights.buckets(engine.options.BUCKET_BYTES // ranks):
             entry = b64encode(pickle.dumps(bucket.tensors)).decode()
             body = {"serialized_named_tensors": [entry] * ranks, "flush_cache": bucket.last}
             engine.load(

@@ -3,14 +3,12 @@
 Pure functions over a step's metrics. An alarm stops nothing. Left out: trends over steps.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from proxy.pool.untrained import UntrainedReason
-from trainer.config.report import Alarms
+from trainer.config.report import AlarmName
 
 Metrics = Mapping[str, Any]
 
@@ -20,15 +18,37 @@ class Alarm:
     """A metric above its threshold."""
 
     name: str
-    """Of the field in [alarms]."""
+    """Key of BOUNDS, or `unaccounted_tokens`."""
     value: float
     bound: float
 
     def text(self) -> str:
         """What to tell a person."""
-        return f"{self.name} = {self.value:.4g} is above alarms.{self.name} = {self.bound:g}: {MEANING[self.name]}"
+        return f"{self.name} = {self.value:.4g} is above {self.bound:g}: {MEANING[self.name]}"
 
 
+BOUNDS: dict[AlarmName, float] = {
+    # p99 of the lengths of rollouts below their group's mean reward, over that of those above (ROLL)
+    "length_ratio": 1.5,
+    # share of the gradient norm, in the steps that report.negative_gradient_every measures (ROLL)
+    "negative_gradient_share": 0.7,
+    # share of sum |w A|, in every step: stands in for the share of the gradient where that is not measured
+    "negative_weight_share": 0.7,
+    # KL(rollout || policy) per token: engine mismatch and staleness together; runs were reported to collapse there
+    "kl_rollout": 0.013,
+    # share of trained tokens whose probability differs by more than twice from the rollout's (F(2), arXiv 2510.11370)
+    "extreme_tokens": 0.1,
+    # share of trained tokens whose weight is not their ratio
+    "clip_fraction": 0.45,
+    # share of the step's groups that are as stale as batch.max_staleness allows; the next ones may be dropped
+    "stale_groups": 0.5,
+    # share of the step's groups whose rewards are all equal: there is little left to learn from
+    "equal_groups": 0.9,
+    # share of sampled tokens whose recorded logprob is not finite
+    "impossible_tokens": 0.001,
+}
+"""Constants: each is a value from the literature or one that healthy runs stay far below. `report.silent_alarms`
+switches an alarm off."""
 MEANING = {
     "length_ratio": "failures ramble on, and long contexts are pushed down; see loss.negative_longest",
     "negative_gradient_share": "the step mostly pushes tokens down; see loss.negative_weight",
@@ -43,12 +63,12 @@ MEANING = {
 }
 
 
-def raised(metrics: Metrics, bounds: Alarms, max_staleness: int) -> list[Alarm]:
-    """The alarms of a step. A metric that is absent raises none; tokens that are lost raise one in any case."""
+def raised(metrics: Metrics, silent: Sequence[str], max_staleness: int) -> list[Alarm]:
+    """Return the alarms of a step. An absent metric raises none; lost tokens always raise one."""
     found = []
-    for name, bound in msgspec.structs.asdict(bounds).items():
+    for name, bound in BOUNDS.items():
         value = _DERIVED[name](metrics, max_staleness) if name in _DERIVED else metrics.get(name)
-        if bound and value is not None and value > bound:
+        if name not in silent and value is not None and value > bound:
             found.append(Alarm(name, value, bound))
     if metrics.get("unaccounted_tokens"):
         found.append(Alarm("unaccounted_tokens", metrics["unaccounted_tokens"], 0))

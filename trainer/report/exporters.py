@@ -6,6 +6,7 @@ is missing, and after a rollback none is there twice. Left out: figures that are
 
 import importlib
 import math
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -76,13 +77,13 @@ class TensorBoard:
     name = "tensorboard"
 
     def __init__(self, directory: Path):
-        writer = _module("torch.utils.tensorboard", "tensorboard", "report.tensorboard = true")
+        writer = _module("torch.utils.tensorboard", "tensorboard", "every training run")
         try:
             shutil.rmtree(directory, ignore_errors=True)
             self._writer = writer.SummaryWriter(str(directory), flush_secs=10)
         except OSError as error:
             raise UserError(
-                f"{directory} cannot be written ({error.strerror}); make room or set report.tensorboard = false"
+                f"{directory} cannot be written ({error.strerror}); make room or choose another output"
             ) from error
 
     def write(self, step: int, at: float, metrics: Mapping[str, Any]) -> None:
@@ -127,14 +128,13 @@ class WeightsAndBiases:
                 name=f"{run}{attempt}",
                 group=run,
                 dir=str(directory),
-                mode=report.wandb_mode,
-                resume="allow" if report.wandb_mode == "online" else None,
+                resume=None if os.environ.get("WANDB_MODE") == "offline" else "allow",
                 settings=self._wandb.Settings(silent=True, console="off", x_disable_stats=True),
             )
         except self._wandb.Error as error:
             raise UserError(
                 f"report.wandb = {project} cannot be logged to ({error}); log in with `wandb login`, set "
-                "report.wandb_mode = offline or leave report.wandb out"
+                "WANDB_MODE=offline in the environment, or leave report.wandb out"
             ) from error
         self._next = self._run.step
 

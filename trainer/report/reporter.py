@@ -76,7 +76,7 @@ class Reporter:
         self._attempt("report.keep_tokens", lambda: self._keep_tokens(facts))
         published = steps.versions(self.run.pool, self.run.pool_run.id)
         metrics = describe(facts, self._setting(versions={version.name: version.step for version in published}))
-        alarms = raised(metrics, self.config.alarms, self.config.batch.max_staleness)
+        alarms = raised(metrics, self.config.report.silent_alarms, self.config.batch.max_staleness)
         return metrics | {"alarms": [alarm.name for alarm in alarms]}
 
     def _keep_tokens(self, facts: Facts) -> None:
@@ -93,7 +93,7 @@ class Reporter:
         pool, run_id = self.run.pool, self.run.pool_run.id
         steps.add_metrics(pool, version.id, metrics)
         print(line(version, metrics), flush=True)
-        for alarm in raised(metrics, self.config.alarms, self.config.batch.max_staleness):
+        for alarm in raised(metrics, self.config.report.silent_alarms, self.config.batch.max_staleness):
             print(f"alarm in step {version.step}: {alarm.text()}", file=sys.stderr, flush=True)
             runs.record_event(pool, run_id, "alarm", f"step {version.step}: {alarm.text()}")
         self._export(version, metrics)
@@ -102,8 +102,7 @@ class Reporter:
         """Open the configured exporters and write what the pool already holds to them."""
         report, output = self.config.report, Path(self.config.output)
         pool, run = self.run.pool, self.run.pool_run
-        if report.tensorboard:
-            self.exporters.append(TensorBoard(output / "tensorboard"))
+        self.exporters.append(TensorBoard(output / "tensorboard"))
         if report.wandb:
             retired = steps.newest_retired(pool, run.id)
             attempt = f"-after-{retired}" if retired else ""

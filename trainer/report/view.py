@@ -22,8 +22,9 @@ from proxy.pool.training.steps import Version, history
 from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout, of_step
 from proxy.pool.untrained import Untrained, UntrainedReason
 from trainer.config import Config
+from trainer.config.step import step_options
 from trainer.credit.assign import group_credits
-from trainer.data.assemble import assemble, step_options, why_not_trainable
+from trainer.data.assemble import assemble, why_not_trainable
 from trainer.report import tokens
 from trainer.report.tokens import Recorded
 
@@ -97,14 +98,14 @@ def view(config: Config, step: int, only: int | None = None) -> View:
         raise UserError(f"step {step} has no rollout {only}; it has: {', '.join(map(str, known))}")
     tokenizer = _tokenizer(Path(config.model))
     recorded, notes = _recorded(config, groups, step)
-    choice = step_options(config, step)
+    options = step_options(config, step)
     source = Source(
         groups=groups,
         recorded=recorded,
-        dropped=[share.dropped for share in group_credits(groups, choice)],
+        dropped=[share.dropped for share in group_credits(groups, options)],
         tokenizer=tokenizer,
-        labels=choice.labels,
-        excluded=_excluded(groups, choice.labels),
+        labels=options.labels,
+        excluded=_excluded(groups, options.labels),
     )
     if tokenizer is None:
         notes.append(f"{config.model}/tokenizer.json cannot be read: tokens are shown as their ids")

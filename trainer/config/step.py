@@ -1,0 +1,35 @@
+"""What one train step does with its groups: sections of the configuration as they are, and what changes by step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainer.config import TRAINED, Config, Loss
+from trainer.config.credit import Credit
+from trainer.config.model_shape import Experts
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """What the configuration says about a step's groups; credit assignment and assembly read it."""
+
+    loss: Loss = Loss()
+    credit: Credit = Credit()
+    labels: Sequence[str] = TRAINED
+    """Completions with these labels are trained on."""
+    max_staleness: int | None = None
+    """Rollouts whose oldest token lags further behind are left out of the loss. None: no rollout is."""
+    mixture: Experts | None = None
+    """Replay the experts that the engine chose in this mixture. None: the trainer's routers choose."""
+    step: int = 1
+
+
+def step_options(config: Config, step: int, mixture: Experts | None = None) -> StepOptions:
+    """Return the options of a step. `mixture`: from trainer/data/routed_experts.py: replayed."""
+    return StepOptions(
+        loss=config.loss,
+        credit=config.credit,
+        labels=config.batch.labels,
+        max_staleness=config.batch.max_staleness,
+        mixture=mixture,
+        step=step,
+    )
