@@ -21,7 +21,7 @@ from harness.tasks.mix import TaskMix
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.attempts import HasOutcome
 from proxy.pool.rollouts.failures import CAP, FAILURES, alarming, treatment
-from proxy.pool.rollouts.groups import Extras, Finished, OpenRollout, Outcome, open_group, open_rollouts
+from proxy.pool.rollouts.groups import GroupOptions, GroupProgress, OpenRollout, Outcome, open_group, open_rollouts
 from proxy.pool.rollouts.queue import Replacement, lost_groups, opened_in_order, replacements
 from proxy.pool.rollouts.runs import admission, record_event
 
@@ -60,7 +60,7 @@ class RunPlan:
         tasks = islice(self.mix.order(self.seed), opened, self.turns())
         for index, task in enumerate(tasks, opened):
             scaffold = scaffold_of(index, self.seed, self.scaffolds) if task.domain == "agent" else ANSWERING
-            extras = Extras(redundant=self.redundant, agent=scaffold.name, held_out=scaffold.held_out)
+            extras = GroupOptions(redundant=self.redundant, agent=scaffold.name, held_out=scaffold.held_out)
             yield Replacement(msgspec.to_builtins(task), self.group_size, extras)
 
 
@@ -186,7 +186,7 @@ class RunLoop:
             self._slots.release()
             self._ended.set()
 
-    def _call_off(self, finished: Finished) -> None:
+    def _call_off(self, finished: GroupProgress) -> None:
         """End the rollouts that another one's outcome has made superfluous."""
         kind = "redundant" if finished.failure is None else "filtered"
         for rollout_id in finished.called_off:
@@ -196,7 +196,7 @@ class RunLoop:
                 self._running[rollout_id].cancellation.reason = kind
                 self._running[rollout_id].task.cancel()
 
-    async def _lost(self, task: dict[str, Any], finished: Finished) -> None:
+    async def _lost(self, task: dict[str, Any], finished: GroupProgress) -> None:
         """A group is lost: replace it where it was filtered; UserError when too many are."""
         if finished.failure in FAILURES and treatment(finished.failure) == "filter":
             self._owing = True

@@ -30,9 +30,9 @@ from harness.verdict.rewards import Verdict, below, joined
 from harness.verdict.verifier import verify
 from proxy.pool.errors import PoolError, UserError
 from proxy.pool.rollouts.attempts import Attempt, Ending, close_attempt, open_attempt
-from proxy.pool.rollouts.budgets import UNLIMITED, Budget, seen
+from proxy.pool.rollouts.budgets import UNLIMITED, Budget, calls_seen
 from proxy.pool.rollouts.failures import treatment
-from proxy.pool.rollouts.groups import Finished, OpenRollout, Outcome, finish_rollout
+from proxy.pool.rollouts.groups import GroupProgress, OpenRollout, Outcome, finish_rollout
 from sandboxes.base import ImageError, Result, Sandbox, SandboxError, Sandboxes
 
 TRIES = 3
@@ -108,7 +108,7 @@ class RolloutJob:
 
 async def run_rollout(
     context: RunContext, rollout: OpenRollout, agent: Agent, cancellation: Cancellation | None = None
-) -> tuple[Outcome, Finished]:
+) -> tuple[Outcome, GroupProgress]:
     """Bring a rollout to its outcome and write it. UserError when no rollout could succeed at present."""
     job = RolloutJob(rollout, msgspec.convert(rollout.task, Task), agent, cancellation or Cancellation())
     for number in range(TRIES):
@@ -315,7 +315,7 @@ class LiveAttempt:
         What the proxy saw decides, not the exit code: agents end with 0 when the model failed them, and with 1 when
         they are done.
         """
-        saw = await self._context.pool(seen, self._id)
+        saw = await self._context.pool(calls_seen, self._id)
         if result.ended == "exit" and result.exit_code == 127 and not saw.completed and not saw.broken:
             output = result.output[-200:].strip()
             if task.image is not None:  # of this task, so the run's other tasks may well go on

@@ -27,10 +27,10 @@ from harness.setup.stack import replaying
 from harness.tasks import Task
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
-from proxy.pool.rollouts.budgets import seen
+from proxy.pool.rollouts.budgets import calls_seen
 from proxy.pool.rollouts.groups import Outcome, open_group
 from proxy.pool.rollouts.runs import find_run, open_run
-from proxy.pool.training.finished_rollouts import Finished, finished_rollout
+from proxy.pool.training.finished_rollouts import ReplayableRollout, finished_rollout
 from sandboxes.local.process import default_root
 
 SANDBOXES = rf"{re.escape(str(default_root()))}/[\w-]+"
@@ -76,7 +76,7 @@ def _replay(given: argparse.Namespace) -> int:
 
 
 def _play(
-    recorded: Finished, directory: RunDir, config: Path, folder: Path, ignored: Sequence[str]
+    recorded: ReplayableRollout, directory: RunDir, config: Path, folder: Path, ignored: Sequence[str]
 ) -> tuple[Outcome, int]:
     """The attempt once more, in a sandbox of the same kind; how many calls it made."""
     where, (_, settings) = directory.whereabouts(), directory.begun_with()
@@ -97,7 +97,7 @@ def _play(
             played.close()
 
 
-def _agent(recorded: Finished, settings: Settings) -> Agent:
+def _agent(recorded: ReplayableRollout, settings: Settings) -> Agent:
     if recorded.task.get("domain", "agent") != "agent":
         return OneCall()
     agents = {scaffold.name: scaffold.agent for scaffold in settings.scaffolds("eval")}
@@ -106,7 +106,7 @@ def _agent(recorded: Finished, settings: Settings) -> Agent:
     return agents[recorded.agent]
 
 
-async def _attempt(context: RunContext, recorded: Finished, agent: Agent) -> tuple[Outcome, int]:
+async def _attempt(context: RunContext, recorded: ReplayableRollout, agent: Agent) -> tuple[Outcome, int]:
     """One try with the environment of the recorded one, and how many calls it made."""
 
     def opened(pool: Pool) -> Any:
@@ -118,7 +118,7 @@ async def _attempt(context: RunContext, recorded: Finished, agent: Agent) -> tup
     finally:
         await context.sandboxes.close()
     assert outcome.attempt_id is not None
-    return outcome, (await context.pool(seen, outcome.attempt_id)).completed
+    return outcome, (await context.pool(calls_seen, outcome.attempt_id)).completed
 
 
 def _differences(report: Path) -> list[dict[str, Any]]:
@@ -133,6 +133,6 @@ def _sentence(found: dict[str, Any]) -> str:
     )
 
 
-def _verdict(of: Finished | Outcome) -> str:
+def _verdict(of: ReplayableRollout | Outcome) -> str:
     reward = "no reward" if of.reward is None else f"{of.reward:g}"
     return f"{reward} ({of.failure})" if of.failure else reward

@@ -34,7 +34,7 @@ from harness.verdict.judge import Judge
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import PoolError, UserError
 from proxy.pool.inspect.run_status import traffic
-from proxy.pool.processes.owners import Claim, owned
+from proxy.pool.processes.owners import RunClaim, owned
 from proxy.pool.rollouts.attempts import close_interrupted
 from proxy.pool.rollouts.groups import run_summary
 from proxy.pool.rollouts.runs import open_run
@@ -245,7 +245,7 @@ def make_context(
 
 
 def _work(
-    plan: RunPlan, context: RunContext, claim: Claim, directory: RunDir, watched: AbstractAsyncContextManager[None]
+    plan: RunPlan, context: RunContext, claim: RunClaim, directory: RunDir, watched: AbstractAsyncContextManager[None]
 ) -> int:
     """Run the plan in full, then results and table; also when it is interrupted."""
     console, found, pool = make_console(), claim.run, context.pool.blocking
@@ -274,7 +274,7 @@ async def _within(context: AbstractAsyncContextManager[None], work: Coroutine[An
         await work
 
 
-async def _until_done(loop: RunLoop, claim: Claim, board: Board, pool: AsyncPool) -> None:
+async def _until_done(loop: RunLoop, claim: RunClaim, board: Board, pool: AsyncPool) -> None:
     """Run the loop while the run is ours; the first SIGTERM or Ctrl-C cancels it, further ones change nothing."""
     work, keeping = asyncio.create_task(loop.go()), asyncio.create_task(claim.keep())
     metering = asyncio.create_task(_meter(board, pool, claim.run.id))

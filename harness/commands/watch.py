@@ -16,7 +16,7 @@ from harness.monitor.progress import Rate, make_console
 from harness.run_dir import RunDir, Whereabouts
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
-from proxy.pool.inspect.run_status import Standing, standing, traffic
+from proxy.pool.inspect.run_status import RunStatus, run_status, traffic
 from proxy.pool.rollouts.runs import Run, find_run
 
 LOOK_SECONDS = 2.0
@@ -54,7 +54,7 @@ def _look(console: Console, pool: Pool, run: Run, expected: int | None, once: bo
     rate, shown = Rate(), ""
     with Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else console as screen:
         while True:
-            now = standing(pool, run.id)
+            now = run_status(pool, run.id)
             rate.take(traffic(pool, run.id, rate.last))
             line, table = headline(run, now, expected, rate.text), agents_table(now)
             if isinstance(screen, Live):
@@ -67,7 +67,7 @@ def _look(console: Console, pool: Pool, run: Run, expected: int | None, once: bo
             time.sleep(LOOK_SECONDS)
 
 
-def headline(run: Run, now: Standing, expected: int | None, rate: str) -> str:
+def headline(run: Run, now: RunStatus, expected: int | None, rate: str) -> str:
     """How far it is, and who works at it."""
     finished = sum(part.finished for part in now.agents.values())
     of = "" if expected is None else f"/{expected}"
@@ -83,7 +83,7 @@ def headline(run: Run, now: Standing, expected: int | None, rate: str) -> str:
     return ", ".join(parts)
 
 
-def agents_table(now: Standing) -> Table:
+def agents_table(now: RunStatus) -> Table:
     """Rollouts per agent."""
     table = Table("agent", box=box.SIMPLE)
     for name in ("finished", "verdicts", "reward"):

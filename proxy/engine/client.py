@@ -23,7 +23,7 @@ from proxy.call import Grammar
 from proxy.engine.http import Connections
 from proxy.engine.moe_config import Mixture
 from proxy.pool.completions.records import VersionSpan
-from proxy.pool.completions.routed_experts import Experts, narrowed
+from proxy.pool.completions.routed_experts import RoutedExperts, narrowed
 
 RESERVED_TOKENS = 8
 """Tokens of the context that SGLang 0.5.23 keeps for itself: it refuses prompts that come closer to the end."""
@@ -142,7 +142,7 @@ class Sampling:
     """The weights that sampled the last tokens so far."""
     routed: bytes | None = None
     """The chosen experts as the engine sends them, with its last event: int32 [positions, layers, top_k]."""
-    experts: Experts | None = None
+    experts: RoutedExperts | None = None
     """The same, read; None until then."""
 
     def extend(self, event: _Event) -> list[int]:

@@ -1,7 +1,7 @@
 """The tables, declared once. Changes of them go through proxy/pool/migrations.
 
 Times are unix seconds. Token arrays are little-endian int32, logprobs little-endian float32, both only what is new
-against the `prefix_of` completion. What agents and engines say in their own words is `Said`. Left out: messages (a
+against the `prefix_of` completion. What agents and engines say in their own words is `FreeText`. Left out: messages (a
 completion keeps its own reply, never the whole request).
 """
 
@@ -26,7 +26,7 @@ from sqlalchemy.types import TypeDecorator
 from proxy.pool.compressed_json import Packed
 
 
-class Said(TypeDecorator[str]):
+class FreeText(TypeDecorator[str]):
     """Text of any origin: what UTF-8 or PostgreSQL cannot hold (lone surrogates, NUL) is replaced."""
 
     impl = Text
@@ -82,7 +82,7 @@ groups = Table(
     Column("state", Text, nullable=False),  # RUNNING | DONE | LEASED | CONSUMED | TOMBSTONE
     Column("step", Integer),  # the train step of LEASED and CONSUMED
     Column("reason", Text),  # why a TOMBSTONE is one (proxy/pool/untrained.py), and what is particular about it
-    Column("detail", Said),
+    Column("detail", FreeText),
     Column("agent", Text),  # its name in the run; null: the run has one agent
     Column("purpose", Text),  # eval: held out, never queued for a trainer; null: the run's
     Column("failure", Text),  # set: lost to failures of this kind
@@ -103,7 +103,7 @@ rollouts = Table(
     Column("reward", Float),  # null is missing, never 0
     Column("reward_parts", JSON),
     Column("failure", Text),  # a kind of proxy/pool/rollouts/failures.py
-    Column("detail", Said),
+    Column("detail", FreeText),
     Column("finished_at", Float),
     UniqueConstraint("group_id", "member"),
 )
@@ -118,7 +118,7 @@ attempts = Table(
     Column("key_hash", Text, nullable=False, unique=True),
     Column("agent", Text, nullable=False),
     Column("failure", Text),
-    Column("detail", Said),
+    Column("detail", FreeText),
     Column("timings", JSON),
     Column("augmentation", JSON),  # list of `kind=value`: what its environment had otherwise than its task's
     Column("exit_code", Integer),
@@ -127,7 +127,7 @@ attempts = Table(
     Column("max_turns", Integer),  # model calls that it may make; null: no limit
     Column("max_tokens", Integer),  # tokens that it may sample
     Column("spent", Text),  # turns | tokens: a call was refused because these are used up
-    Column("trouble", Said),  # why the last call failed that was no fault of its client
+    Column("trouble", FreeText),  # why the last call failed that was no fault of its client
     Column("trouble_at", Float),
     Index(None, "rollout_id"),
     Index(None, "run_id"),
@@ -160,7 +160,7 @@ completions = Table(
     Column("versions", JSON, nullable=False),  # [[version, start, end], ...]
     Column("finish_reason", Text, nullable=False),
     Column("untrainable", Text),  # why it is not trained (proxy/pool/untrained.py), and details; null: trainable
-    Column("untrainable_detail", Said),
+    Column("untrainable_detail", FreeText),
     Column("reply", Packed, nullable=False),
     Column("path_crc", BigInteger, nullable=False),
     Column("proxy_id", Integer),  # who delivers it; null: nobody keeps account of that
@@ -218,5 +218,5 @@ events = Table(
     Column("run_id", ForeignKey("runs.id")),
     Column("at", Float, nullable=False),
     Column("kind", Text, nullable=False),
-    Column("detail", Said, nullable=False),
+    Column("detail", FreeText, nullable=False),
 )

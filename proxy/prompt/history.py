@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 from proxy.call import meaning
-from proxy.pool.completions.records import History
+from proxy.pool.completions.records import HistoryDigest
 
 KEPT = 4
 """Requests whose messages are kept, as a conversation may have parallel branches."""
@@ -23,7 +23,7 @@ class RequestTurn:
 
     index: int
     meaning: tuple[Any, ...]
-    history: History
+    history: HistoryDigest
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class RequestHistory:
     messages: tuple[dict[str, Any], ...]
     """Where an earlier request had the same message at this place, this is that very object."""
     turns: list[RequestTurn]
-    history: History
+    history: HistoryDigest
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class _Digests:
         copied._whole, copied._outline = self._whole.copy(), self._outline.copy()
         return copied
 
-    def history(self) -> History:
-        return History(*(int.from_bytes(state.digest(), "little") for state in (self._whole, self._outline)))
+    def history(self) -> HistoryDigest:
+        return HistoryDigest(*(int.from_bytes(state.digest(), "little") for state in (self._whole, self._outline)))
 
 
 _ReadRequest = tuple[list[_ReadMessage], _Digests]

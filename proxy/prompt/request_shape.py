@@ -16,7 +16,7 @@ from zlib import crc32
 
 from proxy.call import Call, meaning
 from proxy.dialects.base import parsed_arguments
-from proxy.pool.completions.records import SERVED_FINISH_REASONS, Shape
+from proxy.pool.completions.records import SERVED_FINISH_REASONS, RequestShape
 
 TURNS_BACK = 8
 """Assistant turns of a request that are looked up, the last first: an agent may have put in some of its own."""
@@ -32,7 +32,7 @@ class RepliedCompletion(Protocol):
     """What later shapes need of a recorded completion."""
 
     @property
-    def shape(self) -> Shape | None: ...
+    def shape(self) -> RequestShape | None: ...
     @property
     def reply(self) -> dict[str, Any]: ...
     @property
@@ -42,7 +42,7 @@ class RepliedCompletion(Protocol):
 @dataclass(frozen=True)
 class _RecordedReply:
     id: int
-    shape: Shape
+    shape: RequestShape
     call_ids: tuple[str, ...]
     lines: tuple[str, ...]
     """What is searched for in later requests."""
@@ -67,20 +67,22 @@ class RequestShapes:
         if item.finish_reason in SERVED_FINISH_REASONS:
             self._by_meaning.setdefault(_digest(item.reply), []).append(reply)
 
-    def of(self, call: Call, follows: int | None) -> Shape:
+    def of(self, call: Call, follows: int | None) -> RequestShape:
         """The shape of a request. `follows`: the completion that a prompt without messages continues."""
         tools = _name("\n".join(sorted(str(tool["function"]["name"]) for tool in call.tools)))
         constrained = call.constraint is not None
         if call.prompt is not None:
             before = self._replies.get(follows or 0)
-            return Shape(turns=before.shape.turns + 1 if before else 0, continues=follows, constrained=constrained)
+            return RequestShape(
+                turns=before.shape.turns + 1 if before else 0, continues=follows, constrained=constrained
+            )
         start = next((i for i, message in enumerate(call.messages) if message["role"] != "system"), len(call.messages))
         system = _name("\n".join(message["content"] or "" for message in call.messages[:start]))
         opening = _name(call.messages[start]["content"] or "") if start < len(call.messages) else 0
         turns = [message for message in call.messages if message["role"] == "assistant"]
         before = self._repeated(turns, tools, system)
         goes_on = before is not None and before.shape.opening == opening and before.shape.turns < len(turns)
-        return Shape(
+        return RequestShape(
             tools=tools,
             system=system,
             opening=opening,

@@ -14,7 +14,7 @@ from typing import Any
 
 from proxy.call import Call, meaning
 from proxy.parsing.formats import RecordedSchemas
-from proxy.pool.completions.records import SERVED_FINISH_REASONS, Completion, History, NewCompletion, Shape
+from proxy.pool.completions.records import SERVED_FINISH_REASONS, Completion, HistoryDigest, NewCompletion, RequestShape
 from proxy.prompt.history import HistoryReader
 from proxy.prompt.json_ids import IdListCache
 from proxy.prompt.matching import TurnMatcher
@@ -53,9 +53,9 @@ class Prompt:
     """The ids as a JSON list."""
     plain: bool = False
     """Whether it belongs to a text completion."""
-    history: History | None = None
+    history: HistoryDigest | None = None
     """What the answer will follow; None without messages."""
-    shape: Shape | None = None
+    shape: RequestShape | None = None
     """What the completion's label is made from."""
     routed: int = 0
     """How many of the first tokens have recorded experts; they stand in the rows of `prefix_of`."""

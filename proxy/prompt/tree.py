@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
-from proxy.pool.completions.records import Completion, History, NewCompletion
+from proxy.pool.completions.records import Completion, HistoryDigest, NewCompletion
 from proxy.pool.completions.routed_experts import known_after
 from proxy.prompt.common_prefix import common_length
 from proxy.prompt.placeholders import MaskedTurn
@@ -34,7 +34,7 @@ class CompletionNode:
     """The text of the prompt behind the path of `base` (without its end of turn)."""
     meaning: tuple[Any, ...]
     """What the reply says (proxy.call.meaning)."""
-    history: History | None
+    history: HistoryDigest | None
     """What the reply answered; None for text completions and for rows written before histories were stored."""
     call_ids: tuple[str, ...]
     spliceable: bool

@@ -10,7 +10,7 @@ import pytest
 from proxy.dialects import anthropic, chat_completions, responses
 from proxy.dialects.base import Dialect, tool_call
 from proxy.pool.completions.labels import labels
-from proxy.pool.completions.records import Shape
+from proxy.pool.completions.records import RequestShape
 from proxy.prompt.request_shape import RequestShapes
 from tests.captures.recorded import TRUTH, Exchange, Session, sessions
 
@@ -25,7 +25,7 @@ class Row:
 
     id: int
     finish_reason: str
-    shape: Shape
+    shape: RequestShape
     reply: dict[str, Any]
     kind: str
 
@@ -34,7 +34,7 @@ def recorded(session: Session) -> list[Row]:
     """The rows of a session: shapes are taken when requests arrive, rows are committed when answers end."""
     shapes = RequestShapes()
     rows: list[Row] = []
-    arrived: dict[int, Shape] = {}
+    arrived: dict[int, RequestShape] = {}
     moments = [(each.started, i, each, False) for i, each in enumerate(session.exchanges)]
     moments += [(each.ended, i, each, True) for i, each in enumerate(session.exchanges)]
     for _, i, exchange, over in sorted(moments, key=lambda moment: (moment[0], moment[1], moment[3])):

@@ -23,7 +23,7 @@ from harness.tasks import Task
 from harness.tasks.mix import TaskMix, TaskSource
 from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
-from proxy.pool.rollouts.groups import Extras, Outcome, RolloutRow, finish_rollout, open_group, run_summary
+from proxy.pool.rollouts.groups import GroupOptions, Outcome, RolloutRow, finish_rollout, open_group, run_summary
 from proxy.pool.rollouts.runs import open_run
 from proxy.pool.schema import attempts, events, groups
 from sandboxes.local.process import ProcessSandboxes
@@ -136,7 +136,7 @@ async def test_a_run_goes_on_with_what_it_owes(
     go: Callable[..., Awaitable[list[RolloutRow]]], context: RunContext, run_id: int
 ) -> None:
     """A harness died after a group was filtered and before the new one was opened."""
-    [member] = open_group(context.pool.blocking, run_id, HELLO, 1, Extras(agent="shell"))
+    [member] = open_group(context.pool.blocking, run_id, HELLO, 1, GroupOptions(agent="shell"))
     finish_rollout(context.pool.blocking, member.rollout_id, Outcome(attempt_id=None, reward=None, failure="hung"))
     rows = await go()
     assert [(row.task, row.group, row.failure) for row in rows] == [("hello", 0, "hung"), ("hello", 1, None)]

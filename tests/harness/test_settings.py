@@ -12,7 +12,7 @@ from harness.settings import AgentEntry, load_settings
 from harness.setup.stack import RunningProxy
 from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
-from proxy.pool.inspect.run_status import standing
+from proxy.pool.inspect.run_status import run_status
 from proxy.pool.rollouts.runs import find_run
 from tests.harness.conftest import HELLO, ROOT, SHELL_AGENT, results, write_tasks
 from tests.harness.test_run import start, wait_for
@@ -139,7 +139,7 @@ def test_another_terminal_sees_the_run(
 def at_work(proxy: RunningProxy, name: str) -> int:
     pool = open_pool(proxy.pool)
     try:
-        return standing(pool, find_run(pool, name).id).at_work
+        return run_status(pool, find_run(pool, name).id).at_work
     except UserError:  # not opened yet
         return 0
     finally:

@@ -7,7 +7,7 @@ import pytest
 
 from proxy.pool.database import Pool
 from proxy.pool.rollouts.attempts import by_key, open_attempt
-from proxy.pool.rollouts.budgets import Budget, last_event, note_spent, note_trouble, seen, spent
+from proxy.pool.rollouts.budgets import Budget, calls_seen, last_event, note_spent, note_trouble, spent
 from proxy.pool.rollouts.groups import open_group
 from proxy.pool.rollouts.runs import open_run
 from tests.pool.make import TASK, new_completion, record
@@ -31,16 +31,16 @@ def test_turns_are_whole_answers_and_tokens_are_whatever_was_sampled(pool: Pool,
 
 
 def test_trouble_counts_until_a_call_goes_well(pool: Pool, attempt_id: int) -> None:
-    assert (seen(pool, attempt_id).completed, seen(pool, attempt_id).broken) == (0, None)
+    assert (calls_seen(pool, attempt_id).completed, calls_seen(pool, attempt_id).broken) == (0, None)
     record(pool, [new_completion(attempt_id)])
     note_trouble(pool, attempt_id, "engine_silent: 60 s")
-    assert (seen(pool, attempt_id).completed, seen(pool, attempt_id).broken) == (1, "engine_silent: 60 s")
+    assert (calls_seen(pool, attempt_id).completed, calls_seen(pool, attempt_id).broken) == (1, "engine_silent: 60 s")
     record(pool, [replace(new_completion(attempt_id), finish_reason="abort", finished_at=time.time() + 50)])
-    assert seen(pool, attempt_id).broken == "engine_silent: 60 s"
+    assert calls_seen(pool, attempt_id).broken == "engine_silent: 60 s"
     record(pool, [replace(new_completion(attempt_id), finished_at=time.time() + 100)])
-    assert (seen(pool, attempt_id).completed, seen(pool, attempt_id).broken) == (2, None)
+    assert (calls_seen(pool, attempt_id).completed, calls_seen(pool, attempt_id).broken) == (2, None)
     note_spent(pool, attempt_id, "turns")
-    assert seen(pool, attempt_id).spent == "turns"
+    assert calls_seen(pool, attempt_id).spent == "turns"
 
 
 def test_the_last_event_is_the_end_of_the_newest_call(pool: Pool, attempt_id: int) -> None:

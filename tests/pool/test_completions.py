@@ -9,7 +9,7 @@ from zlib import crc32
 import pytest
 from sqlalchemy import update
 
-from proxy.pool.completions.records import Shape, int_bytes
+from proxy.pool.completions.records import RequestShape, int_bytes
 from proxy.pool.completions.store import CompletionWriter, of_attempt, paths
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import AttemptClosed, PoolWriteError
@@ -30,7 +30,7 @@ async def test_concurrent_completions_get_consecutive_ordinals(pool: Pool) -> No
 
 async def test_a_completion_comes_back_as_it_went_in(pool: Pool) -> None:
     attempt, writer = open_session(pool, "k"), CompletionWriter(pool)
-    sent = replace(new_completion(attempt.id), shape=Shape(tools=7, turns=2, continues=1))
+    sent = replace(new_completion(attempt.id), shape=RequestShape(tools=7, turns=2, continues=1))
     await writer.add(sent)
     stored = vars(of_attempt(pool, attempt.id)[0])
     assert {name: stored[name] for name in vars(sent)} == vars(sent)

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import update
 
 from proxy.pool.completions.records import int_bytes
-from proxy.pool.completions.routed_experts import Experts, narrowed, pack, unpack
+from proxy.pool.completions.routed_experts import RoutedExperts, narrowed, pack, unpack
 from proxy.pool.completions.store import of_attempt, of_attempts
 from proxy.pool.database import open_pool
 from proxy.pool.inspect.verify import verify
@@ -32,7 +32,7 @@ def test_what_names_no_expert_is_refused(numbers: list[int], reason: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "stored", [b"", b"\0" * 8, pack(Experts(0, 2, 2, 1, b"\0" * 3)), pack(Experts(0, 1, 1, 3, b""))]
+    "stored", [b"", b"\0" * 8, pack(RoutedExperts(0, 2, 2, 1, b"\0" * 3)), pack(RoutedExperts(0, 1, 1, 3, b""))]
 )
 def test_what_was_never_written_is_not_read(stored: bytes) -> None:
     with pytest.raises(ValueError, match="hold no header|are no positions"):
@@ -42,7 +42,7 @@ def test_what_was_never_written_is_not_read(stored: bytes) -> None:
 def test_rows_keep_them_and_verify_holds_them_to_their_tokens(database: str) -> None:
     pool = open_pool(database)
     attempt = open_session(pool, "a")
-    whole = Experts(0, 2, 2, 1, bytes(range(12)))  # of three of the four tokens: the last one has none
+    whole = RoutedExperts(0, 2, 2, 1, bytes(range(12)))  # of three of the four tokens: the last one has none
     plain = new_completion(attempt.id)
     first, second = record(pool, [replace(plain, experts=whole), plain])
     assert [item.experts for item in of_attempt(pool, attempt.id)] == [whole, None]

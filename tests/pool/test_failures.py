@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
-from proxy.pool.rollouts.failures import CAP, FAILURES, Cap, Treatment, alarming, treatment
+from proxy.pool.rollouts.failures import CAP, FAILURES, LostGroupCap, Treatment, alarming, treatment
 
 VECTORS = json.loads((Path(__file__).parent.parent / "trainer" / "vectors.json").read_text())
 
@@ -37,14 +37,14 @@ def test_the_share_of_lost_groups_decides(lost: str, window: str, finding: str) 
 
 def test_the_cap_is_a_sliding_window_with_bounds() -> None:
     assert (CAP.window, CAP.alarm, CAP.stop) == (512, 0.2, 0.5)
-    assert alarming([True, False, False], Cap(fewest=3, stop=0.3)) == "stop"
-    assert alarming([True, False, False], Cap(fewest=4, stop=0.3)) == "alarm"
+    assert alarming([True, False, False], LostGroupCap(fewest=3, stop=0.3)) == "stop"
+    assert alarming([True, False, False], LostGroupCap(fewest=4, stop=0.3)) == "alarm"
 
 
 @pytest.mark.parametrize("case", VECTORS["group_filter"])
 def test_over_a_whole_run_the_cap_is_rolls_group_filter(case: dict[str, Any]) -> None:
     """ROLL drops a flagged group unless more than half of all so far would be dropped: then it goes on."""
-    lifetime = Cap(window=1000, fewest=1)
+    lifetime = LostGroupCap(window=1000, fewest=1)
     dropped: list[bool] = []
     for flag in case["flags"]:
         dropped.append(bool(flag) and alarming([*dropped, True], lifetime) != "stop")

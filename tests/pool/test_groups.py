@@ -7,7 +7,7 @@ from proxy.pool.database import Pool
 from proxy.pool.rollouts.attempts import HasOutcome, by_key, open_attempt
 from proxy.pool.rollouts.failures import REPLACED
 from proxy.pool.rollouts.groups import (
-    Extras,
+    GroupOptions,
     OpenRollout,
     Outcome,
     finish_rollout,
@@ -65,7 +65,7 @@ def kinds(pool: Pool, run_id: int) -> list[str | None]:
 
 
 def test_the_first_g_with_a_reward_are_kept_and_the_others_called_off(pool: Pool, run_id: int) -> None:
-    first, second, third, fourth = open_group(pool, run_id, TASK, 2, Extras(redundant=2))
+    first, second, third, fourth = open_group(pool, run_id, TASK, 2, GroupOptions(redundant=2))
     late = worked(pool, first)
     assert ended(pool, third, None, "verifier") == ()
     assert ended(pool, second, 1.0) == ()
@@ -109,7 +109,7 @@ def test_placeholders_never_enter_the_statistics_of_their_group(pool: Pool, run_
 
 
 def test_more_than_half_of_the_size_must_have_a_reward_whatever_is_redundant(pool: Pool, run_id: int) -> None:
-    members = open_group(pool, run_id, TASK, 3, Extras(redundant=3))
+    members = open_group(pool, run_id, TASK, 3, GroupOptions(redundant=3))
     for member, reward in zip(members, [None, None, None, None, 1.0, 0.0], strict=True):
         ended(pool, member, reward, "verifier" if reward is None else None)
     assert state(pool, members[0]) == ("DONE", None)
@@ -117,14 +117,14 @@ def test_more_than_half_of_the_size_must_have_a_reward_whatever_is_redundant(poo
 
 
 def test_one_flake_drops_the_whole_group_and_a_new_one_is_owed(pool: Pool, run_id: int) -> None:
-    members = open_group(pool, run_id, TASK, 3, Extras(agent="shell"))
+    members = open_group(pool, run_id, TASK, 3, GroupOptions(agent="shell"))
     assert ended(pool, members[0], 1.0) == ()
     assert ended(pool, members[1], None, "hung") == (members[2].rollout_id,)
     assert state(pool, members[0]) == ("TOMBSTONE", "hung") and leased(pool, run_id) == []
     assert kinds(pool, run_id) == [None, "hung", "filtered"]
     [owed] = replacements(pool, run_id, 0)
     assert (owed.task, owed.size) == (TASK, 3)
-    assert owed.extras == Extras(agent="shell", replaces=members[0].group_id)
+    assert owed.extras == GroupOptions(agent="shell", replaces=members[0].group_id)
 
 
 def test_a_group_is_replaced_so_often_and_no_more(pool: Pool, run_id: int) -> None:
@@ -157,12 +157,12 @@ def test_lost_groups_are_those_of_failures_in_their_domain(pool: Pool, run_id: i
 
 
 def test_a_group_that_is_held_out_is_recorded_and_never_queued(pool: Pool, run_id: int) -> None:
-    [held] = open_group(pool, run_id, TASK, 1, Extras(agent="codex", held_out=True))
+    [held] = open_group(pool, run_id, TASK, 1, GroupOptions(agent="codex", held_out=True))
     _, key = open_attempt(pool, held.rollout_id, "codex")
     found = by_key(pool, key)
     assert found is not None and found.purpose == "eval"
     assert admission(pool, run_id).open_groups == 0  # it takes no place of a group that is trained
-    [trained] = open_group(pool, run_id, TASK, 1, Extras(agent="opencode"))
+    [trained] = open_group(pool, run_id, TASK, 1, GroupOptions(agent="opencode"))
     ended(pool, trained, 1.0)  # the older group, which still runs, does not hold it up
     ended(pool, held, 1.0)
     [[member]] = leased(pool, run_id)

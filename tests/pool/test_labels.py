@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, select, text
 
-from proxy.pool.completions.records import NewCompletion, Shape
+from proxy.pool.completions.records import NewCompletion, RequestShape
 from proxy.pool.completions.store import labelled, of_attempt
 from proxy.pool.database import Pool, open_pool, upgrade
 from proxy.pool.inspect.export import export
@@ -19,7 +19,11 @@ from proxy.pool.rollouts.runs import find_run, open_run
 from proxy.pool.schema import completions
 from tests.pool.make import TASK, new_completion, record
 
-TITLE, WORK, HELPER = Shape(system=1, opening=1), Shape(tools=9, system=2, opening=2), Shape(tools=8, opening=3)
+TITLE, WORK, HELPER = (
+    RequestShape(system=1, opening=1),
+    RequestShape(tools=9, system=2, opening=2),
+    RequestShape(tools=8, opening=3),
+)
 LABELS = ["side", "main", "subagent"]
 
 
@@ -30,7 +34,7 @@ def new_attempt(pool: Pool) -> tuple[int, int]:
     return open_attempt(pool, rollout.rollout_id, "command")[0].id, run.id
 
 
-def calls(attempt_id: int, shapes: Sequence[Shape | None]) -> list[NewCompletion]:
+def calls(attempt_id: int, shapes: Sequence[RequestShape | None]) -> list[NewCompletion]:
     return [replace(new_completion(attempt_id), shape=shape) for shape in shapes]
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import select, update
 
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
-from proxy.pool.inspect.run_status import standing
+from proxy.pool.inspect.run_status import run_status
 from proxy.pool.processes.owners import STALE_SECONDS, owned
 from proxy.pool.rollouts.runs import Run, open_run
 from proxy.pool.schema import runs
@@ -52,11 +52,11 @@ def test_a_living_process_keeps_its_run_and_a_killed_one_does_not(pool: Pool, ru
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
         with pytest.raises(UserError, match=f"at work in process {holder.pid} on "), owned(pool, run):
             pass
-        assert standing(pool, run.id).owner is not None
+        assert run_status(pool, run.id).owner is not None
         holder.send_signal(number)
         if number == signal.SIGKILL:
             holder.wait()
-            assert standing(pool, run.id).owner is None  # so that nobody watches a dead run for ever
+            assert run_status(pool, run.id).owner is None  # so that nobody watches a dead run for ever
             with owned(pool, run):
                 return
         age(pool, STALE_SECONDS + 1)

@@ -19,7 +19,7 @@ import aiohttp
 
 from proxy.call import Call
 from proxy.dialects import chat_completions
-from proxy.pool.completions.records import NewCompletion, Shape, int_bytes
+from proxy.pool.completions.records import NewCompletion, RequestShape, int_bytes
 from proxy.prompt.splice import Prompt, PromptBuilder
 from proxy.prompt.template import ChatTemplate
 from proxy.recording.turn import Turn
@@ -244,7 +244,7 @@ class Rollout:
             versions=(),
             finish_reason=reply.finish_reason,
             reply=reply.message(),
-            shape=Shape(history=prompt.history),
+            shape=RequestShape(history=prompt.history),
             path_crc=crc32(int_bytes(prompt.ids + turn.sampling.ids)),
             started_at=0.0,
             finished_at=0.0,

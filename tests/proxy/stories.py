@@ -10,7 +10,7 @@ from typing import Any
 from proxy.call import Call, Constraint
 from proxy.dialects.base import tool_call, tool_definition
 from proxy.pool.completions.labels import labels
-from proxy.pool.completions.records import Shape
+from proxy.pool.completions.records import RequestShape
 from proxy.prompt.request_shape import RequestShapes
 
 Message = dict[str, Any]
@@ -25,7 +25,7 @@ class Row:
 
     id: int
     finish_reason: str
-    shape: Shape | None
+    shape: RequestShape | None
     reply: Message
 
 
@@ -63,7 +63,7 @@ class Story:
 @dataclass(frozen=True)
 class Open:
     kind: str
-    shape: Shape | None
+    shape: RequestShape | None
 
 
 def system(text: str = SYSTEM) -> Message:

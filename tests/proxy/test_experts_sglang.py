@@ -18,7 +18,7 @@ from aiohttp import web
 
 from proxy.config import EngineConfig
 from proxy.engine.sglang import CPU_PATH, Sglang
-from proxy.pool.completions.routed_experts import Experts
+from proxy.pool.completions.routed_experts import RoutedExperts
 from tests.conftest import need
 from tests.proxy.conftest import Serve, listening, user
 from tests.proxy.mixtures import EXPERTS, SIZES, TOP_K, make_mixture
@@ -132,7 +132,7 @@ async def test_the_trainer_computes_what_the_engine_did_with_its_experts(
     assert others.gap > 0.1 and others.routing["routing_mismatch"] > 0.5
 
 
-def _others(experts: Experts | None) -> Experts | None:
+def _others(experts: RoutedExperts | None) -> RoutedExperts | None:
     """Each expert's successor."""
     return experts and replace(experts, ids=bytes((expert + 1) % EXPERTS for expert in experts.ids))
 

@@ -11,7 +11,7 @@ from threading import Event
 import pytest
 
 from proxy.call import Call
-from proxy.pool.completions.records import Shape
+from proxy.pool.completions.records import RequestShape
 from proxy.prompt.json_ids import IdListCache
 from proxy.prompt.request_shape import RequestShapes
 from proxy.prompt.splice import Prompt, PromptBuilder
@@ -66,7 +66,7 @@ def test_texts_are_looked_up_while_others_are_recorded(template: ChatTemplate) -
 
 def test_shapes_are_made_while_equal_replies_are_recorded() -> None:
     shapes, item = RequestShapes(), new_completion(1)
-    shaped = type(item)(**{**vars(item), "shape": Shape()})
+    shaped = type(item)(**{**vars(item), "shape": RequestShape()})
     call = Call(model="", messages=(user("x"), SAID, user("y")))
     while_adding(lambda id: shapes.add(id, shaped), lambda: shapes.of(call, None), rounds=300)
 

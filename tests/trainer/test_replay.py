@@ -15,7 +15,7 @@ import torch
 from sqlalchemy import select, update
 
 from proxy.pool.completions.records import Completion, int_bytes
-from proxy.pool.completions.routed_experts import Experts as Stored
+from proxy.pool.completions.routed_experts import RoutedExperts as Stored
 from proxy.pool.completions.routed_experts import pack as pack_experts
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError

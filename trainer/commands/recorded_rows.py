@@ -8,7 +8,7 @@ from proxy.pool.completions.records import Completion
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.runs import find_run
-from proxy.pool.training.finished_rollouts import Recorded, finished_rollouts
+from proxy.pool.training.finished_rollouts import RecordedRollout, finished_rollouts
 from proxy.pool.untrained import Untrained, UntrainedReason
 from trainer.config import Config
 from trainer.config.model_shape import read_shape
@@ -62,7 +62,7 @@ def sampled_by(version: str, config: Config, run: str, excluded: Counter[Untrain
     return [row for one in rollouts for row in merge(one.completions, 0.0, excluded, why_not, mixture=mixture)]
 
 
-def _finished(pool: Pool, run: str, model: Path) -> list[Recorded]:
+def _finished(pool: Pool, run: str, model: Path) -> list[RecordedRollout]:
     """Return a run's finished rollouts. Raises UserError when another model's tokenizer made their tokens."""
     rollouts = finished_rollouts(pool, find_run(pool, run).id)
     demand_tokenizer(pool, model, {item.attempt_id for rollout in rollouts for item in rollout.completions})

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from proxy.pool.completions.records import Completion
-from proxy.pool.completions.routed_experts import Experts as Stored
+from proxy.pool.completions.routed_experts import RoutedExperts as Stored
 from proxy.pool.errors import UserError
 from trainer.config import Loss
 from trainer.config.model_shape import Experts, Shape

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from proxy.pool.completions.records import Shape
+from proxy.pool.completions.records import RequestShape
 
 LABELS = ("main", "subagent", "side", "compaction")
 ASIDE = "aside"
@@ -27,20 +27,20 @@ class Labelled(Protocol):
     @property
     def finish_reason(self) -> str: ...
     @property
-    def shape(self) -> Shape | None: ...
+    def shape(self) -> RequestShape | None: ...
 
 
 def labels(calls: Sequence[Labelled]) -> dict[int, str]:
     """Completion id -> label, for an attempt's completions in commit order; those without a shape have none."""
     shapes = {call.id: call.shape for call in calls if call.shape is not None}
-    history = _History(shapes, {call.id for call in calls if call.finish_reason == "tool_calls"})
+    history = _Conversations(shapes, {call.id for call in calls if call.finish_reason == "tool_calls"})
     return {id: history.label(id) for id in shapes}
 
 
-class _History:
+class _Conversations:
     """The conversations of an attempt. A call goes on where it repeats a reply and nothing before it was rewritten."""
 
-    def __init__(self, shapes: Mapping[int, Shape], acting: set[int]):
+    def __init__(self, shapes: Mapping[int, RequestShape], acting: set[int]):
         self._shapes = shapes
         self._acting = acting  # the calls that ended in tool calls
         self._before = {id: self._continued(shape) for id, shape in shapes.items()}
@@ -60,7 +60,7 @@ class _History:
         for id in shapes:
             self._roles[id] = self._role(id, shapes[first])
 
-    def _continued(self, shape: Shape) -> int | None:
+    def _continued(self, shape: RequestShape) -> int | None:
         before = self._shapes.get(shape.continues or 0)
         grown = before is not None and shape.turns > before.turns and shape.opening == before.opening
         return shape.continues if grown else None
@@ -80,7 +80,7 @@ class _History:
     def _unlike_work(self, id: int) -> tuple[bool, bool]:
         return not self._shapes[id].tools, self._shapes[id].constrained
 
-    def _role(self, id: int, first: Shape) -> str:
+    def _role(self, id: int, first: RequestShape) -> str:
         """main, subagent or aside."""
         shape, before = self._shapes[id], self._before[id]
         if first.tools and not shape.tools:

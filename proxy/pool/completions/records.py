@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.pool.completions.routed_experts import Experts
+from proxy.pool.completions.routed_experts import RoutedExperts
 from proxy.pool.untrained import Untrained
 
 SERVED_FINISH_REASONS = ("stop", "length", "tool_calls")
@@ -24,7 +24,7 @@ class VersionSpan:
     end: int
 
 
-class History(msgspec.Struct, frozen=True, array_like=True):
+class HistoryDigest(msgspec.Struct, frozen=True, array_like=True):
     """Names the messages before a turn, each by 64 bits of a digest (proxy/prompt/history.py)."""
 
     whole: int
@@ -32,7 +32,7 @@ class History(msgspec.Struct, frozen=True, array_like=True):
     """Of the same without tool results, which agents shorten later on."""
 
 
-class Shape(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class RequestShape(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """What of a request tells its label (proxy/pool/completions/labels.py) and its place. The numbers name a text, they
     do not hold it."""
 
@@ -51,7 +51,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     or rewritten only."""
     constrained: bool = False
     """The answer's form was prescribed: a grammar, or a tool that must be called."""
-    history: History | None = None
+    history: HistoryDigest | None = None
     """What stood before the turn, by which later requests know that they continue it; None without messages."""
 
 
@@ -78,7 +78,7 @@ class NewCompletion:
     """None: every sampled token has its id, logprob and version. Otherwise the reason why it is not trained."""
     reply: dict[str, Any]
     """The assistant message as the agent saw it: role, content, tool_calls, reasoning_content."""
-    shape: Shape | None = None
+    shape: RequestShape | None = None
     """What its label is made from; None in rows of before labels."""
     path_crc: int
     """zlib.crc32 of the whole path as little-endian int32, computed from what the engine saw."""
@@ -86,7 +86,7 @@ class NewCompletion:
     finished_at: float
     fingerprint: bytes = b""
     """Of the request: repeats of it have the same. Empty where no repeat is served from this completion."""
-    experts: Experts | None = None
+    experts: RoutedExperts | None = None
     """What a mixture of experts chose for the tokens that are new here; None where nobody asked, or none came."""
 
     @property

@@ -15,7 +15,7 @@ INT32 = 4
 
 
 @dataclass(frozen=True)
-class Experts:
+class RoutedExperts:
     """The choices for the positions [start, end) of a completion's path."""
 
     start: int
@@ -31,13 +31,13 @@ class Experts:
     def end(self) -> int:
         return self.start + len(self.ids) // (self.layers * self.top_k * self.width)
 
-    def since(self, start: int) -> "Experts":
+    def since(self, start: int) -> "RoutedExperts":
         """Without the positions before `start`, which lies in [self.start, self.end]."""
         skipped = (start - self.start) * self.layers * self.top_k * self.width
-        return Experts(start, self.layers, self.top_k, self.width, self.ids[skipped:])
+        return RoutedExperts(start, self.layers, self.top_k, self.width, self.ids[skipped:])
 
 
-def narrowed(numbers: bytes, start: int, layers: int, top_k: int) -> Experts:
+def narrowed(numbers: bytes, start: int, layers: int, top_k: int) -> RoutedExperts:
     """From an engine's int32 numbers. ValueError for numbers that name no expert, or are no whole positions."""
     if len(numbers) % (INT32 * layers * top_k):
         raise ValueError(f"{len(numbers)} bytes are no int32 [positions, {layers}, {top_k}]")
@@ -45,29 +45,29 @@ def narrowed(numbers: bytes, start: int, layers: int, top_k: int) -> Experts:
     if any(part.strip(b"\0") for part in rest):
         raise ValueError("a number is negative or above 65535")
     if not second.strip(b"\0"):
-        return Experts(start, layers, top_k, 1, first)
+        return RoutedExperts(start, layers, top_k, 1, first)
     both = bytearray(2 * len(first))
     both[0::2], both[1::2] = first, second
-    return Experts(start, layers, top_k, 2, bytes(both))
+    return RoutedExperts(start, layers, top_k, 2, bytes(both))
 
 
-def known_after(experts: Experts | None, known: int) -> int:
+def known_after(experts: RoutedExperts | None, known: int) -> int:
     """How many tokens of a path, from its first one on, have recorded choices; `known`: of what it shares."""
     return experts.end if experts is not None and experts.start <= known else known
 
 
-def pack(experts: Experts) -> bytes:
+def pack(experts: RoutedExperts) -> bytes:
     """As the pool stores them."""
     return HEADER.pack(experts.start, experts.layers, experts.top_k, experts.width) + experts.ids
 
 
-def unpack(stored: bytes) -> Experts:
+def unpack(stored: bytes) -> RoutedExperts:
     """The reverse of `pack`; ValueError for what it cannot have written."""
     try:
         start, layers, top_k, width = HEADER.unpack_from(stored)
     except struct.error as error:
         raise ValueError(f"{len(stored)} bytes hold no header") from error
-    found = Experts(start, layers, top_k, width, stored[HEADER.size :])
+    found = RoutedExperts(start, layers, top_k, width, stored[HEADER.size :])
     if width not in (1, 2) or not layers * top_k or len(found.ids) % (layers * top_k * width):
         raise ValueError(f"{len(found.ids)} bytes are no positions of {layers} layers, {top_k} experts, {width} bytes")
     return found

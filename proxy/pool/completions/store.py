@@ -16,7 +16,7 @@ from proxy.pool.completions.labels import LABELS, labels
 from proxy.pool.completions.records import (
     Completion,
     NewCompletion,
-    Shape,
+    RequestShape,
     VersionSpan,
     float_bytes,
     floats,
@@ -184,8 +184,8 @@ def from_row(row: Row[Any]) -> Completion:
     )
 
 
-def _shape(stored: Any) -> Shape | None:
-    return msgspec.convert(stored, Shape | None)
+def _shape(stored: Any) -> RequestShape | None:
+    return msgspec.convert(stored, RequestShape | None)
 
 
 def of_attempt(pool: Pool, attempt_id: int) -> list[Completion]:
@@ -237,7 +237,7 @@ class _Unlabelled:
 
     id: int
     finish_reason: str
-    shape: Shape | None
+    shape: RequestShape | None
 
 
 def labelled(chain: Sequence[Completion]) -> list[Completion]:

@@ -29,7 +29,7 @@ ROWS = 256
 """Records that are written at a time."""
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class ExportedCompletion(msgspec.Struct, frozen=True, kw_only=True):
     """One completion with what it led to."""
 
     run: str
@@ -63,7 +63,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     failure: str | None
 
 
-def records(pool: Pool, run: Run) -> Iterator[Record]:
+def records(pool: Pool, run: Run) -> Iterator[ExportedCompletion]:
     """Every completion of a run in queue order; UserError at one whose tokens do not match their checksum."""
     query = (
         select(attempts.c.id.label("attempt"), attempts.c.agent, rollouts, groups.c.queue_index.label("group"))
@@ -88,10 +88,10 @@ def records(pool: Pool, run: Run) -> Iterator[Record]:
             yield _record(run, row._mapping, item, found[item.id].tolist())
 
 
-def _record(run: Run, row: Any, item: Completion, tokens: list[int]) -> Record:
+def _record(run: Run, row: Any, item: Completion, tokens: list[int]) -> ExportedCompletion:
     final = row["attempt_id"] == row["attempt"]
     trained = 1 if item.untrainable is None else 0
-    return Record(
+    return ExportedCompletion(
         run=run.name,
         **{name: row[name] for name in COMMON},
         final=final,

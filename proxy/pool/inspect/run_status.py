@@ -7,13 +7,12 @@ import msgspec
 from sqlalchemy import func, select
 
 from proxy.pool.database import Pool
-from proxy.pool.processes.owners import Owner, database_time, this_process
-from proxy.pool.processes.owners import at_work as lives
+from proxy.pool.processes.owners import OwnerProcess, database_time, is_alive, this_process
 from proxy.pool.schema import TOKENS, attempts, completions, groups, rollouts, runs
 
 
 @dataclass
-class Part:
+class AgentProgress:
     """The rollouts of one agent."""
 
     rollouts: int = 0
@@ -24,13 +23,13 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunStatus:
     """A run at one moment."""
 
-    agents: dict[str, Part]
+    agents: dict[str, AgentProgress]
     at_work: int
     """Attempts that are open."""
-    owner: Owner | None
+    owner: OwnerProcess | None
     """The harness that works at it; None, too, when it was killed (on another machine: silent for too long)."""
     silent_seconds: float
     """Since its last sign of life."""
@@ -46,16 +45,16 @@ class Traffic:
     """The newest completion of the pool: where to go on."""
 
 
-def standing(pool: Pool, run_id: int) -> Standing:
+def run_status(pool: Pool, run_id: int) -> RunStatus:
     """How far a run has come."""
     kinds = (groups.c.agent, rollouts.c.failure, rollouts.c.finished_at.is_not(None).label("finished"))
     sums = (func.count(), func.count(rollouts.c.reward), func.coalesce(func.sum(rollouts.c.reward), 0.0))
     query = select(*kinds, *sums).join_from(rollouts, groups).where(groups.c.run_id == run_id).group_by(*kinds)
     is_open = (attempts.c.run_id == run_id) & attempts.c.closed_at.is_(None)
-    agents: dict[str, Part] = {}
+    agents: dict[str, AgentProgress] = {}
     with pool.read() as connection:
         for agent, failure, finished, count, rewards, reward_sum in connection.execute(query):
-            part = agents.setdefault(agent or "-", Part())
+            part = agents.setdefault(agent or "-", AgentProgress())
             part.rollouts += count
             part.finished += count if finished else 0
             part.rewards += rewards
@@ -65,10 +64,10 @@ def standing(pool: Pool, run_id: int) -> Standing:
         at_work = connection.scalar(select(func.count()).where(is_open)) or 0
         owner, seen_at = connection.execute(select(runs.c.owner, runs.c.owner_seen_at).where(runs.c.id == run_id)).one()
         silent = database_time(connection, pool) - seen_at if owner is not None else 0.0
-    holder = None if owner is None else msgspec.convert(owner, Owner)
-    if holder is not None and not lives(holder, this_process(), silent):
+    holder = None if owner is None else msgspec.convert(owner, OwnerProcess)
+    if holder is not None and not is_alive(holder, this_process(), silent):
         holder = None
-    return Standing(agents, at_work, holder, silent)
+    return RunStatus(agents, at_work, holder, silent)
 
 
 def traffic(pool: Pool, run_id: int, after: int | None) -> Traffic:

@@ -16,7 +16,7 @@ import msgspec
 from sqlalchemy import Row, Text, cast, select
 
 from proxy.pool.completions.labels import LABELS
-from proxy.pool.completions.records import Shape, VersionSpan, floats, int_bytes, ints
+from proxy.pool.completions.records import RequestShape, VersionSpan, floats, int_bytes, ints
 from proxy.pool.completions.routed_experts import unpack
 from proxy.pool.compressed_json import as_text
 from proxy.pool.database import Pool
@@ -31,7 +31,7 @@ ENCODED = ("versions", "shape")
 
 
 @dataclass
-class Report:
+class PoolReport:
     """What was read, and what of it is damaged: one line for each problem."""
 
     attempts: int = 0
@@ -42,15 +42,15 @@ class Report:
 
 
 @dataclass
-class _Seen:
+class _AttemptPaths:
     """The completions of one attempt so far: the path of each, None where it cannot be read."""
 
     paths: dict[int, "array[int] | None"] = field(default_factory=dict)
 
 
-def verify(pool: Pool) -> Report:
+def verify(pool: Pool) -> PoolReport:
     """Read all of a pool, each attempt in a consistent snapshot, while others may write."""
-    report = Report()
+    report = PoolReport()
     with pool.read() as connection:
         query = select(completions.c.attempt_id).distinct().order_by(completions.c.attempt_id)
         attempt_ids = connection.scalars(query).all()
@@ -63,7 +63,7 @@ def verify(pool: Pool) -> Report:
     return report
 
 
-def _verify_attempt(pool: Pool, attempt_id: int, report: Report) -> None:
+def _verify_attempt(pool: Pool, attempt_id: int, report: PoolReport) -> None:
     raw = [cast(completions.c[name], Text).label(name) for name in ENCODED]
     raw.append(as_text(completions.c.reply, pool.dialect).label("reply"))
     others = [column for column in completions.c if column.name not in (*ENCODED, "reply")]
@@ -72,7 +72,7 @@ def _verify_attempt(pool: Pool, attempt_id: int, report: Report) -> None:
         if connection.scalar(select(attempts.c.id).where(attempts.c.id == attempt_id)) is None:
             report.damages.append(f"attempt {attempt_id}: its row is missing")
         rows = connection.execute(query).all()
-    seen = _Seen()
+    seen = _AttemptPaths()
     for ordinal, row in enumerate(rows):
         problems = list(_problems(row, seen))
         if row.ordinal != ordinal:
@@ -83,7 +83,7 @@ def _verify_attempt(pool: Pool, attempt_id: int, report: Report) -> None:
         report.damages += [f"attempt {attempt_id}, completion {row.id}: {problem}" for problem in problems]
 
 
-def _problems(row: Row[Any], seen: _Seen) -> Iterator[str]:
+def _problems(row: Row[Any], seen: _AttemptPaths) -> Iterator[str]:
     """What is wrong with a completion, given those before it."""
     unreadable = [name for name in ("prompt_tail", "sampled", "logprobs") if not _is_numbers(row._mapping[name])]
     yield from (f"its {name} is no array of {NUMBER_BYTES}-byte numbers" for name in unreadable)
@@ -102,7 +102,7 @@ def _problems(row: Row[Any], seen: _Seen) -> Iterator[str]:
         yield from _experts_problems(row)
     if _decoded(row.reply, dict[str, Any]) is None:
         yield "its reply is no JSON object"
-    if row.shape is not None and _decoded(row.shape, Shape | None) is None and row.shape != "null":
+    if row.shape is not None and _decoded(row.shape, RequestShape | None) is None and row.shape != "null":
         yield "its shape cannot be read"
     if row.label is not None and row.label not in LABELS:
         yield f"its label {row.label!r} is none of {', '.join(LABELS)}"
@@ -110,7 +110,7 @@ def _problems(row: Row[Any], seen: _Seen) -> Iterator[str]:
         yield f"its reason {row.untrainable!r} is none of {', '.join(UntrainedReason)}"
 
 
-def _link_problems(row: Row[Any], seen: _Seen) -> Iterator[str]:
+def _link_problems(row: Row[Any], seen: _AttemptPaths) -> Iterator[str]:
     if row.follows is not None and row.follows not in seen.paths:
         yield f"it follows completion {row.follows}, which is none before it in its attempt"
     if row.prefix_of is None:

@@ -27,7 +27,7 @@ BEAT_SECONDS = 10
 STALE_SECONDS = 60
 
 
-class Owner(msgspec.Struct, frozen=True, kw_only=True):
+class OwnerProcess(msgspec.Struct, frozen=True, kw_only=True):
     """A process at work on a run, or serving a pool."""
 
     token: str
@@ -40,10 +40,10 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
     """When the process began, in the kernel's words: pids are used again."""
 
 
-class Claim:
+class RunClaim:
     """The hold of this process on a run."""
 
-    def __init__(self, pool: Pool, run: Run, owner: Owner):
+    def __init__(self, pool: Pool, run: Run, owner: OwnerProcess):
         self._pool = pool
         self.run = run
         self._owner = owner
@@ -67,9 +67,9 @@ class Claim:
 
 
 @contextmanager
-def owned(pool: Pool, run: Run) -> Iterator[Claim]:
+def owned(pool: Pool, run: Run) -> Iterator[RunClaim]:
     """Hold a run for as long as the block lasts; UserError when another process is at work on it."""
-    claim = Claim(pool, run, _claim(pool, run))
+    claim = RunClaim(pool, run, _claim(pool, run))
     try:
         yield claim
     finally:
@@ -78,14 +78,14 @@ def owned(pool: Pool, run: Run) -> Iterator[Claim]:
 
 
 @retried
-def _claim(pool: Pool, run: Run) -> Owner:
+def _claim(pool: Pool, run: Run) -> OwnerProcess:
     me = this_process()
     with pool.write() as connection:
         [row] = locked(connection, select(runs.c.owner, runs.c.owner_seen_at).where(runs.c.id == run.id))
         now = database_time(connection, pool)
         if row.owner is not None:
-            holder = msgspec.convert(row.owner, Owner)
-            if at_work(holder, me, now - row.owner_seen_at):
+            holder = msgspec.convert(row.owner, OwnerProcess)
+            if is_alive(holder, me, now - row.owner_seen_at):
                 raise UserError(
                     f"run {run.name!r} of the pool {pool.name} is at work in process {holder.pid} on {holder.host}; "
                     "wait for it, stop it, or choose another --name"
@@ -96,7 +96,7 @@ def _claim(pool: Pool, run: Run) -> Owner:
 
 
 @retried
-def _change(pool: Pool, run: Run, owner: Owner, values: dict[str, Any]) -> bool:
+def _change(pool: Pool, run: Run, owner: OwnerProcess, values: dict[str, Any]) -> bool:
     """Write to the row of a run if it is still this owner's."""
     with pool.write() as connection:
         [row] = locked(connection, select(runs.c.owner).where(runs.c.id == run.id))
@@ -107,19 +107,21 @@ def _change(pool: Pool, run: Run, owner: Owner, values: dict[str, Any]) -> bool:
         return True
 
 
-def at_work(holder: Owner, me: Owner, silent_seconds: float) -> bool:
+def is_alive(holder: OwnerProcess, me: OwnerProcess, silent_seconds: float) -> bool:
     """Whether a process still lives: exact on its own machine, by its last sign of life elsewhere."""
     if holder.machine == me.machine:
         return _started(holder.pid) == holder.started
     return silent_seconds < STALE_SECONDS
 
 
-def this_process() -> Owner:
+def this_process() -> OwnerProcess:
     """A new owner: this process."""
     pid = os.getpid()
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     machine = f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    return Owner(token=secrets.token_hex(8), host=socket.gethostname(), machine=machine, pid=pid, started=_started(pid))
+    return OwnerProcess(
+        token=secrets.token_hex(8), host=socket.gethostname(), machine=machine, pid=pid, started=_started(pid)
+    )
 
 
 def _started(pid: int) -> str:

@@ -32,7 +32,7 @@ UNLIMITED = Budget()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class CallsSeen:
     """An attempt's calls, as far as they were recorded."""
 
     completed: int
@@ -78,15 +78,15 @@ def _seen() -> Select[Any]:
     return select(completed, case((broken, attempts.c.trouble)), attempts.c.spent).where(attempts.c.id == of)
 
 
-SEEN = _seen()
+CALLS_SEEN = _seen()
 """Made once: SQLAlchemy takes longer to make it than the database to answer."""
 
 
-def seen(pool: Pool, attempt_id: int) -> Seen:
+def calls_seen(pool: Pool, attempt_id: int) -> CallsSeen:
     """What the proxy saw of an attempt, whatever the agent's exit code says."""
     with pool.read() as connection:
-        found = connection.execute(SEEN, {"attempt_id": attempt_id}).one()
-    return Seen(completed=found[0], broken=found[1], spent=found[2])
+        found = connection.execute(CALLS_SEEN, {"attempt_id": attempt_id}).one()
+    return CallsSeen(completed=found[0], broken=found[1], spent=found[2])
 
 
 def last_event(pool: Pool, attempt_id: int) -> float | None:

@@ -72,7 +72,7 @@ def enough_valid(valid: int, size: int) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cap:
+class LostGroupCap:
     """How many groups may be lost."""
 
     window: int = 512
@@ -83,10 +83,10 @@ class Cap:
     """A window that is not full counts as this many groups, so that the first failures of a run stop nothing."""
 
 
-CAP = Cap()
+CAP = LostGroupCap()
 
 
-def alarming(lost: Sequence[bool], cap: Cap = CAP) -> Literal["", "alarm", "stop"]:
+def alarming(lost: Sequence[bool], cap: LostGroupCap = CAP) -> Literal["", "alarm", "stop"]:
     """What the finished groups of a domain call for, oldest first: nothing, an alarm, or the end of the run."""
     newest = lost[-cap.window :]
     share = sum(newest) / max(len(newest), cap.fewest)

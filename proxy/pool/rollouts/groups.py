@@ -34,7 +34,7 @@ class OpenRollout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Extras:
+class GroupOptions:
     """What a group may be besides a task and a size."""
 
     redundant: int = 0
@@ -44,7 +44,7 @@ class Extras:
     replaces: int | None = None
 
 
-PLAIN = Extras()
+PLAIN = GroupOptions()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Finished:
+class GroupProgress:
     """What an outcome meant for its group."""
 
     group_id: int
@@ -93,7 +93,9 @@ class RolloutRow:
 
 
 @retried
-def open_group(pool: Pool, run_id: int, task: dict[str, Any], size: int, extras: Extras = PLAIN) -> list[OpenRollout]:
+def open_group(
+    pool: Pool, run_id: int, task: dict[str, Any], size: int, extras: GroupOptions = PLAIN
+) -> list[OpenRollout]:
     """Queue a group of `size` rollouts of a task, in state RUNNING, at the end of the run's queue."""
     members = size + extras.redundant
     with pool.write() as connection:
@@ -141,7 +143,7 @@ def open_rollouts(pool: Pool, run_id: int) -> list[OpenRollout]:
 
 
 @retried
-def finish_rollout(pool: Pool, rollout_id: int, outcome: Outcome) -> Finished:
+def finish_rollout(pool: Pool, rollout_id: int, outcome: Outcome) -> GroupProgress:
     """Write a rollout's outcome and what follows from it for its group. A second outcome changes nothing."""
     values = {
         "attempt_id": outcome.attempt_id,
@@ -162,10 +164,10 @@ def finish_rollout(pool: Pool, rollout_id: int, outcome: Outcome) -> Finished:
         late = {"attempt_id": outcome.attempt_id, "reward_parts": outcome.reward_parts}
         connection.execute(update(rollouts).where(this, rollouts.c.attempt_id.is_(None)).values(late))
         row = connection.execute(select(groups.c.state, groups.c.failure).where(groups.c.id == group.id)).one()
-        return Finished(group.id, row.state, row.failure)
+        return GroupProgress(group.id, row.state, row.failure)
 
 
-def _follow_up(connection: Connection, group_id: int, outcome: Outcome) -> Finished:
+def _follow_up(connection: Connection, group_id: int, outcome: Outcome) -> GroupProgress:
     """Call off members that are not needed any more, and close the group with its last one."""
     unfinished = func.count() - func.count(rollouts.c.finished_at)
     counts = select(groups.c.size, func.count(rollouts.c.reward), unfinished).join_from(rollouts, groups)
@@ -175,7 +177,7 @@ def _follow_up(connection: Connection, group_id: int, outcome: Outcome) -> Finis
     if left and (filtered or valid >= size):
         called_off = _call_off(connection, group_id, "filtered" if filtered else "redundant")
     elif left:
-        return Finished(group_id, "RUNNING", None)
+        return GroupProgress(group_id, "RUNNING", None)
     values: dict[str, Any] = {"state": "DONE", "finished_at": time.time()}
     if filtered:
         values |= {"state": "TOMBSTONE", "failure": outcome.failure}
@@ -185,7 +187,7 @@ def _follow_up(connection: Connection, group_id: int, outcome: Outcome) -> Finis
         values |= {"state": "TOMBSTONE", "failure": _most_frequent(connection, group_id), **why}
     running = (groups.c.id == group_id) & (groups.c.state == "RUNNING")
     connection.execute(update(groups).where(running).values(values))
-    return Finished(group_id, values["state"], values.get("failure"), called_off)
+    return GroupProgress(group_id, values["state"], values.get("failure"), called_off)
 
 
 def _call_off(connection: Connection, group_id: int, kind: str) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from sqlalchemy import select
 
 from proxy.pool.database import Pool
 from proxy.pool.rollouts.failures import CAP, FAILURES, REPLACED
-from proxy.pool.rollouts.groups import Extras
+from proxy.pool.rollouts.groups import GroupOptions
 from proxy.pool.schema import groups, tasks
 
 
@@ -18,7 +18,7 @@ class Replacement:
 
     task: dict[str, Any]
     size: int
-    extras: Extras
+    extras: GroupOptions
 
 
 def opened_in_order(pool: Pool, run_id: int) -> int:
@@ -45,7 +45,7 @@ def replacements(pool: Pool, run_id: int, redundant: int) -> list[Replacement]:
         Replacement(
             row.spec,
             row.size,
-            Extras(redundant=redundant, agent=row.agent, held_out=row.purpose is not None, replaces=root),
+            GroupOptions(redundant=redundant, agent=row.agent, held_out=row.purpose is not None, replaces=root),
         )
         for root, chain in chains.items()
         for row in chain[-1:]

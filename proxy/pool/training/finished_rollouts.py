@@ -20,7 +20,7 @@ AT_ONCE = 500
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedRollout:
     """A finished rollout and the completions of its final attempt. `reward` None is a missing one."""
 
     rollout_id: int
@@ -31,7 +31,7 @@ class Recorded:
 
 
 @dataclass(frozen=True)
-class Finished:
+class ReplayableRollout:
     """A finished rollout, as it can be played again."""
 
     task: dict[str, Any]
@@ -44,7 +44,7 @@ class Finished:
     failure: str | None
 
 
-def finished_rollout(pool: Pool, run_id: int, rollout_id: int) -> Finished:
+def finished_rollout(pool: Pool, run_id: int, rollout_id: int) -> ReplayableRollout:
     """One finished rollout of a run, held out or not; UserError when there is none of this number."""
     calls = select(func.count()).where(completions.c.attempt_id == rollouts.c.attempt_id).scalar_subquery()
     columns = (tasks.c.spec, attempts.c.agent, attempts.c.id, groups.c.id, rollouts.c.member, calls)
@@ -59,10 +59,10 @@ def finished_rollout(pool: Pool, run_id: int, rollout_id: int) -> Finished:
         row = connection.execute(query).one_or_none()
     if row is None:
         raise UserError(f"the run has no finished rollout {rollout_id}; results.jsonl has their numbers")
-    return Finished(*row)
+    return ReplayableRollout(*row)
 
 
-def finished_rollouts(pool: Pool, run_id: int) -> list[Recorded]:
+def finished_rollouts(pool: Pool, run_id: int) -> list[RecordedRollout]:
     """The finished rollouts of a run that have an attempt, in queue order."""
     query = (
         select(rollouts.c.id, rollouts.c.group_id, rollouts.c.attempt_id, rollouts.c.reward, rollouts.c.failure)
@@ -74,7 +74,7 @@ def finished_rollouts(pool: Pool, run_id: int) -> list[Recorded]:
     with pool.read() as connection:
         rows = connection.execute(query).all()
         completions = of_attempts(connection, [row.attempt_id for row in rows])
-    return [Recorded(row.id, row.group_id, row.reward, row.failure, completions[row.attempt_id]) for row in rows]
+    return [RecordedRollout(row.id, row.group_id, row.reward, row.failure, completions[row.attempt_id]) for row in rows]
 
 
 def tokenizers(pool: Pool, attempt_ids: Iterable[int]) -> set[str]:
