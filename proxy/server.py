@@ -1,6 +1,6 @@
-"""The gateway as an aiohttp application: routes, error forms, start and stop.
+"""The gateway as an aiohttp application: routes, access, start and stop.
 
-Base URLs may have any prefix before /v1, and /r/<key>/ in it names the attempt for tools that cannot set a key.
+Base URLs may have any prefix before /v1. /r/<key>/ in the prefix names the attempt, for tools that cannot set a key.
 """
 
 import asyncio
@@ -15,16 +15,17 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from proxy.call import CallError, internal_error
 from proxy.config import ProxyConfig, engine_urls
-from proxy.dialects import anthropic, chat_completions, gemini, responses, text_completions
+from proxy.dialects import chat_completions
 from proxy.dialects.base import CountingDialect, Dialect
 from proxy.engine.fleet import Fleet
 from proxy.engine.moe_config import read_mixture
 from proxy.handler import Handler, HandlerSettings
-from proxy.http.admission import RETRY_SECONDS, AdmissionGate, Capacity, FairThreads
+from proxy.http.admission import AdmissionGate, Capacity, FairThreads
 from proxy.http.auth import Access
-from proxy.http.error_pages import GatewayRunner
+from proxy.http.error_pages import GatewayRunner, error_response
 from proxy.http.limits import LIMITS, RequestLimits
 from proxy.http.metrics import ProxyMetrics
+from proxy.http.routes import ANY_PREFIX, COUNTING, DIALECTS, served_routes
 from proxy.pool.completions.store import CompletionWriter
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import PoolReadError, PoolWriteError, UserError
@@ -41,27 +42,14 @@ from proxy.recording.turn import Turn
 
 log = logging.getLogger(__name__)
 SQL_THREADS = 4
-"""That run SQL."""
+"""Threads that run SQL."""
 THREAD_CAPACITY = Capacity(total=4, per_run=3, per_attempt=2)
-"""Threads that render, tokenise and parse: one run, and one attempt, always leaves some to the others."""
-ANY_PREFIX = r"/{prefix:(?:.*/)?}"
-DIALECTS: dict[str, Dialect] = {
-    "chat/completions": chat_completions,
-    "messages": anthropic,
-    "responses": responses,
-    "completions": text_completions,
-    "models/{model:.+}:generateContent": gemini,
-    "models/{model:.+}:streamGenerateContent": gemini,
-}
-"""Path below the base URL -> dialect; the first that fits a path is taken."""
-COUNTING: dict[str, CountingDialect] = {"messages/count_tokens": anthropic, "models/{model:.+}:countTokens": gemini}
-
-
+"""Threads that render, tokenise and parse. No run and no attempt may take all of them."""
 Route = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Gateway:
-    """The proxy: one model, the replicas that serve it, one pool."""
+    """The proxy's application: one model, the replicas that serve it, one pool."""
 
     def __init__(
         self,
@@ -74,7 +62,9 @@ class Gateway:
         self._limits = limits
         self._make_handler = handler
         self.clock: float | None = None
-        self.for_sandboxes: dict[str, str] = {}  # their listeners, once they listen
+        """Unix time for the dates in chat templates; None: each attempt's beginning."""
+        self.for_sandboxes: dict[str, str] = {}
+        """Addresses of the listeners for sandboxes, by kind; empty until they listen."""
         self.access = Access(config.proxy, limits.key_chars)
         self.model = Path(config.engine.model).name
         self.engines = engine_urls(engine)
@@ -82,24 +72,26 @@ class Gateway:
         self.provider = _provider(config, self.engines[0])
         self.settings = _settings(config, self.template, TextTurn if self.provider else Turn, limits)
         self.pool: Pool = open_pool(config.pool)
-        room = config.admission
-        calls = Capacity(total=room.calls, per_run=room.calls_per_run, per_attempt=room.calls_per_run)
-        self.admission = AdmissionGate(calls)
+        limit = config.admission
+        capacity = Capacity(total=limit.calls, per_run=limit.calls_per_run, per_attempt=limit.calls_per_run)
+        self.admission = AdmissionGate(capacity)
         self.metrics = ProxyMetrics(self.admission, lambda: self._writer.uncommitted)
 
     def app(self) -> web.Application:
-        """The application; its engine client and writer live as long as it runs."""
-        app = web.Application(client_max_size=self._limits.body_bytes, middlewares=[self._errors, self._guard])
-        open_to_agents = [app.router.add_get("/health", self._health), *self._add_model_routes(app)]
-        self._open = {route.resource for route in open_to_agents} | {None}  # None: no such path, or not this method
+        """Make the application. Its engine client, threads and pool writer live from its start to its clean-up."""
+        app = web.Application(
+            client_max_size=self._limits.body_bytes, middlewares=[self._errors, self._require_administrator]
+        )
+        open_routes = [app.router.add_get("/health", self._health), *self._add_model_routes(app)]
+        self._open_to_agents = {route.resource for route in open_routes} | {None}  # None: an unknown path or method
         app.router.add_get("/metrics", self._metrics)
-        app.cleanup_ctx.append(self._live)
+        app.cleanup_ctx.append(self._lifetime)
         return app
 
     def sandbox_app(self) -> web.Application:
-        """What sandboxes may reach: the model routes. It works while the application itself is up."""
+        """Make the application that sandboxes reach: the model routes only. It works while `app` is up."""
         app = web.Application(
-            client_max_size=self._limits.body_bytes, middlewares=[self._errors, self._issued_keys_only]
+            client_max_size=self._limits.body_bytes, middlewares=[self._errors, self._require_issued_key]
         )
         self._add_model_routes(app)
         return app
@@ -107,37 +99,38 @@ class Gateway:
     def _add_model_routes(self, app: web.Application) -> list[web.AbstractRoute]:
         return [
             app.router.add_get(ANY_PREFIX + "models", self._models),
-            *(_add_post(app, path, self._completing(dialect)) for path, dialect in DIALECTS.items()),
-            *(_add_post(app, path, self._counting(dialect)) for path, dialect in COUNTING.items()),
+            *(_add_post(app, path, self._complete_in(dialect)) for path, dialect in DIALECTS.items()),
+            *(_add_post(app, path, self._count_in(dialect)) for path, dialect in COUNTING.items()),
         ]
 
     def fleet(self) -> Fleet | Provider:
-        """The engine; to be called inside the running event loop."""
+        """Make the client of the engines. To be called inside the running event loop."""
         silence, published = self.config.engine.silence_seconds, partial(newest, self.pool)
         return self.provider or Fleet(self.engines, silence, published)
 
     @web.middleware
-    async def _guard(self, request: web.Request, handler: Route) -> web.StreamResponse:
-        """Whatever is added later is the administrator's, unless it joins the routes that are open to agents."""
-        if request.match_info.route.resource not in self._open:
+    async def _require_administrator(self, request: web.Request, handler: Route) -> web.StreamResponse:
+        """Require the admin key on every route except the open ones, so that a new route is closed by default."""
+        if request.match_info.route.resource not in self._open_to_agents:
             self.access.check_administrator(request)
         return await handler(request)
 
     @web.middleware
-    async def _issued_keys_only(self, request: web.Request, handler: Route) -> web.StreamResponse:
-        """A key of nobody opens no session here, wherever the proxy itself listens."""
+    async def _require_issued_key(self, request: web.Request, handler: Route) -> web.StreamResponse:
+        """Require an issued key: unknown keys open no sessions here, even when the proxy listens on loopback."""
         self.access.check_issued(request)
         return await handler(request)
 
     def runner(self, shutdown_seconds: float) -> GatewayRunner:
-        """What serves the application on a socket."""
-        return GatewayRunner(self.app(), self._limits, refusal, shutdown_seconds=shutdown_seconds)
+        """Make the server of the application."""
+        return GatewayRunner(self.app(), self._limits, shutdown_seconds=shutdown_seconds)
 
     def sandbox_runner(self, shutdown_seconds: float) -> GatewayRunner:
-        """What serves sandboxes on sockets of their own; to be set up after `runner`, and cleaned up before it."""
-        return GatewayRunner(self.sandbox_app(), self._limits, refusal, shutdown_seconds=shutdown_seconds)
+        """Make the server for sandboxes. It uses what `runner` starts: set it up after that, clean it up before."""
+        return GatewayRunner(self.sandbox_app(), self._limits, shutdown_seconds=shutdown_seconds)
 
-    async def _live(self, _app: web.Application) -> AsyncIterator[None]:
+    async def _lifetime(self, _app: web.Application) -> AsyncIterator[None]:
+        """Start what serves calls, and stop it in this order: rows, deliveries, engines, threads, pool."""
         threads, workers = ThreadPoolExecutor(SQL_THREADS, "pool"), ThreadPoolExecutor(THREAD_CAPACITY.total, "work")
         work = FairThreads(workers, THREAD_CAPACITY)
         proxy_id = register_proxy(self.pool, fingerprint(Path(self.config.engine.model)))
@@ -168,34 +161,34 @@ class Gateway:
 
     @web.middleware
     async def _errors(self, request: web.Request, handler: Route) -> web.StreamResponse:
-        """Every error in the form of the path's dialect; a bug is logged with its traceback and answered with 500."""
+        """Answer every error in the format of the path's dialect. A bug is logged with its traceback."""
         try:
             return await handler(request)
         except CallError as error:
             problem = error
-        except PoolWriteError as error:  # a session could not be opened; what a call recorded is the handler's matter
+        except PoolWriteError as error:  # a session could not be opened; the recorder handles those of rows
             problem = CallError(507, "pool_write_failed", str(error))
         except PoolReadError as error:
             problem = CallError(503, "pool_unavailable", str(error))
         except web.HTTPException as error:
-            problem = CallError(
-                error.status, "not_found" if error.status == 404 else "http_error", _explain(request, error)
-            )
+            code = "not_found" if error.status == 404 else "http_error"
+            message = f"{request.method} {request.path}: {error.reason}; use one of {served_routes()}"
+            problem = CallError(error.status, code, message)
         except ConnectionResetError:
-            return web.Response(status=499)  # nobody is listening any more
-        except Exception:  # the last line of defence: a bug must not look like a broken connection to the agent
+            return web.Response(status=499)  # the client has gone
+        except Exception:  # last resort: without an answer, a bug would look to the agent like a broken connection
             log.exception("bug while serving %s %s", request.method, request.path)
             problem = internal_error()
         self.metrics.failures[problem.code] += 1
-        return refusal(request.path, problem)
+        return error_response(request.path, problem)
 
-    def _completing(self, dialect: Dialect) -> Route:
+    def _complete_in(self, dialect: Dialect) -> Route:
         async def complete(request: web.Request) -> web.StreamResponse:
             return await self._handler.complete(request, dialect)
 
         return complete
 
-    def _counting(self, dialect: CountingDialect) -> Route:
+    def _count_in(self, dialect: CountingDialect) -> Route:
         async def count(request: web.Request) -> web.StreamResponse:
             return await self._handler.count(request, dialect)
 
@@ -209,7 +202,7 @@ class Gateway:
         return web.Response(text=self.metrics.text(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
     async def _health(self, request: web.Request) -> web.Response:
-        """That the proxy is up, for everybody; what it is made of, for the administrator."""
+        """Answer everybody that the proxy is up, and the administrator with its model, engines and pool."""
         if not self.access.is_administrator(request):
             return web.json_response({"status": "ok"})
         engine = {"url": ", ".join(self.engines), "ok": await self._engine.healthy()}
@@ -217,9 +210,8 @@ class Gateway:
         status["replicas"] = [replica.status() for replica in self._engine.replicas]
         status["context_length"] = self.settings.context_length
         status["continued"] = dict(self.metrics.continued)
-        local = self.access.open_to_all  # then clients may share the file, else nobody
-        if local and self.pool.url.startswith("sqlite"):
-            status["pool"] = self.pool.url
+        if self.access.open_to_all and self.pool.url.startswith("sqlite"):
+            status["pool"] = self.pool.url  # clients of a proxy on loopback can open the same file
         status["sandboxes"] = self.for_sandboxes
         return web.json_response(status)
 
@@ -229,26 +221,31 @@ def _add_post(app: web.Application, path: str, route: Route) -> web.AbstractRout
 
 
 async def _expect(request: web.Request) -> web.StreamResponse | None:
-    """Let a client go on that asks first; aiohttp's own refusal of anything else has no dialect's form."""
-    if request.headers["Expect"].lower() != "100-continue":
-        return refusal(request.path, CallError(417, "expectation_failed", "only Expect: 100-continue is served"))
+    """Answer `Expect: 100-continue`; refuse other expectations in the dialect's error format."""
+    expected = request.headers["Expect"]
+    if expected.lower() != "100-continue":
+        message = f"the request has Expect: {expected}, and only 100-continue is served; leave the header out"
+        return error_response(request.path, CallError(417, "expectation_failed", message))
     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     return None
 
 
 def _provider(config: ProxyConfig, url: str) -> Provider | None:
-    """The provider that the address names, if it names one."""
+    """The provider of an engine address litellm:PROVIDER/MODEL; None for other addresses."""
     if not url.startswith(SCHEME):
         return None
     if config.engine.routed_experts:
-        raise UserError(f"engine.routed_experts = true asks what {url} cannot say; set it to false")
+        raise UserError(f"engine.routed_experts is true, and {url} returns no experts; set it to false")
     return Provider(url, config.sampling.max_new_tokens, config.engine.silence_seconds)
 
 
 def _settings(config: ProxyConfig, template: ChatTemplate, turn: type[Turn], limits: RequestLimits) -> HandlerSettings:
     length = config.engine.context_length or template.context_length
     if length is None:
-        raise UserError(f"the model {config.engine.model} names no max_position_embeddings; set engine.context_length")
+        raise UserError(
+            f"the context length is unknown, as the model names no max_position_embeddings ({config.engine.model}); "
+            "set engine.context_length"
+        )
     return HandlerSettings(
         config=config,
         limits=limits,
@@ -256,23 +253,3 @@ def _settings(config: ProxyConfig, template: ChatTemplate, turn: type[Turn], lim
         turn=turn,
         mixture=read_mixture(Path(config.engine.model)) if config.engine.routed_experts else None,
     )
-
-
-def refusal(path: str, problem: CallError) -> web.Response:
-    """The error in the form of the path's dialect."""
-    seconds = RETRY_SECONDS if problem.status == 429 else 1
-    retry = {"Retry-After": str(seconds)} if problem.status in (429, 502, 503, 504) else {}
-    response = web.json_response(_dialect(path).error(problem), status=problem.status, headers=retry)
-    if problem.status in (408, 413):
-        response.force_close()  # the rest of the body is still to come
-    return response
-
-
-def _dialect(path: str) -> Dialect:
-    named = ((name.rpartition("}")[2], dialect) for name, dialect in [*DIALECTS.items(), *COUNTING.items()])
-    return next((dialect for name, dialect in named if name in path), chat_completions)
-
-
-def _explain(request: web.Request, error: web.HTTPException) -> str:
-    served = ", ".join(f"POST .../{path.replace(':.+', '')}" for path in [*DIALECTS, *COUNTING])
-    return f"{request.method} {request.path}: {error.reason}; served are {served} and GET .../models"

@@ -1,64 +1,70 @@
-"""The HTTP server under the application. It answers requests that aiohttp refuses by itself in OpenAI's error format.
+"""Error responses, and the HTTP server under the application, which sends them where aiohttp itself refuses a request.
 
-A request that is not valid HTTP never reaches the application, so its path and dialect are unknown; most clients read
-OpenAI's format. Nothing of such a request is logged, since it may hold keys. Left out: a time limit for headers; a
-connection that sends none costs one file descriptor.
+A request that is not valid HTTP never reaches the application, so its path and dialect are unknown, and it gets the
+format that most clients read, OpenAI's. Nothing of such a request is logged, since it may hold keys. Left out: a time
+limit for headers; a connection that sends none costs one file descriptor.
 
 aiohttp 3 has no public way to set the parser's limits or to shape these answers, so three of its classes are extended.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 
 from proxy.call import CallError, internal_error
+from proxy.http.admission import RETRY_SECONDS
 from proxy.http.limits import RequestLimits
+from proxy.http.routes import dialect_of
 
 log = logging.getLogger(__name__)
-RefusalPage = Callable[[str, CallError], web.Response]
-"""Makes the answer that refuses a request to a path."""
 TOO_MANY = "Too many headers"
 """aiohttp's message for it; its error has no type of its own."""
+
+
+def error_response(path: str, error: CallError) -> web.Response:
+    """Make the error response in the format of the path's dialect."""
+    seconds = RETRY_SECONDS if error.status == 429 else 1
+    retry = {"Retry-After": str(seconds)} if error.status in (429, 502, 503, 504) else {}
+    response = web.json_response(dialect_of(path).error(error), status=error.status, headers=retry)
+    if error.status in (408, 413):
+        response.force_close()  # the connection still carries the rest of the body
+    return response
 
 
 class GatewayRunner(web.AppRunner):
     """Serves the gateway's application, and cancels the handler of a request whose client has gone."""
 
-    def __init__(self, app: web.Application, limits: RequestLimits, refusal: RefusalPage, *, shutdown_seconds: float):
+    def __init__(self, app: web.Application, limits: RequestLimits, *, shutdown_seconds: float):
         super().__init__(app, access_log=None, handler_cancellation=True, shutdown_timeout=shutdown_seconds)
         self._limits = limits
-        self._refusal = refusal
 
     async def _make_server(self) -> web.Server:
         server = await super()._make_server()
-        return _GatewayServer(server, self._limits, self._refusal)
+        return _GatewayServer(server, self._limits)
 
 
 class _GatewayServer(web.Server):
-    def __init__(self, server: web.Server, limits: RequestLimits, refusal: RefusalPage):
+    def __init__(self, server: web.Server, limits: RequestLimits):
         super().__init__(server.request_handler, request_factory=server.request_factory, handler_cancellation=True)
         self._limits = limits
-        self._refusal = refusal
 
     def __call__(self) -> web.RequestHandler:
-        return _GatewayConnection(self, self._limits, self._refusal)
+        return _GatewayConnection(self, self._limits)
 
 
 class _GatewayConnection(web.RequestHandler):
-    __slots__ = ("_limits", "_refusal")
+    __slots__ = ("_limits",)
 
-    def __init__(self, server: web.Server, limits: RequestLimits, refusal: RefusalPage):
+    def __init__(self, server: web.Server, limits: RequestLimits):
         size = limits.header_bytes
         # Bodies are decompressed in proxy/http/limits.py, which stops at the limit.
         options: dict[str, Any] = {"access_log": None, "auto_decompress": False}
         options |= {"max_line_size": size, "max_field_size": size, "max_headers": limits.headers}
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
         self._limits = limits
-        self._refusal = refusal
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
@@ -74,6 +80,6 @@ class _GatewayConnection(web.RequestHandler):
         else:
             log.error("bug outside of the application", exc_info=exc)
             problem = internal_error(status)
-        response = self._refusal("", problem)
+        response = error_response("", problem)
         response.force_close()
         return response
