@@ -1,1 +1,1 @@
-"""The command line of `proxy`, the pool's tools and replay. No serving code."""
+"""The commands of `proxy`, and the replay of recorded attempts. Live calls are served by proxy/server.py."""

@@ -1,4 +1,4 @@
-"""The commands that read a pool: `proxy pool verify`, `show` and `export`. None of them makes one."""
+"""The commands that read a pool: `proxy pool verify`, `show` and `export`. None of them creates a pool."""
 
 import argparse
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ DAMAGED = 1
 
 
 def add_commands(pool: argparse.ArgumentParser) -> None:
-    """The commands of `proxy pool`."""
+    """Add the commands of `proxy pool`."""
     commands = pool.add_subparsers(required=True, metavar="COMMAND")
     verify_all = commands.add_parser("verify", help="read every token path against its checksum")
     verify_all.set_defaults(run=_verify)
@@ -43,9 +43,9 @@ def _opened(url: str) -> Iterator[Pool]:
         pool.close()
 
 
-def _verify(given: argparse.Namespace) -> int:
-    """Print what was read and every damaged row; 1 when there is one."""
-    with _opened(given.pool) as pool:
+def _verify(arguments: argparse.Namespace) -> int:
+    """Print every damaged row and a summary; 1 when a row is damaged."""
+    with _opened(arguments.pool) as pool:
         report = verify(pool)
         for damage in report.damages:
             print(damage)
@@ -55,22 +55,22 @@ def _verify(given: argparse.Namespace) -> int:
     return DAMAGED if report.damages else 0
 
 
-def _show(given: argparse.Namespace) -> int:
-    number = attempt_number(given.attempt)
-    with _opened(given.pool) as pool:
+def _show(arguments: argparse.Namespace) -> int:
+    number = attempt_number(arguments.attempt)
+    with _opened(arguments.pool) as pool:
         print("\n".join(show(pool, number)))
     return 0
 
 
 def attempt_number(text: str) -> int:
-    """UserError for what is none."""
+    """Read the number of an attempt; UserError for anything else."""
     if not text.isdecimal() or len(text) > 9:
-        raise UserError(f"{text!r} is no number of an attempt; results.jsonl and the proxy's rows have them")
+        raise UserError(f"{text!r} is not the number of an attempt; take one from results.jsonl or the proxy's rows")
     return int(text)
 
 
-def _export(given: argparse.Namespace) -> int:
-    with _opened(given.pool) as pool:
-        count = export(pool, find_run(pool, given.name), given.format, given.output)
-    print(f"{count} completions: {given.output}")
+def _export(arguments: argparse.Namespace) -> int:
+    with _opened(arguments.pool) as pool:
+        count = export(pool, find_run(pool, arguments.name), arguments.format, arguments.output)
+    print(f"{count} completions: {arguments.output}")
     return 0

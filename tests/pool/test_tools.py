@@ -175,7 +175,7 @@ def test_a_damaged_run_is_not_exported(pool: Pool, attempt: int, said: Said, tmp
     ("arguments", "sentence"),
     [
         (["show", "99"], "attempt 99 is not in the pool"),
-        (["show", "first"], "'first' is no number of an attempt"),
+        (["show", "first"], "'first' is not the number of an attempt"),
         (["export", "s", "--output", "x"], "run 's' is not in the pool"),
         (["export", "r", "--output", "/nowhere/x"], "/nowhere/x cannot be written (No such file or directory)"),
     ],

@@ -12,7 +12,7 @@ import pytest
 
 from proxy.call import Call
 from proxy.commands.main import main
-from proxy.commands.recording_engine import AttemptRecording
+from proxy.commands.recorded_attempt import AttemptRecording
 from proxy.engine.scripted import Fault, Script
 from proxy.parsing.turn_parser import Text
 from proxy.pool.errors import UserError

@@ -16,7 +16,8 @@ import pytest
 from sqlalchemy import update
 
 from proxy.commands.main import main
-from proxy.commands.recording_engine import AttemptRecording, ReplayGateway
+from proxy.commands.recorded_attempt import AttemptRecording
+from proxy.commands.replay_gateway import ReplayGateway
 from proxy.config import EngineConfig, ProxyConfig
 from proxy.engine.scripted import Fault, Reply, ScriptedEngine
 from proxy.pool.database import open_pool
@@ -134,7 +135,7 @@ async def test_answers_to_one_prompt_come_in_order_and_anew_for_each_key(serve: 
         got = [(await replayed.chat(user("hi"), key=key))["choices"][0]["message"]["content"] for _ in range(3)]
         assert got == ["one", "two", "three"]
         more = await replayed.chat(user("hi"), key=key)
-        assert more["status"] == 400 and "'3 times' was recorded and '4 times' came" in more["error"]["message"]
+        assert more["status"] == 400 and "'3 times' was recorded and '4 times' was sent" in more["error"]["message"]
 
 
 async def test_what_failed_or_was_abandoned_is_not_played(serve: Serve, replay: Replay) -> None:
@@ -283,9 +284,9 @@ async def test_the_command_serves_reports_and_leaves_the_pool_as_it_was(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["x"], "is no number of an attempt"),
+        (["x"], "is not the number of an attempt"),
         (["1"], "holds no pool"),
-        (["1", "--ignore", "a("], "is no regular expression"),
+        (["1", "--ignore", "a("], "is not a regular expression"),
     ],
 )
 def test_what_cannot_be_played(

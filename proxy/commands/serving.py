@@ -1,0 +1,76 @@
+"""Runs HTTP servers in the foreground: listens, writes a ready file for its starter, and ends on SIGTERM or Ctrl-C."""
+
+import asyncio
+import gc
+import os
+import signal
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import uvloop
+from aiohttp import web
+
+from proxy.pool.errors import UserError
+from proxy.pool.files import write_whole
+
+STOP_SECONDS = 5
+"""Time that calls in flight have to end after the server is told to stop."""
+GARBAGE_THRESHOLD = 20_000
+"""New objects after which the collector looks for cycles. With Python's 700 it would run several times a call."""
+
+ServedApps = Sequence[tuple[web.AppRunner, Sequence[socket.socket]]]
+"""Applications with the sockets that they listen on. The first socket's address is the server's."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Open a listening socket, on a free port for 0; UserError when the address cannot be used."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise UserError(
+            f"port {port} on {host} cannot be used ({error.strerror}); "
+            "stop what listens there, or set port 0 for a free one"
+        ) from error
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """The URL of a listening socket."""
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def run_servers(apps: ServedApps, ready_file: Path | None) -> int:
+    """Serve until SIGTERM or Ctrl-C, then end calls within STOP_SECONDS; returns 0."""
+    gc.freeze()  # what is loaded stays for good, so the collector need not look at it
+    gc.set_threshold(GARBAGE_THRESHOLD, 20, 100)  # calls make many short-lived objects, and few of them form cycles
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
+        loop.run(_serve_until_stopped(apps, ready_file))
+    return 0
+
+
+async def _serve_until_stopped(apps: ServedApps, ready_file: Path | None) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    for runner, listeners in apps:
+        await runner.setup()
+        for listener in listeners:
+            await web.SockSite(runner, listener).start()
+    announce(url_of(apps[0][1][0]), ready_file)
+    await stop.wait()
+    for runner, _ in reversed(apps):  # sandboxes' server uses what the first one started
+        await runner.cleanup()
+
+
+def announce(url: str, ready_file: Path | None) -> None:
+    """Print the server's URL, and write it with the process id to the ready file."""
+    print(f"ready: {url}", flush=True)
+    if ready_file is not None:
+        ready_file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(ready_file, msgspec.json.encode({"url": url, "pid": os.getpid()}))
