@@ -22,7 +22,7 @@ from proxy.pool.errors import UserError
 from proxy.pool.rollouts.attempts import HasOutcome
 from proxy.pool.rollouts.failures import CAP, FAILURES, alarming, treatment
 from proxy.pool.rollouts.groups import GroupOptions, GroupProgress, OpenRollout, Outcome, open_group, open_rollouts
-from proxy.pool.rollouts.queue import Replacement, lost_groups, opened_in_order, replacements
+from proxy.pool.rollouts.queue import PlannedGroup, lost_groups, opened_in_order, replacements
 from proxy.pool.rollouts.runs import admission, record_event
 
 POLL_SECONDS = 0.2
@@ -55,13 +55,13 @@ class RunPlan:
         turns = self.turns()
         return None if turns is None else turns * (self.group_size + self.redundant)
 
-    def groups(self, opened: int) -> Iterator[Replacement]:
+    def groups(self, opened: int) -> Iterator[PlannedGroup]:
         """The groups to open, from the one of this index on."""
         tasks = islice(self.mix.order(self.seed), opened, self.turns())
         for index, task in enumerate(tasks, opened):
             scaffold = scaffold_of(index, self.seed, self.scaffolds) if task.domain == "agent" else ANSWERING
-            extras = GroupOptions(redundant=self.redundant, agent=scaffold.name, held_out=scaffold.held_out)
-            yield Replacement(msgspec.to_builtins(task), self.group_size, extras)
+            options = GroupOptions(redundant=self.redundant, agent=scaffold.name, held_out=scaffold.held_out)
+            yield PlannedGroup(msgspec.to_builtins(task), self.group_size, options)
 
 
 @dataclass
@@ -120,7 +120,7 @@ class RunLoop:
             await self._admitted(opening=False)
             await self._start(rollout)
         planned = self._plan.groups(await self._pool(opened_in_order, self._run_id))
-        owed: list[Replacement] = []
+        owed: list[PlannedGroup] = []
         while True:
             self._ended.clear()
             if self._owing:
@@ -129,7 +129,7 @@ class RunLoop:
             group = owed.pop(0) if owed else next(planned, None)
             if group is not None:
                 await self._admitted(opening=True)
-                members = await self._pool(open_group, self._run_id, group.task, group.size, group.extras)
+                members = await self._pool(open_group, self._run_id, group.task, group.size, group.options)
                 for rollout in members:
                     await self._start(rollout)
             elif self._running:
@@ -189,7 +189,7 @@ class RunLoop:
     def _call_off(self, finished: GroupProgress) -> None:
         """End the rollouts that another one's outcome has made superfluous."""
         kind = "redundant" if finished.failure is None else "filtered"
-        for rollout_id in finished.called_off:
+        for rollout_id in finished.cancelled:
             self._called_off[rollout_id] = kind
             self._board.add(Outcome(attempt_id=None, reward=None, failure=kind))
             if rollout_id in self._running:

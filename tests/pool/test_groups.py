@@ -1,4 +1,4 @@
-"""What an outcome means for the rest of its group: kept, called off, filtered, replaced, held out."""
+"""What an outcome means for the rest of its group: kept, cancelled, filtered, replaced, held out."""
 
 import pytest
 from sqlalchemy import select
@@ -51,7 +51,7 @@ def wrote(
 ) -> tuple[int, ...]:
     parts = {} if reward is None else {"verifier": reward}
     outcome = Outcome(attempt_id=attempt_id, reward=reward, failure=failure, reward_parts=parts)
-    return finish_rollout(pool, member.rollout_id, outcome).called_off
+    return finish_rollout(pool, member.rollout_id, outcome).cancelled
 
 
 def state(pool: Pool, member: OpenRollout) -> tuple[str, str | None]:
@@ -124,7 +124,7 @@ def test_one_flake_drops_the_whole_group_and_a_new_one_is_owed(pool: Pool, run_i
     assert kinds(pool, run_id) == [None, "hung", "filtered"]
     [owed] = replacements(pool, run_id, 0)
     assert (owed.task, owed.size) == (TASK, 3)
-    assert owed.extras == GroupOptions(agent="shell", replaces=members[0].group_id)
+    assert owed.options == GroupOptions(agent="shell", replaces=members[0].group_id)
 
 
 def test_a_group_is_replaced_so_often_and_no_more(pool: Pool, run_id: int) -> None:
@@ -132,8 +132,8 @@ def test_a_group_is_replaced_so_often_and_no_more(pool: Pool, run_id: int) -> No
     ended(pool, member, None, "tool_flake")
     for _ in range(REPLACED):
         [owed] = replacements(pool, run_id, 0)
-        assert owed.extras.replaces == member.group_id
-        [again] = open_group(pool, run_id, owed.task, owed.size, owed.extras)
+        assert owed.options.replaces == member.group_id
+        [again] = open_group(pool, run_id, owed.task, owed.size, owed.options)
         assert replacements(pool, run_id, 0) == []  # it is open
         ended(pool, again, None, "tool_flake")
     assert replacements(pool, run_id, 0) == []

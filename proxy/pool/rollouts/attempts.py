@@ -1,6 +1,6 @@
-"""Attempts: one agent process at one rollout. The API key names the attempt and dies with it.
+"""Attempts: one run of an agent at one rollout. An API key identifies the attempt and is revoked when it ends.
 
-Only the key's hash is stored. A session is an attempt outside any run, opened by an unknown key on loopback.
+Only the hash of the key is stored. A session is an attempt outside of any run; an unknown key on loopback opens one.
 """
 
 import secrets
@@ -19,7 +19,7 @@ from proxy.pool.schema import attempts, groups, rollouts, runs
 
 
 class HasOutcome(UserError):
-    """A rollout has ended meanwhile: called off, or by another harness."""
+    """The rollout already has its outcome: it was cancelled, or another harness finished it."""
 
 
 PURPOSE = func.coalesce(groups.c.purpose, runs.c.purpose).label("purpose")
@@ -27,13 +27,14 @@ PURPOSE = func.coalesce(groups.c.purpose, runs.c.purpose).label("purpose")
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt. `purpose` is its run's (train, eval, collect), eval where held out, session outside of runs."""
+    """One attempt at a rollout, or a session."""
 
     id: int
     run_id: int | None
     rollout_id: int | None
     agent: str
     purpose: str
+    """The run's (train, eval, collect); eval for a held-out group; session outside of runs."""
     open: bool
     opened_at: float
     """Unix time."""
@@ -43,21 +44,22 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """How an attempt ended. The verdict is not here: it belongs to the rollout."""
+    """How an attempt ended. The verdict is the rollout's (proxy/pool/rollouts/groups.py: Outcome)."""
 
     failure: str | None = None
     detail: str = ""
     exit_code: int | None = None
     timings: dict[str, float] = field(default_factory=dict)
     augmentation: list[str] = field(default_factory=list)
-    """What its environment had otherwise than its task's, each as `kind=value`."""
+    """Variations of the task's environment, each as `kind=value`."""
 
 
 @retried
 def open_attempt(pool: Pool, rollout_id: int, agent: str, budget: Budget = UNLIMITED) -> tuple[Attempt, str]:
-    """A new attempt at a rollout and the secret key that names it. HasOutcome when the rollout needs none."""
+    """Open an attempt at a rollout; return it with its secret key. HasOutcome when the rollout has its outcome."""
     key = f"bf-{secrets.token_urlsafe(24)}"
     with pool.write() as connection:
+        # The lock makes attempts of one rollout count one after another: their numbers are 0, 1, 2 ...
         locked(connection, select(rollouts.c.id).where(rollouts.c.id == rollout_id))
         query = (
             select(groups.c.run_id, rollouts.c.group_id, PURPOSE, rollouts.c.finished_at)
@@ -67,19 +69,21 @@ def open_attempt(pool: Pool, rollout_id: int, agent: str, budget: Budget = UNLIM
         )
         row = connection.execute(query).one()
         if row.finished_at is not None:
-            raise HasOutcome(f"rollout {rollout_id} has its outcome already; open a new group instead")
+            raise HasOutcome(
+                f"rollout {rollout_id} has an outcome, so no further attempt can start; open a new group instead"
+            )
         number = connection.scalar(select(func.count()).where(attempts.c.rollout_id == rollout_id)) or 0
         identity = {"run_id": row.run_id, "rollout_id": rollout_id, "number": number}
         values = _values(key, agent) | identity | {"max_turns": budget.turns, "max_tokens": budget.tokens}
         attempt_id = insert_row(connection, attempts, values)
     opened_at = values["opened_at"]
-    made = Attempt(attempt_id, row.run_id, rollout_id, agent, row.purpose, True, opened_at, row.group_id, budget)
-    return made, key
+    attempt = Attempt(attempt_id, row.run_id, rollout_id, agent, row.purpose, True, opened_at, row.group_id, budget)
+    return attempt, key
 
 
 @retried
 def open_session(pool: Pool, key: str) -> Attempt:
-    """The session that a key of nobody names, opened if it is new."""
+    """Return the session of a key that no run issued; open it if it is new."""
     with pool.write() as connection:
         row = connection.execute(_by_key(key)).one_or_none()
         if row is None:
@@ -89,14 +93,14 @@ def open_session(pool: Pool, key: str) -> Attempt:
 
 
 def by_key(pool: Pool, key: str) -> Attempt | None:
-    """The attempt that a key names, closed ones included."""
+    """Return the attempt of a key, closed or not; None when there is none."""
     with pool.read() as connection:
         row = connection.execute(_by_key(key)).one_or_none()
     return None if row is None else _attempt(row)
 
 
 def by_id(pool: Pool, attempt_id: int) -> Attempt | None:
-    """The attempt of this number."""
+    """Return the attempt with this id; None when there is none."""
     with pool.read() as connection:
         row = connection.execute(_with_run().where(attempts.c.id == attempt_id)).one_or_none()
     return None if row is None else _attempt(row)
@@ -104,7 +108,7 @@ def by_id(pool: Pool, attempt_id: int) -> Attempt | None:
 
 @retried
 def close_attempt(pool: Pool, attempt_id: int, ending: Ending) -> None:
-    """End an attempt, revoke its key and label its completions. A second ending changes nothing."""
+    """End an attempt, revoke its key and label its completions. Closing it again changes nothing."""
     values = {
         "failure": ending.failure,
         "detail": ending.detail,
@@ -121,13 +125,13 @@ def close_attempt(pool: Pool, attempt_id: int, ending: Ending) -> None:
 
 
 def close_interrupted(pool: Pool, run_id: int) -> int:
-    """Close the attempts that a dead harness left open in this run, and say how many they were."""
+    """Close the attempts that a crashed harness left open in this run; return how many there were."""
     ending = Ending(failure="interrupted", detail="the harness ended while the attempt ran")
     return len(_close_all(pool, attempts.c.run_id == run_id, ending))
 
 
 def close_lost(pool: Pool, rollout_id: int, ending: Ending) -> list[int]:
-    """Close what is open of a rollout whose machine does not do so, and say which attempts that were."""
+    """Close the open attempts of a rollout whose machine is gone; return their ids."""
     return _close_all(pool, attempts.c.rollout_id == rollout_id, ending)
 
 
@@ -136,10 +140,11 @@ def _close_all(pool: Pool, which: ColumnElement[bool], ending: Ending) -> list[i
     values = {"failure": ending.failure, "detail": ending.detail, "closed_at": time.time()}
     with pool.write() as connection:
         left_open = which & attempts.c.closed_at.is_(None)
-        found = [row.id for row in locked(connection, select(attempts.c.id).where(left_open).order_by(attempts.c.id))]
-        connection.execute(update(attempts).where(left_open, attempts.c.id.in_(found)).values(values))
-        write_labels(connection, found)
-        return found
+        # Locked in the order of ids, as every transaction locks attempts, so that two of them cannot deadlock.
+        ids = [row.id for row in locked(connection, select(attempts.c.id).where(left_open).order_by(attempts.c.id))]
+        connection.execute(update(attempts).where(left_open, attempts.c.id.in_(ids)).values(values))
+        write_labels(connection, ids)
+        return ids
 
 
 def _values(key: str, agent: str) -> dict[str, Any]:

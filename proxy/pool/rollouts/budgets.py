@@ -1,7 +1,7 @@
-"""What an attempt may use of the model, and what the proxy saw of its calls.
+"""Limits on the model calls of an attempt, and what the proxy saw of these calls.
 
-A budget is looked at when a call begins, by the rows that are committed then: calls at work beside each other may go
-beyond it by their own number. Left out: the budget of time, which the sandbox holds (harness/rollout.py).
+A budget is checked when a call begins, against the rows committed by then, so calls in flight at the same time may
+exceed it by their own number. Not here: the limit on time, which the sandbox enforces (harness/rollout.py).
 """
 
 import time
@@ -10,16 +10,14 @@ from typing import Any
 
 from sqlalchemy import BindParameter, Select, bindparam, case, func, select, update
 
+from proxy.pool.completions.records import SERVED_FINISH_REASONS
 from proxy.pool.database import Pool, retried
 from proxy.pool.schema import TOKENS, attempts, completions
-
-BROKEN = ("error", "abort")
-"""Finish reasons of calls that came to no answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Model calls and sampled tokens of one attempt; None: no limit."""
+    """Maximum model calls (`turns`) and sampled tokens of one attempt; None: no limit."""
 
     turns: int | None = None
     tokens: int | None = None
@@ -33,19 +31,19 @@ UNLIMITED = Budget()
 
 @dataclass(frozen=True, kw_only=True)
 class CallsSeen:
-    """An attempt's calls, as far as they were recorded."""
+    """The recorded calls of an attempt, in short."""
 
     completed: int
-    """Calls with a whole answer."""
+    """Number of calls with a complete answer."""
     broken: str | None
-    """Why the newest call came to no answer, if it was no fault of the agent's."""
+    """Why the newest call failed, if the agent was not at fault and no call has succeeded since."""
     spent: str | None
-    """turns or tokens: a call was refused because these are used up."""
+    """The limit that a call was refused for: turns or tokens."""
 
 
 def spent(pool: Pool, attempt_id: int, budget: Budget) -> str | None:
-    """Which part of its budget an attempt has used up: turns, tokens, or none."""
-    answered = func.count().filter(completions.c.finish_reason.not_in(BROKEN))
+    """Return the limit that an attempt has reached (turns or tokens), or None."""
+    answered = func.count().filter(completions.c.finish_reason.in_(SERVED_FINISH_REASONS))
     query = select(answered, func.coalesce(func.sum(TOKENS), 0)).where(completions.c.attempt_id == attempt_id)
     with pool.read() as connection:
         turns, tokens = connection.execute(query).one()
@@ -56,41 +54,41 @@ def spent(pool: Pool, attempt_id: int, budget: Budget) -> str | None:
 
 @retried
 def note_spent(pool: Pool, attempt_id: int, what: str) -> None:
-    """A call was refused for an attempt's budget."""
+    """Record that a call was refused because this limit (turns or tokens) is reached."""
     with pool.write() as connection:
         connection.execute(update(attempts).where(attempts.c.id == attempt_id).values(spent=what))
 
 
 @retried
 def note_trouble(pool: Pool, attempt_id: int, trouble: str) -> None:
-    """A call failed, and its client did nothing wrong. Whether another one went well later shows by its time."""
+    """Record that a call failed without a fault of its client, and when: a later success outweighs it."""
     with pool.write() as connection:
         values = {"trouble": trouble, "trouble_at": time.time()}
         connection.execute(update(attempts).where(attempts.c.id == attempt_id).values(values))
 
 
-def _seen() -> Select[Any]:
+def _calls_seen_query() -> Select[Any]:
     of: BindParameter[int] = bindparam("attempt_id")
-    answered = (completions.c.attempt_id == of) & completions.c.finish_reason.not_in(BROKEN)
+    answered = (completions.c.attempt_id == of) & completions.c.finish_reason.in_(SERVED_FINISH_REASONS)
     last = select(func.max(completions.c.finished_at)).where(answered).scalar_subquery()
     completed = select(func.count()).where(answered).scalar_subquery()
     broken = attempts.c.trouble_at >= func.coalesce(last, 0)
     return select(completed, case((broken, attempts.c.trouble)), attempts.c.spent).where(attempts.c.id == of)
 
 
-CALLS_SEEN = _seen()
-"""Made once: SQLAlchemy takes longer to make it than the database to answer."""
+CALLS_SEEN = _calls_seen_query()
+"""Built once: SQLAlchemy takes longer to build it than the database to answer."""
 
 
 def calls_seen(pool: Pool, attempt_id: int) -> CallsSeen:
-    """What the proxy saw of an attempt, whatever the agent's exit code says."""
+    """Summarise the calls of an attempt. This counts more than the agent's exit code."""
     with pool.read() as connection:
-        found = connection.execute(CALLS_SEEN, {"attempt_id": attempt_id}).one()
-    return CallsSeen(completed=found[0], broken=found[1], spent=found[2])
+        completed, broken, exhausted = connection.execute(CALLS_SEEN, {"attempt_id": attempt_id}).one()
+    return CallsSeen(completed=completed, broken=broken, spent=exhausted)
 
 
 def last_event(pool: Pool, attempt_id: int) -> float | None:
-    """When the newest call of an attempt ended, unix time."""
+    """Return when the newest call of an attempt ended (unix time); None when it made none."""
     with pool.read() as connection:
         return connection.scalar(
             select(func.max(completions.c.finished_at)).where(completions.c.attempt_id == attempt_id)

@@ -1,21 +1,22 @@
-"""Why a rollout has no verdict, or one that needs a remark: the whole list, and when failures stop a run.
+"""Every kind of failure of a rollout, its treatment, and when failures stop a run.
 
-A failure is data: it stands in the rollout's row. What is done about it:
+A failure is data: the row of the rollout holds it. The treatments:
 
-- `retry`: the rollout runs again in place (same slot, new attempt), and is masked when the tries are used up.
-- `mask`: the rollout has no reward, which is never 0, and is left out of its group's statistics.
-- `filter`: the whole group is dropped, since what befell one member may have weighed on the others, and a new one of
-  the same task is opened at the end of the queue, up to REPLACED times.
-- `policy`: the policy's own doing; the verifier's verdict counts.
-- `fatal`: no rollout can succeed, so the run ends and the rollout stays open.
+- `retry`: run the rollout again (same slot, new attempt); mask it when its attempts are used up.
+- `mask`: the rollout has no reward (which is not 0) and is left out of the statistics of its group.
+- `filter`: drop the whole group, because the same fault may have affected the other members, and open a new group of
+  the same task at the end of the queue, up to REPLACED times.
+- `policy`: the policy caused it, so the verdict of the verifier counts.
+- `fatal`: no rollout can succeed; the run ends and the rollout stays open.
 
-What breaks a sandbox once its agent has begun may be the agent's own doing (it filled the disk, it ended what keeps its
-container up), and nothing tells for certain. So it is never tried again, which would give an agent that breaks things a
-second draw: it is masked (`verifier`) or filtered (`tool_flake`). Neither teaches the policy anything.
+When a sandbox breaks after its agent has started, the agent may have caused it (a full disk, a killed init process),
+and this cannot be told for certain. Such a rollout is never retried, because a retry would reward an agent that breaks
+things with a second try. It is masked (`verifier`) or its group is filtered (`tool_flake`); the policy learns from
+neither.
 
-A group that was filtered, or that is left with too few rewards, is lost. `alarming` looks at how many are: a run whose
-environment loses every second group would train on what is left, which is noise chosen by the failures. Following
-ROLL (arXiv 2510.11345), with a sliding window per domain in place of counts over the whole run.
+A group is lost when it is filtered or keeps too few rewards (`enough_valid`). `alarming` watches the share of lost
+groups: a run that loses every second group would train on what the failures leave, which is a biased sample. This
+follows ROLL (arXiv 2510.11345), with a sliding window per domain instead of counts over the whole run.
 """
 
 from collections.abc import Sequence
@@ -24,12 +25,12 @@ from typing import Literal
 
 Treatment = Literal["retry", "mask", "filter", "policy", "fatal"]
 REPLACED = 2
-"""How often a group that was filtered is replaced."""
+"""Maximum replacements of a filtered group."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One kind of failure and what is done about it."""
+    """One kind of failure and its treatment."""
 
     kind: str
     treatment: Treatment
@@ -39,55 +40,57 @@ class Failure:
 FAILURES: dict[str, Failure] = {
     failure.kind: failure
     for failure in (
-        Failure("sandbox_start", "retry", "the sandbox or the task's set-up did not come up"),
-        Failure("image", "mask", "the task's image cannot be built, or holds no agent; it would fail again"),
-        Failure("engine", "retry", "the engine did not answer or broke off"),
-        Failure("proxy", "retry", "the proxy could not be reached or could not record"),
-        Failure("harness", "retry", "the harness itself failed: a full disk, or a bug"),
+        Failure("sandbox_start", "retry", "the sandbox did not start, or the set-up of the task failed"),
+        Failure("image", "mask", "the task's image cannot be built or cannot run the agent; a retry would fail again"),
+        Failure("engine", "retry", "the engine did not answer, or ended the answer early"),
+        Failure("proxy", "retry", "the proxy was unreachable or could not record the call"),
+        Failure("harness", "retry", "the harness failed: a full disk, or a bug"),
         Failure("interrupted", "retry", "the harness ended while the attempt ran"),
-        Failure("agent_crash", "retry", "the agent ended without one completed model call"),
+        Failure("agent_crash", "retry", "the agent ended before any model call completed"),
         Failure("agent_missing", "fatal", "the agent's binary is not installed"),
-        Failure("agent_budget", "policy", "the agent used up its time, turns or tokens; the verdict is the verifier's"),
-        Failure("agent_memory", "policy", "the agent outgrew its memory limit; the verdict is the verifier's"),
-        Failure("tool_flake", "filter", "the sandbox failed under the agent's tools"),
-        Failure("hung", "filter", "nothing happened for too long, no model call and no output, so it was ended"),
-        Failure("verifier", "mask", "the verifier gave no verdict, also when asked again, so the reward is missing"),
-        Failure("redundant", "mask", "enough others of its group had finished, so it was called off"),
-        Failure("filtered", "mask", "its group was dropped for another member's failure, so it was called off"),
+        Failure("agent_budget", "policy", "the agent used up its time, turns or tokens; the verifier decides"),
+        Failure("agent_memory", "policy", "the agent exceeded its memory limit; the verifier decides"),
+        Failure("tool_flake", "filter", "the sandbox failed while the agent used its tools"),
+        Failure("hung", "filter", "the agent was stopped after too long without a model call and without output"),
+        Failure("verifier", "mask", "the verifier gave no verdict in two tries, so the reward is missing"),
+        Failure("redundant", "mask", "enough others of its group had finished, so it was cancelled"),
+        Failure("filtered", "mask", "its group was dropped for another member's failure, so it was cancelled"),
     )
 }
 
 
 def treatment(kind: str) -> Treatment:
-    """What is done about a failure of this kind."""
+    """Return the treatment of a kind of failure."""
     return FAILURES[kind].treatment
 
 
 def enough_valid(valid: int, size: int) -> bool:
-    """Whether a group of `size` teaches something with `valid` verdicts: more than half (GLM-5, arXiv 2602.15763, 4.1).
+    """Return whether a group of `size` rollouts may be trained with `valid` rewards: more than half must be valid.
 
-    A group with fewer is lost.
+    GLM-5, arXiv 2602.15763 section 4.1. A group with fewer is lost.
     """
     return 2 * valid > size
 
 
 @dataclass(frozen=True, kw_only=True)
 class LostGroupCap:
-    """How many groups may be lost."""
+    """Limits on the share of lost groups."""
 
     window: int = 512
-    """The newest finished groups of a domain that are looked at."""
+    """Number of newest finished groups of a domain that are counted."""
     alarm: float = 0.2
+    """From this share on, warn."""
     stop: float = 0.5
+    """Above this share, end the run."""
     fewest: int = 20
-    """A window that is not full counts as this many groups, so that the first failures of a run stop nothing."""
+    """A window with fewer groups counts as this many, so that the first failures do not stop a run."""
 
 
 CAP = LostGroupCap()
 
 
 def alarming(lost: Sequence[bool], cap: LostGroupCap = CAP) -> Literal["", "alarm", "stop"]:
-    """What the finished groups of a domain call for, oldest first: nothing, an alarm, or the end of the run."""
+    """Judge the finished groups of a domain (oldest first; True: lost): "" (go on), "alarm" or "stop"."""
     newest = lost[-cap.window :]
     share = sum(newest) / max(len(newest), cap.fewest)
     if share > cap.stop:

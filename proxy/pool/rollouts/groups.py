@@ -1,10 +1,10 @@
 """Groups of rollouts of one task: RUNNING, then DONE or TOMBSTONE; the scheduler takes them from there.
 
-A group is DONE when every rollout has its outcome and more than half of them have a reward; otherwise it is a
-TOMBSTONE, which the queue passes over (GLM-5, arXiv 2602.15763 section 4.1: a group is kept iff n_valid > G/2).
+A group becomes DONE when every rollout has its outcome and enough of them have a reward; otherwise it becomes a
+TOMBSTONE, which the queue skips (proxy/pool/rollouts/failures.py: enough_valid).
 
-A group of size G may have R redundant members: when G rollouts have a reward, the others are called off, and only those
-G count. That favours short rollouts, which is why R is 0 unless asked for (docs/runs.md).
+A group of size G may have R redundant members: when G rollouts have a reward, the others are cancelled and only those
+G count. This favours short rollouts, so R is 0 by default (docs/runs.md).
 """
 
 import time
@@ -23,33 +23,35 @@ from proxy.pool.untrained import UntrainedReason
 
 @dataclass(frozen=True)
 class OpenRollout:
-    """A rollout without an outcome, and the task it works on."""
+    """A rollout without an outcome, and its task."""
 
     rollout_id: int
     group_id: int
     member: int
     task: dict[str, Any]
     agent: str | None = None
-    """Its group's agent; None where the run has one only."""
+    """The agent of its group; None where the run has only one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupOptions:
-    """What a group may be besides a task and a size."""
+    """Settings of a group besides its task and size."""
 
     redundant: int = 0
+    """Members beyond the size; the last ones to finish are cancelled."""
     agent: str | None = None
     held_out: bool = False
-    """For evaluation: recorded, and never queued for a trainer."""
+    """For evaluation only: recorded, never queued for a trainer."""
     replaces: int | None = None
+    """Id of the first group of the chain that this one replaces."""
 
 
-PLAIN = GroupOptions()
+DEFAULTS = GroupOptions()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a rollout came to. `reward` None is a missing reward, which is never 0."""
+    """The result of a rollout. A missing reward is None, never 0."""
 
     attempt_id: int | None
     reward: float | None
@@ -60,23 +62,23 @@ class Outcome:
 
 @dataclass(frozen=True)
 class GroupProgress:
-    """What an outcome meant for its group."""
+    """The state of a group after the outcome of one of its rollouts."""
 
     group_id: int
     state: str
-    """RUNNING while other members are at work."""
+    """RUNNING while other members have no outcome."""
     failure: str | None
-    """Why the group is lost, if it is."""
-    called_off: tuple[int, ...] = ()
-    """The rollouts that were ended by it."""
+    """The kind of failure that the group is lost to; None: it is not lost."""
+    cancelled: tuple[int, ...] = ()
+    """Rollouts that need not go on, by id."""
 
 
 @dataclass(frozen=True)
 class RolloutRow:
-    """One rollout as tables and results.jsonl show it. Counts and seconds are of its last attempt."""
+    """One rollout as tables and results.jsonl show it. Counts and seconds are those of its last attempt."""
 
     rollout: int
-    """Its number in the pool."""
+    """Its id in the pool."""
     task: str
     group: int
     member: int
@@ -94,10 +96,10 @@ class RolloutRow:
 
 @retried
 def open_group(
-    pool: Pool, run_id: int, task: dict[str, Any], size: int, extras: GroupOptions = PLAIN
+    pool: Pool, run_id: int, task: dict[str, Any], size: int, options: GroupOptions = DEFAULTS
 ) -> list[OpenRollout]:
-    """Queue a group of `size` rollouts of a task, in state RUNNING, at the end of the run's queue."""
-    members = size + extras.redundant
+    """Append a group of `size` rollouts of a task to the run's queue, in state RUNNING."""
+    members = size + options.redundant
     with pool.write() as connection:
         lock_run(connection, run_id)
         last = connection.scalar(select(func.max(groups.c.queue_index)).where(groups.c.run_id == run_id))
@@ -108,29 +110,29 @@ def open_group(
             "size": size,
             "state": "RUNNING",
             "created_at": time.time(),
-            "agent": extras.agent,
-            "purpose": "eval" if extras.held_out else None,
-            "replaces": extras.replaces,
+            "agent": options.agent,
+            "purpose": "eval" if options.held_out else None,
+            "replaces": options.replaces,
         }
         group_id = insert_row(connection, groups, values)
         connection.execute(insert(rollouts), [{"group_id": group_id, "member": member} for member in range(members)])
         ids = connection.scalars(
             select(rollouts.c.id).where(rollouts.c.group_id == group_id).order_by(rollouts.c.member)
         ).all()
-    return [OpenRollout(id, group_id, member, task, extras.agent) for member, id in enumerate(ids)]
+    return [OpenRollout(id, group_id, member, task, options.agent) for member, id in enumerate(ids)]
 
 
 def _task_id(connection: Connection, run_id: int, task: dict[str, Any]) -> int:
     query = select(tasks.c.id).where(tasks.c.run_id == run_id, tasks.c.name == task["id"])
-    found = connection.scalar(query)
-    if found is not None:
-        return found
+    task_id = connection.scalar(query)
+    if task_id is not None:
+        return task_id
     values = {"run_id": run_id, "name": task["id"], "domain": task.get("domain", "agent"), "spec": task}
     return insert_row(connection, tasks, values)
 
 
 def open_rollouts(pool: Pool, run_id: int) -> list[OpenRollout]:
-    """The run's rollouts without an outcome, in queue order: what a resumed run takes up first."""
+    """Return the run's rollouts without an outcome, in queue order. A resumed run starts with them."""
     query = (
         select(rollouts.c.id, rollouts.c.group_id, rollouts.c.member, tasks.c.spec, groups.c.agent)
         .join_from(rollouts, groups)
@@ -144,7 +146,7 @@ def open_rollouts(pool: Pool, run_id: int) -> list[OpenRollout]:
 
 @retried
 def finish_rollout(pool: Pool, rollout_id: int, outcome: Outcome) -> GroupProgress:
-    """Write a rollout's outcome and what follows from it for its group. A second outcome changes nothing."""
+    """Store a rollout's outcome and update its group. Only the first outcome counts."""
     values = {
         "attempt_id": outcome.attempt_id,
         "reward": outcome.reward,
@@ -154,13 +156,15 @@ def finish_rollout(pool: Pool, rollout_id: int, outcome: Outcome) -> GroupProgre
         "finished_at": time.time(),
     }
     with pool.write() as connection:
-        found = select(groups.c.id, groups.c.run_id).join_from(rollouts, groups).where(rollouts.c.id == rollout_id)
-        group = connection.execute(found).one()
-        lock_run(connection, group.run_id)  # the last two members must see each other, a lease whole groups only
+        query = select(groups.c.id, groups.c.run_id).join_from(rollouts, groups).where(rollouts.c.id == rollout_id)
+        group = connection.execute(query).one()
+        # Locked, or two last members that finish at once would each see the other unfinished and nobody would close
+        # the group; and a lease must see all of a group's outcomes or none of the last one's effects.
+        lock_run(connection, group.run_id)
         this = rollouts.c.id == rollout_id
         if connection.execute(update(rollouts).where(this, rollouts.c.finished_at.is_(None)).values(values)).rowcount:
             return _follow_up(connection, group.id, outcome)
-        # called off while it finished: what it came to is kept, and does not count
+        # It was cancelled while it finished: keep its result, which does not count.
         late = {"attempt_id": outcome.attempt_id, "reward_parts": outcome.reward_parts}
         connection.execute(update(rollouts).where(this, rollouts.c.attempt_id.is_(None)).values(late))
         row = connection.execute(select(groups.c.state, groups.c.failure).where(groups.c.id == group.id)).one()
@@ -168,14 +172,14 @@ def finish_rollout(pool: Pool, rollout_id: int, outcome: Outcome) -> GroupProgre
 
 
 def _follow_up(connection: Connection, group_id: int, outcome: Outcome) -> GroupProgress:
-    """Call off members that are not needed any more, and close the group with its last one."""
+    """Cancel members that are not needed any more; close the group when no member is left."""
     unfinished = func.count() - func.count(rollouts.c.finished_at)
     counts = select(groups.c.size, func.count(rollouts.c.reward), unfinished).join_from(rollouts, groups)
     size, valid, left = connection.execute(counts.where(groups.c.id == group_id).group_by(groups.c.size)).one()
-    called_off: tuple[int, ...] = ()
+    cancelled: tuple[int, ...] = ()
     filtered = outcome.failure is not None and treatment(outcome.failure) == "filter"
     if left and (filtered or valid >= size):
-        called_off = _call_off(connection, group_id, "filtered" if filtered else "redundant")
+        cancelled = _cancel_rest(connection, group_id, "filtered" if filtered else "redundant")
     elif left:
         return GroupProgress(group_id, "RUNNING", None)
     values: dict[str, Any] = {"state": "DONE", "finished_at": time.time()}
@@ -187,16 +191,16 @@ def _follow_up(connection: Connection, group_id: int, outcome: Outcome) -> Group
         values |= {"state": "TOMBSTONE", "failure": _most_frequent(connection, group_id), **why}
     running = (groups.c.id == group_id) & (groups.c.state == "RUNNING")
     connection.execute(update(groups).where(running).values(values))
-    return GroupProgress(group_id, values["state"], values.get("failure"), called_off)
+    return GroupProgress(group_id, values["state"], values.get("failure"), cancelled)
 
 
-def _call_off(connection: Connection, group_id: int, kind: str) -> tuple[int, ...]:
-    """Give the members without an outcome this one."""
+def _cancel_rest(connection: Connection, group_id: int, kind: str) -> tuple[int, ...]:
+    """Finish the members without an outcome as a failure of this kind; return their ids."""
     unfinished = (rollouts.c.group_id == group_id) & rollouts.c.finished_at.is_(None)
-    found = tuple(connection.scalars(select(rollouts.c.id).where(unfinished).order_by(rollouts.c.id)))
+    ids = tuple(connection.scalars(select(rollouts.c.id).where(unfinished).order_by(rollouts.c.id)))
     values = {"failure": kind, "detail": FAILURES[kind].text, "finished_at": time.time()}
-    connection.execute(update(rollouts).where(rollouts.c.id.in_(found)).values(values))
-    return found
+    connection.execute(update(rollouts).where(rollouts.c.id.in_(ids)).values(values))
+    return ids
 
 
 def _most_frequent(connection: Connection, group_id: int) -> str:
@@ -206,7 +210,7 @@ def _most_frequent(connection: Connection, group_id: int) -> str:
 
 
 def run_summary(pool: Pool, run_id: int) -> list[RolloutRow]:
-    """Every rollout of a run in queue order, with the counts of its last attempt."""
+    """Return every rollout of a run in queue order, with the counts of its last attempt."""
     newest = (
         select(attempts.c.rollout_id, func.max(attempts.c.id).label("id"), func.count().label("tries"))
         .where(attempts.c.run_id == run_id)

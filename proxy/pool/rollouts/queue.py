@@ -1,4 +1,4 @@
-"""A run's queue as the harness sees it: how far the order of tasks has come, what is to be replaced, what was lost."""
+"""A run's queue as the harness sees it: groups opened so far, groups to replace, groups lost to failures."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -13,23 +13,23 @@ from proxy.pool.schema import groups, tasks
 
 
 @dataclass(frozen=True)
-class Replacement:
-    """A group to open in place of one that was filtered."""
+class PlannedGroup:
+    """A group to open: a new one, or the replacement of a filtered one."""
 
     task: dict[str, Any]
     size: int
-    extras: GroupOptions
+    options: GroupOptions
 
 
 def opened_in_order(pool: Pool, run_id: int) -> int:
-    """How many groups of the run's order have been opened, whatever became of them; replacements are not of it."""
+    """Count the groups that the run has opened in the order of its tasks. Replacements do not count."""
     with pool.read() as connection:
         query = select(groups.c.id).where(groups.c.run_id == run_id, groups.c.replaces.is_(None))
         return len(connection.execute(query).all())
 
 
-def replacements(pool: Pool, run_id: int, redundant: int) -> list[Replacement]:
-    """What a run still owes: for every group that was filtered, and has not been replaced too often, a new one."""
+def replacements(pool: Pool, run_id: int, redundant: int) -> list[PlannedGroup]:
+    """Return the replacements that a run still has to open: one for each filtered group, REPLACED times at most."""
     kinds = [kind for kind, failure in FAILURES.items() if failure.treatment == "filter"]
     with pool.read() as connection:
         filtered = select(groups.c.id, groups.c.replaces).where(groups.c.run_id == run_id, groups.c.failure.in_(kinds))
@@ -42,7 +42,7 @@ def replacements(pool: Pool, run_id: int, redundant: int) -> list[Replacement]:
         for row in connection.execute(query.where(line).order_by(groups.c.id)):
             chains[row.replaces or row.id].append(row)
     return [
-        Replacement(
+        PlannedGroup(
             row.spec,
             row.size,
             GroupOptions(redundant=redundant, agent=row.agent, held_out=row.purpose is not None, replaces=root),
@@ -54,7 +54,7 @@ def replacements(pool: Pool, run_id: int, redundant: int) -> list[Replacement]:
 
 
 def lost_groups(pool: Pool, run_id: int, domain: str) -> list[bool]:
-    """Of the newest finished groups of a domain, oldest first: whether each was lost to failures."""
+    """Return, for the newest finished groups of a domain (oldest first), whether each was lost to failures."""
     query = (
         select(groups.c.failure)
         .join_from(groups, tasks, tasks.c.id == groups.c.task_id)

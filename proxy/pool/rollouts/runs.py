@@ -1,4 +1,4 @@
-"""Runs: a name, what it is for, its configuration, and how far its training has come."""
+"""Runs: name, purpose, configuration, and the progress of training."""
 
 import time
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ PURPOSES = ("train", "eval", "collect")
 
 @dataclass(frozen=True)
 class Run:
-    """One run. `queue_limit` is None until a trainer has set it."""
+    """One run. `queue_limit` (groups) is None until a trainer has set it."""
 
     id: int
     name: str
@@ -27,30 +27,30 @@ class Run:
 
 @dataclass(frozen=True)
 class Admission:
-    """What a harness needs to decide whether another group may start."""
+    """What a harness needs to know before it opens another group."""
 
     step: int | None
-    """The last published train step; 0: the initial weights are out; None: nothing is published yet."""
+    """The last published train step; 0: only the initial weights are published; None: nothing is."""
     version: str | None
     open_groups: int
-    """Groups RUNNING or DONE, so neither leased nor dropped."""
+    """Number of groups that are RUNNING or DONE, that is neither leased nor dropped."""
     queue_limit: int | None
 
     @property
     def room(self) -> int:
-        """How many groups may be opened; 0 as long as no trainer has set a limit.
+        """Number of groups that may be opened now; 0 until a trainer has set a limit.
 
-        AReaL's (eta + version + 1) B - (accepted + running) (arXiv 2505.24298, equation 3), with (eta + 1) B as the
-        limit: what the published versions have consumed, version B, drops out of both.
+        This is (eta + version + 1) B - (accepted + running) of AReaL (arXiv 2505.24298, equation 3) with the limit
+        (eta + 1) B: the groups consumed by published versions, version B, cancel out.
         """
         return 0 if self.queue_limit is None else max(0, self.queue_limit - self.open_groups)
 
 
 @retried
 def open_run(pool: Pool, name: str, purpose: str, config: dict[str, Any] | None) -> Run:
-    """The run of this name, made if it is new. UserError when it exists with another purpose or configuration.
+    """Return the run of this name; open it if it is new. UserError when its purpose or configuration differs.
 
-    The configuration is the harness's: a trainer, which may come first, opens its run with None.
+    The configuration is that of the harness. A trainer may open the run before it and passes None.
     """
     if purpose not in PURPOSES:
         raise UserError(f"purpose {purpose!r} is unknown; choose one of: {', '.join(PURPOSES)}")
@@ -80,7 +80,7 @@ def _demand_same(name: str, before: dict[str, Any], now: dict[str, Any]) -> None
 
 
 def find_run(pool: Pool, name: str) -> Run:
-    """The run of this name. UserError with the known names when there is none."""
+    """Return the run of this name. UserError with the known names when there is none."""
     with pool.read() as connection:
         row = connection.execute(select(runs).where(runs.c.name == name)).one_or_none()
         if row is not None:
@@ -91,13 +91,13 @@ def find_run(pool: Pool, name: str) -> Run:
 
 @retried
 def set_queue_limit(pool: Pool, run_id: int, limit: int) -> None:
-    """How many groups may be open or waiting. The trainer sets it: it bounds how stale a group can become."""
+    """Set how many groups may be open or waiting. The trainer's limit bounds how stale a group can become."""
     with pool.write() as connection:
         connection.execute(update(runs).where(runs.c.id == run_id).values(queue_limit=limit))
 
 
 def admission(pool: Pool, run_id: int) -> Admission:
-    """The state a harness admits new groups by."""
+    """Read what a harness needs to know before it opens another group."""
     with pool.read() as connection:
         newest = current_version(connection, run_id)
         return Admission(
@@ -109,18 +109,18 @@ def admission(pool: Pool, run_id: int) -> Admission:
 
 
 def waiting(run_id: int) -> ColumnElement[bool]:
-    """The groups in the trainer's queue: neither taken nor dropped, nor held out for evaluation."""
+    """Select the groups in the trainer's queue: not leased, not dropped, not held out for evaluation."""
     in_run = (groups.c.run_id == run_id) & groups.c.purpose.is_(None)
     return in_run & groups.c.state.in_(("RUNNING", "DONE"))
 
 
 def version_name(version_id: int) -> str:
-    """The name that engines know a policy version by."""
+    """Return the name of a policy version, as engines know it."""
     return f"v{version_id}"
 
 
 def current_version(connection: Connection, run_id: int) -> Row[Any] | None:
-    """The policy_versions row of the run's last published step that no rollback has retired."""
+    """Return the policy_versions row of the run's last published step that no rollback has retired."""
     query = (
         select(policy_versions)
         .where(policy_versions.c.run_id == run_id, policy_versions.c.retired_at.is_(None))
@@ -132,13 +132,13 @@ def current_version(connection: Connection, run_id: int) -> Row[Any] | None:
 
 @retried
 def record_event(pool: Pool, run_id: int | None, kind: str, detail: str) -> None:
-    """Write a line into the pool's events."""
+    """Add a line to the pool's events."""
     with pool.write() as connection:
         connection.execute(insert(events).values(run_id=run_id, at=time.time(), kind=kind, detail=detail))
 
 
 def lock_run(connection: Connection, run_id: int) -> None:
-    """Hold a run until the transaction ends: its queue, leases, versions and rollouts' outcomes change one by one."""
+    """Lock a run until the transaction ends, so that its queue, leases, versions and outcomes change one at a time."""
     locked(connection, select(runs.c.id).where(runs.c.id == run_id))
 
 
