@@ -94,5 +94,5 @@ def test_a_training_run_goes_on_from_its_checkpoint(stored: Path, ranks: "Ranks"
     third = metrics(pool, run_id)[3]
     assert {name: third[name] for name in expected} == pytest.approx(expected, rel=1e-4)
     shown = [view(config, step) for step in (1, 2, 3)]  # with the records of the steps that were trained before
-    assert all(not each.notes[1:] and list(each.blocks) for each in shown) and "8 (label: side)" in shown[0].title
+    assert all(not each.notes[1:] and list(each.rollouts) for each in shown) and "8 (label: side)" in shown[0].title
     pool.close()

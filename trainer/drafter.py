@@ -1,9 +1,8 @@
-"""The policy's multi-token-prediction head in training: it follows the policy, which does not notice.
+"""Trains the policy's multi-token-prediction (MTP) head beside the policy, for speculative decoding.
 
-In every update the head learns from the policy's hidden states and distributions of the same micro-batches, before
-the policy is changed by them. It has an optimizer and a gradient norm of its own, so the policy's update is bit for bit
-that of a run without a head. Left out: the loss (trainer/megatron/mtp/loss.py), the layer
-(trainer/megatron/mtp/head.py).
+In every update the head learns from the policy's hidden states and distributions of the same micro-batches, before the
+update changes the policy. It has its own optimizer and gradient norm, so the policy's update is bit for bit that of a
+run without a head. Not here: the loss (trainer/megatron/mtp/loss.py), the layer (trainer/megatron/mtp/head.py).
 """
 
 import math
@@ -31,7 +30,7 @@ from trainer.megatron.parallel import sum_over_data_ranks
 
 
 class Drafter:
-    """One update: `begin`, then `learn` behind the policy's forward pass of each micro-batch, then `finish`."""
+    """Trains the head. Per update: `begin`, `learn` after the policy's forward pass of each micro-batch, `finish`."""
 
     def __init__(self, model: PolicyModel, shape: Shape, source: Path, config: settings.Config):
         if shape.family not in HEAD_NAMINGS:
@@ -46,17 +45,17 @@ class Drafter:
         self.ddp = wrap(self.head, config.parallel)
         options = msgspec.structs.replace(config.optimizer, lr=config.mtp.lr or config.optimizer.lr)
         self.optimizer = build_optimizer(self.ddp, options, config.parallel)
-        self.pace = options.lr / config.optimizer.lr
+        self.lr_ratio = options.lr / config.optimizer.lr
         self.shards = TensorParallelVocabulary()
         self.hidden: Tensor | None = None
-        # what the LM head takes leaves the model nowhere else
+        # Megatron hands the last hidden states to the LM head only, so a hook is the way to get them.
         model.decoder.register_forward_hook(self._keep)
 
     def _keep(self, _module: Any, _inputs: Any, output: Tensor) -> None:
         self.hidden = output.detach()
 
     def begin(self, micros: Sequence[Sequence[TrainingRow]]) -> None:
-        """Count the places of each draft over all ranks' micro-batches, which the losses are divided by."""
+        """Count the places of each draft over all ranks' micro-batches, which the losses are divided by. Collective."""
         self.ddp.zero_grad_buffer()
         self.optimizer.zero_grad()
         depths = range(1, self.options.drafts + 1)
@@ -66,7 +65,7 @@ class Drafter:
         self.sums = torch.zeros(2, self.options.drafts, dtype=torch.float64, device=device)
 
     def learn(self, rows: Sequence[TrainingRow], packed: MicroBatch) -> None:
-        """Add this micro-batch's gradient to the head's; `packed` is what the policy has just computed."""
+        """Add this micro-batch's gradient to the head's. `packed`: it, as the policy has just computed it."""
         assert self.hidden is not None
         hidden, self.hidden = self.hidden, None
         with torch.set_grad_enabled(self.options.train):
@@ -75,7 +74,10 @@ class Drafter:
             loss.backward()
 
     def loss(self, rows: Sequence[TrainingRow], packed: MicroBatch, hidden: Tensor) -> Tensor:
-        """sum_d 1 / D sum_places KL / places of draft d in the whole batch. Branches that share a place each count."""
+        """Return sum_d 1 / D sum_places KL / (places of draft d in the whole batch).
+
+        A place counts once for each branch that shares it. `hidden`: what the policy's LM head was given.
+        """
         context = head_input(self.model, packed, hidden, self.options.drafts, self.layout.masks_first)
         teacher = teacher_states(self.model, hidden)
         losses = []
@@ -88,7 +90,7 @@ class Drafter:
         return torch.stack(losses).mean()
 
     def _compare(self, teacher: Tensor, student: Tensor) -> tuple[Tensor, Tensor]:
-        """The divergence and the acceptance at each place, logits of some at a time."""
+        """Return KL and acceptance, [places] each. Only `logits_tokens` rows of logits exist at a time."""
         size = self.model.logits_tokens
         parts = [
             checkpoint(self._compare_some, *part, use_reentrant=False)
@@ -103,12 +105,16 @@ class Drafter:
         q = _wide(self.model.frozen_logits(student))
         return tail_kl(p, q, self.options.k, self.shards), acceptance(p, q.detach(), self.shards)
 
-    def finish(self, rate: float) -> DraftMetrics:
-        """One step of the head's optimizer, at `rate` of the policy's."""
+    def finish(self, learning_rate: float) -> DraftMetrics:
+        """Take one step of the head's optimizer and return what it learned. Collective.
+
+        `learning_rate`: the policy's, which is scaled by mtp.lr / optimizer.lr. Raises UserError when the gradient is
+        not finite.
+        """
         norm = 0.0
         if self.options.train:
             sum_gradients(self.ddp)
-            set_learning_rate(self.optimizer, rate * self.pace)
+            set_learning_rate(self.optimizer, learning_rate * self.lr_ratio)
             norm = float(self.optimizer.step()[1])
         if not math.isfinite(norm):
             raise UserError(f"the gradient norm of the MTP head is {norm}; lower mtp.lr and start again")
@@ -117,11 +123,12 @@ class Drafter:
 
 
 def drafted_at(rows: Sequence[TrainingRow], packed: MicroBatch, depth: int) -> tuple[Tensor, Tensor]:
-    """Distinct places where draft `depth` is compared with the policy, and how many branches each is one of."""
+    """Return the distinct places where draft `depth` is compared with the policy, and the branches through each."""
     nodes = packed.rows[packed.branches].cpu().numpy()[trained_draft_targets(rows, depth)]
-    places, branches = (torch.from_numpy(found) for found in np.unique(nodes, return_counts=True))
+    places, branches = (torch.from_numpy(values) for values in np.unique(nodes, return_counts=True))
     return places.to(packed.tokens.device), branches.to(packed.tokens.device)
 
 
 def _wide(logits: Tensor) -> Tensor:
+    """[places, 1, vocabulary] -> [places, vocabulary] in float32 at least: bfloat16 is too coarse for a KL."""
     return logits[:, 0].to(torch.promote_types(logits.dtype, torch.float32))

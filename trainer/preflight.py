@@ -1,8 +1,7 @@
-"""Whether what is at hand belongs together: a run and its output directory, the model and the recorded tokens.
+"""Checks that a run belongs to its output directory, and the model to the recorded tokens.
 
-Each check is one sentence with a way out, before anything is overwritten or trained on. Left out: what configuration
-and model say by themselves (trainer/config/__init__.py, trainer/config/model_shape.py), and checkpoints
-(trainer/megatron/checkpoint.py).
+Each raises UserError before anything is overwritten or trained on. Not here: what can be checked on configuration and
+model alone (trainer/config), and checkpoints (trainer/megatron/checkpoint.py).
 """
 
 from collections.abc import Iterable
@@ -21,25 +20,25 @@ from trainer.config.model_shape import Shape
 from trainer.data.row import TrainingRow
 
 
-class Owner(msgspec.Struct, frozen=True):
+class OutputOwner(msgspec.Struct, frozen=True):
     """The run that an output directory belongs to."""
 
     run: str
     created_at: float
-    """When it was opened, in its pool: another run of the same name is another one."""
+    """Unix seconds. Tells it from a run of the same name in another pool."""
 
 
 def claim(output: Path, run: Run, begun: bool) -> None:
-    """Make an output directory this run's. UserError when it is another's, whose checkpoints would be overwritten.
+    """Make an output directory this run's. Raises UserError when it is another run's, which would be overwritten.
 
-    `begun`: the run has published something. A directory without an owner's name is then taken for its own.
+    `begun`: the run has published something; a directory that names no owner is then taken for its own.
     """
-    note, mine = output / "run.json", Owner(run.name, run.created_at)
-    if note.exists():
+    file, mine = output / "run.json", OutputOwner(run.name, run.created_at)
+    if file.exists():
         try:
-            owner = msgspec.json.decode(note.read_bytes(), type=Owner)
+            owner = msgspec.json.decode(file.read_bytes(), type=OutputOwner)
         except msgspec.DecodeError as error:
-            raise UserError(f"{note} is damaged ({error}); delete it if {output} is of run {run.name!r}") from error
+            raise UserError(f"{file} is damaged ({error}); delete it if {output} is of run {run.name!r}") from error
         if owner != mine:
             opened = strftime("%Y-%m-%d %H:%M:%S", gmtime(owner.created_at))
             raise UserError(
@@ -47,18 +46,18 @@ def claim(output: Path, run: Run, begun: bool) -> None:
                 f"and this is another run, {run.name!r}; set another output"
             )
         return
-    found = sorted((output / "checkpoints").glob("step-*"))
-    if found and not begun:
+    checkpoints = sorted((output / "checkpoints").glob("step-*"))
+    if checkpoints and not begun:
         raise UserError(
-            f"the output directory {output} holds {found[-1].name} of another run, as {run.name!r} has published "
+            f"the output directory {output} holds {checkpoints[-1].name} of another run, as {run.name!r} has published "
             "nothing yet; set another output"
         )
     output.mkdir(parents=True, exist_ok=True)
-    write_whole(note, msgspec.json.encode(mine))
+    write_whole(file, msgspec.json.encode(mine))
 
 
 def demand_tokenizer(pool: Pool, model: Path, attempt_ids: Iterable[int]) -> None:
-    """UserError when a proxy recorded one of these attempts with other tokens than the model's."""
+    """Raise UserError when a proxy recorded one of these attempts with another tokenizer than the model's."""
     own = fingerprint(model)
     foreign = tokenizers(pool, attempt_ids) - {own}
     if own is not None and foreign:
@@ -69,7 +68,7 @@ def demand_tokenizer(pool: Pool, model: Path, attempt_ids: Iterable[int]) -> Non
 
 
 def demand_known_tokens(rows: Iterable[TrainingRow], shape: Shape, model: Path) -> None:
-    """UserError when a recorded token is none of the model's."""
+    """Raise UserError when a recorded token id is outside the model's vocabulary."""
     largest = max((int(row.tokens.max(initial=0)) for row in rows), default=0)
     if largest >= shape.vocab:
         raise UserError(

@@ -28,7 +28,7 @@ from trainer.report import tokens
 from trainer.report.html import page
 from trainer.report.inspect import InspectOptions, inspect
 from trainer.report.terminal import LEVELS, level, show, visible
-from trainer.report.view import Token, View, texts, view
+from trainer.report.view import StepView, TokenView, texts, view
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +48,8 @@ def trained(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Config:
     return config
 
 
-def everything(found: View) -> list[Token]:
-    return [token for block in found.blocks for line in block.lines for token in line.tokens]
+def everything(step: StepView) -> list[TokenView]:
+    return [token for rollout in step.rollouts for sequence in rollout.sequences for token in sequence.tokens]
 
 
 def test_what_is_shown_is_what_was_trained(trained: Config) -> None:
@@ -67,40 +67,40 @@ def test_what_is_shown_is_what_was_trained(trained: Config) -> None:
 
 
 def test_every_rollout_is_shown_and_what_was_not_trained_says_why(trained: Config) -> None:
-    found = view(trained, 1)
-    blocks = list(found.blocks)
+    step = view(trained, 1)
+    shown = list(step.rollouts)
     assert (
-        len(blocks) == 8
-        and "reward missing" in blocks[0].title
-        and "not trained: rollout_failed: verifier" in blocks[0].title
+        len(shown) == 8
+        and "reward missing" in shown[0].title
+        and "not trained: rollout_failed: verifier" in shown[0].title
     )
-    assert [line.reason for block in blocks[:3] for line in block.lines] == [
+    assert [sequence.reason for rollout in shown[:3] for sequence in rollout.sequences] == [
         "rollout_failed: verifier",
         "label: side",
         None,
     ]
-    assert "excluded_tokens" in found.title and "8 (label: side)" in found.title
+    assert "excluded_tokens" in step.title and "8 (label: side)" in step.title
 
 
 def test_one_rollout_can_be_chosen(trained: Config) -> None:
-    [block] = view(trained, 1, only=3).blocks
-    assert block.title.startswith("rollout 3  group 0, member 2")
+    [rollout] = view(trained, 1, only=3).rollouts
+    assert rollout.title.startswith("rollout 3  group 0, member 2")
     with pytest.raises(UserError, match="step 1 has no rollout 77; it has: 1, 2, 3, 4, 5, 6, 7, 8"):
         view(trained, 1, only=77)
 
 
 def test_without_a_record_the_advantage_is_shown_and_said_to_be(trained: Config, tmp_path: Path) -> None:
     exact = [token.advantage for token in everything(view(trained, 1)) if token.coefficient is not None]
-    found = view(msgspec.structs.replace(trained, output=str(tmp_path)), 1)
-    rebuilt = [token for token in everything(found) if token.coefficient is not None]
+    step = view(msgspec.structs.replace(trained, output=str(tmp_path)), 1)
+    rebuilt = [token for token in everything(step) if token.coefficient is not None]
     assert [token.coefficient for token in rebuilt] == [token.advantage for token in rebuilt] == exact
     assert all(token.logp is None for token in rebuilt)
-    assert "colours show the advantage, and the ratios are not known" in found.notes[0]
+    assert "colours show the advantage, and the ratios are not known" in step.notes[0]
 
 
-def drawn(found: View, **options: object) -> str:
+def drawn(step: StepView, **options: object) -> str:
     console = Console(file=StringIO(), soft_wrap=True, highlight=False, **options)  # type: ignore[arg-type]
-    show(found, console)
+    show(step, console)
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
@@ -121,7 +121,7 @@ def test_the_page_holds_the_numbers_of_every_token(trained: Config) -> None:
 
 def test_what_a_model_wrote_steers_neither_terminal_nor_page() -> None:
     assert visible("a\x1b[2Jb\u202e\n") == "a\\u{1b}[2Jb\\u{202e}\n"
-    hostile = View("<b>", [], 1.0, iter([]))
+    hostile = StepView("<b>", [], 1.0, iter([]))
     assert "<b>" not in "".join(page(hostile))
 
 

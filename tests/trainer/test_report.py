@@ -31,12 +31,12 @@ from trainer.loss.policy_loss import LossTokens, policy_loss
 from trainer.megatron.parallel import Ranks
 from trainer.policy import LossInput, Policy, Update
 from trainer.report import tokens
-from trainer.report.alarms import BOUNDS, raised
-from trainer.report.describe import Facts, Setting, describe, lags, lengths
+from trainer.report.alarms import THRESHOLDS, raised
+from trainer.report.describe import RunContext, StepFacts, describe, lags, lengths
 from trainer.report.exporters import TensorBoard
-from trainer.report.flops import Work, flops, merged, peak, separate
+from trainer.report.flops import Workload, flops, merged, peak, separate
 from trainer.report.gradients import gradient_shares, token_arrays, token_notes
-from trainer.report.tokens import Notes
+from trainer.report.tokens import TokenNotes
 
 FAILED = Untrained(UntrainedReason.ROLLOUT_FAILED, "verifier")
 TURNS = [([1, 2, 3], [4, 5]), ([1, 2, 3, 4, 5, 6], [7]), ([1, 2, 3, 4, 5, 6, 7, 8, 9], [10, 11])]
@@ -57,18 +57,19 @@ def group(*members: LeasedRollout, staleness: int = 0, domain: str = "agent") ->
     return LeasedGroup(1, 0, {"domain": domain}, staleness, list(members))
 
 
-def facts_of(groups: Sequence[LeasedGroup], step: int = 3) -> Facts:
+def facts_of(groups: Sequence[LeasedGroup], step: int = 3) -> StepFacts:
     batch = assemble(groups, StepOptions(step=step))
     micros = plan(batch.rows, 1, 1000)
     seen = {
-        id(row): Notes(row.rollout_logp[row.places] + np.float32(0.1), row.advantage[row.places]) for row in batch.rows
+        id(row): TokenNotes(row.rollout_logp[row.places] + np.float32(0.1), row.advantage[row.places])
+        for row in batch.rows
     }
     update = Update(loss=0.5, grad_norm=2.0, learning_rate=1e-3, sums=None)
-    return Facts(step, groups, batch, micros, update, seen, {}, {"train": 2.0})
+    return StepFacts(step, groups, batch, micros, update, seen, {}, {"train": 2.0})
 
 
 def said(groups: Sequence[LeasedGroup], **setting: Any) -> dict[str, Any]:
-    return describe(facts_of(groups), Setting(shape=SHAPE, versions={"v0": 0, "v1": 1, "v2": 2}, **setting))
+    return describe(facts_of(groups), RunContext(shape=SHAPE, versions={"v0": 0, "v1": 1, "v2": 2}, **setting))
 
 
 def test_every_sampled_token_is_trained_or_has_a_reason() -> None:
@@ -122,9 +123,9 @@ def test_mismatch_is_that_of_the_trained_tokens_and_of_fresh_ones() -> None:
     members = rollout(1, 1.0, version="v1"), rollout(2, 0.0, version="v2")
     facts = facts_of([group(*members)])
     rows = {row.completions[0]: row for row in facts.batch.rows}
-    stale = {id(rows[11]): Notes(rows[11].rollout_logp[rows[11].places] + 1, rows[11].advantage[rows[11].places])}
+    stale = {id(rows[11]): TokenNotes(rows[11].rollout_logp[rows[11].places] + 1, rows[11].advantage[rows[11].places])}
     metrics = describe(
-        replace(facts, notes={**facts.notes, **stale}), Setting(shape=SHAPE, versions={"v1": 1, "v2": 2})
+        replace(facts, notes={**facts.notes, **stale}), RunContext(shape=SHAPE, versions={"v1": 1, "v2": 2})
     )
     assert metrics["extreme_tokens"] == 0.5 and metrics["logprob_gap_mean"] == pytest.approx(0.55)
     assert metrics["kl_fresh"] == pytest.approx(math.exp(0.1) - 1.1, rel=1e-5)
@@ -153,17 +154,17 @@ def row_of(ids: list[int], trained: Sequence[int]) -> TrainingRow:
 def test_work_counts_distinct_tokens_their_keys_and_the_logprobs_asked_for() -> None:
     rows = [row_of([1, 2, 3, 4], [2, 3]), row_of([1, 2, 3, 5], [2, 3]), row_of([1, 2, 3, 4], [3])]
     # inputs 1 2 3: a chain of three; asked for are 3 after 2, and 4 and 5 after 3
-    assert merged(rows) == Work(3, 6, 3) and merged([]) == Work()
-    assert separate([3, 3, 3], 5) == Work(9, 18, 5)
+    assert merged(rows) == Workload(3, 6, 3) and merged([]) == Workload()
+    assert separate([3, 3, 3], 5) == Workload(9, 18, 5)
 
 
 def test_flops_are_six_per_weight_and_token_and_those_of_attention_and_head() -> None:
     layer = 8 * (2 * 8 + 2 * 4 + 3 * 16)
-    assert flops(SHAPE, Work(tokens=10)) == 6 * 2 * layer * 10
-    assert flops(SHAPE, Work(keys=7)) == 12 * 2 * 8 * 7
+    assert flops(SHAPE, Workload(tokens=10)) == 6 * 2 * layer * 10
+    assert flops(SHAPE, Workload(keys=7)) == 12 * 2 * 8 * 7
     sparse = replace(SHAPE, experts=Experts(8, 2, 4, True, (True, True)))
-    assert flops(sparse, Work(tokens=10)) == 6 * 2 * 8 * (2 * 8 + 2 * 4 + 3 * 2 * 4) * 10
-    assert flops(SHAPE, Work(asked=5)) == 6 * 8 * 32 * 5
+    assert flops(sparse, Workload(tokens=10)) == 6 * 2 * 8 * (2 * 8 + 2 * 4 + 3 * 2 * 4) * 10
+    assert flops(SHAPE, Workload(logprobs=5)) == 6 * 8 * 32 * 5
 
 
 def test_speed_up_and_mfu_follow_from_the_work() -> None:
@@ -173,7 +174,7 @@ def test_speed_up_and_mfu_follow_from_the_work() -> None:
     assert (metrics["computed_tokens"], metrics["flat_tokens"], metrics["call_tokens"]) == (10, 20, 40)
     assert metrics["speedup_tokens"] == 2 and metrics["speedup_flops"] == 2
     assert metrics["mfu"] == metrics["flops"] / 2.0 / 1e6 and metrics["tokens_per_second"] == 5
-    assert metrics["speedup_calls_flops"] == flops(SHAPE, Work(40, 2 * (10 + 21 + 55), 10)) / metrics["flops"]
+    assert metrics["speedup_calls_flops"] == flops(SHAPE, Workload(40, 2 * (10 + 21 + 55), 10)) / metrics["flops"]
 
 
 def test_there_is_no_mfu_where_the_peak_is_not_known() -> None:
@@ -227,7 +228,7 @@ def test_an_alarm_is_raised_above_its_bound_and_not_when_it_is_off(name: str, ch
 
 
 def test_lost_tokens_are_an_alarm_that_cannot_be_switched_off() -> None:
-    off = tuple(BOUNDS)
+    off = tuple(THRESHOLDS)
     assert off == get_args(AlarmName)
     assert [alarm.name for alarm in raised(CALM | {"unaccounted_tokens": -3}, off, 4)] == ["unaccounted_tokens"]
     assert raised({}, (), 4) == [] and raised(CALM, (), 0) == []
@@ -362,7 +363,7 @@ def test_every_metric_is_on_the_page_and_what_is_on_the_page_is_a_metric() -> No
     zero = torch.zeros(2)
     _, sums = policy_loss(zero, LossTokens(rollout_logp=zero, advantage=zero, mask=zero), rule_of("cispo", 0.0, 5.0))
     facts = replace(many, update=replace(many.update, sums=sums))
-    metrics = describe(facts, Setting(shape=SHAPE, peak=1e6, versions={"v1": 2}))
+    metrics = describe(facts, RunContext(shape=SHAPE, peak=1e6, versions={"v1": 2}))
     of_the_loop = {"alarms", "pause_seconds", "negative_gradient_share"}
     named = documented()
 

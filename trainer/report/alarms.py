@@ -1,6 +1,6 @@
-"""Metrics that are out of bounds: what a person should look at before the run is lost.
+"""Alarms: metrics above their thresholds, which a person should look at before the run is lost.
 
-Pure functions over a step's metrics. An alarm stops nothing. Left out: trends over steps.
+Pure functions over a step's metrics. An alarm stops nothing. Not here: trends over steps.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,16 +18,16 @@ class Alarm:
     """A metric above its threshold."""
 
     name: str
-    """Key of BOUNDS, or `unaccounted_tokens`."""
+    """Key of THRESHOLDS, or `unaccounted_tokens`."""
     value: float
-    bound: float
+    threshold: float
 
     def text(self) -> str:
-        """What to tell a person."""
-        return f"{self.name} = {self.value:.4g} is above {self.bound:g}: {MEANING[self.name]}"
+        """Return one sentence: the value, its threshold and what it may mean."""
+        return f"{self.name} = {self.value:.4g} is above {self.threshold:g}: {MEANING[self.name]}"
 
 
-BOUNDS: dict[AlarmName, float] = {
+THRESHOLDS: dict[AlarmName, float] = {
     # p99 of the lengths of rollouts below their group's mean reward, over that of those above (ROLL)
     "length_ratio": 1.5,
     # share of the gradient norm, in the steps that report.negative_gradient_every measures (ROLL)
@@ -50,39 +50,39 @@ BOUNDS: dict[AlarmName, float] = {
 """Constants: each is a value from the literature or one that healthy runs stay far below. `report.silent_alarms`
 switches an alarm off."""
 MEANING = {
-    "length_ratio": "failures ramble on, and long contexts are pushed down; see loss.negative_longest",
+    "length_ratio": "failed rollouts are long, so long contexts are pushed down; see loss.negative_longest",
     "negative_gradient_share": "the step mostly pushes tokens down; see loss.negative_weight",
     "negative_weight_share": "the step's weights mostly push tokens down; see loss.negative_weight",
     "kl_rollout": "trainer and engine disagree, or the rollouts are too stale; see kl_fresh and `trainer logprobs`",
-    "extreme_tokens": "many tokens are far from what the engine reported; see kl_fresh and `trainer logprobs`",
-    "clip_fraction": "the loss holds back a large part of the tokens; see kl_rollout and batch.max_staleness",
+    "extreme_tokens": "many logprobs are far from those that the engine reported; see kl_fresh and `trainer logprobs`",
+    "clip_fraction": "the loss clips a large part of the tokens; see kl_rollout and batch.max_staleness",
     "stale_groups": "rollouts come too late and will be dropped; lower batch.queue_limit or add engines",
     "equal_groups": "the tasks are too easy or too hard to tell rollouts apart",
-    "impossible_tokens": "the engine reports tokens that it could not have sampled; see the sampling parameters",
-    "unaccounted_tokens": "sampled tokens are neither trained nor excluded, which is an error in the trainer",
+    "impossible_tokens": "the engine reports logprobs that no sampled token can have; see the sampling parameters",
+    "unaccounted_tokens": "sampled tokens are neither trained nor excluded, which is a bug in the trainer",
 }
 
 
 def raised(metrics: Metrics, silent: Sequence[str], max_staleness: int) -> list[Alarm]:
     """Return the alarms of a step. An absent metric raises none; lost tokens always raise one."""
-    found = []
-    for name, bound in BOUNDS.items():
+    alarms = []
+    for name, threshold in THRESHOLDS.items():
         value = _DERIVED[name](metrics, max_staleness) if name in _DERIVED else metrics.get(name)
-        if name not in silent and value is not None and value > bound:
-            found.append(Alarm(name, value, bound))
+        if name not in silent and value is not None and value > threshold:
+            alarms.append(Alarm(name, value, threshold))
     if metrics.get("unaccounted_tokens"):
-        found.append(Alarm("unaccounted_tokens", metrics["unaccounted_tokens"], 0))
-    return found
+        alarms.append(Alarm("unaccounted_tokens", metrics["unaccounted_tokens"], 0))
+    return alarms
 
 
 def length_ratio(metrics: Metrics) -> float | None:
-    """p99 of the negatives' lengths over that of the positives; None where a side is missing."""
+    """Divide the p99 of the negatives' lengths by that of the positives; None where a side is missing."""
     negative, positive = metrics.get("negative_length_p99"), metrics.get("positive_length_p99")
     return negative / positive if negative is not None and positive else None
 
 
 def stale_groups(metrics: Metrics, max_staleness: int) -> float | None:
-    """Share of groups that are as stale as allowed; None where none may be stale at all."""
+    """Return the share of groups that are as stale as allowed; None where none may be stale at all."""
     by_lag = metrics.get("staleness_groups", {})
     if not max_staleness or not by_lag:
         return None

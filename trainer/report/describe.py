@@ -1,7 +1,7 @@
-"""The metrics of a step, as the pool keeps them, and the line that the terminal shows.
+"""The metrics of a step, as the pool stores them, and the line that the terminal shows.
 
-docs/training.md says what each is. Pure functions over what the step used. What is not known is absent, never 0 or a
-guess. Left out: where else metrics are written (trainer/report/exporters.py).
+docs/training.md defines each metric. Pure functions over what the step used. A metric that is not known is absent,
+never 0 or a guess. Not here: where else metrics are written (trainer/report/exporters.py).
 """
 
 from collections import Counter, defaultdict
@@ -22,8 +22,8 @@ from trainer.data.assemble import TrainingBatch, why_not_trainable
 from trainer.data.row import TrainingRow
 from trainer.loss.policy_loss import read_sums
 from trainer.policy import Update
-from trainer.report.flops import Work, flops, merged, separate
-from trainer.report.tokens import Notes
+from trainer.report.flops import Workload, flops, merged, separate
+from trainer.report.tokens import TokenNotes
 
 UNKNOWN = "unknown"
 EXTREME = float(np.log(2))
@@ -31,8 +31,8 @@ DECILES = 10
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What a step used and what came of it."""
+class StepFacts:
+    """What a step used and what it computed."""
 
     step: int
     groups: Sequence[LeasedGroup]
@@ -40,33 +40,33 @@ class Facts:
     micros: Sequence[Sequence[Sequence[TrainingRow]]]
     """[data rank][micro-batch] -> rows."""
     update: Update
-    notes: Mapping[int, Notes]
+    notes: Mapping[int, TokenNotes]
     """What the loss gave the tokens of each computed row, by the row's id()."""
     gradient_shares: Mapping[str, float]
     """Metrics of the gradients of both signs; empty in steps that do not measure them."""
     seconds: dict[str, float]
-    """Of each part of the step so far."""
+    """Duration of each part of the step that has ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
-    """What stays the same over the steps of a run."""
+class RunContext:
+    """What the metrics need to know of the run."""
 
     shape: Shape
     labels: Sequence[str] = TRAINED
     peak: float | None = None
-    """FLOPs per second that all devices together could do; None where that is not known."""
+    """Peak FLOPs per second of all devices together; None where it is not known."""
     versions: Mapping[str, int] = field(default_factory=dict)
-    """The step of every weight version of the run."""
+    """Name of every weight version of the run -> its step."""
 
 
-def describe(facts: Facts, setting: Setting) -> dict[str, Any]:
-    """The metrics of a step; those of the policy's tokens are absent when nothing could be learned."""
+def describe(facts: StepFacts, run: RunContext) -> dict[str, Any]:
+    """Return the metrics of a step. Those of trained tokens are absent when nothing was trained."""
     completions = {item.id: item for item in sampled(facts.groups)}
     ages = {
-        id(row): lags(row, completions, setting.versions, facts.step - 1) for row in facts.batch.rows if row.completions
+        id(row): lags(row, completions, run.versions, facts.step - 1) for row in facts.batch.rows if row.completions
     }
-    said = {
+    update = {
         "loss": facts.update.loss,
         "grad_norm": facts.update.grad_norm,
         "lr": facts.update.learning_rate,
@@ -77,32 +77,32 @@ def describe(facts: Facts, setting: Setting) -> dict[str, Any]:
     return (
         (read_sums(facts.update.sums) if facts.update.sums else {})
         | (facts.update.drafts.metrics() if facts.update.drafts else {})
-        | said
+        | update
         | facts.update.routing
         | rewards(facts.groups, facts.batch)
         | advantages(facts.batch.rows)
-        | lengths(facts.groups, setting.labels)
+        | lengths(facts.groups, run.labels)
         | staleness(facts.groups, ages.values())
         | mismatch(facts.batch.rows, facts.notes, ages)
         | survival(completions.values(), facts.batch)
         | survival_by_length(facts.groups, facts.batch.rows)
-        | sizes(facts, setting, completions)
+        | sizes(facts, run, completions)
     )
 
 
 def sampled(groups: Iterable[LeasedGroup]) -> list[Completion]:
-    """Every completion of these groups."""
+    """Return every completion of these groups."""
     return [item for group in groups for member in group.rollouts for item in member.completions]
 
 
 def rewards(groups: Sequence[LeasedGroup], batch: TrainingBatch) -> dict[str, Any]:
-    """Rewards as the verifiers gave them, of the members that have a verdict."""
+    """Summarise the rewards that the verifiers gave, and the groups; members without a verdict have no reward."""
     by_domain: dict[str, list[float]] = defaultdict(list)
     for group in groups:
         by_domain[str(group.task.get("domain", UNKNOWN))] += [reward for reward, _ in _judged(group)]
-    mean = {"reward_mean": fmean(batch.rewards)} if batch.rewards else {}  # of none there is none: it is not 0
+    mean = {"reward_mean": fmean(batch.rewards)} if batch.rewards else {}  # the mean of no rewards is not 0
     return mean | {
-        "reward_by_domain": {domain: fmean(found) for domain, found in sorted(by_domain.items()) if found},
+        "reward_by_domain": {domain: fmean(values) for domain, values in sorted(by_domain.items()) if values},
         "rollouts": sum(len(group.rollouts) for group in groups),
         "valid_rollouts": len(batch.rewards),
         "groups": len(groups),
@@ -116,7 +116,7 @@ def _judged(group: LeasedGroup) -> list[tuple[float, LeasedRollout]]:
 
 
 def advantages(rows: Sequence[TrainingRow]) -> dict[str, float]:
-    """Of the trained tokens, each with the advantage that its loss has."""
+    """Summarise the advantages of the trained tokens, as the loss uses them."""
     values = _joined(row.advantage[row.places] for row in rows)
     if not len(values):
         return {}
@@ -129,31 +129,34 @@ def advantages(rows: Sequence[TrainingRow]) -> dict[str, float]:
 
 
 def lengths(groups: Sequence[LeasedGroup], labels: Sequence[str]) -> dict[str, float]:
-    """Trainable tokens of a rollout over all its turns: of rollouts above their group's mean reward, and below it."""
-    found: dict[str, list[int]] = {"positive": [], "negative": []}
+    """Summarise the trainable tokens per rollout, of rollouts above (positive) and below their group's mean reward."""
+    by_side: dict[str, list[int]] = {"positive": [], "negative": []}
     for group in groups:
         judged = _judged(group)
         mean = fmean([reward for reward, _ in judged]) if judged else 0.0
         for reward, member in judged:
             size = sum(len(item.sampled) for item in member.completions if why_not_trainable(item, labels) is None)
             if reward != mean:
-                found["positive" if reward > mean else "negative"].append(size)
-    said: dict[str, float] = {}
-    for side, values in found.items():
+                by_side["positive" if reward > mean else "negative"].append(size)
+    metrics: dict[str, float] = {}
+    for side, values in by_side.items():
         if values:
             middle, high = np.percentile(values, (50, 99))
-            said |= {
+            metrics |= {
                 f"{side}_length_mean": fmean(values),
                 f"{side}_length_p50": float(middle),
                 f"{side}_length_p99": float(high),
             }
-    return said
+    return metrics
 
 
 def lags(
     row: TrainingRow, completions: Mapping[int, Completion], versions: Mapping[str, int], current: int
 ) -> np.ndarray:
-    """Published steps between the weights that sampled each trained token and those that it updates; -1: not known."""
+    """Return how old each trained token is: [trained tokens], -1 where the version that sampled it is not known.
+
+    The age is the number of published steps between the weights that sampled the token and those that it updates.
+    """
     ages = np.full(len(row.tokens), -1, dtype=np.int64)
     for name in row.completions:
         item = completions[name]
@@ -165,57 +168,58 @@ def lags(
 
 
 def staleness(groups: Sequence[LeasedGroup], ages: Iterable[np.ndarray]) -> dict[str, Any]:
-    """Of groups (their oldest token) and of trained tokens, as histograms from lag to count."""
+    """Summarise the ages of groups (that of their oldest token) and of trained tokens, as histograms age -> count."""
     by_group = [group.staleness for group in groups]
     tokens = _joined(ages).astype(np.int64)
     known = tokens[tokens >= 0]
-    said: dict[str, Any] = {
+    metrics: dict[str, Any] = {
         "staleness_mean": sum(by_group) / len(by_group),
         "staleness_max": max(by_group),
-        "staleness_groups": _counted(np.array(by_group)),
-        "staleness_tokens": _counted(tokens),
+        "staleness_groups": _histogram(np.array(by_group)),
+        "staleness_tokens": _histogram(tokens),
     }
-    return said | ({"staleness_tokens_mean": float(known.mean())} if len(known) else {})
+    return metrics | ({"staleness_tokens_mean": float(known.mean())} if len(known) else {})
 
 
-def _counted(values: np.ndarray) -> dict[str, int]:
-    found = Counter(values.tolist())
-    return {UNKNOWN if lag < 0 else str(lag): found[lag] for lag in sorted(found)}
+def _histogram(ages: np.ndarray) -> dict[str, int]:
+    counts = Counter(ages.tolist())
+    return {UNKNOWN if age < 0 else str(age): counts[age] for age in sorted(counts)}
 
 
 def mismatch(
-    rows: Sequence[TrainingRow], notes: Mapping[int, Notes], ages: Mapping[int, np.ndarray]
+    rows: Sequence[TrainingRow], notes: Mapping[int, TokenNotes], ages: Mapping[int, np.ndarray]
 ) -> dict[str, float]:
-    """Trainer against engine, per trained token; `kl_fresh` of those that the current weights sampled, where no
-    staleness is in it.
+    """Compare the trainer's logprobs with the engine's, per trained token.
+
+    `kl_fresh` takes the tokens that the current weights sampled, so it holds no staleness.
     """
     known = [row for row in rows if id(row) in notes]
     logs = _joined(notes[id(row)].logp - row.rollout_logp[row.places] for row in known).astype(np.float64)
     if not len(logs):
         return {}
     fresh = _joined(ages.get(id(row), np.full(len(row.places), -1)) == 0 for row in known).astype(bool)
-    said = {"extreme_tokens": float((np.abs(logs) > EXTREME).mean()), "logprob_gap_mean": float(np.abs(logs).mean())}
+    metrics = {"extreme_tokens": float((np.abs(logs) > EXTREME).mean()), "logprob_gap_mean": float(np.abs(logs).mean())}
     if fresh.any():
         clamped = logs[fresh].clip(-20, 20)
-        said["kl_fresh"] = float((np.exp(clamped) - 1 - clamped).mean())
-    return said
+        metrics["kl_fresh"] = float((np.exp(clamped) - 1 - clamped).mean())
+    return metrics
 
 
 def survival(completions: Iterable[Completion], batch: TrainingBatch) -> dict[str, Any]:
-    """Where every sampled token of the step went."""
-    every = sum(len(item.sampled) for item in completions)
+    """Account for every sampled token of the step."""
+    total = sum(len(item.sampled) for item in completions)
     return {
-        "sampled_tokens": every,
+        "sampled_tokens": total,
         "trained_tokens": batch.tokens,
         "excluded_tokens": to_metrics(batch.excluded),
         "masked_tokens": to_metrics(batch.masked),
         "unplaced_rewards": batch.unplaced_rewards,
-        "unaccounted_tokens": every - batch.tokens - sum(batch.excluded.values()),
+        "unaccounted_tokens": total - batch.tokens - sum(batch.excluded.values()),
     }
 
 
 def survival_by_length(groups: Sequence[LeasedGroup], rows: Sequence[TrainingRow]) -> dict[str, Any]:
-    """Share of the sampled tokens that are trained, by the decile of their rollout's length (1: the shortest).
+    """Return the trained share of the sampled tokens, by the decile of their rollout's length (1: the shortest).
 
     Absent below ten rollouts.
     """
@@ -223,8 +227,11 @@ def survival_by_length(groups: Sequence[LeasedGroup], rows: Sequence[TrainingRow
     for row in rows:
         for name, count in zip(row.completions, np.bincount(row.segment[row.places]), strict=False):
             trained[name] += int(count)
-    items = [[(item.id, len(item.sampled)) for item in member.completions] for g in groups for member in g.rollouts]
-    pairs = [(sum(size for _, size in own), sum(trained[name] for name, _ in own)) for own in items]
+    members = [member for group in groups for member in group.rollouts]
+    pairs = [
+        (sum(len(item.sampled) for item in member.completions), sum(trained[item.id] for item in member.completions))
+        for member in members
+    ]
     if len(pairs) < DECILES:
         return {}
     parts = np.array_split(np.array(sorted(pairs, key=lambda pair: pair[0])), DECILES)
@@ -232,31 +239,31 @@ def survival_by_length(groups: Sequence[LeasedGroup], rows: Sequence[TrainingRow
     return {"survival_by_length": shares}
 
 
-def sizes(facts: Facts, setting: Setting, completions: Mapping[int, Completion]) -> dict[str, Any]:
-    """What all ranks computed by trees, and what the same tokens would have been without."""
-    computed = sum((merged(micro) for rank in facts.micros for micro in rank), Work())
+def sizes(facts: StepFacts, run: RunContext, completions: Mapping[int, Completion]) -> dict[str, Any]:
+    """Count what all ranks computed in prefix trees, and what the same tokens would have cost without them."""
+    computed = sum((merged(micro) for rank in facts.micros for micro in rank), Workload())
     rows = [row for rank in facts.micros for micro in rank for row in micro]
     if not computed.tokens:
         return {"computed_tokens": 0, "flat_tokens": 0}
     flat = separate([row.inputs for row in rows], sum(len(row.places) for row in rows))
     alone = [completions[name] for row in rows for name in row.completions]
-    calls = separate([item.prompt_length + len(item.sampled) - 1 for item in alone], flat.asked)
-    cost = flops(setting.shape, computed)
+    calls = separate([item.prompt_length + len(item.sampled) - 1 for item in alone], flat.logprobs)
+    cost = flops(run.shape, computed)
     seconds = facts.seconds.get("train", 0.0)
-    said: dict[str, Any] = {
+    metrics: dict[str, Any] = {
         "computed_tokens": computed.tokens,
         "flat_tokens": flat.tokens,
         "speedup_tokens": flat.tokens / computed.tokens,
-        "speedup_flops": flops(setting.shape, flat) / cost,
+        "speedup_flops": flops(run.shape, flat) / cost,
         "flops": cost,
     }
     if alone:
-        said |= {"call_tokens": calls.tokens, "speedup_calls_flops": flops(setting.shape, calls) / cost}
+        metrics |= {"call_tokens": calls.tokens, "speedup_calls_flops": flops(run.shape, calls) / cost}
     if seconds:
-        said["tokens_per_second"] = computed.tokens / seconds
-        if setting.peak is not None:
-            said["mfu"] = cost / seconds / setting.peak
-    return said
+        metrics["tokens_per_second"] = computed.tokens / seconds
+        if run.peak is not None:
+            metrics["mfu"] = cost / seconds / run.peak
+    return metrics
 
 
 def _joined(arrays: Iterable[np.ndarray]) -> np.ndarray:
@@ -264,7 +271,7 @@ def _joined(arrays: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def line(version: Version, metrics: dict[str, Any]) -> str:
-    """One step, for the terminal."""
+    """Return the terminal's line about a step."""
     seconds = " ".join(f"{name} {value:.2f}s" for name, value in metrics["seconds"].items())
     drafts = f"draft {metrics['mtp_length']:.2f}  " if "mtp_length" in metrics else ""
     reward = f"{metrics['reward_mean']:.3f}" if "reward_mean" in metrics else "of no rollout"

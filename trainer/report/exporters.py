@@ -1,7 +1,7 @@
 """Where metrics are written besides the pool: TensorBoard's event files, Weights & Biases.
 
-A board is a view of the pool: at every start it is written anew from the published steps, so that after a crash no step
-is missing, and after a rollback none is there twice. Left out: figures that are not in the pool.
+An exporter copies the pool: at every start it is written again from the published steps, so that no step is missing
+after a crash and none appears twice after a rollback. Not here: figures that are not in the pool.
 """
 
 import importlib
@@ -33,19 +33,19 @@ _FAMILY = {name: family for family, names in FAMILIES.items() for name in names}
 
 
 class Exporter(Protocol):
-    """Something that shows metrics over steps. Raises OSError where it cannot write."""
+    """A place that metrics are written to, step by step. Its methods raise OSError where they cannot write."""
 
     name: str
 
     def write(self, step: int, at: float, metrics: Mapping[str, Any]) -> None:
-        """Show the metrics of a step that was published at this time."""
+        """Write the metrics of a step. `at`: Unix seconds of its publication."""
 
     def close(self) -> None:
-        """Write what is still on its way."""
+        """Write what is buffered."""
 
 
 def scalars(metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Every finite number in the metrics with the tag it is shown under, `family/name`."""
+    """Yield (tag, value) of every finite number in the metrics; a tag is `family/name`."""
     for name, value in metrics.items():
         if isinstance(value, Mapping) and name not in HISTOGRAMS:
             yield from ((f"{name}/{key}", float(part)) for key, part in value.items() if _number(part))
@@ -64,15 +64,15 @@ def _number(value: object) -> bool:
 
 
 def counts(metrics: Mapping[str, Any]) -> Iterator[tuple[str, dict[int, int]]]:
-    """Every histogram with its tag, without what is not a number."""
+    """Yield (tag, {value: count}) of every histogram, without the count of unknown values."""
     for name in HISTOGRAMS:
-        found = {int(value): count for value, count in metrics.get(name, {}).items() if value.isdigit()}
-        if found:
-            yield f"staleness/{name}", found
+        histogram = {int(value): count for value, count in metrics.get(name, {}).items() if value.isdigit()}
+        if histogram:
+            yield f"staleness/{name}", histogram
 
 
 class TensorBoard:
-    """Event files. What an earlier process wrote is replaced."""
+    """Event files. Those of an earlier process are replaced. Raises UserError when the directory is not writable."""
 
     name = "tensorboard"
 
@@ -89,17 +89,17 @@ class TensorBoard:
     def write(self, step: int, at: float, metrics: Mapping[str, Any]) -> None:
         for tag, value in scalars(metrics):
             self._writer.add_scalar(tag, value, step, at)
-        for tag, found in counts(metrics):
-            edges = [edge - 0.5 for edge in range(max(found) + 2)]
+        for tag, histogram in counts(metrics):
+            edges = [edge - 0.5 for edge in range(max(histogram) + 2)]
             self._writer.add_histogram_raw(
                 tag,
-                min=min(found),
-                max=max(found),
-                num=sum(found.values()),
-                sum=sum(value * count for value, count in found.items()),
-                sum_squares=sum(value * value * count for value, count in found.items()),
+                min=min(histogram),
+                max=max(histogram),
+                num=sum(histogram.values()),
+                sum=sum(value * count for value, count in histogram.items()),
+                sum_squares=sum(value * value * count for value, count in histogram.items()),
                 bucket_limits=edges[1:],
-                bucket_counts=[found.get(value, 0) for value in range(max(found) + 1)],
+                bucket_counts=[histogram.get(value, 0) for value in range(max(histogram) + 1)],
                 global_step=step,
                 walltime=at,
             )
@@ -110,9 +110,10 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A W&B run. Online it is resumed under its id, offline every process writes the whole of it.
+    """A W&B run. Online it is resumed under its id; offline every process writes all of it.
 
-    `attempt` is added to the id: W&B cannot take steps back, so that what follows a rollback is a run of its own.
+    `attempt` is added to the id: W&B cannot take steps back, so what follows a rollback becomes a run of its own.
+    Raises UserError when the package or the login is missing.
     """
 
     name = "wandb"
@@ -139,12 +140,12 @@ class WeightsAndBiases:
         self._next = self._run.step
 
     def write(self, step: int, at: float, metrics: Mapping[str, Any]) -> None:
-        if step < self._next:  # of a resumed run: it is there
+        if step < self._next:  # the resumed run has it already
             return
         shown: dict[str, Any] = dict(scalars(metrics)) | {"published_at": at}
-        for tag, found in counts(metrics):
-            edges = [edge - 0.5 for edge in range(max(found) + 2)]
-            values = [found.get(value, 0) for value in range(max(found) + 1)]
+        for tag, histogram in counts(metrics):
+            edges = [edge - 0.5 for edge in range(max(histogram) + 2)]
+            values = [histogram.get(value, 0) for value in range(max(histogram) + 1)]
             shown[tag] = self._wandb.Histogram(np_histogram=(values, edges))
         try:
             self._run.log(shown, step=step)
@@ -156,7 +157,7 @@ class WeightsAndBiases:
 
 
 def _module(name: str, package: str, setting: str) -> ModuleType:
-    """Loaded when asked for: the trainer does without."""
+    """Import a module that only this setting needs. Raises UserError when its package is missing."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

@@ -1,6 +1,6 @@
-"""What a step computes: tokens, attended keys, FLOPs, and what a device could do in the same time.
+"""How much a step computes: tokens, attended keys, FLOPs; and the peak FLOPs of devices.
 
-Left out: recomputation, the optimizer and communication, which model FLOPs do not count.
+Model FLOPs do not count recomputation, the optimizer and communication.
 """
 
 from collections.abc import Sequence
@@ -23,49 +23,50 @@ PEAKS = {
     "NVIDIA A100 80GB PCIe": 312e12,
     "NVIDIA B200": 2250e12,
 }
-"""Dense bf16 FLOPs per second by the device's name, from NVIDIA's data sheets. A device that is not here has no MFU."""
+"""Dense bf16 FLOPs per second by device name, from NVIDIA's data sheets. A device that is missing here has no MFU."""
 
 
 @dataclass(frozen=True)
-class Work:
-    """What a model computes."""
+class Workload:
+    """How much a model computes."""
 
     tokens: int = 0
     keys: int = 0
     """Pairs of a query and a key it attends to."""
-    asked: int = 0
-    """Logprobs: rows of logits."""
+    logprobs: int = 0
+    """Rows of logits."""
 
-    def __add__(self, other: "Work") -> "Work":
-        return Work(self.tokens + other.tokens, self.keys + other.keys, self.asked + other.asked)
+    def __add__(self, other: "Workload") -> "Workload":
+        return Workload(self.tokens + other.tokens, self.keys + other.keys, self.logprobs + other.logprobs)
 
 
-def merged(rows: Sequence[TrainingRow]) -> Work:
-    """The work of these rows as trees: every distinct token once, its keys being its ancestors and itself."""
+def merged(rows: Sequence[TrainingRow]) -> Workload:
+    """Count these rows as prefix trees: every distinct token once, its keys being its ancestors and itself."""
     if not rows:
-        return Work()
+        return Workload()
     tree = build(rows)
-    return Work(len(tree.tokens), int((tree.positions + 1).sum()), len(tree.parents))
+    return Workload(len(tree.tokens), int((tree.positions + 1).sum()), len(tree.parents))
 
 
-def separate(lengths: Sequence[int], asked: int) -> Work:
-    """The work of sequences of so many inputs, each by itself, with so many trained tokens in all."""
+def separate(lengths: Sequence[int], logprobs: int) -> Workload:
+    """Count sequences of these lengths, each computed by itself, with `logprobs` trained tokens in all."""
     sizes = np.asarray(lengths, dtype=np.int64)
-    return Work(int(sizes.sum()), int((sizes * (sizes + 1)).sum()) // 2, asked)
+    return Workload(int(sizes.sum()), int((sizes * (sizes + 1)).sum()) // 2, logprobs)
 
 
-def flops(shape: Shape, work: Work) -> float:
-    """FLOPs of forward and backward: 6 per weight and token, 12 per key and width of a layer's attention.
+def flops(shape: Shape, work: Workload) -> float:
+    """Return the FLOPs of forward and backward: 6 per weight and token, 12 per key and width of a layer's attention.
 
-    Of a mixture of experts those weights that a token passes through, without the router's. The embedding multiplies
-    nothing; the head is computed where a logprob is asked for.
+    The estimate of PaLM (arXiv 2204.02311, appendix B), with the keys that are attended instead of all. In a
+    mixture of experts it counts the weights that a token passes through, without the router's. The embedding is a
+    lookup; the head is computed only where a logprob is needed.
     """
     width, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     weights = shape.hidden * (2 * width + 2 * keys + 3 * shape.token_ffn())
     layer = 2 * weights * work.tokens + 4 * width * work.keys
-    return 3.0 * (shape.layers * layer + 2 * shape.hidden * shape.vocab * work.asked)
+    return 3.0 * (shape.layers * layer + 2 * shape.hidden * shape.vocab * work.logprobs)
 
 
 def peak(device: str, precision: str) -> float | None:
-    """FLOPs per second that the device could do in this precision; None where that is not known."""
+    """Return the peak FLOPs per second of a device in this precision; None where it is not known."""
     return PEAKS.get(device) if precision == "bfloat16" else None

@@ -18,7 +18,7 @@ from trainer.megatron.optimizer import sum_gradients
 from trainer.megatron.parallel import Ranks
 from trainer.megatron.schedule import forward_backward
 from trainer.policy import LossFunction, LossInput, Policy
-from trainer.report.tokens import Notes
+from trainer.report.tokens import TokenNotes
 
 TokenArrays = tuple[np.ndarray, np.ndarray]
 """Logprobs and coefficients of the trained tokens of a micro-batch that a rank computed."""
@@ -44,7 +44,7 @@ def token_notes(
     micros: Sequence[Sequence[Sequence[TrainingRow]]],
     ranks: Ranks,
     share: ContextShard,
-) -> dict[int, Notes]:
+) -> dict[int, TokenNotes]:
     """What the loss gave each trained token of every row, by the row's id(). Collective; empty on all ranks but 0.
 
     `micros`: [data rank][micro-batch] -> rows, as the step computed them; `share`: this rank's part of one.
@@ -54,7 +54,7 @@ def token_notes(
     mine = (ranks.data_rank, ranks.context_rank, arrays)
     gathered: list[tuple[int, int, list[TokenArrays]]] | None = [mine] * ranks.world if ranks.rank == 0 else None
     dist.gather_object(mine, gathered, dst=0, group=ranks.control)
-    notes: dict[int, Notes] = {}
+    notes: dict[int, TokenNotes] = {}
     by_place = {(data, context): arrays for data, context, arrays in gathered or [] if arrays}
     for rank, rows_of_rank in enumerate(micros):
         parts = {context: arrays for (data, context), arrays in by_place.items() if data == rank}
@@ -65,7 +65,7 @@ def token_notes(
 
 def _notes_by_row(
     rows: Sequence[TrainingRow], parts: Mapping[int, TokenArrays], share: ContextShard
-) -> dict[int, Notes]:
+) -> dict[int, TokenNotes]:
     """Join what the context ranks computed of a micro-batch and divide it by row."""
     if not rows:
         return {}
@@ -76,7 +76,7 @@ def _notes_by_row(
         logp[where], coefficient[where] = arrays
     ends = np.cumsum(counts)[:-1]
     pairs = zip(rows, np.split(logp, ends), np.split(coefficient, ends), strict=True)
-    return {id(row): Notes(*values) for row, *values in pairs}
+    return {id(row): TokenNotes(*values) for row, *values in pairs}
 
 
 def gradient_shares(

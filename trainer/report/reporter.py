@@ -28,7 +28,7 @@ from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy, Update
 from trainer.report import tokens
 from trainer.report.alarms import raised
-from trainer.report.describe import Facts, Setting, describe, line
+from trainer.report.describe import RunContext, StepFacts, describe, line
 from trainer.report.exporters import Exporter, TensorBoard, WeightsAndBiases
 from trainer.report.flops import peak
 from trainer.report.gradients import gradient_shares, token_notes
@@ -44,8 +44,8 @@ class Reporter:
     def __init__(self, config: Config, run: RunState, policy: Policy):
         self.config, self.run, self.policy, self.ranks = config, run, policy, policy.ranks
         device_peak = peak(device_name(self.ranks), config.parallel.precision)
-        self._setting = partial(
-            Setting,
+        self._run_context = partial(
+            RunContext,
             shape=policy.shape,
             labels=config.batch.labels,
             peak=device_peak and device_peak * self.ranks.world,
@@ -68,18 +68,18 @@ class Reporter:
         yield report
         self.announce(report.version, report.published | {"seconds": report.seconds})
 
-    def describe(self, facts: Facts) -> dict[str, Any]:
+    def describe(self, facts: StepFacts) -> dict[str, Any]:
         """Record the step's tokens and return the metrics to publish with it. Collective."""
         return self.ranks.share(lambda: self._describe(facts))
 
-    def _describe(self, facts: Facts) -> dict[str, Any]:
+    def _describe(self, facts: StepFacts) -> dict[str, Any]:
         self._attempt("report.keep_tokens", lambda: self._keep_tokens(facts))
         published = steps.versions(self.run.pool, self.run.pool_run.id)
-        metrics = describe(facts, self._setting(versions={version.name: version.step for version in published}))
+        metrics = describe(facts, self._run_context(versions={version.name: version.step for version in published}))
         alarms = raised(metrics, self.config.report.silent_alarms, self.config.batch.max_staleness)
         return metrics | {"alarms": [alarm.name for alarm in alarms]}
 
-    def _keep_tokens(self, facts: Facts) -> None:
+    def _keep_tokens(self, facts: StepFacts) -> None:
         output, keep = Path(self.config.output), self.config.report.keep_tokens
         if keep:
             tokens.write(tokens.path(output, facts.step), facts.batch.rows, facts.notes)
@@ -179,7 +179,7 @@ class StepReport:
         config, policy = self._reporter.config, self._reporter.policy
         loss = partial(policy_loss, rule=configured(config.loss)) if config.report.keep_tokens else None
         notes = token_notes(self._update.loss_inputs, loss, self._micros, policy.ranks, policy.share)
-        facts = Facts(
+        facts = StepFacts(
             self.step, self._groups, self._batch, self._micros, self._update, notes, self._gradient_shares, self.seconds
         )
         self.published = self._reporter.describe(facts)
@@ -192,5 +192,5 @@ class StepReport:
 
 
 def device_name(ranks: Ranks) -> str:
-    """The device's own name for itself."""
+    """Return the device's own name for itself."""
     return torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else ranks.device.type

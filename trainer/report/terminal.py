@@ -1,7 +1,7 @@
-"""A step's tokens in the terminal: green becomes likelier, red less likely, the stronger the brighter; prompts are dim.
+"""A step's tokens in the terminal: the update makes green ones more likely, red ones less likely; prompts are dim.
 
-Without colours (no terminal, NO_COLOR) trained tokens stand in brackets with their coefficient's sign. Long stretches
-of prompt are shortened. Left out: numbers of single tokens, which the page has (trainer/report/html.py).
+Brighter means a larger coefficient. Without colours (no terminal, NO_COLOR) trained tokens stand in brackets with
+their coefficient's sign. Long prompts are shortened. Not here: numbers of single tokens (trainer/report/html.py).
 """
 
 from collections.abc import Iterator
@@ -11,44 +11,47 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from trainer.report.view import Line, Token, View
+from trainer.report.view import SequenceView, StepView, TokenView
 
-AROUND = 160
-"""Characters that are shown of a long prompt at its beginning and its end."""
+PROMPT_EDGE = 160
+"""Characters of a long prompt that are shown at its beginning and its end."""
 LEVELS = 6
 """Steps of brightness."""
 
 
-def show(view: View, console: Console, limit: int | None = None) -> None:
-    """Print a step, at most `limit` rollouts of it."""
+def show(view: StepView, console: Console, limit: int | None = None) -> None:
+    """Print a step, with at most `limit` rollouts."""
     console.print(Text(view.title, style="bold"))
     for note in view.notes:
         console.print(Text(f"note: {note}", style="yellow"))
-    plainly = console.color_system is None
-    console.print(_legend(view.strongest, plainly))
-    for block in islice(view.blocks, limit):
+    plain = console.color_system is None
+    console.print(_legend(view.strongest, plain))
+    for rollout in islice(view.rollouts, limit):
         console.print()
-        console.print(Text(visible(block.title), style="bold"))
-        for line in block.lines:
-            console.print(Text(visible(line.title), style="italic"))
-            console.print(_text(line, view.strongest, plainly))
+        console.print(Text(visible(rollout.title), style="bold"))
+        for sequence in rollout.sequences:
+            console.print(Text(visible(sequence.title), style="italic"))
+            console.print(_text(sequence, view.strongest, plain))
 
 
 def level(coefficient: float, strongest: float) -> int:
-    """How bright: 0 for none, 1 to LEVELS by the square root, so that weak tokens are seen beside the strongest."""
+    """Return how bright a token is: 0 for none, else 1 to LEVELS.
+
+    It grows with the square root of the coefficient, so that weak tokens can be seen beside the strongest.
+    """
     if not coefficient or not strongest:
         return 0
     return max(1, round(LEVELS * (abs(coefficient) / strongest) ** 0.5))
 
 
-def _legend(strongest: float, plainly: bool) -> Text:
-    if plainly:
-        return Text(f"[+likelier] [-less likely] [0trained, but weight 0]; strongest {strongest:.4g}")
+def _legend(strongest: float, plain: bool) -> Text:
+    if plain:
+        return Text(f"[+more likely] [-less likely] [0trained with weight 0]; strongest {strongest:.4g}")
     text = Text("less likely ")
     for value in (*range(-LEVELS, 0), 0, *range(1, LEVELS + 1)):
         text.append("■", _style(value / LEVELS * abs(value) / LEVELS, 1.0))
     return (
-        text.append(f" likelier; strongest {strongest:.4g}  ")
+        text.append(f" more likely; strongest {strongest:.4g}  ")
         .append("prompt", "dim")
         .append("  not trained", "dim strike")
     )
@@ -60,23 +63,26 @@ def _style(coefficient: float, strongest: float) -> Style:
         return Style(color="yellow", underline=True)
     share = 100 + round(155 * strength / LEVELS)
     color = f"rgb({share},40,40)" if coefficient < 0 else f"rgb(40,{share},40)"
-    return Style(color=color, bold=2 * strength > LEVELS)  # bold is what few colours have left of brightness
+    return Style(color=color, bold=2 * strength > LEVELS)  # terminals with few colours show strength by bold only
 
 
-def _text(line: Line, strongest: float, plainly: bool) -> Text:
+def _text(sequence: SequenceView, strongest: float, plain: bool) -> Text:
     text = Text()
-    for trained, run in groupby(line.tokens, key=lambda token: token.coefficient is not None):
+    for trained, run in groupby(sequence.tokens, key=lambda token: token.coefficient is not None):
         if trained:
-            for part, style in _pulled(list(run), strongest, plainly):
+            for part, style in _styled(list(run), strongest, plain):
                 text.append(part, style)
         else:
-            said = visible("".join(token.text for token in run))
-            text.append(said if line.reason is not None else _shortened(said), "dim strike" if line.reason else "dim")
+            untrained = visible("".join(token.text for token in run))
+            if sequence.reason is None:
+                text.append(_shortened(untrained), "dim")
+            else:
+                text.append(untrained, "dim strike")
     return text
 
 
-def _pulled(run: list[Token], strongest: float, plainly: bool) -> Iterator[tuple[str, Style | str]]:
-    if not plainly:
+def _styled(run: list[TokenView], strongest: float, plain: bool) -> Iterator[tuple[str, Style | str]]:
+    if not plain:
         yield from ((visible(token.text), _style(token.coefficient or 0.0, strongest)) for token in run)
         return
     for sign, part in groupby(run, key=lambda token: _sign(token.coefficient or 0.0)):
@@ -88,10 +94,10 @@ def _sign(coefficient: float) -> str:
 
 
 def _shortened(text: str) -> str:
-    hidden = len(text) - 2 * AROUND
-    return text if hidden <= AROUND else f"{text[:AROUND]} ... {hidden} characters ... {text[-AROUND:]}"
+    hidden = len(text) - 2 * PROMPT_EDGE
+    return text if hidden <= PROMPT_EDGE else f"{text[:PROMPT_EDGE]} ... {hidden} characters ... {text[-PROMPT_EDGE:]}"
 
 
 def visible(text: str) -> str:
-    """The text without what would steer a terminal or turn the direction of writing."""
+    """Escape characters that would control a terminal or turn the direction of writing."""
     return "".join(char if char.isprintable() or char == "\n" else f"\\u{{{ord(char):x}}}" for char in text)

@@ -1,8 +1,8 @@
-"""The tokens that a step trained on, as a file beside its checkpoint: what `trainer inspect` shows exactly.
+"""A file per step of the tokens that it trained on, so that `trainer inspect` can show them exactly.
 
-Recorded is what the pool does not know: which places of which completions were trained, with which advantage, what the
-trainer's logprob was and what coefficient each token got. Ids, rollout logprobs and versions stay in the pool. A file
-is whole or not there. Left out: tokens that were not trained, whose reasons follow from the pool.
+The file holds what the pool does not know: which places of which completions were trained, with which advantage, the
+trainer's logprob and the coefficient of each token. Ids, rollout logprobs and versions stay in the pool. A file is
+complete or absent. Not here: tokens that were not trained, whose reasons follow from the pool.
 """
 
 import zipfile
@@ -18,41 +18,42 @@ from trainer.data.row import TrainingRow
 
 
 @dataclass(frozen=True)
-class Notes:
-    """What a step's loss gave the trained tokens of a row, in order."""
+class TokenNotes:
+    """What the loss gave each trained token of a row, in order: arrays [trained tokens]."""
 
     logp: np.ndarray
     """The trainer's logprob, before the update."""
     coefficient: np.ndarray
-    """-d loss / d logp before the division by the batch's tokens: scale * w(r) * A for the losses of the form
-    -w A logp, and the same thing for any other (with the KL term, where there is one). Positive: the token becomes
-    likelier."""
+    """-d loss / d logp before the division by the batch's tokens: scale * w(r) * A for losses of the form -w A logp,
+    plus the KL term's part where there is one. Positive: the update makes the token more likely. NaN where
+    `report.keep_tokens` is 0, since only the record needs it."""
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """One trained sequence. The arrays have an entry per trained token."""
+class TrainedSequence:
+    """One trained sequence: arrays [trained tokens]."""
 
     completions: tuple[int, ...]
     """Ids of the completions it consists of, in order; its tokens are the path of the last one."""
     places: np.ndarray
+    """Index of each token in the sequence."""
     segment: np.ndarray
-    """Which of the completions sampled a token."""
+    """Index into `completions` of the one that sampled each token."""
     advantage: np.ndarray
     logp: np.ndarray | None
     """The trainer's logprob before the update; None where it is not known."""
     coefficient: np.ndarray
-    """As `Notes` has it, or the advantage where `logp` is None."""
+    """As in TokenNotes; the advantage instead where `logp` is None."""
 
 
 def path(output: Path, step: int) -> Path:
     return output / "tokens" / f"{step:06d}.npz"
 
 
-def write(target: Path, rows: Sequence[TrainingRow], notes: Mapping[int, Notes]) -> None:
-    """Write the record of a step. OSError where there is no room."""
+def write(target: Path, rows: Sequence[TrainingRow], notes: Mapping[int, TokenNotes]) -> None:
+    """Write the record of a step. Raises OSError when the disk is full."""
     known = [row for row in rows if id(row) in notes]
-    found = [notes[id(row)] for row in known]
+    values = [notes[id(row)] for row in known]
     target.parent.mkdir(parents=True, exist_ok=True)
     columns = {
         "completions": _joined([np.array(row.completions, dtype=np.int64) for row in known], np.int64),
@@ -61,18 +62,18 @@ def write(target: Path, rows: Sequence[TrainingRow], notes: Mapping[int, Notes])
         "places": _joined([row.places for row in known], np.int32),
         "segment": _joined([row.segment[row.places] for row in known], np.int32),
         "advantage": _joined([row.advantage[row.places] for row in known], np.float32),
-        "logp": _joined([item.logp for item in found], np.float32),
-        "coefficient": _joined([item.coefficient for item in found], np.float32),
+        "logp": _joined([item.logp for item in values], np.float32),
+        "coefficient": _joined([item.coefficient for item in values], np.float32),
     }
-    # np.savez_compressed compresses little more, in twice the time
+    # np.savez_compressed saves little more space and takes twice the time.
     with replacing(target) as partial, zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
         for name, column in columns.items():
             with file.open(f"{name}.npy", "w", force_zip64=True) as part:
                 np.lib.format.write_array(part, column)
 
 
-def read(source: Path) -> list[Recorded]:
-    """The record of a step. UserError when the file is damaged, FileNotFoundError when it is not there."""
+def read(source: Path) -> list[TrainedSequence]:
+    """Read the record of a step. Raises UserError when the file is damaged, FileNotFoundError when there is none."""
     try:
         with np.load(source) as file:
             stored = {name: file[name] for name in file.files}
@@ -82,11 +83,11 @@ def read(source: Path) -> list[Recorded]:
     names = ("places", "segment", "advantage", "logp", "coefficient")
     columns = [np.split(stored[name], np.cumsum(stored["tokens"])[:-1]) for name in names]
     rows = zip(parts, *columns, strict=True) if len(stored["parts"]) else ()
-    return [Recorded(tuple(found.tolist()), *values) for found, *values in rows]
+    return [TrainedSequence(tuple(completions.tolist()), *values) for completions, *values in rows]
 
 
 def prune(output: Path, step: int, keep: int) -> None:
-    """Delete the records that are older than the newest `keep`."""
+    """Delete all records but those of the newest `keep` steps."""
     for old in (output / "tokens").glob("*.npz"):
         if old.stem.isdecimal() and int(old.stem) <= step - keep:
             old.unlink(missing_ok=True)

@@ -1,7 +1,8 @@
-"""What a step trained on, for people: rollouts, their sequences, and of each token its text and what pulled at it.
+"""What a step trained on, for people: its rollouts, their sequences, and the text and coefficient of each token.
 
-Needs the pool, the model's tokenizer and the record of the step's tokens (trainer/report/tokens.py); without the record
-the batch is put together again, and the ratios, which only the trainer knew, are missing. Left out: how it is drawn.
+Reads the pool, the model's tokenizer and the record of the step's tokens (trainer/report/tokens.py). Without the record
+the batch is assembled again, and the ratios, which only the trainer knew, are missing. Not here: how it is drawn
+(trainer/report/terminal.py, trainer/report/html.py).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,70 +27,70 @@ from trainer.config.step import step_options
 from trainer.credit.assign import group_credits
 from trainer.data.assemble import assemble, why_not_trainable
 from trainer.report import tokens
-from trainer.report.tokens import Recorded
+from trainer.report.tokens import TrainedSequence
 
 
 @dataclass(frozen=True)
-class Token:
+class TokenView:
     """One token of a sequence."""
 
     id: int
     text: str
     version: str | None = None
-    """The weights that sampled it; None: it is part of a prompt."""
+    """The weights that sampled it. None: it is part of a prompt."""
     coefficient: float | None = None
-    """None: it was not trained."""
+    """As in trainer/report/tokens.py. None: the token was not trained."""
     advantage: float | None = None
     logp: float | None = None
     rollout_logp: float | None = None
 
 
 @dataclass(frozen=True)
-class Line:
+class SequenceView:
     """One sequence, or the sampled tokens of a completion that was not trained."""
 
     title: str
-    tokens: list[Token]
+    tokens: list[TokenView]
     reason: str | None = None
     """Why nothing of it was trained."""
 
 
 @dataclass(frozen=True)
-class Block:
+class RolloutView:
     """One rollout."""
 
     title: str
-    lines: list[Line]
+    sequences: list[SequenceView]
 
 
 @dataclass(frozen=True)
-class View:
+class StepView:
     """One step."""
 
     title: str
     notes: list[str]
-    """What a reader must know to read it."""
+    """What a reader has to know about the figures."""
     strongest: float
-    """The largest |coefficient| of the step: what strengths are relative to."""
-    blocks: Iterator[Block]
+    """The largest |coefficient| of the step; brightness is relative to it."""
+    rollouts: Iterator[RolloutView]
 
 
 @dataclass(frozen=True)
-class Source:
-    """What a step is shown from."""
+class StepSource:
+    """What a view of a step is made from."""
 
     groups: list[LeasedGroup]
-    recorded: list[Recorded]
+    trained: list[TrainedSequence]
     dropped: list[Untrained | None]
-    """Why a group taught nothing, by group."""
+    """Why each group taught nothing; None where it did."""
     tokenizer: Tokenizer | None
     labels: Sequence[str]
     excluded: Mapping[int, Untrained]
-    """Completions without a sequence of their own -> why, where the pool alone tells."""
+    """Id of each completion that the pool alone excludes -> why."""
 
 
-def view(config: Config, step: int, only: int | None = None) -> View:
-    """A step of the configured run, or one rollout of it. UserError when it was not trained."""
+def view(config: Config, step: int, only: int | None = None) -> StepView:
+    """Return the view of a step of the configured run, or of one rollout. Raises UserError when it was not trained."""
     pool = open_pool(config.pool)
     metrics = _metrics(pool, config, step)
     groups = of_step(pool, find_run(pool, config.run).id, step)
@@ -97,11 +98,11 @@ def view(config: Config, step: int, only: int | None = None) -> View:
     if only is not None and only not in known:
         raise UserError(f"step {step} has no rollout {only}; it has: {', '.join(map(str, known))}")
     tokenizer = _tokenizer(Path(config.model))
-    recorded, notes = _recorded(config, groups, step)
+    sequences, notes = _trained_sequences(config, groups, step)
     options = step_options(config, step)
-    source = Source(
+    source = StepSource(
         groups=groups,
-        recorded=recorded,
+        trained=sequences,
         dropped=[share.dropped for share in group_credits(groups, options)],
         tokenizer=tokenizer,
         labels=options.labels,
@@ -109,28 +110,28 @@ def view(config: Config, step: int, only: int | None = None) -> View:
     )
     if tokenizer is None:
         notes.append(f"{config.model}/tokenizer.json cannot be read: tokens are shown as their ids")
-    strongest = max((float(np.abs(row.coefficient).max()) for row in recorded if len(row.coefficient)), default=0.0)
-    return View(_title(config, step, metrics), notes, strongest, _blocks(source, only))
+    strongest = max((float(np.abs(row.coefficient).max()) for row in sequences if len(row.coefficient)), default=0.0)
+    return StepView(_title(config, step, metrics), notes, strongest, _rollouts(source, only))
 
 
 def _metrics(pool: Pool, config: Config, step: int) -> dict[str, object]:
-    known: list[tuple[Version, dict[str, object]]] = history(pool, find_run(pool, config.run).id)
-    for version, metrics in known:
+    versions: list[tuple[Version, dict[str, object]]] = history(pool, find_run(pool, config.run).id)
+    for version, metrics in versions:
         if version.step == step and step > 0:
             return {"version": version.name} | metrics
-    newest = known[-1][0].step if known else 0
+    newest = versions[-1][0].step if versions else 0
     trained = f"its steps are 1 to {newest}" if newest else "it has trained none yet"
     raise UserError(f"run {config.run!r} has not trained step {step}; {trained}")
 
 
 def _title(config: Config, step: int, metrics: Mapping[str, object]) -> str:
     names = ("reward_mean", "groups", "sampled_tokens", "trained_tokens", "loss", "grad_norm")
-    said = "  ".join(f"{name} {_short(metrics[name])}" for name in names if name in metrics)
+    text = "  ".join(f"{name} {_short(metrics[name])}" for name in names if name in metrics)
     for name in ("excluded_tokens", "masked_tokens"):
-        found = metrics.get(name)
-        if isinstance(found, Mapping) and found:
-            said += f"  {name} " + ", ".join(f"{count} ({reason})" for reason, count in found.items())
-    return f"run {config.run}, step {step} -> {metrics['version']}  {said}"
+        counts = metrics.get(name)
+        if isinstance(counts, Mapping) and counts:
+            text += f"  {name} " + ", ".join(f"{count} ({reason})" for reason, count in counts.items())
+    return f"run {config.run}, step {step} -> {metrics['version']}  {text}"
 
 
 def _short(value: object) -> str:
@@ -144,18 +145,21 @@ def _tokenizer(model: Path) -> Tokenizer | None:
         return None
 
 
-def _recorded(config: Config, groups: Sequence[LeasedGroup], step: int) -> tuple[list[Recorded], list[str]]:
+def _trained_sequences(
+    config: Config, groups: Sequence[LeasedGroup], step: int
+) -> tuple[list[TrainedSequence], list[str]]:
     path = tokens.path(Path(config.output), step)
     try:
         return tokens.read(path), []
     except FileNotFoundError:
         note = (
-            f"there is no record {path} (report.keep_tokens = {config.report.keep_tokens}): the batch is put together "
-            "again from the pool with today's configuration, colours show the advantage, and the ratios are not known"
+            f"there is no record {path} (report.keep_tokens = {config.report.keep_tokens}): the batch is assembled "
+            "again from the pool with the current configuration, colours show the advantage, and the ratios are not "
+            "known"
         )
     rows = assemble(groups, step_options(config, step)).rows
     return [
-        Recorded(
+        TrainedSequence(
             completions=row.completions,
             places=row.places,
             segment=row.segment[row.places],
@@ -172,13 +176,13 @@ def _excluded(groups: Sequence[LeasedGroup], labels: Sequence[str]) -> dict[int,
     return {item.id: reason for item in every if (reason := why_not_trainable(item, labels)) is not None}
 
 
-def _blocks(source: Source, only: int | None) -> Iterator[Block]:
-    by_last = {row.completions[-1]: row for row in source.recorded if row.completions}
+def _rollouts(source: StepSource, only: int | None) -> Iterator[RolloutView]:
+    by_last = {row.completions[-1]: row for row in source.trained if row.completions}
     for group, dropped in zip(source.groups, source.dropped, strict=True):
         for member in group.rollouts:
             if only is None or member.rollout_id == only:
                 rows = [by_last[item.id] for item in member.completions if item.id in by_last]
-                yield Block(_heading(group, member), list(_lines(source, member, rows, dropped)))
+                yield RolloutView(_heading(group, member), list(_sequences(source, member, rows, dropped)))
 
 
 def _heading(group: LeasedGroup, member: LeasedRollout) -> str:
@@ -191,9 +195,9 @@ def _heading(group: LeasedGroup, member: LeasedRollout) -> str:
     )
 
 
-def _lines(
-    source: Source, member: LeasedRollout, rows: Sequence[Recorded], dropped: Untrained | None
-) -> Iterator[Line]:
+def _sequences(
+    source: StepSource, member: LeasedRollout, rows: Sequence[TrainedSequence], dropped: Untrained | None
+) -> Iterator[SequenceView]:
     decode = partial(texts, source.tokenizer)
     items = {item.id: item for item in member.completions}
     whole = _paths(member.completions)
@@ -205,14 +209,16 @@ def _lines(
             f"{' '.join(f'{score:+.3g}' for score in scores[:4])}{' ...' if len(scores) > 4 else ''}  "
             f"{len(row.places)} of {len(whole[row.completions[-1]])} tokens trained"
         )
-        yield Line(title, _tokens(row, items, whole[row.completions[-1]], decode))
+        yield SequenceView(title, _tokens(row, items, whole[row.completions[-1]], decode))
     trained = {name for row in rows for name in row.completions}
     for item in member.completions:
         if item.id not in trained and len(item.sampled):
             reason = member.untrained or source.excluded.get(item.id)
             why = str(reason or dropped or Untrained(UntrainedReason.CHECKSUM))
-            found = [Token(name, text) for name, text in zip(item.sampled, decode(item.sampled), strict=True)]
-            yield Line(f"#{item.id} {item.label or ''}  {len(item.sampled)} tokens not trained: {why}", found, why)
+            views = [TokenView(name, text) for name, text in zip(item.sampled, decode(item.sampled), strict=True)]
+            yield SequenceView(
+                f"#{item.id} {item.label or ''}  {len(item.sampled)} tokens not trained: {why}", views, why
+            )
 
 
 def _paths(chain: Sequence[Completion]) -> Mapping[int, Sequence[int]]:
@@ -223,8 +229,8 @@ def _paths(chain: Sequence[Completion]) -> Mapping[int, Sequence[int]]:
 
 
 def _tokens(
-    row: Recorded, items: Mapping[int, Completion], path: Sequence[int], decode: "partial[list[str]]"
-) -> list[Token]:
+    row: TrainedSequence, items: Mapping[int, Completion], path: Sequence[int], decode: "partial[list[str]]"
+) -> list[TokenView]:
     places = {int(place): index for index, place in enumerate(row.places)}
     versions: dict[int, str] = {}
     reported: dict[int, float] = {}
@@ -235,11 +241,11 @@ def _tokens(
                 range(item.prompt_length + span.start, item.prompt_length + span.end), span.version
             )
         reported |= {item.prompt_length + index: value for index, value in enumerate(item.logprobs)}
-    found = []
+    views = []
     for place, (name, text) in enumerate(zip(path, decode(path), strict=True)):
         at = places.get(place)
-        found.append(
-            Token(
+        views.append(
+            TokenView(
                 id=name,
                 text=text,
                 version=versions.get(place),
@@ -249,11 +255,11 @@ def _tokens(
                 rollout_logp=reported.get(place),
             )
         )
-    return found
+    return views
 
 
 def texts(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[str]:
-    """The text of each token. Of a character that several tokens make up, the last one has it."""
+    """Return the text of each token. Where several tokens make up a character, the last one gets it."""
     if tokenizer is None:
         return [f"<{name}>" for name in ids]
     stream = DecodeStream(skip_special_tokens=False)
