@@ -124,21 +124,16 @@ def _shaped(rollouts: Sequence[_JudgedRollout | None], credit: Credit) -> list[_
     """The rollouts with what speed and length add to the outcome of the successful ones."""
     valid = [one for one in rollouts if one is not None]
     times = [critical_path(one.turns, credit.TOKENS_PER_SECOND) if credit.speed_weight else 0.0 for one in valid]
-    fast = formulas.speeds(times, [one.success for one in valid])
-    added = iter(
-        credit.speed_weight * speed + (_overlong(one, credit) if one.success else 0.0)
-        for one, speed in zip(valid, fast, strict=True)
-    )
-    return [None if one is None else replace(one, outcome=one.outcome + next(added)) for one in rollouts]
-
-
-def _overlong(one: _JudgedRollout, credit: Credit) -> float:
-    """The punishment of a rollout's length; 0 without a limit."""
-    if credit.overlong_limit is None:
-        return 0.0
-    return formulas.overlong(
-        sum(len(turn.sampled) for turn in one.turns), credit.overlong_limit, credit.overlong_margin
-    )
+    speeds = formulas.speeds(times, [one.success for one in valid])
+    shaped = []
+    for one, speed in zip(valid, speeds, strict=True):
+        added = credit.speed_weight * speed
+        if one.success and credit.overlong_limit is not None:
+            length = sum(len(turn.sampled) for turn in one.turns)
+            added += formulas.overlong(length, credit.overlong_limit, credit.overlong_margin)
+        shaped.append(replace(one, outcome=one.outcome + added))
+    remaining = iter(shaped)
+    return [None if one is None else next(remaining) for one in rollouts]
 
 
 def _by_outcome(rollouts: Sequence[_JudgedRollout | None], options: StepOptions) -> _Advantages:
@@ -174,15 +169,12 @@ def _scaled(groups: Sequence[LeasedGroup], credits: Sequence[GroupCredit]) -> li
     for group, credit in zip(groups, credits, strict=True):
         firsts.setdefault(_domain(group), []).extend(credit.firsts)
     scales = {domain: 1 / (stdev(values) + ZERO_VARIANCE) for domain, values in firsts.items() if len(values) > 1}
-    return [
-        replace(credit, members=[_times(member, scales.get(_domain(group), 1.0)) for member in credit.members])
-        for group, credit in zip(groups, credits, strict=True)
-    ]
-
-
-def _times(member: Mapping[int, float] | None, scale: float) -> Mapping[int, float] | None:
-    """A member's advantages, multiplied."""
-    return None if member is None else {id: value * scale for id, value in member.items()}
+    scaled = []
+    for group, credit in zip(groups, credits, strict=True):
+        scale = scales.get(_domain(group), 1.0)
+        members = [member and {id: value * scale for id, value in member.items()} for member in credit.members]
+        scaled.append(replace(credit, members=members))
+    return scaled
 
 
 def _domain(group: LeasedGroup) -> str:

@@ -56,7 +56,12 @@ def plan(
     for part in parts:
         rank = loads.index(min(loads))
         loads[rank] += part.cost
-        _place(bins[rank], part, max_tokens)
+        for micro in bins[rank]:
+            if sum(other.tokens for other in micro) + part.tokens <= max_tokens:
+                micro.append(part)
+                break
+        else:
+            bins[rank].append([part])
     count = max(1, *(len(mine) for mine in bins))
     return [
         [[row for part in micro for row in part.rows] for micro in mine] + [[] for _ in range(count - len(mine))]
@@ -76,18 +81,11 @@ def divide(rows: Sequence[TrainingRow], max_tokens: int, per_key: float = KEY_CO
 
 
 def _tree_part(ordered: SortedRows, per_key: float) -> TreePart:
+    """These rows with their cost: one per distinct token, and `per_key` for each key that a token attends to."""
     spans = [(row.inputs, shared) for row, shared in zip(ordered.rows, ordered.shared, strict=True)]
     keys = sum(length * (length + 1) - shared * (shared + 1) for length, shared in spans) / 2
     tokens = sum(length - shared for length, shared in spans)
     return TreePart(ordered.rows, tokens, tokens + per_key * keys)
-
-
-def _place(bins: list[list[TreePart]], part: TreePart, max_tokens: int) -> None:
-    for micro in bins:
-        if sum(other.tokens for other in micro) + part.tokens <= max_tokens:
-            micro.append(part)
-            return
-    bins.append([part])
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,10 @@ class RecordedExperts:
                 end = place.start
             end = min(end, item.prefix_length)
             item = self._items.get(item.prefix_of) if item.prefix_of is not None else None
-        return _normalised(experts)
+        experts.sort(axis=-1)  # the engine's order has no meaning
+        impossible = (experts[..., 1:] == experts[..., :-1]).any(axis=-1)  # no router chooses an expert twice
+        experts[impossible] = UNKNOWN
+        return experts
 
     def continues(self, id: int, before: int, length: int) -> bool:
         """Whether the first `length` tokens have the same experts along the path of `id` as along that of `before`."""
@@ -93,14 +96,3 @@ class RecordedExperts:
                 "was sampled"
             )
         return numbers.reshape(-1, *shape)
-
-
-def _normalised(experts: np.ndarray) -> np.ndarray:
-    """Sort the experts of each token, since the engine's order has no meaning.
-
-    A token with the same expert twice becomes UNKNOWN: no router chooses that.
-    """
-    experts.sort(axis=-1)
-    impossible = (experts[..., 1:] == experts[..., :-1]).any(axis=-1)
-    experts[impossible] = UNKNOWN
-    return experts

@@ -102,7 +102,9 @@ def policy_loss(logp: Tensor, tokens: LossTokens, rule: LossRule) -> tuple[Tenso
     if rule.kl:
         losses = losses + rule.kl * _kl_to_reference(logp, tokens, kept)
     scale = 1.0 if tokens.scale is None else torch.where(kept, tokens.scale, 0.0)
-    columns = _describe(logp.detach(), log_ratio(logp, tokens.rollout_logp, kept), ratios, kept)
+    # count, r, three estimates of KL(rollout || policy), -logp: the order of `read_sums`
+    behaviour = log_ratio(logp, tokens.rollout_logp, kept)
+    columns = [torch.ones_like(ratios), ratios, *divergences(behaviour), torch.where(kept, -logp.detach(), 0.0)]
     columns.append((weight != ratios).to(ratios))  # clipped: w != r, without the correction's factor
     return (scale * losses).sum(), _sum_columns(columns, ratios, weight * extra, advantage, kept)
 
@@ -160,11 +162,6 @@ def _given(logprobs: Tensor | None, name: str) -> Tensor:
     if logprobs is None:
         raise ValueError(f"this rule needs the {name} logprobs of every token")
     return logprobs
-
-
-def _describe(logp: Tensor, behaviour: Tensor, ratios: Tensor, kept: Tensor) -> list[Tensor]:
-    """Columns: count, r, three estimates of KL(rollout || policy), -logp."""
-    return [torch.ones_like(ratios), ratios, *divergences(behaviour), torch.where(kept, -logp, 0.0)]
 
 
 def _sum_columns(columns: list[Tensor], ratios: Tensor, weight: Tensor, advantage: Tensor, kept: Tensor) -> LossSums:

@@ -63,9 +63,6 @@ def _write_buckets(transforms: Any, _rank: int, buckets: list[Any], results: "qu
     results.put(failures[0] if failures else results_by_bucket)
 
 
-def _nothing() -> None: ...
-
-
 class Checkpoints:
     """Saves and loads one model with its optimizer, and its MTP head with its own optimizer if there is one.
 
@@ -83,7 +80,7 @@ class Checkpoints:
         self.model, self.optimizer, self.settings, self.head = model, optimizer, settings, head
         self._strategy = FullyParallelSaveStrategyWrapper(_InProcessStrategy(), _replicas())
 
-    def save(self, target: Path, step: int, meanwhile: Callable[[], None] = _nothing) -> None:
+    def save(self, target: Path, step: int, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Write a durable checkpoint. Collective.
 
         `meanwhile` runs while the files are written; it must not change the weights. The checkpoint gets its name when

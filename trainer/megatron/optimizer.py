@@ -49,19 +49,12 @@ def build_optimizer(
         ),
         [ddp],
     )
-    _make_moments(optimizer)
-    return optimizer
-
-
-def _make_moments(optimizer: MegatronOptimizer) -> None:
-    """Create Adam's moments before the first step.
-
-    Adam creates them in its first step; with moments from the start, step 0 can be saved and loaded like any other.
-    """
+    # Adam creates its moments in its first step. Create them now, so that step 0 can be saved like any other.
     for inner in (part.optimizer for part in parts(optimizer)):
         for param in (param for group in inner.param_groups for param in group["params"]):
             for name in ("exp_avg", "exp_avg_sq"):
                 inner.state[param].setdefault(name, torch.zeros_like(param, dtype=torch.float32))
+    return optimizer
 
 
 def parts(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:

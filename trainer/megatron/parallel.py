@@ -54,7 +54,12 @@ class Ranks:
 
         A UserError or PoolError of `make` is raised on every rank, so that no rank is left waiting.
         """
-        box = [_attempt(make) if self.rank == 0 else None]
+        box: list[Any] = [None]
+        if self.rank == 0:
+            try:
+                box[0] = make()
+            except (UserError, PoolError) as error:
+                box[0] = error  # broadcast like a value, as the other ranks wait for one
         if self.world > 1:
             dist.broadcast_object_list(box, src=0, group=self.control)
         if isinstance(box[0], UserError | PoolError):
@@ -70,14 +75,6 @@ class Ranks:
             values = box[0]
         assert values is not None
         return values.to(self.device)
-
-
-def _attempt(make: Callable[[], Any]) -> Any:
-    """Return the error instead of raising it, so that it can be broadcast."""
-    try:
-        return make()
-    except (UserError, PoolError) as error:
-        return error
 
 
 @contextmanager
