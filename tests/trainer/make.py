@@ -104,17 +104,17 @@ def draw(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch
 
 def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     queries, keys = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
-    found: dict[str, tuple[int, ...]] = {
+    shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (VOCABULARY, HIDDEN),
         "model.norm.weight": (HIDDEN,),
     }
     if not config["tie_word_embeddings"]:
-        found["lm_head.weight"] = (VOCABULARY, HIDDEN)
+        shapes["lm_head.weight"] = (VOCABULARY, HIDDEN)
     layers = {f"model.layers.{layer}": layer for layer in range(LAYERS)}
     if config.get("num_nextn_predict_layers"):
         prefix, own = HEADS_OF[config["model_type"]]
         layers[prefix] = 0  # is made like the first one
-        found |= dict.fromkeys(own[:-1], (HIDDEN,)) | {own[-1]: (HIDDEN, 2 * HIDDEN)}
+        shapes |= dict.fromkeys(own[:-1], (HIDDEN,)) | {own[-1]: (HIDDEN, 2 * HIDDEN)}
     for name, layer in layers.items():
         attention = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
         parts: dict[str, tuple[int, ...]]
@@ -131,8 +131,8 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
             norms |= {"self_attn.q_norm.weight": (HEAD_DIM,), "self_attn.k_norm.weight": (HEAD_DIM,)}
         if config["model_type"] in ("qwen2", "mimo"):
             norms |= {f"self_attn.{part}.bias": (size,) for part, size in attention.items()}
-        found |= {f"{name}.{part}": shape for part, shape in {**parts, **norms}.items()}
-    return found
+        shapes |= {f"{name}.{part}": shape for part, shape in {**parts, **norms}.items()}
+    return shapes
 
 
 def feed_forward(name: str, width: int) -> dict[str, tuple[int, ...]]:
@@ -182,7 +182,7 @@ def make_rows(count: int, seed: int = 0) -> list[TrainingRow]:
 
 def chain(paths: Sequence[tuple[Sequence[int], Sequence[int]]], attempt_id: int = 1) -> list[Completion]:
     """Completions of one attempt from (prompt, sampled) pairs, each stored against the one before."""
-    found: list[Completion] = []
+    chain: list[Completion] = []
     before: list[int] = []
     for index, (prompt, sampled) in enumerate(paths):
         shared = next(
@@ -192,9 +192,9 @@ def chain(paths: Sequence[tuple[Sequence[int], Sequence[int]]], attempt_id: int 
         path = [*prompt, *sampled]
         link = {"prefix_of": index, "prefix_length": shared} if index else {"prompt_tail": array("i", prompt)}
         fields = {**vars(new), "id": index + 1, "ordinal": index, "path_crc": crc32(int_bytes(path)), **link}
-        found.append(Completion(**fields))
+        chain.append(Completion(**fields))
         before = path
-    return found
+    return chain
 
 
 def new_completion(attempt_id: int, prompt: list[int], sampled: list[int], version: str) -> NewCompletion:

@@ -43,10 +43,10 @@ class Recompute:
             self._policies[model, routing] = Policy(model, config, self._ranks)
         policy, excluded = self._policies[model, routing], Counter[Untrained]()
         rows = merge(chain, 0.0, excluded, why_not_trainable, mixture=policy.mixture)
-        found = difference(policy, rows, MAX_TOKENS)
+        result = difference(policy, rows, MAX_TOKENS)
         return Recomputed(
-            gap=found["max_abs_logprob_diff"],
-            tokens=found["logprob_tokens_compared"],
+            gap=result["max_abs_logprob_diff"],
+            tokens=result["logprob_tokens_compared"],
             sequences=len(rows),
             excluded=excluded,
             routing={} if policy.model.replay_counter is None else policy.model.replay_counter.metrics(),

@@ -45,8 +45,8 @@ class Reference:
         shared = len(q) // len(k)
         scores = q @ k.repeat_interleave(shared, 0).mT / width**0.5
         scores = scores.masked_fill(torch.ones(size, size).triu(1).bool(), -torch.inf)
-        found = scores.softmax(-1) @ v.repeat_interleave(shared, 0)
-        return found.transpose(0, 1).reshape(size, -1) @ self._weights[place + "o_proj.weight"].T
+        output = scores.softmax(-1) @ v.repeat_interleave(shared, 0)
+        return output.transpose(0, 1).reshape(size, -1) @ self._weights[place + "o_proj.weight"].T
 
     def _turned(self, heads: Tensor) -> Tensor:
         width = heads.shape[-1]

@@ -38,7 +38,7 @@ def drawn(rng: np.random.Generator, tokens: int) -> np.ndarray:
 def routed(rows: Sequence[TrainingRow], seed: int = 0) -> list[TrainingRow]:
     """Rows with experts: of equal beginnings mostly the same, sometimes others; some unknown."""
     rng, known = np.random.default_rng(seed), dict[tuple[int, ...], np.ndarray]()
-    found = []
+    rows_with_experts = []
     for row in rows:
         choices = np.concatenate(
             [
@@ -47,8 +47,8 @@ def routed(rows: Sequence[TrainingRow], seed: int = 0) -> list[TrainingRow]:
             ]
         )
         choices[rng.random(len(choices)) < 0.1] = UNKNOWN
-        found.append(replace(row, experts=choices))
-    return found
+        rows_with_experts.append(replace(row, experts=choices))
+    return rows_with_experts
 
 
 SPLITS: dict[str, dict[str, Any]] = {

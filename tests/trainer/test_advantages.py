@@ -7,16 +7,16 @@ from trainer.credit.advantages import group_relative, padding_weight, shuffled
 
 
 def test_unbiased_standard_deviation() -> None:
-    found = group_relative([1, 0, 0, 1, 1, 0, 0, 0])
-    assert found is not None
-    assert found[:2] == pytest.approx([1.207612396, -0.724567437], rel=1e-5)
+    scores = group_relative([1, 0, 0, 1, 1, 0, 0, 0])
+    assert scores is not None
+    assert scores[:2] == pytest.approx([1.207612396, -0.724567437], rel=1e-5)
 
 
 def test_statistics_are_over_members_with_a_verdict() -> None:
-    found = group_relative([1, None, 0, None, 0, 1, 1, None])
-    assert found is not None and found[1] is None
-    assert sum(value for value in found if value is not None) == pytest.approx(0)
-    assert found == group_relative([1, None, 0, None, 0, 1, 1, None])
+    scores = group_relative([1, None, 0, None, 0, 1, 1, None])
+    assert scores is not None and scores[1] is None
+    assert sum(value for value in scores if value is not None) == pytest.approx(0)
+    assert scores == group_relative([1, None, 0, None, 0, 1, 1, None])
 
 
 @pytest.mark.parametrize("rewards", [[1.0, 1.0], [0.5, None], [None, None], []])
@@ -27,9 +27,9 @@ def test_a_group_without_differences_teaches_nothing(rewards: list[float | None]
 def test_shuffling_keeps_the_rewards_and_the_missing_ones() -> None:
     rewards = [1.0, 0.0, None, 0.5, 0.25, 0.75]
     dealt = [shuffled(rewards, seed) for seed in range(20)]
-    assert all(sorted(x for x in found if x is not None) == [0.0, 0.25, 0.5, 0.75, 1.0] for found in dealt)
-    assert all(found[2] is None for found in dealt)
-    assert len({tuple(found) for found in dealt}) > 10 and shuffled(rewards, 3) == dealt[3]
+    assert all(sorted(x for x in rewards_ if x is not None) == [0.0, 0.25, 0.5, 0.75, 1.0] for rewards_ in dealt)
+    assert all(rewards_[2] is None for rewards_ in dealt)
+    assert len({tuple(rewards_) for rewards_ in dealt}) > 10 and shuffled(rewards, 3) == dealt[3]
 
 
 @pytest.mark.parametrize(
@@ -41,15 +41,15 @@ def test_shuffling_keeps_the_rewards_and_the_missing_ones() -> None:
     ],
 )
 def test_estimators(estimator: Estimator, up: float, down: float) -> None:
-    found = group_relative([1, 0, 0, 1, 1, 0, 0, 0], estimator)
-    assert found is not None and found[:2] == pytest.approx([up, down], rel=1e-5)
+    scores = group_relative([1, 0, 0, 1, 1, 0, 0, 0], estimator)
+    assert scores is not None and scores[:2] == pytest.approx([up, down], rel=1e-5)
 
 
 def test_a_group_with_failed_members_keeps_its_weight() -> None:
-    found = group_relative([1, 0, 0, 1, 1, None, None, None], "dr_grpo")
+    scores = group_relative([1, 0, 0, 1, 1, None, None, None], "dr_grpo")
     weight = padding_weight(valid=5, size=8)
-    assert found is not None and weight == 1.6
-    valid = [value * weight for value in found if value is not None]
+    assert scores is not None and weight == 1.6
+    valid = [value * weight for value in scores if value is not None]
     assert valid == pytest.approx([0.64, -0.96, -0.96, 0.64, 0.64]) and sum(valid) == pytest.approx(0)
 
 

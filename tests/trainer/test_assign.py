@@ -42,12 +42,12 @@ def rewarded(rewards: Sequence[float | None], **credit: Any) -> TrainingBatch:
 
 def by_turn(batch: TrainingBatch) -> list[list[float]]:
     """The advantages of each row's turns, all of whose tokens must agree."""
-    found = []
+    by_rollout = []
     for row in batch.rows:
         turns = [row.advantage[row.trained & (row.segment == turn)] for turn in range(int(row.segment.max()) + 1)]
         assert all(len(set(values.tolist())) == 1 for values in turns)
-        found.append([float(values[0]) for values in turns])
-    return found
+        by_rollout.append([float(values[0]) for values in turns])
+    return by_rollout
 
 
 def test_an_outcome_alone_credits_every_turn_alike() -> None:
@@ -118,8 +118,8 @@ def test_a_sub_agents_turns_have_the_discount_of_the_turn_that_follows() -> None
     members = [replace(member(0, 1.0), completions=calls), member(1, 0.0)]
     credit = Credit(returns="turns", baseline="none", gamma=0.5)
     rows = assemble([group(members)], StepOptions(credit=credit)).rows
-    found = [float(value) for row in rows[:-1] for value in row.advantage[row.trained]]
-    assert sorted(set(found)) == [0.5, 1.0] and found.count(0.5) == len(calls[0].sampled)
+    advantages = [float(value) for row in rows[:-1] for value in row.advantage[row.trained]]
+    assert sorted(set(advantages)) == [0.5, 1.0] and advantages.count(0.5) == len(calls[0].sampled)
 
 
 def test_a_group_with_failed_members_weighs_as_a_whole_one() -> None:
@@ -173,14 +173,16 @@ def test_speed_is_added_to_successes() -> None:
         TOKENS_PER_SECOND = 1e9
 
     credit = AtOnce(returns="turns", baseline="none", process_weight=0.0, speed_weight=0.1)
-    found = [turns[0] for turns in by_turn(assemble([group(members)], StepOptions(credit=credit)))]
-    assert found == pytest.approx([1.1, 0.9, 0.0])
+    firsts = [turns[0] for turns in by_turn(assemble([group(members)], StepOptions(credit=credit)))]
+    assert firsts == pytest.approx([1.1, 0.9, 0.0])
 
 
 def test_a_success_that_is_too_long_earns_less() -> None:
     credit = Credit(returns="turns", baseline="none", process_weight=0.0, overlong_limit=8, overlong_margin=4)
-    found = by_turn(rewarded_with(credit, [1.0, 0.0]))
-    assert found[0] == pytest.approx([0.5] * 3) and found[1] == [0.0] * 3  # 6 of 8 tokens, half into the margin
+    advantages = by_turn(rewarded_with(credit, [1.0, 0.0]))
+    assert (
+        advantages[0] == pytest.approx([0.5] * 3) and advantages[1] == [0.0] * 3
+    )  # 6 of 8 tokens, half into the margin
 
 
 def rewarded_with(credit: Credit, rewards: Sequence[float]) -> TrainingBatch:
@@ -207,9 +209,9 @@ def test_returns_are_scaled_by_domain() -> None:
         group([member(0, 1.0), member(1, 0.0)], "qa"),
     ]
     credit = Credit(returns="turns", scale="domain", process_weight=0.0)
-    found = [turns[0] for turns in by_turn(assemble(groups, StepOptions(credit=credit)))]
+    firsts = [turns[0] for turns in by_turn(assemble(groups, StepOptions(credit=credit)))]
     code, qa = np.std([8, 0], ddof=1), np.std([1, 0, 1, 0], ddof=1)
-    assert found == pytest.approx([8 / code, -8 / code] + [1 / qa, -1 / qa] * 2, rel=1e-5)
+    assert firsts == pytest.approx([8 / code, -8 / code] + [1 / qa, -1 / qa] * 2, rel=1e-5)
 
 
 def test_negatives_are_weighed_turn_by_turn() -> None:
@@ -246,8 +248,8 @@ def test_branches_that_share_sampled_tokens_keep_an_advantage_each() -> None:
 
 def test_a_rollout_without_a_turn_is_still_in_the_baseline() -> None:
     members = [replace(member(0, 1.0), completions=[]), member(1, 0.0), member(2, 0.0)]
-    found = by_turn(assemble([group(members)], StepOptions(credit=Credit(returns="turns"))))
-    assert found == [pytest.approx([-0.5] * 3)] * 2
+    advantages = by_turn(assemble([group(members)], StepOptions(credit=Credit(returns="turns"))))
+    assert advantages == [pytest.approx([-0.5] * 3)] * 2
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,10 @@ def test_baselines_of_the_others() -> None:
     given = VECTORS["loo"]
     on_first, aligned = leave_one_out(given["G"]), turn_aligned(given["G"])
     assert on_first is not None and aligned is not None
-    for found, expected in ((on_first, given["on_G1"]), (aligned, given["aligned"])):
-        assert [value for turns in found for value in turns] == pytest.approx([v for turns in expected for v in turns])
+    for computed, expected in ((on_first, given["on_G1"]), (aligned, given["aligned"])):
+        assert [value for turns in computed for value in turns] == pytest.approx(
+            [v for turns in expected for v in turns]
+        )
 
 
 def test_one_valid_rollout_has_no_others() -> None:
@@ -125,5 +127,5 @@ def test_nothing_trained_divides_by_nothing() -> None:
 @pytest.mark.parametrize(("norm", "constant"), [("token", 0.0), ("rollout", 0.0), ("constant", 4.0), ("mixed", 0.3)])
 def test_a_weight_counts_as_that_many_copies(norm: Any, constant: float) -> None:
     repeated = token_scales([2, 1, 2, 1, 3], [0, 0, 1, 1, 2], norm, constant)
-    found = token_scales([2, 1, 3], [0, 0, 1], norm, constant, weights=[2.0, 2.0, 1.0])
-    assert found == pytest.approx([2 * repeated[0], 2 * repeated[1], repeated[4]])
+    scales = token_scales([2, 1, 3], [0, 0, 1], norm, constant, weights=[2.0, 2.0, 1.0])
+    assert scales == pytest.approx([2 * repeated[0], 2 * repeated[1], repeated[4]])

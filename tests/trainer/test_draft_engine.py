@@ -114,5 +114,5 @@ def test_the_engine_drafts_with_the_exported_head_and_a_push_brings_it_a_better_
     push(Weights("v1", tmp_path / "learned"), Push(engines=(engine.url,), timeout_seconds=300))
     after = generate(engine.url)
     assert [one["output_ids"] for one in before] == [one["output_ids"] for one in after]
-    lengths = [np.mean([one["meta_info"]["spec_accept_length"] for one in found]) for found in (before, after)]
+    lengths = [np.mean([one["meta_info"]["spec_accept_length"] for one in replies]) for replies in (before, after)]
     assert lengths[0] < 1.5 and lengths[1] > 2.5

@@ -89,15 +89,15 @@ def test_trees_give_the_heads_the_loss_and_gradient_of_separate_rows(family: str
             assert drafter.hidden is not None
             losses.append(drafter.loss(rows, packed, drafter.hidden))
         total = torch.stack(losses).sum()
-        found = torch.autograd.grad(total, list(parameters.values()))
-        return dict(zip(parameters, found, strict=True)) | {"loss": total.detach(), "sums": drafter.sums}
+        grads = torch.autograd.grad(total, list(parameters.values()))
+        return dict(zip(parameters, grads, strict=True)) | {"loss": total.detach(), "sums": drafter.sums}
 
     flat = gradient([[one] for one in ROWS], merge=False)
     assert flat["loss"].dtype == torch.float64 and all(value.norm() > 0 for value in flat.values())
     for budget in (30, 10_000):
         micros = plan(ROWS, 1, budget)[0]
-        found = gradient(micros, merge=True)
-        assert max((found[name] - flat[name]).norm() / flat[name].norm() for name in flat) <= 1e-9
+        merged = gradient(micros, merge=True)
+        assert max((merged[name] - flat[name]).norm() / flat[name].norm() for name in flat) <= 1e-9
     assert len(micros) == 1
 
 
@@ -163,13 +163,13 @@ def test_a_directory_without_a_head_gets_one_from_its_last_layer(family: str, ra
     rest = {name: value for name, value in tensors.items() if not name.startswith(HEAD_TENSORS)}
     save_file(rest, source / "model.safetensors")
     policy_of(tmp_path, ranks).write_hf(tmp_path / "out")
-    found = load_file(tmp_path / "out" / "model.safetensors")
+    exported = load_file(tmp_path / "out" / "model.safetensors")
     block, (*norms, projection) = HEADS_OF[family.removesuffix("_head")]
-    assert found.keys() == tensors.keys()
-    layer = {name.removeprefix(block): value for name, value in found.items() if name.startswith(f"{block}.")}
+    assert exported.keys() == tensors.keys()
+    layer = {name.removeprefix(block): value for name, value in exported.items() if name.startswith(f"{block}.")}
     copied = [name for name in layer if f"model.layers.1{name}" in rest]
     assert len(copied) > 10 and all(torch.equal(layer[name], rest[f"model.layers.1{name}"]) for name in copied)
-    assert torch.equal(found[projection], torch.eye(HIDDEN).repeat(1, 2))
+    assert torch.equal(exported[projection], torch.eye(HIDDEN).repeat(1, 2))
     again = Policy(tmp_path / "out", make_config(tmp_path, mtp={"drafts": 2}), ranks)
     assert equal(weights(drafter_of(again).head), weights(drafter_of(policy_of(tmp_path, ranks)).head))
 
@@ -197,9 +197,9 @@ layer = Qwen2DecoderLayer(config, 0)
 layer.load_state_dict({name: value for name, value in head.items() if name not in own})
 
 def norm(name, hidden):
-    made = Qwen2RMSNorm(config.hidden_size, config.rms_norm_eps)
-    made.weight.data = head[name + ".weight"]
-    return made(hidden)
+    module = Qwen2RMSNorm(config.hidden_size, config.rms_norm_eps)
+    module.weight.data = head[name + ".weight"]
+    return module(hidden)
 
 def draft(ids):
     # the tokens from the second one on, each at the position of the hidden state before it
@@ -238,11 +238,11 @@ def test_the_exported_head_drafts_what_mimos_draws_from_the_same_tensors(ranks: 
     assert drafter.hidden is not None
     with torch.no_grad():
         context = head_input(policy.model, packed, drafter.hidden, 1, True)
-        found = policy.model.frozen_logits(drafter.head(context)[0])[:, 0]
+        drafted = policy.model.frozen_logits(drafter.head(context)[0])[:, 0]
     at = {path: place for place, path in enumerate(nodes(packed.tokens.tolist(), packed.runs))}
     for sequence, logits in zip(sequences, expected, strict=True):
         path = tuple(sequence.tolist())
-        ours = torch.stack([found[at[path[: end + 1]]] for end in range(1, len(path))])
+        ours = torch.stack([drafted[at[path[: end + 1]]] for end in range(1, len(path))])
         assert logits.shape == (len(path) - 1, VOCABULARY) and logits.abs().max() > 0.5
         assert (ours - logits).abs().max() < 1e-4
 
@@ -275,8 +275,8 @@ def test_a_checkpoint_holds_the_head(precision: str, ranks: Ranks, tmp_path: Pat
 def test_a_steps_metrics_and_its_line_say_how_well_the_head_drafts(ranks: Ranks, tmp_path: Path) -> None:
     done = update(policy_of(tmp_path, ranks))
     facts = replace(facts_of([group(rollout(1, 1.0), rollout(2, 0.0))]), update=done)
-    said = describe(facts, RunContext(shape=SHAPE, versions={"v1": 1}))
+    metrics = describe(facts, RunContext(shape=SHAPE, versions={"v1": 1}))
     first, second = drafts_of(done).accepted
-    assert (said["mtp_acceptance_1"], said["mtp_acceptance_2"]) == (first, second)
-    assert said["mtp_length"] == pytest.approx(1 + first + first * second)
-    assert f"  draft {said['mtp_length']:.2f}  " in line(Version(1, 1, 1, "", "", None, 0.0), said)
+    assert (metrics["mtp_acceptance_1"], metrics["mtp_acceptance_2"]) == (first, second)
+    assert metrics["mtp_length"] == pytest.approx(1 + first + first * second)
+    assert f"  draft {metrics['mtp_length']:.2f}  " in line(Version(1, 1, 1, "", "", None, 0.0), metrics)

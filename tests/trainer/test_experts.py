@@ -49,9 +49,9 @@ def test_every_branch_has_the_balance_of_its_own_sequence(seed: int) -> None:
     assert packed.paths is not None
     scores, chosen = drawn(seed, len(packed.tokens))
     expected = by_definition(scores.softmax(-1), chosen, rows, packed)
-    found = imbalance(scores.softmax(-1), chosen, packed.paths)
-    gradients = [torch.autograd.grad(value, scores)[0] for value in (found, expected)]
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    loss = imbalance(scores.softmax(-1), chosen, packed.paths)
+    gradients = [torch.autograd.grad(value, scores)[0] for value in (loss, expected)]
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-9, atol=1e-15)
 
 
@@ -61,8 +61,8 @@ def test_experts_that_are_used_alike_have_a_balance_of_one() -> None:
     assert packed.paths is not None
     size = len(packed.tokens)
     alike = torch.full((size, EXPERTS), 1 / EXPERTS, dtype=torch.float64)
-    found = imbalance(alike, torch.arange(EXPERTS).expand(size, EXPERTS), packed.paths)
-    assert found.item() == pytest.approx(sum(len(one.places) for one in rows))
+    loss = imbalance(alike, torch.arange(EXPERTS).expand(size, EXPERTS), packed.paths)
+    assert loss.item() == pytest.approx(sum(len(one.places) for one in rows))
 
 
 def gradients(policy: Policy, micros: list[list[TrainingRow]], merge: bool) -> dict[str, Tensor]:
@@ -122,5 +122,5 @@ def test_a_grouped_product_is_what_the_experts_give_one_by_one(
     one_by_one, grouped = experts(hidden, counts, weights)[0], experts.grouped(hidden, counts, weights)
     pairs = [(grouped, one_by_one)]
     pairs += zip(*(torch.autograd.grad(output, inputs, upstream) for output in (grouped, one_by_one)), strict=True)
-    for found, expected in pairs:
-        assert (found - expected).norm() <= tolerance * expected.norm()
+    for actual, expected in pairs:
+        assert (actual - expected).norm() <= tolerance * expected.norm()

@@ -44,7 +44,7 @@ def history(system: list[int], task: list[int], draw: random.Random) -> list[Cal
     grown = opening + first + result
     asked = some(9)  # a sub-agent, with a prompt of its own
     inner, inner_result = some(4), some(3)
-    told = grown + second + some(4)
+    third = grown + second + some(4)
     summary = some(8)
     begun_again = system + summary + some(2)
     return [
@@ -52,22 +52,22 @@ def history(system: list[int], task: list[int], draw: random.Random) -> list[Cal
         (grown, second),
         (asked, inner),
         (asked + inner + inner_result, some(5)),
-        (told, some(3)),
-        (told, some(6)),  # the same prompt again
+        (third, some(3)),
+        (third, some(6)),  # the same prompt again
         (opening + first + result[:2], some(4)),  # a tool result was shortened
         (opening + second, some(4)),  # a turn was dropped
-        (told + some(3), summary),  # compaction
+        (third + some(3), summary),  # compaction
         (begun_again, some(6)),
     ]
 
 
 def record(pool: Pool, run_id: int) -> list[list[list[Call]]]:
     """[group][member] -> its calls, all of them recorded, finished and rewarded."""
-    draw, found = random.Random(7), []
+    draw, groups = random.Random(7), []
     for _ in range(GROUPS):
         system, task = ([draw.randrange(VOCABULARY) for _ in range(count)] for count in (12, 6))
         histories = [history(system, task, draw) for _ in range(SIZE)]
-        found.append(histories)
+        groups.append(histories)
         for member, calls in zip(open_group(pool, run_id, {"id": "t"}, SIZE), histories, strict=True):
             attempt, _ = open_attempt(pool, member.rollout_id, "command")
             ids: dict[int | None, int] = {}
@@ -76,7 +76,7 @@ def record(pool: Pool, run_id: int) -> list[list[list[Call]]]:
                 with pool.write() as connection:
                     ids[item.id] = insert_row(connection, completions, row)
             finish_rollout(pool, member.rollout_id, Outcome(attempt_id=attempt.id, reward=reward(member.member)))
-    return found
+    return groups
 
 
 def reward(member: int) -> float:

@@ -56,8 +56,8 @@ def test_the_slices_of_the_worked_example() -> None:
         TokenRun(6, 8, 8, 1),
     )
     queries, keys, kinds = magi.ranges(AttentionLayout(runs, (0, 8)))
-    found = [[list(query), list(key), kind] for query, key, kind in zip(queries, keys, kinds, strict=True)]
-    assert sorted(found, key=str) == sorted(TREE["slices"], key=str)
+    parts = [[list(query), list(key), kind] for query, key, kind in zip(queries, keys, kinds, strict=True)]
+    assert sorted(parts, key=str) == sorted(TREE["slices"], key=str)
 
 
 @pytest.mark.parametrize("stretch", [(0, 1), (0, 0.4), (0.4, 1), (0.3, 0.6)])
@@ -65,23 +65,23 @@ def test_the_slices_of_the_worked_example() -> None:
 def test_slices_give_the_dense_mask_once(seed: int, stretch: tuple[float, float]) -> None:
     """As MagiAttention reads them: a causal slice allows key j to query i if i - j >= its difference of lengths."""
     layout = layout_of(seed, 40, stretch)
-    found = torch.zeros(allowed(layout).shape, dtype=torch.long)
+    counts = torch.zeros(allowed(layout).shape, dtype=torch.long)
     for query, key, kind in zip(*magi.ranges(layout), strict=True):
         size, width = query[1] - query[0], key[1] - key[0]
         assert size > 0 and width > 0
         part = torch.ones(size, width, dtype=torch.long)
-        found[slice(*query), slice(*key)] += part.tril(width - size) if kind == magi.CAUSAL else part
-    assert torch.equal(found, allowed(layout).long())
+        counts[slice(*query), slice(*key)] += part.tril(width - size) if kind == magi.CAUSAL else part
+    assert torch.equal(counts, allowed(layout).long())
 
 
 def blocks(mask: BlockMask) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
     """(block of queries, block of keys): in part allowed, allowed throughout."""
-    found = []
+    blocks = []
     assert mask.full_kv_num_blocks is not None and mask.full_kv_indices is not None
     for counts, indices in ((mask.kv_num_blocks, mask.kv_indices), (mask.full_kv_num_blocks, mask.full_kv_indices)):
         rows = zip(counts[0, 0].tolist(), indices[0, 0].tolist(), strict=True)
-        found.append({(row, column) for row, (count, columns) in enumerate(rows) for column in columns[:count]})
-    return found[0], found[1]
+        blocks.append({(row, column) for row, (count, columns) in enumerate(rows) for column in columns[:count]})
+    return blocks[0], blocks[1]
 
 
 @pytest.mark.parametrize("stretch", [(0, 1), (0.4, 0.9)])
@@ -119,9 +119,9 @@ def test_flexible_attention_is_that_of_the_dense_mask(seed: int) -> None:
     layout = layout_of(seed, 60)
     q, k, v = tensors(layout, seed)
     with torch.no_grad():
-        found = flexible(q, k, v, layout, 0.3)
-    torch.testing.assert_close(found, dense(q, k, v, layout, 0.3), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(found, tree_attention(q, k, v, layout, 0.3), rtol=1e-5, atol=1e-5)
+        output = flexible(q, k, v, layout, 0.3)
+    torch.testing.assert_close(output, dense(q, k, v, layout, 0.3), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(output, tree_attention(q, k, v, layout, 0.3), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.long
@@ -133,8 +133,8 @@ def test_the_compiled_kernel_takes_the_blocks_at_their_word(stretch: tuple[float
     q, k, v = tensors(layout, 1)
     kernel = torch.compile(flex_attention, dynamic=False)
     with torch.no_grad():
-        found = kernel(q, k, v, block_mask=block_mask(layout, CPU), scale=0.3, enable_gqa=True)
-    torch.testing.assert_close(found, tree_attention(q, k, v, layout, 0.3), rtol=1e-5, atol=1e-5)
+        output = kernel(q, k, v, block_mask=block_mask(layout, CPU), scale=0.3, enable_gqa=True)
+    torch.testing.assert_close(output, tree_attention(q, k, v, layout, 0.3), rtol=1e-5, atol=1e-5)
 
 
 def test_magi_attention_is_taken_where_it_is_and_fits() -> None:

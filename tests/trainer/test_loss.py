@@ -36,12 +36,12 @@ def test_cispo_of_slime(case: dict[str, Any]) -> None:
     given = VECTORS["cispo_slime"]
     logp = leaf(given["logp"])
     rollout = [value - math.log(ratio) for value, ratio in zip(given["logp"], case["ratio"], strict=True)]
-    loss, said = policy_loss(logp, tokens(rollout, given["adv"]), rule_of("cispo", *case["bounds"]))
+    loss, sums = policy_loss(logp, tokens(rollout, given["adv"]), rule_of("cispo", *case["bounds"]))
     loss.backward()
     assert loss.item() == pytest.approx(sum(case["loss"]))
     assert logp.grad is not None and logp.grad.tolist() == pytest.approx(case["grad"])
     clipped = sum(w != r for w, r in zip(case["w"], case["ratio"], strict=True)) / len(rollout)
-    assert read_sums(said)["clip_fraction"] == clipped
+    assert read_sums(sums)["clip_fraction"] == clipped
 
 
 @pytest.mark.parametrize("anchor", ["old", "rollout"])
@@ -90,13 +90,15 @@ def test_decoupled_ppo_and_its_collapse_on_policy() -> None:
 def test_in_the_one_update_of_a_batch_decoupled_ppo_weighs_by_old_over_rollout() -> None:
     logp = leaf([-1.0, -1.0, -1.0])
     old, rollout = logp.detach(), [-1.5, -0.5, -3.0]  # old / rollout: e^0.5, e^-0.5, and e^2 > 5
-    loss, said = policy_loss(logp, tokens(rollout, [1, -2, 1], old_logp=old), rule_of("decoupled_ppo", 0.8, 1.28))
+    loss, sums = policy_loss(logp, tokens(rollout, [1, -2, 1], old_logp=old), rule_of("decoupled_ppo", 0.8, 1.28))
     loss.backward()
     weights = [math.exp(0.5), math.exp(-0.5), 0.0]
     assert loss.item() == pytest.approx(-weights[0] + 2 * weights[1])
     assert logp.grad is not None and logp.grad.tolist() == pytest.approx([-weights[0], 2 * weights[1], 0])
-    found = read_sums(said)
-    assert (found["ratio_mean"], found["clip_fraction"]) == (1, 0) and found["mask_fraction"] == pytest.approx(1 / 3)
+    metrics = read_sums(sums)
+    assert (metrics["ratio_mean"], metrics["clip_fraction"]) == (1, 0) and metrics["mask_fraction"] == pytest.approx(
+        1 / 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -128,9 +130,9 @@ def test_the_divergence_from_the_reference() -> None:
 
 def test_what_is_said_about_the_tokens() -> None:
     logp, batch = leaf([-1.0, -2.0, -9.0]), tokens([-1.5, -1.0, -1.0], [1, -3, 1], [1, 1, 0])
-    found = read_sums(policy_loss(logp, batch, rule_of("cispo", 0.0, 1.28))[1])
+    metrics = read_sums(policy_loss(logp, batch, rule_of("cispo", 0.0, 1.28))[1])
     up, down = math.exp(0.5), math.exp(-1)
-    assert found == pytest.approx(
+    assert metrics == pytest.approx(
         {
             "clip_fraction": 0.5,
             "mask_fraction": 0,
@@ -199,7 +201,7 @@ def full(count: int = 24, seed: int = 0) -> tuple[Tensor, LossTokens]:
     draw = torch.Generator().manual_seed(seed)
     noise = [0.3 * torch.randn(count, generator=draw, dtype=torch.float64) for _ in range(4)]
     logp = -torch.rand(count, generator=draw, dtype=torch.float64) * 3 - 0.1
-    made = LossTokens(
+    batch = LossTokens(
         rollout_logp=logp + noise[0],
         advantage=noise[1] * 4,
         mask=(torch.rand(count, generator=draw) < 0.8).double(),
@@ -208,23 +210,23 @@ def full(count: int = 24, seed: int = 0) -> tuple[Tensor, LossTokens]:
         reference_logp=logp + noise[3],
         segment=torch.arange(count) // 4,
     )
-    return logp.requires_grad_(), made
+    return logp.requires_grad_(), batch
 
 
 def differences(logp: Tensor, batch: LossTokens, rule: LossRule, step: float = 1e-6) -> Tensor:
     """d loss / d logp by central differences. A stopped ratio is held where it is by moving its base along."""
-    base, found = logp.detach(), []
+    base, slopes = logp.detach(), []
     for index in range(len(base)):
         shift = torch.zeros_like(base)
         shift[index] = step
         values = []
         for moved in (shift, -shift):
-            held = moved if rule.form == "score" else torch.zeros_like(moved)
+            offset = moved if rule.form == "score" else torch.zeros_like(moved)
             assert batch.old_logp is not None
-            along = replace(batch, rollout_logp=batch.rollout_logp + held, old_logp=batch.old_logp + held)
+            along = replace(batch, rollout_logp=batch.rollout_logp + offset, old_logp=batch.old_logp + offset)
             values.append(policy_loss(base + moved, along, rule)[0])
-        found.append((values[0] - values[1]) / (2 * step))
-    return torch.stack(found)
+        slopes.append((values[0] - values[1]) / (2 * step))
+    return torch.stack(slopes)
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -245,14 +247,14 @@ def part(batch: LossTokens, at: slice) -> LossTokens:
 @pytest.mark.parametrize("cuts", [(24,), (8, 24), (4, 8, 12, 16, 20, 24)])
 def test_loss_gradient_and_metrics_are_the_same_for_any_split(name: str, cuts: tuple[int, ...]) -> None:
     logp, batch = full()
-    whole, said = policy_loss(logp, batch, RULES[name])
+    whole, sums = policy_loss(logp, batch, RULES[name])
     (gradient,) = torch.autograd.grad(whole, logp)
     pieces = [slice(start, end) for start, end in zip((0, *cuts[:-1]), cuts, strict=True)]
     parts = [policy_loss(logp[piece], part(batch, piece), RULES[name]) for piece in pieces]
     total = torch.stack([loss for loss, _ in parts]).sum()
     torch.testing.assert_close(total, whole, rtol=1e-12, atol=0)
     torch.testing.assert_close(torch.autograd.grad(total, logp)[0], gradient, rtol=1e-12, atol=1e-15)
-    torch.testing.assert_close(torch.stack([one.sums for _, one in parts]).sum(0), said.sums)
+    torch.testing.assert_close(torch.stack([one.sums for _, one in parts]).sum(0), sums.sums)
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -270,19 +272,19 @@ def test_masked_entries_may_hold_anything(name: str) -> None:
         advantage=batch.advantage.masked_fill(gone, math.nan),
         scale=batch.scale.masked_fill(gone, math.inf),
     )
-    loss, said = policy_loss(logp, filled, RULES[name])
+    loss, sums = policy_loss(logp, filled, RULES[name])
     (gradient,) = torch.autograd.grad(loss, logp)
     assert torch.equal(loss, clean) and torch.equal(gradient, expected)
-    assert all(math.isfinite(value) for value in read_sums(said).values())
+    assert all(math.isfinite(value) for value in read_sums(sums).values())
 
 
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("masked", [0, 5])
 def test_an_empty_or_all_masked_micro_batch_is_zero_with_a_gradient(name: str, masked: int) -> None:
     logp, batch = full(masked)
-    loss, said = policy_loss(logp, replace(batch, mask=torch.zeros(masked)), RULES[name])
+    loss, sums = policy_loss(logp, replace(batch, mask=torch.zeros(masked)), RULES[name])
     loss.backward()
-    assert loss.item() == 0 and read_sums(said)["ratio_mean"] == 0
+    assert loss.item() == 0 and read_sums(sums)["ratio_mean"] == 0
     assert logp.grad is not None and not logp.grad.any()
 
 
@@ -291,18 +293,23 @@ def test_absurd_ratios_stay_finite(name: str) -> None:
     logp = leaf([-1.0, -1000.0])
     far = tensor([-1000.0, -1.0])
     batch = tokens(far.tolist(), [1, -1], old_logp=far, reference_logp=far, segment=torch.tensor([0, 1]))
-    loss, said = policy_loss(logp, batch, RULES[name])
+    loss, sums = policy_loss(logp, batch, RULES[name])
     loss.backward()
-    assert math.isfinite(loss.item()) and math.isfinite(read_sums(said)["kl_rollout"])
+    assert math.isfinite(loss.item()) and math.isfinite(read_sums(sums)["kl_rollout"])
     assert logp.grad is not None and logp.grad.isfinite().all()
 
 
 def test_on_policy_every_ratio_is_one() -> None:
     logp = leaf([-1.0, -2.0])
-    _, said = policy_loss(logp, tokens([-1.0, -2.0], [1, -3]), rule_of("cispo", 0.0, 5.0))
-    found = read_sums(said)
-    assert (found["ratio_mean"], found["ratio_max"], found["clip_fraction"], found["kl_rollout"]) == (1, 1, 0, 0)
-    assert found["negative_weight_share"] == 0.75
+    _, sums = policy_loss(logp, tokens([-1.0, -2.0], [1, -3]), rule_of("cispo", 0.0, 5.0))
+    metrics = read_sums(sums)
+    assert (metrics["ratio_mean"], metrics["ratio_max"], metrics["clip_fraction"], metrics["kl_rollout"]) == (
+        1,
+        1,
+        0,
+        0,
+    )
+    assert metrics["negative_weight_share"] == 0.75
 
 
 def test_a_rule_corrects_the_mismatch_exactly_once() -> None:
@@ -330,11 +337,11 @@ def test_branches_of_a_tree_add_their_coefficients() -> None:
     branches = list(zip(given["mu"], given["mask"], given["adv"], strict=True))
     flat = [(names.index(edge), mu[edge], mask[edge], adv) for mu, mask, adv in branches for edge in mu]
     where, rollout, mask, advantage = zip(*flat, strict=True)
-    loss, said = policy_loss(
+    loss, sums = policy_loss(
         edges[list(where)], tokens(list(rollout), list(advantage), list(mask)), rule_of("cispo", 0.0, given["cap"])
     )
     loss.backward()
-    assert loss.item() == pytest.approx(given["sum_loss"]) and said.sums[0] == 7
+    assert loss.item() == pytest.approx(given["sum_loss"]) and sums.sums[0] == 7
     assert edges.grad is not None and (-edges.grad).tolist() == pytest.approx([given["coef"][name] for name in names])
 
 

@@ -38,9 +38,9 @@ def random_logits(seed: int, rows: int = 7, size: int = 11) -> tuple[Tensor, Ten
 
 def test_the_worked_divergence_and_its_gradient() -> None:
     teacher, student = logits(WORKED["teacher"]), logits(WORKED["student"])
-    found = tail_kl(teacher, student, WORKED["K"])
-    found.sum().backward()
-    assert found.item() == pytest.approx(WORKED["tail"], abs=1e-12)
+    divergence = tail_kl(teacher, student, WORKED["K"])
+    divergence.sum().backward()
+    assert divergence.item() == pytest.approx(WORKED["tail"], abs=1e-12)
     assert student.grad is not None and teacher.grad is None
     assert student.grad[0].tolist() == pytest.approx([-0.182705, 0.103752, 0.024254, 0.039988, 0.014711], abs=1e-6)
     assert tail_kl(teacher, student, 5).item() == pytest.approx(WORKED["full"], abs=1e-12)
@@ -50,9 +50,9 @@ def test_the_worked_divergence_and_its_gradient() -> None:
 def test_it_is_not_the_divergence_of_renormalised_distributions() -> None:
     """Which would not see that the head puts more of its mass outside the chosen tokens."""
     teacher, student = logits(WORKED["teacher"]), logits(WORKED["student"])
-    found = tail_kl(teacher[:, :2], student[:, :2], 2)
-    assert found.item() == pytest.approx(WORKED["renorm"], abs=1e-12)
-    assert found.item() < WORKED["tail"]
+    divergence = tail_kl(teacher[:, :2], student[:, :2], 2)
+    assert divergence.item() == pytest.approx(WORKED["renorm"], abs=1e-12)
+    assert divergence.item() < WORKED["tail"]
 
 
 @pytest.mark.parametrize("k", [1, 4, 10, 11])
@@ -83,9 +83,9 @@ def test_it_lies_between_nothing_and_the_whole_divergence_and_bounds_acceptance(
 def test_a_sure_policy_and_a_sure_head_leave_no_infinity() -> None:
     sure = torch.tensor([[200.0, 0.0, -200.0], [200.0, 0.0, -200.0]])
     head = torch.tensor([[200.0, 0.0, -200.0], [-200.0, 0.0, 200.0]], requires_grad=True)
-    found = tail_kl(sure, head, 1)
-    (gradient,) = torch.autograd.grad(found.sum(), head)
-    assert found.tolist() == [0.0, 400.0] and gradient.isfinite().all()
+    divergence = tail_kl(sure, head, 1)
+    (gradient,) = torch.autograd.grad(divergence.sum(), head)
+    assert divergence.tolist() == [0.0, 400.0] and gradient.isfinite().all()
     assert acceptance(sure, head).tolist() == [1.0, 0.0]
 
 
@@ -126,8 +126,8 @@ def test_every_token_follows_its_parent_and_attends_to_its_ancestors_from_a_dept
 @pytest.mark.parametrize("depth", [1, 3])
 def test_places_are_those_of_each_row_by_itself(depth: int) -> None:
     rows = [one for one in rows_of(4) if one.inputs]
-    found = np.flatnonzero(trained_draft_targets(rows, depth))
+    targets = np.flatnonzero(trained_draft_targets(rows, depth))
     flat = [(one, at) for one in rows for at in one.places]
     expected = [i for i, (one, at) in enumerate(flat) if at >= depth and one.trained[at - depth : at + 1].all()]
-    assert found.tolist() == expected and expected
+    assert targets.tolist() == expected and expected
     assert len(trained_draft_targets([], depth)) == 0

@@ -108,14 +108,14 @@ def test_an_engine_of_two_tensor_ranks_gets_the_same_weights_by_every_way(
     monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
     engine = begin("--tp-size", "2")
     engine.wait_healthy()
-    found = []
+    sums = []
     for way in ("disk", "tensor", "distributed"):
         for weights in models[1:]:
             options = make_push(engines=(engine.url,), way=way, bucket_bytes=SMALL)  # type: ignore[arg-type]
             assert push(weights, options).ways == {engine.url: way}
-            found.append(checksums(engine))
-    assert found[:2] == found[2:4] == found[4:] and found[0] != found[1]
-    assert [len(shards) for shards in found] == [2] * 6
+            sums.append(checksums(engine))
+    assert sums[:2] == sums[2:4] == sums[4:] and sums[0] != sums[1]
+    assert [len(shards) for shards in sums] == [2] * 6
 
 
 def test_no_cache_of_the_old_weights_outlives_a_push(

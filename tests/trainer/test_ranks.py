@@ -93,8 +93,8 @@ def test_a_head_learns_on_two_ranks_what_it_learns_on_one(
 ) -> None:
     model, out, parallel = tried / drafting.SPLITS[split], tried / split, two_ranks.kind(split).parallel()
     drafting.work(model, tmp_path, parallel, ranks)
-    expected, found = (msgspec.json.decode((path / "drafting.json").read_bytes()) for path in (tmp_path, out))
-    for tolerance, *both in zip((1e-5, 1e-3, 1e-3), found, expected, strict=True):  # Adam's first steps amplify
+    expected, split_result = (msgspec.json.decode((path / "drafting.json").read_bytes()) for path in (tmp_path, out))
+    for tolerance, *both in zip((1e-5, 1e-3, 1e-3), split_result, expected, strict=True):  # Adam's first steps amplify
         assert both[0] == pytest.approx(both[1], rel=tolerance, abs=1e-6)
     assert same_files(model, out / "drafting-before")
     assert close_files(out / "drafting-after", tmp_path / "drafting-after")
@@ -127,11 +127,11 @@ def test_trees_through_divided_experts_have_the_gradients_of_separate_rows(
     model = tried / two_ranks.kind(split).family
     policy = Policy(model, make_config(tmp_path, loss=two_ranks.losses(model)), ranks)
     flat = two_ranks.gradients(policy, two_ranks.BATCHES[0], merge=False)
-    found: list[dict[str, Any]] = [torch.load(tried / split / f"gradients-{rank}.pt") for rank in (0, 1)]
+    split_gradients: list[dict[str, Any]] = [torch.load(tried / split / f"gradients-{rank}.pt") for rank in (0, 1)]
     del flat["loss"]  # of which each rank has a part
-    whole = {name for both in found for name in both if name in flat and both[name].shape == flat[name].shape}
+    whole = {name for both in split_gradients for name in both if name in flat and both[name].shape == flat[name].shape}
     assert whole >= {name for name in flat if ".mlp." in name}
-    for name, gradient in ((name, both[name]) for both in found for name in both.keys() & whole):
+    for name, gradient in ((name, both[name]) for both in split_gradients for name in both.keys() & whole):
         assert (gradient - flat[name]).norm() <= 1e-5 * flat[name].norm(), name
 
 

@@ -92,8 +92,12 @@ def test_what_is_missing_stays_missing() -> None:
     twice[3, 1] = [0, 0, 0]  # what a cache holds that was never filled
     whole = replace(late, experts=stored(twice))
     assert (RecordedExperts([one, late], MIXTURE).along(2)[:5] == UNKNOWN).all()
-    found = RecordedExperts([one, whole], MIXTURE).along(2)
-    assert (found[3, 1] == UNKNOWN).all() and (found[3, 0] == choices[3, 0]).all() and (found[4:7] == choices[4:]).all()
+    experts = RecordedExperts([one, whole], MIXTURE).along(2)
+    assert (
+        (experts[3, 1] == UNKNOWN).all()
+        and (experts[3, 0] == choices[3, 0]).all()
+        and (experts[4:7] == choices[4:]).all()
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,8 +119,8 @@ def test_a_sequence_goes_on_only_where_its_experts_do() -> None:
     for before in (1, 2):
         third = replace(completion(3, before, 5, prompt, [7, 8]), experts=stored(choices[5:], 4))
         rows = merge([one, same, third], 1.0, Counter(), why_not_trainable, mixture=MIXTURE)
-        found = [[len(row.tokens), int(row.trained.sum())] for row in rows]
-        assert sorted(found) == [[5, 2], [8, 4]]
+        sizes = [[len(row.tokens), int(row.trained.sum())] for row in rows]
+        assert sorted(sizes) == [[5, 2], [8, 4]]
         (long,) = (row for row in rows if len(row.tokens) == 8)
         assert long.experts is not None
         assert (long.experts[3] == (choices[3] if before == 1 else choices[4])).all()
@@ -206,9 +210,9 @@ def test_logprobs_are_those_of_a_model_that_the_experts_are_forced_on(kind: str,
         choices[::3, 0] = UNKNOWN
         choices[5:9] = UNKNOWN
     forced, chosen = reference(tokens, torch.from_numpy(choices).long())
-    found = computed(policy, one_row(tokens, choices))
+    logits = computed(policy, one_row(tokens, choices))
     expected = forced[:-1].gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
-    assert (found - expected).abs().max() < 1e-5
+    assert (logits - expected).abs().max() < 1e-5
     apart = (forced - free).abs().max()
     assert apart < 1e-12 if kind == "own" else apart > 0.5
     known = choices[:-1, :, 0] != UNKNOWN
@@ -245,19 +249,19 @@ def test_trees_give_the_loss_and_gradient_of_separate_rows(recompute: bool, rank
         assert distance(gradients(policy, micros, "cispo", merge=True), flat) <= 1e-5
         size = sum(len(build(micro).tokens) for micro in micros)
         assert size < sum(one.inputs for one in rows)
-        said = policy.model.replay_counter.metrics()
+        metrics = policy.model.replay_counter.metrics()
         kept = sum(
             int((experts[:, 0, 0] >= 0).sum()) for micro in micros if (experts := build(micro).experts) is not None
         )
-        assert said["routing_replayed"] == pytest.approx(kept / size)  # what is computed again is not counted again
-        assert 0 < said["routing_mismatches"] <= 2 * kept
+        assert metrics["routing_replayed"] == pytest.approx(kept / size)  # what is computed again is not counted again
+        assert 0 < metrics["routing_mismatches"] <= 2 * kept
 
 
 def test_routers_learn_by_the_weights_of_the_replayed_experts(policy: Policy) -> None:
     rng = random.Random(0)
     row = routed([one for one in rows_of(7, vocabulary=VOCABULARY, longest=30) if one.inputs][:1], rng.randrange(100))
-    found = gradients(policy, [row], "cispo", merge=True)
-    routers = {name: grad for name, grad in found.items() if "router" in name}
+    grads = gradients(policy, [row], "cispo", merge=True)
+    routers = {name: grad for name, grad in grads.items() if "router" in name}
     assert len(routers) == 2 and all(grad.norm() > 0 for grad in routers.values())
 
 
@@ -286,6 +290,6 @@ def test_two_ranks_replay_what_one_replays(ranks: Ranks, tmp_path: Path) -> None
     expected = {parts: replay_ranks.learn(model, {}, ranks, parts) for parts in (1, 2)}
     run_torch("tests.trainer.replay_ranks", str(model), str(tmp_path))
     for name, chosen in replay_ranks.SPLITS.items():
-        found = msgspec.json.decode((tmp_path / name).read_bytes())
+        split = msgspec.json.decode((tmp_path / name).read_bytes())
         alone = expected[1 if {"tensor", "context", "pipeline"} & chosen.keys() else 2]
-        assert alone["routing_mismatches"] > 0 and found == pytest.approx(alone, rel=1e-5), name
+        assert alone["routing_mismatches"] > 0 and split == pytest.approx(alone, rel=1e-5), name

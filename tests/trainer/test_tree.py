@@ -41,10 +41,14 @@ def row(tokens: list[int], draw: random.Random, trained: list[bool] | None = Non
 def rows_of(seed: int, count: int = 9, vocabulary: int = 3, longest: int = 14) -> list[TrainingRow]:
     """Random branching rows: duplicates, rows that begin others, different lengths, several roots, mixed advantages."""
     draw = random.Random(seed)
-    made = [[draw.randrange(vocabulary) for _ in range(draw.randint(2, longest))] for _ in range(count)]
-    made += [list(made[0]), made[1][: max(2, len(made[1]) // 2)], made[2] + [draw.randrange(vocabulary)] * 3]
-    draw.shuffle(made)
-    return [row(tokens, draw) for tokens in made]
+    sequences = [[draw.randrange(vocabulary) for _ in range(draw.randint(2, longest))] for _ in range(count)]
+    sequences += [
+        list(sequences[0]),
+        sequences[1][: max(2, len(sequences[1]) // 2)],
+        sequences[2] + [draw.randrange(vocabulary)] * 3,
+    ]
+    draw.shuffle(sequences)
+    return [row(tokens, draw) for tokens in sequences]
 
 
 def ancestors(rows: list[TrainingRow]) -> set[tuple[int, ...]]:
@@ -72,19 +76,19 @@ def test_the_worked_example() -> None:
     paths = [list(path) for path in paths_in(tree.tokens, tree.runs)]
     through = [sum(path == one.tokens[: len(path)].tolist() for one in rows) for path in paths]
     assert above == TREE["parent"] and through == TREE["count"]
-    found = sorted(
+    pairs = sorted(
         ([list(part.queries), list(part.keys), int(part.causal)] for part in slices(whole(tree.runs))), key=str
     )
-    assert found == sorted(TREE["slices"], key=str)
+    assert pairs == sorted(TREE["slices"], key=str)
 
 
 @pytest.mark.parametrize("seed", range(100))
 def test_every_token_attends_to_exactly_its_ancestors(seed: int) -> None:
     rows = rows_of(seed)
     tree = build(rows)
-    found = paths_in(tree.tokens, tree.runs)
-    assert len(found) == len(set(found)) and set(found) == ancestors(rows)
-    assert [len(path) - 1 for path in found] == tree.positions.tolist()
+    paths = paths_in(tree.tokens, tree.runs)
+    assert len(paths) == len(set(paths)) and set(paths) == ancestors(rows)
+    assert [len(path) - 1 for path in paths] == tree.positions.tolist()
     pairs = [(q, k) for part in slices(whole(tree.runs)) for q, k in covered(part.queries, part.keys, part.causal)]
     last = [run.last for run in tree.runs for _ in range(run.start, run.end)]
     assert len(pairs) == len(set(pairs)) and len(slices(whole(tree.runs))) <= 2 * len(tree.runs)
@@ -119,9 +123,9 @@ def test_ranks_that_share_a_micro_batch_have_every_trained_token_once(seed: int,
         size = {len(packed.tokens) for packed, _ in shares}
         assert len(size) == 1 and size.pop() % multiple == 0
         assert all(packed.rows.numel() == 0 or packed.rows.max() < len(packed.tokens) for packed, _ in shares)
-        found = [one for packed, tokens in shares for one in asked_of(packed, tokens)]
+        asked = [one for packed, tokens in shares for one in asked_of(packed, tokens)]
         packed, tokens = pack(rows, ContextShard(torch.device("cpu")))
-        assert sorted(found) == sorted(asked_of(packed, tokens)) and len(found) == sum(len(one.places) for one in rows)
+        assert sorted(asked) == sorted(asked_of(packed, tokens)) and len(asked) == sum(len(one.places) for one in rows)
 
 
 def asked_of(packed: MicroBatch, tokens: LossTokens) -> list[tuple[float, ...]]:
@@ -141,8 +145,8 @@ def covered(queries: tuple[int, int], keys: tuple[int, int], causal: bool) -> li
 def test_every_trained_token_is_asked_at_its_own_context(seed: int) -> None:
     rows = rows_of(seed)
     tree = build(rows)
-    found = paths_in(tree.tokens, tree.runs)
-    asked = [(found[tree.parents[edge]], int(tree.labels[edge])) for edge in tree.edges]
+    paths = paths_in(tree.tokens, tree.runs)
+    asked = [(paths[tree.parents[edge]], int(tree.labels[edge])) for edge in tree.edges]
     flat = [(tuple(one.tokens[:at].tolist()), int(one.tokens[at])) for one in rows for at in one.places]
     assert asked == flat and len(set(asked)) == len(tree.parents)
 
@@ -162,20 +166,22 @@ def test_without_merging_each_row_is_a_tree() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_a_cut_repeats_as_little_as_possible(seed: int) -> None:
-    found = order(rows_of(seed, count=5))
-    budget = max(one.inputs for one in found.rows) + 4
-    parts = cut(found, budget)
-    assert [id(one) for part in parts for one in part.rows] == [id(one) for one in found.rows]
+    ordered = order(rows_of(seed, count=5))
+    budget = max(one.inputs for one in ordered.rows) + 4
+    parts = cut(ordered, budget)
+    assert [id(one) for part in parts for one in part.rows] == [id(one) for one in ordered.rows]
     assert all(len(ancestors(part.rows)) == part.unique(0, len(part.rows)) <= budget for part in parts)
-    assert sum(part.unique(0, len(part.rows)) for part in parts) == least(found, budget)
+    assert sum(part.unique(0, len(part.rows)) for part in parts) == least(ordered, budget)
 
 
-def least(found: SortedRows, budget: int) -> int:
+def least(ordered: SortedRows, budget: int) -> int:
     """Over every way of cutting the sorted rows."""
-    places, totals = range(1, len(found.rows)), []
-    for count in range(len(found.rows)):
+    places, totals = range(1, len(ordered.rows)), []
+    for count in range(len(ordered.rows)):
         for cuts in combinations(places, count):
-            sizes = [len(ancestors(found.rows[a:b])) for a, b in zip((0, *cuts), (*cuts, len(found.rows)), strict=True)]
+            sizes = [
+                len(ancestors(ordered.rows[a:b])) for a, b in zip((0, *cuts), (*cuts, len(ordered.rows)), strict=True)
+            ]
             if max(sizes) <= budget:
                 totals.append(sum(sizes))
     return min(totals)
@@ -189,12 +195,12 @@ def test_a_path_over_the_budget_is_refused() -> None:
 @pytest.mark.parametrize("ranks_count", [1, 2, 3])
 def test_trees_stay_together_and_ranks_get_equal_work(ranks_count: int) -> None:
     rows = [one for seed in range(40) for one in rows_of(seed, vocabulary=50)]
-    found = plan(rows, ranks_count, 60)
-    placed = [one for rank in found for micro in rank for one in micro]
+    planned = plan(rows, ranks_count, 60)
+    placed = [one for rank in planned for micro in rank for one in micro]
     assert sorted(map(id, placed)) == sorted(id(one) for one in rows if one.inputs)
-    assert all(len(ancestors(micro)) <= 60 for rank in found for micro in rank)
-    assert len({len(rank) for rank in found}) == 1
-    costs = [sum(piece.cost for micro in rank for piece in divide(micro, 60)) for rank in found]
+    assert all(len(ancestors(micro)) <= 60 for rank in planned for micro in rank)
+    assert len({len(rank) for rank in planned}) == 1
+    costs = [sum(piece.cost for micro in rank for piece in divide(micro, 60)) for rank in planned]
     assert max(costs) <= 1.1 * sum(costs) / ranks_count
 
 
@@ -218,9 +224,9 @@ def test_attention_by_slices_equals_the_dense_mask(seed: int, dtype: torch.dtype
     shapes = [(1, heads, runs[-1].end, 8) for heads in (4, 2, 2)]
     q, k, v = inputs = [(3 * torch.randn(shape, generator=draw, dtype=dtype)).requires_grad_() for shape in shapes]
     upstream = torch.randn(shapes[0], generator=draw, dtype=dtype)
-    found, expected = (kernel(q, k, v, whole(runs), 0.3) for kernel in (tree_attention, dense))
-    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
-    gradients = [torch.autograd.grad(output, inputs, upstream) for output in (found, expected)]
+    actual, expected = (kernel(q, k, v, whole(runs), 0.3) for kernel in (tree_attention, dense))
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+    gradients = [torch.autograd.grad(output, inputs, upstream) for output in (actual, expected)]
     for ours, theirs in zip(*gradients, strict=True):
         assert (ours - theirs).norm() <= 10 * tolerance * theirs.norm()
 
@@ -317,8 +323,8 @@ def test_in_double_precision_nothing_is_left_of_the_difference(family: str, rank
             edges = logp.gather(1, packed.labels[:, None])[:, 0]
             losses.append(policy_loss(edges[packed.branches], tokens, rule_of("cispo", 0.8, 1.3))[0])
         total = torch.stack(losses).sum()
-        found = torch.autograd.grad(total, list(parameters.values()))
-        return dict(zip(parameters, found, strict=True)) | {"loss": total.detach()}
+        gradients = torch.autograd.grad(total, list(parameters.values()))
+        return dict(zip(parameters, gradients, strict=True)) | {"loss": total.detach()}
 
     rows = [one for seed, size in ((5, 3), (6, VOCABULARY)) for one in rows_of(seed, 9, size, 25) if one.inputs]
     flat = gradient([[one] for one in rows], merge=False)
@@ -359,11 +365,11 @@ class Logits(TorchDispatchMode):
     rows = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        for one in found if isinstance(found, tuple) else (found,):
+        results = func(*args, **(kwargs or {}))
+        for one in results if isinstance(results, tuple) else (results,):
             if isinstance(one, Tensor) and one.dim() == 3 and one.shape[-1] == VOCABULARY:
                 self.rows = max(self.rows, one.numel() // VOCABULARY)
-        return found
+        return results
 
 
 def test_logits_of_all_tokens_never_exist_at_once(ranks: Ranks, tmp_path: Path) -> None:
@@ -382,7 +388,7 @@ def test_the_likeliest_tokens_are_found_some_logits_at_a_time(ranks: Ranks, tmp_
     whole, parts = (Policy(model, make_config(tmp_path, parallel={"logits_tokens": size}), ranks) for size in (4096, 5))
     packed, _ = pack([one for one in rows_of(3, vocabulary=2, longest=20) if one.inputs], whole.share)
     sizes = list[int]()
-    parts.model.output_layer.register_forward_hook(lambda _module, _inputs, found: sizes.append(len(found[0])))
+    parts.model.output_layer.register_forward_hook(lambda _module, _inputs, output: sizes.append(len(output[0])))
     expected = whole.model.logits(packed).argmax(-1).view(-1)[packed.branches]
     assert torch.equal(parts.best(packed), expected) and torch.equal(whole.best(packed), expected)
     assert max(sizes) == 5 and sum(sizes) == len(packed.rows)

@@ -96,8 +96,8 @@ def test_logits_of_packed_sequences_equal_those_of_transformers(ranks: Ranks, tm
     subprocess.run([sys.executable, "-c", REFERENCE, *map(str, sources)], check=True, env=environment)
     for source in sources:
         expected = torch.cat(torch.load(source / "logits.pt"))
-        found = Policy(source, make_config(tmp_path), ranks).model.logits(packed(sequences)).detach()
-        assert expected.abs().max() > 1 and (found - expected).abs().max() < 1e-4, source.name
+        logits = Policy(source, make_config(tmp_path), ranks).model.logits(packed(sequences)).detach()
+        assert expected.abs().max() > 1 and (logits - expected).abs().max() < 1e-4, source.name
 
 
 def test_a_missing_tensor_is_named(ranks: Ranks, tmp_path: Path) -> None:

@@ -114,8 +114,8 @@ def work(model: Path, out: Path, parallel: dict[str, Any], ranks: Ranks) -> Poli
     computed = [policy.logprobs, policy.best] + ([partial(leads, policy)] if ranks.world == 1 else [])
     evaluated = [torch.cat([compute(packed) for packed in parts]) for compute in computed]
     torch.save(evaluated, out / f"evaluated-{ranks.rank}.pt")
-    said = measure(policy, BATCHES[0], BUDGET) | difference(policy, BATCHES[0], BUDGET)
-    (out / f"measured-{ranks.rank}.json").write_bytes(msgspec.json.encode(said))
+    measured = measure(policy, BATCHES[0], BUDGET) | difference(policy, BATCHES[0], BUDGET)
+    (out / f"measured-{ranks.rank}.json").write_bytes(msgspec.json.encode(measured))
     torch.save(gradients(policy, BATCHES[0], merge=True), out / f"gradients-{ranks.rank}.pt")
     learn(policy, BATCHES[:1], out / "first")
     policy.checkpoints.save(out / "checkpoint", 1)
@@ -167,8 +167,8 @@ def gradients(policy: Policy, rows: list[TrainingRow], merge: bool) -> dict[str,
     policy.ddp.zero_grad_buffer()
     losses = forward_backward(policy.ddp, [packed for packed, _ in parts], loss)
     sum_gradients(policy.ddp)
-    found = {name: param.main_grad.clone() for name, param in named_weights(policy.model)}
-    return found | ({"loss": torch.stack(losses).sum()} if losses else {})
+    gradients = {name: param.main_grad.clone() for name, param in named_weights(policy.model)}
+    return gradients | ({"loss": torch.stack(losses).sum()} if losses else {})
 
 
 def main(directory: Path, out: Path, names: Sequence[str]) -> None:
