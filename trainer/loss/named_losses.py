@@ -19,10 +19,13 @@ def configured(loss: Loss) -> LossRule:
 def rule_of(kind: str, low: float, high: float) -> LossRule:
     """The rule of a named loss with these bounds. ValueError for an unknown name.
 
-    Ratios are against the rollout's logprobs, unless the loss has a correction of its own. cispo: arXiv 2506.13585,
-    equations 4-5; cispo_unified: equations 6-7; glm5: arXiv 2602.15763, equations 3-5; icepop: arXiv 2510.18855; tis:
-    min(r, high); gspo: the ratio of a whole completion, geometric mean; ppo: the surrogate against the rollout (AReaL's
-    decoupled one where both policies are the same); dppo_tv: prime-rl's default.
+    Ratios are against the rollout's logprobs, unless the loss has its own correction (decoupled_ppo, ipa).
+
+    - cispo: MiniMax-M1 (arXiv 2506.13585), equations 4-5; cispo_unified: equations 6-7.
+    - glm5: arXiv 2602.15763, equations 3-5. icepop: arXiv 2510.18855. tis: min(r, high).
+    - gspo: the ratio of a whole completion, as a geometric mean.
+    - ppo: the surrogate against the rollout, which is AReaL's decoupled one where both policies are the same.
+    - dppo_tv: prime-rl's default.
     """
     closed, strict = Window(low=low, high=high), Window(low=low, high=high, outside="zero")
     rules = {

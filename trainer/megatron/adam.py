@@ -27,6 +27,7 @@ class Adam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # Megatron passes no closure
+        """Update all parameters that have a gradient."""
         for group in self.param_groups:
             params = [param for param in group["params"] if param.grad is not None]
             if group["params"]:

@@ -150,6 +150,7 @@ class SharedNorm(torch.nn.Module):
         vars(self.weight)["sequence_parallel"] = config.sequence_parallel
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """[..., hidden] -> [..., hidden]."""
         return torch.nn.functional.rms_norm(hidden, (hidden.shape[-1],), self.weight, self.eps)
 
 
