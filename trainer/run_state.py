@@ -14,7 +14,8 @@ from proxy.pool.training import steps, windowed_fifo
 from trainer.config import Config
 from trainer.megatron.parallel import Ranks
 from trainer.preflight import claim, demand_tokenizer
-from trainer.push import PushResult, Weights, push, push_again, release
+from trainer.push.push import PushResult, push, push_again, release
+from trainer.push.weights import Weights
 
 POLL_SECONDS = 0.1
 ENGINE_SECONDS = 5.0

@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import need
 from tests.trainer.lives import Lives
 from tests.trainer.sglang_double import Double, Doubles, Start
-from trainer.push import Weights
+from trainer.push.weights import Weights
 
 
 @pytest.fixture

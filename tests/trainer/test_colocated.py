@@ -12,7 +12,8 @@ from proxy.pool.errors import UserError
 from tests.trainer.make import make_push
 from tests.trainer.sglang_double import Double, Start
 from trainer.config import Push
-from trainer.push import Weights, push, push_again, release
+from trainer.push.push import push, push_again, release
+from trainer.push.weights import Weights
 
 RELEASE = ["pause_generation", "release_memory_occupation kv_cache weights"]
 PUSH = [

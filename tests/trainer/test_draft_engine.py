@@ -25,7 +25,8 @@ from trainer.loss.policy_loss import imitation
 from trainer.megatron.mtp.weights import HEAD_TENSORS
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy
-from trainer.push import Weights, push
+from trainer.push.push import push
+from trainer.push.weights import Weights
 
 LENGTH, WORDS = 40, 64
 SPECULATE = (

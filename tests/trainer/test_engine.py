@@ -34,8 +34,9 @@ from trainer.config import Config, Push
 from trainer.loop import resume, train
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy
-from trainer.push import Weights, push, push_again, release
+from trainer.push.push import push, push_again, release
 from trainer.push.target import PushTarget
+from trainer.push.weights import Weights
 from trainer.run_state import RunState
 
 PROMPTS, SAMPLED = 8, 160

@@ -26,7 +26,8 @@ from tests.trainer.test_weights import same_files
 from trainer.commands.main import main
 from trainer.commands.output_lock import lock_output
 from trainer.config import load_config
-from trainer.push import PushResult, Weights, push
+from trainer.push.push import PushResult, push
+from trainer.push.weights import Weights
 from trainer.report import tokens
 
 STEPS = 3

@@ -19,7 +19,8 @@ from tests.trainer.sglang_double import Double, Start
 from tests.trainer.test_loop import prepare
 from trainer.config import Push
 from trainer.megatron.parallel import Ranks
-from trainer.push import PushResult, Weights, push, push_again
+from trainer.push.push import PushResult, push, push_again
+from trainer.push.weights import Weights
 from trainer.run_state import RunState, check_interval
 
 ORDER = ["pause_generation", "update_weights_from_disk", "continue_generation"]

@@ -19,9 +19,9 @@ from proxy.engine.tiny_model import make_tiny_model
 from tests.conftest import need
 from tests.trainer.make import make_push
 from trainer.config import Push
-from trainer.push import Weights, push, push_again
+from trainer.push.push import push, push_again
 from trainer.push.target import PushTarget
-from trainer.push.weights import Bucket
+from trainer.push.weights import Bucket, Weights
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 STORE = (

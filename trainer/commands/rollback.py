@@ -15,7 +15,8 @@ from proxy.pool.rollouts import runs
 from proxy.pool.training import steps
 from trainer.commands.output_lock import lock_output
 from trainer.config import Config
-from trainer.push import PushResult, Weights, push
+from trainer.push.push import PushResult, push
+from trainer.push.weights import Weights
 
 
 def roll_back(config: Config, step: int) -> str:

@@ -1,7 +1,7 @@
 """One SGLang server as a push sees it: its properties, and the requests that pause, change and resume it.
 
 Every request has a timeout; every error of a request is raised as `PushFailed`. Left out: which engines there are, and
-what happens to a push when one of them fails (trainer/push/__init__.py).
+what happens to a push when one of them fails (trainer/push/push.py).
 """
 
 import time

@@ -1,4 +1,4 @@
-"""Push new weights into the running engines, on one of three ways. No export of weights, no starting of engines.
+"""Push new weights into the running engines, in one of three ways.
 
 A push pauses every engine, so that none samples new weights while another still serves old ones; calls in flight are
 retracted and continue afterwards (the engine records which version sampled each token). While an engine's weights
@@ -19,8 +19,6 @@ from trainer.push import colocated, disk, distributed, tensor
 from trainer.push.engine_group import EngineGroup
 from trainer.push.target import LOADING, PushFailed, PushTarget
 from trainer.push.weights import Weights
-
-__all__ = ["PushResult", "Weights", "push", "push_again", "release"]
 
 WAYS: dict[str, Callable[[PushTarget, Weights], None]] = {
     "disk": disk.send,
