@@ -31,8 +31,8 @@ from trainer.config import Parallel
 from trainer.data.row import TrainingRow
 from trainer.data.tree import build
 from trainer.megatron.attention.kernels import tree_attention
+from trainer.megatron.attention.layout import AttentionLayout
 from trainer.megatron.attention.magi import fits
-from trainer.megatron.layout import AttentionLayout
 from trainer.megatron.parallel import Ranks, process_groups
 from trainer.policy import Policy
 

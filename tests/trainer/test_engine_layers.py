@@ -6,7 +6,7 @@ Not covered: the layers themselves, which need a GPU.
 from pathlib import Path
 
 from tests.trainer.make import make_config, write_model
-from trainer.megatron import transformer_engine
+from trainer.megatron.model import transformer_engine
 from trainer.megatron.parallel import Ranks
 from trainer.megatron.weights import _hf_names
 from trainer.policy import Policy

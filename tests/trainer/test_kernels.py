@@ -16,7 +16,7 @@ from trainer.data.tree import TokenRun, build
 from trainer.megatron.attention import magi
 from trainer.megatron.attention.flex import block_mask, flexible
 from trainer.megatron.attention.kernels import tree_attention
-from trainer.megatron.layout import AttentionLayout
+from trainer.megatron.attention.layout import AttentionLayout
 
 CPU = torch.device("cpu")
 

@@ -45,7 +45,7 @@ _LAYER = {
     "mlp.linear_fc1.weight": ["mlp.gate_proj.weight", "mlp.up_proj.weight"],
     "mlp.linear_fc2.weight": ["mlp.down_proj.weight"],
     "mlp.router.weight": ["mlp.gate.weight"],
-    # Transformer Engine's layers contain the norm that comes before them (trainer/megatron/transformer_engine.py).
+    # Transformer Engine's layers contain the norm before them (trainer/megatron/model/transformer_engine.py).
     "self_attention.linear_qkv.layer_norm_weight": ["input_layernorm.weight"],
     "mlp.linear_fc1.layer_norm_weight": ["post_attention_layernorm.weight"],
 }

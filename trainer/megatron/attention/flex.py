@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from trainer.megatron.layout import AttentionLayout
+from trainer.megatron.attention.layout import AttentionLayout
 
 BLOCK = 128
 """Queries, and keys, in a block: the kernel computes or skips a block as a whole."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trainer.megatron.attention import magi
 from trainer.megatron.attention.flex import flexible
-from trainer.megatron.layout import AttentionLayout, AttentionSlice, slices
+from trainer.megatron.attention.layout import AttentionLayout, AttentionSlice, slices
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward

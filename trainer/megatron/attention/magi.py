@@ -11,7 +11,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from trainer.megatron.layout import AttentionLayout, slices
+from trainer.megatron.attention.layout import AttentionLayout, slices
 
 FULL, CAUSAL = 0, 1
 """MagiAttention's codes for slices. Its causal mask is aligned to the last query and key: in a square, the diagonal."""

@@ -23,7 +23,7 @@ from torch import Tensor
 from trainer.config import Parallel
 from trainer.config.model_shape import Experts, Shape
 from trainer.data.micro_batch import SequencePaths
-from trainer.megatron.layout import AttentionLayout
+from trainer.megatron.attention.layout import AttentionLayout
 from trainer.megatron.model.balance import imbalance
 from trainer.megatron.model.grouped import LocalExperts
 

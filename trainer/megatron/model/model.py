@@ -23,9 +23,9 @@ from torch.utils.checkpoint import checkpoint
 from trainer.config import Parallel
 from trainer.config.model_shape import Shape, demand_splits
 from trainer.data.micro_batch import MicroBatch
-from trainer.megatron import transformer_engine
 from trainer.megatron.attention.attention import TreeAttention
-from trainer.megatron.layout import AttentionLayout
+from trainer.megatron.attention.layout import AttentionLayout
+from trainer.megatron.model import transformer_engine
 from trainer.megatron.model.experts import expert_options, mark_experts, with_experts
 from trainer.megatron.parallel import whole_vocabulary
 from trainer.megatron.replay import ReplayCounter, RoutingReplay

@@ -23,8 +23,8 @@ from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from trainer.data.micro_batch import MicroBatch
+from trainer.megatron.attention.layout import AttentionLayout
 from trainer.megatron.bucket_padding import without_padding
-from trainer.megatron.layout import AttentionLayout
 from trainer.megatron.model.experts import mark_experts
 from trainer.megatron.model.model import PolicyModel, SharedNorm
 from trainer.megatron.mtp.loss import parents, without_first_tokens
