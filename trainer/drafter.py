@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from proxy.pool.errors import UserError
 from trainer import config as settings
-from trainer.config.model_shape import Shape
+from trainer.config.model_shape import ModelShape
 from trainer.data.micro_batch import MicroBatch
 from trainer.data.row import TrainingRow
 from trainer.megatron.model.model import PolicyModel
@@ -32,7 +32,7 @@ from trainer.megatron.parallel import sum_over_data_ranks
 class Drafter:
     """Trains the head. Per update: `begin`, `learn` after the policy's forward pass of each micro-batch, `finish`."""
 
-    def __init__(self, model: PolicyModel, shape: Shape, source: Path, config: settings.Config):
+    def __init__(self, model: PolicyModel, shape: ModelShape, source: Path, config: settings.Config):
         if shape.family not in HEAD_NAMINGS:
             raise UserError(
                 f"{source} is of family {shape.family}, for which SGLang has no draft model; set mtp.drafts = 0 or use "

@@ -16,7 +16,7 @@ from proxy.pool.files import write_whole
 from proxy.pool.rollouts.runs import Run
 from proxy.pool.tokenizer_fingerprint import fingerprint
 from proxy.pool.training.finished_rollouts import tokenizers
-from trainer.config.model_shape import Shape
+from trainer.config.model_shape import ModelShape
 from trainer.data.row import TrainingRow
 
 
@@ -67,7 +67,7 @@ def demand_tokenizer(pool: Pool, model: Path, attempt_ids: Iterable[int]) -> Non
         )
 
 
-def demand_known_tokens(rows: Iterable[TrainingRow], shape: Shape, model: Path) -> None:
+def demand_known_tokens(rows: Iterable[TrainingRow], shape: ModelShape, model: Path) -> None:
     """Raise UserError when a recorded token id is outside the model's vocabulary."""
     largest = max((int(row.tokens.max(initial=0)) for row in rows), default=0)
     if largest >= shape.vocab:

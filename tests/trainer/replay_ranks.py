@@ -17,7 +17,7 @@ from tests.trainer.make import VOCABULARY, make_config
 from tests.trainer.test_tree import rows_of
 from tests.trainer.two_ranks import BUDGET, RULE
 from trainer.config import Parallel
-from trainer.config.model_shape import Experts
+from trainer.config.model_shape import ExpertShape
 from trainer.data.packing import plan
 from trainer.data.routed_experts import UNKNOWN
 from trainer.data.row import TrainingRow
@@ -25,7 +25,7 @@ from trainer.loss.policy_loss import policy_loss
 from trainer.megatron.parallel import Ranks, job, split
 from trainer.policy import Policy
 
-MIXTURE = Experts(count=8, per_token=3, ffn=16, normalised=True, layers=(True, True))
+MIXTURE = ExpertShape(count=8, per_token=3, ffn=16, normalised=True, layers=(True, True))
 REPLAY = {"loss": {"routing": "replay"}}
 
 

@@ -30,7 +30,7 @@ from tests.trainer.replay_ranks import MIXTURE, REPLAY, drawn, routed
 from tests.trainer.test_tree import distance, gradients, rows_of
 from tests.trainer.torchrun import run_torch
 from trainer.commands.main import main
-from trainer.config.model_shape import Experts
+from trainer.config.model_shape import ExpertShape
 from trainer.config.step import StepOptions
 from trainer.data.assemble import assemble, merge, why_not_trainable
 from trainer.data.packing import pack, plan
@@ -103,7 +103,7 @@ def test_what_is_missing_stays_missing() -> None:
 @pytest.mark.parametrize(
     "other", [replace(MIXTURE, count=7), replace(MIXTURE, per_token=2), replace(MIXTURE, layers=(True,) * 3)]
 )
-def test_choices_of_another_model_are_refused(other: Experts) -> None:
+def test_choices_of_another_model_are_refused(other: ExpertShape) -> None:
     choices = np.broadcast_to(np.array([5, 6, 7], dtype=np.int16), (4, 2, 3))
     one = replace(completion(1, None, 0, [1, 2, 3], [4, 5]), experts=stored(choices))
     with pytest.raises(UserError, match="has experts up to 7 in 2 layers, 3 for a token, and the model has"):

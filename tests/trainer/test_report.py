@@ -20,7 +20,7 @@ from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
 from proxy.pool.untrained import Untrained, UntrainedReason
 from tests.trainer.make import chain, make_config, make_rows, write_model
 from tests.trainer.test_weights import same_files
-from trainer.config.model_shape import Experts, Shape
+from trainer.config.model_shape import ExpertShape, ModelShape
 from trainer.config.report import AlarmName, Report
 from trainer.config.step import StepOptions
 from trainer.data.assemble import assemble
@@ -40,7 +40,7 @@ from trainer.report.tokens import TokenNotes
 
 FAILED = Untrained(UntrainedReason.ROLLOUT_FAILED, "verifier")
 TURNS = [([1, 2, 3], [4, 5]), ([1, 2, 3, 4, 5, 6], [7]), ([1, 2, 3, 4, 5, 6, 7, 8, 9], [10, 11])]
-SHAPE = Shape("qwen3", 2, 8, 16, 2, 1, 4, 32, 64, 1e-6, False, {})
+SHAPE = ModelShape("qwen3", 2, 8, 16, 2, 1, 4, 32, 64, 1e-6, False, {})
 
 
 def rollout(number: int, reward: float | None, turns: int = 3, version: str = "v1") -> LeasedRollout:
@@ -162,7 +162,7 @@ def test_flops_are_six_per_weight_and_token_and_those_of_attention_and_head() ->
     layer = 8 * (2 * 8 + 2 * 4 + 3 * 16)
     assert flops(SHAPE, Workload(tokens=10)) == 6 * 2 * layer * 10
     assert flops(SHAPE, Workload(keys=7)) == 12 * 2 * 8 * 7
-    sparse = replace(SHAPE, experts=Experts(8, 2, 4, True, (True, True)))
+    sparse = replace(SHAPE, experts=ExpertShape(8, 2, 4, True, (True, True)))
     assert flops(sparse, Workload(tokens=10)) == 6 * 2 * 8 * (2 * 8 + 2 * 4 + 3 * 2 * 4) * 10
     assert flops(SHAPE, Workload(logprobs=5)) == 6 * 8 * 32 * 5
 

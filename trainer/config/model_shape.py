@@ -13,7 +13,7 @@ FAMILIES = ("llama", "mimo", "qwen2", "qwen3", "qwen3_moe")
 
 
 @dataclass(frozen=True)
-class Experts:
+class ExpertShape:
     """A mixture of experts in place of the feed-forward network of some layers."""
 
     count: int
@@ -27,7 +27,7 @@ class Experts:
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """What of the Hugging Face config the trainer needs."""
 
     family: str
@@ -42,7 +42,7 @@ class Shape:
     norm_eps: float
     tied: bool
     rope: dict[str, Any]
-    experts: Experts | None = None
+    experts: ExpertShape | None = None
 
     def token_ffn(self) -> float:
         """Width of the feed-forward network that one token passes through, the mean over the layers."""
@@ -52,7 +52,7 @@ class Shape:
         return sparse * self.experts.per_token * self.experts.ffn + (1 - sparse) * self.ffn
 
 
-def read_shape(directory: Path) -> Shape:
+def read_shape(directory: Path) -> ModelShape:
     """The shape of the model in a Hugging Face directory; UserError when the trainer cannot build it."""
     path = directory / "config.json"
     try:
@@ -68,7 +68,7 @@ def read_shape(directory: Path) -> Shape:
     return shape
 
 
-def demand_splits(shape: Shape, parallel: Parallel) -> None:
+def demand_splits(shape: ModelShape, parallel: Parallel) -> None:
     """UserError when the model's parts do not divide by the ranks that share it."""
     by_tensor = {"attention heads": shape.heads, "key-value heads": shape.kv_heads}
     by_tensor |= {"feed-forward units": shape.ffn, "vocabulary entries": shape.vocab}
@@ -82,7 +82,7 @@ def demand_splits(shape: Shape, parallel: Parallel) -> None:
     _demand_expert_splits(shape, parallel)
 
 
-def demand_served(shape: Shape, engines: Sequence[str]) -> None:
+def demand_served(shape: ModelShape, engines: Sequence[str]) -> None:
     """UserError when the engines could load the model but would serve something else."""
     if engines and shape.experts is not None and not all(shape.experts.layers):
         raise UserError(
@@ -92,7 +92,7 @@ def demand_served(shape: Shape, engines: Sequence[str]) -> None:
         )
 
 
-def _demand_expert_splits(shape: Shape, parallel: Parallel) -> None:
+def _demand_expert_splits(shape: ModelShape, parallel: Parallel) -> None:
     if shape.experts is None:
         if parallel.expert > 1:
             raise UserError(
@@ -111,10 +111,10 @@ def _demand_expert_splits(shape: Shape, parallel: Parallel) -> None:
         )
 
 
-def _shape(config: dict[str, Any]) -> Shape:
+def _shape(config: dict[str, Any]) -> ModelShape:
     heads = config["num_attention_heads"]
     rope = config.get("rope_parameters") or {**(config.get("rope_scaling") or {}), "rope_theta": config["rope_theta"]}
-    return Shape(
+    return ModelShape(
         family=config["model_type"],
         layers=config["num_hidden_layers"],
         hidden=config["hidden_size"],
@@ -131,14 +131,14 @@ def _shape(config: dict[str, Any]) -> Shape:
     )
 
 
-def _experts(config: dict[str, Any]) -> Experts | None:
+def _experts(config: dict[str, Any]) -> ExpertShape | None:
     """None when every layer is dense."""
     dense, each = config.get("mlp_only_layers") or [], config.get("decoder_sparse_step", 1)
     layers = tuple(layer not in dense and (layer + 1) % each == 0 for layer in range(config["num_hidden_layers"]))
     name = "num_local_experts" if "num_local_experts" in config else "num_experts"  # transformers 5, and before
     if not any(layers) or config[name] == 0:
         return None
-    return Experts(
+    return ExpertShape(
         count=config[name],
         per_token=config["num_experts_per_tok"],
         ffn=config["moe_intermediate_size"],
@@ -147,7 +147,7 @@ def _experts(config: dict[str, Any]) -> Experts | None:
     )
 
 
-def _check_experts(experts: Experts | None, path: Path) -> None:
+def _check_experts(experts: ExpertShape | None, path: Path) -> None:
     if experts is None:
         return
     if not 1 <= experts.per_token <= experts.count:

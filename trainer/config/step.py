@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from trainer.config import TRAINED, Config, Loss
 from trainer.config.credit import Credit
-from trainer.config.model_shape import Experts
+from trainer.config.model_shape import ExpertShape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,12 +18,12 @@ class StepOptions:
     """Completions with these labels are trained on."""
     max_staleness: int | None = None
     """Rollouts whose oldest token lags further behind are left out of the loss. None: no rollout is."""
-    mixture: Experts | None = None
+    mixture: ExpertShape | None = None
     """Replay the experts that the engine chose in this mixture. None: the trainer's routers choose."""
     step: int = 1
 
 
-def step_options(config: Config, step: int, mixture: Experts | None = None) -> StepOptions:
+def step_options(config: Config, step: int, mixture: ExpertShape | None = None) -> StepOptions:
     """Return the options of a step. `mixture`: from trainer/data/routed_experts.py: replayed."""
     return StepOptions(
         loss=config.loss,

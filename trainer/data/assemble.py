@@ -19,7 +19,7 @@ from proxy.pool.completions.store import paths
 from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
 from proxy.pool.untrained import Untrained, UntrainedReason
 from trainer import config
-from trainer.config.model_shape import Experts
+from trainer.config.model_shape import ExpertShape
 from trainer.config.step import StepOptions
 from trainer.credit import assign
 from trainer.credit.token_weights import token_scales
@@ -162,7 +162,7 @@ def merge(
     excluded: Counter[Untrained],
     why_not: Callable[[Completion], Untrained | None],
     *,
-    mixture: Experts | None = None,
+    mixture: ExpertShape | None = None,
 ) -> list[TrainingRow]:
     """The rows of one attempt's completions, which must be in commit order. Adds to `excluded` what they leave out.
 

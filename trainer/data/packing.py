@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from trainer.config.model_shape import Shape
+from trainer.config.model_shape import ModelShape
 from trainer.data.micro_batch import MicroBatch, SequencePaths
 from trainer.data.routed_experts import PADDING
 from trainer.data.row import TrainingRow
@@ -34,7 +34,7 @@ class TreePart:
     """In tokens' linear layers."""
 
 
-def key_cost(shape: Shape) -> float:
+def key_cost(shape: ModelShape) -> float:
     """FLOPs of one query-key pair in attention, over those of one token in the linear layers of the same layer."""
     width, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     linear = 2 * shape.hidden * (2 * width + 2 * keys + 3 * shape.token_ffn())

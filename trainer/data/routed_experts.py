@@ -14,7 +14,7 @@ from proxy.pool.completions.records import Completion
 from proxy.pool.completions.routed_experts import RoutedExperts as Stored
 from proxy.pool.errors import UserError
 from trainer.config import Loss
-from trainer.config.model_shape import Experts, Shape
+from trainer.config.model_shape import ExpertShape, ModelShape
 from trainer.data.row import TrainingRow
 
 UNKNOWN = -1
@@ -24,7 +24,7 @@ PADDING = -2
 LARGEST = np.iinfo(np.int16).max
 
 
-def replayed(loss: Loss, shape: Shape) -> Experts | None:
+def replayed(loss: Loss, shape: ModelShape) -> ExpertShape | None:
     """The model whose recorded experts are replayed; None when routers choose. UserError for a dense model."""
     if loss.routing == "own":
         return None
@@ -47,7 +47,7 @@ def demand_recorded(rows: Sequence[TrainingRow]) -> None:
 class RecordedExperts:
     """The experts along the paths of one attempt's completions. `mixture`: the model that is to replay them."""
 
-    def __init__(self, chain: Sequence[Completion], mixture: Experts):
+    def __init__(self, chain: Sequence[Completion], mixture: ExpertShape):
         self._items = {item.id: item for item in chain}
         self._mixture = mixture
 

@@ -17,7 +17,7 @@ from proxy.pool.training.steps import Version
 from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
 from proxy.pool.untrained import to_metrics
 from trainer.config import TRAINED
-from trainer.config.model_shape import Shape
+from trainer.config.model_shape import ModelShape
 from trainer.data.assemble import TrainingBatch, why_not_trainable
 from trainer.data.row import TrainingRow
 from trainer.loss.policy_loss import read_sums
@@ -52,7 +52,7 @@ class StepFacts:
 class RunContext:
     """What the metrics need to know of the run."""
 
-    shape: Shape
+    shape: ModelShape
     labels: Sequence[str] = TRAINED
     peak: float | None = None
     """Peak FLOPs per second of all devices together; None where it is not known."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainer.config.model_shape import Shape
+from trainer.config.model_shape import ModelShape
 from trainer.data.row import TrainingRow
 from trainer.data.tree import build
 
@@ -54,7 +54,7 @@ def separate(lengths: Sequence[int], logprobs: int) -> Workload:
     return Workload(int(sizes.sum()), int((sizes * (sizes + 1)).sum()) // 2, logprobs)
 
 
-def flops(shape: Shape, work: Workload) -> float:
+def flops(shape: ModelShape, work: Workload) -> float:
     """Return the FLOPs of forward and backward: 6 per weight and token, 12 per key and width of a layer's attention.
 
     The estimate of PaLM (arXiv 2204.02311, appendix B), with the keys that are attended instead of all. In a

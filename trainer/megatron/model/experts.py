@@ -21,14 +21,14 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 
 from trainer.config import Parallel
-from trainer.config.model_shape import Experts, Shape
+from trainer.config.model_shape import ExpertShape, ModelShape
 from trainer.data.micro_batch import SequencePaths
 from trainer.megatron.attention.layout import AttentionLayout
 from trainer.megatron.model.balance import imbalance
 from trainer.megatron.model.grouped import LocalExperts
 
 
-def expert_options(shape: Shape, parallel: Parallel) -> dict[str, Any]:
+def expert_options(shape: ModelShape, parallel: Parallel) -> dict[str, Any]:
     """The fields of Megatron's TransformerConfig about experts. Empty for a dense model."""
     experts = shape.experts
     if experts is None:
@@ -46,7 +46,7 @@ def expert_options(shape: Shape, parallel: Parallel) -> dict[str, Any]:
     }
 
 
-def with_experts(spec: ModuleSpec, experts: Experts) -> ModuleSpec:
+def with_experts(spec: ModuleSpec, experts: ExpertShape) -> ModuleSpec:
     """Replace the MLP in a layer's spec by experts. Changes `spec` and returns it."""
     mixture = get_moe_module_spec_for_backend(LocalSpecProvider(), experts.count)
     mixture.submodules.router = TreeRouter

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from trainer.config import Parallel
-from trainer.config.model_shape import Shape, demand_splits
+from trainer.config.model_shape import ModelShape, demand_splits
 from trainer.data.micro_batch import MicroBatch
 from trainer.megatron.attention.attention import TreeAttention
 from trainer.megatron.attention.layout import AttentionLayout
@@ -31,7 +31,7 @@ from trainer.megatron.parallel import whole_vocabulary
 from trainer.megatron.replay import ReplayCounter, RoutingReplay
 
 
-def transformer_config(shape: Shape, dtype: torch.dtype, parallel: Parallel) -> TransformerConfig:
+def transformer_config(shape: ModelShape, dtype: torch.dtype, parallel: Parallel) -> TransformerConfig:
     """Megatron's config for a model of this shape. Raises UserError when heads, vocabulary or layers do not split.
 
     The fusions of megatron-core 0.16.1 are off, so that CPU and GPU run the same operations; those of gradient
@@ -80,7 +80,7 @@ def transformer_config(shape: Shape, dtype: torch.dtype, parallel: Parallel) -> 
     )
 
 
-def build_model(shape: Shape, config: TransformerConfig, parallel: Parallel) -> "PolicyModel":
+def build_model(shape: ModelShape, config: TransformerConfig, parallel: Parallel) -> "PolicyModel":
     """A model of this shape with uninitialised weights, or this pipeline rank's stage of one."""
     layers_per_stage = shape.layers // parallel.pipeline
     first = layers_per_stage * parallel_state.get_pipeline_model_parallel_rank()
@@ -107,7 +107,7 @@ def build_model(shape: Shape, config: TransformerConfig, parallel: Parallel) -> 
     return model
 
 
-def layer_specs(shape: Shape, config: TransformerConfig) -> list[ModuleSpec]:
+def layer_specs(shape: ModelShape, config: TransformerConfig) -> list[ModuleSpec]:
     """Megatron's spec (which modules a layer consists of) for each layer of the model, over all stages."""
     dense = (
         _with_tree_attention(transformer_engine.engine_spec(config.qk_layernorm), config)
@@ -270,7 +270,7 @@ class PackedRotary(RotaryEmbedding):
     positions: Tensor
     inv_freq: Tensor
 
-    def __init__(self, shape: Shape, cp_group: Any):
+    def __init__(self, shape: ModelShape, cp_group: Any):
         super().__init__(
             shape.head_dim,
             1.0,
