@@ -18,19 +18,20 @@ from aiohttp import web
 from proxy.call import Call, CallError, ContextOverflow, Reply, internal_error
 from proxy.config import ProxyConfig
 from proxy.dialects.base import CountingDialect, Dialect
-from proxy.engine.client import RESERVED_TOKENS, EngineError
-from proxy.engine.fleet import Fleet, Route
+from proxy.engine.client import RESERVED_TOKENS
+from proxy.engine.fleet import Fleet
 from proxy.engine.moe_config import Mixture
 from proxy.engine.replica import Origin
+from proxy.engine.engine_call import EngineError
 from proxy.http.admission import AdmissionGate
 from proxy.http.limits import RequestLimits, parse_call, read_body
 from proxy.http.metrics import ProxyMetrics
 from proxy.http.response import AnswerWriter, ResponseWriter, StreamedResponse, WholeResponse
 from proxy.prompt.splice import Prompt
 from proxy.prompt.template import ChatTemplate, TemplateError
-from proxy.recording.parallel_answers import Choice, abandoned, answered, arrived, failed
-from proxy.recording.provider import Provider, ProviderRoute
-from proxy.recording.recorder import Means, Record, Stored
+from proxy.recording.parallel_answers import ParallelAnswer, abandon_all, all_delivered, answer_all, fail_all
+from proxy.recording.provider import Provider, ProviderTurn
+from proxy.recording.recorder import AnswerRows, RecordingServices, TurnRecorder
 from proxy.recording.redelivery.fingerprint import request_fingerprint
 from proxy.recording.sessions import Session, Sessions
 from proxy.recording.turn import Turn
@@ -46,7 +47,6 @@ class HandlerSettings:
     config: ProxyConfig
     limits: RequestLimits
     context_length: int
-    turn: type[Turn] = Turn
     mixture: Mixture | None = None
     """Set for a mixture of experts: engines must return the chosen experts; a call without them fails."""
 
@@ -55,12 +55,12 @@ class Handler:
     """Serves model calls of every dialect. Rendering, tokenising and other long work run in threads."""
 
     def __init__(
-        self, settings: HandlerSettings, template: ChatTemplate, means: Means, *, sessions: Sessions,
+        self, settings: HandlerSettings, template: ChatTemplate, services: RecordingServices, *, sessions: Sessions,
         engine: Fleet | Provider, admission: AdmissionGate, metrics: ProxyMetrics,
     ):  # fmt: skip
         self._settings = settings
         self._template = template
-        self._means = means
+        self._services = services
         self._sessions = sessions
         self._engine = engine
         self._admission = admission
@@ -73,31 +73,31 @@ class Handler:
         session = await self._sessions.of(request)
         call, prompt, fingerprint = await self._read(request, session, dialect)
         response = self._open_response(request, dialect, call, prompt)
-        answers, stored = [], Stored()
+        answers, rows = [], AnswerRows()
         for number in range(call.choices):
-            turn = self._settings.turn(call, prompt, self._template)
-            record = Record(self._means, session, turn, stored, fingerprint=fingerprint, started=started)
-            answers.append(Choice(record, turn, AnswerWriter(response, number), record))
+            turn = self._turn(call, prompt, session)
+            recorder = TurnRecorder(self._services, session, turn, rows, fingerprint=fingerprint, started=started)
+            answers.append(ParallelAnswer(recorder, turn, AnswerWriter(response, number), recorder))
         try:
-            result = await response.close(await answered(answers, self._answer))
+            result = await response.close(await answer_all(answers, self._answer))
         except (EngineError, CallError):
-            error = await asyncio.shield(failed(answers))
+            error = await asyncio.shield(fail_all(answers))
             await self._sessions.note_trouble(session.attempt, error)
             return await self._fail(response, error)
         except (asyncio.CancelledError, ConnectionResetError):  # the client went away
             self._metrics.abandoned += 1
-            await asyncio.shield(abandoned(answers))
+            await asyncio.shield(abandon_all(answers))
             raise
         except Exception:  # a bug: without an error event, the client of a stream would wait for the end
             with suppress(Exception):  # keeping the rows may meet the same bug; it is logged in either case
-                await asyncio.shield(abandoned(answers))
+                await asyncio.shield(abandon_all(answers))
             if not response.headers_sent:
                 raise
             log.exception("bug in the stream of %s", request.path)
             return await self._fail(response, internal_error())
         finally:
             response.stop_keepalive()
-        await asyncio.shield(arrived(answers))  # shielded: a client may disconnect as soon as it has the end
+        await asyncio.shield(all_delivered(answers))  # shielded: a client may disconnect as soon as it has the end
         return result
 
     async def count(self, request: web.Request, dialect: CountingDialect) -> web.Response:
@@ -118,7 +118,7 @@ class Handler:
             return call, prompt, request_fingerprint(call, prompt)
 
         try:
-            call, prompt, fingerprint = await self._means.work.run(session.attempt, in_thread)
+            call, prompt, fingerprint = await self._services.work.run(session.attempt, in_thread)
         except TemplateError as error:
             raise CallError(400, "invalid_request", str(error), dialect.PROMPT) from error
         if not any_length:
@@ -134,54 +134,47 @@ class Handler:
             return StreamedResponse(request, call, events, self._settings.limits.keepalive_seconds)
         return WholeResponse(request, call, dialect)
 
-    async def _answer(self, answer: Choice) -> Reply:
+    async def _answer(self, answer: ParallelAnswer) -> Reply:
         """Return one answer once it is committed: a recorded one that a retry claims, or a newly sampled one."""
-        record, turn = answer.record, answer.turn
-        session = record.session
+        recorder, turn = answer.recorder, answer.turn
+        session = recorder.session
         limit, follows = self._limit(turn), turn.prompt.follows
-        again = await self._means.redelivery.claim(session.waiting, record.fingerprint, limit, follows)
-        if again is not None:
+        retried = await self._services.redelivery.claim(session.waiting, recorder.fingerprint, limit, follows)
+        if retried is not None:
             self._metrics.served_again += 1
-            answer.sent, (pieces, reply) = again, turn.again(again.recorded)
-            await answer.lane.send(pieces)
+            answer.sent, (pieces, reply) = retried, turn.from_record(retried.recorded)
+            await answer.writer.send(pieces)
             return reply
         await self._sessions.check_budget(session.attempt)
         async with self._admission.place(session.attempt, self._settings.limits.wait_seconds):
-            await self._sample(record, turn, answer.lane)
+            await self._sample(recorder, turn, answer.writer)
         reply = turn.reply()
         # Shielded: when the client leaves during the commit, the row must still be stored whole, for its retry.
-        await asyncio.shield(record.store(reply, why_untrained(turn, session.attempt)))
+        await asyncio.shield(recorder.store(reply, why_untrained(turn, session.attempt)))
         return reply
 
-    async def _sample(self, record: Record, turn: Turn, writer: AnswerWriter) -> None:
+    def _turn(self, call: Call, prompt: Prompt, session: Session) -> Turn:
+        if isinstance(self._engine, Provider):
+            return ProviderTurn(call, prompt, self._template, provider=self._engine)
+        attempt = session.attempt
+        route = self._engine.route(Origin(attempt.id, attempt.group_id, prompt.prefix_length))
+        return Turn(call, prompt, self._template, route, self._settings.mixture)
+
+    async def _sample(self, recorder: TurnRecorder, turn: Turn, writer: AnswerWriter) -> None:
         """Sample the whole turn. When a replica fails before the client has any text, sample on another one."""
-        attempt = record.session.attempt
-        route = self._engine.route(Origin(attempt.id, attempt.group_id, turn.prompt.prefix_length))
+        work, attempt = self._services.work, recorder.session.attempt
+        request = sampling_request(turn, attempt, self._template, self._limit(turn))
         while True:
             try:
-                return await self._sample_on(route, record.session, turn, writer)
+                async with aclosing(turn.stream(request, work, attempt)) as stream:
+                    async for pieces in stream:
+                        await writer.send(pieces)
+                return
             except EngineError as error:
-                if writer.started or not route.goes_on(error):
+                if writer.started or not turn.may_move(error):
                     raise
-                await asyncio.shield(record.lost(error))
-                record.anew()
-
-    async def _sample_on(
-        self, route: Route | ProviderRoute, session: Session, turn: Turn, writer: AnswerWriter
-    ) -> None:
-        """Sample the whole turn on one replica, and send the text that may leave early."""
-        work, attempt, sampling = self._means.work, session.attempt, turn.sampling
-        with_experts = self._settings.mixture is not None
-        request = sampling_request(turn, attempt, self._template, self._limit(turn), with_experts)
-        async with aclosing(route.sample(request, sampling)) as events:
-            async for ids in events:
-                await writer.send(await work.sized(len(ids), attempt, turn.take, ids))
-        sampling.check()
-        if (mixture := self._settings.mixture) is not None:
-            start, length = turn.prompt.routed, len(turn.prompt.ids)
-            size = length - start + len(sampling.ids)
-            await work.sized(size, attempt, sampling.read_experts, length, start, mixture)
-        await writer.send(await work.sized(len(sampling.ids), attempt, turn.close))
+                await asyncio.shield(recorder.store_partial(error))
+                recorder.restart()
 
     def _limit(self, turn: Turn) -> int:
         return answer_limit(turn, self._settings.context_length, self._settings.config.sampling.max_new_tokens)

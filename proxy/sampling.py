@@ -4,7 +4,8 @@ Left out: the engine's names for these parameters (proxy/engine/client.py).
 """
 
 from proxy.dialects.structured_output import grammar
-from proxy.engine.client import RESERVED_TOKENS, SamplingRequest
+from proxy.engine.client import RESERVED_TOKENS
+from proxy.engine.engine_call import SamplingRequest
 from proxy.pool.rollouts.attempts import Attempt
 from proxy.pool.untrained import Untrained, UntrainedReason
 from proxy.prompt.template import ChatTemplate
@@ -31,13 +32,8 @@ def answer_limit(turn: Turn, context_length: int, max_new_tokens: int | None) ->
     return min(limit for limit in (turn.call.max_new_tokens, max_new_tokens, rest) if limit is not None)
 
 
-def sampling_request(
-    turn: Turn, attempt: Attempt, template: ChatTemplate, limit: int, with_experts: bool
-) -> SamplingRequest:
-    """Make the request for one answer of at most `limit` tokens; CallError 400 for a form that cannot be enforced.
-
-    `with_experts`: the engine must return which experts it chose, from where they are not recorded yet.
-    """
+def sampling_request(turn: Turn, attempt: Attempt, template: ChatTemplate, limit: int) -> SamplingRequest:
+    """Make the request for one answer of at most `limit` tokens; CallError 400 for a form that cannot be enforced."""
     return SamplingRequest(
         prompt=turn.prompt.written,
         prompt_length=len(turn.prompt.ids),
@@ -47,7 +43,6 @@ def sampling_request(
         stop=turn.call.stop,
         grammar=grammar(turn.call, template.form),
         stream=turn.call.stream or limit > LONG_ANSWER_TOKENS,
-        routed_from=turn.prompt.routed if with_experts else None,
     )
 
 

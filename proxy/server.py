@@ -33,12 +33,11 @@ from proxy.pool.processes.deliveries import register_proxy
 from proxy.pool.tokenizer_fingerprint import fingerprint
 from proxy.pool.training.steps import newest
 from proxy.prompt.template import ChatTemplate
-from proxy.recording.provider import SCHEME, Provider, TextTurn
-from proxy.recording.recorder import Means
+from proxy.recording.provider import SCHEME, Provider
+from proxy.recording.recorder import RecordingServices
 from proxy.recording.redelivery.ledger import DeliveryLedger
 from proxy.recording.redelivery.service import Redelivery
 from proxy.recording.sessions import Sessions
-from proxy.recording.turn import Turn
 
 log = logging.getLogger(__name__)
 SQL_THREADS = 4
@@ -70,7 +69,7 @@ class Gateway:
         self.engines = engine_urls(engine)
         self.template = ChatTemplate(Path(config.engine.model), config.engine.tool_format)
         self.provider = _provider(config, self.engines[0])
-        self.settings = _settings(config, self.template, TextTurn if self.provider else Turn, limits)
+        self.settings = _settings(config, self.template, limits)
         self.pool: Pool = open_pool(config.pool)
         limit = config.admission
         capacity = Capacity(total=limit.calls, per_run=limit.calls_per_run, per_attempt=limit.calls_per_run)
@@ -144,7 +143,7 @@ class Gateway:
         self._handler = self._make_handler(
             self.settings,
             self.template,
-            Means(writer, redelivery, work),
+            RecordingServices(writer, redelivery, work),
             sessions=sessions,
             engine=self._engine,
             admission=self.admission,
@@ -239,7 +238,7 @@ def _provider(config: ProxyConfig, url: str) -> Provider | None:
     return Provider(url, config.sampling.max_new_tokens, config.engine.silence_seconds)
 
 
-def _settings(config: ProxyConfig, template: ChatTemplate, turn: type[Turn], limits: RequestLimits) -> HandlerSettings:
+def _settings(config: ProxyConfig, template: ChatTemplate, limits: RequestLimits) -> HandlerSettings:
     length = config.engine.context_length or template.context_length
     if length is None:
         raise UserError(
@@ -250,6 +249,5 @@ def _settings(config: ProxyConfig, template: ChatTemplate, turn: type[Turn], lim
         config=config,
         limits=limits,
         context_length=length,
-        turn=turn,
         mixture=read_mixture(Path(config.engine.model)) if config.engine.routed_experts else None,
     )

@@ -14,7 +14,7 @@ from proxy.config import ProxyConfig
 from proxy.engine.fleet import Fleet
 from proxy.handler import Handler
 from proxy.http.response import AnswerWriter
-from proxy.recording.recorder import Record
+from proxy.recording.recorder import TurnRecorder
 from proxy.recording.turn import Turn
 from proxy.server import Gateway
 
@@ -29,8 +29,8 @@ class ReplayHandler(Handler):
         super().__init__(*args, **kwargs)
         self._recording = recording
 
-    async def _sample(self, record: Record, turn: Turn, writer: AnswerWriter) -> None:
-        answer = self._recording.next(record.session.attempt.id, turn)
+    async def _sample(self, recorder: TurnRecorder, turn: Turn, writer: AnswerWriter) -> None:
+        answer = self._recording.next(recorder.session.attempt.id, turn)
         turn.call_ids = tuple(call["id"] for call in answer.reply.get("tool_calls", ()))
         sampling = turn.sampling
         for number, token in enumerate(answer.sampled):

@@ -13,10 +13,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 
 from proxy.engine.circuit import ELSEWHERE, REPLICA
-from proxy.engine.client import EngineError, Sampling, SamplingRequest
 from proxy.engine.moe_config import layered_cache
 from proxy.engine.replica import KEEP, Origin, Place, Replica, Visit
 from proxy.engine.routing import choose, rates
+from proxy.engine.engine_call import EngineError, Sampling, SamplingRequest
 from proxy.pool.errors import PoolReadError
 
 TRIES = 3
@@ -132,7 +132,7 @@ class Route:
         """As EngineClient.sample, at the place that is best for this call and was not tried before."""
         place = self._fleet.pick(self._origin, request.prompt_length, self._tried)
         self._tried.add(place.replica.url)
-        if request.routed_from is not None and place.replica.layered:
+        if into.experts is not None and place.replica.layered:
             raise EngineError("no_experts", layered_cache(f"the engine at {place.replica.url}"))
         visit = Visit(place, self._origin, request)
         try:

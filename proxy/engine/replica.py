@@ -10,8 +10,9 @@ from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 
 from proxy.engine.circuit import Circuit
-from proxy.engine.client import Description, EngineClient, Sampling, SamplingRequest
+from proxy.engine.client import EngineClient, ServerDescription
 from proxy.engine.routing import Load, Meter, Slot
+from proxy.engine.engine_call import Sampling, SamplingRequest
 
 KEEP = 4096
 """Attempts and groups that a slot remembers; the least recently served one is forgotten first."""
@@ -165,7 +166,7 @@ class Replica:
             self._forget()
             self.woken.set()
 
-    def described(self, server: Description) -> None:
+    def described(self, server: ServerDescription) -> None:
         """What it says of itself."""
         self.stores, self.layered, ranks = server.stores, server.layered, server.ranks
         slots = [Slot(self.url, rank) for rank in range(ranks)] if ranks > 1 else [Slot(self.url)]

@@ -57,7 +57,7 @@ class Prompt:
     """What the answer will follow; None without messages."""
     shape: RequestShape | None = None
     """What the completion's label is made from."""
-    routed: int = 0
+    experts_end: int = 0
     """How many of the first tokens have recorded experts; they stand in the rows of `prefix_of`."""
 
 
@@ -139,7 +139,7 @@ class PromptBuilder:
             counted=tuple(counted),
             written=self._id_lists.write(ids, prefix_of, length),
             history=request.history,
-            routed=self.tree.experts_end(prefix_of, length),
+            experts_end=self.tree.experts_end(prefix_of, length),
         )
 
     def _render(self, call: Call, messages: Sequence[dict[str, Any]]) -> str:
@@ -178,5 +178,5 @@ class PromptBuilder:
             length,
             written=self._id_lists.write(tokens, prefix_of, length),
             plain=True,
-            routed=self.tree.experts_end(prefix_of, length),
+            experts_end=self.tree.experts_end(prefix_of, length),
         )

@@ -1,8 +1,8 @@
 """The answers to one request, most often one: sampled side by side, stored one after the other, delivered together.
 
 All of them have the same prompt, which the first committed row holds; the others are stored against it. When one fails,
-the others are ended: what is whole waits for a retry, as if the client had gone. Left out: how one answer is sampled
-(proxy/handler.py) and stored (proxy/recording/recorder.py).
+the others are stopped, and those that are whole wait for a retry, as if the client had gone. Left out: how one answer
+is sampled (proxy/handler.py) and stored (proxy/recording/recorder.py).
 """
 
 import asyncio
@@ -10,29 +10,32 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from proxy.call import CallError, Reply
-from proxy.engine.client import EngineError
+from proxy.engine.engine_call import EngineError
 from proxy.http.response import AnswerWriter
-from proxy.recording.recorder import Record
+from proxy.recording.recorder import TurnRecorder
 from proxy.recording.redelivery.service import RetriedAnswer
 from proxy.recording.turn import Turn
 
 
 @dataclass
-class Choice:
-    """One answer on its way. `sent` is what its delivery settles: its own row, or a recorded answer once more."""
+class ParallelAnswer:
+    """One of the answers, on its way to the client."""
 
-    record: Record
+    recorder: TurnRecorder
     turn: Turn
-    lane: AnswerWriter
-    sent: Record | RetriedAnswer
+    writer: AnswerWriter
+    sent: TurnRecorder | RetriedAnswer
+    """What learns of the delivery: the recorder of the answer's own row, or the recorded answer that is sent again."""
     error: EngineError | CallError | None = None
 
 
-async def answered(choices: Sequence[Choice], answer: Callable[[Choice], Awaitable[Reply]]) -> list[Reply]:
-    """The replies of all, in order; the first error when one fails, and then none is being sampled any more."""
-    if len(choices) == 1:
-        return [await _one(choices[0], answer)]
-    tasks = [asyncio.create_task(_one(choice, answer)) for choice in choices]
+async def answer_all(
+    answers: Sequence[ParallelAnswer], answer_one: Callable[[ParallelAnswer], Awaitable[Reply]]
+) -> list[Reply]:
+    """Return all replies, in order; when one fails, raise its error once no other is being sampled any more."""
+    if len(answers) == 1:
+        return [await _keeping_error(answers[0], answer_one)]
+    tasks = [asyncio.create_task(_keeping_error(answer, answer_one)) for answer in answers]
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -41,34 +44,34 @@ async def answered(choices: Sequence[Choice], answer: Callable[[Choice], Awaitab
         ending = asyncio.ensure_future(asyncio.wait(tasks))
         try:
             await asyncio.shield(ending)
-        except asyncio.CancelledError:  # what they still get must be in their rows
+        except asyncio.CancelledError:  # wait all the same: what they still get must be in their rows
             await ending
             raise
 
 
-async def _one(choice: Choice, answer: Callable[[Choice], Awaitable[Reply]]) -> Reply:
+async def _keeping_error(answer: ParallelAnswer, answer_one: Callable[[ParallelAnswer], Awaitable[Reply]]) -> Reply:
     try:
-        return await answer(choice)
+        return await answer_one(answer)
     except (EngineError, CallError) as error:
-        choice.error = error
+        answer.error = error
         raise
 
 
-async def failed(choices: Sequence[Choice]) -> CallError:
-    """Keep what the engine sent of each, and return what the client is told of the first that failed."""
-    problems = [await choice.record.fail(choice.error) for choice in choices if choice.error is not None]
-    others = [choice for choice in choices if choice.error is None]
-    await abandoned([choice for choice in others if choice.turn.begun or choice.sent is not choice.record])
+async def fail_all(answers: Sequence[ParallelAnswer]) -> CallError:
+    """Keep what the engine sent of each answer, and return the client's error for the first that failed."""
+    problems = [await answer.recorder.fail(answer.error) for answer in answers if answer.error is not None]
+    others = [answer for answer in answers if answer.error is None]
+    await abandon_all([answer for answer in others if answer.turn.begun or answer.sent is not answer.recorder])
     return problems[0]
 
 
-async def arrived(choices: Sequence[Choice]) -> None:
-    """The client has all of them."""
-    for choice in choices:
-        await choice.sent.delivered()
+async def all_delivered(answers: Sequence[ParallelAnswer]) -> None:
+    """Note that the client has all of them."""
+    for answer in answers:
+        await answer.sent.delivered()
 
 
-async def abandoned(choices: Sequence[Choice]) -> None:
-    """Nobody got these answers."""
-    for choice in choices:
-        await choice.sent.abandon()
+async def abandon_all(answers: Sequence[ParallelAnswer]) -> None:
+    """Note that the client left without them."""
+    for answer in answers:
+        await answer.sent.abandon()

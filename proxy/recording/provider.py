@@ -11,18 +11,21 @@ different ways or not at all; retries, which are the agent's.
 import json
 import os
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
 from proxy.call import Call, Reply, ToolCall
 from proxy.dialects.structured_output import openai_fields
-from proxy.engine.client import EngineError, Sampling, SamplingRequest
-from proxy.engine.replica import Origin, Replica
+from proxy.engine.replica import Replica
+from proxy.engine.engine_call import EngineError, Sampling, SamplingRequest
+from proxy.http.admission import FairThreads
 from proxy.http.redact import redacted
 from proxy.parsing.turn_parser import Piece, Reasoning, Text
 from proxy.pool.completions.records import Completion
 from proxy.pool.errors import UserError
+from proxy.pool.rollouts.attempts import Attempt
 from proxy.pool.untrained import Untrained, UntrainedReason
 from proxy.recording.turn import Turn
 
@@ -32,10 +35,9 @@ KINDS = {408: "silent", 429: "busy", 503: "busy"}
 
 
 @dataclass
-class Said(Sampling):
-    """What a provider has said so far; there are no ids."""
+class ProviderAnswer:
+    """What a provider has answered so far: text and calls, no token ids."""
 
-    call: Call | None = None
     text: str = ""
     reasoning: str = ""
     calls: dict[int, list[str]] = field(default_factory=dict)
@@ -45,62 +47,85 @@ class Said(Sampling):
     usage: dict[str, Any] = field(default_factory=dict)
 
     def add(self, part: dict[str, Any]) -> list[Piece]:
-        """Take a message, or what a delta adds to it."""
+        """Add a message, or what a delta adds to it, and return the new pieces."""
         reasoning, text = part.get("reasoning_content") or "", part.get("content") or ""
         self.reasoning, self.text = self.reasoning + reasoning, self.text + text
         for place, call in enumerate(part.get("tool_calls") or ()):
-            held = self.calls.setdefault(call.get("index", place), ["", "", ""])
-            made = call.get("function") or {}
-            for at, value in enumerate((call.get("id"), made.get("name"), made.get("arguments"))):
-                held[at] += value or ""
+            fields = self.calls.setdefault(call.get("index", place), ["", "", ""])
+            function = call.get("function") or {}
+            for at, value in enumerate((call.get("id"), function.get("name"), function.get("arguments"))):
+                fields[at] += value or ""
         pieces: list[Piece] = [Reasoning(reasoning)] if reasoning else []
         return pieces + ([Text(text)] if text else [])
 
+    def take(self, answer: dict[str, Any], part: str) -> list[Piece]:
+        """Add an answer (`part` "message"), or a chunk of one ("delta"), and return the new pieces."""
+        self.usage = answer.get("usage") or self.usage
+        pieces: list[Piece] = []
+        for choice in answer.get("choices") or ():
+            pieces += self.add(choice.get(part) or {})
+            self.ended_by = choice.get("finish_reason") or self.ended_by
+        return pieces
 
-class TextTurn(Turn):
-    """A turn that comes as text."""
+    def check(self) -> None:
+        """Raise EngineError unless the provider ended the answer and every call's arguments are a JSON object."""
+        if not self.ended_by:
+            raise EngineError("died", "the provider ended its stream without a finish reason")
+        for _, name, arguments in self.calls.values():
+            try:
+                whole = isinstance(json.loads(arguments or "{}"), dict)
+            except ValueError:
+                whole = False
+            if not whole:
+                raise EngineError("failed", f"the provider called {name!r} with arguments that are no JSON object")
 
-    sampling: Said
+
+@dataclass
+class ProviderTurn(Turn):
+    """A turn that comes as text. Its `sampling` has no ids; only the finish reason is set."""
+
+    provider: "Provider | None" = None
 
     def restart(self) -> None:
-        self.sampling = Said(call=self.call)
-
-    def __post_init__(self) -> None:
-        self.restart()
+        self.sampling, self.answer = Sampling(), ProviderAnswer()
 
     @property
     def begun(self) -> bool:
-        return bool(self.sampling.text or self.sampling.reasoning or self.sampling.calls)
+        return bool(self.answer.text or self.answer.reasoning or self.answer.calls)
 
     @property
     def untrainable(self) -> Untrained:
-        return Untrained(UntrainedReason.TEXT_ONLY, f"ended by {self.sampling.ended_by or 'nothing'}")
+        return Untrained(UntrainedReason.TEXT_ONLY, f"ended by {self.answer.ended_by or 'nothing'}")
 
-    def take(self, ids: list[Any]) -> list[Piece]:
-        """Pieces, as the provider's route yields them."""
-        return ids
-
-    def close(self) -> list[Piece]:
-        return []
+    async def stream(
+        self, _request: SamplingRequest, _work: FairThreads, _attempt: Attempt
+    ) -> AsyncGenerator[list[Piece], None]:
+        """Yield the pieces as the provider sends them. The engine's parameters do not apply to it."""
+        assert self.provider is not None, "a provider's turn is sampled by a provider"
+        async with aclosing(self.provider.sample(self.call, self.answer)) as parts:
+            async for pieces in parts:
+                yield pieces
+        self.answer.check()
+        self.sampling.finish = "length" if self.answer.ended_by == "length" else "stop"
 
     def reply(self) -> Reply:
-        """The answer so far. The tokens are the provider's count; where it gives none, the local tokenizer's."""
-        said = self.sampling
-        calls = tuple(ToolCall(id, name, arguments or "{}") for id, name, arguments in said.calls.values())
-        sampled = said.usage.get("completion_tokens")
+        """The answer so far. Token counts are the provider's; where it gives none, the local tokenizer's."""
+        answer, usage = self.answer, self.answer.usage
+        calls = tuple(ToolCall(id, name, arguments or "{}") for id, name, arguments in answer.calls.values())
+        sampled = usage.get("completion_tokens")
         return Reply(
-            content=said.text,
-            reasoning=said.reasoning,
+            content=answer.text,
+            reasoning=answer.reasoning,
             tool_calls=calls,
-            finish_reason="tool_calls" if calls else said.finish or "stop",
-            prompt_tokens=said.usage.get("prompt_tokens") or len(self.prompt.ids),
-            sampled_tokens=len(self.template.encode(said.text)) if sampled is None else sampled,
-            cached_tokens=(said.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
+            finish_reason="tool_calls" if calls else self.sampling.finish or "stop",
+            prompt_tokens=usage.get("prompt_tokens") or len(self.prompt.ids),
+            sampled_tokens=len(self.template.encode(answer.text)) if sampled is None else sampled,
+            cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
             stop_sequence=None,
         )
 
-    def again(self, recorded: Completion) -> tuple[list[Piece], Reply]:
-        pieces = self.sampling.add(recorded.reply)
+    def from_record(self, recorded: Completion) -> tuple[list[Piece], Reply]:
+        pieces = self.answer.add(recorded.reply)
         self.sampling.finish = "length" if recorded.finish_reason == "length" else "stop"
         return pieces, self.reply()
 
@@ -129,51 +154,35 @@ class Provider:
         """Always: asking a provider costs money."""
         return True
 
-    def route(self, _origin: Origin) -> "ProviderRoute":
-        return ProviderRoute(self)
-
-
-class ProviderRoute:
-    """One call to the provider."""
-
-    def __init__(self, provider: Provider):
-        self._provider = provider
-
-    def goes_on(self, _error: EngineError) -> bool:
-        return False
-
-    async def sample(self, request: SamplingRequest, into: Sampling) -> AsyncGenerator[list[Any], None]:
-        """Yield the pieces as they come, while filling `into`."""
-        assert isinstance(into, Said) and into.call is not None, "a provider is asked for text turns"
-        wanted = _request(into.call) | {"model": self._provider.model, "timeout": self._provider.silence_seconds}
-        limits = [limit for limit in (into.call.max_new_tokens, self._provider.max_new_tokens) if limit is not None]
+    async def sample(self, call: Call, into: ProviderAnswer) -> AsyncGenerator[list[Piece], None]:
+        """Ask for one answer and yield its pieces as they come while filling `into`; EngineError on failure."""
+        body = _request(call) | {"model": self.model, "timeout": self.silence_seconds}
+        limits = [limit for limit in (call.max_new_tokens, self.max_new_tokens) if limit is not None]
         if limits:
-            wanted["max_tokens"] = min(limits)
-        litellm = self._provider.litellm
+            body["max_tokens"] = min(limits)
         try:
-            answer = await litellm.acompletion(**wanted, num_retries=0, max_retries=0)
-            if into.call.stream:
+            answer = await self.litellm.acompletion(**body, num_retries=0, max_retries=0)
+            if call.stream:
                 try:
                     async for chunk in answer:
-                        yield _take(chunk.model_dump(), "delta", into)
+                        yield into.take(chunk.model_dump(), "delta")
                 finally:
                     await answer.aclose()
             else:
-                yield _take(answer.model_dump(), "message", into)
-        except self._provider.error as error:
+                yield into.take(answer.model_dump(), "message")
+        except self.error as error:
             raise self._problem(error) from error
-        _check(into)
 
     def _problem(self, error: Any) -> EngineError:
         """The base class of litellm's errors has no status; those of a provider all have one."""
-        errors, told = self._provider.litellm.exceptions, redacted(str(error))  # some repeat the key they refuse
+        errors, message = self.litellm.exceptions, redacted(str(error))  # some repeat the key they refuse
         if isinstance(error, errors.ContextWindowExceededError):
-            return EngineError("refused", f"the prompt is longer than the model's context length: {told}")
+            return EngineError("refused", f"the prompt is longer than the model's context length: {message}")
         if isinstance(error, errors.APIConnectionError):
-            return EngineError("unreachable", f"the provider of {self._provider.model} does not answer: {told}")
+            return EngineError("unreachable", f"the provider of {self.model} does not answer: {message}")
         status = int(vars(error).get("status_code", 500))
         kind = KINDS.get(status, "refused" if 400 <= status < 500 else "failed")
-        return EngineError(kind, f"the provider of {self._provider.model} answered HTTP {status}: {told}")
+        return EngineError(kind, f"the provider of {self.model} answered HTTP {status}: {message}")
 
 
 def _libraries() -> tuple[Any, type[Exception]]:
@@ -219,30 +228,7 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _called(call: dict[str, Any]) -> dict[str, Any]:
-    made = call["function"]
-    arguments = made["arguments"] if isinstance(made["arguments"], str) else json.dumps(made["arguments"])
-    return {"id": call["id"], "type": "function", "function": {"name": made["name"], "arguments": arguments}}
-
-
-def _take(answer: dict[str, Any], part: str, into: Said) -> list[Piece]:
-    """What an answer, or a chunk of one, adds."""
-    into.usage = answer.get("usage") or into.usage
-    pieces: list[Piece] = []
-    for choice in answer.get("choices") or ():
-        pieces += into.add(choice.get(part) or {})
-        into.ended_by = choice.get("finish_reason") or into.ended_by
-    return pieces
-
-
-def _check(into: Said) -> None:
-    """EngineError when the answer is not whole."""
-    if not into.ended_by:
-        raise EngineError("died", "the provider ended its stream without a finish reason")
-    into.finish = "length" if into.ended_by == "length" else "stop"
-    for _, name, arguments in into.calls.values():
-        try:
-            whole = isinstance(json.loads(arguments or "{}"), dict)
-        except ValueError:
-            whole = False
-        if not whole:
-            raise EngineError("failed", f"the provider called {name!r} with arguments that are no JSON object")
+    function = call["function"]
+    arguments = function["arguments"]
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return {"id": call["id"], "type": "function", "function": {"name": function["name"], "arguments": text}}

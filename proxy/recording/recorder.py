@@ -1,4 +1,4 @@
-"""The row of one model call: stored once what was sampled is all there, or as much as there is when the call fails.
+"""The row of one model call: stored once when everything is sampled, or with what there is when the call fails.
 
 Left out: what the client is sent (proxy/http/response.py), and how an answer that did not arrive is found again
 (proxy/recording/redelivery).
@@ -7,14 +7,12 @@ Left out: what the client is sent (proxy/http/response.py), and how an answer th
 import asyncio
 import time
 from array import array
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import ParamSpec, TypeVar
 from zlib import crc32
 
 from proxy.call import CallError, Reply
-from proxy.engine.client import EngineError
+from proxy.engine.engine_call import EngineError
 from proxy.http.admission import FairThreads
 from proxy.pool.completions.records import NewCompletion, int_bytes
 from proxy.pool.completions.routed_experts import known_after
@@ -26,20 +24,18 @@ from proxy.recording.redelivery.service import Redelivery
 from proxy.recording.sessions import Session
 from proxy.recording.turn import Turn
 
-P = ParamSpec("P")
-T = TypeVar("T")
-CHEAP = 64
-"""Tokens of a path that cost as much as one that is sampled."""
+TOKENS_PER_SAMPLED = 64
+"""Tokens of a path whose row costs as much work as one sampled token, by which the way to a thread is judged."""
 TOO_LONG = ("maximum context length", "maximum allowed length", "model's context length")
-"""How SGLang words that a prompt is too long for it, its KV cache included."""
+"""How SGLang 0.5.23 says that a prompt is too long for it, its KV cache included."""
 
 STATUS = {"unreachable": 503, "busy": 503, "silent": 504}
-"""What a client is told of an engine's failure; 502 of any other. Never 429: codex gives up on its first one."""
+"""HTTP status for a kind of engine failure; 502 for any other. Never 429: codex gives up on its first one."""
 
 
 @dataclass(frozen=True)
-class Means:
-    """What every record is stored with."""
+class RecordingServices:
+    """What every turn is recorded with."""
 
     writer: CompletionWriter
     redelivery: Redelivery
@@ -47,26 +43,29 @@ class Means:
 
 
 @dataclass
-class Stored:
-    """The rows of one request's answers. They have the same prompt, which the first one of them holds for all."""
+class AnswerRows:
+    """The rows of one request's answers. All have the same prompt; the first committed row holds it for the others."""
 
     first: int | None = None
-    routed: int = 0
-    """How many tokens of the first one's path have recorded experts."""
-    turns: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """The completion that holds the prompt."""
+    experts_end: int = 0
+    """How many tokens from the start of its path have recorded experts."""
+    storing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a row is stored: the others can only point at the first one once it is committed."""
 
 
-class Record:
+class TurnRecorder:
     """Stores one turn, at most once, and knows whether its client got it."""
 
     def __init__(
-        self, means: Means, session: Session, turn: Turn, stored: Stored, *, fingerprint: bytes, started: float
+        self, services: RecordingServices, session: Session, turn: Turn, rows: AnswerRows, *, fingerprint: bytes,
+        started: float,
     ):  # fmt: skip
         """`fingerprint`: of the request; `started`: when it came, unix time."""
-        self._means = means
+        self._services = services
         self.session = session
         self._turn = turn
-        self._stored = stored
+        self._rows = rows
         self.fingerprint = fingerprint
         self._started = started
         self._id: int | None = None
@@ -74,18 +73,21 @@ class Record:
         self._done = asyncio.Event()
 
     async def store(self, reply: Reply, untrainable: Untrained | None, finish: str = "") -> None:
-        """Return when the row is committed; CallError when it cannot be."""
+        """Return when the row is committed; CallError when it cannot be. `finish` replaces the reply's finish reason
+        where the answer is not whole."""
         if self._begun:
             return
         self._begun = True
         prompt, sampled = self._turn.prompt, self._turn.sampling.ids
+        work, attempt = self._services.work, self.session.attempt
         try:
-            size = (len(prompt.ids) + len(sampled)) // CHEAP
-            async with self._stored.turns:
-                item, path = await self._sized(size, self._row, reply, untrainable, finish)
-                self._id = await self._means.writer.add(item)
-                if self._stored.first is None:
-                    self._stored.first, self._stored.routed = self._id, known_after(item.experts, prompt.routed)
+            size = (len(prompt.ids) + len(sampled)) // TOKENS_PER_SAMPLED
+            async with self._rows.storing:
+                item, path = await work.sized(size, attempt, self._row, reply, untrainable, finish)
+                self._id = await self._services.writer.add(item)
+                if self._rows.first is None:
+                    self._rows.first = self._id
+                    self._rows.experts_end = known_after(item.experts, prompt.experts_end)
         except AttemptClosed as error:
             raise CallError(401, "invalid_api_key", str(error)) from error
         except PoolWriteError as error:
@@ -94,19 +96,19 @@ class Record:
             ) from error
         finally:
             self._done.set()
-        await self._sized(len(sampled), self.session.add, self._id, item, path, prompt)
+        await work.sized(len(sampled), attempt, self.session.add, self._id, item, path, prompt)
         if finish:
-            await self.delivered()  # not a whole answer: nobody waits for it
+            await self.delivered()  # not a whole answer: no retry can get it
 
     async def delivered(self) -> None:
-        """The last event has been flushed."""
+        """Note that the client has the whole answer."""
         if self._id is not None:
-            self._means.redelivery.delivered(self._id)
+            self._services.redelivery.delivered(self._id)
 
     async def abandon(self) -> None:
-        """The client has gone. What was sampled is kept; a whole answer waits for a retry."""
+        """Keep what was sampled for a client that has gone; a whole answer waits for a retry."""
         if not self._begun:
-            with suppress(CallError):  # nobody is there to be told
+            with suppress(CallError):  # there is no client to tell
                 await self.store(self._turn.reply(), Untrained(UntrainedReason.ABANDONED), "abort")
             return
         with self.session.waiting.storing(self.fingerprint):
@@ -114,43 +116,41 @@ class Record:
             if self._id is not None:
                 sampled, cut = len(self._turn.sampling.ids), self._turn.sampling.finish == "length"
                 answer = UndeliveredAnswer(self._id, self.fingerprint, sampled, cut)
-                await self._means.redelivery.undelivered(self.session.waiting, answer)
+                await self._services.redelivery.undelivered(self.session.waiting, answer)
 
     async def fail(self, error: EngineError | CallError) -> CallError:
-        """Keep what the engine sent before it failed, and return what the client is told."""
+        """Keep what the engine sent before it failed, and return the error for the client."""
         if isinstance(error, CallError):
             return error
         try:
-            await self.lost(error)
+            await self.store_partial(error)
         except CallError as problem:
             return problem
         return engine_problem(error)
 
-    async def lost(self, error: EngineError) -> None:
-        """Keep what the engine sent before it failed, as a row of its own: the turn may be sampled anew elsewhere."""
+    async def store_partial(self, error: EngineError) -> None:
+        """Keep what the engine sent before it failed as a row of its own; another replica may sample the turn again."""
         if self._turn.begun:
-            why = Untrained(UntrainedReason.ENGINE_FAILED, f"{error.kind}: {error}")
-            await self.store(self._turn.reply(), why, "error")
+            reason = Untrained(UntrainedReason.ENGINE_FAILED, f"{error.kind}: {error}")
+            await self.store(self._turn.reply(), reason, "error")
 
-    def anew(self) -> None:
-        """What was sampled is stored; the turn begins again."""
+    def restart(self) -> None:
+        """Begin the turn again; what was sampled before is stored."""
         self._turn.restart()
         self._id, self._begun, self._done = None, False, asyncio.Event()
-
-    async def _sized(self, size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._means.work.sized(size, self.session.attempt, work, *args, **kwargs)
 
     def _row(self, reply: Reply, untrainable: Untrained | None, finish: str) -> tuple[NewCompletion, "array[int]"]:
         prompt, sampling = self._turn.prompt, self._turn.sampling
         path = prompt.ids + sampling.ids
-        of, length, experts = prompt.prefix_of, prompt.prefix_length, sampling.experts
-        if self._stored.first is not None:
-            of, length = self._stored.first, len(prompt.ids)
-            if experts is not None and self._stored.routed > experts.start:
-                experts = experts.since(min(self._stored.routed, length, experts.end))
+        prefix_of, length = prompt.prefix_of, prompt.prefix_length
+        experts = None if sampling.experts is None else sampling.experts.recorded
+        if self._rows.first is not None:
+            prefix_of, length = self._rows.first, len(prompt.ids)
+            if experts is not None and self._rows.experts_end > experts.start:
+                experts = experts.since(min(self._rows.experts_end, length, experts.end))
         item = NewCompletion(
             attempt_id=self.session.attempt.id,
-            prefix_of=of,
+            prefix_of=prefix_of,
             prefix_length=length,
             follows=prompt.follows,
             prompt_tail=prompt.ids[length:],
@@ -171,7 +171,7 @@ class Record:
 
 
 def engine_problem(error: EngineError) -> CallError:
-    """What the client is told of a failed engine. opencode decides by the words whether it asks again."""
+    """The client's error for a failed engine. opencode decides by the words "try again" whether it does."""
     if error.kind == "refused":
         too_long = any(words in str(error) for words in TOO_LONG)
         return CallError(400, "context_length_exceeded" if too_long else "engine_refused", str(error))

@@ -4,22 +4,28 @@ The same pieces come out streamed or not. Left out of the visible text: the end-
 what follows it.
 """
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from tokenizers.decoders import DecodeStream
 
 from proxy.call import Call, Reply, ToolCall
-from proxy.engine.client import Sampling
+from proxy.engine.fleet import Route
+from proxy.engine.moe_config import Mixture
+from proxy.engine.engine_call import CallExperts, EngineError, Sampling, SamplingRequest
+from proxy.http.admission import FairThreads
 from proxy.parsing.formats import ToolSchemas
 from proxy.parsing.turn_parser import ParsedCall, Piece, Reasoning, Text, TurnParser
 from proxy.pool.completions.records import Completion
+from proxy.pool.rollouts.attempts import Attempt
 from proxy.pool.untrained import Untrained
 from proxy.prompt.splice import Prompt
 from proxy.prompt.template import ChatTemplate
 
 
-class Plain:
-    """The parser of a text that is continued as it stands."""
+class PlainParser:
+    """The parser of a text completion: everything is text."""
 
     def feed(self, text: str) -> list[Piece]:
         return [Text(text)] if text else []
@@ -30,21 +36,31 @@ class Plain:
 
 @dataclass
 class Turn:
-    """Fills up by `take`, ends by `close`."""
+    """Fills up by `stream`, or by `take` and at the end `close`."""
 
     call: Call
     prompt: Prompt
     template: ChatTemplate
-    sampling: Sampling = field(default_factory=Sampling)
+    route: Route | None = None
+    """The way to the engine's replicas; None where nothing is sampled, as in a replay."""
+    mixture: Mixture | None = None
+    """Set: the engine must name the experts that it chose, else the call fails."""
+    sampling: Sampling = field(init=False)
     call_ids: tuple[str, ...] = ()
-    """Of the tool calls, where the turn is a recorded one; new ones are made otherwise."""
+    """Ids of the tool calls where the turn is a recorded one; new ones are made otherwise."""
 
     def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin again with nothing sampled. Only allowed while the client has got nothing of the turn."""
+        experts = None if self.mixture is None else CallExperts(self.mixture, self.prompt.experts_end)
+        self.sampling = Sampling(experts=experts)
         form = self.template.form
         tools = ToolSchemas(self.call.tools) if self.call.tools else None
         reasoning = form.opens_reasoning(self.prompt.text) and self.call.constraint is None
         plain = self.call.prompt is not None
-        self._parser = Plain() if plain else TurnParser(form, tools=tools, reasoning=reasoning)
+        self._parser = PlainParser() if plain else TurnParser(form, tools=tools, reasoning=reasoning)
         self._decoder = DecodeStream(skip_special_tokens=False)
         self._decoded = ""
         self._incomplete = False  # the last ids have not become text yet
@@ -53,18 +69,34 @@ class Turn:
 
     @property
     def begun(self) -> bool:
-        """Whether anything has come."""
+        """Whether anything has been sampled."""
         return bool(self.sampling.ids)
 
     @property
     def untrainable(self) -> Untrained | None:
-        """Why no such turn can be trained on, whatever it says."""
+        """Why no turn of this kind can be trained on, whatever it says; None where it can."""
         return None
 
-    def restart(self) -> None:
-        """Begin again, as nothing of what came has been used."""
-        self.sampling = Sampling()
-        self.__post_init__()
+    def may_move(self, error: EngineError) -> bool:
+        """Whether another replica may sample the turn after this error."""
+        return self.route is not None and self.route.goes_on(error)
+
+    async def stream(
+        self, request: SamplingRequest, work: FairThreads, attempt: Attempt
+    ) -> AsyncGenerator[list[Piece], None]:
+        """Sample the whole turn on one replica and yield its pieces as they become certain; EngineError on failure.
+
+        Work that grows with the number of tokens runs in `work`'s threads where there are many.
+        """
+        assert self.route is not None, "a turn is sampled through a route"
+        async with aclosing(self.route.sample(request, self.sampling)) as events:
+            async for ids in events:
+                yield await work.sized(len(ids), attempt, self.take, ids)
+        self.sampling.check()
+        if (experts := self.sampling.experts) is not None:
+            length = len(self.prompt.ids) + len(self.sampling.ids)
+            await work.sized(length - experts.start, attempt, experts.read, length)
+        yield await work.sized(len(self.sampling.ids), attempt, self.close)
 
     def take(self, ids: list[int]) -> list[Piece]:
         """The pieces that have become certain with these ids."""
@@ -72,21 +104,16 @@ class Turn:
         if visible:
             text = self._decoder.step(self.template.tokenizer, visible)
             self._decoded, self._incomplete = self._decoded + (text or ""), text is None
-        held = max(map(len, self.call.stop), default=0)  # a stop string may have begun in the last characters
-        return self._parse(max(self._parsed, len(self._decoded) - held))
+        withheld = max(map(len, self.call.stop), default=0)  # a stop string may have begun in the last characters
+        return self._parse(max(self._parsed, len(self._decoded) - withheld))
 
     def _parse(self, end: int) -> list[Piece]:
-        cuts = [at for at in (self._decoded.find(stop, 0) for stop in self.call.stop) if at >= 0]
-        end = min([end, *cuts])
+        stops = [at for at in map(self._decoded.find, self.call.stop) if at >= 0]
+        end = min([end, *stops])
         pieces = self._parser.feed(self._decoded[self._parsed : end])
         self._parsed = max(self._parsed, end)
         self._pieces += pieces
         return pieces
-
-    def _stop(self) -> str | None:
-        """The stop string that comes first in the text."""
-        found = {self._decoded.find(stop): stop for stop in self.call.stop if stop in self._decoded}
-        return found[min(found)] if found else None
 
     def close(self) -> list[Piece]:
         """What was held back until the end of the turn."""
@@ -101,28 +128,25 @@ class Turn:
     def reply(self) -> Reply:
         """The answer, from all pieces so far."""
         calls = [piece for piece in self._pieces if isinstance(piece, ParsedCall)]
-        ids = self.call_ids or self.template.form.ids(calls, self._taken_ids())
-        finish = "length" if self.sampling.finish == "length" else "tool_calls" if calls else "stop"
+        earlier = {call.get("id", "") for message in self.call.messages for call in message.get("tool_calls") or ()}
+        ids = self.call_ids or self.template.form.ids(calls, earlier)
+        stops = {self._decoded.find(stop): stop for stop in self.call.stop if stop in self._decoded}
         return Reply(
             content="".join(piece.text for piece in self._pieces if isinstance(piece, Text)),
             reasoning="".join(piece.text for piece in self._pieces if isinstance(piece, Reasoning)),
             tool_calls=tuple(ToolCall(id, call.name, call.arguments) for id, call in zip(ids, calls, strict=True)),
-            finish_reason=finish,
+            finish_reason="length" if self.sampling.finish == "length" else "tool_calls" if calls else "stop",
             prompt_tokens=len(self.prompt.ids),
             sampled_tokens=len(self.sampling.ids),
             cached_tokens=self.sampling.cached_tokens,
-            stop_sequence=self._stop(),
+            stop_sequence=stops[min(stops)] if stops else None,
         )
 
-    def again(self, recorded: Completion) -> tuple[list[Piece], Reply]:
+    def from_record(self, recorded: Completion) -> tuple[list[Piece], Reply]:
         """The answer that was recorded for this request: its pieces, and the whole with its own call ids."""
         self.sampling.ids = recorded.sampled
         self.sampling.finish = recorded.finish_reason
         pieces = self.take(recorded.sampled.tolist()) + self.close()
         functions = [(call["id"], call["function"]) for call in recorded.reply.get("tool_calls", ())]
-        calls = tuple(ToolCall(id, made["name"], made["arguments"]) for id, made in functions)
+        calls = tuple(ToolCall(id, function["name"], function["arguments"]) for id, function in functions)
         return pieces, replace(self.reply(), tool_calls=calls)
-
-    def _taken_ids(self) -> set[str]:
-        """The ids of the calls in the conversation so far."""
-        return {call.get("id", "") for message in self.call.messages for call in message.get("tool_calls") or ()}

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from proxy.engine.client import EngineError
+from proxy.engine.engine_call import EngineError
 from proxy.engine.scripted import Fault
 from proxy.pool.inspect.verify import verify
-from proxy.recording.parallel_answers import Choice, answered
+from proxy.recording.parallel_answers import ParallelAnswer, answer_all
 from tests.proxy.conftest import SHELL, Serve, Stand, shell_call, user
 
 WORDS = ("one", "two", "three")
@@ -128,10 +128,10 @@ async def test_too_many_answers_are_refused(path: str, fields: dict[str, Any], f
 
 
 async def test_none_is_being_sampled_any_more_when_a_client_goes_while_the_others_end() -> None:
-    choices = [Choice(*[cast(Any, None)] * 4) for _ in range(2)]
+    choices = [ParallelAnswer(*[cast(Any, None)] * 4) for _ in range(2)]
     ending, release, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def answer(choice: Choice) -> Any:
+    async def answer(choice: ParallelAnswer) -> Any:
         if choice is choices[0]:
             raise EngineError("failed", "on purpose")
         try:
@@ -141,7 +141,7 @@ async def test_none_is_being_sampled_any_more_when_a_client_goes_while_the_other
             await release.wait()
             ended.set()
 
-    running = asyncio.ensure_future(answered(choices, answer))
+    running = asyncio.ensure_future(answer_all(choices, answer))
     await ending.wait()
     running.cancel()
     asyncio.get_running_loop().call_later(0.05, release.set)

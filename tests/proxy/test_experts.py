@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from proxy.config import EngineConfig, ProxyConfig
-from proxy.engine.client import Description, EngineError, Sampling, SamplingRequest
+from proxy.engine.client import ServerDescription
 from proxy.engine.fleet import Fleet
 from proxy.engine.moe_config import Mixture
 from proxy.engine.replica import Origin
+from proxy.engine.engine_call import CallExperts, EngineError, Sampling, SamplingRequest
 from proxy.engine.scripted import Fault, Reply, chosen
 from proxy.engine.sglang import Sglang
 from proxy.pool.completions.records import Completion, int_bytes
@@ -138,9 +139,9 @@ def test_a_hierarchical_cache_is_refused_where_we_start_it(mixture: Path, tmp_pa
 
 async def test_a_replica_with_a_hierarchical_cache_is_not_asked() -> None:
     fleet = Fleet(["http://127.0.0.1:9"])
-    fleet.replicas[0].described(Description(ranks=1, stores=False, layered=True))
+    fleet.replicas[0].described(ServerDescription(ranks=1, stores=False, layered=True))
     route = fleet.route(Origin(1, None, 0))
-    request = SamplingRequest(prompt=b"[1]", prompt_length=1, max_new_tokens=1, routed_from=0)
+    request = SamplingRequest(prompt=b"[1]", prompt_length=1, max_new_tokens=1)
     with pytest.raises(EngineError, match="start it without --enable-hierarchical-cache"):
-        await anext(route.sample(request, Sampling()))
+        await anext(route.sample(request, Sampling(experts=CallExperts(Mixture(2, 2), 0))))
     await fleet.close()

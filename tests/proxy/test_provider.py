@@ -22,7 +22,7 @@ from proxy.pool.inspect.verify import verify
 from proxy.pool.rollouts.runs import find_run
 from proxy.prompt.splice import PromptBuilder
 from proxy.prompt.template import ChatTemplate
-from proxy.recording.provider import TextTurn
+from proxy.recording.provider import ProviderTurn
 from tests.conftest import need
 from tests.proxy.conftest import SHELL, Seen, Serve, Stand, shell_call, user
 from tests.proxy.test_purposes import issued_key
@@ -93,8 +93,8 @@ async def test_a_recorded_answer_can_be_served_again(behind: Any, template: Chat
     stand = await behind(lambda prompt, ids: "look:\n" + shell_call("ls"))
     message = (await stand.chat(user("list"), tools=[SHELL]))["choices"][0]["message"]
     call = Call(model="any", messages=(user("list"),))
-    turn = TextTurn(call, PromptBuilder(template).build(call, True), template)
-    pieces, reply = turn.again(stand.recorded()[0])
+    turn = ProviderTurn(call, PromptBuilder(template).build(call, True), template)
+    pieces, reply = turn.from_record(stand.recorded()[0])
     assert pieces == [Text(message["content"])] and reply.finish_reason == "tool_calls"
     assert reply.message()["tool_calls"] == message["tool_calls"]
 

@@ -1,0 +1,186 @@
+"""What one engine call is asked and what it answers: a `SamplingRequest`, and the `Sampling` that fills up.
+
+What has come stays readable when the engine dies or the client goes away. Left out: the connection (client.py).
+"""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import msgspec
+
+from proxy.call import Grammar
+from proxy.engine.moe_config import Mixture
+from proxy.pool.completions.records import VersionSpan
+from proxy.pool.completions.routed_experts import RoutedExperts, narrowed
+
+REFUSALS = (400, 413, 422)
+"""HTTP statuses by which an engine says that the request is at fault."""
+
+
+class EngineError(Exception):
+    """A call that the engine did not serve.
+
+    `kind` is unreachable | died | silent | busy | refused | failed | no_logprobs | no_experts.
+    """
+
+    def __init__(self, kind: str, message: str):
+        super().__init__(message)
+        self.kind = kind
+
+
+def error_kind(status: int) -> str:
+    """The kind of EngineError of an HTTP status: the request is at fault, the engine is overloaded, or it is broken."""
+    return "refused" if status in REFUSALS else "busy" if status in (429, 503) else "failed"
+
+
+Id = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+
+
+class VersionRange(msgspec.Struct):
+    """Sampled tokens [start, end) came from this weight version."""
+
+    version: str
+    start: int
+    end: int
+
+
+class FinishReason(msgspec.Struct):
+    """Why the engine ended a call."""
+
+    type: str
+    """stop | length | abort."""
+    message: str | None = None
+    status_code: int | None = None
+
+
+class EventMeta(msgspec.Struct):
+    """SGLang's `meta_info`, as far as it is recorded."""
+
+    finish_reason: FinishReason | None = None
+    completion_tokens: int = 0
+    weight_version: str | None = None
+    weight_versions: list[VersionRange] | None = None
+    output_token_logprobs: list[tuple[float | None, int, str | None]] = []
+    cached_tokens: int = 0
+    routed_experts: bytes | None = None
+
+
+class GenerateEvent(msgspec.Struct):
+    """One event of `/generate`, or its whole answer when it is not streamed."""
+
+    output_ids: list[Id] = []
+    meta_info: EventMeta = msgspec.field(default_factory=EventMeta)
+    error: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingRequest:
+    """One model call for the engine: the prompt's tokens, how to sample and where to stop."""
+
+    prompt: bytes
+    """The prompt's token ids as a JSON list."""
+    prompt_length: int
+    """The number of the prompt's tokens."""
+    max_new_tokens: int
+    distribution: Mapping[str, float] = field(default_factory=dict)
+    """Sampling parameters (temperature, top_p, ...); the engine's defaults hold for what is left out."""
+    end_ids: Sequence[int] = ()
+    """Tokens that end the answer, besides the model's own end token."""
+    stop: Sequence[str] = ()
+    """Texts that end the answer. The engine returns their tokens, too, so that the row has all that was sampled."""
+    grammar: Grammar | None = None
+    """The form that the engine enforces; None where the answer is free."""
+    stream: bool = False
+    rank: int | None = None
+    """The data-parallel rank that samples; the engine chooses when None."""
+    salt: str = ""
+    """The engine uses only those cached prefixes that were stored with the same salt."""
+
+
+@dataclass
+class CallExperts:
+    """The experts of one call of a mixture of experts: from where the engine names them, and what it named."""
+
+    mixture: Mixture
+    start: int
+    """The first position of the prompt whose experts are not recorded yet."""
+    received: bytes | None = None
+    """As the engine sends them with its last event: int32 [positions, layers, top_k]."""
+    recorded: RoutedExperts | None = None
+    """The same for the row; None until `read`."""
+
+    def read(self, path_length: int) -> None:
+        """Check and pack what came: the positions from `start` to the last sampled token, which has none yet.
+
+        `path_length`: tokens of the prompt and the answer. Raises EngineError "no_experts".
+        """
+        expected = path_length - 1 - self.start
+        try:
+            shape = self.mixture.layers, self.mixture.top_k
+            experts = None if self.received is None else narrowed(self.received, self.start, *shape)
+        except ValueError as error:
+            raise EngineError("no_experts", f"the experts that the engine named cannot be read: {error}") from error
+        if experts is None or experts.end - self.start != expected:
+            raise EngineError(
+                "no_experts",
+                f"the engine named the experts of {experts.end - self.start if experts else 0} positions, not of "
+                f"{expected}; start it with --enable-return-routed-experts, or set engine.routed_experts = false",
+            )
+        self.received, self.recorded = None, experts
+
+
+@dataclass
+class Sampling:
+    """What has been sampled so far."""
+
+    ids: "array[int]" = field(default_factory=lambda: array("i"))
+    logprobs: "array[float]" = field(default_factory=lambda: array("f"))
+    versions: tuple[VersionSpan, ...] = ()
+    finish: str = ""
+    """stop | length | abort; empty until the engine has said why it stopped."""
+    cached_tokens: int = 0
+    version: str = ""
+    """The weights that sampled the last tokens so far."""
+    experts: CallExperts | None = None
+    """None unless the experts of a mixture are recorded."""
+
+    def extend(self, event: GenerateEvent) -> list[int]:
+        """Take an event and return its new ids; an event may repeat ids that came before."""
+        meta = event.meta_info
+        fresh = meta.completion_tokens - len(self.ids) if meta.completion_tokens else len(event.output_ids)
+        if fresh > len(event.output_ids):
+            sent = len(event.output_ids)
+            raise EngineError(
+                "failed", f"the engine skipped tokens ({fresh} new, {sent} sent); use SGLang 0.5.23 or later"
+            )
+        new = event.output_ids[len(event.output_ids) - fresh :]
+        self.ids.extend(new)
+        entries = meta.output_token_logprobs[-fresh:] if fresh else []
+        if [entry[1] for entry in entries] == new:
+            self.logprobs.extend(entry[0] for entry in entries if entry[0] is not None)
+        self.cached_tokens, self.version = meta.cached_tokens, meta.weight_version or self.version
+        if self.experts is not None and meta.routed_experts is not None:
+            self.experts.received = meta.routed_experts
+        if meta.finish_reason is not None:
+            self._end(meta, meta.finish_reason)
+        return new
+
+    def _end(self, meta: EventMeta, finish: FinishReason) -> None:
+        spans = meta.weight_versions or []
+        self.versions = tuple(VersionSpan(span.version, span.start, span.end) for span in spans)
+        self.finish = finish.type
+        if finish.type == "abort" and finish.status_code:
+            raise EngineError(error_kind(finish.status_code), f"the engine ended the call: {finish.message}")
+
+    def check(self) -> None:
+        """Raise EngineError unless the engine ended the answer by itself and every token has its logprob."""
+        if len(self.logprobs) != len(self.ids):
+            raise EngineError(
+                "no_logprobs",
+                f"the engine returned {len(self.logprobs)} logprobs for {len(self.ids)} tokens; "
+                "use SGLang 0.5.23 or later, or the scripted engine",
+            )
+        if self.finish == "abort":
+            raise EngineError("failed", "the engine aborted the call (paused or restarted?); send it again")
