@@ -1,4 +1,4 @@
-"""A child process that never outlives its parent, and takes its whole process group along when it is stopped."""
+"""Starts and stops child processes that never outlive their parent, each with its whole process group."""
 
 import os
 import signal
@@ -28,13 +28,13 @@ def start(command: Sequence[str], environment: dict[str, str], log: Path) -> sub
 
 
 def stop(process: subprocess.Popen[bytes], grace_seconds: float = 1) -> None:
-    """End the process and everything in its group: asked first, killed after the grace."""
+    """End the process and its whole group: SIGTERM first, SIGKILL after the grace."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
         deadline = time.monotonic() + grace_seconds
         while process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGKILL)  # also what is left of the group after its leader has gone
+        os.killpg(process.pid, signal.SIGKILL)  # also for members that outlived the leader
     process.wait()
 
 

@@ -1,6 +1,6 @@
-"""One replica as the proxy knows it: its circuit, its weights, its slots' load, and what is believed cached there.
+"""What the proxy knows about one replica: its circuit, its weights, its slots' load, and what is probably cached there.
 
-All of it is small and lost with the process. What is believed cached is forgotten when the weights change or the
+All of it is small and lost with the process. The record of cached prefixes is cleared when the weights change or the
 replica is lost, as the cache itself is. Left out: choosing among replicas (routing.py, fleet.py).
 """
 
@@ -11,42 +11,42 @@ from dataclasses import dataclass, field, replace
 
 from proxy.engine.circuit import Circuit
 from proxy.engine.client import EngineClient, ServerDescription
-from proxy.engine.routing import Load, Meter, Slot
+from proxy.engine.routing import PrefillMeter, Slot, SlotLoad
 from proxy.engine.engine_call import Sampling, SamplingRequest
 
-KEEP = 4096
-"""Attempts and groups that a slot remembers; the least recently served one is forgotten first."""
+KEPT_ORIGINS = 4096
+"""Attempts and groups remembered for each slot; the least recently served one is forgotten first."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Whose call it is, as far as that says what is cached where."""
+    """The attempt and group of a call, which tell where its prompt is cached."""
 
     attempt: int
     group: int | None
     known: int
-    """Tokens at the start of the prompt that an earlier call of the attempt had too."""
+    """Tokens at the start of the prompt that an earlier call of the attempt had as well."""
 
     @property
     def key(self) -> str:
-        """What the slots are ordered by; the same in every proxy of a pool."""
+        """The key of the rendezvous hash; the same in every proxy of a pool."""
         return f"attempt {self.attempt}" if self.group is None else f"group {self.group}"
 
 
-class Held:
-    """Which attempts and groups have how many tokens in a slot's cache, as far as we know."""
+class CachedPrefixes:
+    """How many tokens of each attempt and group are probably in a slot's prefix cache."""
 
     def __init__(self) -> None:
         self._tokens: OrderedDict[tuple[str, int], int] = OrderedDict()
 
     def of(self, origin: Origin, length: int) -> int:
-        """Of a prompt of `length` tokens: what the attempt had there before, or what its group begins with."""
+        """How many of a prompt's `length` tokens are cached: the attempt's own, or those its group begins with."""
         own = min(origin.known, self._tokens.get(("attempt", origin.attempt), 0))
         shared = 0 if origin.group is None else min(length, self._tokens.get(("group", origin.group), 0))
         return max(own, shared)
 
     def note(self, origin: Origin, length: int) -> None:
-        """A path of `length` tokens is in the cache, or will be before a later call is served."""
+        """Note that a path of `length` tokens is in the cache, or will be before a later call is served."""
         self._put(("attempt", origin.attempt), length)
         if origin.group is not None and origin.known == 0:
             self._put(("group", origin.group), length)
@@ -57,60 +57,61 @@ class Held:
     def _put(self, key: tuple[str, int], length: int) -> None:
         self._tokens[key] = max(length, self._tokens.get(key, 0))
         self._tokens.move_to_end(key)
-        if len(self._tokens) > KEEP:
+        if len(self._tokens) > KEPT_ORIGINS:
             self._tokens.popitem(last=False)
 
 
 @dataclass(eq=False)
-class Place:
-    """A slot of a replica and what is known of it."""
+class SlotState:
+    """What is known about one slot of a replica."""
 
     replica: "Replica"
     slot: Slot
-    held: Held = field(default_factory=Held)
-    meter: Meter = Meter()
+    cached: CachedPrefixes = field(default_factory=CachedPrefixes)
+    meter: PrefillMeter = PrefillMeter()
     in_flight: int = 0
     waiting: int = 0
+    """Tokens that calls have yet to prefill there."""
 
-    def load(self, origin: Origin, length: int, rate: float) -> Load:
-        """As a prompt of `length` tokens finds it."""
-        return Load(self.slot, self.in_flight, self.waiting, self.held.of(origin, length), rate)
+    def load(self, origin: Origin, length: int, rate: float) -> SlotLoad:
+        """The load as a prompt of `length` tokens would find it; `rate`: tokens prefilled per second."""
+        return SlotLoad(self.slot, self.in_flight, self.waiting, self.cached.of(origin, length), rate)
 
     def addressed(self, request: SamplingRequest) -> SamplingRequest:
         """The request with this rank, and with the cache salt where one is needed."""
         return replace(request, rank=self.slot.rank, salt=self.replica.salt)
 
 
-class Visit:
-    """One call at one place, from when it is sent until it ends in whatever way."""
+class SlotCall:
+    """One call at one slot, from sending until it ends in whatever way."""
 
-    def __init__(self, place: Place, origin: Origin, request: SamplingRequest):
-        self._place, self._origin, self._streamed = place, origin, request.stream
+    def __init__(self, state: SlotState, origin: Origin, request: SamplingRequest):
+        self._slot, self._origin, self._streamed = state, origin, request.stream
         self._length = length = request.prompt_length
-        self._ahead = place.waiting
-        self._waits = length - place.held.of(origin, length)
+        self._ahead = state.waiting
+        self._waits = length - state.cached.of(origin, length)
         self._sent = time.monotonic()
-        self._version = place.replica.version
+        self._version = state.replica.version
         self._silent = True
-        place.in_flight += 1
-        place.waiting += self._waits
-        place.held.note(origin, length)
-        place.replica.circuit.begun()
+        state.in_flight += 1
+        state.waiting += self._waits
+        state.cached.note(origin, length)
+        state.replica.circuit.begun()
 
     def sampled(self, into: Sampling) -> None:
-        """Tokens have come; the first ones tell that the replica lives and how fast it prefills."""
+        """Note that tokens have come. The first ones show that the replica lives and how fast it prefills."""
         if not self._silent:
             return
         self._silent = False
-        self._place.waiting -= self._waits
-        self._place.replica.circuit.sampled()
-        if self._streamed and into.version == self._version:  # else the time holds more than the wait and the prefill
+        self._slot.waiting -= self._waits
+        self._slot.replica.circuit.sampled()
+        if self._streamed and into.version == self._version:  # else the time includes the update of the weights
             prefilled = self._ahead + self._length - into.cached_tokens
-            self._place.meter = self._place.meter.measured(prefilled, time.monotonic() - self._sent)
+            self._slot.meter = self._slot.meter.measured(prefilled, time.monotonic() - self._sent)
 
     def served(self, into: Sampling) -> None:
-        """The engine has said why it stopped."""
-        replica = self._place.replica
+        """Note that the call ended with a finish reason."""
+        replica = self._slot.replica
         if into.finish == "abort":
             replica.failed("failed")
             return
@@ -118,74 +119,74 @@ class Visit:
         replica.serves(into.version)
         replica.prompt_tokens += self._length
         replica.cached_tokens += into.cached_tokens
-        self._place.held.note(self._origin, self._length + len(into.ids))
+        self._slot.cached.note(self._origin, self._length + len(into.ids))
 
     def end(self) -> None:
-        """To be called once, however the call ended."""
-        self._place.in_flight -= 1
+        """Release the slot. Call it exactly once, however the call ended."""
+        self._slot.in_flight -= 1
         if self._silent:
-            self._place.waiting -= self._waits
-            self._place.replica.circuit.left()
+            self._slot.waiting -= self._waits
+            self._slot.replica.circuit.left()
 
 
 class Replica:
-    """One engine address."""
+    """One engine address and what was seen of it."""
 
     def __init__(self, url: str, silence_seconds: float):
         self.client = EngineClient(url, silence_seconds)
         self.url = self.client.url
         self.circuit = Circuit()
         self.version = ""
-        """The weights last seen there; empty before any were."""
+        """The weight version last seen there; empty before the first."""
         self.stores = False
-        """Whether it keeps a cache outside of the engine, which the flush of an update does not reach."""
+        """Whether it stores cached prefixes outside of the engine, where the flush of a push does not reach them."""
         self.layered = False
-        """Whether cached prefixes may come back to it without the experts that were chosen for them."""
-        self.places = [Place(self, Slot(self.url))]
+        """Whether it has HiCache (SGLang 0.5.23), which brings cached prefixes back without their chosen experts."""
+        self.slots = [SlotState(self, Slot(self.url))]
         self.prompt_tokens = self.cached_tokens = self.failures = 0
         self.woken = asyncio.Event()
-        """Set when calls found it lost, or with other weights."""
+        """Set when a call found it lost or with other weights, so that it is checked at once."""
 
     @property
     def salt(self) -> str:
-        """What keeps the stored cache of one version from being read under another; empty where nothing is stored."""
+        """The cache salt, so that a stored prefix of one version is not read under another; empty without a store."""
         return self.version if self.stores else ""
 
     def serves(self, version: str) -> None:
-        """These weights were seen there. With new ones nothing of the old cache is left."""
+        """Note the weight version seen there. New weights empty its cache."""
         if version and version != self.version:
             self.version = version
-            self._forget()
+            self._forget_cache()
             self.woken.set()
 
     def failed(self, kind: str) -> None:
-        """A call or a health check failed."""
+        """Note that a call or a health check failed."""
         self.failures += 1
         self.circuit.failed(kind)
         if self.circuit.state == "open":
-            self._forget()
+            self._forget_cache()
             self.woken.set()
 
     def described(self, server: ServerDescription) -> None:
-        """What it says of itself."""
+        """Note what the server says about itself."""
         self.stores, self.layered, ranks = server.stores, server.layered, server.ranks
         slots = [Slot(self.url, rank) for rank in range(ranks)] if ranks > 1 else [Slot(self.url)]
-        if slots != [place.slot for place in self.places]:
-            self.places = [Place(self, slot) for slot in slots]
+        if slots != [state.slot for state in self.slots]:
+            self.slots = [SlotState(self, slot) for slot in slots]
 
     def status(self) -> dict[str, object]:
-        """For /health."""
+        """Its entry in /health."""
         return {
             "url": self.url,
             "state": self.circuit.state,
             "version": self.version or None,
-            "ranks": len(self.places),
-            "in_flight": sum(place.in_flight for place in self.places),
+            "ranks": len(self.slots),
+            "in_flight": sum(state.in_flight for state in self.slots),
             "failures": self.failures,
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
         }
 
-    def _forget(self) -> None:
-        for place in self.places:
-            place.held.forget()
+    def _forget_cache(self) -> None:
+        for state in self.slots:
+            state.cached.forget()

@@ -1,11 +1,10 @@
-"""An engine without a model: ordinary code answers, over the same `/generate` wire as SGLang.
+"""An engine without a model: ordinary code answers, over the same `/generate` protocol as SGLang.
 
-A script is a callable `(prompt_text, prompt_ids) -> str | Reply | Fault`. The answer is tokenised with the model's own
-tokenizer and ends with its end-of-turn token. Each token is certain under the script, so its logprob is 0.0, and its
-weight version is "scripted" until an update names another. Used by every test that needs a model that obeys, and by
-teachers.
-It may pass for a mixture of experts, whose choices are arithmetic. Left out: batching, prefix caches, weights; updates
-change the version's name only.
+A script is a callable `(prompt_text, prompt_ids) -> str | ScriptedReply | Fault`. The answer is tokenised with the
+model's own tokenizer and ends with its end-of-turn token. Each token is certain under the script, so its logprob is
+0.0, and its weight version is "scripted" until an update names another. Teachers use it, and every test that needs a
+model that obeys. It can act as a mixture of experts, whose choices are computed by `chosen`. Left out: batching, prefix
+caches, weights; updates change only the version's name.
 """
 
 import asyncio
@@ -27,26 +26,26 @@ from proxy.prompt.template import ChatTemplate
 
 
 @dataclass(frozen=True)
-class Reply:
-    """An answer with details. Without `end`, it stops as if the length limit had come; `ids` go before `text`."""
+class ScriptedReply:
+    """An answer with details. Without `end`, it stops as if it had reached the length limit; `ids` replace `text`."""
 
     text: str
     end: bool = True
     seconds_per_token: float = 0.0
     tokens_per_event: int = 1
     logprobs: int | None = None
-    """How many of the tokens come with one; all when None."""
+    """How many of the tokens have a logprob; all when None."""
     ids: tuple[int, ...] = ()
     versions: tuple[tuple[str, int, int], ...] | None = None
-    """Weight versions that it names instead of the true ones: each with its first token and the one after its last."""
+    """Weight versions that it names instead of the true ones: (version, start, end) of tokens [start, end)."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A failure on purpose: an HTTP status (without `text`), or one after `after` tokens of `text`.
+    """A failure on purpose: an HTTP `status`, or a failure after `after` tokens of `text`.
 
-    That is a hang until the call is aborted, an end without a finish reason (`cut`), an event of these words
-    (`garbage`), or else a reset of the connection.
+    The latter is a hang until the call is aborted (`hang`), an end without a finish reason (`cut`), an event of these
+    words (`garbage`), or else a reset of the connection.
     """
 
     status: int = 0
@@ -57,7 +56,7 @@ class Fault:
     after: int = 0
 
 
-Script = Callable[[str, Sequence[int]], str | Reply | Fault]
+Script = Callable[[str, Sequence[int]], str | ScriptedReply | Fault]
 
 
 def load_script(where: str) -> Script:
@@ -75,7 +74,7 @@ def load_script(where: str) -> Script:
     return script
 
 
-class _Request(msgspec.Struct):
+class _GenerateRequest(msgspec.Struct):
     input_ids: list[int]
     sampling_params: dict[str, Any] = {}
     stream: bool = False
@@ -85,12 +84,12 @@ class _Request(msgspec.Struct):
     routed_experts_start_len: int = 0
 
 
-class _Cut(Exception):
-    """The script wants the connection reset."""
+class _ResetConnection(Exception):
+    """The script asks for a reset of the connection."""
 
 
-class _Ended(Exception):
-    """The script wants the answer to end here; the text is its last event."""
+class _EndAnswer(Exception):
+    """The script asks to end the answer here; the text is its last event."""
 
 
 class ScriptedEngine:
@@ -105,12 +104,12 @@ class ScriptedEngine:
         self.aborted = 0
         """Calls ended by /abort_request."""
         self.script = script
-        """What answers; may be changed at any time."""
+        """The script; may be replaced at any time."""
         self.server: dict[str, Any] = {"tp_size": 1, "pp_size": 1, "dp_size": 1, "device": "cpu"}
-        """What it says of itself."""
+        """What it answers to /server_info."""
         self._template = template
         self.mixture: Mixture | None = None
-        """Set: it names the experts of such a mixture to whoever asks."""
+        """Set: calls that ask for experts get those of such a mixture."""
         self.running = asyncio.Event()
         """Cleared while the engine is paused."""
         self.running.set()
@@ -166,49 +165,49 @@ class ScriptedEngine:
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         self.calls += 1
         try:
-            ask = msgspec.json.decode(await request.read(), type=_Request)
+            generate = msgspec.json.decode(await request.read(), type=_GenerateRequest)
         except msgspec.DecodeError as error:
             return _error(400, str(error))
-        self.last_params = ask.sampling_params
-        answer = self.script(self._template.decode(ask.input_ids), ask.input_ids)
+        self.last_params = generate.sampling_params
+        answer = self.script(self._template.decode(generate.input_ids), generate.input_ids)
         if isinstance(answer, Fault) and answer.status:
             return _error(answer.status, "the script says so")
-        turn = _Turn(ask, answer, self._template)
-        turn.mixture = self.mixture if ask.return_routed_experts else None
+        turn = _ScriptedAnswer(generate, answer, self._template)
+        turn.mixture = self.mixture if generate.return_routed_experts else None
         self._live[turn.rid] = turn.aborted
         try:
-            return await (self._stream if ask.stream else self._whole)(request, turn)
-        except _Cut:
-            assert request.transport is not None, "the client has gone before the cut"
+            return await (self._stream if generate.stream else self._whole)(request, turn)
+        except _ResetConnection:
+            assert request.transport is not None, "the client left before the reset"
             request.transport.abort()
             return web.Response()
         finally:
             del self._live[turn.rid]
 
-    async def _stream(self, request: web.Request, turn: "_Turn") -> web.StreamResponse:
+    async def _stream(self, request: web.Request, turn: "_ScriptedAnswer") -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         while turn.finish is None:
             start = len(turn.sent)
             try:
                 await self._advance(turn, turn.reply.tokens_per_event)
-            except _Ended as end:
+            except _EndAnswer as end:
                 await response.write(b"data: " + str(end).encode() + b"\n\n" if str(end) else b"")
                 return response
             await response.write(b"data: " + msgspec.json.encode(turn.event(start, self.version)) + b"\n\n")
         await response.write(b"data: [DONE]\n\n")
         return response
 
-    async def _whole(self, _request: web.Request, turn: "_Turn") -> web.Response:
+    async def _whole(self, _request: web.Request, turn: "_ScriptedAnswer") -> web.Response:
         while turn.finish is None:
             try:
                 await self._advance(turn, len(turn.ids) + 1)
-            except _Ended as end:
+            except _EndAnswer as end:
                 body = str(end).encode() or msgspec.json.encode(turn.event(0, self.version))
                 return web.Response(body=body, content_type="application/json")
         return web.Response(body=msgspec.json.encode(turn.event(0, self.version)), content_type="application/json")
 
-    async def _advance(self, turn: "_Turn", tokens: int) -> None:
+    async def _advance(self, turn: "_ScriptedAnswer", tokens: int) -> None:
         await self.running.wait()
         if isinstance(turn.fault, Fault):
             tokens = min(tokens, turn.fault.after - len(turn.sent))
@@ -219,18 +218,22 @@ class ScriptedEngine:
         turn.advance(tokens, self.version)
 
 
-class _Turn:
-    """One answer on its way out."""
+class _ScriptedAnswer:
+    """One answer while it is sent."""
 
-    def __init__(self, ask: _Request, answer: str | Reply | Fault, template: ChatTemplate):
-        self.rid = ask.rid or uuid.uuid4().hex
+    def __init__(self, request: _GenerateRequest, answer: str | ScriptedReply | Fault, template: ChatTemplate):
+        self.rid = request.rid or uuid.uuid4().hex
         self.aborted = asyncio.Event()
         self.fault = answer if isinstance(answer, Fault) else None
-        self.reply = answer if isinstance(answer, Reply) else Reply(answer if isinstance(answer, str) else answer.text)
-        self.ask = ask
+        self.reply = (
+            answer
+            if isinstance(answer, ScriptedReply)
+            else ScriptedReply(answer if isinstance(answer, str) else answer.text)
+        )
+        self.request = request
         self.mixture: Mixture | None = None
-        self.logprobs = self.reply.logprobs if ask.return_logprob else 0
-        limit = ask.sampling_params.get("max_new_tokens", 128)
+        self.logprobs = self.reply.logprobs if request.return_logprob else 0
+        limit = request.sampling_params.get("max_new_tokens", 128)
         ids = list(self.reply.ids or template.encode(self.reply.text)) + ([template.end] if self.reply.end else [])
         self.ids, self.cut = ids[:limit], len(ids) > limit or not self.reply.end
         self.sent: list[int] = []
@@ -241,8 +244,8 @@ class _Turn:
         if fault.hang:
             await self.aborted.wait()
         if fault.cut or fault.garbage:
-            raise _Ended(fault.garbage)
-        raise _Cut
+            raise _EndAnswer(fault.garbage)
+        raise _ResetConnection
 
     def advance(self, tokens: int, version: str) -> None:
         new = [] if self.aborted.is_set() else self.ids[len(self.sent) : len(self.sent) + tokens]
@@ -259,7 +262,11 @@ class _Turn:
 
     def event(self, start: int, version: str) -> dict[str, Any]:
         new = self.sent[start:]
-        meta: dict[str, Any] = {"id": self.rid, "finish_reason": self.finish, "prompt_tokens": len(self.ask.input_ids)}
+        meta: dict[str, Any] = {
+            "id": self.rid,
+            "finish_reason": self.finish,
+            "prompt_tokens": len(self.request.input_ids),
+        }
         meta |= {"completion_tokens": len(self.sent), "weight_version": version, "cached_tokens": 0}
         known = len(new) if self.logprobs is None else max(0, min(len(new), self.logprobs - start))
         if known:
@@ -269,7 +276,7 @@ class _Turn:
             spans = self.spans if named is None else [{"version": v, "start": a, "end": b} for v, a, b in named]
             meta["weight_versions"] = spans
             if self.mixture is not None:
-                path, start = [*self.ask.input_ids, *self.sent], self.ask.routed_experts_start_len
+                path, start = [*self.request.input_ids, *self.sent], self.request.routed_experts_start_len
                 meta["routed_experts"] = b64encode(int_bytes(chosen(path, start, self.mixture))).decode()
         return {"output_ids": new, "meta_info": meta}
 

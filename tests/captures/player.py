@@ -16,7 +16,7 @@ from typing import Any
 
 import aiohttp
 
-from proxy.engine.scripted import Fault, Reply
+from proxy.engine.scripted import Fault, ScriptedReply
 from proxy.pool.completions.records import Completion
 from proxy.pool.completions.store import paths
 from proxy.prompt.template import ChatTemplate
@@ -58,11 +58,11 @@ class Player:
         """`write`: a recorded reply as the model writes it."""
         self._template = template
         self._write = write
-        self._answer: Reply | Fault = Fault(status=500)
+        self._answer: ScriptedReply | Fault = Fault(status=500)
         self.unusual, self.sampled = 0, 0
         """Replies sampled in other tokens than the tokenizer's, and all."""
 
-    def __call__(self, prompt: str, ids: Sequence[int]) -> Reply | Fault:
+    def __call__(self, prompt: str, ids: Sequence[int]) -> ScriptedReply | Fault:
         return self._answer
 
     async def play(self, session: Session, *stands: Stand) -> list[Played]:
@@ -86,7 +86,7 @@ class Player:
             found.append(Played(exchange, status, delivered, added[0] if added else None, path))
         return found
 
-    def _planned(self, exchange: Exchange) -> Reply | Fault:
+    def _planned(self, exchange: Exchange) -> ScriptedReply | Fault:
         """What the engine does."""
         text = "" if exchange.reply is None else self._write(exchange.reply)
         if exchange.gone:
@@ -98,7 +98,7 @@ class Player:
         ids = self._unusual(text)
         self.sampled += 1
         self.unusual += list(ids) != self._template.encode(text)
-        return Reply("", ids=ids, tokens_per_event=8)
+        return ScriptedReply("", ids=ids, tokens_per_event=8)
 
     def _unusual(self, text: str) -> tuple[int, ...]:
         """Tokens of the text, every second word of it letter by letter."""

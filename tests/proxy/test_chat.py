@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import openai
 
-from proxy.engine.scripted import Reply
+from proxy.engine.scripted import ScriptedReply
 from proxy.prompt.template import ChatTemplate
 from tests.proxy.conftest import SHELL, Seen, Serve, shell_call, user
 
@@ -91,7 +91,7 @@ async def test_the_prompt_is_the_models_template(serve: Serve, template: ChatTem
 
 
 async def test_the_openai_client_works_unmodified(serve: Serve) -> None:
-    stand = await serve(lambda prompt, ids: Reply("fine. " + shell_call("ls"), tokens_per_event=3))
+    stand = await serve(lambda prompt, ids: ScriptedReply("fine. " + shell_call("ls"), tokens_per_event=3))
     async with openai.AsyncOpenAI(base_url=f"{stand.url}/v1", api_key="agent") as client:
         create: Any = client.chat.completions.create
         whole = await create(model="m", messages=[user("x")], tools=[SHELL])

@@ -5,7 +5,7 @@ from typing import Any
 import openai
 import pytest
 
-from proxy.engine.scripted import Reply
+from proxy.engine.scripted import ScriptedReply
 from proxy.prompt.template import ChatTemplate
 from tests.proxy.conftest import Seen, Serve, Stand
 
@@ -31,7 +31,7 @@ async def test_the_prompt_is_continued_as_it_stands(serve: Serve, template: Chat
 async def test_text_that_goes_on_keeps_the_recorded_ids(serve: Serve, template: ChatTemplate, end: bool) -> None:
     odd = tuple(template.encode(letter)[0] for letter in "thethe")
     assert template.encode("thethe") != list(odd)
-    stand = await serve(lambda prompt, ids: Reply("", ids=odd, end=end))
+    stand = await serve(lambda prompt, ids: ScriptedReply("", ids=odd, end=end))
     first = await ask(stand, "say: ")
     await ask(stand, "say: " + first["text"] + " and on")
     row = stand.recorded()[1]

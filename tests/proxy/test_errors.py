@@ -16,7 +16,7 @@ from proxy.config import EngineConfig, ProxyConfig
 from proxy.engine.fleet import Fleet, Route
 from proxy.engine.replica import Origin
 from proxy.engine.engine_call import Sampling, SamplingRequest
-from proxy.engine.scripted import Fault, Reply, ScriptedEngine
+from proxy.engine.scripted import Fault, ScriptedEngine, ScriptedReply
 from proxy.pool.database import open_pool
 from proxy.pool.rollouts.attempts import Ending, by_key, close_attempt
 from proxy.pool.untrained import Untrained, UntrainedReason
@@ -132,7 +132,7 @@ class BuggyGateway(Gateway):
 
 async def test_a_bug_in_mid_stream_ends_the_stream(tiny_model: Path, tmp_path: Path) -> None:
     config = ProxyConfig(engine=EngineConfig(model=str(tiny_model)), pool=str(tmp_path / "pool.db"))
-    engine = ScriptedEngine(lambda prompt, ids: Reply("one two three"), ChatTemplate(tiny_model))
+    engine = ScriptedEngine(lambda prompt, ids: ScriptedReply("one two three"), ChatTemplate(tiny_model))
     async with AsyncExitStack() as stack:
         url = await listening(BuggyGateway(config, await listening(engine.app(), stack)).app(), stack)
         http = await stack.enter_async_context(aiohttp.ClientSession())
@@ -162,14 +162,14 @@ async def test_an_engine_that_falls_silent(serve: Serve) -> None:
 
 
 async def test_an_engine_without_logprobs(serve: Serve) -> None:
-    stand = await serve(lambda prompt, ids: Reply("hello", logprobs=0))
+    stand = await serve(lambda prompt, ids: ScriptedReply("hello", logprobs=0))
     answer = await stand.chat(user("hi"))
     assert answer["status"] == 502 and "0 logprobs for" in answer["error"]["message"]
     assert str(stand.recorded()[0].untrainable).startswith("engine_failed: no_logprobs")
 
 
 async def test_a_client_that_goes_away(serve: Serve) -> None:
-    stand = await serve(lambda prompt, ids: Reply("word " * 200, seconds_per_token=0.02))
+    stand = await serve(lambda prompt, ids: ScriptedReply("word " * 200, seconds_per_token=0.02))
     async with stand.post({"messages": [user("hi")], "stream": True}) as answer:
         await answer.content.readany()
     row = await recorded(stand)
@@ -179,7 +179,7 @@ async def test_a_client_that_goes_away(serve: Serve) -> None:
 
 
 async def test_a_client_that_goes_away_unstreamed(serve: Serve) -> None:
-    stand = await serve(lambda prompt, ids: Reply("word " * 20, seconds_per_token=1))
+    stand = await serve(lambda prompt, ids: ScriptedReply("word " * 20, seconds_per_token=1))
     asking = asyncio.create_task(stand.chat(user("hi")))
     while stand.engine is None or not stand.engine.calls:
         await asyncio.sleep(0.01)

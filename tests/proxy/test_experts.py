@@ -14,7 +14,7 @@ from proxy.engine.fleet import Fleet
 from proxy.engine.moe_config import Mixture
 from proxy.engine.replica import Origin
 from proxy.engine.engine_call import CallExperts, EngineError, Sampling, SamplingRequest
-from proxy.engine.scripted import Fault, Reply, chosen
+from proxy.engine.scripted import Fault, ScriptedReply, chosen
 from proxy.engine.sglang import Sglang
 from proxy.pool.completions.records import Completion, int_bytes
 from proxy.pool.errors import UserError
@@ -51,7 +51,7 @@ def expected(path: Sequence[int], item: Completion) -> bytes:
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_every_row_holds_what_is_new_in_it(serve: Serve, mixture: Path, streamed: bool) -> None:
-    stand = await stand_for(serve, mixture, lambda text, ids: Reply("a few words", tokens_per_event=2))
+    stand = await stand_for(serve, mixture, lambda text, ids: ScriptedReply("a few words", tokens_per_event=2))
     messages = [user("hello")]
     for turn in range(3):
         if streamed:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.engine.scripted import Fault, Reply
+from proxy.engine.scripted import Fault, ScriptedReply
 from proxy.pool.inspect.verify import verify
 from tests.proxy.conftest import Serve, Stand
 from tests.proxy.wires import WIRES, Wire, events
@@ -60,7 +60,7 @@ def ended(status: int | None) -> str:
     return msgspec.json.encode({"output_ids": [], "meta_info": {"finish_reason": finish}}).decode()
 
 
-FAULTS: dict[str, tuple[Fault | Reply, int, str, str]] = {
+FAULTS: dict[str, tuple[Fault | ScriptedReply, int, str, str]] = {
     "429": (Fault(status=429), 503, "busy", "HTTP 429"),
     "503": (Fault(status=503), 503, "busy", "HTTP 503"),
     "500": (Fault(status=500), 502, "failed", "HTTP 500"),
@@ -75,7 +75,7 @@ FAULTS: dict[str, tuple[Fault | Reply, int, str, str]] = {
     "error": (Fault(text=TEXT, after=3, garbage='{"error": {"message": "boom"}}'), 502, "failed", "boom"),
     "queue full": (Fault(text=TEXT, after=3, garbage=ended(503)), 503, "busy", "queue is full"),
     "aborted": (Fault(text=TEXT, after=3, garbage=ended(None)), 502, "failed", "the engine aborted the call"),
-    "few logprobs": (Reply(TEXT, logprobs=3), 502, "no_logprobs", "logprobs for"),
+    "few logprobs": (ScriptedReply(TEXT, logprobs=3), 502, "no_logprobs", "logprobs for"),
 }
 """Of each: the status where nothing has left yet, the kind of the engine's failure, words of the message."""
 
@@ -85,7 +85,7 @@ async def test_a_failed_call_says_so_in_its_dialect_and_is_not_trained(serve: Se
     fault, status, failure, words = FAULTS[name]
     stand = await serve(lambda prompt, ids: fault, max_new_tokens=100)
     for (wire, stream), told in zip(CALLS, await ask_all(stand), strict=True):
-        begun = stream and (isinstance(fault, Reply) or fault.after > 0)
+        begun = stream and (isinstance(fault, ScriptedReply) or fault.after > 0)
         expected = (200, None, True) if begun else (status, "1", False)
         assert (told.status, told.retry_after, told.begun) == expected, wire.name
         assert told.kind == kind(wire, status, f"engine_{failure}") and words in told.message, wire.name
@@ -119,7 +119,7 @@ VERSIONS = {
 
 @pytest.mark.parametrize("name", VERSIONS)
 async def test_tokens_of_unknown_weights_are_served_and_not_trained(serve: Serve, name: str) -> None:
-    stand = await serve(lambda prompt, ids: Reply("", ids=(20, 21, 22, 23, 24), versions=VERSIONS[name]))
+    stand = await serve(lambda prompt, ids: ScriptedReply("", ids=(20, 21, 22, 23, 24), versions=VERSIONS[name]))
     for stream in (False, True):
         path, body = WIRES[0].request("hi", stream)
         async with stand.send(path, body) as answer:
@@ -138,7 +138,9 @@ ALIVE = {
 
 
 async def test_an_engine_that_is_paused_and_updated_in_mid_stream(serve: Serve) -> None:
-    stand = await serve(lambda prompt, ids: Reply(TEXT, seconds_per_token=0.01), limits={"keepalive_seconds": 0.1})
+    stand = await serve(
+        lambda prompt, ids: ScriptedReply(TEXT, seconds_per_token=0.01), limits={"keepalive_seconds": 0.1}
+    )
     assert stand.engine is not None
     got = {wire.name: bytearray() for wire in WIRES}
     reading = [asyncio.ensure_future(read(stand, wire, got[wire.name])) for wire in WIRES]

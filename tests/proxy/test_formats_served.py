@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from proxy.config import load_config
-from proxy.engine.scripted import Reply
+from proxy.engine.scripted import ScriptedReply
 from proxy.pool.errors import UserError
 from proxy.prompt.template import ChatTemplate
 from tests.proxy.conftest import Serve, Stand, user
@@ -51,7 +51,7 @@ async def test_a_restarted_proxy_joins_without_the_schemas(serve: Serve, way: st
 @EVERY
 async def test_streamed_calls_are_the_same(serve: Serve, way: str) -> None:
     form, writer = WRITERS[way]
-    stand = await serve(lambda prompt, ids: Reply(writer(CALLS), tokens_per_event=1), tool_format=form)
+    stand = await serve(lambda prompt, ids: ScriptedReply(writer(CALLS), tokens_per_event=1), tool_format=form)
     events = await stand.stream(user("go"), tools=TOOLS)
     deltas = [event["choices"][0]["delta"] for event in events[:-1]]
     calls = [call["function"] for delta in deltas for call in delta.get("tool_calls", ())]

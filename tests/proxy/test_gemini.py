@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.scripted import Fault, Reply
+from proxy.engine.scripted import Fault, ScriptedReply
 from proxy.prompt.template import ChatTemplate
 from tests.proxy.conftest import SHELL, Seen, Serve, Stand, shell_call, user
 
@@ -73,7 +73,7 @@ async def test_the_prompt_is_the_models_template(serve: Serve, template: ChatTem
 
 
 async def test_the_events_of_a_stream(serve: Serve) -> None:
-    stand = await serve(lambda prompt, ids: Reply(THOUGHT, tokens_per_event=2))
+    stand = await serve(lambda prompt, ids: ScriptedReply(THOUGHT, tokens_per_event=2))
     events = await stand.events(STREAM, body(said("list"), generationConfig=SHOWN))
     parts = [part for event in events for part in event["candidates"][0]["content"]["parts"]]
     assert "".join(part["text"] for part in parts if part.get("thought")) == "look first"
@@ -84,7 +84,9 @@ async def test_the_events_of_a_stream(serve: Serve) -> None:
 
 
 async def test_a_silent_stream_is_never_commented(serve: Serve) -> None:
-    stand = await serve(lambda prompt, ids: Reply("yes no", seconds_per_token=0.15), limits={"keepalive_seconds": 0.05})
+    stand = await serve(
+        lambda prompt, ids: ScriptedReply("yes no", seconds_per_token=0.15), limits={"keepalive_seconds": 0.05}
+    )
     async with stand.send(STREAM, body(said("sure?"))) as answer:
         text = await answer.text()
     assert all(line.startswith("data: {") for line in text.splitlines() if line)

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from sqlalchemy import func, select
 
 from proxy.config import EngineConfig, ProxyConfig
-from proxy.engine.scripted import Reply, ScriptedEngine
+from proxy.engine.scripted import ScriptedEngine, ScriptedReply
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.inspect.verify import verify
 from proxy.pool.schema import completions
@@ -35,7 +35,7 @@ from tests.proxy.generated import GRAMMARS, Request, requests
 FEW = settings(max_examples=200, derandomize=True, database=None, deadline=None)
 MANY = settings(FEW, max_examples=2300, suppress_health_check=list(HealthCheck))
 REFUSALS = {400, 401, 404, 405, 413, 415, 417, 431}
-ANSWERS: list[str | Reply] = [
+ANSWERS: list[str | ScriptedReply] = [
     "ok",
     "",
     shell_call("ls"),
@@ -44,7 +44,7 @@ ANSWERS: list[str | Reply] = [
     "<think>\nthere is no end",
     '<tool_call>\n{"name": "shell", "arguments": {"command": "l',
     "\U0001f980 <|im_start|> \u00e9",
-    Reply("cut off", end=False),
+    ScriptedReply("cut off", end=False),
 ]
 SAYS_ERROR: dict[str, Callable[[Any, int], bool]] = {
     "messages": lambda body, status: set(body) == {"type", "error"} and set(body["error"]) == {"type", "message"},
@@ -117,7 +117,7 @@ def target(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     ready, over = threading.Event(), asyncio.Event()
     found: list[Any] = []
 
-    def answer(prompt: str, ids: Sequence[int]) -> str | Reply:
+    def answer(prompt: str, ids: Sequence[int]) -> str | ScriptedReply:
         return ANSWERS[crc32(prompt.encode(errors="replace")) % len(ANSWERS)]
 
     async def serve() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from proxy.engine.scripted import Fault, Reply
+from proxy.engine.scripted import Fault, ScriptedReply
 from proxy.prompt.template import ChatTemplate
 from tests.proxy.conftest import SHELL, Seen, Serve, Stand, shell_call, user
 
@@ -95,7 +95,7 @@ async def test_the_events_of_a_stream(serve: Serve) -> None:
 
 
 async def test_anthropics_client_reads_both_alike(serve: Serve) -> None:
-    stand = await serve(lambda prompt, ids: Reply(THOUGHT, tokens_per_event=3))
+    stand = await serve(lambda prompt, ids: ScriptedReply(THOUGHT, tokens_per_event=3))
     async with anthropic.AsyncAnthropic(base_url=stand.url, api_key="agent") as client:
         fields: Any = {"model": "m", "max_tokens": 500, "messages": [user("list")], "tools": [TOOL]}
         whole = await client.messages.create(**fields)
@@ -174,7 +174,7 @@ async def test_errors_before_the_call_have_the_dialects_form(serve: Serve) -> No
 
 
 async def test_a_silent_engine_is_bridged_by_signs_of_life(serve: Serve) -> None:
-    slow = Reply("<think>\nhm\n</think>\n\nyes no", seconds_per_token=0.15)
+    slow = ScriptedReply("<think>\nhm\n</think>\n\nyes no", seconds_per_token=0.15)
     stand = await serve(lambda prompt, ids: slow, limits={"keepalive_seconds": 0.05})
     events = await stand.events("/v1/messages", body(user("sure?"), stream=True))
     deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]

@@ -19,7 +19,7 @@ from proxy.commands.main import main
 from proxy.commands.recorded_attempt import AttemptRecording
 from proxy.commands.replay_gateway import ReplayGateway
 from proxy.config import EngineConfig, ProxyConfig
-from proxy.engine.scripted import Fault, Reply, ScriptedEngine
+from proxy.engine.scripted import Fault, ScriptedEngine, ScriptedReply
 from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.inspect.verify import verify
@@ -139,7 +139,7 @@ async def test_answers_to_one_prompt_come_in_order_and_anew_for_each_key(serve: 
 
 
 async def test_what_failed_or_was_abandoned_is_not_played(serve: Serve, replay: Replay) -> None:
-    answers = iter([Fault(text="one two", after=1), Reply("word " * 400, seconds_per_token=0.05), "whole"])
+    answers = iter([Fault(text="one two", after=1), ScriptedReply("word " * 400, seconds_per_token=0.05), "whole"])
     stand = await serve(lambda prompt, ids: next(answers))
     assert (await stand.chat(user("hi")))["status"] == 502
     with pytest.raises(asyncio.TimeoutError):

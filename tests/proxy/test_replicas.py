@@ -20,9 +20,9 @@ from aiohttp import web
 from proxy.engine import process
 from proxy.engine.circuit import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, Circuit
 from proxy.engine.fleet import Fleet
-from proxy.engine.replica import Origin, Replica, Visit
+from proxy.engine.replica import Origin, Replica, SlotCall
 from proxy.engine.engine_call import Sampling, SamplingRequest
-from proxy.engine.scripted import Fault, Reply, ScriptedEngine
+from proxy.engine.scripted import Fault, ScriptedEngine, ScriptedReply
 from proxy.pool.rollouts.runs import open_run
 from proxy.pool.training import steps
 from proxy.pool.training.steps import Published
@@ -102,7 +102,7 @@ async def test_tries_are_bounded_and_a_refusal_is_not_tried_again(serve: Serve) 
 
 
 async def test_an_abandoned_call_is_stopped_at_the_replica_that_serves_it(serve: Serve) -> None:
-    stand = await serve(lambda prompt, ids: Reply("word " * 500, seconds_per_token=0.05), replicas=3)
+    stand = await serve(lambda prompt, ids: ScriptedReply("word " * 500, seconds_per_token=0.05), replicas=3)
     async with stand.post({"messages": [user("talk")], "stream": True}) as answer:
         await answer.content.readany()
 
@@ -163,12 +163,12 @@ async def test_ranks_are_chosen_like_replicas_and_a_store_is_salted(
 
 async def test_new_weights_and_a_lost_replica_forget_what_was_cached() -> None:
     replica, call = Replica("http://127.0.0.1:9", 1), Origin(1, 7, 900)
-    (place,) = replica.places
+    (state,) = replica.slots
     for lose in (lambda: replica.serves("v2"), lambda: replica.failed("died")):
-        place.held.note(call, 1000)
-        assert place.held.of(call, 1200) == 900
+        state.cached.note(call, 1000)
+        assert state.cached.of(call, 1200) == 900
         lose()
-        assert place.held.of(call, 1200) == 0
+        assert state.cached.of(call, 1200) == 0
     await replica.client.close()
 
 
@@ -178,14 +178,14 @@ async def test_only_the_first_token_of_a_stream_without_an_update_measures_the_p
 ) -> None:
     replica = Replica("http://127.0.0.1:9", 1)
     replica.serves("v1")
-    (place,) = replica.places
+    (state,) = replica.slots
     request = SamplingRequest(prompt=b"[]", prompt_length=1000, max_new_tokens=1, stream=stream)
-    visit = Visit(place, Origin(1, None, 0), request)
-    assert (place.in_flight, place.waiting) == (1, 1000)
+    visit = SlotCall(state, Origin(1, None, 0), request)
+    assert (state.in_flight, state.waiting) == (1, 1000)
     visit.sampled(Sampling(version=version))
     visit.end()
-    assert (place.in_flight, place.waiting) == (0, 0)
-    assert (place.meter.rate is not None) == (stream and version == "v1")
+    assert (state.in_flight, state.waiting) == (0, 0)
+    assert (state.meter.rate is not None) == (stream and version == "v1")
     await replica.client.close()
 
 
@@ -324,10 +324,10 @@ class Processes:
 
 
 SLOW = """
-from proxy.engine.scripted import Reply
+from proxy.engine.scripted import ScriptedReply
 
 def answer(prompt, ids):
-    return Reply("one two three four five", seconds_per_token=0.01)
+    return ScriptedReply("one two three four five", seconds_per_token=0.01)
 """
 
 

@@ -6,7 +6,7 @@ import msgspec
 import openai
 import pytest
 
-from proxy.engine.scripted import Fault, Reply
+from proxy.engine.scripted import Fault, ScriptedReply
 from tests.proxy.conftest import SHELL, Seen, Serve, Stand, shell_call, user
 
 TOOL: dict[str, Any] = {"type": "function", **SHELL["function"], "strict": False}  # type: ignore[dict-item]
@@ -107,7 +107,7 @@ async def test_the_model_reads_namespaces_and_grammars(serve: Serve) -> None:
 
 
 async def test_the_events_of_a_stream(serve: Serve) -> None:
-    stand = await serve(lambda prompt, ids: Reply("yes\n" + shell_call("ls"), tokens_per_event=100))
+    stand = await serve(lambda prompt, ids: ScriptedReply("yes\n" + shell_call("ls"), tokens_per_event=100))
     events = await stand.events("/v1/responses", {"input": "list", "stream": True, **CODEX})
     assert [event["type"].removeprefix("response.") for event in events] == [
         *("created", "in_progress"),
@@ -123,7 +123,7 @@ async def test_the_events_of_a_stream(serve: Serve) -> None:
 
 
 async def test_openais_client_reads_both_alike(serve: Serve) -> None:
-    stand = await serve(lambda prompt, ids: Reply(THOUGHT, tokens_per_event=3))
+    stand = await serve(lambda prompt, ids: ScriptedReply(THOUGHT, tokens_per_event=3))
     async with openai.AsyncOpenAI(base_url=f"{stand.url}/v1", api_key="agent") as client:
         fields: Any = {"model": "m", "input": "list", "tools": [TOOL]}
         whole = await client.responses.create(**fields)
@@ -189,14 +189,16 @@ async def test_an_engine_that_dies_in_mid_stream(serve: Serve) -> None:
 
 
 async def test_a_silent_engine_is_bridged_by_events(serve: Serve) -> None:
-    stand = await serve(lambda prompt, ids: Reply("yes no", seconds_per_token=0.15), limits={"keepalive_seconds": 0.05})
+    stand = await serve(
+        lambda prompt, ids: ScriptedReply("yes no", seconds_per_token=0.15), limits={"keepalive_seconds": 0.05}
+    )
     events = await stand.events("/v1/responses", {"input": "sure?", "stream": True})
     assert [event["type"] for event in events].count("response.in_progress") > 2
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
 
 
 async def test_events_are_numbered_in_the_order_in_which_they_leave(serve: Serve) -> None:
-    script = Reply("yes no maybe " * 40, seconds_per_token=0.002)
+    script = ScriptedReply("yes no maybe " * 40, seconds_per_token=0.002)
     stand = await serve(lambda prompt, ids: script, limits={"keepalive_seconds": 1e-6})
     for _ in range(5):
         events = await stand.events("/v1/responses", {"input": "sure?", "stream": True})

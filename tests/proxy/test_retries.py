@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import Table, select, update
 
 from proxy.config import EngineConfig, ProxyConfig
-from proxy.engine.scripted import Fault, Reply, ScriptedEngine
+from proxy.engine.scripted import Fault, ScriptedEngine, ScriptedReply
 from proxy.pool.database import Pool, locked, open_pool
 from proxy.pool.processes.deliveries import register_proxy, undelivered_of
 from proxy.pool.processes.owners import this_process
@@ -237,7 +237,7 @@ async def test_the_same_last_words_after_another_history_make_another_request(st
 async def test_a_tool_call_is_served_again_with_its_own_id(start: Start) -> None:
     stand = await start()
     assert stand.engine is not None
-    stand.engine.script = lambda prompt, ids: Reply(f"running {shell_call('ls')}")
+    stand.engine.script = lambda prompt, ids: ScriptedReply(f"running {shell_call('ls')}")
     await stand.chat(user("first"), tools=[SHELL])
     with no_commits(stand.pool):
         await lose(stand, stand.chat(ONCE_MORE, tools=[SHELL]))

@@ -13,8 +13,8 @@ from random import Random
 
 import pytest
 
-from proxy.engine.replica import Held, Origin
-from proxy.engine.routing import MEASURABLE, PREFILL_RATE, STAYING, Load, Meter, Slot, bound, choose, rates
+from proxy.engine.replica import CachedPrefixes, Origin
+from proxy.engine.routing import MEASURABLE, PREFILL_RATE, STAYING, PrefillMeter, Slot, SlotLoad, bound, choose, rates
 
 SLOTS = [Slot(f"http://10.0.0.{number}:30000") for number in range(8)]
 KEYS = [f"group {number}" for number in range(4000)]
@@ -22,7 +22,7 @@ KEYS = [f"group {number}" for number in range(4000)]
 
 def homes(slots: Sequence[Slot]) -> dict[str, Slot]:
     """Where each key goes when nothing is loaded or cached."""
-    return {key: choose(key, 1000, [Load(slot) for slot in slots]) for key in KEYS}
+    return {key: choose(key, 1000, [SlotLoad(slot) for slot in slots]) for key in KEYS}
 
 
 def test_a_lost_replica_moves_its_own_share_and_a_new_one_takes_only_its_own() -> None:
@@ -44,9 +44,9 @@ def test_the_order_of_the_replicas_in_the_configuration_does_not_matter() -> Non
 
 def test_a_full_slot_is_passed_over_and_some_slot_is_never_full() -> None:
     home = homes(SLOTS)["group 1"]
-    full = [Load(slot, in_flight=100 if slot == home else 0, cached=900 if slot == home else 0) for slot in SLOTS]
+    full = [SlotLoad(slot, in_flight=100 if slot == home else 0, cached=900 if slot == home else 0) for slot in SLOTS]
     assert choose("group 1", 1000, full) != home
-    even = [Load(slot, in_flight=100) for slot in SLOTS]
+    even = [SlotLoad(slot, in_flight=100) for slot in SLOTS]
     assert choose("group 1", 1000, even) == home and bound(800, 8) > 100
 
 
@@ -54,15 +54,15 @@ def test_another_slot_is_taken_when_the_queue_costs_more_than_the_prefill() -> N
     home, other = Slot("http://home"), Slot("http://other")
 
     def chosen(waiting: int) -> Slot:
-        return choose("any", 1000, [Load(home, waiting=waiting, cached=990), Load(other)])
+        return choose("any", 1000, [SlotLoad(home, waiting=waiting, cached=990), SlotLoad(other)])
 
     assert chosen(waiting=700) == home and chosen(waiting=5000) == other
-    slow = [Load(home, cached=500, rate=100), Load(other, rate=10_000)]
+    slow = [SlotLoad(home, cached=500, rate=100), SlotLoad(other, rate=10_000)]
     assert choose("any", 1000, slow) == other
 
 
 def test_rates_are_measured_and_stated_before() -> None:
-    fast, unknown = Meter().measured(4000, 0.5), Meter()
+    fast, unknown = PrefillMeter().measured(4000, 0.5), PrefillMeter()
     assert rates([unknown, unknown]) == [PREFILL_RATE] * 2
     assert rates([fast, unknown]) == [8000, 8000]
     assert fast.measured(MEASURABLE - 1, 100) == fast  # a short prefill measures the round trip
@@ -84,8 +84,8 @@ class Engine:
     rate: float = 20_000.0
     capacity: int = 1_500_000
     cache: OrderedDict[tuple[str, int], int] = field(default_factory=OrderedDict)
-    held: Held = field(default_factory=Held)
-    meter: Meter = Meter()
+    cached: CachedPrefixes = field(default_factory=CachedPrefixes)
+    meter: PrefillMeter = PrefillMeter()
     in_flight: int = 0
     waiting: int = 0
     free_at: float = 0.0
@@ -151,9 +151,9 @@ class Simulation:
         if before != engine.slot:
             self.moved.setdefault(origin.attempt, []).append((before, engine.slot))
         self._at[origin.attempt] = engine.slot
-        expected, ahead = length - engine.held.of(origin, length), engine.waiting
+        expected, ahead = length - engine.cached.of(origin, length), engine.waiting
         engine.in_flight, engine.waiting = engine.in_flight + 1, engine.waiting + expected
-        engine.held.note(origin, length + GROWTH // 2)
+        engine.cached.note(origin, length + GROWTH // 2)
         total = sum(each.in_flight for each in self.engines) - 1
         self.peaks.append(engine.in_flight / bound(total, len(self.engines), STAYING))
         cached = engine.prefill(origin, length)
@@ -181,7 +181,7 @@ class Simulation:
 def routed(origin: Origin, length: int, engines: list[Engine]) -> Engine:
     known = rates([engine.meter for engine in engines])
     loads = [
-        Load(engine.slot, engine.in_flight, engine.waiting, engine.held.of(origin, length), rate)
+        SlotLoad(engine.slot, engine.in_flight, engine.waiting, engine.cached.of(origin, length), rate)
         for engine, rate in zip(engines, known, strict=True)
     ]
     slot = choose(origin.key, length, loads)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.engine.scripted import Fault, Reply, Script
+from proxy.engine.scripted import Fault, Script, ScriptedReply
 from proxy.engine.sglang import Sglang
 from proxy.pool.rollouts.attempts import by_key
 from proxy.prompt.template import ChatTemplate
@@ -32,13 +32,13 @@ class Model:
         self._speaker = Speaker(FAMILIES["Qwen3"], template, sampled, random.Random(0))
 
     def of(self, script: Script) -> Script:
-        def speak(prompt: str, ids: Sequence[int]) -> Reply | Fault:
+        def speak(prompt: str, ids: Sequence[int]) -> ScriptedReply | Fault:
             answer = script(prompt, ids)
-            said = Reply(answer) if isinstance(answer, str) else answer
+            said = ScriptedReply(answer) if isinstance(answer, str) else answer
             if isinstance(said, Fault) or said.ids:
                 return said
             self.turns.append(self._speaker.spoken(said.text))
-            return Reply("", end=said.end, ids=tuple(self.turns[-1]))
+            return ScriptedReply("", end=said.end, ids=tuple(self.turns[-1]))
 
         return speak
 
@@ -206,7 +206,7 @@ async def test_faithful_never_joins(serve: Serve, template: ChatTemplate) -> Non
 
 
 async def test_a_cut_turn_goes_on_with_the_templates_end(serve: Serve, template: ChatTemplate) -> None:
-    stand = await serve(lambda prompt, ids: Reply("one two", end=False))
+    stand = await serve(lambda prompt, ids: ScriptedReply("one two", end=False))
     message = (await stand.chat(user("count")))["choices"][0]["message"]
     await stand.chat(user("count"), message, user("on"))
     first, second = stand.path(0), stand.path(1)
@@ -217,7 +217,7 @@ async def test_an_unusual_tokenisation_survives(serve: Serve, template: ChatTemp
     """Sampled ids that the tokenizer would never choose for their own text."""
     letters = tuple(token for letter in "hello" for token in template.encode(letter))
     assert list(letters) != template.encode("hello")
-    stand = await serve(lambda prompt, ids: Reply("", ids=letters))
+    stand = await serve(lambda prompt, ids: ScriptedReply("", ids=letters))
     message = (await stand.chat(user("x")))["choices"][0]["message"]
     await stand.chat(user("x"), message, user("y"))
     assert stand.path(1)[: len(stand.path(0))] == stand.path(0)
