@@ -1,1 +1,1 @@
-"""From sampled text to reasoning, content and tool calls. Nothing is rendered here."""
+"""Parses sampled text into reasoning, content and tool calls. Prompts are rendered elsewhere (proxy/prompt)."""

@@ -1,8 +1,8 @@
-"""Splits a turn, as it is being sampled, into reasoning, text and tool calls of the model's format.
+"""Splits a turn while it is sampled into reasoning, text and tool calls of the model's format.
 
-The reasoning marker at the start of the turn opens reasoning. Text leaves as soon as it cannot be part of a marker, a
-tool call leaves as a unit. What is no well-formed call stays text, and calls behind it are still found. The pieces,
-joined, are the same however the turn was cut into chunks. Left out: repair of broken calls, calls inside of reasoning.
+A reasoning marker at the start of the turn opens reasoning. Text is emitted as soon as it cannot be part of a marker; a
+tool call is emitted whole. A malformed call stays text, and calls behind it are still found. The joined pieces are the
+same however the turn was cut into chunks. Left out: repair of broken calls, calls inside of reasoning.
 """
 
 from dataclasses import dataclass, replace
@@ -12,9 +12,9 @@ from proxy.parsing.formats import Format, ParsedCall, ToolSchemas
 __all__ = ["ParsedCall", "Piece", "Reasoning", "Text", "TurnParser"]
 
 SHORT = 256
-"""Characters behind an opening marker that are looked at whenever they grow; later on only possible ends count."""
+"""Characters behind an opening marker that are parsed again with each chunk; longer calls only at a possible end."""
 GROWTH = 1.125
-"""By how much a call grows before it is looked at again, in formats where nothing marks its end."""
+"""How much a long call grows before it is parsed again, in formats where nothing marks its end."""
 
 
 @dataclass(frozen=True)
@@ -31,17 +31,17 @@ Piece = Text | Reasoning | ParsedCall
 
 
 class TurnParser:
-    """One turn. `tools`: look for calls of these. `reasoning`: the prompt has opened the reasoning already."""
+    """The parser of one turn. `tools`: find calls of these tools. `reasoning`: the prompt ends inside reasoning."""
 
     def __init__(self, form: Format, *, tools: ToolSchemas | None, reasoning: bool = False):
         self._form = form
         self._tools = tools
         self._state = self._reasoning if reasoning else self._start
-        self._buffer = ""
+        self._buffer = ""  # text that is not certain yet
         self._trim = reasoning  # drop newlines until the next character of this section
-        self._expected = form.at_start  # markers that count while nothing but white space came before
-        self._inside = False  # a section of calls
-        self._read = 0  # how much of the buffer a call's end was looked for in
+        self._expected = form.at_start  # markers that count only behind white space
+        self._inside = False  # of a section of calls
+        self._read = 0  # how much of the buffer was searched for a call's end
         self._final = False
         self._pieces: list[Piece] = []
 
@@ -54,11 +54,11 @@ class TurnParser:
         return pieces
 
     def finish(self) -> list[Piece]:
-        """What was held back: no marker and no call can be completed any more."""
+        """The rest, which was held back: the turn has ended, so no marker or call can be completed any more."""
         self._final = True
         return self.feed("")
 
-    # Each state consumes what it can of the buffer and says whether another state should go on.
+    # Each state consumes what it can of the buffer. True: another state should go on with the rest.
 
     def _start(self) -> bool:
         seen, begin = self._buffer.lstrip(), self._form.think[0]
@@ -99,7 +99,7 @@ class TurnParser:
         return self._open(len(self._buffer) - len(self._buffer.lstrip()))
 
     def _open(self, start: int) -> bool:
-        """Go on with the marker that stands at `start`, behind white space only."""
+        """Continue at the marker that stands at `start`, behind white space only."""
         end = self._form.section_end
         if self._inside and end and self._buffer.startswith(end, start):
             self._buffer, self._trim = self._buffer[start + len(end) :], True
@@ -130,7 +130,7 @@ class TurnParser:
         return True
 
     def _cannot_have_ended(self) -> bool:
-        """Spares reading a long call again for each of its tokens."""
+        """Whether a long call cannot be complete yet, which saves parsing it again for each token."""
         if self._read <= SHORT:
             return False
         if not self._form.ends:
@@ -139,16 +139,16 @@ class TurnParser:
         return not any(self._buffer.find(end, before - len(end) + 1) >= 0 for end in self._form.ends)
 
     def _reject(self, start: int) -> None:
-        """What the marker opened is no call: the marker is text, and what comes behind it is looked at anew."""
+        """Emit the marker as text, since no call follows it; what comes behind is parsed again."""
         markers = [m for m in (*self._expected, *self._form.openers) if self._buffer.startswith(m, start)]
         self._emit_text(start + max(map(len, markers)))
 
     def _certain(self, markers: tuple[str, ...]) -> int:
-        """How much of the buffer cannot belong to one of the markers, nor to the white space before one."""
+        """How much of the buffer cannot belong to a marker, or to the white space before one."""
         if self._final:
             return len(self._buffer)
-        held = max(_begun(self._buffer, marker) for marker in markers)
-        return len(self._buffer[: len(self._buffer) - held].rstrip())
+        uncertain = max(_partial_marker(self._buffer, marker) for marker in markers)
+        return len(self._buffer[: len(self._buffer) - uncertain].rstrip())
 
     def _emit_text(self, end: int) -> None:
         if text := self._cut(end):
@@ -167,8 +167,8 @@ class TurnParser:
         return text
 
 
-def _begun(buffer: str, marker: str) -> int:
-    """How many characters at the end of the buffer may be the beginning of the marker."""
+def _partial_marker(buffer: str, marker: str) -> int:
+    """How many characters at the end of the buffer may begin the marker."""
     at = max(0, len(buffer) - len(marker) + 1)
     while (at := buffer.find(marker[0], at)) >= 0:
         if marker.startswith(buffer[at:]):

@@ -1,7 +1,7 @@
-"""The formats in which models write tool calls and reasoning, and the choice of one for a model.
+"""The formats in which models write tool calls and reasoning, and the choice of one for a model. No streaming here.
 
-Names are those of SGLang's `--tool-call-parser`. `auto` looks for the markers in the model's chat templates, then among
-its special tokens; a model without any gets Qwen's.
+Names are those of SGLang's `--tool-call-parser`. `auto` looks for markers in the model's chat templates, then among its
+special tokens; a model without any gets Qwen's format.
 """
 
 from collections.abc import Sequence
@@ -43,13 +43,13 @@ _MARKERS = (
     ("mistral", ("[TOOL_CALLS]",)),
     ("llama3", ("<|python_tag|>",)),
 )
-"""All of these texts stand in the templates of a format; the particular ones come first."""
+"""A format is recognised by all of its texts; more specific formats come first."""
 
 _THINKS = (("[THINK]", "[/THINK]"), ("◁think▷", "◁/think▷"))
 
 
 def choose(name: str, templates: str, special: Sequence[str]) -> Format:
-    """The format of this name, or for `auto` the one whose markers the model has; UserError lists the names."""
+    """The format of this name, or for `auto` the one whose markers the model has; UserError for unknown names."""
     if name != "auto" and name not in FORMATS:
         raise UserError(f"the tool format {name!r} is unknown; use auto or one of {', '.join(FORMATS)}")
     tokens = "\n".join(special)

@@ -1,4 +1,4 @@
-"""Formats that end a call by nothing but the end of its JSON: Llama-3 and Mistral."""
+"""Formats in which a call ends with its JSON, without a marker: Llama-3 and Mistral."""
 
 import re
 import uuid
@@ -18,9 +18,9 @@ from proxy.parsing.formats.schemas import ToolSchemas
 
 
 class Llama3(Format):
-    """`{"name": ..., "parameters": {...}}` behind `<|python_tag|>`, or as the beginning of the text.
+    """`{"name": ..., "parameters": {...}}` behind `<|python_tag|>`, or at the beginning of the text.
 
-    Without the tag only a known tool's name makes it a call. More calls follow after white space or a semicolon.
+    Without the tag, it is a call only if it names a known tool. More calls follow after white space or a semicolon.
     """
 
     tag = "<|python_tag|>"
@@ -31,13 +31,13 @@ class Llama3(Format):
 
     def read(self, text: str, tools: ToolSchemas) -> Reading | None:
         start = next((len(mark) for mark in (self.tag, ";") if text.startswith(mark)), 0)
-        found = enclosed(text, start, ())
-        if found is None:
+        body = enclosed(text, start, ())
+        if body is None:
             return None
-        call = named_object(found[0])
+        call = named_object(body[0])
         if call is None or not (text.startswith(self.tag) or tools.knows(call.name)):
             return NO_CALL
-        return Reading(found[1], call, goes_on=True)
+        return Reading(body[1], call, goes_on=True)
 
 
 class Mistral(Format):
@@ -53,19 +53,19 @@ class Mistral(Format):
     def read(self, text: str, tools: ToolSchemas) -> Reading | None:
         compact = self._compact.match(text)
         head = compact or self._list.match(text)
-        found = enclosed(text, head.end(), ()) if head else None
-        if found is None or head is None:
+        body = enclosed(text, head.end(), ()) if head else None
+        if body is None or head is None:
             return NO_CALL if head is None and self._is_prose(text) else None
         if compact:
-            call = call_of(compact["name"], decode_object(found[0]), id=compact["id"] or "")
+            call = call_of(compact["name"], decode_object(body[0]), id=compact["id"] or "")
         else:
-            call = named_object(found[0])
-        return Reading(found[1], call, goes_on=not compact) if call else NO_CALL
+            call = named_object(body[0])
+        return Reading(body[1], call, goes_on=not compact) if call else NO_CALL
 
     def _is_prose(self, text: str) -> bool:
-        """Whether what follows the marker cannot become a name and its arguments any more."""
+        """Whether the text behind the marker can no longer become a name and its arguments."""
         return re.search(r"[\s{}]", text[len(self.marker) :].strip()) is not None
 
     def ids(self, calls: Sequence[ParsedCall], taken: Collection[str]) -> list[str]:
-        """Nine letters and digits: the templates refuse others."""
+        """Ids of nine letters and digits; Mistral's templates refuse others."""
         return [call.id if re.fullmatch(r"[a-zA-Z0-9]{9}", call.id) else uuid.uuid4().hex[:9] for call in calls]

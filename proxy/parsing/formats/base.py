@@ -1,7 +1,7 @@
-"""What every tool-call format answers: which markers may open a call, and what the text behind one of them is.
+"""The interface of a tool-call format: which markers may open a call, and how to read the text behind one.
 
-A format looks at text only; `proxy/parsing/turn_parser.py` feeds it and decides what leaves when. An answer depends on
-the text so far and never changes with what follows, so that every chunking gives the same pieces.
+A format sees only text; `proxy/parsing/turn_parser.py` feeds it and decides when a piece is emitted. A reading depends
+on the text so far and never changes with what follows, so that every chunking gives the same pieces.
 """
 
 import json
@@ -17,80 +17,82 @@ from proxy.parsing.formats.schemas import ToolSchemas
 
 THINK = ("<think>", "</think>")
 MAX_NESTING = 200
-"""Objects and lists within each other; arguments beyond are no call, as agents' JSON parsers would fail on them."""
+"""Nested objects and lists; deeper arguments are no call, because agents' JSON parsers would fail on them."""
 
 
 @dataclass(frozen=True)
 class ParsedCall:
+    """A tool call that the model wrote."""
+
     name: str
     arguments: str
     """A JSON object, serialised."""
     id: str = field(default="", compare=False)
     """As the model wrote it; empty in formats that carry none."""
     source: str = field(default="", compare=False, repr=False)
-    """The text of the turn that is this call."""
+    """The text of the call in the turn."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What begins at an opening marker: a call up to `end`, or no call at all."""
+    """The result of reading from an opening marker: a call up to `end`, or no call at all."""
 
     end: int = 0
     call: ParsedCall | None = None
     goes_on: bool = False
-    """Whether the call stands in a section, where more calls or the section's end may follow."""
+    """Whether the call is in a section, where more calls or the section's end may follow."""
 
 
 NO_CALL = Reading()
 
 
 class Format:
-    """One way of writing calls. Subclasses say the markers and `read`."""
+    """One way of writing calls. Subclasses define the markers and `read`."""
 
     openers: tuple[str, ...] = ()
-    """Markers that open a call or a section of calls wherever they stand."""
+    """Markers that open a call or a section of calls anywhere in the text."""
     at_start: tuple[str, ...] = ()
-    """Markers that do so only at the beginning of the turn's text."""
+    """Markers that open one only at the beginning of the turn's text."""
     inside: tuple[str, ...] = ()
-    """Markers that open the next call of a section; nothing but white space may stand before them."""
+    """Markers that open the next call of a section, behind white space only."""
     section: str = ""
-    """Marker of a section of calls, where the format has one; then `section_end` ends it."""
+    """Marker that opens a section of calls, in formats that have one; `section_end` closes it."""
     section_end: str = ""
     call: str = ""
-    """Marker of one call."""
+    """Marker that opens one call."""
     written: tuple[str, str, str] | None = None
-    """What the model writes before a call's name, between name and arguments, and behind them, where both are JSON."""
+    """Text before a call's name, between name and arguments, and behind them, in formats where both are JSON."""
     ends: tuple[str, ...] = ()
-    """One of these texts is the last of every call; none where a call ends with its JSON."""
+    """Every call ends with one of these texts; empty where a call ends with its JSON."""
 
     def __init__(self, think: tuple[str, str] = THINK):
         self.think = think
 
     def read(self, text: str, tools: ToolSchemas) -> Reading | None:
-        """What the text, which begins with an opening marker, is; None while more text decides."""
+        """Read the text, which begins with an opening marker; None while more text is needed to decide."""
         raise NotImplementedError
 
     def call_start(self, text: str) -> int | None:
-        """Where the call begins: at once, or behind a section's marker. None while open, -1 when none does."""
+        """Where the call begins: at 0, or behind a section's marker; None while undecided, -1 when there is none."""
         if not self.section or not text.startswith(self.section):
             return 0
-        found = follows(text, len(self.section), self.call)
-        if not found:
-            return None if found is None else -1
+        call_follows = follows(text, len(self.section), self.call)
+        if not call_follows:
+            return None if call_follows is None else -1
         return text.index(self.call, len(self.section))
 
     def opens_reasoning(self, prompt: str) -> bool:
-        """Whether the prompt ends inside a reasoning section that the template has opened."""
+        """Whether the prompt ends inside reasoning that the template has opened."""
         begin, end = self.think
         return prompt.rstrip().endswith(begin) and end not in prompt[prompt.rfind(begin) :]
 
     def ids(self, calls: Sequence[ParsedCall], taken: Collection[str]) -> list[str]:
-        """An id for each call of a turn, in the form that the model's template expects to see again."""
+        """An id for each call of a turn, in the form that the model's template accepts; none of them is `taken`."""
         return [f"call_{uuid.uuid4().hex[:24]}" for _ in calls]
 
 
 def follows(text: str, at: int, marker: str) -> bool | None:
-    """Whether the marker comes at `at`, after white space; None while that is open."""
+    """Whether the marker stands at `at`, behind white space; None while undecided."""
     rest = text[at:].lstrip()
     if rest.startswith(marker):
         return True
@@ -98,16 +100,16 @@ def follows(text: str, at: int, marker: str) -> bool | None:
 
 
 def past(text: str, at: int, marker: str) -> int:
-    """Where the text goes on after a marker that follows."""
+    """Where the text continues behind a marker that follows."""
     return text.index(marker, at) + len(marker)
 
 
-# A string counts as a whole, also one that is not closed yet; the last group stands outside of strings in no JSON.
+# One match is a whole string (also an unclosed one), a bracket, or a character that no JSON has outside of strings.
 _JSON_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[{}\[\]]|[^\s\d"{}\[\],:.+\-a-zE]', re.DOTALL)
 
 
 def object_end(text: str, at: int) -> int | None:
-    """Where the JSON object that follows at `at` ends; None while it is open, -1 where it cannot be one."""
+    """Where the JSON object at `at` ends; None while it is open, -1 when it cannot be one."""
     begins = follows(text, at, "{")
     if not begins:
         return None if begins is None else -1
@@ -123,21 +125,21 @@ def object_end(text: str, at: int) -> int | None:
 
 
 def enclosed(text: str, at: int, tail: tuple[str, ...]) -> tuple[str, int] | None:
-    """The JSON object at `at` and where the markers behind it end; None while open, -1 where there is none."""
+    """The JSON object at `at`, and where the markers behind it end (-1 if there is none); None while undecided."""
     end = object_end(text, at)
     if end is None:
         return None
     body = text[at : max(at, end)]
     for marker in tail if end > 0 else ():
-        found = follows(text, end, marker)
-        if not found:
-            return None if found is None else ("", -1)
+        marker_follows = follows(text, end, marker)
+        if not marker_follows:
+            return None if marker_follows is None else ("", -1)
         end = past(text, end, marker)
     return body, end
 
 
 def decode_object(text: str) -> dict[str, Any] | None:
-    """The JSON object that the text is, or None."""
+    """Decode a JSON object; None for any other text."""
     try:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError, ValueError, RecursionError):
@@ -146,7 +148,7 @@ def decode_object(text: str) -> dict[str, Any] | None:
 
 
 def call_of(name: Any, arguments: Any, *, id: str = "") -> ParsedCall | None:
-    """The call, if these are a name and an object that can be written down."""
+    """The call, if these are a name and an object that can be serialised; else None."""
     if not isinstance(name, str) or not name.strip() or not isinstance(arguments, dict) or _too_deep(arguments):
         return None
     try:
@@ -165,7 +167,7 @@ def _too_deep(value: Any) -> bool:
 
 
 def named_object(text: str) -> ParsedCall | None:
-    """The call in an object that holds name and arguments (Llama calls them parameters)."""
+    """The call in an object with `name` and `arguments` (Llama: `parameters`); None when it is no call."""
     value = decode_object(text) or {}
     id = value.get("id")
     arguments = value.get("arguments", value.get("parameters"))

@@ -7,13 +7,15 @@ CALL, END_CALL = "<tool_call>", "</tool_call>"
 
 
 class Qwen(Format):
+    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
+
     openers = (CALL,)
     ends = (END_CALL,)
     written = (f'{CALL}\n{{"name": ', ', "arguments": ', f"}}\n{END_CALL}")
 
     def read(self, text: str, tools: ToolSchemas) -> Reading | None:
-        found = enclosed(text, len(CALL), (END_CALL,))
-        if found is None:
+        body = enclosed(text, len(CALL), (END_CALL,))
+        if body is None:
             return None
-        call = named_object(found[0])
-        return Reading(found[1], call) if call else NO_CALL
+        call = named_object(body[0])
+        return Reading(body[1], call) if call else NO_CALL

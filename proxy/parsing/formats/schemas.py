@@ -1,7 +1,7 @@
-"""The type of an argument that the model wrote as bare text: what the tool's JSON schema says decides.
+"""The value of an argument that the model wrote as bare text: the tool's JSON schema decides its type.
 
-Several types admitted: the most particular one that the text can be, a string last. Nothing is repaired: text that is
-none of the admitted types is passed on as it stands. Left out: conditions between parameters, remote references.
+Where several types are allowed, the text becomes the most specific one that fits, a string last. Nothing is repaired:
+text that fits none of the types is passed on unchanged. Left out: conditions between parameters, remote references.
 """
 
 import ast
@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 MAX_DEPTH = 8
-"""References and combinations followed within one schema."""
+"""References and combinations that are followed within one schema."""
 
 ANY = {"string", "object", "array", "number", "boolean", "null"}
 
@@ -21,7 +21,7 @@ _NOTHING = object()
 
 
 class ToolSchemas:
-    """The tools of one request, by name."""
+    """The parameter schemas of one request's tools, by tool name."""
 
     def __init__(self, tools: Iterable[Mapping[str, Any]] = ()):
         self._parameters: dict[str, Any] = {}
@@ -33,7 +33,7 @@ class ToolSchemas:
         return tool in self._parameters
 
     def value(self, tool: str, parameter: str, text: str, guess: bool) -> Any:
-        """What the text stands for. `guess`: JSON where the schema says nothing; else a string there."""
+        """The value of an argument's text. Without a schema it is a string, or if `guess` whatever JSON it is."""
         root = self._parameters.get(tool)
         schema = _properties(root, 0).get(parameter)
         types = _types(schema, root, 0)
@@ -43,7 +43,7 @@ class ToolSchemas:
 
 
 class RecordedSchemas(ToolSchemas):
-    """The same for a turn that was answered before, from the answer's own arguments; its schemas are not needed."""
+    """The same for a recorded turn: values come from its recorded arguments, so its schemas are not needed."""
 
     def __init__(self, calls: Iterable[Mapping[str, Any]]):
         self._values: dict[tuple[str, str], list[Any]] = {}
@@ -57,7 +57,7 @@ class RecordedSchemas(ToolSchemas):
 
 
 def typed(text: str, types: set[str]) -> Any:
-    """The text as a value of one of these JSON types, if it can be one."""
+    """The text as a value of one of these JSON types where it fits one; else the text."""
     if types == {"string"}:
         return text
     value = _literal(text.strip())
@@ -76,7 +76,7 @@ def _stands_for(text: str, value: Any) -> bool:
 
 
 def _literal(text: str) -> Any:
-    """The value of JSON, or of Python's way of writing it, as templates in Python render it."""
+    """The value of JSON, or of a Python literal, which Jinja templates render; _NOTHING for other text."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError, ValueError, RecursionError):
@@ -85,7 +85,7 @@ def _literal(text: str) -> Any:
         return _WORDS.get(text.lower(), _NOTHING)
     try:
         written = json.dumps(ast.literal_eval(text), allow_nan=False, ensure_ascii=False)
-        return json.loads(written.encode())  # ValueError where it names half of a surrogate pair
+        return json.loads(written.encode())  # ValueError for half of a surrogate pair
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return _NOTHING
 
@@ -96,15 +96,15 @@ def _json_type(value: Any) -> str:
 
 
 def _properties(schema: Any, depth: int) -> dict[str, Any]:
-    """The parameters of a tool, those of its alternatives where it declares none itself."""
+    """The parameters of a schema; those of its alternatives where it declares none itself."""
     if not isinstance(schema, dict) or depth > MAX_DEPTH:
         return {}
     if isinstance(schema.get("properties"), dict):
         return dict(schema["properties"])
-    found: dict[str, Any] = {}
+    properties: dict[str, Any] = {}
     for part in _parts(schema):
-        found = {**_properties(part, depth + 1), **found}
-    return found
+        properties = {**_properties(part, depth + 1), **properties}
+    return properties
 
 
 def _parts(schema: dict[str, Any]) -> list[Any]:
@@ -113,7 +113,7 @@ def _parts(schema: dict[str, Any]) -> list[Any]:
 
 
 def _types(schema: Any, root: Any, depth: int) -> set[str]:
-    """The JSON types that a schema admits; none where it does not say."""
+    """The JSON types that a schema allows; empty when it does not say."""
     if not isinstance(schema, dict) or depth > MAX_DEPTH:
         return set()
     named = schema.get("type")

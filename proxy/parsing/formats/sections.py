@@ -1,6 +1,6 @@
 """Formats with a JSON object per call, in sections between markers that are single tokens: DeepSeek-V3, V3.1, Kimi-K2.
 
-A call that stands outside of a section is read too, as models leave the section's marker out at times.
+A call outside of a section is read as well, because models sometimes leave the section's marker out.
 """
 
 import re
@@ -11,12 +11,12 @@ from proxy.parsing.formats.schemas import ToolSchemas
 
 
 class Sections(Format):
-    """Section, calls, end of section; a call is a head, a JSON object and a tail."""
+    """A section of calls; each call is a head, a JSON object and a tail."""
 
     head: re.Pattern[str]
-    """What stands before the object, from the call's marker on; its group `name` is the tool."""
+    """The text before the object, from the call's marker on; its group `name` is the tool."""
     tail: tuple[str, ...] = ()
-    """What stands behind it."""
+    """Markers behind the object."""
 
     def read(self, text: str, tools: ToolSchemas) -> Reading | None:
         start = self.call_start(text)
@@ -25,11 +25,11 @@ class Sections(Format):
         head = self.head.match(text, start)
         if head is None:
             return NO_CALL if self.call in text[start + len(self.call) :] or self.ends[0] in text else None
-        found = enclosed(text, head.end(), self.tail)
-        if found is None:
+        body = enclosed(text, head.end(), self.tail)
+        if body is None:
             return None
-        call = call_of(head["name"], decode_object(found[0]), id=head.groupdict().get("id") or "")
-        return Reading(found[1], call, goes_on=start > 0) if call else NO_CALL
+        call = call_of(head["name"], decode_object(body[0]), id=head.groupdict().get("id") or "")
+        return Reading(body[1], call, goes_on=start > 0) if call else NO_CALL
 
 
 class DeepSeekV31(Sections):
@@ -45,7 +45,7 @@ class DeepSeekV31(Sections):
 
 
 class DeepSeekV3(DeepSeekV31):
-    """As V3.1, but the type of the call before the separator, and the object in a fenced block behind the name."""
+    """Like V3.1, with the call's type before the separator and the object in a fenced block behind the name."""
 
     tail = ("```", "<｜tool▁call▁end｜>")
     head = re.compile(DeepSeekV31.call + r"[^<\n]*<｜tool▁sep｜>(?P<name>[^<\n]+)\n```json\n")
@@ -67,7 +67,7 @@ class KimiK2(Sections):
     )
 
     def ids(self, calls: Sequence[ParsedCall], taken: Collection[str]) -> list[str]:
-        """The model's own; the template writes ids into the prompt. One that is taken gets the next free number."""
+        """The model's own ids, which the template writes into prompts; a taken one gets the next free number."""
         given: list[str] = []
         for call in calls:
             id, number = call.id, 0

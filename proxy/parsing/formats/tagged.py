@@ -1,8 +1,8 @@
 """Formats with a tag per argument: Qwen3-Coder, GLM-4.5 and later, MiniMax-M2, DeepSeek-V3.2.
 
-Values are bare text between tags and nothing in them is escaped. A value ends at its closing tag before the next
-argument or the end of the call, so that it may hold closing tags of its own (source code, pages); only text that looks
-like the rest of a whole call inside a value cannot be told apart.
+Values are bare text between tags; nothing in them is escaped. A value ends at the closing tag before the next argument
+or the end of the call, so it may contain closing tags (source code, web pages). Only a value that contains text like
+the rest of a whole call is read wrongly.
 """
 
 import re
@@ -12,17 +12,17 @@ from proxy.parsing.formats.base import NO_CALL, THINK, Format, Reading, call_of,
 from proxy.parsing.formats.schemas import ANY, ToolSchemas, typed
 
 MAX_TAILS = 32
-"""Ends of calls that a value may hold before the call counts as broken."""
+"""Ends of calls that a value may contain before the call counts as broken."""
 
 
 class Tagged(Format):
-    """A head with the tool's name, arguments of name and value, a tail."""
+    """A head with the tool's name, arguments with name and value, and a tail."""
 
     starts = ""
-    """What follows the call's marker in every call, if anything does."""
+    """Text that follows the marker of every call; empty if there is none."""
     head: re.Pattern[str]
     argument: re.Pattern[str]
-    """From the argument's opening tag to its closing one; groups `key` and `value`."""
+    """An argument from its opening to its closing tag; groups `key` and `value`."""
     key: re.Pattern[str]
     """An argument's opening tag."""
     tail: re.Pattern[str]
@@ -45,20 +45,20 @@ class Tagged(Format):
         return self._close(text, head, tools, goes_on=start > 0)
 
     def _close(self, text: str, head: re.Match[str], tools: ToolSchemas, goes_on: bool) -> Reading | None:
-        """The call up to the first tail that leaves no value open."""
+        """Read the call up to the first tail that leaves no value open."""
         for number, tail in enumerate(self.tail.finditer(text, head.end())):
             body = text[head.end() : tail.start()]
             arguments, value_is_open = self._arguments(head["name"], body, tools)
             if arguments is not None:
                 call = call_of(head["name"], arguments)
                 return Reading(tail.end(), call, goes_on) if call else NO_CALL
-            next_begins = self._next.match(text, tail.end())  # then this call was broken, and ends here
+            next_begins = self._next.match(text, tail.end())  # then this call is broken and ends here
             if not value_is_open or next_begins or number >= MAX_TAILS:
                 return NO_CALL
         return None
 
     def _arguments(self, name: str, body: str, tools: ToolSchemas) -> tuple[dict[str, Any] | None, bool]:
-        """The arguments in the body; without any, whether a value has begun and not ended."""
+        """The arguments in the body; without them (None), whether a value has begun and not ended."""
         at, fields = 0, {}
         while body[at:].strip():
             field = self._argument.match(body, at)
@@ -69,7 +69,7 @@ class Tagged(Format):
         return fields, False
 
     def value(self, name: str, field: re.Match[str], tools: ToolSchemas) -> Any:
-        """What an argument's text stands for."""
+        """The value that an argument's text means."""
         return tools.value(name.strip(), field["key"].strip(), field["value"], False)
 
 
@@ -86,7 +86,7 @@ class Qwen3Coder(Tagged):
 
 
 class Glm(Tagged):
-    """The name behind `<tool_call>`, then `<arg_key>` and `<arg_value>` in turn; GLM-4.7 leaves out the line ends."""
+    """The name behind `<tool_call>`, then alternating `<arg_key>` and `<arg_value>`; GLM-4.7 omits the line breaks."""
 
     call = "<tool_call>"
     openers = (call,)
@@ -119,7 +119,7 @@ class MiniMaxM2(Tagged):
 
 
 class DeepSeekV32(Tagged):
-    """As MiniMax-M2 with `｜DSML｜` in its tags; a tag says if its value is a string. JSON may stand instead."""
+    """Like MiniMax-M2 with `｜DSML｜` in the tags; a tag tells whether its value is a string. JSON is read as well."""
 
     section, section_end = "<｜DSML｜function_calls>", "</｜DSML｜function_calls>"
     call = "<｜DSML｜invoke"
