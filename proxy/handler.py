@@ -19,10 +19,10 @@ from proxy.call import Call, CallError, ContextOverflow, Reply, internal_error
 from proxy.config import ProxyConfig
 from proxy.dialects.base import CountingDialect, Dialect
 from proxy.engine.client import RESERVED_TOKENS
+from proxy.engine.engine_call import EngineError
 from proxy.engine.fleet import Fleet
 from proxy.engine.moe_config import Mixture
 from proxy.engine.replica import Origin
-from proxy.engine.engine_call import EngineError
 from proxy.http.admission import AdmissionGate
 from proxy.http.limits import RequestLimits, parse_call, read_body
 from proxy.http.metrics import ProxyMetrics

@@ -18,8 +18,8 @@ import msgspec
 from httptools import HttpParserError
 
 from proxy.call import Grammar
-from proxy.engine.http import Connections
 from proxy.engine.engine_call import EngineError, GenerateEvent, Sampling, SamplingRequest, error_kind
+from proxy.engine.http import Connections
 
 RESERVED_TOKENS = 8
 """Tokens of the context that SGLang 0.5.23 keeps for itself: it refuses prompts that come closer to the end."""

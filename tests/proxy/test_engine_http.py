@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from proxy.engine.client import EngineClient
-from proxy.engine.http import Connections
 from proxy.engine.engine_call import EngineError, Sampling, SamplingRequest
+from proxy.engine.http import Connections
 
 JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 BODY = b'{"ok": 1}'
