@@ -1,1 +1,1 @@
-"""The engine side: client, replicas and routing, starting SGLang, scripted and tiny stand-ins. No recording."""
+"""Talks to engines: client, replicas, routing, starting SGLang; the scripted engine, the tiny model. No recording."""

@@ -1,6 +1,6 @@
-"""Starts, health-checks and stops a real SGLang server: one configuration for a machine with a GPU and one without.
+"""Starts, health-checks and stops a real SGLang server, with or without a GPU, from one configuration.
 
-This file is the only place that asks which of the two it is on. Left out: several replicas, tensor parallelism beyond
+This file is the only place that asks whether there is a GPU. Left out: several replicas, tensor parallelism beyond
 what `extra_args` passes through.
 """
 
@@ -22,7 +22,7 @@ from proxy.pool.errors import UserError
 
 CPU_PATH = Path(__file__).parent / "cpu" / "path"
 ROOT = Path(__file__).parents[2]
-"""Where the package `proxy` is, for an engine started from any directory."""
+"""The folder of the package `proxy`, for an engine that is started from any directory."""
 START_SECONDS = 1800
 """Time until the engine must be healthy. A server that fails ends by itself, so this only ends one that hangs; loading
 a model of hundreds of gigabytes from a network disk takes many minutes."""
@@ -34,7 +34,7 @@ SPECULATION = "--speculative-algorithm"
 
 
 def on_cuda(device: str) -> bool:
-    """Whether the engine goes on a GPU; asks the driver itself, as importing torch would take seconds."""
+    """Whether the engine runs on a GPU. Asks the driver, because importing torch would take seconds."""
     if device != "auto":
         return device == "cuda"
     try:
@@ -63,7 +63,7 @@ def command(config: EngineConfig, port: int) -> list[str]:
 
 
 def environment(config: EngineConfig) -> dict[str, str]:
-    """The environment of the server: ours, nothing fetched from the hub, and the CPU part where there is no GPU."""
+    """The environment of the server: ours, without downloads, and with the CPU stand-ins where there is no GPU."""
     values = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if not on_cuda(config.device):
         path = [str(CPU_PATH), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -75,17 +75,17 @@ def environment(config: EngineConfig) -> dict[str, str]:
 
 
 def _other_models(model: Path) -> list[str]:
-    """SGLang's model files that do not define this model's architecture; it would import all 250 when it starts."""
+    """SGLang's model files that do not define this model's architecture; SGLang 0.5.23 would import all 250 of them."""
     package = importlib.util.find_spec("sglang")
     folders = package.submodule_search_locations if package else None
-    wanted = json.loads((model / "config.json").read_bytes()).get("architectures") or ["?"]
+    architectures = json.loads((model / "config.json").read_bytes()).get("architectures") or ["?"]
     files = sorted(Path(folders[0], "srt", "models").glob("*.py")) if folders else []
-    other = [file.stem for file in files if f"class {wanted[0]}(" not in file.read_text()]
+    other = [file.stem for file in files if f"class {architectures[0]}(" not in file.read_text()]
     return other if len(other) < len(files) else []
 
 
 class Sglang:
-    """One server process. Ends with the process that started it, however that ends."""
+    """One server process. It ends with the process that started it, however that ends."""
 
     def __init__(self, config: EngineConfig, log: Path):
         if importlib.util.find_spec("sglang") is None:
@@ -110,7 +110,7 @@ class Sglang:
         return self._process.poll()
 
     def wait_healthy(self) -> None:
-        """Return when the server answers its health check; UserError with the end of its log when it does not."""
+        """Wait until the server answers its health check; UserError with the end of its log when it does not."""
         deadline = time.monotonic() + START_SECONDS
         while not healthy(self.url):
             if self.exited() is not None:
@@ -120,7 +120,7 @@ class Sglang:
             time.sleep(0.2)
 
     def failed(self, what: str) -> str:
-        """One sentence about what went wrong, with the end of the log."""
+        """One sentence about a failure, with the end of the log."""
         return f"the engine at {self.url} {what}; see {self.log}, which ends with: {process.end_of(self.log)}"
 
     def stop(self) -> None:

@@ -1,8 +1,8 @@
-"""A tiny Qwen3 model made on the spot: weights, tokenizer and chat template; everything then runs without a download.
+"""Makes a tiny Qwen3 model (weights, tokenizer, chat template), so that everything runs without a download.
 
 The directory is in Hugging Face format and depends on the seed and the sizes only: the same bytes every time. The
 tokenizer is a byte-level BPE trained here on our own words (`tiny_words.txt`) and on pieces of text that agents send
-(`tiny_pieces.txt`). The weights are random. Left out: any training; it speaks noise until a trainer changes that.
+(`tiny_pieces.txt`). The weights are random. Left out: any training; it samples noise until it is trained.
 """
 
 import json
@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CONTROL = (END_OF_TEXT, TURN_START, TURN_END)
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-"""Added tokens that stay in decoded text, as in Qwen3: parsers look for them there."""
+"""Added tokens that stay in decoded text, as in Qwen3, because parsers look for them there."""
 
 WORD_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -28,11 +28,12 @@ WORD_PATTERN = (
 """Qwen's split of text into words."""
 
 PIECES_WEIGHT = 300
+"""How often each piece is repeated in the corpus of the tokenizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TinySizes:
-    """The shape of the model. The defaults learn the demo's tasks in minutes on one core."""
+    """The sizes of the model. With the defaults it learns the demo's tasks in minutes on one core."""
 
     vocabulary: int = 2048
     layers: int = 2
@@ -48,7 +49,7 @@ class TinySizes:
 
 
 def make_tiny_model(directory: Path, seed: int = 0, sizes: TinySizes | None = None) -> None:
-    """Write config, weights, tokenizer and template; files of the same names are overwritten."""
+    """Write config, weights, tokenizer and template; existing files are overwritten."""
     sizes = sizes or TinySizes()
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer = _train_tokenizer(sizes.vocabulary)
@@ -69,7 +70,7 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def _corpus() -> Iterator[str]:
-    """Each word as often as its count says (mostly after a space), then the pieces."""
+    """Each word as often as its count says, mostly after a space, then the pieces."""
     for line in (HERE / "tiny_words.txt").read_text(encoding="utf-8").splitlines():
         if line.startswith("#"):
             continue

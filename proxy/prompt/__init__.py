@@ -1,4 +1,1 @@
-"""From messages to token ids: chat template, splice of recorded turns, token cache.
-
-Sampled text is parsed elsewhere.
-"""
+"""Turns messages into token ids: chat template, splice of recorded turns, token cache. Parsing is in proxy/parsing."""

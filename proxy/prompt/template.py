@@ -1,7 +1,7 @@
-"""Messages to text to token ids and back, as transformers does it, without transformers.
+"""Renders messages to text and encodes text to token ids, as transformers does, without transformers.
 
 Reads `tokenizer.json`, the chat template and the few numbers that serving needs from a model directory in Hugging Face
-format. Left out: multimodal templates, and slow (python) tokenizers.
+format. Templates run in Jinja's immutable sandbox. Left out: multimodal templates, and slow (Python) tokenizers.
 """
 
 import json
@@ -23,15 +23,15 @@ from proxy.parsing.formats import choose
 from proxy.pool.errors import UserError
 
 PROBE = "blackforgeprobe"
-"""A word that stands in no template."""
+"""A word that no template contains."""
 
 
 class TemplateError(Exception):
-    """The chat template refuses these messages; the text is the template's own."""
+    """The chat template refuses these messages; the message contains the template's own words."""
 
 
 class ChatTemplate:
-    """One model's tokenizer, chat template and tool-call format. Safe from any thread."""
+    """One model's tokenizer, chat template and tool-call format. Any thread may use it: nothing in it changes."""
 
     def __init__(self, directory: Path, tool_format: str = "auto"):
         self.directory = directory
@@ -53,27 +53,27 @@ class ChatTemplate:
         self.ends = self._end_ids(model)
         added = self.tokenizer.get_added_tokens_decoder().values()
         self.special = tuple(token.content for token in added)
-        """Texts that are always one token of their own, whatever stands around them."""
+        """Texts that are always one token, whatever stands around them."""
         raw = [token for token in added if not token.normalized or self.tokenizer.normalizer is None]
         self._raw_special = _any_of(token.content for token in raw)
         self._plain = {token.content for token in raw if not (token.lstrip or token.rstrip or token.single_word)}
         self.any_end = _any_of(self.decode([end]) for end in self.ends)
-        """Finds the next token that ends a turn."""
+        """Finds the text of the next token that ends a turn."""
         self.form = choose(tool_format, *self._described())
         self.written = self.form if tool_format == "auto" else choose("auto", *self._described())
-        """The format in which the template writes calls; `form` is the one in which the model samples them."""
+        """The format in which the template writes calls; the model samples them in `form`."""
         self._calls: tuple[str | None, bool] = "", False
         self._calls = self._way_of_calls()
         self.takes_reasoning = self._shows({"content": "said", "reasoning_content": PROBE})
-        """Whether the template reads a turn's `reasoning_content`; others see reasoning in the content, if at all."""
+        """Whether the template reads a turn's `reasoning_content`; others see reasoning only as part of the content."""
 
     def _described(self) -> tuple[str, tuple[str, ...]]:
         return "\n".join(self._sources.values()), self.special
 
     def _way_of_calls(self) -> tuple[str | None, bool]:
-        """The content with which the template shows calls that stand alone, and whether arguments must be JSON text.
+        """The content with which the template shows calls without text, and whether arguments must be JSON text.
 
-        DeepSeek's take text only, and some of them look for calls only where there is no content.
+        DeepSeek's templates take only text, and some of them show calls only where the content is None.
         """
         parsed = {"a": PROBE}
         for content, arguments in product(("", None), (parsed, _tojson(parsed))):
@@ -84,14 +84,14 @@ class ChatTemplate:
         return "", False
 
     def _shows(self, turn: dict[str, Any]) -> bool:
-        """Whether PROBE is seen of this turn where it is the last one."""
+        """Whether the template shows PROBE when this is the last turn."""
         try:
             return PROBE in self.render([{"role": "user", "content": "x"}, {"role": "assistant", **turn}], ())
         except TemplateError:
             return False
 
     def _end_ids(self, model: dict[str, Any]) -> tuple[int, ...]:
-        """End-of-turn tokens, the tokenizer's own first."""
+        """The end-of-turn tokens, the tokenizer's own first."""
         own = self.tokenizer.token_to_id(str(self._variables.get("eos_token")))
         named = _json(self.directory / "generation_config.json").get("eos_token_id", model.get("eos_token_id"))
         named = named if isinstance(named, list) else [named]
@@ -103,7 +103,10 @@ class ChatTemplate:
         return self.ends[0]
 
     def render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], **options: Any) -> str:
-        """The prompt text, up to where the assistant's turn begins. Tool-call arguments must be parsed objects."""
+        """Render the prompt up to where the assistant's turn begins; TemplateError when the template refuses it.
+
+        Tool-call arguments must be parsed objects.
+        """
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         values = {**self._variables, "add_generation_prompt": True, **options}
         content, as_text = self._calls
@@ -117,13 +120,13 @@ class ChatTemplate:
             raise TemplateError(f"the model's chat template refuses these messages: {error}") from error
 
     def cuts(self, text: str) -> list[int]:
-        """Where the tokenizer splits the text whatever its parts say: the beginnings of plain added tokens."""
+        """Where the tokenizer always splits the text: the beginnings of plain added tokens."""
         return [match.start() for match in self._raw_special.finditer(text) if match[0] in self._plain]
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text; markers in it become their special tokens, nothing is added around it."""
-        [found] = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)  # `encode` looks for offsets, too
-        ids: list[int] = found.ids
+        """The token ids of a text. Markers in it become their special tokens; nothing is added around it."""
+        [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)  # `encode` also makes offsets
+        ids: list[int] = encoding.ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -133,7 +136,7 @@ class ChatTemplate:
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Finds the first of these texts, the longest where several begin at one place; nothing when there are none."""
+    """A pattern that finds the first of these texts, the longest of several that begin there; nothing without texts."""
     longest_first = sorted(texts, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
@@ -146,7 +149,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with its calls' arguments as JSON."""
+    """The message with its calls' arguments as JSON text."""
     if not message.get("tool_calls"):
         return message
     functions = [call["function"] for call in message["tool_calls"]]
@@ -160,21 +163,21 @@ def _content(token: Any) -> Any:
 
 
 def _sources(directory: Path, settings: dict[str, Any]) -> dict[str, str]:
-    """Template name -> its source; a file of its own goes before the tokenizer's configuration."""
+    """Template name -> source; `chat_template.jinja` takes precedence over the tokenizer's configuration."""
     file = directory / "chat_template.jinja"
-    found = file.read_text() if file.is_file() else settings.get("chat_template")
-    if isinstance(found, list):
-        found = {entry["name"]: entry["template"] for entry in found}
-    if not found:
+    source = file.read_text() if file.is_file() else settings.get("chat_template")
+    if isinstance(source, list):
+        source = {entry["name"]: entry["template"] for entry in source}
+    if not source:
         raise UserError(
             f"the model directory {directory} has no chat template; add chat_template.jinja, "
             "or chat_template in tokenizer_config.json"
         )
-    return found if isinstance(found, dict) else {"default": found}
+    return source if isinstance(source, dict) else {"default": source}
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks assistant text for training frameworks; here it only passes its body through."""
+    """`{% generation %}` marks assistant text for training frameworks; here it only renders its body."""
 
     tags = {"generation"}
 
@@ -197,7 +200,7 @@ _plain_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def _tojson(value: Any, **options: Any) -> str:
-    """JSON as transformers' templates expect it; jinja's own filter escapes HTML characters."""
+    """Serialise as transformers does; jinja's own filter escapes HTML characters."""
     return json.dumps(value, **{"ensure_ascii": False, **options}) if options else _plain_json(value)
 
 

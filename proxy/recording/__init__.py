@@ -1,1 +1,1 @@
-"""A call's way from the engine into the pool: turn, recorder, sessions, retries, provider text. No HTTP."""
+"""Takes a model call from the engine into the pool: turns, recorder, sessions, re-delivery, provider text. No HTTP."""

@@ -1,11 +1,11 @@
-"""Another provider's model in place of the engine, through litellm: for teachers, judges and baselines.
+"""Serves another provider's model in place of the engine, through litellm: for teachers, judges and baselines.
 
-`engine.url = "litellm:PROVIDER/MODEL"`, in litellm's names; keys and addresses come from the environment, where litellm
-looks for them. The provider gets the messages, and its answer is recorded as text: a row holds the prompt in the tokens
-of the configured model directory, the reply, and no sampled tokens, as none came, so none of its rows is trained.
-Left out: text completions; ids and logprobs, as no provider names the weights beside them (an SGLang elsewhere, which
-does, is an engine: give its http URL); reasoning of earlier turns and whether to think, which providers take in
-different ways or not at all; retries, which are the agent's.
+Set `engine.url = "litellm:PROVIDER/MODEL"`, in litellm's names; litellm takes keys and addresses from the environment.
+The provider gets the messages, and its answer is recorded as text: a row holds the prompt in the tokens of the
+configured model directory, the reply, and no sampled tokens, so it is never trained. Left out: text completions; token
+ids and logprobs, because no provider names the weights that sampled them (an SGLang elsewhere does: give its http URL
+as an engine); reasoning of earlier turns and whether to think, which providers take in different ways or not at all;
+retries, which are the agent's.
 """
 
 import json
@@ -31,7 +31,7 @@ from proxy.recording.turn import Turn
 
 SCHEME = "litellm:"
 KINDS = {408: "silent", 429: "busy", 503: "busy"}
-"""HTTP status of a provider -> kind of EngineError; other 4xx are "refused", all else "failed"."""
+"""HTTP status of a provider -> kind of EngineError; other 4xx are "refused", all others "failed"."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class ProviderAnswer:
     text: str = ""
     reasoning: str = ""
     calls: dict[int, list[str]] = field(default_factory=dict)
-    """By their place in the answer: id, name, arguments."""
+    """Place in the answer -> id, name and arguments of a tool call."""
     ended_by: str = ""
     """The provider's own finish reason."""
     usage: dict[str, Any] = field(default_factory=dict)
@@ -131,7 +131,7 @@ class ProviderTurn(Turn):
 
 
 class Provider:
-    """Stands where the fleet of engines stands. UserError when litellm is missing or does not know the name."""
+    """Takes the place of the fleet of engines. UserError when litellm is missing or does not know the provider."""
 
     replicas: tuple[Replica, ...] = ()
 
@@ -151,7 +151,7 @@ class Provider:
         await self.litellm.close_litellm_async_clients()
 
     async def healthy(self) -> bool:
-        """Always: asking a provider costs money."""
+        """Always true: asking a provider costs money."""
         return True
 
     async def sample(self, call: Call, into: ProviderAnswer) -> AsyncGenerator[list[Piece], None]:
@@ -174,7 +174,7 @@ class Provider:
             raise self._problem(error) from error
 
     def _problem(self, error: Any) -> EngineError:
-        """The base class of litellm's errors has no status; those of a provider all have one."""
+        """The EngineError for an error of litellm, of which those that a provider answers have an HTTP status."""
         errors, message = self.litellm.exceptions, redacted(str(error))  # some repeat the key they refuse
         if isinstance(error, errors.ContextWindowExceededError):
             return EngineError("refused", f"the prompt is longer than the model's context length: {message}")
@@ -186,7 +186,7 @@ class Provider:
 
 
 def _libraries() -> tuple[Any, type[Exception]]:
-    """litellm and the base of its errors: seconds of imports, for those who ask for a provider; nothing is fetched."""
+    """Import litellm and the base class of its errors; it takes seconds, so only when needed. Nothing is fetched."""
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     try:
         litellm: Any = import_module("litellm")
@@ -200,7 +200,7 @@ def _libraries() -> tuple[Any, type[Exception]]:
 
 
 def _request(call: Call) -> dict[str, Any]:
-    """A call in the form of litellm's completion; EngineError for what has no place in it."""
+    """The arguments of litellm's completion for a call; EngineError for what they cannot express."""
     if call.prompt is not None:
         raise EngineError("refused", "a provider serves conversations, not text completions; send messages")
     if other := sorted(set(call.options) - {"enable_thinking", "reasoning_effort"}):

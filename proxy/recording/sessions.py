@@ -1,7 +1,7 @@
-"""Who calls: API key -> attempt, and the attempt's tree of completions.
+"""Finds the caller of a request: API key -> attempt, and the attempt's tree of completions.
 
-What is kept in memory is a cache: a session that was forgotten, or lost to kill -9, is built again from the pool. On
-loopback an unknown key (or none) opens a session of its own; elsewhere only issued keys are served.
+Sessions in memory are a cache: one that was forgotten, or lost to kill -9, is built again from the pool. On loopback an
+unknown key (or none) opens a session of its own; elsewhere only issued keys are served.
 """
 
 import asyncio
@@ -33,14 +33,14 @@ from proxy.recording.redelivery.waiting import WaitingAnswers
 KEEP = 512
 """Sessions in memory; the least recently used one is forgotten first."""
 KEEP_TOKENS = 1 << 28
-"""Token ids of theirs in memory, 4 bytes each; beyond, the same one is forgotten."""
+"""Token ids of all sessions in memory, 4 bytes each; beyond, the least recently used session is forgotten."""
 RECHECK_SECONDS = 1.0
-"""How long an attempt is believed to be open. A reply of a closed one is refused by the pool in any case."""
+"""How long an attempt is assumed to be open without asking; the pool refuses replies of a closed one in any case."""
 
 
 @dataclass
 class Session:
-    """One attempt as the proxy sees it."""
+    """One attempt with what the proxy keeps of it in memory."""
 
     attempt: Attempt
     prompts: PromptBuilder
@@ -51,18 +51,18 @@ class Session:
     checked_at: float = field(default_factory=time.monotonic)
 
     def prepare(self, call: Call, splice: bool) -> Prompt:
-        """A request as tokens, with its place in the attempt. In any thread."""
+        """Turn a request into tokens and find its place in the attempt. Any thread may call it."""
         prompt = self.prompts.build(call, splice, self.catch_up)
         shape = self.shapes.of(call, prompt.follows)
         return replace(prompt, shape=msgspec.structs.replace(shape, history=prompt.history))
 
     def add(self, id: int, item: NewCompletion, path: "array[int]", prompt: Prompt) -> None:
-        """Take in a committed completion. In any thread."""
+        """Add a committed completion. Any thread may call it."""
         self.prompts.add(id, item, path, prompt)
         self.shapes.add(id, item)
 
     def catch_up(self) -> None:
-        """Take in what the pool has of the attempt and this proxy did not record itself. In any thread."""
+        """Add what other proxies have recorded of the attempt; PoolReadError for damaged rows. In any thread."""
         tree = self.prompts.tree
         rows = newer(self.pool, self.attempt.id, tree.read_to, tree.known_after(tree.read_to))
         shared = {row.prefix_of for row in rows if row.prefix_of is not None} - {row.id for row in rows}
@@ -77,7 +77,7 @@ class Session:
 
 
 class Sessions:
-    """All sessions of this proxy. `clock`: unix time of the templates' dates; each attempt's beginning when None."""
+    """All sessions of this proxy. `clock`: unix time for dates in templates; None: the beginning of each attempt."""
 
     def __init__(
         self, pool: Pool, template: ChatTemplate, access: Access, *, threads: Executor, work: FairThreads,
@@ -93,7 +93,7 @@ class Sessions:
         self._opening: dict[str, asyncio.Task[Session]] = {}
 
     async def of(self, request: web.Request) -> Session:
-        """The session that the request's key names; CallError 401 when it is unknown here or closed."""
+        """Find the session of the request's key; CallError 401 when the key is unknown or its attempt has ended."""
         key = self._access.agent_key(request)
         session = self._known.get(key)
         if session is None or time.monotonic() - session.checked_at > RECHECK_SECONDS:
@@ -107,19 +107,19 @@ class Sessions:
         return session
 
     async def check_budget(self, attempt: Attempt) -> None:
-        """CallError 403 when the attempt has used up its turns or tokens, which is kept in its row."""
+        """Raise CallError 403 when the attempt has used up its turns or tokens, and note that in its row."""
         if attempt.budget:
-            await asyncio.get_running_loop().run_in_executor(self._threads, self._within, attempt)
+            await asyncio.get_running_loop().run_in_executor(self._threads, self._check_spent, attempt)
 
     async def note_trouble(self, attempt: Attempt, problem: CallError) -> None:
-        """Keep why a call of a run's attempt failed that was no fault of its agent."""
+        """Note in the row of a run's attempt why a call failed, where it was not the agent's fault."""
         if attempt.run_id is not None and (problem.status >= 500 or problem.status == 429):
-            with suppress(PoolError):  # a pool that is gone is told to the client
+            with suppress(PoolError):  # the client gets the call's own error
                 await asyncio.get_running_loop().run_in_executor(
                     self._threads, note_trouble, self._pool, attempt.id, f"{problem.code}: {problem}"
                 )
 
-    def _within(self, attempt: Attempt) -> None:
+    def _check_spent(self, attempt: Attempt) -> None:
         budget = attempt.budget
         if used_up := spent(self._pool, attempt.id, budget):
             note_spent(self._pool, attempt.id, used_up)
@@ -129,7 +129,7 @@ class Sessions:
             )
 
     async def admit(self, request: web.Request) -> None:
-        """Raise what `of` would, and open nothing."""
+        """Raise what `of` would raise, without opening a session."""
         key = self._access.agent_key(request)
         await asyncio.get_running_loop().run_in_executor(self._threads, self._issued, key)
 
@@ -146,7 +146,7 @@ class Sessions:
             clock = self._clock or attempt.opened_at
             session = Session(attempt, PromptBuilder(self._template, clock), WaitingAnswers(), self._pool)
             if not new:
-                await self._work.run(attempt, self._take_up, session)
+                await self._work.run(attempt, self._load, session)
         if not new:
             answers = await loop.run_in_executor(self._threads, undelivered_of, self._pool, attempt.id)
             session.waiting.add(answers)
@@ -161,12 +161,12 @@ class Sessions:
             tokens -= forgotten.prompts.tree.token_count
 
     def _attempt(self, key: str) -> tuple[Attempt, bool]:
-        """The attempt of a key, and whether it was opened just now, so that nothing can be recorded of it."""
+        """The attempt of a key, and whether it was opened just now: then the pool has no completions of it."""
         issued = self._issued(key)
         return (open_session(self._pool, key), True) if issued is None else (issued, False)
 
     def _issued(self, key: str) -> Attempt | None:
-        """The open attempt of a key; None where the key of nobody may open a session."""
+        """The open attempt of a key; None for an unknown key that may open a session of its own."""
         attempt = by_key(self._pool, key)
         if attempt is None:
             if not self._access.open_to_all:
@@ -184,7 +184,7 @@ class Sessions:
             )
         return attempt
 
-    def _take_up(self, session: Session) -> None:
+    def _load(self, session: Session) -> None:
         session.catch_up()
         if session.prompts.tree.read_to:
-            settle_dead_proxies(self._pool)  # the attempt has come from another proxy, which may be gone
+            settle_dead_proxies(self._pool)  # another proxy served the attempt before, and may have crashed

@@ -1,4 +1,4 @@
-"""What SGLang's CUDA wheels lack on a machine without a GPU.
+"""Supplies what SGLang's CUDA wheels (0.5.23) lack on a machine without a GPU. Unused where CUDA exists.
 
 `path/` goes on the PYTHONPATH of the engine process only: a pure-torch stand-in for the CUDA-only `sgl_kernel` package
 and a `sitecustomize` that lets the CUDA build of torchvision be imported. `plugin.install` is an SGLang plugin (entry

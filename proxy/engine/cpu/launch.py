@@ -1,7 +1,7 @@
-"""Starts SGLang's server on the CPU in half the time: its processes are forked from one that has imported everything.
+"""Starts SGLang's server on the CPU in half the time: forks its processes from one that has imported everything.
 
-SGLang spawns them, which is right beside CUDA, but makes each import torch and SGLang again: eleven of the twenty-two
-CPU seconds that a start takes. `python -m proxy.engine.cpu.launch` takes the arguments of `sglang.launch_server`.
+SGLang 0.5.23 spawns them, as CUDA requires, so that each imports torch and SGLang again: eleven of the twenty-two CPU
+seconds of a start. `python -m proxy.engine.cpu.launch` takes the arguments of `sglang.launch_server`.
 """
 
 import multiprocessing
