@@ -60,7 +60,9 @@ class EngineClient:
     def __init__(self, url: str, silence_seconds: float = 600):
         self.url = url.rstrip("/")
         self._connections = Connections(self.url, silence_seconds)
-        self._http = aiohttp.ClientSession(timeout=STATUS_TIMEOUT)  # for what is asked now and then
+        self._http = aiohttp.ClientSession(
+            timeout=STATUS_TIMEOUT
+        )  # for rare requests; /generate has a client of its own
 
     async def close(self) -> None:
         self._connections.close()
@@ -74,19 +76,19 @@ class EngineClient:
             return False
 
     async def version(self) -> str:
-        """The weights that the engine serves, empty when it names none; EngineError when it does not answer."""
-        return (await self._ask("/model_info", _ModelInfo)).weight_version or ""
+        """Ask for the weight version, empty when the engine names none; EngineError when it does not answer."""
+        return (await self._get("/model_info", _ModelInfo)).weight_version or ""
 
     async def description(self) -> ServerDescription:
-        """What kind of server it is."""
+        """Ask what kind of server it is. Servers that are no SGLang count as one without a shared cache."""
         try:
-            server = await self._ask("/server_info", _ServerInfo)
-        except EngineError:  # what is not an SGLang server need not know; an engine that is busy says so later
+            server = await self._get("/server_info", _ServerInfo)
+        except EngineError:  # only SGLang has this route; a busy engine is noticed by the next call
             server = _ServerInfo()
         stores = server.hicache_storage_backend is not None
         return ServerDescription(server.dp_size, stores, server.enable_hierarchical_cache)
 
-    async def _ask(self, path: str, kind: type[T]) -> T:
+    async def _get(self, path: str, kind: type[T]) -> T:
         try:
             async with self._http.get(f"{self.url}{path}") as answer:
                 if answer.status != 200:
@@ -100,7 +102,7 @@ class EngineClient:
     async def sample(self, request: SamplingRequest, into: Sampling) -> AsyncGenerator[list[int], None]:
         """Yield the new token ids of each event (of the whole answer when not streamed) while filling `into`.
 
-        When the iteration is cancelled or closed early, the engine is told to stop and what it still sends is taken.
+        When the iteration is cancelled or closed early, the engine is asked to stop, and what it still sends is kept.
         """
         rid, answer = uuid.uuid4().hex, _Answer(into)
         try:
@@ -122,7 +124,7 @@ class EngineClient:
                 connection.close()
 
     def _check(self, answer: "_Answer", into: Sampling) -> None:
-        """EngineError for an answer that is not whole."""
+        """Raise EngineError for an answer that is not complete."""
         error = answer.error
         if isinstance(error, EngineError):
             raise error
@@ -185,20 +187,25 @@ def grammar_params(grammar: Grammar) -> dict[str, str]:
 
 
 class _Answer:
-    """The answer of `/generate` on its way into a `Sampling`. `whole`: it has ended as HTTP says."""
+    """Reads the answer of `/generate` into a `Sampling`.
+
+    `over`: no more ids will come. `whole`: the answer has ended as HTTP requires, so the connection can be reused.
+    """
 
     def __init__(self, into: Sampling):
         self._into = into
         self._status = 200
         self._streamed = False
-        self._data: list[bytes] = []  # of a stream: the line that has not ended yet, in the parts that came
+        self._data: list[
+            bytes
+        ] = []  # of a stream, the parts of its last, unfinished line; else the whole answer so far
         self._new: deque[list[int]] = deque()
         self._changed = asyncio.Event()
         self.over = self.whole = False
         self.error: Exception | None = None
 
     async def events(self) -> AsyncGenerator[list[int], None]:
-        """New ids as they come, until it is over."""
+        """Yield new ids as they come, until the answer is over."""
         while True:
             if self._new:
                 yield self._new.popleft()
@@ -225,7 +232,8 @@ class _Answer:
             return
         data = b"".join(self._data)
         if self._status != 200 and self.whole:
-            error = _refused(self._status, data.decode(errors="replace"))
+            text = data.decode(errors="replace")[:300]
+            error = EngineError(error_kind(self._status), f"the engine answered HTTP {self._status}: {text}")
         elif self.whole and not self._streamed:
             self._take([data])
         elif self.whole and data.startswith(EVENT):  # a last line without its end
@@ -248,7 +256,3 @@ class _Answer:
         self.error = self.error or error
         self.over = True
         self._changed.set()
-
-
-def _refused(status: int, text: str) -> EngineError:
-    return EngineError(error_kind(status), f"the engine answered HTTP {status}: {text[:300]}")

@@ -40,8 +40,9 @@ class ChatTemplate:
             raise UserError(f"the model directory {directory} has no tokenizer.json; save a fast tokenizer there")
         self.tokenizer = Tokenizer.from_file(str(tokenizer_file))
         settings = _json(directory / "tokenizer_config.json")
-        tokens = {name: _content(value) for name, value in settings.items() if name.endswith("_token")}
-        self._variables = {name: text for name, text in tokens.items() if isinstance(text, str)}
+        tokens = {name: value for name, value in settings.items() if name.endswith("_token")}
+        texts = {name: v.get("content") if isinstance(v, dict) else v for name, v in tokens.items()}
+        self._variables = {name: text for name, text in texts.items() if isinstance(text, str)}
         self._sources = _sources(directory, settings)
         environment = _environment()
         try:
@@ -156,10 +157,6 @@ def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
     texts = [a if isinstance(a, str) else _tojson(a) for a in (function["arguments"] for function in functions)]
     calls = zip(message["tool_calls"], functions, texts, strict=True)
     return {**message, "tool_calls": [{**c, "function": {**f, "arguments": text}} for c, f, text in calls]}
-
-
-def _content(token: Any) -> Any:
-    return token.get("content") if isinstance(token, dict) else token
 
 
 def _sources(directory: Path, settings: dict[str, Any]) -> dict[str, str]:
