@@ -11,10 +11,10 @@ from itertools import chain, islice
 from typing import Any
 
 from proxy.call import Call, words
+from proxy.prompt.completion_tree import CompletionNode, CompletionTree
 from proxy.prompt.history import RequestTurn
 from proxy.prompt.placeholders import MARK, MaskedTurn, find_slot_end, mask
 from proxy.prompt.template import ChatTemplate, TemplateError
-from proxy.prompt.tree import CompletionNode, CompletionTree
 
 MAX_PLANS = 3
 """Paths that are tried for one request; each costs a rendering."""

@@ -15,14 +15,14 @@ from typing import Any
 from proxy.call import Call, meaning
 from proxy.parsing.formats import RecordedSchemas
 from proxy.pool.completions.records import SERVED_FINISH_REASONS, Completion, HistoryDigest, NewCompletion, RequestShape
+from proxy.prompt.completion_tree import CompletionNode, CompletionTree
 from proxy.prompt.history import HistoryReader
 from proxy.prompt.json_ids import IdListCache
 from proxy.prompt.matching import TurnMatcher
 from proxy.prompt.placeholders import parsed_meaning
 from proxy.prompt.template import ChatTemplate, TemplateError
-from proxy.prompt.text_completions import TextIndex
+from proxy.prompt.text_index import TextIndex
 from proxy.prompt.token_cache import TokenCache
-from proxy.prompt.tree import CompletionNode, CompletionTree
 
 RESTORED = "reasoning_restored"
 """Counts calls whose prompt holds reasoning that the agent did not send back."""

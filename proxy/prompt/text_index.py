@@ -7,8 +7,8 @@ from collections import deque
 from hashlib import blake2b
 from threading import Lock
 
+from proxy.prompt.completion_tree import CompletionNode
 from proxy.prompt.template import ChatTemplate
-from proxy.prompt.tree import CompletionNode
 
 
 class TextIndex:
