@@ -1,11 +1,10 @@
-"""What each call of an attempt was for: main, subagent, side or compaction.
+"""Labels: what each call of an attempt was for (main, subagent, side or compaction).
 
-Known from structure alone, and for good only when the attempt has ended: what comes after a call tells whether it
-compacted the history. The work offers the tools of the earliest call that has any, or begins like the earliest call
-where none has. Other conversations with tools are sub-agents'. A call without tools beside work that has them is a
-compaction where the history goes on from its reply, and a side call otherwise (a title, a commit message, a
-classification). Left out: every text, the agent's name, headers. Where structure does not decide, a call is work rather
-than a side call.
+Labels follow from structure alone, and are final only when the attempt has ended, because the later calls show whether
+a call compacted the history. The main work offers the tools of the earliest call that has any; if none has, it begins
+like the earliest call. Other conversations with tools belong to sub-agents. A call without tools next to work with
+tools is a compaction if the history continues from its reply; otherwise it is a side call (a title, a commit message, a
+classification). Not used: texts, the agent's name, headers. If the structure does not decide, a call counts as work.
 """
 
 from collections import defaultdict
@@ -16,11 +15,11 @@ from proxy.pool.completions.records import RequestShape
 
 LABELS = ("main", "subagent", "side", "compaction")
 ASIDE = "aside"
-"""Not yet known: a call beside the work."""
+"""A preliminary role: a call beside the work, not yet labelled."""
 
 
 class Labelled(Protocol):
-    """What of a recorded completion its label needs."""
+    """The fields of a recorded completion that its label depends on."""
 
     @property
     def id(self) -> int: ...
@@ -31,14 +30,17 @@ class Labelled(Protocol):
 
 
 def labels(calls: Sequence[Labelled]) -> dict[int, str]:
-    """Completion id -> label, for an attempt's completions in commit order; those without a shape have none."""
+    """Return the labels of an attempt's completions (in commit order) by id; a completion without a shape has none."""
     shapes = {call.id: call.shape for call in calls if call.shape is not None}
     history = _Conversations(shapes, {call.id for call in calls if call.finish_reason == "tool_calls"})
     return {id: history.label(id) for id in shapes}
 
 
 class _Conversations:
-    """The conversations of an attempt. A call goes on where it repeats a reply and nothing before it was rewritten."""
+    """The conversations of an attempt.
+
+    A call continues an earlier one if it repeats its reply and nothing before that reply was rewritten.
+    """
 
     def __init__(self, shapes: Mapping[int, RequestShape], acting: set[int]):
         self._shapes = shapes
@@ -46,13 +48,13 @@ class _Conversations:
         self._before = {id: self._continued(shape) for id, shape in shapes.items()}
         self._after: dict[int, list[int]] = defaultdict(list)
         self._restarts: dict[int, list[int]] = defaultdict(list)
-        """Call -> the later beginnings that hold its reply."""
+        """Call -> later first calls of conversations that contain its reply."""
         self._newest: dict[int, int] = {}
-        """Tools offered -> the last call that begins with them."""
+        """Digest of tools -> the last first call of a conversation that offers them."""
         self._openings: dict[int, list[int]] = defaultdict(list)
         self._conversation: dict[int, int] = {}
         self._last: dict[tuple[int, bool], int] = {}
-        """Conversation and whether tools are offered -> its last call."""
+        """(conversation, whether tools are offered) -> its last such call."""
         for id, before in self._before.items():
             self._place(id, before)
         self._roles: dict[int, str] = {}
@@ -81,7 +83,7 @@ class _Conversations:
         return not self._shapes[id].tools, self._shapes[id].constrained
 
     def _role(self, id: int, first: RequestShape) -> str:
-        """main, subagent or aside."""
+        """Return main, subagent or aside."""
         shape, before = self._shapes[id], self._before[id]
         if first.tools and not shape.tools:
             return ASIDE
@@ -92,17 +94,17 @@ class _Conversations:
         return "subagent" if shape.tools != first.tools or self._spawned(id) else "main"
 
     def _forked(self, id: int, before: int) -> bool:
-        """Whether it took a copy of the history along, with other tools, while the conversation went on without it."""
+        """Whether the call copied the history, with other tools, while the conversation continued without it."""
         tools = self._shapes[before].tools
         return self._shapes[id].tools != tools and any(self._shapes[o].tools == tools for o in self._after[before])
 
     def _spawned(self, id: int) -> bool:
-        """Whether it begins with the words of a tool call whose conversation goes on afterwards."""
+        """Whether the call begins with the words of a tool call whose conversation continues afterwards."""
         caller = self._shapes[id].quotes
         return caller in self._acting and self._goes_on(caller, id)
 
     def _goes_on(self, id: int, since: int) -> bool:
-        """Whether the conversation of a call has a further one after `since`, with tools if that call had any."""
+        """Whether the conversation of a call has a later call than `since`, with tools if this call had any."""
         return self._last[self._conversation[id], bool(self._shapes[id].tools)] > since
 
     def label(self, id: int) -> str:
@@ -112,7 +114,7 @@ class _Conversations:
         return self._aside(id) if role == ASIDE else role
 
     def _compacts(self, id: int) -> bool:
-        """Whether a history began again after it: with its reply, or where it had repeated all turns until then."""
+        """Whether a history restarted after the call: with its reply, or after it had repeated all turns so far."""
         shape, role = self._shapes[id], self._roles[id]
         repeated = shape.continues if role == ASIDE else self._before[id]
         read = repeated or (self._read(id) if role == ASIDE else None)
@@ -126,20 +128,22 @@ class _Conversations:
         return role == ASIDE and repeated is not None and again and not self._goes_on(repeated, id)
 
     def _read(self, id: int) -> int | None:
-        """A call of the work that an aside quotes or begins like."""
+        """Return the call of the work that an aside quotes, or begins like; None: there is none."""
         shape = self._shapes[id]
         alike = (o for o in self._openings[shape.opening] if o < id and self._roles[o] != ASIDE)
         return next(alike, shape.quotes)
 
     def _aside(self, id: int) -> str:
-        """The label of a call beside the work that is no compaction."""
+        """Return the label of an aside that is not a compaction."""
         shape, before, after = self._shapes[id], self._before[id], self._after[id]
         work = [self._roles[o] for o in after if self._roles[o] != ASIDE]
-        if work:  # a plan, say, that the work takes up as its own turn
+        if work:  # for example a plan that the work continues as its own turn
             return work[0]
         if before is not None and self._roles[before] != ASIDE and not self._goes_on(before, id):
-            return "side" if shape.constrained else self._roles[before]  # an answer at the end, when tools are over
+            return "side" if shape.constrained else self._roles[before]  # a last answer, after the tools
         if after or before is not None and self._roles[before] == ASIDE:
             return "subagent"  # a conversation of its own
         passed_on = shape.quotes is not None and any(not self._shapes[o].tools for o in self._restarts[id])
-        return "subagent" if passed_on else "side"  # or the middle of a chain of calls of which none offers tools
+        return (
+            "subagent" if passed_on else "side"
+        )  # it quotes and is quoted: the middle of a chain of calls without tools

@@ -1,4 +1,4 @@
-"""The record that crosses from proxy to trainer: one completion, holding only what it adds to the attempt's tree."""
+"""The record that the proxy writes and the trainer reads: one completion, with only what it adds to its attempt."""
 
 import sys
 from array import array
@@ -12,7 +12,7 @@ from proxy.pool.completions.routed_experts import RoutedExperts
 from proxy.pool.untrained import Untrained
 
 SERVED_FINISH_REASONS = ("stop", "length", "tool_calls")
-"""Finish reasons of whole answers: clients continue them, and a retry may get one again. Others: abort, error."""
+"""Finish reasons of complete answers: clients continue them, and a retry may get one again. Others: abort, error."""
 
 
 @dataclass(frozen=True)
@@ -25,69 +25,71 @@ class VersionSpan:
 
 
 class HistoryDigest(msgspec.Struct, frozen=True, array_like=True):
-    """Names the messages before a turn, each by 64 bits of a digest (proxy/prompt/history.py)."""
+    """Digests of 64 bits of the messages before a turn (proxy/prompt/history.py)."""
 
     whole: int
     outline: int
-    """Of the same without tool results, which agents shorten later on."""
+    """Digest without tool results, which agents shorten later."""
 
 
 class RequestShape(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What of a request tells its label (proxy/pool/completions/labels.py) and its place. The numbers name a text, they
-    do not hold it."""
+    """The structure of a request, which decides its label (proxy/pool/completions/labels.py) and its place.
+
+    Texts are identified by a number (a digest), not stored.
+    """
 
     tools: int = 0
-    """Names the set of offered tools; 0: none."""
+    """Digest of the set of offered tools; 0: none."""
     system: int = 0
-    """Names the system prompt; 0: none."""
+    """Digest of the system prompt; 0: none."""
     opening: int = 0
-    """Names the first message after the system prompt."""
+    """Digest of the first message after the system prompt."""
     turns: int = 0
-    """Assistant turns in the request."""
+    """Number of assistant messages in the request."""
     continues: int | None = None
-    """The completion that its last recorded assistant turn repeats, whatever else the agent changed."""
+    """The completion that the last assistant message repeats, whatever else the agent changed."""
     quotes: int | None = None
-    """The newest completion whose own words stand in it outside of assistant turns. Looked for where the history is new
-    or rewritten only."""
+    """The newest completion that is quoted outside of assistant messages. Only looked for when the history is new or
+    was rewritten."""
     constrained: bool = False
-    """The answer's form was prescribed: a grammar, or a tool that must be called."""
+    """A grammar or a required tool prescribed the form of the answer."""
     history: HistoryDigest | None = None
-    """What stood before the turn, by which later requests know that they continue it; None without messages."""
+    """Digests of the messages before the turn, by which later requests recognise it; None without messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewCompletion:
-    """A completion on its way into the pool. Token arrays are array('i'), logprobs array('f').
+    """A completion that is about to be stored. Token arrays are array('i'), logprobs array('f').
 
-    Its whole path is path(prefix_of)[:prefix_length] + prompt_tail + sampled; a path is prompt and sampled tokens.
+    Its path (prompt and sampled tokens) is path(prefix_of)[:prefix_length] + prompt_tail + sampled.
     """
 
     attempt_id: int
     prefix_of: int | None = None
     prefix_length: int = 0
     follows: int | None = None
-    """The completion whose reply this request continues. Conversation; `prefix_of` is storage and may differ."""
+    """The completion whose reply this request continues. It is about conversation; `prefix_of` is about storage."""
     prompt_tail: "array[int]"
     sampled: "array[int]"
     logprobs: "array[float]"
-    """One per sampled token, natural log, at the sampling distribution; fewer only when untrainable."""
+    """Natural logarithms, one per sampled token, under the sampling distribution; fewer only when untrainable."""
     versions: tuple[VersionSpan, ...]
     finish_reason: str
     """stop | tool_calls | length | abort | error."""
     untrainable: Untrained | None = None
-    """None: every sampled token has its id, logprob and version. Otherwise the reason why it is not trained."""
+    """Why it cannot be trained; None: every sampled token has its id, logprob and version."""
     reply: dict[str, Any]
     """The assistant message as the agent saw it: role, content, tool_calls, reasoning_content."""
     shape: RequestShape | None = None
-    """What its label is made from; None in rows of before labels."""
+    """The structure of its request; None in rows written before labels existed."""
     path_crc: int
     """zlib.crc32 of the whole path as little-endian int32, computed from what the engine saw."""
     started_at: float
     finished_at: float
     fingerprint: bytes = b""
-    """Of the request: repeats of it have the same. Empty where no repeat is served from this completion."""
+    """Fingerprint of the request, the same for its repeats. Empty where no repeat is served from this completion."""
     experts: RoutedExperts | None = None
-    """What a mixture of experts chose for the tokens that are new here; None where nobody asked, or none came."""
+    """The experts that a mixture chose for the new tokens; None: not requested, or not returned."""
 
     @property
     def prompt_length(self) -> int:
@@ -96,29 +98,31 @@ class NewCompletion:
 
 @dataclass(frozen=True, kw_only=True)
 class Completion(NewCompletion):
-    """A completion as stored. `ordinal` counts the attempt's completions in the order of their commits."""
+    """A stored completion. `ordinal` counts the attempt's completions in the order of their commits, from 0."""
 
     id: int
     ordinal: int
     label: str | None = None
-    """main | subagent | side | compaction; None while the attempt is open, and in rows of before labels."""
+    """main | subagent | side | compaction; None while the attempt is open, and in rows written before labels."""
 
 
 def int_bytes(tokens: Iterable[int]) -> bytes:
-    """Tokens as little-endian int32."""
+    """Encode tokens as little-endian int32."""
     return _little_endian(array("i", tokens))
 
 
 def float_bytes(values: Iterable[float]) -> bytes:
-    """Logprobs as little-endian float32."""
+    """Encode logprobs as little-endian float32."""
     return _little_endian(array("f", values))
 
 
 def ints(data: bytes) -> "array[int]":
+    """Decode little-endian int32."""
     return _from_little_endian(array("i"), data)
 
 
 def floats(data: bytes) -> "array[float]":
+    """Decode little-endian float32."""
     return _from_little_endian(array("f"), data)
 
 

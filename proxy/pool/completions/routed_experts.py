@@ -1,9 +1,8 @@
-"""Which experts a mixture of experts chose for each token, as its engine says it: what a trainer's router replays.
+"""The experts that a mixture of experts chose for each token, as its engine reports them. The trainer replays them.
 
-A completion holds the choices of what is new in it, like its tokens; those before `start` stand in the rows that it
-goes on from. The last sampled token has none: no engine has computed it yet. Where it becomes part of a later prompt,
-that completion has its choice. Left out: joining the rows of a path (trainer/data/routed_experts.py), weights of the
-choices.
+A completion holds the choices of its new tokens only; those before `start` are in the rows that it continues. The last
+sampled token has none, because no engine has computed it yet; if it becomes part of a later prompt, that completion has
+its choice. Not here: joining the rows of a path (trainer/data/routed_experts.py), and weights of the choices.
 """
 
 import struct
@@ -20,10 +19,10 @@ class RoutedExperts:
 
     start: int
     layers: int
-    """All of the model's; of those that are no mixture, engines say 0."""
+    """All layers of the model; engines report expert 0 in layers without a mixture."""
     top_k: int
     width: int
-    """Bytes of a number: 1 up to 256 experts, else 2."""
+    """Bytes per expert number: 1 for up to 256 experts, else 2."""
     ids: bytes
     """[end - start, layers, top_k] little-endian."""
 
@@ -32,13 +31,13 @@ class RoutedExperts:
         return self.start + len(self.ids) // (self.layers * self.top_k * self.width)
 
     def since(self, start: int) -> "RoutedExperts":
-        """Without the positions before `start`, which lies in [self.start, self.end]."""
+        """Return the choices from position `start` on, which lies in [self.start, self.end]."""
         skipped = (start - self.start) * self.layers * self.top_k * self.width
         return RoutedExperts(start, self.layers, self.top_k, self.width, self.ids[skipped:])
 
 
 def narrowed(numbers: bytes, start: int, layers: int, top_k: int) -> RoutedExperts:
-    """From an engine's int32 numbers. ValueError for numbers that name no expert, or are no whole positions."""
+    """Read an engine's int32 numbers. ValueError for numbers that are no experts, or for incomplete positions."""
     if len(numbers) % (INT32 * layers * top_k):
         raise ValueError(f"{len(numbers)} bytes are no int32 [positions, {layers}, {top_k}]")
     first, second, *rest = (numbers[byte::INT32] for byte in range(INT32))
@@ -52,22 +51,24 @@ def narrowed(numbers: bytes, start: int, layers: int, top_k: int) -> RoutedExper
 
 
 def known_after(experts: RoutedExperts | None, known: int) -> int:
-    """How many tokens of a path, from its first one on, have recorded choices; `known`: of what it shares."""
+    """Return how many tokens from the beginning of a path have recorded choices; `known`: those of the shared part."""
     return experts.end if experts is not None and experts.start <= known else known
 
 
 def pack(experts: RoutedExperts) -> bytes:
-    """As the pool stores them."""
+    """Encode choices for storage."""
     return HEADER.pack(experts.start, experts.layers, experts.top_k, experts.width) + experts.ids
 
 
 def unpack(stored: bytes) -> RoutedExperts:
-    """The reverse of `pack`; ValueError for what it cannot have written."""
+    """Decode what `pack` encoded; ValueError for anything else."""
     try:
         start, layers, top_k, width = HEADER.unpack_from(stored)
     except struct.error as error:
         raise ValueError(f"{len(stored)} bytes hold no header") from error
-    found = RoutedExperts(start, layers, top_k, width, stored[HEADER.size :])
-    if width not in (1, 2) or not layers * top_k or len(found.ids) % (layers * top_k * width):
-        raise ValueError(f"{len(found.ids)} bytes are no positions of {layers} layers, {top_k} experts, {width} bytes")
-    return found
+    experts = RoutedExperts(start, layers, top_k, width, stored[HEADER.size :])
+    if width not in (1, 2) or not layers * top_k or len(experts.ids) % (layers * top_k * width):
+        raise ValueError(
+            f"{len(experts.ids)} bytes are no positions of {layers} layers, {top_k} experts, {width} bytes"
+        )
+    return experts

@@ -30,9 +30,9 @@ from proxy.pool.schema import attempts, completions
 from proxy.pool.untrained import Untrained
 
 IDS_PER_QUERY = 10_000
-"""Databases bound the parameters of one statement (SQLite 32766, PostgreSQL 65535)."""
+"""Ids per statement: databases limit its parameters (SQLite 32766, PostgreSQL 65535)."""
 
-# Statements of every commit, made once: SQLAlchemy takes longer to make them than SQLite to run them.
+# Statements of every commit, built once: SQLAlchemy takes longer to build them than SQLite to run them.
 _named = attempts.c.id.in_(bindparam("ids", expanding=True))
 _open = attempts.c.closed_at.is_(None)
 OPEN = for_update(select(attempts.c.id).where(_named, _open).order_by(attempts.c.id))
@@ -44,19 +44,21 @@ Waiting = tuple[NewCompletion, "asyncio.Future[int]"]
 
 
 class CompletionWriter:
-    """Group commit: while one transaction is being written, the completions that arrive wait for the next one."""
+    """Writes completions in shared commits: those that arrive while a transaction is written wait for the next one."""
 
     def __init__(
         self, pool: Pool, proxy_id: int | None = None, on_commit: Callable[[int], None] = lambda completion_id: None
     ):
-        """`proxy_id`: the proxy that serves these completions. `on_commit` is called with each new completion id, in
-        the event loop and before `add` returns."""
+        """`proxy_id`: the proxy that serves these completions.
+
+        `on_commit` is called with the id of each new completion, in the event loop, before `add` returns.
+        """
         self._pool = pool
         self._proxy_id = proxy_id
         self._on_commit = on_commit
         self._waiting: list[Waiting] = []
         self.uncommitted = 0
-        """Completions that were added and are not committed yet."""
+        """Number of completions that were added and are not committed yet."""
         self._thread = ThreadPoolExecutor(1, "pool-writer")
         self._flusher: asyncio.Task[None] | None = None
 
@@ -90,12 +92,12 @@ class CompletionWriter:
                 _resolve(future, result)
 
     def _committed(self, batch: list[NewCompletion]) -> list[int | Exception]:
-        """What came of each; a row that cannot be written takes no other with it."""
+        """Write completions and return for each its id or its error. A row that cannot be written fails alone."""
         try:
             return self._commit(batch)
         except PoolWriteError as error:
             return [error] * len(batch)
-        except Exception as error:  # whatever broke the commit, none of these callers may wait for ever
+        except Exception as error:  # whatever broke the commit, each caller must get an answer
             if len(batch) == 1:
                 return [PoolWriteError(str(error))]
             return [result for item in batch for result in self._committed([item])]
@@ -115,7 +117,7 @@ class CompletionWriter:
 
 
 def _resolve(future: "asyncio.Future[int]", result: int | Exception) -> None:
-    if future.cancelled():  # the caller went away; the row is stored all the same
+    if future.cancelled():  # the caller is gone; the row is stored anyway
         return
     if isinstance(result, Exception):
         future.set_exception(result)
@@ -124,19 +126,21 @@ def _resolve(future: "asyncio.Future[int]", result: int | Exception) -> None:
 
 
 def _open_attempts(connection: Connection, ids: set[int]) -> dict[int, int]:
-    """The next ordinal of each of these attempts that is still open."""
-    found = sorted(ids)
-    if connection.dialect.name != "sqlite":  # whose writer is alone; elsewhere the lock comes before the ordinals
-        found = list(connection.execute(OPEN, {"ids": found}).scalars())
-    return {id: 0 if last is None else last + 1 for id, last in connection.execute(LAST, {"ids": found})}
+    """Return the next ordinal of each of these attempts that is still open."""
+    open_ids = sorted(ids)
+    # PostgreSQL locks the attempts before it reads their ordinals, so that two proxies cannot take the same ordinal and
+    # no attempt closes in between. SQLite has one writer at a time.
+    if connection.dialect.name != "sqlite":
+        open_ids = list(connection.execute(OPEN, {"ids": open_ids}).scalars())
+    return {id: 0 if last is None else last + 1 for id, last in connection.execute(LAST, {"ids": open_ids})}
 
 
 def _closed(attempt_id: int) -> AttemptClosed:
-    return AttemptClosed(f"attempt {attempt_id} has ended, so its key no longer serves; open a new attempt")
+    return AttemptClosed(f"attempt {attempt_id} has ended, so its key is revoked; open a new attempt")
 
 
 def to_row(item: NewCompletion) -> dict[str, Any]:
-    """The columns of a completion, without id and ordinal."""
+    """Return the columns of a completion, without id and ordinal."""
     return {
         "attempt_id": item.attempt_id,
         "prefix_of": item.prefix_of,
@@ -160,6 +164,7 @@ def to_row(item: NewCompletion) -> dict[str, Any]:
 
 
 def from_row(row: Row[Any]) -> Completion:
+    """Return the completion of a row."""
     return Completion(
         id=row.id,
         attempt_id=row.attempt_id,
@@ -189,13 +194,13 @@ def _shape(stored: Any) -> RequestShape | None:
 
 
 def of_attempt(pool: Pool, attempt_id: int) -> list[Completion]:
-    """The completions of an attempt in the order of their commits."""
+    """Return the completions of an attempt in the order of their commits."""
     with pool.read() as connection:
         return of_attempts(connection, [attempt_id])[attempt_id]
 
 
 def newer(pool: Pool, attempt_id: int, after: int, known: Collection[int]) -> list[Completion]:
-    """The completions of an attempt with ids above `after`, without the `known` ones, in the order of their commits."""
+    """Return the completions of an attempt with ids above `after`, without the `known`, in the order of commits."""
     query = select(completions).where(completions.c.attempt_id == attempt_id, completions.c.id > after)
     some = query if len(known) > IDS_PER_QUERY else query.where(completions.c.id.not_in(known))
     with pool.read() as connection:
@@ -206,26 +211,27 @@ def newer(pool: Pool, attempt_id: int, after: int, known: Collection[int]) -> li
 def of_attempts(
     connection: Connection, attempt_ids: Sequence[int], experts: bool = True
 ) -> dict[int, list[Completion]]:
-    """The completions of each of these attempts in the order of their commits; without `experts` theirs stay behind,
-    which are many times what the rest is.
+    """Return the completions of each of these attempts in the order of their commits.
+
+    `experts=False` does not load their routed experts, which are many times larger than the rest.
     """
     columns = [column if experts or column.name != "experts" else null().label("experts") for column in completions.c]
-    found: dict[int, list[Completion]] = {attempt_id: [] for attempt_id in attempt_ids}
+    chains: dict[int, list[Completion]] = {attempt_id: [] for attempt_id in attempt_ids}
     for start in range(0, len(attempt_ids), IDS_PER_QUERY):
         some = completions.c.attempt_id.in_(attempt_ids[start : start + IDS_PER_QUERY])
         for row in connection.execute(select(*columns).where(some).order_by(completions.c.id)):
-            found[row.attempt_id].append(from_row(row))
-    return found
+            chains[row.attempt_id].append(from_row(row))
+    return chains
 
 
 def write_labels(connection: Connection, attempt_ids: Sequence[int]) -> None:
-    """Label the completions of attempts that this transaction has closed: none can join them any more."""
+    """Label the completions of attempts that this transaction has closed, as no further one can join them."""
     query = select(completions.c.id, completions.c.finish_reason, completions.c.shape).order_by(completions.c.id)
     for attempt_id in attempt_ids:
         rows = connection.execute(query.where(completions.c.attempt_id == attempt_id))
-        found = labels([_Unlabelled(row.id, row.finish_reason, _shape(row.shape)) for row in rows])
+        by_id = labels([_Unlabelled(row.id, row.finish_reason, _shape(row.shape)) for row in rows])
         for label in LABELS:
-            ids = [id for id in found if found[id] == label]
+            ids = [id for id in by_id if by_id[id] == label]
             for start in range(0, len(ids), IDS_PER_QUERY):
                 some = completions.c.id.in_(ids[start : start + IDS_PER_QUERY])
                 connection.execute(update(completions).where(some).values(label=label))
@@ -233,7 +239,7 @@ def write_labels(connection: Connection, attempt_ids: Sequence[int]) -> None:
 
 @dataclass(frozen=True)
 class _Unlabelled:
-    """As much of a completion as its label needs."""
+    """The fields of a completion that its label depends on."""
 
     id: int
     finish_reason: str
@@ -241,23 +247,23 @@ class _Unlabelled:
 
 
 def labelled(chain: Sequence[Completion]) -> list[Completion]:
-    """The same completions with the labels that they would have if their attempt ended now, where they have none."""
-    found = labels(chain) if any(item.label is None for item in chain) else {}
-    return [replace(item, label=item.label or found.get(item.id)) for item in chain]
+    """Return the completions; those without a label get the one they would have if their attempt ended now."""
+    by_id = labels(chain) if any(item.label is None for item in chain) else {}
+    return [replace(item, label=item.label or by_id.get(item.id)) for item in chain]
 
 
 def paths(chain: Sequence[Completion], known: Mapping[int, "array[int]"] | None = None) -> dict[int, "array[int]"]:
-    """Completion id -> its whole token path (prompt, then sampled), for an attempt's completions in commit order.
+    """Return, by completion id, the whole token path (prompt, then sampled tokens) of completions in commit order.
 
-    `known`: paths of completions before these. Raises ValueError when a path does not match the checksum taken when it
-    was served.
+    `known`: paths of earlier completions of the attempt. ValueError when a path does not match the checksum that was
+    taken when it was served.
     """
-    found: dict[int, array[int]] = {}
-    before = ChainMap(found, dict(known or {}))
+    whole: dict[int, array[int]] = {}
+    before = ChainMap(whole, dict(known or {}))
     for item in chain:
         shared = before[item.prefix_of][: item.prefix_length] if item.prefix_of is not None else array("i")
         path = shared + item.prompt_tail + item.sampled
         if crc32(int_bytes(path)) != item.path_crc:
             raise ValueError(f"completion {item.id}: its stored tokens do not match checksum {item.path_crc}")
-        found[item.id] = path
-    return found
+        whole[item.id] = path
+    return whole

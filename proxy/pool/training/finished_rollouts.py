@@ -1,7 +1,4 @@
-"""Reading finished rollouts back with their completions, whatever became of their group: for imitation and checks.
-
-Left out: groups that were held out for evaluation.
-"""
+"""Finished rollouts with their completions, whatever became of their group: for imitation, checks and replay."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,12 +13,12 @@ from proxy.pool.errors import UserError
 from proxy.pool.schema import attempts, completions, groups, proxies, rollouts, tasks
 
 AT_ONCE = 500
-"""Attempts of one query: databases limit how many values it may hold."""
+"""Attempts per query: databases limit the number of parameters."""
 
 
 @dataclass(frozen=True)
 class RecordedRollout:
-    """A finished rollout and the completions of its final attempt. `reward` None is a missing one."""
+    """A finished rollout and the completions of its final attempt. A missing reward is None."""
 
     rollout_id: int
     group_id: int
@@ -32,7 +29,7 @@ class RecordedRollout:
 
 @dataclass(frozen=True)
 class ReplayableRollout:
-    """A finished rollout, as it can be played again."""
+    """A finished rollout with all that a replay of it needs."""
 
     task: dict[str, Any]
     agent: str
@@ -45,7 +42,7 @@ class ReplayableRollout:
 
 
 def finished_rollout(pool: Pool, run_id: int, rollout_id: int) -> ReplayableRollout:
-    """One finished rollout of a run, held out or not; UserError when there is none of this number."""
+    """Return a finished rollout of a run, held out or not; UserError when the run has none with this id."""
     calls = select(func.count()).where(completions.c.attempt_id == rollouts.c.attempt_id).scalar_subquery()
     columns = (tasks.c.spec, attempts.c.agent, attempts.c.id, groups.c.id, rollouts.c.member, calls)
     query = (
@@ -58,12 +55,12 @@ def finished_rollout(pool: Pool, run_id: int, rollout_id: int) -> ReplayableRoll
     with pool.read() as connection:
         row = connection.execute(query).one_or_none()
     if row is None:
-        raise UserError(f"the run has no finished rollout {rollout_id}; results.jsonl has their numbers")
+        raise UserError(f"the run has no finished rollout {rollout_id}; choose one listed in results.jsonl")
     return ReplayableRollout(*row)
 
 
 def finished_rollouts(pool: Pool, run_id: int) -> list[RecordedRollout]:
-    """The finished rollouts of a run that have an attempt, in queue order."""
+    """Return the finished rollouts of a run that have an attempt, in queue order, without held-out groups."""
     query = (
         select(rollouts.c.id, rollouts.c.group_id, rollouts.c.attempt_id, rollouts.c.reward, rollouts.c.failure)
         .join_from(rollouts, groups)
@@ -78,16 +75,17 @@ def finished_rollouts(pool: Pool, run_id: int) -> list[RecordedRollout]:
 
 
 def tokenizers(pool: Pool, attempt_ids: Iterable[int]) -> set[str]:
-    """Fingerprints of the tokenizers that these attempts were recorded with, where they are known.
+    """Return the fingerprints of the tokenizers that these attempts were recorded with, as far as they are known.
 
-    See proxy/pool/tokenizer_fingerprint.py."""
+    See proxy/pool/tokenizer_fingerprint.py.
+    """
     query = (
         select(proxies.c.tokenizer).join_from(completions, proxies, proxies.c.id == completions.c.proxy_id).distinct()
     )
     known = query.where(proxies.c.tokenizer.is_not(None))
-    ids, found = sorted(set(attempt_ids)), set[str]()
+    ids, fingerprints = sorted(set(attempt_ids)), set[str]()
     with pool.read() as connection:
         for start in range(0, len(ids), AT_ONCE):
             some = ids[start : start + AT_ONCE]
-            found.update(connection.scalars(known.where(completions.c.attempt_id.in_(some))))
-    return found
+            fingerprints.update(connection.scalars(known.where(completions.c.attempt_id.in_(some))))
+    return fingerprints

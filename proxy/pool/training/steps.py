@@ -1,7 +1,7 @@
-"""Train steps and policy versions: what is published, what is pushed, and how to go back.
+"""Train steps and policy versions: publish them, mark them as pushed, go back to an earlier one.
 
 The order of a step: lease, optimizer step, durable checkpoint, `publish` (one transaction), push, `mark_pushed`.
-Wherever the process dies, `latest` says from which checkpoint to go on, and a lease of the next step gives its groups.
+Wherever the process dies, `latest` names the checkpoint to resume from, and leasing the next step returns its groups.
 """
 
 import time
@@ -17,7 +17,7 @@ from proxy.pool.schema import groups, policy_versions, train_steps
 
 @dataclass(frozen=True)
 class Version:
-    """A published policy version. Ids, and with them names, are never used twice in a pool."""
+    """A published policy version. Its id, and so its name, is never used twice in a pool."""
 
     id: int
     run_id: int
@@ -34,7 +34,7 @@ class Version:
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """What a finished step leaves: its number (0: the initial weights), where its weights lie, its metrics."""
+    """A finished step: its number (0: the initial weights), the directories of its weights, its metrics."""
 
     step: int
     checkpoint: str
@@ -44,9 +44,9 @@ class Published:
 
 @retried
 def publish(pool: Pool, run_id: int, done: Published) -> Version:
-    """One transaction: a new version, its step's groups CONSUMED, its metrics. Repeating a step changes nothing."""
+    """Store a new version with its metrics and make its step's groups CONSUMED. Repeating a step changes nothing."""
     with pool.write() as connection:
-        lock_run(connection, run_id)
+        lock_run(connection, run_id)  # so that two trainers cannot publish the same step twice
         row = _at_step(connection, run_id, done.step)
         if row is None:
             leased = (groups.c.run_id == run_id) & (groups.c.state == "LEASED") & (groups.c.step == done.step)
@@ -60,14 +60,14 @@ def publish(pool: Pool, run_id: int, done: Published) -> Version:
 
 
 def latest(pool: Pool, run_id: int) -> Version | None:
-    """The last published version of a run, or None before step 0."""
+    """Return the last published version of a run; None before step 0."""
     with pool.read() as connection:
         row = current_version(connection, run_id)
     return None if row is None else _version(row)
 
 
 def newest(pool: Pool) -> str:
-    """The name of the version that engines are to serve: the latest of the run that published last; "" before any."""
+    """Return the name of the version that engines should serve: the latest of the run that published last; "": none."""
     last = select(policy_versions.c.run_id).order_by(policy_versions.c.id.desc()).limit(1)
     with pool.read() as connection:
         run_id = connection.execute(last).scalar()
@@ -76,7 +76,7 @@ def newest(pool: Pool) -> str:
 
 
 def versions(pool: Pool, run_id: int) -> list[Version]:
-    """Every version of a run that is not retired, by step."""
+    """Return the versions of a run that are not retired, by step."""
     query = select(policy_versions).where(policy_versions.c.run_id == run_id, policy_versions.c.retired_at.is_(None))
     with pool.read() as connection:
         return [_version(row) for row in connection.execute(query.order_by(policy_versions.c.step))]
@@ -84,7 +84,7 @@ def versions(pool: Pool, run_id: int) -> list[Version]:
 
 @retried
 def mark_pushed(pool: Pool, version_id: int) -> None:
-    """Note that every engine serves this version."""
+    """Record that the engines serve this version."""
     with pool.write() as connection:
         chosen = policy_versions.c.id == version_id
         connection.execute(update(policy_versions).where(chosen).values(pushed_at=time.time()))
@@ -92,9 +92,10 @@ def mark_pushed(pool: Pool, version_id: int) -> None:
 
 @retried
 def reopen_after(pool: Pool, run_id: int, step: int) -> int:
-    """Go back to the checkpoint of `step`: later batches are LEASED again under their own step, so that they are
+    """Go back to the checkpoint of `step`; return the number of reopened groups.
 
-    trained again unchanged; the versions they led to are retired. Returns how many groups were reopened.
+    Batches of later steps are LEASED again under their own step, so that they are trained again unchanged. The versions
+    that they led to are retired.
     """
     with pool.write() as connection:
         lock_run(connection, run_id)
@@ -106,21 +107,21 @@ def reopen_after(pool: Pool, run_id: int, step: int) -> int:
 
 
 @retried
-def add_metrics(pool: Pool, version_id: int, said: dict[str, Any]) -> None:
-    """Add to a published step's metrics what is known only afterwards: how long its push took."""
+def add_metrics(pool: Pool, version_id: int, more: dict[str, Any]) -> None:
+    """Add metrics to a published step that are known only later, such as the duration of its push."""
     mine = train_steps.c.version_id == version_id
     with pool.write() as connection:
         known: dict[str, Any] = connection.scalars(select(train_steps.c.metrics).where(mine)).one()
-        connection.execute(update(train_steps).where(mine).values(metrics=known | said))
+        connection.execute(update(train_steps).where(mine).values(metrics=known | more))
 
 
 def metrics(pool: Pool, run_id: int) -> list[dict[str, Any]]:
-    """The metrics of every published step in order, each with its `step`."""
-    return [{"step": version.step} | said for version, said in history(pool, run_id)]
+    """Return the metrics of every published step in order, each with its `step`."""
+    return [{"step": version.step} | values for version, values in history(pool, run_id)]
 
 
 def history(pool: Pool, run_id: int) -> list[tuple[Version, dict[str, Any]]]:
-    """Every version of a run that is not retired with the metrics of its step, in order."""
+    """Return the versions of a run that are not retired, each with the metrics of its step, in order."""
     query = (
         select(policy_versions, train_steps.c.metrics)
         .join_from(train_steps, policy_versions)
@@ -132,7 +133,7 @@ def history(pool: Pool, run_id: int) -> list[tuple[Version, dict[str, Any]]]:
 
 
 def newest_retired(pool: Pool, run_id: int) -> int:
-    """The newest version that a rollback has retired, by its id; 0 when there was none."""
+    """Return the id of the newest version that a rollback has retired; 0 when there is none."""
     query = select(func.max(policy_versions.c.id)).where(
         policy_versions.c.run_id == run_id, policy_versions.c.retired_at.is_not(None)
     )

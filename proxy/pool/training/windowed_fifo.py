@@ -1,8 +1,8 @@
 """Windowed FIFO: which finished groups the trainer may take.
 
-MiniMax Forge (M2 report, arXiv 2605.26494 section 6.2.4): of the queue of groups in submission order, only those in
-the window of W behind the oldest unconsumed one may be taken, so that fast groups cannot run far ahead of slow ones.
-Within the window any finished group may go; we take the lowest index, which makes a run reproducible.
+From MiniMax Forge (M2 report, arXiv 2605.26494 section 6.2.4): groups queue in the order of submission, and only those
+in a window of W from the oldest unconsumed one may be taken, so that fast groups cannot run far ahead of slow ones.
+Any finished group in the window may be taken; we take the lowest index, which makes a run reproducible.
 """
 
 import time
@@ -24,14 +24,14 @@ from proxy.pool.untrained import Untrained, UntrainedReason
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseRule:
-    """What a train step takes: `groups` groups from a window of `window`, at most `max_staleness` steps behind."""
+    """What a train step leases: `groups` groups from a window of `window`, at most `max_staleness` steps behind."""
 
     groups: int
     window: int
     max_staleness: int
     stale: Literal["member", "group"] = "group"
-    """Whether one stale rollout makes its group stale, or only all of them do: the trainer then leaves out those that
-    are, whose rewards are still good for the baseline."""
+    """group: one stale rollout makes its group stale. member: a group is stale when all of its rollouts are; otherwise
+    the trainer masks the stale ones, whose rewards still count for the baseline."""
 
     def __post_init__(self) -> None:
         if self.groups < 1:
@@ -44,28 +44,28 @@ class LeaseRule:
 
 @dataclass(frozen=True)
 class LeasedRollout:
-    """A rollout of a leased group with its final attempt's completions."""
+    """A rollout of a leased group with the completions of its final attempt."""
 
     rollout_id: int
     member: int
     reward: float | None
     untrained: Untrained | None
-    """Set: the rollout takes no part in its group's statistics and is not trained."""
+    """Why the rollout is neither trained nor part of its group's statistics; None: it is both."""
     completions: list[Completion]
     staleness: int = 0
     """Published steps since its oldest sampled token."""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """What the verifier said besides the reward."""
+    """Named parts of the reward, as the verifier gave them."""
 
     @property
     def verdict(self) -> float | None:
-        """The reward, where the rollout takes part in its group's statistics."""
+        """The reward, if the rollout is part of its group's statistics, else None."""
         return self.reward if self.untrained is None else None
 
 
 @dataclass(frozen=True)
 class LeasedGroup:
-    """A group handed to the trainer. `staleness`: published steps since its oldest sampled token."""
+    """A group leased to the trainer. `staleness`: published steps since its oldest sampled token."""
 
     group_id: int
     queue_index: int
@@ -73,58 +73,61 @@ class LeasedGroup:
     staleness: int
     rollouts: list[LeasedRollout]
     size: int | None = None
-    """How many members count; None: all."""
+    """Number of members that count; None: all."""
 
 
 @dataclass(frozen=True)
 class Lease:
-    """The groups of one train step. Asking again for the same step gives the same groups."""
+    """The groups of one train step. Another lease of the same step returns the same groups."""
 
     step: int
     groups: list[LeasedGroup]
 
 
 def pick(queue: Sequence[tuple[int, str]], rule: LeaseRule) -> list[int]:
-    """Queue indices to take now, in order: empty unless the window yields all of `rule.groups`.
+    """Return the queue indices to take now, in order; none unless the window yields all of `rule.groups`.
 
     `queue` holds (queue index, state) in queue order. The window starts at the oldest group that is RUNNING or DONE and
-    slides as groups are taken.
+    moves on as groups are taken.
     """
     waiting = [(index, state) for index, state in queue if state in ("RUNNING", "DONE")]
     taken: list[int] = []
     while waiting and len(taken) < rule.groups:
         head = waiting[0][0]
-        found = next((index for index, state in waiting if state == "DONE" and index < head + rule.window), None)
-        if found is None:
+        chosen = next((index for index, state in waiting if state == "DONE" and index < head + rule.window), None)
+        if chosen is None:
             return []
-        taken.append(found)
-        waiting = [entry for entry in waiting if entry[0] != found]
+        taken.append(chosen)
+        waiting = [entry for entry in waiting if entry[0] != chosen]
     return taken if len(taken) == rule.groups else []
 
 
 @retried
 def lease(pool: Pool, run_id: int, step: int, rule: LeaseRule) -> Lease | None:
-    """Take the groups of a train step: state LEASED(step). None while the window cannot fill the step.
+    """Lease the groups of a train step (state LEASED). None while the window cannot fill the step.
 
-    Groups that are too stale, or with too few members of known version, become TOMBSTONEs on the way.
+    Groups that are too stale or have too few valid members become TOMBSTONEs on the way.
     """
     mine = (groups.c.state == "LEASED") & (groups.c.step == step)
     with pool.read() as connection:
-        held = _load(connection, run_id, mine)
-        if held or not pick(_queue(connection, run_id), rule):
-            return Lease(step, held) if held else None
+        leased = _load(connection, run_id, mine)
+        if leased or not pick(_queue(connection, run_id), rule):
+            return Lease(step, leased) if leased else None
+        # Judging loads completions and takes long, so it reads before the write transaction, which stays short:
+        # the proxies' commits wait for that one.
         judged = _judge(connection, run_id, rule)
-    with pool.write() as connection:  # short: the proxies' commits wait for it
+    with pool.write() as connection:
         lock_run(connection, run_id)
-        if not connection.scalar(select(func.count()).where(groups.c.run_id == run_id, mine)):  # or another just did
+        # Another trainer may have leased the step since the read above.
+        if not connection.scalar(select(func.count()).where(groups.c.run_id == run_id, mine)):
             _take(connection, run_id, judged, rule, step)
     with pool.read() as connection:
-        held = _load(connection, run_id, mine)
-    return Lease(step, held) if held else None
+        leased = _load(connection, run_id, mine)
+    return Lease(step, leased) if leased else None
 
 
 def of_step(pool: Pool, run_id: int, step: int) -> list[LeasedGroup]:
-    """The groups that a train step took, as it saw them."""
+    """Return the groups that a train step took, with the staleness that it saw."""
     with pool.read() as connection:
         return _load(connection, run_id, groups.c.step == step, now=step - 1)
 
@@ -135,7 +138,7 @@ def _queue(connection: Connection, run_id: int) -> list[tuple[int, str]]:
 
 
 def _judge(connection: Connection, run_id: int, rule: LeaseRule) -> dict[int, Untrained | None]:
-    """Queue index of every finished group -> why it cannot be trained; None: it can."""
+    """Return, by queue index, why each finished group cannot be trained; None: it can."""
     finished = groups.c.purpose.is_(None) & (groups.c.state == "DONE")
     return {group.queue_index: _unusable(group, rule) for group in _load(connection, run_id, finished, experts=False)}
 
@@ -156,7 +159,7 @@ def _take(connection: Connection, run_id: int, judged: dict[int, Untrained | Non
     for index, reason in judged.items():
         if reason is not None:
             _bury(connection, run_id, index, reason)
-    # a group that finished since the judging counts as running until the next look
+    # A group that finished after the judging counts as running until the next lease.
     queue = [(index, state if index in judged else "RUNNING") for index, state in _queue(connection, run_id)]
     chosen = (groups.c.run_id == run_id) & groups.c.queue_index.in_(pick(queue, rule)) & (groups.c.state == "DONE")
     connection.execute(update(groups).where(chosen).values(state="LEASED", step=step))
@@ -171,9 +174,12 @@ def _bury(connection: Connection, run_id: int, index: int, why: Untrained) -> No
 def _load(
     connection: Connection, run_id: int, condition: Any, *, now: int | None = None, experts: bool = True
 ) -> list[LeasedGroup]:
-    """`now`: the step that staleness is measured from; None: that of the newest version."""
-    found = select(groups, tasks.c.spec).join_from(groups, tasks, tasks.c.id == groups.c.task_id)
-    rows = connection.execute(found.where(groups.c.run_id == run_id, condition).order_by(groups.c.queue_index)).all()
+    """Load groups with their rollouts and completions, in queue order.
+
+    `now`: the step that staleness is measured from; None: that of the newest version.
+    """
+    selected = select(groups, tasks.c.spec).join_from(groups, tasks, tasks.c.id == groups.c.task_id)
+    rows = connection.execute(selected.where(groups.c.run_id == run_id, condition).order_by(groups.c.queue_index)).all()
     query = select(rollouts).where(rollouts.c.group_id.in_([row.id for row in rows])).order_by(rollouts.c.member)
     members = connection.execute(query).all()
     ids = [row.attempt_id for row in members if row.attempt_id is not None]
@@ -204,7 +210,7 @@ def _load(
 
 
 def _why_masked(failure: str | None, reward: float | None) -> Untrained | None:
-    """A failure with a verdict is the policy's own and counts; one without is masked."""
+    """Return why a rollout is masked. A failure with a reward is the policy's own and counts."""
     if reward is not None:
         return None
     no_reward = Untrained(UntrainedReason.NO_REWARD)
@@ -219,8 +225,10 @@ def _aged(member: LeasedRollout, oldest: int | None, now: int) -> LeasedRollout:
 
 
 def _steps(connection: Connection, run_id: int) -> dict[str, tuple[int, bool]]:
-    """Of each version its step, and whether a rollback retired it: then it counts for the steps behind it alone, whose
-    groups were taken while it was current and are trained again unchanged.
+    """Return (step, retired by a rollback) for each version of the run, by name.
+
+    A retired version counts only for groups of later steps: they were leased while it was current, and are trained
+    again unchanged.
     """
     columns = (policy_versions.c.id, policy_versions.c.step, policy_versions.c.retired_at.is_not(None))
     query = select(*columns).where(policy_versions.c.run_id == run_id)
@@ -228,7 +236,7 @@ def _steps(connection: Connection, run_id: int) -> dict[str, tuple[int, bool]]:
 
 
 def _oldest_step(member: LeasedRollout, steps: dict[str, int]) -> int | None:
-    """The train step of the oldest weights that sampled a trainable token of this rollout."""
+    """Return the train step of the oldest weights that sampled a trainable token; None: a version is unknown."""
     names = {span.version for item in member.completions if item.untrainable is None for span in item.versions}
     if not names or not names <= steps.keys():
         return None
