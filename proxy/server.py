@@ -207,10 +207,15 @@ class Gateway:
         engine = {"url": ", ".join(self.engines), "ok": await self._engine.healthy()}
         status: dict[str, object] = {"status": "ok", "model": self.model, "engine": engine}
         status["replicas"] = [replica.status() for replica in self._engine.replicas]
+        status["model_directory"] = str(Path(self.config.engine.model).absolute())
         status["context_length"] = self.settings.context_length
         status["continued"] = dict(self.metrics.continued)
-        if self.access.open_to_all and self.pool.url.startswith("sqlite"):
-            status["pool"] = self.pool.url  # clients of a proxy on loopback can open the same file
+        if self.pool.url.startswith("sqlite"):
+            names_pool = self.access.open_to_all  # clients of a proxy on loopback can open the same file
+        else:
+            names_pool = self.access.has_admin_key(request)  # the URL may hold a password, which agents must not get
+        if names_pool:
+            status["pool"] = self.pool.url
         status["sandboxes"] = self.for_sandboxes
         return web.json_response(status)
 

@@ -68,7 +68,11 @@ class Access:
 
     def is_administrator(self, request: web.Request) -> bool:
         """Whether the request has the admin key, or none is configured."""
-        return self._admin is None or any(self._is_admin(key) for key in _keys_outside_path(request))
+        return self._admin is None or self.has_admin_key(request)
+
+    def has_admin_key(self, request: web.Request) -> bool:
+        """Whether the request proves to come from the administrator, by the admin key."""
+        return any(self._is_admin(key) for key in _keys_outside_path(request))
 
     def check_administrator(self, request: web.Request) -> None:
         """Raise CallError 401 for anybody but the administrator."""

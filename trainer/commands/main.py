@@ -1,4 +1,4 @@
-"""The command line: `trainer launch|sft|logprobs|rollback|inspect CONFIG`.
+"""The command line: `trainer launch|sft|logprobs|rollback|inspect CONFIG`, or `trainer launch --proxy URL`.
 
 It checks configuration and model directory, then starts the ranks (trainer/commands/ranks.py). It does not import
 torch, so mistakes are reported at once; the ranks import it.
@@ -13,6 +13,7 @@ from pathlib import Path
 from proxy.pool.errors import PoolError, UserError
 from trainer.commands.ranks import run_ranks
 from trainer.commands.rollback import roll_back
+from trainer.commands.without_file import add_options, settings_file
 from trainer.config import Config, load_config
 from trainer.config.model_shape import demand_served, demand_splits, read_shape
 from trainer.data.routed_experts import replayed
@@ -62,6 +63,11 @@ def parse(argv: Sequence[str]) -> TrainerCommand:
         overrides.append(f"steps={arguments.steps}")
     if arguments.nproc is not None:
         overrides.append(f"parallel.processes={arguments.nproc}")
+    if arguments.verb == "launch":
+        arguments.config = str(settings_file(arguments))
+        if arguments.run is not None:
+            overrides.append(f"run={arguments.run}")
+            arguments.run = None  # an override for the ranks, as the others
     config = load_config(Path(arguments.config), overrides)
     run = arguments.run or config.run
     passed = [f"--set={override}" for override in overrides] + ([f"--run={run}"] if arguments.run else [])
@@ -87,12 +93,14 @@ def _parser() -> argparse.ArgumentParser:
     }
     for verb, text in texts.items():
         sub = verbs.add_parser(verb, help=text, description=text)
-        sub.add_argument("config", help="a TOML file; trainer/config/__init__.py explains every field")
+        optional = "?" if verb == "launch" else None
+        sub.add_argument("config", nargs=optional, help="a TOML file; trainer/config/__init__.py explains every field")
         sub.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a field")
         sub.add_argument("--nproc", type=int, help="ranks on this machine (parallel.processes)")
         sub.set_defaults(steps=None, run=None, to=None)
         if verb == "launch":
             sub.add_argument("--steps", type=int, help="end the run when this many steps are published")
+            add_options(sub)
         if verb == "rollback":
             sub.add_argument("--to", type=int, required=True, metavar="STEP", help="0: the initial weights")
         if verb == "inspect":
