@@ -93,6 +93,7 @@ TRAINING = (
     "proxy pool export runs/train/pool.db train --format parquet --output train.parquet",
     "proxy replay runs/serve.toml 1",
     "proxy serve runs/serve.toml --engine http://127.0.0.1:30000 &",
+    "trainer launch --proxy http://127.0.0.1:8000",
 )
 
 YOUR_AGENT = """\
@@ -262,7 +263,7 @@ def test_the_commands_that_run_tasks(reader: Reader) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_the_commands_that_train_and_look(reader: Reader) -> None:
-    launch, work, again, logprobs, *inspects, sft, verify, show, export, replay, serve = TRAINING
+    launch, work, again, logprobs, *inspects, sft, verify, show, export, replay, serve, without_file = TRAINING
     settings = block_of("docs/cluster.md", "runs/train.toml").replace("steps = 100", "steps = 1")
     (reader.home / "runs" / "train.toml").write_text(reader.fill_in(settings) + "[batch]\ngroups = 1\n")
     config = ("train.toml", "runs/train.toml")
@@ -273,6 +274,7 @@ def test_the_commands_that_train_and_look(reader: Reader) -> None:
     reader.types(work, ("-n 8", "-n 2"), ("100", "1"))
     assert trainer.wait() == 0, reader.log(trainer)
     reader.types(again, config)
+    reader.types(without_file, ("--proxy", "--output runs/policy --steps 1 --proxy"))  # the same run, which is done
     reader.types(logprobs, config)
     for inspect in inspects:
         reader.types(inspect, config, (" 12", " 1"), *([("345", "1")] if "345" in inspect else []))

@@ -84,7 +84,7 @@ def test_a_training_run_goes_on_from_its_checkpoint(stored: Path, ranks: "Ranks"
     from trainer.loop import train
     from trainer.report.view import view
 
-    config = make_config(stored, steps=3, report={"tensorboard": False})
+    config = make_config(stored, steps=3)
     train(config, ranks)
     pool = open_pool(config.pool)
     run_id = find_run(pool, config.run).id
