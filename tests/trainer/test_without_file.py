@@ -67,7 +67,7 @@ def test_a_proxy_tells_what_to_train_and_only_its_engines_get_weights(directory:
         command = [sys.executable, "-m", "trainer", "launch", "--proxy", f"{proxy}/v1", "--steps", "0"]
         subprocess.run(command, cwd=directory, check=True, timeout=240)
         assert version_of(engine) not in (before, "") and version_of(other) == before
-    file = directory / "runs" / "train-trainer" / "trainer.toml"
+    file = directory / "runs" / "train-policy" / "trainer.toml"
     config = load_config(file)
     assert config.model == str(directory / "model") and config.push.engines == (engine,)
     assert config.output == str(file.parent) and file.stat().st_mode & 0o777 == 0o600
@@ -87,7 +87,7 @@ def test_a_proxy_with_an_admin_key_tells_only_its_administrator(
         given = parse(["launch", "--proxy", proxy, "--admin-key-file", "key", "--run", "mine", "--set", "loss.kl=0.1"])
     assert (given.config.run, given.run, given.config.loss.kl) == ("mine", "mine", 0.1)
     assert given.config.push.engines == ("http://127.0.0.1:9",)
-    assert given.arguments[:2] == ["launch", str(directory / "runs" / "mine-trainer" / "trainer.toml")]
+    assert given.arguments[:2] == ["launch", str(directory / "runs" / "mine-policy" / "trainer.toml")]
 
 
 def test_without_a_proxy_engines_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ def add_options(launch: argparse.ArgumentParser) -> None:
     group.add_argument("--pool", metavar="URL", help="SQLite file or database URL (the proxy's)")
     group.add_argument("--model", metavar="DIR", help="initial weights, a Hugging Face directory (the proxy's)")
     group.add_argument("--engine", action="append", metavar="URL", help="push to this engine; repeatable (the proxy's)")
-    group.add_argument("--output", metavar="DIR", help="checkpoints and exported models (runs/<run>-trainer)")
+    group.add_argument("--output", metavar="DIR", help="checkpoints and exported models (runs/<run>-policy)")
     launch.add_argument("--run", metavar="NAME", help=f"the run to train on ({RUN}, or the file's)")
 
 
@@ -67,7 +67,7 @@ def settings_file(given: argparse.Namespace) -> Path:
         "pool": absolute(given.pool or proxy.pool, here),
         "run": run,
         "model": absolute(given.model or proxy.model_directory, here),
-        "output": absolute(given.output or f"runs/{run}-trainer", here),
+        "output": absolute(given.output or f"runs/{run}-policy", here),
         "push": {"engines": given.engine or [replica.url for replica in proxy.replicas]},
     }
     for key in ("pool", "model"):
