@@ -1,1 +1,1 @@
-"""One module per API dialect: parses its requests, writes its answers. No recording, no tokens."""
+"""One module per API dialect, which reads requests and writes answers. Token ids and recording live elsewhere."""

@@ -1,8 +1,8 @@
-"""Anthropic Messages: reading the request, writing the answer, its events and its errors.
+"""Anthropic Messages: reads the request, writes the answer, its events and its errors.
 
-Refused with a sentence: images and documents, hosted tools, edits of the context, prefilled answers. Accepted without
-an effect: cache_control (the engine caches every prefix) and, named in the answer's header, a thinking budget and an
-effort. Other unknown fields are ignored, as agents send many.
+Refused with a sentence: images and documents, hosted tools, edits of the context, prefilled answers. Without effect:
+cache_control (the engine caches every prefix), and a thinking budget and an effort, which the answer's header names.
+Undocumented fields are ignored, as agents send many.
 """
 
 import uuid
@@ -27,7 +27,7 @@ from proxy.parsing.turn_parser import Piece, Reasoning, Text
 
 PROMPT, CHOICES = "messages", ""
 SIGNATURE = "blackforge"
-"""Thinking goes back and forth in the clear; clients want a signature all the same."""
+"""The signature of thinking blocks. Thinking is sent in the clear, but clients require a signature."""
 ROLES = ("user", "assistant", "system")
 STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 KINDS = {
@@ -108,19 +108,19 @@ _decode = msgspec.json.Decoder(_Request).decode
 
 
 def read(body: bytes, path: str) -> Call:
-    """The request as a call; CallError (400) names the field that is wrong or not supported."""
+    """Read the request as a call; CallError 400 names the field that is wrong or not supported."""
     try:
         request = _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise unreadable("a messages request", error) from error
     _check(request)
     system = [{"role": "system", "content": _joined(request.system, "system", "\n\n")}] if request.system else []
-    said = [m for i, message in enumerate(request.messages) for m in _messages(message, f"messages[{i}]")]
+    messages = [m for i, message in enumerate(request.messages) for m in _messages(message, f"messages[{i}]")]
     without_tools = request.tool_choice is not None and request.tool_choice.type == "none"
     tools = () if without_tools else tuple(_tool(tool, i) for i, tool in enumerate(request.tools or ()))
     return Call(
         model=request.model,
-        messages=(*system, *said),
+        messages=(*system, *messages),
         tools=tools,
         constraint=_constraint(request, tools),
         max_new_tokens=request.max_tokens,
@@ -136,19 +136,28 @@ def _check(request: _Request) -> None:
     if not request.messages:
         refuse("messages", "is empty; send at least one message")
     if request.messages[-1].role == "assistant":
-        refuse(f"messages[{len(request.messages) - 1}].role", "is 'assistant'; prefilled answers are not served")
+        refuse(
+            f"messages[{len(request.messages) - 1}].role",
+            "is 'assistant', and prefilled answers are not served; end with a user message",
+        )
     at_least_one({"max_tokens": request.max_tokens})
     choice = request.tool_choice
     if choice is not None and choice.type not in ("auto", "none", "any", "tool"):
         refuse("tool_choice", f"is {choice.type!r}; use 'auto', 'none', 'any' or 'tool'")
     if choice is not None and choice.disable_parallel_tool_use and request.tools:
-        refuse("tool_choice.disable_parallel_tool_use", "is not served: the model decides how many calls it makes")
+        refuse(
+            "tool_choice.disable_parallel_tool_use",
+            "is not served, as the model decides how many calls it makes; leave it out",
+        )
     if request.thinking is not None and request.thinking.type not in ("enabled", "adaptive", "disabled"):
         refuse("thinking.type", f"is {request.thinking.type!r}; use 'enabled', 'adaptive' or 'disabled'")
     refuse_any({"mcp_servers": request.mcp_servers, "container": request.container})
     for i, edit in enumerate((request.context_management or {}).get("edits") or ()):
         if not isinstance(edit, dict) or edit.get("keep") != "all":
-            refuse(f"context_management.edits[{i}]", "would change the history here; agents must send what they mean")
+            refuse(
+                f"context_management.edits[{i}]",
+                "would change the history in the proxy, which is not served; send the history as it should be",
+            )
 
 
 def _constraint(request: _Request, tools: Sequence[dict[str, Any]]) -> Constraint | None:
@@ -157,7 +166,7 @@ def _constraint(request: _Request, tools: Sequence[dict[str, Any]]) -> Constrain
         return call_constraint("tool_choice", [choice.name] if choice.type == "tool" else [], tools)
     form = (request.output_config and request.output_config.format) or request.output_format
     if form and form.get("type") != "json_schema":
-        refuse("output_config.format", f"is of type {form.get('type')!r}; 'json_schema' is served")
+        refuse("output_config.format", f"is of type {form.get('type')!r}; use 'json_schema'")
     return answer_constraint("output_config.format.schema", form.get("schema"), tools) if form else None
 
 
@@ -169,29 +178,32 @@ def _ignored(request: _Request) -> tuple[str, ...]:
 
 def _tool(tool: _Tool, index: int) -> dict[str, Any]:
     if tool.type not in (None, "custom"):
-        refuse(f"tools[{index}]", f"is of type {tool.type!r}; hosted tools are not served")
+        refuse(
+            f"tools[{index}]",
+            f"is of type {tool.type!r}, and hosted tools are not served; send tools with an input_schema",
+        )
     if not tool.name or tool.input_schema is None:
-        refuse(f"tools[{index}]", "lacks a name or an input_schema")
+        refuse(f"tools[{index}]", "lacks a name or an input_schema; send both")
     return tool_definition(tool.name, tool.description, tool.input_schema)
 
 
 def _messages(message: _Message, where: str) -> list[dict[str, Any]]:
-    """One message of theirs as messages of ours: each tool result is one of its own."""
+    """One Anthropic message as messages for the template. Each tool result becomes a message."""
     if message.role not in ROLES:
         refuse(f"{where}.role", f"is {message.role!r}; use one of {', '.join(ROLES)}")
     if message.role == "assistant":
         return [_assistant(message.content, f"{where}.content")]
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
-    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     texts: list[_Block] = []
     for j, block in enumerate(message.content):
         if block.type == "tool_result":
-            found.append(_result(block, f"{where}.content[{j}].content"))
+            results.append(_result(block, f"{where}.content[{j}].content"))
         else:
             texts.append(_text_only(block, f"{where}.content[{j}]"))
     text = "\n\n".join(block.text for block in texts)
-    return [*found, {"role": message.role, "content": text}] if texts or not found else found
+    return [*results, {"role": message.role, "content": text}] if texts or not results else results
 
 
 def _result(block: _Block, where: str) -> dict[str, Any]:
@@ -221,7 +233,7 @@ def _joined(content: str | list[_Block], where: str, glue: str) -> str:
 
 def _text_only(block: _Block, where: str) -> _Block:
     if block.type != "text":
-        refuse(where, f"is of type {block.type!r}; only text, thinking, tool_use and tool_result are served")
+        refuse(where, f"is of type {block.type!r}; use text, thinking, tool_use or tool_result")
     return block
 
 
@@ -229,20 +241,20 @@ def _text_only(block: _Block, where: str) -> _Block:
 
 
 def reply(call: Call, answer: Reply, *_: Reply) -> bytes:
-    """The whole answer of a call that is not streamed."""
+    """Write the answer of a call that is not streamed."""
     content: list[dict[str, Any]] = []
     if answer.reasoning:
         content.append({"type": "thinking", "thinking": answer.reasoning, "signature": SIGNATURE})
     if answer.content:
         content.append({"type": "text", "text": answer.content})
-    for made in answer.tool_calls:
-        raw = msgspec.Raw(made.arguments.encode())
-        content.append({"type": "tool_use", "id": made.id, "name": made.name, "input": raw})
+    for item in answer.tool_calls:
+        arguments = msgspec.Raw(item.arguments.encode())
+        content.append({"type": "tool_use", "id": item.id, "name": item.name, "input": arguments})
     return msgspec.json.encode({**_envelope(call), "content": content, **_stop(answer), "usage": _usage(answer)})
 
 
 class AnthropicEvents:
-    """The events of one streamed answer."""
+    """Writes the events of one streamed answer."""
 
     def __init__(self, call: Call, prompt_tokens: int):
         self._call = call
@@ -257,7 +269,6 @@ class AnthropicEvents:
         return named_event({"type": "message_start", "message": message}) + named_event({"type": "ping"})
 
     def deltas(self, pieces: Sequence[Piece], choice: int = 0) -> bytes:
-        """Text and reasoning may leave at once; tool calls wait for the closing."""
         return b"".join(
             self._inside(type(piece)) + self._delta(piece.text)
             for piece in pieces
@@ -265,11 +276,10 @@ class AnthropicEvents:
         )
 
     def closing(self, answer: Reply, *_: Reply) -> bytes:
-        """The tool calls, the stop reason, the usage and the end: only after the row is committed."""
         events = [self._end()]
-        for made in answer.tool_calls:
-            block = {"type": "tool_use", "id": made.id, "name": made.name, "input": {}}
-            delta = {"type": "input_json_delta", "partial_json": made.arguments}
+        for call in answer.tool_calls:
+            block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+            delta = {"type": "input_json_delta", "partial_json": call.arguments}
             events += [self._start(block), self._event("delta", delta=delta), self._event("stop")]
         events.append(named_event({"type": "message_delta", "delta": _stop(answer), "usage": _usage(answer)}))
         return b"".join([*events, named_event({"type": "message_stop"})])
@@ -278,7 +288,7 @@ class AnthropicEvents:
         return named_event(error(problem))
 
     def keepalive(self) -> bytes:
-        """Empty deltas where a block is open: some clients do not count pings as a sign of life."""
+        """Inside a block, an empty delta, since some clients wait for content and do not count pings."""
         return named_event({"type": "ping"}) if self._open is None else self._delta("")
 
     def _inside(self, kind: type) -> bytes:
@@ -312,7 +322,7 @@ events = AnthropicEvents
 
 
 def error(problem: CallError) -> dict[str, Any]:
-    """An error in Anthropic's form; an overflow in the words that make its clients compact."""
+    """The error in Anthropic's format. An overflow has the words on which its clients compact their history."""
     message = str(problem)
     if isinstance(problem, ContextOverflow):
         message = f"prompt is too long: {problem.length} tokens > {problem.limit} maximum"
@@ -323,7 +333,7 @@ def error(problem: CallError) -> dict[str, Any]:
 
 
 def count(tokens: int) -> bytes:
-    """The answer of count_tokens."""
+    """Write the answer of count_tokens."""
     return msgspec.json.encode({"input_tokens": tokens})
 
 

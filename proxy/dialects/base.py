@@ -1,6 +1,6 @@
-"""What the handler needs of a dialect, and what several dialects write alike.
+"""The interface of a dialect, and what several dialects share.
 
-A dialect is a module. Its functions, in this order: read, then reply, Stream and error; some can count a prompt too.
+A dialect is a module with these functions, in this order: read, reply, events, error; some have count, too.
 """
 
 import base64
@@ -29,22 +29,22 @@ SAMPLING_FIELDS = (
 
 
 class EventStream(Protocol):
-    """The events of one streamed answer, as bytes to send."""
+    """Writes the events of one streamed answer, as bytes to send."""
 
     def opening(self) -> bytes:
-        """What comes before everything else."""
+        """The events before any text."""
 
     def deltas(self, pieces: Sequence[Piece], choice: int = 0) -> bytes:
-        """Text and reasoning of one answer, which may leave at once; tool calls wait for the closing."""
+        """Text and reasoning of one answer, which may leave at once. Tool calls are left to `closing`."""
 
     def closing(self, answer: Reply, *others: Reply) -> bytes:
-        """What a client can act on: only after the rows are committed."""
+        """What a client can act on: tool calls and finish reasons. To be sent only after the rows are committed."""
 
     def failure(self, problem: CallError) -> bytes:
         """An error after the stream has begun."""
 
     def keepalive(self) -> bytes:
-        """What says nothing but keeps the client waiting; may be empty."""
+        """An event without content that keeps the client waiting; may be empty."""
 
 
 class Dialect(Protocol):
@@ -56,52 +56,54 @@ class Dialect(Protocol):
 
     @property
     def CHOICES(self) -> str:
-        """The field that says how many answers are wanted; empty where the dialect knows none."""
+        """The field with the number of answers; empty where the dialect has none."""
 
     def read(self, body: bytes, path: str) -> Call:
-        """The request (path with query) as a call; CallError (400) names the field that is wrong or not supported."""
+        """Read the request (`path` has its query) as a call; CallError 400 names the field that is wrong."""
 
     def reply(self, call: Call, answer: Reply, *others: Reply) -> bytes:
-        """All answers of a call that is not streamed; where a dialect knows one, `others` are none."""
+        """Write all answers of a call that is not streamed. `others` is empty in dialects with one answer."""
 
     def events(self, call: Call, prompt_tokens: int) -> EventStream:
-        """The events of one streamed answer."""
+        """Make the writer of the events of a streamed call."""
 
     def error(self, problem: CallError) -> dict[str, Any]:
-        """An error in the dialect's form."""
+        """The error in the dialect's format."""
 
 
 class CountingDialect(Dialect, Protocol):
-    """A dialect that can be asked how long a prompt is."""
+    """A dialect with a request that asks for the length of a prompt."""
 
     def count(self, tokens: int) -> bytes:
-        """The answer to that."""
+        """Write the answer to it."""
 
 
 def refuse(field: str, rule: str) -> NoReturn:
+    """Raise CallError 400 for a field. `rule` continues its name: what it is, and what to send instead."""
     raise CallError(400, "invalid_request", f"{field} {rule}", field)
 
 
 def refuse_any(fields: dict[str, Any], why: str = "is not served; leave it out") -> None:
-    """Refuse the first of these fields that says anything."""
+    """Refuse the first of these fields that is set."""
     for name, value in fields.items():
         if value:
             refuse(name, why)
 
 
 def at_least_one(limits: dict[str, int | None]) -> None:
-    """Refuse the first of these limits on sampled tokens that leaves no room."""
+    """Refuse the first of these token limits that is below 1."""
     for name, limit in limits.items():
         if limit is not None and limit < 1:
             refuse(name, f"is {limit}; ask for at least 1 token")
 
 
 def unreadable(what: str, error: Exception) -> CallError:
+    """The error for a body that cannot be decoded as `what`, with its article."""
     return CallError(400, "invalid_request", f"the body is not {what}: {error}")
 
 
 def parsed_arguments(arguments: str) -> Any:
-    """Tool-call arguments as chat templates want them: an object, or the text where it is none."""
+    """Tool-call arguments in the chat template's form: an object, or the text where it is not one."""
     try:
         value = msgspec.json.decode(arguments or "{}")
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
@@ -110,28 +112,28 @@ def parsed_arguments(arguments: str) -> Any:
 
 
 def tool_definition(name: str, description: str | None, parameters: Any) -> dict[str, Any]:
-    """A tool as chat templates want it."""
+    """A tool in the chat template's form."""
     described = {"description": description} if description else {}
     return {"type": "function", "function": {"name": name, **described, "parameters": parameters}}
 
 
 def tool_call(id: str, name: str, arguments: Any) -> dict[str, Any]:
-    """A tool call of the history as chat templates want it."""
+    """A tool call of the history in the chat template's form."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def effort_options(asked: str | None) -> dict[str, Any]:
-    """A reasoning effort as arguments for the chat template; templates that know none of them ignore them."""
+    """A reasoning effort as arguments of the chat template. Templates without such arguments ignore them."""
     return {"enable_thinking": False} if asked == "none" else without_nones({"reasoning_effort": asked})
 
 
 def sealed(reasoning: str) -> str:
-    """Reasoning for the opaque field that clients return unread."""
+    """Encode reasoning for an opaque field, which clients send back unread."""
     return base64.b64encode(SEAL + reasoning.encode()).decode()
 
 
 def unsealed(field: str | None) -> str:
-    """The reasoning in a field that is ours; nothing in one of another provider."""
+    """Decode reasoning from an opaque field; empty where another provider wrote the field."""
     try:
         carried = base64.b64decode(field or "", validate=True)
         return carried.removeprefix(SEAL).decode() if carried.startswith(SEAL) else ""
@@ -140,6 +142,7 @@ def unsealed(field: str | None) -> str:
 
 
 def without_nones(values: dict[str, Any]) -> dict[str, Any]:
+    """The values that are not None."""
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -154,13 +157,14 @@ def named_event(value: dict[str, Any]) -> bytes:
 
 
 def openai_error(problem: CallError) -> dict[str, Any]:
+    """The error in OpenAI's format."""
     kind = "invalid_request_error" if problem.status < 500 else "server_error"
     kind = "rate_limit_error" if problem.status == 429 else kind
     return {"error": {"message": str(problem), "type": kind, "param": problem.param, "code": problem.code}}
 
 
 def usage(answer: Reply, *others: Reply) -> dict[str, Any]:
-    """The tokens of a prompt and its answers in the form of the older OpenAI dialects."""
+    """Token counts of a prompt and its answers, as chat and text completions write them."""
     sampled = sum(each.sampled_tokens for each in (answer, *others))
     return {
         "prompt_tokens": answer.prompt_tokens,

@@ -1,7 +1,7 @@
-"""OpenAI chat completions: reading the request, writing the answer, its events and its errors.
+"""OpenAI chat completions: reads the request, writes the answer, its events and its errors.
 
-Refused with a sentence instead of silently ignored: images and audio, logit_bias, logprobs, the old `functions`.
-Fields that nobody documents are ignored, as agents send many.
+Refused with a sentence: images and audio, logit_bias, logprobs, the old `functions`. Undocumented fields are ignored,
+as agents send many.
 """
 
 import time
@@ -22,6 +22,7 @@ from proxy.dialects.base import (
     openai_error,
     parsed_arguments,
     refuse,
+    refuse_any,
     unreadable,
     usage,
 )
@@ -32,7 +33,7 @@ PROMPT, CHOICES = "messages", "n"
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 NAMES: dict[type, str] = {Text: "content", Reasoning: "reasoning_content"}
 OWN_VARIABLES = {"messages", "tools", "documents", "self"}
-"""What the template is given anyway, so that no client can set it."""
+"""Template variables that the proxy sets itself, so that no client may."""
 
 
 class _Part(msgspec.Struct):
@@ -98,7 +99,7 @@ _decode = msgspec.json.Decoder(_Request).decode
 
 
 def read(body: bytes, path: str) -> Call:
-    """The request as a call; CallError (400) names the field that is wrong or not supported."""
+    """Read the request as a call; CallError 400 names the field that is wrong or not supported."""
     try:
         request = _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -127,18 +128,16 @@ def read(body: bytes, path: str) -> Call:
 def _check(request: _Request) -> None:
     if not request.messages:
         refuse("messages", "is empty; send at least one message")
-    for name, value in (("logit_bias", request.logit_bias), ("functions", request.functions)):
-        if value:
-            refuse(name, "is not served; leave it out")
+    refuse_any({"logit_bias": request.logit_bias, "functions": request.functions})
     if request.logprobs:
         refuse("logprobs", "are recorded in the pool, not returned; leave it out")
     at_least_one({"max_tokens": request.max_tokens, "max_completion_tokens": request.max_completion_tokens})
     for name in OWN_VARIABLES & (request.chat_template_kwargs or {}).keys():
-        refuse("chat_template_kwargs", f"sets {name!r}, which the request itself gives; leave it out")
+        refuse("chat_template_kwargs", f"sets {name!r}, which the request sets in another field; leave it out")
     for i, tool in enumerate(request.tools or ()):
         function = tool.get("function")
         if tool.get("type") != "function" or not isinstance(function, dict) or not function.get("name"):
-            refuse(f"tools[{i}]", "is not of the form {'type': 'function', 'function': {'name': ...}}")
+            refuse(f"tools[{i}]", "is not a function with a name; send {'type': 'function', 'function': {'name': ...}}")
 
 
 def _message(message: _Message, index: int) -> dict[str, Any]:
@@ -162,7 +161,7 @@ def _text(message: _Message, index: int) -> str:
         return message.content or ""
     for j, part in enumerate(message.content):
         if part.type not in ("text", "input_text", "output_text") or part.text is None:
-            refuse(f"messages[{index}].content[{j}]", f"is of type {part.type!r}; only text is served")
+            refuse(f"messages[{index}].content[{j}]", f"is of type {part.type!r}; send text only")
     return "".join(part.text or "" for part in message.content)
 
 
@@ -176,7 +175,7 @@ def _tool_call(call: _ToolCall) -> dict[str, Any]:
 
 
 def reply(call: Call, answer: Reply, *others: Reply) -> bytes:
-    """All answers of a call that is not streamed."""
+    """Write all answers of a call that is not streamed."""
     choices = [
         {"index": i, "message": each.message(), "logprobs": None, "finish_reason": each.finish_reason}
         for i, each in enumerate((answer, *others))
@@ -186,20 +185,19 @@ def reply(call: Call, answer: Reply, *others: Reply) -> bytes:
 
 
 class ChatEvents:
-    """The events of one streamed answer."""
+    """Writes the events of one streamed answer."""
 
     def __init__(self, call: Call, prompt_tokens: int):
         self._call = call
         created = int(time.time())
         self._envelope = {"id": _id(), "object": "chat.completion.chunk", "created": created, "model": call.model}
-        # Events come one per token and differ in their delta only, so what stands around it is written once.
+        # There is one event per token, and events differ in their delta only, so the rest is encoded once.
         self._before = b"data: " + msgspec.json.encode(self._envelope)[:-1] + b',"choices":[{"index":'
 
     def opening(self) -> bytes:
         return b"".join(self._event(i, {"role": "assistant", "content": ""}) for i in range(self._call.choices))
 
     def deltas(self, pieces: Sequence[Piece], choice: int = 0) -> bytes:
-        """Text and reasoning may leave at once; tool calls wait for the closing."""
         return b"".join(
             self._event(choice, {NAMES[type(piece)]: piece.text})
             for piece in pieces
@@ -207,7 +205,6 @@ class ChatEvents:
         )
 
     def closing(self, answer: Reply, *others: Reply) -> bytes:
-        """The tool calls, the finish reasons, the usage and the end: only after the rows are committed."""
         events = [event for i, each in enumerate((answer, *others)) for event in self._ends(i, each)]
         if self._call.include_usage:
             events.append(data_event({**self._envelope, "choices": [], "usage": usage(answer, *others)}))

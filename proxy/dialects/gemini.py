@@ -1,10 +1,10 @@
-"""Gemini generateContent and streamGenerateContent: reading the request, writing the answer, its events and its errors.
+"""Gemini generateContent and streamGenerateContent: reads the request, writes the answer, its events and its errors.
 
-The path names model and method. Reasoning comes as thought parts where the client asks for them, and always in the
-thought signature of the part behind it, which clients send back.
-Refused with a sentence: images and files, hosted tools, cached content, and every field that is not
-Google's (also its snake_case spelling). Accepted without an effect, but named in the answer's header: safety settings,
-since nothing filters here, a seed and a thinking budget.
+The path names model and method. Reasoning is sent as thought parts where the client asks for them, and always in the
+thought signature of the next part, which clients send back.
+Refused with a sentence: images and files, hosted tools, cached content, and every field that is not Google's (also its
+snake_case spelling). Without effect, and named in the answer's header: safety settings, since nothing filters here, a
+seed and a thinking budget.
 """
 
 import uuid
@@ -141,7 +141,7 @@ _decode = msgspec.json.Decoder(_Request).decode
 
 
 def read(body: bytes, path: str) -> Call:
-    """The request as a call; CallError (400) names the field that is wrong or not supported."""
+    """Read the request as a call; CallError 400 names the field that is wrong or not supported."""
     try:
         request = _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -169,11 +169,11 @@ def read(body: bytes, path: str) -> Call:
 
 
 def _target(path: str) -> tuple[str, str]:
-    """Model and method."""
+    """The model and the method that the path names."""
     target, _, query = path.partition("?")
     model, _, method = unquote(target).rpartition("/models/")[2].rpartition(":")
     if method == STREAMED and parse_qs(query).get("alt") != ["sse"]:
-        refuse("alt", "is not 'sse'; streams are served as server-sent events only")
+        refuse("alt", "is not 'sse', and streams are server-sent events; send alt=sse")
     return model, method
 
 
@@ -184,18 +184,19 @@ def _check(request: _Request, config: _GenerationConfig) -> None:
     if config.responseMimeType not in (None, "text/plain", JSON):
         refuse("generationConfig.responseMimeType", f"is {config.responseMimeType!r}; use 'text/plain' or {JSON!r}")
     if any(modality != "TEXT" for modality in config.responseModalities or ()):
-        refuse("generationConfig.responseModalities", f"is {config.responseModalities}; only TEXT is served")
+        refuse("generationConfig.responseModalities", f"is {config.responseModalities}; send TEXT only")
     for name in ("speechConfig", "imageConfig"):
         refuse_any({f"generationConfig.{name}": msgspec.structs.asdict(config)[name]})
     for name in ("responseLogprobs", "logprobs"):
         refuse_any(
-            {f"generationConfig.{name}": msgspec.structs.asdict(config)[name]}, "are recorded in the pool, not returned"
+            {f"generationConfig.{name}": msgspec.structs.asdict(config)[name]},
+            "are recorded in the pool, not returned; leave it out",
         )
     if config.maxOutputTokens is not None and config.maxOutputTokens < 1:
         refuse("generationConfig.maxOutputTokens", f"is {config.maxOutputTokens}; ask for at least 1 token")
     calling = (request.toolConfig and request.toolConfig.functionCallingConfig) or _CallingConfig()
     if calling.mode not in ("AUTO", "NONE", "ANY", "MODE_UNSPECIFIED"):
-        refuse("toolConfig.functionCallingConfig.mode", f"is {calling.mode!r}; 'AUTO', 'ANY' and 'NONE' are served")
+        refuse("toolConfig.functionCallingConfig.mode", f"is {calling.mode!r}; use 'AUTO', 'ANY' or 'NONE'")
 
 
 def _constraint(request: _Request, config: _GenerationConfig, tools: Sequence[dict[str, Any]]) -> Constraint | None:
@@ -204,7 +205,7 @@ def _constraint(request: _Request, config: _GenerationConfig, tools: Sequence[di
         where = "toolConfig.functionCallingConfig"
         return replace(call_constraint(where, calling.allowedFunctionNames or [], tools), once=False)
     schemas = {"responseJsonSchema": config.responseJsonSchema, "responseSchema": _json_schema(config.responseSchema)}
-    field, schema = next(((name, found) for name, found in schemas.items() if found is not None), ("", None))
+    field, schema = next(((name, value) for name, value in schemas.items() if value is not None), ("", None))
     if config.responseMimeType != JSON:
         if field:
             refuse(f"generationConfig.{field}", f"needs responseMimeType {JSON!r}; set it")
@@ -239,19 +240,19 @@ def _ignored(request: _Request, config: _GenerationConfig, thinking: _ThinkingCo
 
 
 def _tools(request: _Request) -> list[dict[str, Any]]:
-    found = []
+    tools = []
     for i, tool in enumerate(request.tools or ()):
         if tool.functionDeclarations is None:
-            refuse(f"tools[{i}]", "has no functionDeclarations; hosted tools are not served")
+            refuse(f"tools[{i}]", "has no functionDeclarations, and hosted tools are not served; declare functions")
         for declared in tool.functionDeclarations:
             schema = declared.parametersJsonSchema or _json_schema(declared.parameters or {"type": "object"})
-            found.append(tool_definition(declared.name, declared.description, schema))
+            tools.append(tool_definition(declared.name, declared.description, schema))
     calling = request.toolConfig and request.toolConfig.functionCallingConfig
-    return [] if calling and calling.mode == "NONE" else found
+    return [] if calling and calling.mode == "NONE" else tools
 
 
 def _json_schema(schema: Any, names: bool = False) -> Any:
-    """Google's schema as JSON schema: type names in lower case. `names`: the keys are the properties' own."""
+    """Google's schema as JSON schema, with type names in lower case. `names`: the keys are names of properties."""
     if isinstance(schema, list):
         return [_json_schema(value) for value in schema]
     if not isinstance(schema, dict):
@@ -272,20 +273,20 @@ def _system(instruction: _Content | str | None) -> list[dict[str, Any]]:
 
 
 def _messages(contents: list[_Content]) -> list[dict[str, Any]]:
-    """Contents as messages: each function response is one of its own."""
-    found: list[dict[str, Any]] = []
+    """Contents as messages. Each function response becomes a message."""
+    messages: list[dict[str, Any]] = []
     for i, content in enumerate(contents):
         if content.role == "model":
-            found.append(_assistant(content, f"contents[{i}]"))
+            messages.append(_assistant(content, f"contents[{i}]"))
             continue
         if content.role not in ("user", "function"):
             refuse(f"contents[{i}].role", f"is {content.role!r}; use 'user' or 'model'")
         texts = [part for part in content.parts if part.functionResponse is None]
         results = [part.functionResponse for part in content.parts if part.functionResponse is not None]
-        found += [_result(result, f"contents[{i}]") for result in results]
+        messages += [_result(result, f"contents[{i}]") for result in results]
         if texts or not results:
-            found.append({"role": "user", "content": _text(texts, f"contents[{i}]", "\n\n")})
-    return found
+            messages.append({"role": "user", "content": _text(texts, f"contents[{i}]", "\n\n")})
+    return messages
 
 
 def _result(result: _FunctionResponse, where: str) -> dict[str, Any]:
@@ -300,8 +301,8 @@ def _assistant(content: _Content, where: str) -> dict[str, Any]:
     thoughts = "".join(part.text or "" for part in content.parts if part.thought)
     signed = [unsealed(part.thoughtSignature) for part in content.parts if part.thoughtSignature]
     calls = [part.functionCall for part in content.parts if part.functionCall is not None]
-    said = [part for part in content.parts if not part.thought and part.functionCall is None]
-    values: dict[str, Any] = {"role": "assistant", "content": _text(said, where, "")}
+    texts = [part for part in content.parts if not part.thought and part.functionCall is None]
+    values: dict[str, Any] = {"role": "assistant", "content": _text(texts, where, "")}
     if thoughts or any(signed):
         values["reasoning_content"] = thoughts or "".join(signed)
     if calls:
@@ -312,7 +313,7 @@ def _assistant(content: _Content, where: str) -> dict[str, Any]:
 def _text(parts: list[_Part], where: str, glue: str) -> str:
     for j, part in enumerate(parts):
         if part.text is None and part.thoughtSignature is None:
-            refuse(f"{where}.parts[{j}]", "holds neither text nor a function call or response; only those are served")
+            refuse(f"{where}.parts[{j}]", "has no text, function call or function response; send one of these")
     return glue.join(part.text for part in parts if part.text)
 
 
@@ -320,7 +321,7 @@ def _text(parts: list[_Part], where: str, glue: str) -> str:
 
 
 def reply(call: Call, answer: Reply, *others: Reply) -> bytes:
-    """All answers of a call that is not streamed."""
+    """Write all answers of a call that is not streamed."""
     parts = []
     for each in (answer, *others):
         thoughts = [{"text": each.reasoning, "thought": True}] if each.reasoning and call.echo["thoughts"] else []
@@ -330,7 +331,7 @@ def reply(call: Call, answer: Reply, *others: Reply) -> bytes:
 
 
 class GeminiEvents:
-    """The events of one streamed answer."""
+    """Writes the events of one streamed answer."""
 
     def __init__(self, call: Call, prompt_tokens: int):
         self._call = call
@@ -340,7 +341,6 @@ class GeminiEvents:
         return b""
 
     def deltas(self, pieces: Sequence[Piece], choice: int = 0) -> bytes:
-        """Text and reasoning may leave at once; function calls wait for the closing."""
         parts: list[dict[str, Any]] = [{"text": piece.text} for piece in pieces if isinstance(piece, Text)]
         if self._call.echo["thoughts"]:
             parts = [
@@ -351,7 +351,6 @@ class GeminiEvents:
         return data_event(_chunk(self._call, self._id, [_candidate(choice, parts)])) if parts else b""
 
     def closing(self, answer: Reply, *others: Reply) -> bytes:
-        """The function calls, the finish reasons and the usage: only after the rows are committed."""
         answers = [answer, *others]
         return data_event(_last(self._call, answers, self._id, [_signed(each, []) for each in answers]))
 
@@ -359,7 +358,7 @@ class GeminiEvents:
         return data_event(error(problem))
 
     def keepalive(self) -> bytes:
-        """Nothing: comments break Google's clients, which wait once they have the headers."""
+        """Nothing: comments break Google's clients, and once they have the headers they wait."""
         return b""
 
 
@@ -367,7 +366,7 @@ events = GeminiEvents
 
 
 def error(problem: CallError) -> dict[str, Any]:
-    """An error in Google's form."""
+    """The error in Google's format."""
     message = str(problem)
     if isinstance(problem, ContextOverflow):
         message = (
@@ -377,7 +376,7 @@ def error(problem: CallError) -> dict[str, Any]:
 
 
 def count(tokens: int) -> bytes:
-    """The answer of countTokens."""
+    """Write the answer of countTokens."""
     return msgspec.json.encode({"totalTokens": tokens})
 
 
@@ -391,7 +390,7 @@ def _last(call: Call, answers: list[Reply], id: str, parts: list[list[dict[str, 
 
 
 def _signed(answer: Reply, text: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Text and function calls, the reasoning in the signature of the first call, else of the last text."""
+    """Text and function calls, with the reasoning in the signature of the first call, or else of the last text."""
     calls: list[dict[str, Any]] = [
         {"functionCall": {"id": call.id, "name": call.name, "args": msgspec.Raw(call.arguments.encode())}}
         for call in answer.tool_calls

@@ -1,10 +1,11 @@
-"""OpenAI Responses: reading the request, writing the answer, its events and its errors.
+"""OpenAI Responses: reads the request, writes the answer, its events and its errors.
 
-Namespaced tools reach the model as `namespace__name`; a custom tool as a function with one string `input`, and its
-grammar as a part of its description. Reasoning comes as reasoning text, and once more in `encrypted_content` where the
-client asks for that, since some clients send nothing else of it back.
-Refused with a sentence: stored responses and what refers to them, hosted tools, images, files. Without an effect, but
-named in the answer's header: web_search, which codex offers always, and a summary or verbosity. Others are ignored.
+The model sees a namespaced tool as `namespace__name`, and a custom tool as a function with one string `input`, whose
+grammar is part of the description. Reasoning is sent as reasoning text, and also in `encrypted_content` where the
+client asks for that, since some clients send only this field back.
+Refused with a sentence: stored responses and what refers to them, hosted tools, images, files. Without effect, and
+named in the answer's header: web_search, which codex always offers, and a summary or verbosity. Undocumented fields are
+ignored.
 """
 
 import time
@@ -69,7 +70,7 @@ class _Tool(msgspec.Struct, omit_defaults=True):
 
 
 class _Wishes(msgspec.Struct):
-    """Of `reasoning` the first two, of `text` the others."""
+    """The fields of `reasoning` (effort and summary) and of `text` (format and verbosity)."""
 
     effort: str | None = None
     summary: str | None = None
@@ -109,15 +110,15 @@ _decode = msgspec.json.Decoder(_Request).decode
 
 
 def read(body: bytes, path: str) -> Call:
-    """The request as a call; CallError (400) names the field that is wrong or not supported."""
+    """Read the request as a call; CallError 400 names the field that is wrong or not supported."""
     try:
         request = _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise unreadable("a responses request", error) from error
     _check(request)
     system = [{"role": "system", "content": request.instructions}] if request.instructions else []
-    found = dict(_tools(request.tools or (), "tools"))
-    tools = () if request.tool_choice == "none" else tuple(tool for tool, _ in found.values())
+    known = dict(_tools(request.tools or (), "tools"))
+    tools = () if request.tool_choice == "none" else tuple(tool for tool, _ in known.values())
     return Call(
         model=request.model,
         messages=(*system, *_messages(request.input)),
@@ -129,7 +130,7 @@ def read(body: bytes, path: str) -> Call:
         sampling=without_nones({"temperature": request.temperature, "top_p": request.top_p}),
         stream=bool(request.stream),
         options=effort_options(request.reasoning.effort if request.reasoning else None),
-        echo={**_echo(request), "names": {name: origin for name, (_, origin) in found.items()}},
+        echo={**_echo(request), "names": {name: origin for name, (_, origin) in known.items()}},
         ignored=_ignored(request),
     )
 
@@ -137,18 +138,21 @@ def read(body: bytes, path: str) -> Call:
 def _check(request: _Request) -> None:
     if not request.input:
         refuse("input", "is empty; send at least one item")
-    stored = "refers to something stored, and responses are not stored; send the whole input"
+    stored = "refers to a stored response, and responses are not stored; send the whole input"
     refuse_any({"previous_response_id": request.previous_response_id, "conversation": request.conversation}, stored)
     refuse_any({"store": request.store}, "is true, and responses are not stored; send store false")
     refuse_any({"background": request.background, "prompt": request.prompt})
     refuse_any({"top_logprobs": request.top_logprobs, "max_tool_calls": request.max_tool_calls})
     if request.truncation not in (None, "disabled"):
-        refuse("truncation", f"is {request.truncation!r}; only 'disabled' is served")
+        refuse("truncation", f"is {request.truncation!r}; use 'disabled'")
     if request.parallel_tool_calls is False and request.tools:
-        refuse("parallel_tool_calls", "is false, which is not served: the model decides how many calls it makes")
+        refuse(
+            "parallel_tool_calls",
+            "is false, which is not served, as the model decides how many calls it makes; leave it out",
+        )
     at_least_one({"max_output_tokens": request.max_output_tokens})
     if set(request.include or ()) - {ENCRYPTED}:
-        refuse("include", f"is {request.include}; only {ENCRYPTED!r} is served")
+        refuse("include", f"is {request.include}; use {ENCRYPTED!r} only")
 
 
 def _ignored(request: _Request) -> tuple[str, ...]:
@@ -161,7 +165,7 @@ def _ignored(request: _Request) -> tuple[str, ...]:
 
 
 def _echo(request: _Request) -> dict[str, Any]:
-    """What a response object says again."""
+    """The request's fields that a response object repeats."""
     return {
         "instructions": request.instructions,
         "tools": [tool for tool in request.tools or () if not tool.type.startswith("web_search")],
@@ -173,7 +177,7 @@ def _echo(request: _Request) -> dict[str, Any]:
 
 
 def _tools(tools: Sequence[_Tool], where: str, space: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """The name that the model sees -> the tool for the template, and how the dialect names a call of it."""
+    """Yield for each tool the name that the model sees, the tool for the template, and a call's type and name here."""
     for i, tool in enumerate(tools):
         if tool.type == "namespace" and tool.name and not space:
             yield from _tools(tool.tools or (), f"{where}[{i}].tools", tool.name)
@@ -181,7 +185,7 @@ def _tools(tools: Sequence[_Tool], where: str, space: str = "") -> Iterator[tupl
         if tool.type.startswith("web_search"):
             continue
         if tool.type not in ("function", "custom") or not tool.name:
-            refuse(f"{where}[{i}]", f"is of type {tool.type!r}; function and custom tools with a name are served")
+            refuse(f"{where}[{i}]", f"is of type {tool.type!r}; use function and custom tools with a name")
         name = f"{space}__{tool.name}" if space else tool.name
         origin = without_nones({"type": f"{tool.type}_call", "name": tool.name, "namespace": space or None})
         if tool.type == "function":
@@ -199,16 +203,16 @@ def _custom(name: str, tool: _Tool) -> dict[str, Any]:
 
 
 def _messages(items: str | list[_Item]) -> list[dict[str, Any]]:
-    """Items as messages: the assistant's reasoning, text and calls in a row are one turn, a second text is another."""
+    """Items as messages. Consecutive reasoning, text and calls are one turn; a second text begins another."""
     items = [_Item(role="user", content=items)] if isinstance(items, str) else items
-    found: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     for i, item in enumerate(items):
         message = _message(item, f"input[{i}]")
-        if message["role"] == "assistant" and found and _goes_on(found[-1], message):
-            _extend(found[-1], message)
+        if message["role"] == "assistant" and messages and _goes_on(messages[-1], message):
+            _extend(messages[-1], message)
         else:
-            found.append(message)
-    return found
+            messages.append(message)
+    return messages
 
 
 def _message(item: _Item, where: str) -> dict[str, Any]:
@@ -230,9 +234,9 @@ def _message(item: _Item, where: str) -> dict[str, Any]:
 
 
 def _goes_on(turn: dict[str, Any], more: dict[str, Any]) -> bool:
-    """Whether the assistant's next item is part of its turn. codex keeps the text of a reply that broke off."""
-    spoken = turn["content"] and not turn.get("tool_calls")
-    return turn["role"] == "assistant" and not (spoken and "tool_calls" not in more)
+    """Whether the assistant's next item belongs to this turn. codex keeps the text of a reply that broke off."""
+    has_text = turn["content"] and not turn.get("tool_calls")
+    return turn["role"] == "assistant" and not (has_text and "tool_calls" not in more)
 
 
 def _extend(turn: dict[str, Any], more: dict[str, Any]) -> None:
@@ -246,12 +250,12 @@ def _text(content: str | list[_Part] | None, where: str, glue: str) -> str:
     if not isinstance(content, list):
         return content or ""
     for j, other in ((j, part.type) for j, part in enumerate(content) if part.type not in TEXTS):
-        refuse(f"{where}[{j}]", f"is of type {other!r}; only text is served")
+        refuse(f"{where}[{j}]", f"is of type {other!r}; send text only")
     return glue.join(part.text for part in content)
 
 
 def _reasoning(item: _Item) -> str:
-    """The reasoning text: clients return all of it, or the encrypted content, or only a summary."""
+    """The reasoning text. Clients send back all of it, the encrypted content, or only a summary."""
     if item.content:
         return item.content if isinstance(item.content, str) else "".join(part.text for part in item.content)
     return unsealed(item.encrypted_content) or "".join(part.text for part in item.summary or ())
@@ -261,7 +265,7 @@ def _reasoning(item: _Item) -> str:
 
 
 def reply(call: Call, answer: Reply, *_: Reply) -> bytes:
-    """The whole answer of a call that is not streamed."""
+    """Write the answer of a call that is not streamed."""
     stream = ResponsesEvents(call, answer.prompt_tokens)
     stream.deltas([piece for piece in (Reasoning(answer.reasoning), Text(answer.content)) if piece.text])
     stream.closing(answer)
@@ -269,7 +273,7 @@ def reply(call: Call, answer: Reply, *_: Reply) -> bytes:
 
 
 class ResponsesEvents:
-    """The events of one streamed answer, and the response object that they add up to."""
+    """Writes the events of one streamed answer, and the response object that they add up to."""
 
     def __init__(self, call: Call, prompt_tokens: int):
         self._call = call
@@ -283,13 +287,11 @@ class ResponsesEvents:
         return self._event("created", response=self.response) + self._event("in_progress", response=self.response)
 
     def deltas(self, pieces: Sequence[Piece], choice: int = 0) -> bytes:
-        """Text and reasoning may leave at once; tool calls wait for the closing."""
         shown = (piece for piece in pieces if isinstance(piece, Text | Reasoning))
         return b"".join(self._inside(type(piece)) + self._delta(piece.text) for piece in shown)
 
     def closing(self, answer: Reply, *_: Reply) -> bytes:
-        """The end of the text, the tool calls and the whole response: only after the row is committed."""
-        events = [self._end(), *(self._tool_call(made) for made in answer.tool_calls)]
+        events = [self._end(), *(self._tool_call(call) for call in answer.tool_calls)]
         cut = {"reason": "max_output_tokens"} if answer.finish_reason == "length" else None
         status = "incomplete" if cut else "completed"
         self.response |= {"status": status, "incomplete_details": cut, "usage": _usage(answer)}
@@ -300,7 +302,7 @@ class ResponsesEvents:
         return self._event("failed", response=self.response)
 
     def keepalive(self) -> bytes:
-        """codex counts events that it can read, and no comments."""
+        """An event, since codex does not count comments as a sign of life."""
         return self._event("in_progress", response=self.response)
 
     def _inside(self, kind: type) -> bytes:
@@ -341,20 +343,20 @@ class ResponsesEvents:
             return self._part_event(f"reasoning_text.{what}", **values)
         return self._part_event(f"output_text.{what}", logprobs=[], **values)
 
-    def _tool_call(self, made: ToolCall) -> bytes:
-        origin = self._call.echo["names"].get(made.name, {"type": "function_call", "name": made.name})
-        arguments = parsed_arguments(made.arguments)
+    def _tool_call(self, call: ToolCall) -> bytes:
+        origin = self._call.echo["names"].get(call.name, {"type": "function_call", "name": call.name})
+        arguments = parsed_arguments(call.arguments)
         fits = list(arguments) == ["input"] and isinstance(arguments["input"], str)
         if origin["type"] == "custom_tool_call" and fits:
             field, text, kind = "input", arguments["input"], "custom_tool_call_input"
-        else:  # also a call of a custom tool that is not of its form: the agent shall see what was sampled
-            field, text, kind = "arguments", made.arguments, "function_call_arguments"
+        else:  # also a call of a custom tool with other arguments: the agent must see what was sampled
+            field, text, kind = "arguments", call.arguments, "function_call_arguments"
             origin = {**origin, "type": "function_call"}
-        item = {**origin, "id": _id("fc"), "call_id": made.id, field: "", "status": "in_progress"}
+        item = {**origin, "id": _id("fc"), "call_id": call.id, field: "", "status": "in_progress"}
         added = self._add(item)
         item |= {field: text, "status": "completed"}
-        told = self._item_event(f"{kind}.delta", delta=text) + self._item_event(f"{kind}.done", **{field: text})
-        return added + told + self._done()
+        deltas = self._item_event(f"{kind}.delta", delta=text) + self._item_event(f"{kind}.done", **{field: text})
+        return added + deltas + self._done()
 
     def _add(self, item: dict[str, Any]) -> bytes:
         self._output.append(item)
@@ -378,7 +380,7 @@ error = openai_error
 
 
 def _response(call: Call, output: list[dict[str, Any]]) -> dict[str, Any]:
-    said = {name: value for name, value in call.echo.items() if name not in ("names", "include")}
+    echo = {name: value for name, value in call.echo.items() if name not in ("names", "include")}
     return {
         "id": _id("resp"),
         "object": "response",
@@ -389,7 +391,7 @@ def _response(call: Call, output: list[dict[str, Any]]) -> dict[str, Any]:
         "parallel_tool_calls": True,
         "store": False,
         **dict.fromkeys(("error", "incomplete_details", "previous_response_id", "usage")),
-        **said,
+        **echo,
     }
 
 

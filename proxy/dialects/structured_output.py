@@ -1,4 +1,4 @@
-"""Answers of a prescribed form: JSON of a schema, or calls of functions. It reads what is asked and makes the grammar.
+"""Answers of a prescribed form (JSON of a schema, or calls of functions): reads the request's wish, makes the grammar.
 
 The engine's grammar holds from the first sampled token, so a prescribed answer has no reasoning. Such turns are not
 trained: a grammar changes the distribution that they are sampled from. Left out: free text around the prescribed form,
@@ -20,9 +20,9 @@ Tools = Sequence[dict[str, Any]]
 
 
 def openai_constraint(choice: Any, field: str, form: dict[str, Any] | None, tools: Tools) -> Constraint | None:
-    """What `tool_choice` and the form in `field` prescribe in chat completions and Responses, which nest differently.
+    """Read `tool_choice` and the form in `field` of chat completions and Responses, which nest them differently.
 
-    None where the answer is free; CallError 400 names the field that asks for what is not served.
+    None where the answer is free; CallError 400 names a field whose value is not served.
     """
     kind = (form or {}).get("type", "text")
     if choice == "required":
@@ -30,39 +30,39 @@ def openai_constraint(choice: Any, field: str, form: dict[str, Any] | None, tool
     if isinstance(choice, dict) and isinstance(name := _inner(choice, "function").get("name"), str):
         return call_constraint("tool_choice", [name], tools)
     if choice not in (None, "auto", "none"):
-        refuse("tool_choice", f"is {choice!r}; 'auto', 'none', 'required' and one named function are served")
+        refuse("tool_choice", f"is {choice!r}; use 'auto', 'none', 'required' or one named function")
     if kind == "json_object":
         return answer_constraint(field, ANY_OBJECT, tools)
     if kind == "json_schema":
         return answer_constraint(field, _inner(form or {}, "json_schema").get("schema"), tools)
     if kind != "text":
-        refuse(field, f"is of type {kind!r}; 'text', 'json_object' and 'json_schema' are served")
+        refuse(field, f"is of type {kind!r}; use 'text', 'json_object' or 'json_schema'")
     return None
 
 
 def _inner(value: dict[str, Any], name: str) -> dict[str, Any]:
-    """The object of this name in a value, or the value where there is none."""
+    """The object of this name inside a value, or the value itself where it has none."""
     inner = value.get(name)
     return inner if isinstance(inner, dict) else value
 
 
 def answer_constraint(field: str, schema: Any, tools: Tools) -> Constraint:
-    """The answer is JSON of this schema. `field` is the request's, for refusals."""
+    """The constraint to JSON of a schema. `field` is the request's, for error messages."""
     if not isinstance(schema, dict | bool):
-        refuse(field, "holds no JSON schema; send an object")
+        refuse(field, "has no JSON schema; send an object")
     if tools:
-        refuse(field, "stands beside tools, which could then not be called; leave one of the two out")
+        refuse(field, "forbids the calls of the request's tools; leave one of the two out")
     return Constraint(field, schema)
 
 
 def call_constraint(field: str, names: Sequence[str], tools: Tools) -> Constraint:
-    """The answer is calls of these functions, of any where none is named: one call where one is."""
+    """The constraint to calls of these functions: of all where none is named, and to one call where one is."""
     offered = [tool["function"]["name"] for tool in tools]
     for name in names:
         if name not in offered:
-            refuse(field, f"names {name!r}, which is none of the request's tools; offer it")
+            refuse(field, f"names {name!r}, which is not one of the request's tools; add it to them")
     if not offered:
-        refuse(field, "asks for a call, and the request offers no tools; offer some")
+        refuse(field, "asks for a call, and the request has no tools; send some")
     return Constraint(field, calls=tuple(names or offered), once=len(names) == 1)
 
 
@@ -74,7 +74,7 @@ def grammar(call: Call, form: Format) -> Grammar | None:
     if constraint.calls is None:
         return Grammar(constraint.schema)
     if form.written is None:
-        refuse(constraint.field, "asks for a call, which is not served for models that write calls as this one does")
+        refuse(constraint.field, "asks for a call, which cannot be forced in this model's tool-call format; use 'auto'")
     before, between, after = form.written
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in call.tools}
     calls = [
@@ -85,7 +85,7 @@ def grammar(call: Call, form: Format) -> Grammar | None:
 
 
 def openai_fields(constraint: Constraint) -> dict[str, Any]:
-    """The constraint as a chat completion says it, for other providers."""
+    """The constraint as fields of a chat completion, for providers."""
     if constraint.calls is None:
         form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": constraint.schema}}
         return {"response_format": form}

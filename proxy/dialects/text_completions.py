@@ -1,7 +1,7 @@
-"""OpenAI text completions: a prompt as text or token ids, continued as it stands, without a chat template.
+"""OpenAI text completions: a prompt as text or token ids, continued unchanged, without a chat template.
 
 Refused with a sentence: several prompts in one request, echo, suffix, best_of, logprobs, logit_bias. As in
-OpenAI's own service, 16 tokens are sampled where max_tokens is left out. Other unknown fields are ignored.
+OpenAI's own service, 16 tokens are sampled where max_tokens is left out. Undocumented fields are ignored.
 """
 
 import time
@@ -64,7 +64,7 @@ _decode = msgspec.json.Decoder(_Request).decode
 
 
 def read(body: bytes, path: str) -> Call:
-    """The request as a call; CallError (400) names the field that is wrong or not supported."""
+    """Read the request as a call; CallError 400 names the field that is wrong or not supported."""
     try:
         request = _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -93,7 +93,7 @@ def _check(request: _Request) -> None:
 
 
 def _prompt(prompt: str | list[int | str | list[int]]) -> str | tuple[int, ...]:
-    """The only prompt, which may stand in a list of one."""
+    """The prompt. It may be in a list, but only alone."""
     if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
         prompt = prompt[0] if isinstance(prompt[0], str) else [*prompt[0]]
     if not prompt:
@@ -102,7 +102,7 @@ def _prompt(prompt: str | list[int | str | list[int]]) -> str | tuple[int, ...]:
         return prompt
     ids = tuple(id for id in prompt if isinstance(id, int))
     if len(ids) != len(prompt):
-        refuse("prompt", f"holds {len(prompt)} prompts; one per request is served")
+        refuse("prompt", f"has {len(prompt)} prompts; send one per request")
     return ids
 
 
@@ -110,13 +110,13 @@ def _prompt(prompt: str | list[int | str | list[int]]) -> str | tuple[int, ...]:
 
 
 def reply(call: Call, answer: Reply, *others: Reply) -> bytes:
-    """All answers of a call that is not streamed."""
+    """Write all answers of a call that is not streamed."""
     choices = [_choice(i, each.content, each.finish_reason) for i, each in enumerate((answer, *others))]
     return msgspec.json.encode({**_envelope(call), "choices": choices, "usage": usage(answer, *others)})
 
 
 class TextEvents:
-    """The events of one streamed answer."""
+    """Writes the events of one streamed answer."""
 
     def __init__(self, call: Call, prompt_tokens: int):
         self._call = call
@@ -129,7 +129,6 @@ class TextEvents:
         return b"".join(self._event(choice, piece.text) for piece in pieces if isinstance(piece, Text))
 
     def closing(self, answer: Reply, *others: Reply) -> bytes:
-        """The finish reasons, the usage and the end: only after the rows are committed."""
         events = [self._event(i, "", each.finish_reason) for i, each in enumerate((answer, *others))]
         if self._call.include_usage:
             events.append(data_event({**self._envelope, "choices": [], "usage": usage(answer, *others)}))
