@@ -142,10 +142,10 @@ async def test_routes_that_are_added_later_are_the_administrators(tiny_model: Pa
     )
     app = gateway.app()
 
-    async def told(_request: web.Request) -> web.Response:
+    async def new_route(_request: web.Request) -> web.Response:
         return web.Response(text="told")
 
-    app.router.add_get("/new", told)
+    app.router.add_get("/new", new_route)
     async with AsyncExitStack() as stack:
         url = await listening(app, stack)
         http = await stack.enter_async_context(aiohttp.ClientSession())

@@ -117,10 +117,10 @@ def test_a_socket_that_a_killed_proxy_left_is_taken_over(tmp_path: Path, tiny_mo
     assert path.is_socket()
     second, url = launch("serve", config, ready=tmp_path / "second")
     with urlopen(f"{url}/health") as answer:
-        told = msgspec.json.decode(answer.read())["sandboxes"]
-    assert told["socket"] == str(path) and told["address"].startswith("http://127.0.0.1:")
+        addresses = msgspec.json.decode(answer.read())["sandboxes"]
+    assert addresses["socket"] == str(path) and addresses["address"].startswith("http://127.0.0.1:")
     with pytest.raises(OSError, match="401"):
-        urlopen(f"{told['address']}/health")
+        urlopen(f"{addresses['address']}/health")
     second.terminate()
     wait_until(lambda: second.poll() is not None)
     assert second.returncode == 0 and not path.exists()
@@ -136,8 +136,8 @@ def test_sockets_that_cannot_be_are_one_sentence(short: Path) -> None:
     with pytest.raises(UserError, match="is a file; remove it"):
         sandbox_listener.listen_unix(short / "pool.db")
     (short / "pool.db").unlink()
-    with sandbox_listener.listen_unix(short / "s") as held:
-        held.listen()
+    with sandbox_listener.listen_unix(short / "s") as listener:
+        listener.listen()
         with pytest.raises(UserError, match="another proxy uses this sandbox socket"):
             sandbox_listener.listen_unix(short / "s")
     with pytest.raises(UserError, match=r"cannot be created \(File exists\)"):

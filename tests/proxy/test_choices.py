@@ -34,14 +34,14 @@ def in_turn() -> Callable[[str, Sequence[int]], str]:
 
 def texts(event: dict[str, Any]) -> list[tuple[int, str]]:
     """The index and text of every choice in an answer or an event."""
-    found = []
+    numbered = []
     for choice in event.get("choices", event.get("candidates", [])):
         message = choice.get("message") or choice.get("delta") or choice
         parts = choice.get("content", {}).get("parts", []) if "candidates" in event else [{"text": message}]
         for part in parts:
             said = part["text"] if isinstance(part["text"], str) else message.get("content", message.get("text"))
-            found.append((choice["index"], said or ""))
-    return found
+            numbered.append((choice["index"], said or ""))
+    return numbered
 
 
 def check_rows(stand: Stand) -> None:
@@ -58,8 +58,8 @@ def check_rows(stand: Stand) -> None:
 async def test_each_answer_is_a_choice_and_a_row(path: str, serve: Serve) -> None:
     stand = await serve(in_turn())
     answer = await stand.ask(path, ASKED[path])
-    found = texts(answer)
-    assert [index for index, _ in found] == [0, 1, 2] and {text for _, text in found} == set(WORDS)
+    numbered = texts(answer)
+    assert [index for index, _ in numbered] == [0, 1, 2] and {text for _, text in numbered} == set(WORDS)
     used = answer.get("usage") or answer["usageMetadata"]
     rows = stand.recorded()
     sampled = sum(len(row.sampled) for row in rows)
@@ -95,8 +95,8 @@ async def test_a_conversation_goes_on_from_any_of_the_answers(serve: Serve) -> N
         await stand.chat(user("hello"), choice["message"], {"role": "tool", "content": "out"}, tools=[SHELL])
     rows = stand.recorded()
     said = {row.reply["tool_calls"][0]["id"]: row.id for row in rows[:2]}
-    wanted = [said[choice["message"]["tool_calls"][0]["id"]] for choice in answer["choices"]]
-    assert [row.follows for row in rows[2:]] == [row.prefix_of for row in rows[2:]] == wanted
+    followed = [said[choice["message"]["tool_calls"][0]["id"]] for choice in answer["choices"]]
+    assert [row.follows for row in rows[2:]] == [row.prefix_of for row in rows[2:]] == followed
 
 
 async def test_when_one_answer_fails_all_do_and_a_retry_gets_all(serve: Serve) -> None:

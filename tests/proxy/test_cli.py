@@ -152,8 +152,8 @@ def test_one_configuration_for_cpu_and_gpu(tiny_model: Path) -> None:
 def test_the_kernel_stand_in_refuses_to_load_beside_cuda() -> None:
     code = "import torch; torch.cuda.is_available = lambda: True; import sgl_kernel"
     environment = {**os.environ, "PYTHONPATH": str(CPU_PATH)}
-    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert found.returncode == 1 and "refuses to load beside CUDA" in found.stderr
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert result.returncode == 1 and "refuses to load beside CUDA" in result.stderr
 
 
 def test_stopping_takes_the_whole_family(tmp_path: Path) -> None:

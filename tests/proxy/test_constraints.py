@@ -115,8 +115,8 @@ def test_forced_calls_are_calls_of_the_format(name: str) -> None:
     bodies = ['{"command":"ls"}', "{}"]
     text = rule["separator"].join(f"{t['begin']}{b}{t['end']}" for t, b in zip(rule["tags"], bodies, strict=True))
     parser = TurnParser(form, tools=ToolSchemas(tools), reasoning=False)
-    made = [piece for piece in [*parser.feed(text), *parser.finish()] if isinstance(piece, ParsedCall)]
-    assert [(call.name, call.arguments) for call in made] == [("shell", '{"command": "ls"}'), ("stop", "{}")]
+    parsed = [piece for piece in [*parser.feed(text), *parser.finish()] if isinstance(piece, ParsedCall)]
+    assert [(call.name, call.arguments) for call in parsed] == [("shell", '{"command": "ls"}'), ("stop", "{}")]
 
 
 async def test_a_format_whose_calls_are_no_json_cannot_be_forced(serve: Serve) -> None:

@@ -16,7 +16,7 @@ THOUGHT = "<think>\nlook first\n</think>\n\nI look.\n" + shell_call("ls") + "\n"
 SHOWN = {"thinkingConfig": {"includeThoughts": True}}
 
 
-def said(text: str, role: str = "user") -> dict[str, Any]:
+def content(text: str, role: str = "user") -> dict[str, Any]:
     return {"role": role, "parts": [{"text": text}]}
 
 
@@ -37,14 +37,14 @@ def script(prompt: str, ids: Any) -> str:
 
 def responses(parts: list[dict[str, Any]]) -> dict[str, Any]:
     calls = [part["functionCall"] for part in parts if "functionCall" in part]
-    found = [{"functionResponse": {**call, "response": {"output": "file"}}} for call in calls]
-    return {"role": "user", "parts": [{"functionResponse": {**f["functionResponse"]}} for f in found]}
+    results = [{"functionResponse": {**call, "response": {"output": "file"}}} for call in calls]
+    return {"role": "user", "parts": [{"functionResponse": {**f["functionResponse"]}} for f in results]}
 
 
 async def test_thoughts_are_shown_where_they_are_asked_for(serve: Serve) -> None:
     stand = await serve(script)
-    hidden = await ask(stand, said("list"))
-    shown = await ask(stand, said("list"), generationConfig=SHOWN)
+    hidden = await ask(stand, content("list"))
+    shown = await ask(stand, content("list"), generationConfig=SHOWN)
     assert [sorted(part) for part in hidden] == [["text"], ["functionCall", "thoughtSignature"], ["functionCall"]]
     assert shown[0] == {"text": "look first", "thought": True} and len(shown) == 4
     assert shown[2]["functionCall"]["args"] == {"command": "ls"}
@@ -53,8 +53,8 @@ async def test_thoughts_are_shown_where_they_are_asked_for(serve: Serve) -> None
 @pytest.mark.parametrize("config", [{}, SHOWN])
 async def test_the_second_turn_continues_with_recorded_ids(serve: Serve, config: dict[str, Any]) -> None:
     stand = await serve(script)
-    parts = await ask(stand, said("list"), generationConfig=config)
-    await ask(stand, said("list"), {"role": "model", "parts": parts}, responses(parts))
+    parts = await ask(stand, content("list"), generationConfig=config)
+    await ask(stand, content("list"), {"role": "model", "parts": parts}, responses(parts))
     first, second = stand.recorded()
     assert second.follows == first.id and stand.path(1)[: len(stand.path(0))] == stand.path(0)
 
@@ -64,7 +64,7 @@ async def test_the_prompt_is_the_models_template(serve: Serve, template: ChatTem
     turn = {"role": "model", "parts": [{"functionCall": {"name": "shell", "args": {"command": "ls"}}}]}
     result = {"functionResponse": {"name": "shell", "response": {"output": "file"}}}
     failed = {"functionResponse": {"name": "shell", "response": {"error": "no"}}}
-    history = [said("list"), turn, {"parts": [result, failed]}]
+    history = [content("list"), turn, {"parts": [result, failed]}]
     await ask(await serve(seen), *history, systemInstruction={"parts": [{"text": "be brief"}]})
     call = {"function": {"name": "shell", "arguments": {"command": "ls"}}}
     expected = [{"role": "system", "content": "be brief"}, user("list"), {"role": "assistant", "tool_calls": [call]}]
@@ -74,7 +74,7 @@ async def test_the_prompt_is_the_models_template(serve: Serve, template: ChatTem
 
 async def test_the_events_of_a_stream(serve: Serve) -> None:
     stand = await serve(lambda prompt, ids: ScriptedReply(THOUGHT, tokens_per_event=2))
-    events = await stand.events(STREAM, body(said("list"), generationConfig=SHOWN))
+    events = await stand.events(STREAM, body(content("list"), generationConfig=SHOWN))
     parts = [part for event in events for part in event["candidates"][0]["content"]["parts"]]
     assert "".join(part["text"] for part in parts if part.get("thought")) == "look first"
     assert "".join(part.get("text", "") for part in parts if not part.get("thought")) == "I look."
@@ -87,7 +87,7 @@ async def test_a_silent_stream_is_never_commented(serve: Serve) -> None:
     stand = await serve(
         lambda prompt, ids: ScriptedReply("yes no", seconds_per_token=0.15), limits={"keepalive_seconds": 0.05}
     )
-    async with stand.send(STREAM, body(said("sure?"))) as answer:
+    async with stand.send(STREAM, body(content("sure?"))) as answer:
         text = await answer.text()
     assert all(line.startswith("data: {") for line in text.splitlines() if line)
 
@@ -95,15 +95,15 @@ async def test_a_silent_stream_is_never_commented(serve: Serve) -> None:
 async def test_keys_come_in_a_header_or_in_the_query(serve: Serve) -> None:
     stand = await serve(lambda prompt, ids: "ok")
     for path, headers in ((PATH, {"x-goog-api-key": "one"}), (f"{PATH}?key=two", {"x-other": ""})):
-        assert (await stand.ask(path, body(said("hi")), **headers))["status"] == 200
+        assert (await stand.ask(path, body(content("hi")), **headers))["status"] == 200
     assert len(stand.recorded("one")) == len(stand.recorded("two")) == 1
 
 
 async def test_a_cut_answer_and_a_count(serve: Serve) -> None:
     stand = await serve(lambda prompt, ids: "a b c d e f")
-    answer = await stand.ask(PATH, body(said("letters"), generationConfig={"maxOutputTokens": 3}))
+    answer = await stand.ask(PATH, body(content("letters"), generationConfig={"maxOutputTokens": 3}))
     assert answer["candidates"][0]["finishReason"] == "MAX_TOKENS" and answer["modelVersion"] == "tiny"
-    counted = await stand.ask("/v1beta/models/tiny:countTokens", body(said("letters")))
+    counted = await stand.ask("/v1beta/models/tiny:countTokens", body(content("letters")))
     assert counted["totalTokens"] == answer["usageMetadata"]["promptTokenCount"]
 
 
@@ -112,34 +112,34 @@ async def test_a_cut_answer_and_a_count(serve: Serve) -> None:
     [
         ({"contents": []}, "contents"),
         ({"contents": [{"parts": [{"inlineData": {"mimeType": "image/png", "data": ""}}]}]}, "contents[0].parts[0]"),
-        ({"contents": [said("x", role="robot")]}, "contents[0].role"),
+        ({"contents": [content("x", role="robot")]}, "contents[0].role"),
         ({"tools": [{"googleSearch": {}}]}, "tools[0]"),
         ({"toolConfig": {"functionCallingConfig": {"mode": "VALIDATED"}}}, "toolConfig.functionCallingConfig.mode"),
         ({"generationConfig": {"responseMimeType": "application/json"}}, "generationConfig.responseMimeType"),
         ({"generationConfig": {"responseSchema": SCHEMA}}, "generationConfig.responseSchema"),
         ({"generationConfig": {"maxOutputTokens": 0}}, "generationConfig.maxOutputTokens"),
         ({"cachedContent": "cachedContents/1"}, "cachedContent"),
-        ({"system_instruction": said("x")}, "the body is not a generateContent request"),
+        ({"system_instruction": content("x")}, "the body is not a generateContent request"),
     ],
 )
 async def test_what_is_not_served_is_refused_by_name(serve: Serve, fields: dict[str, Any], field: str) -> None:
     stand = await serve(script)
-    answer = await stand.ask(PATH, {**body(said("hi")), **fields})
+    answer = await stand.ask(PATH, {**body(content("hi")), **fields})
     assert (answer["status"], answer["error"]["status"]) == (400, "INVALID_ARGUMENT")
     assert answer["error"]["message"].startswith(field) and stand.recorded() == []
 
 
 async def test_a_stream_must_be_of_events(serve: Serve) -> None:
-    answer = await (await serve(script)).ask(STREAM.removesuffix("?alt=sse"), body(said("hi")))
+    answer = await (await serve(script)).ask(STREAM.removesuffix("?alt=sse"), body(content("hi")))
     assert answer["status"] == 400 and answer["error"]["message"].startswith("alt is not 'sse'")
 
 
 async def test_an_overflow_in_googles_words(serve: Serve) -> None:
-    answer = await (await serve(script, context_length=200)).ask(PATH, body(said("word " * 300)))
+    answer = await (await serve(script, context_length=200)).ask(PATH, body(content("word " * 300)))
     assert answer["error"]["code"] == 400 and "exceeds the maximum number of tokens" in answer["error"]["message"]
 
 
 async def test_an_engine_that_dies_in_mid_stream(serve: Serve) -> None:
     stand = await serve(lambda prompt, ids: Fault(text="one two three four", after=3))
-    *_, last = await stand.events(STREAM, body(said("count")))
+    *_, last = await stand.events(STREAM, body(content("count")))
     assert last["error"]["code"] == 502 and stand.recorded()[0].finish_reason == "error"

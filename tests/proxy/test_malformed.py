@@ -95,8 +95,8 @@ class Target:
         assert status in REFUSALS and self.rows == before
         if request.method != "HEAD":
             form = request.dialect if request.dialect in SAYS_ERROR else ""
-            said = msgspec.json.decode(body)
-            assert said["error"]["message"] and (status == 431 or SAYS_ERROR[form](said, status)), said
+            answer = msgspec.json.decode(body)
+            assert answer["error"]["message"] and (status == 431 or SAYS_ERROR[form](answer, status)), answer
 
     def _count(self) -> int:
         with self.pool.read() as connection:
@@ -106,8 +106,8 @@ class Target:
 def answers(body: bytes) -> int:
     """How many answers a body or a stream of events holds."""
     texts = [body] if body.startswith(b"{") else [line[6:] for line in body.splitlines() if line.startswith(b"data: {")]
-    said = [msgspec.json.decode(text) for text in texts]
-    return len({one["index"] for event in said for one in event.get("choices") or event.get("candidates") or ()}) or 1
+    events = [msgspec.json.decode(text) for text in texts]
+    return len({one["index"] for event in events for one in event.get("choices") or event.get("candidates") or ()}) or 1
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def target(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """A real gateway before a scripted engine, whose answer depends on the prompt alone."""
     file = str(tmp_path_factory.mktemp("malformed") / "pool.db")
     ready, over = threading.Event(), asyncio.Event()
-    found: list[Any] = []
+    address: list[Any] = []
 
     def answer(prompt: str, ids: Sequence[int]) -> str | ScriptedReply:
         return ANSWERS[crc32(prompt.encode(errors="replace")) % len(ANSWERS)]
@@ -126,14 +126,14 @@ def target(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             url = await served(
                 Gateway(ProxyConfig(engine=EngineConfig(model=str(tiny_model)), pool=file), engine), stack
             )
-            found.extend([asyncio.get_running_loop(), int(url.rpartition(":")[2])])
+            address.extend([asyncio.get_running_loop(), int(url.rpartition(":")[2])])
             ready.set()
             await over.wait()
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
     assert ready.wait(60)
-    loop, port = found
+    loop, port = address
     yield Target(port, open_pool(file))
     loop.call_soon_threadsafe(over.set)
     thread.join(60)

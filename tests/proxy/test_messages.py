@@ -27,8 +27,8 @@ def script(prompt: str, ids: Any) -> str:
 
 def results(content: list[dict[str, Any]], *more: dict[str, Any]) -> dict[str, Any]:
     """The user turn that answers every call."""
-    found = [{"type": "tool_result", "tool_use_id": b["id"], "content": b["name"]} for b in content if "input" in b]
-    return {"role": "user", "content": [*found, *more]}
+    results = [{"type": "tool_result", "tool_use_id": b["id"], "content": b["name"]} for b in content if "input" in b]
+    return {"role": "user", "content": [*results, *more]}
 
 
 async def test_a_whole_answer_has_thinking_text_and_calls(serve: Serve) -> None:

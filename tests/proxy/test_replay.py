@@ -52,7 +52,7 @@ REQUESTS: dict[str, Any] = {
     },
 }
 OWN = ("id", "created", "created_at", "item_id", "responseId", "obfuscation")
-"""What is made anew for every answer. The ids of calls are not among them."""
+"""Fields that differ in every answer. Ids of tool calls stay the same."""
 
 Replay = Callable[..., Awaitable[Stand]]
 
@@ -79,14 +79,14 @@ def report(tmp_path: Path) -> list[dict[str, Any]]:
     return [msgspec.json.decode(line) for line in (tmp_path / "report.jsonl").read_bytes().splitlines()]
 
 
-def said(value: Any) -> Any:
-    """An answer without what is made anew: the ids of calls stay, as they name the answers to them."""
+def reproducible(value: Any) -> Any:
+    """The fields of an answer that a replay repeats. Ids of tool calls are among them, since results refer to them."""
     if isinstance(value, list):
-        return [said(inner) for inner in value]
+        return [reproducible(inner) for inner in value]
     if not isinstance(value, dict):
         return value
     call = value.get("type") in ("function", "tool_use") or "args" in value
-    return {name: said(inner) for name, inner in value.items() if call or name not in OWN}
+    return {name: reproducible(inner) for name, inner in value.items() if call or name not in OWN}
 
 
 @pytest.mark.parametrize("path", REQUESTS)
@@ -94,7 +94,7 @@ async def test_a_whole_answer_is_the_same_again(serve: Serve, replay: Replay, pa
     stand = await serve(lambda prompt, ids: ANSWER)
     first = await stand.ask(path, REQUESTS[path])
     again = await (await replay(stand)).ask(path, REQUESTS[path])
-    assert again["status"] in (200, "completed") and said(again) == said(first)
+    assert again["status"] in (200, "completed") and reproducible(again) == reproducible(first)
 
 
 @pytest.mark.parametrize("path", REQUESTS)
@@ -105,7 +105,7 @@ async def test_a_streamed_answer_is_the_same_again(serve: Serve, replay: Replay,
     stand = await serve(lambda prompt, ids: ANSWER)
     first = await stand.events(path, body)
     again = await (await replay(stand)).events(path, body)
-    assert len(again) > 8 and said(again) == said(first)
+    assert len(again) > 8 and reproducible(again) == reproducible(first)
 
 
 async def test_a_conversation_goes_on_as_it_was_recorded(serve: Serve, replay: Replay) -> None:
@@ -153,7 +153,7 @@ async def test_the_length_limit_ends_a_turn_as_it_did(serve: Serve, replay: Repl
     stand = await serve(lambda prompt, ids: "one two three four five six", max_new_tokens=3)
     first = await stand.chat(user("hi"))
     again = await (await replay(stand)).chat(user("hi"))
-    assert first["choices"][0]["finish_reason"] == "length" and said(again) == said(first)
+    assert first["choices"][0]["finish_reason"] == "length" and reproducible(again) == reproducible(first)
 
 
 @pytest.mark.parametrize(
@@ -177,10 +177,10 @@ async def test_the_length_limit_ends_a_turn_as_it_did(serve: Serve, replay: Repl
 async def test_the_first_difference_is_told(
     serve: Serve, replay: Replay, tmp_path: Path, turns: list[str], where: str, expected: str, got: str
 ) -> None:
-    def messages(said: list[str]) -> list[dict[str, Any]]:
+    def messages(texts: list[str]) -> list[dict[str, Any]]:
         between = {"role": "assistant", "content": "ok"}
-        found = [turn for text in said for turn in (user(text), between)]
-        return [{"role": "system", "content": "You help."}, *found[:-1]]
+        turns = [turn for text in texts for turn in (user(text), between)]
+        return [{"role": "system", "content": "You help."}, *turns[:-1]]
 
     stand = await serve(lambda prompt, ids: "ok")
     await stand.chat(*messages(["list a.txt and more"]))

@@ -89,7 +89,7 @@ async def test_keys_are_found_nowhere(tmp_path: Path, tiny_model: Path, capfd: p
         with running(log, "serve", config, "--engine", engine) as (url, pid):
             keys = [key, revoked, SESSION, ADMIN, "bf-of-nobody-0123456789"]
             assert await every_way(url, keys, ADMIN) == {200, 401, 403, 404, 405}
-            told = Path(f"/proc/{pid}/cmdline").read_bytes()
+            command_line = Path(f"/proc/{pid}/cmdline").read_bytes()
     with running(tmp_path / "broken.log", "serve", config, "--engine", "http://127.0.0.1:9") as (url, _):
         assert 503 in await every_way(url, keys, ADMIN)
     capfd.readouterr()
@@ -98,7 +98,7 @@ async def test_keys_are_found_nowhere(tmp_path: Path, tiny_model: Path, capfd: p
     shown = "".join(capfd.readouterr())
     assert "completions: " in shown and (tmp_path / "out.jsonl").stat().st_size
     written = [tmp_path / name for name in ("proxy.log", "broken.log", "engine.log", "out.jsonl")]
-    for text in (told, shown.encode(), *(file.read_bytes() for file in (*written, *tmp_path.glob("pool.db*")))):
+    for text in (command_line, shown.encode(), *(file.read_bytes() for file in (*written, *tmp_path.glob("pool.db*")))):
         for secret in keys:
             assert secret.encode() not in text
 
@@ -110,8 +110,8 @@ def test_a_password_of_the_pool_is_not_told(
     config.write_text(f'[engine]\nmodel = "{tiny_model}"\nurl = "http://127.0.0.1:9"\n')
     for url in ("postgresql://me:hunter22@127.0.0.1:1/x", "postgresql://me:hunter22@[::1", "mysql://me:hunter22@h/x"):
         assert main(["serve", str(config), "--pool", url]) == 2
-        said = "".join(capfd.readouterr())
-        assert said.startswith("error: ") and "hunter22" not in said
+        output = "".join(capfd.readouterr())
+        assert output.startswith("error: ") and "hunter22" not in output
 
 
 KEYED = [

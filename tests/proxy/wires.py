@@ -42,8 +42,8 @@ def _user(text: str) -> dict[str, Any]:
 
 
 def _parts(answer: dict[str, Any]) -> str:
-    found = answer.get("candidates") or [{"content": {"parts": []}}]
-    return "".join(part.get("text", "") for part in found[0]["content"]["parts"])
+    candidates = answer.get("candidates") or [{"content": {"parts": []}}]
+    return "".join(part.get("text", "") for part in candidates[0]["content"]["parts"])
 
 
 def _chat_delta(event: dict[str, Any]) -> str:
