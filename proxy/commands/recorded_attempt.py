@@ -79,7 +79,9 @@ class AttemptRecording:
             )
         served = [item for item in served if item.sampled]
         if attempt is None or not served:
-            raise UserError(f"the pool {pool.name} has no answer to play again of attempt {attempt_id}")
+            raise UserError(
+                f"the pool {pool.name} has no answers of attempt {attempt_id} to play; check --pool and the number"
+            )
         self.attempt_id = attempt_id
         self.opened_at = attempt.opened_at
         """When the attempt began, in unix time. Its prompts may contain this date."""

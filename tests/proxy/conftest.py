@@ -67,7 +67,7 @@ def sglang_engine(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 @dataclass
 class Stand:
-    """A gateway, the pool it writes and a client that talks to it as the session of key `agent`."""
+    """A gateway, its pool, and a client that uses the key `agent`."""
 
     url: str
     pool: Pool
@@ -122,7 +122,7 @@ Serve = Callable[..., Awaitable[Stand]]
 
 @pytest.fixture
 async def serve(tiny_model: Path, tmp_path: Path) -> AsyncIterator[Serve]:
-    """Starts a gateway: before replicas of a scripted engine, or before the engine (engines) at `url`."""
+    """Starts a gateway with replicas of a scripted engine, or with the engines at `url`."""
     async with AsyncExitStack() as stack:
 
         async def start(
@@ -164,7 +164,7 @@ def _config(model: Path, pool: Path, values: dict[str, Any]) -> ProxyConfig:
 
 
 def _admin_key_file(pool: Path, values: dict[str, Any]) -> str:
-    """The file of the admin key where the test wants one, or the listening address needs it."""
+    """Write the admin key's file where the test asks for one, or the listening address needs it."""
     key = values.get("admin_key") or ("an admin key of tests" if "host" in values else "")
     if not key:
         return ""
@@ -193,7 +193,7 @@ async def _started(runner: web.AppRunner, stack: AsyncExitStack, port: int = 0) 
 
 
 class Seen:
-    """A script that keeps the prompts it was asked."""
+    """A script that keeps the prompts that it gets."""
 
     def __init__(self, script: Script):
         self.prompts: list[str] = []

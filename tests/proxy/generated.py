@@ -1,4 +1,4 @@
-"""Requests that nobody would write: a dialect's grammar with values at the edges, mutated, with odd headers and bytes.
+"""Generates unusual requests: edge values within a dialect's grammar, mutations of them, odd headers and bytes.
 
 A body begins as one that the dialect could serve. Some of its values are then replaced, removed or doubled anywhere in
 the tree; some bodies are cut or get other bytes; paths, methods, keys and encodings vary beside it.
@@ -66,7 +66,7 @@ SAMPLING = {
 
 
 def shape(required: dict[str, Any], **optional: Any) -> st.SearchStrategy[dict[str, Any]]:
-    """Objects with these members; what is no strategy is a constant."""
+    """Objects with these members. A member that is not a strategy is a constant."""
     return st.fixed_dictionaries(_members(required), optional=_members(optional))
 
 
@@ -219,7 +219,7 @@ COMPLETIONS = shape(
 
 @dataclass(frozen=True)
 class Request:
-    """One request. `dialect` names the form in which its errors come; empty where the path belongs to none."""
+    """One request. `dialect` is the format of its errors; empty where the path belongs to none."""
 
     dialect: str
     path: str
@@ -229,7 +229,7 @@ class Request:
 
     @property
     def samples(self) -> bool:
-        """Whether a 200 of it must have left rows."""
+        """Whether a 200 must have recorded rows."""
         return "count" not in self.path and "/models" != self.path[-7:]
 
 
@@ -249,11 +249,11 @@ GRAMMARS: dict[str, tuple[st.SearchStrategy[dict[str, Any]], list[str]]] = {
     ),
     "completions": (COMPLETIONS, ["/v1/completions", "//v1/completions"]),
 }
-"""Dialect -> what its bodies look like, and the paths that take them, the usual one first."""
+"""Dialect -> the strategy of its bodies, and its paths, the usual one first."""
 
 
 def requests(dialect: str) -> st.SearchStrategy[Request]:
-    """Requests to one dialect: half of them as its grammar has them, the others changed."""
+    """Requests to one dialect: half of them follow its grammar, the others are mutated."""
     grammar, paths = GRAMMARS[dialect]
     where = st.sampled_from([paths[0]] * 3 + paths)
     whole = st.builds(lambda path, body: Request(dialect, path, written(body)), where, grammar)
@@ -278,7 +278,7 @@ def requests(dialect: str) -> st.SearchStrategy[Request]:
 
 
 def written(body: Any) -> bytes:
-    """JSON with escapes for what UTF-8 cannot hold, and with NaN and Infinity as Python writes them."""
+    """JSON in which surrogates are escaped, and NaN and Infinity are written as Python does."""
     return json.dumps(body).encode()
 
 
@@ -289,7 +289,7 @@ def _changed(body: Any, changes: list[tuple[int, str, Any]]) -> Any:
 
 
 def _change(value: Any, where: int, how: str, new: Any) -> Any:
-    """The tree with one change at the place that `where` leads to, digit by digit."""
+    """The tree with one change at the place to which `where` leads, digit by digit."""
     if isinstance(value, dict | list) and value and where % 5:
         keys = list(value) if isinstance(value, dict) else list(range(len(value)))
         key = keys[where % len(keys)]

@@ -1,4 +1,4 @@
-"""Who may call what: an attempt's key serves its own attempt while that is open, the admin key all the rest."""
+"""Access: an attempt's key opens the model routes while the attempt is open, the admin key opens all other routes."""
 
 import os
 import re
@@ -48,7 +48,7 @@ def attempts(pool: Pool) -> Iterator[tuple[Attempt, str]]:
 
 
 async def status(stand: Stand, path: str, **headers: str) -> int:
-    """The status of a call that is well-formed apart from its keys; a refusal has the dialect's form."""
+    """The status of a valid request with these keys. An error must be in the dialect's format."""
     body = CALLS[re.sub("^/r/[^/]*", "", path)]
     method = "GET" if body is None else "POST"
     async with stand.http.request(method, stand.url + path, json=body, headers=headers) as answer:
@@ -59,7 +59,7 @@ async def status(stand: Stand, path: str, **headers: str) -> int:
 
 
 def carriers(key: str) -> list[dict[str, str]]:
-    """The ways to give a key in a header."""
+    """The headers that may carry a key."""
     return [{"Authorization": f"Bearer {key}"}, {"x-api-key": key}, {"x-goog-api-key": key}]
 
 

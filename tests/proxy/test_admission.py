@@ -1,4 +1,4 @@
-"""Places for calls and for work: handed out in turn, up to their limits, and given back whatever happens."""
+"""Admission of calls and of work in threads: places are handed out in turn, up to the limits, and always given back."""
 
 import asyncio
 from collections import Counter
@@ -34,7 +34,7 @@ def attempt(number: int, run: int | None) -> Attempt:
 
 
 class Crowd:
-    """Callers at a gate: who got in, in order, and a way to let each out."""
+    """Callers at a gate: notes the order in which they enter, and lets each leave."""
 
     def __init__(self, gate: AdmissionGate):
         self.gate = gate
@@ -153,7 +153,7 @@ async def test_large_work_leaves_the_event_loop_and_small_work_stays() -> None:
 
 
 class Slow(ChatTemplate):
-    """A template that stands still at texts and answers of one attempt until it is told to go on."""
+    """A template that blocks on texts and answers of one attempt until a test releases it."""
 
     def __init__(self, directory: Path):
         super().__init__(directory)
@@ -180,12 +180,12 @@ class Slow(ChatTemplate):
 
 @dataclass
 class SlowStand:
-    """A gateway whose template may stand still."""
+    """A gateway whose template can block."""
 
     stand: Stand
     template: Slow
     keys: list[str]
-    """Of two attempts in each of two runs."""
+    """Keys of two attempts in each of two runs."""
 
 
 @pytest.fixture
@@ -266,7 +266,7 @@ async def test_a_call_that_waits_too_long_is_told_so_in_its_dialect(serve: Serve
 
 
 TOO_MANY = {"messages": "rate_limit_error", "gemini": 429}
-"""How the dialects that have no codes name it."""
+"""The name of the error in dialects without codes."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The listeners for sandboxes: model routes for the keys of open attempts, whatever the proxy's own address allows."""
+"""The listeners for sandboxes serve model routes to keys of open attempts, whatever the proxy's own address allows."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack

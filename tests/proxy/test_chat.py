@@ -1,4 +1,4 @@
-"""The chat door, streamed and not, before a scripted engine: what the agent gets is what is recorded."""
+"""Chat completions with a scripted engine, streamed and not: the agent gets what is recorded."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The console script and the processes behind it: ready files, clean ends, errors of one sentence."""
+"""The console script and its processes: ready files, clean ends, errors of one sentence."""
 
 import os
 import shutil
@@ -157,7 +157,7 @@ def test_the_kernel_stand_in_refuses_to_load_beside_cuda() -> None:
 
 
 def test_stopping_takes_the_whole_family(tmp_path: Path) -> None:
-    """The same start and stop as for the server, with a family of sleepers in its place."""
+    """Starts and stops a tree of sleeping processes the way the server is started and stopped."""
     pids = tmp_path / "pids"
     family = f"sleep 1000 & echo $! > {pids}; sleep 1000"
     started = process.start(["sh", "-c", family], dict(os.environ), tmp_path / "log")
@@ -167,6 +167,6 @@ def test_stopping_takes_the_whole_family(tmp_path: Path) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that only waits for its parent to take its status does not."""
+    """Whether a process runs. A zombie does not."""
     stat = Path(f"/proc/{pid}/stat")
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"

@@ -1,4 +1,4 @@
-"""Text completions before a scripted engine: prompts as text and as ids, continued with recorded ids."""
+"""Text completions with a scripted engine: prompts as text and as ids, continued with recorded ids."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Answers of a prescribed form: what each dialect asks reaches the engine as its grammar, and is not trained."""
+"""Answers of a prescribed form: each dialect's wish reaches the engine as a grammar, and the answer is not trained."""
 
 import json
 from typing import Any

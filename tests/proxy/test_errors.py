@@ -1,4 +1,4 @@
-"""Bad input: each gets one sentence in OpenAI's form, and nothing that was sampled is lost or trained by mistake."""
+"""Errors: each is one sentence in OpenAI's format, and sampled tokens are neither lost nor trained by mistake."""
 
 import asyncio
 import resource
@@ -112,7 +112,7 @@ async def test_an_engine_that_refuses(serve: Serve, status: int, ours: int) -> N
 
 
 class Buggy(Route):
-    """Tokens, then a bug."""
+    """Yields tokens, then fails like a bug."""
 
     async def sample(self, request: SamplingRequest, into: Sampling) -> AsyncGenerator[list[int], None]:
         async for ids in super().sample(request, into):
@@ -224,7 +224,7 @@ async def test_a_full_disk_opens_no_session(serve: Serve, tmp_path: Path) -> Non
 
 @contextmanager
 def no_file_grows(file: Path) -> Iterator[None]:
-    """What a full disk is to SQLite: writing beyond the present size of this file fails, for the whole process."""
+    """Act like a full disk: writes beyond the present size of this file fail in the whole process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size, hard))
     try:

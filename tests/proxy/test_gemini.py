@@ -1,4 +1,4 @@
-"""Gemini before a scripted engine: its parts, its errors, and turns that continue with recorded ids."""
+"""Gemini with a scripted engine: its parts, its errors, and turns that continue with recorded ids."""
 
 from typing import Any
 

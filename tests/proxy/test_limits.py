@@ -1,4 +1,4 @@
-"""What one request may cost: beyond a limit it is refused with the right status, in its dialect's form, unrecorded."""
+"""The limits of one request: beyond each, it is refused with the right status in its dialect's format, unrecorded."""
 
 import asyncio
 import gzip
@@ -162,7 +162,7 @@ async def test_broken_chunks_are_a_400(serve: Serve) -> None:
 
 
 async def exchanged(stand: Stand, raw: bytes) -> tuple[int, Any]:
-    """Status and JSON of the answer to these bytes."""
+    """Send these bytes and return status and JSON of the answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(stand.url.rpartition(":")[2]))
     writer.write(raw)
     head = await reader.readuntil(b"\r\n\r\n")

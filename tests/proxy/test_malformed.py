@@ -1,4 +1,4 @@
-"""Generated requests against a real gateway: each is answered, none with a 5xx, every error in its dialect's form.
+"""Generated requests to a real gateway: each is answered, none with a 5xx, every error in its dialect's format.
 
 What is answered with 200 has left its row, and only that has. `make test` sends a fixed sample of them, the long test
 more than 10,000. Left out: bytes that are no HTTP (tests/proxy/test_limits.py), and what an engine may do wrong.
@@ -62,7 +62,7 @@ LAST_EVENTS = {
 
 @dataclass
 class Target:
-    """A gateway that runs in a thread of its own, and what it has answered so far."""
+    """A gateway in its own thread, with the statuses that it answered so far."""
 
     port: int
     pool: Pool
@@ -70,7 +70,7 @@ class Target:
     rows: int = 0
 
     def send(self, request: Request) -> None:
-        """Send a request and check whatever comes back."""
+        """Send a request and check the answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         path = quote(request.path, safe="/:?=&%")
         headers = dict(request.headers)
@@ -104,7 +104,7 @@ class Target:
 
 
 def answers(body: bytes) -> int:
-    """How many answers a body or a stream of events holds."""
+    """The number of answers in a body or a stream of events."""
     texts = [body] if body.startswith(b"{") else [line[6:] for line in body.splitlines() if line.startswith(b"data: {")]
     events = [msgspec.json.decode(text) for text in texts]
     return len({one["index"] for event in events for one in event.get("choices") or event.get("candidates") or ()}) or 1
@@ -112,7 +112,7 @@ def answers(body: bytes) -> int:
 
 @pytest.fixture(scope="module")
 def target(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    """A real gateway before a scripted engine, whose answer depends on the prompt alone."""
+    """A real gateway with a scripted engine, whose answer depends only on the prompt."""
     file = str(tmp_path_factory.mktemp("malformed") / "pool.db")
     ready, over = threading.Event(), asyncio.Event()
     address: list[Any] = []
@@ -154,7 +154,7 @@ def test_thousands_of_generated_requests(dialect: str, target: Target) -> None:
 
 
 def _send(target: Target, dialect: str, sample: settings) -> Counter[int]:
-    """What a sample of generated requests is answered, by status."""
+    """Count the answers to a sample of generated requests by status."""
     before = target.seen.copy()
 
     @sample

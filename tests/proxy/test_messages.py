@@ -1,4 +1,4 @@
-"""Anthropic Messages before a scripted engine: its events, its errors, and turns that continue with recorded ids."""
+"""Anthropic Messages with a scripted engine: its events, its errors, and turns that continue with recorded ids."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def script(prompt: str, ids: Any) -> str:
 
 
 def results(content: list[dict[str, Any]], *more: dict[str, Any]) -> dict[str, Any]:
-    """The user turn that answers every call."""
+    """The user message with a result for every tool call."""
     results = [{"type": "tool_result", "tool_use_id": b["id"], "content": b["name"]} for b in content if "input" in b]
     return {"role": "user", "content": [*results, *more]}
 

@@ -1,4 +1,4 @@
-"""What runs force on a call, and what sessions may choose."""
+"""Sampling parameters: runs force the training distribution, sessions may choose."""
 
 from typing import Any
 

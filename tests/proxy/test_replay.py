@@ -1,4 +1,4 @@
-"""A recorded attempt served again: the same answers in every dialect, and the place where a request differs."""
+"""Replay of a recorded attempt: the same answers in every dialect, and the place where a request differs."""
 
 import asyncio
 import re
@@ -59,7 +59,7 @@ Replay = Callable[..., Awaitable[Stand]]
 
 @pytest.fixture
 async def replay(tiny_model: Path, tmp_path: Path) -> AsyncIterator[Replay]:
-    """Plays what a stand has recorded for its agent."""
+    """Serve what a stand has recorded for its agent."""
     async with AsyncExitStack() as stack:
 
         async def start(stand: Stand, *ignored: re.Pattern[str]) -> Stand:
@@ -252,7 +252,7 @@ async def test_what_is_ignored_is_no_difference(serve: Serve, replay: Replay, tm
 
 def test_an_attempt_without_answers_is_refused(tmp_path: Path, template: ChatTemplate) -> None:
     pool = open_pool(str(tmp_path / "pool.db"))
-    with pytest.raises(UserError, match="has no answer to play again of attempt 7"):
+    with pytest.raises(UserError, match="has no answers of attempt 7 to play"):
         AttemptRecording(pool, 7, template, tmp_path / "report.jsonl")
 
 

@@ -1,4 +1,4 @@
-"""OpenAI Responses before a scripted engine: its events, its tools, and turns that continue with recorded ids."""
+"""OpenAI Responses with a scripted engine: its events, its tools, and turns that continue with recorded ids."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ def outputs(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def without_reasoning_text(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As codex echoes: reasoning keeps its encrypted content only."""
+    """The output as codex sends it back: reasoning has only its encrypted content."""
     return [{name: v for name, v in item.items() if item["type"] != "reasoning" or name != "content"} for item in items]
 
 

@@ -1,4 +1,4 @@
-"""No key and no password is found in the log, in the pool's file, in what the pool's commands print, or in `ps`."""
+"""Keys and passwords appear neither in the log, nor in the pool's file, nor in the pool's commands, nor in `ps`."""
 
 import asyncio
 import logging
@@ -32,7 +32,7 @@ HELLO = {"messages": [user("hi")]}
 
 @contextmanager
 def running(log: Path, *arguments: object) -> Iterator[tuple[str, int]]:
-    """A command of `proxy` with its output in a file: its address and process id."""
+    """Run a command of `proxy` with its output in a file; yield its address and process id."""
     ready = log.with_suffix(".ready")
     with log.open("wb") as output:
         words = [sys.executable, "-m", "proxy", *map(str, arguments), "--ready-file", str(ready)]
@@ -46,7 +46,7 @@ def running(log: Path, *arguments: object) -> Iterator[tuple[str, int]]:
 
 
 async def every_way(url: str, keys: list[str], admin: str) -> set[int]:
-    """Send the keys wherever a key may stand, to routes that serve, refuse, fail and do not exist."""
+    """Send the keys in every place for a key, to routes that serve, refuse, fail and do not exist."""
     seen = set()
     async with aiohttp.ClientSession() as http:
         for key in keys:

@@ -1,4 +1,4 @@
-"""When an answer counts as arrived: not before the kernel has all of it, and never when the client left earlier."""
+"""An answer counts as delivered when the kernel has all of it, and never when the client left earlier."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,7 +13,7 @@ from proxy.http.response import StreamedResponse, WholeResponse
 from tests.proxy.conftest import listening
 
 LARGE = b"x" * 50_000_000
-"""More than the kernel takes for a client that does not read."""
+"""More bytes than the kernel buffers for a client that does not read."""
 REPLY = Reply(
     content="", reasoning="", tool_calls=(), finish_reason="stop", stop_sequence=None,
     prompt_tokens=0, sampled_tokens=0, cached_tokens=0,
@@ -21,7 +21,7 @@ REPLY = Reply(
 
 
 class Large:
-    """A dialect, and the events of it, whose answers are large."""
+    """A dialect and its events, with large answers."""
 
     PROMPT, CHOICES = "prompt", ""
     events: Any = None
@@ -52,7 +52,7 @@ class Large:
 
 
 class Server:
-    """Answers each request with LARGE and notes how that went."""
+    """Answers each request with LARGE and notes whether the answer was delivered."""
 
     def __init__(self) -> None:
         self.url = ""

@@ -1,4 +1,4 @@
-"""The five dialects as a client sees them: how each asks for one user message, and where the answer's text stands."""
+"""The five dialects from a client's side: the request with one user message, and the place of the answer's text."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import msgspec
 
 @dataclass(frozen=True)
 class Wire:
-    """One dialect: its path not streamed and streamed, its request, the text in an answer and in each event."""
+    """One dialect: its paths, its request, and how to read the text of an answer, an event and an error."""
 
     name: str
     path: str
@@ -18,10 +18,10 @@ class Wire:
     text: Callable[[dict[str, Any]], str]
     delta: Callable[[dict[str, Any]], str]
     error: Callable[[dict[str, Any]], tuple[Any, str]]
-    """What an error says of its kind, and its message: of a whole answer, or of the event that ends a stream."""
+    """Kind and message of an error: in a whole answer, or in the event that ends a stream."""
 
     def request(self, text: str, stream: bool, **fields: Any) -> tuple[str, dict[str, Any]]:
-        """Path and body that ask for an answer to this text."""
+        """Path and body of a request with this text."""
         marked = {"stream": True} if stream and self.name != "gemini" else {}
         return self.streamed if stream else self.path, {**self.body(text), **marked, **fields}
 
