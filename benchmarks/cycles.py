@@ -21,7 +21,7 @@ import msgspec
 from sandboxes.base import Image, Limits, Spec
 from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.docker.container.sandbox import DockerSandbox
-from sandboxes.docker.daemon import Command
+from sandboxes.docker.daemon import ContainerCommand
 from sandboxes.docker.labels import PID, labels_of, this_process
 
 LIMITS = Limits(seconds=300)
@@ -97,11 +97,11 @@ async def bare_cycle(sandboxes: DockerSandboxes, spec: Spec, host: dict[str, Any
     assert spec.image is not None
     labels = labels_of("benchmark", this_process())
     config: dict[str, Any] = {"Image": spec.image.name, "Cmd": ["sleep", "86400"], "Labels": labels, "HostConfig": host}
-    container = await sandboxes.engine.docker.containers.create(config)
+    container = await sandboxes.daemon.docker.containers.create(config)
     try:
         await container.start()
-        command = Command(argv=("/bin/sh", "-c", "true"), user="")
-        assert await sandboxes.engine.execute(container.id, command, lambda output: None) == 0
+        command = ContainerCommand(argv=("/bin/sh", "-c", "true"), user="")
+        assert await sandboxes.daemon.execute(container.id, command, lambda output: None) == 0
     finally:
         await container.delete(force=True)
 
@@ -112,7 +112,7 @@ async def crowd(sandboxes: DockerSandboxes, spec: Spec, size: int) -> dict[str, 
     started = await asyncio.gather(*(sandboxes.start(spec) for _ in range(size)), return_exceptions=True)
     up = [sandbox for sandbox in started if isinstance(sandbox, DockerSandbox)]
     starting = time.perf_counter() - began
-    running = await sandboxes.engine.docker.containers.list(
+    running = await sandboxes.daemon.docker.containers.list(
         filters={"label": [f"{PID}={os.getpid()}"], "status": ["running"]}
     )
     began = time.perf_counter()

@@ -16,14 +16,14 @@ import msgspec
 
 from sandboxes.base import Image, Spec
 from sandboxes.docker.backend import DockerSandboxes, Options
-from sandboxes.docker.warm_pool import Warm
+from sandboxes.docker.warm_pool import WarmPool
 
 
 async def measure(starts: int, image: str) -> dict[str, float]:
     """Median milliseconds from the request for a sandbox until it is there."""
     spec = Spec(image=Image(name=image), network="none", memory_mb=256, pids=64, disk_mb=16)
     plain = await DockerSandboxes.open(Options(run="benchmark"))
-    stocked = Warm(await DockerSandboxes.open(Options(run="benchmark")), 1)
+    stocked = WarmPool(await DockerSandboxes.open(Options(run="benchmark")), 1)
     times: dict[str, list[float]] = {"start_ms": [], "warm_start_ms": []}
     try:
         await (await stocked.start(spec)).stop()
@@ -39,7 +39,7 @@ async def measure(starts: int, image: str) -> dict[str, float]:
     return medians | {"warm_gain": medians["start_ms"] / medians["warm_start_ms"]}
 
 
-async def timed(sandboxes: DockerSandboxes | Warm, spec: Spec) -> float:
+async def timed(sandboxes: DockerSandboxes | WarmPool, spec: Spec) -> float:
     """Seconds that one start takes."""
     began = time.perf_counter()
     sandbox = await sandboxes.start(spec)

@@ -30,7 +30,7 @@ class Image:
     """What a sandbox's file system begins as. Built at most once per content."""
 
     name: str = ""
-    """An image of the engine, when nothing is built."""
+    """An image of the daemon, when nothing is built."""
     context: Path | None = None
     """A directory to build from; what is not named in the Dockerfile does not matter."""
     dockerfile: str = "Dockerfile"
@@ -138,7 +138,7 @@ class Sandbox(Protocol):
         """End everything that runs in the sandbox, daemons too, and say how many processes that were."""
 
     async def allow_network(self) -> None:
-        """From now on it reaches whatever the engine's host reaches: for a verifier, when no agent runs any more."""
+        """From now on it reaches whatever the daemon's host reaches: for a verifier, when no agent runs any more."""
 
     async def write(self, path: str, content: str | bytes, user: User = "agent") -> None:
         """Write a file and its parents. Whatever stands in the way is replaced; links are not followed."""

@@ -1,6 +1,6 @@
 """Bundles: directories that every sandbox may read and none may change, such as an agent's program and what it runs on.
 
-A bundle counts once its manifest is written, which is the last step of making one, here and on an engine alike. Left
+A bundle counts once its manifest is written, which is the last step of making one, here and on a daemon alike. Left
 out: how a bundle is filled (`harness agents install`).
 """
 
@@ -22,7 +22,7 @@ RUNTIME_NAME = "runtime"
 MANIFEST = "blackforge-bundle.json"
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class BundleManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What stands in a bundle's directory."""
 
     name: str
@@ -32,15 +32,15 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bytes: int
 
 
-def manifest_of(directory: Path) -> Manifest | None:
+def read_manifest(directory: Path) -> BundleManifest | None:
     """None when there is no bundle, or only a part of one."""
     try:
-        return msgspec.json.decode((directory / MANIFEST).read_bytes(), type=Manifest)
+        return msgspec.json.decode((directory / MANIFEST).read_bytes(), type=BundleManifest)
     except (OSError, msgspec.MsgspecError):
         return None
 
 
-def seal(directory: Path, name: str, version: str) -> Manifest:
+def seal_bundle(directory: Path, name: str, version: str) -> BundleManifest:
     """Write the manifest of a bundle that is complete, after letting every user read it."""
     digest, size = hashlib.sha256(), 0
     for path in sorted(directory.rglob("*")):
@@ -50,7 +50,7 @@ def seal(directory: Path, name: str, version: str) -> Manifest:
         described, length = _described(path)
         digest.update(f"{path.relative_to(directory)}\0{described}\0".encode())
         size += length
-    manifest = Manifest(name, version, digest.hexdigest(), size)
+    manifest = BundleManifest(name, version, digest.hexdigest(), size)
     (directory / MANIFEST).write_bytes(msgspec.json.encode(manifest))
     return manifest
 

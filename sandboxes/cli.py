@@ -5,14 +5,14 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from sandboxes.docker.leftovers import Thing
-from sandboxes.gc import Seen, Where, look, reap
-from sandboxes.local.leftovers import Found
+from sandboxes.docker.leftovers import DockerResource
+from sandboxes.gc import Inventory, SearchScope, list_all, remove_leftovers
+from sandboxes.local.leftovers import ListedSandbox
 from sandboxes.local.process import default_root
 
 
 def main(argv: list[str] | None = None) -> int:
-    """1 when an engine could not be asked."""
+    """1 when a daemon could not be asked."""
     parser = argparse.ArgumentParser(prog="sandboxes", description=__doc__)
     parser.add_argument("verb", choices=("ls", "gc"))
     parser.add_argument("--root", type=Path, default=default_root(), help="where the sandboxes are (%(default)s)")
@@ -20,43 +20,43 @@ def main(argv: list[str] | None = None) -> int:
         "--docker",
         action="append",
         metavar="ADDRESS",
-        help="a Docker engine, may be repeated (DOCKER_HOST, the Docker context in use, or the local one)",
+        help="a Docker daemon, may be repeated (DOCKER_HOST, the Docker context in use, or the local one)",
     )
     parser.add_argument("--bundles", action="store_true", help="gc: also the agents' bundles that nothing uses now")
     parser.add_argument(
         "--host", action="append", default=[], help="gc: also what this host left, which is known to be down"
     )
     given = parser.parse_args(argv)
-    where = Where(engines=given.docker, root=given.root)
+    where = SearchScope(daemons=given.docker, root=given.root)
     if given.verb == "ls":
-        seen = look(where)
-        print(*map(_line, seen.sandboxes), *map(_thing_line, seen.things), sep="\n", end="\n" if _any(seen) else "")
+        seen = list_all(where)
+        print(*map(_line, seen.sandboxes), *map(_thing_line, seen.resources), sep="\n", end="\n" if _any(seen) else "")
     else:
-        seen = reap(where, dead_hosts=given.host, bundles=given.bundles)
+        seen = remove_leftovers(where, dead_hosts=given.host, bundles=given.bundles)
         print(_told(seen))
     for trouble in seen.troubles:
         print(f"error: {trouble}", file=sys.stderr)
     return 1 if seen.troubles else 0
 
 
-def _any(seen: Seen) -> bool:
-    return bool(seen.sandboxes or seen.things)
+def _any(seen: Inventory) -> bool:
+    return bool(seen.sandboxes or seen.resources)
 
 
-def _told(seen: Seen) -> str:
+def _told(seen: Inventory) -> str:
     processes = sum(sandbox.processes for sandbox in seen.sandboxes)
     removed = [f"{len(seen.sandboxes)} sandboxes of dead owners, with {processes} processes"]
-    counts = Counter((thing.kind, thing.engine) for thing in seen.things)
-    removed += [f"{number} {kind}s on {engine}" for (kind, engine), number in counts.items()]
+    counts = Counter((thing.kind, thing.daemon) for thing in seen.resources)
+    removed += [f"{number} {kind}s on {daemon}" for (kind, daemon), number in counts.items()]
     return f"removed {'; '.join(removed)}"
 
 
-def _line(sandbox: Found) -> str:
+def _line(sandbox: ListedSandbox) -> str:
     state = f"orphaned, its owner {sandbox.owner} is dead" if sandbox.orphaned else f"in use by process {sandbox.owner}"
     return f"{sandbox.id}  {sandbox.processes} processes  {state}  {sandbox.directory}"
 
 
-def _thing_line(thing: Thing) -> str:
+def _thing_line(thing: DockerResource) -> str:
     pid, host = thing.owner.pid, thing.owner.host
     states = {
         True: f"in use by process {pid}",
@@ -65,4 +65,4 @@ def _thing_line(thing: Thing) -> str:
     }
     state = "shared" if thing.shared else states[thing.alive]
     run = f"  run {thing.run}" if thing.run else ""
-    return f"{thing.name}  {thing.kind}, {thing.purpose}{run}  {state}  {thing.engine}"
+    return f"{thing.name}  {thing.kind}, {thing.purpose}{run}  {state}  {thing.daemon}"

@@ -1,7 +1,7 @@
 """Several hosts as one: each sandbox starts where most is free, and a host that fails is left out for a while.
 
 The share of a host is its weight; a limit may bound how many sandboxes it has at a time. A start that fails for the
-host's sake (its engine is gone, its disk full) is tried on the others before anybody hears of it; what fails later ends
+host's sake (its daemon is gone, its disk full) is tried on the others before anybody hears of it; what fails later ends
 that sandbox only, and its host is left out all the same. A host comes back by being tried again. With one host, or when
 all are out, the one that is due next is tried at once. Left out: what other processes run on the same hosts.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from sandboxes.base import ImageError, Limits, OnOutput, Result, Sandbox, SandboxError, Sandboxes, Spec, User
-from sandboxes.docker.daemon import EngineError
+from sandboxes.docker.daemon import DaemonError
 from sandboxes.metrics import SandboxMetrics
 
 OUT_SECONDS = 30.0
@@ -34,7 +34,7 @@ class HostOptions:
     """Sandboxes at a time; None: no limit."""
 
 
-def parsed_host(text: str) -> HostOptions:
+def parse_host(text: str) -> HostOptions:
     """ADDRESS[=WEIGHT[/LIMIT]]; ValueError with a sentence when it is not that."""
     address, _, rest = text.rpartition("=") if "=" in text else (text, "", "")
     weight, _, limit = rest.partition("/")
@@ -93,21 +93,21 @@ class Hosts:
         for host in self._hosts:
             try:
                 await self._opened(host)
-            except EngineError as error:
+            except DaemonError as error:
                 self._leave_out(host)
                 errors.append(error)
         if len(errors) == len(self._hosts):
             raise errors[0]
         return [str(error) for error in errors]
 
-    async def start(self, spec: Spec) -> "Placed":
+    async def start(self, spec: Spec) -> "HostedSandbox":
         """A sandbox on the host with the largest free share. The last host's error when all of them fail."""
         tried: list[_Host] = []
         while True:
             host = await self._taken(tried)
             try:
                 return await self._start(host, spec)
-            except EngineError:
+            except DaemonError:
                 tried.append(host)
                 if len(tried) == len(self._hosts):
                     raise
@@ -125,8 +125,8 @@ class Hosts:
                     return best
                 await self._freed.wait()
 
-    async def _start(self, host: _Host, spec: Spec) -> "Placed":
-        at = (host.options.address, image_of(spec))
+    async def _start(self, host: _Host, spec: Spec) -> "HostedSandbox":
+        at = (host.options.address, image_label(spec))
         starting, began = self.metrics.starting.labels(*at), time.monotonic()
         starting.inc()
         try:
@@ -141,7 +141,7 @@ class Hosts:
         self.metrics.start_seconds.labels(*at).observe(time.monotonic() - began)
         self.metrics.live.labels(*at).inc()
         host.failed, host.out_until = 0, 0.0
-        return Placed(inner, self, host, at)
+        return HostedSandbox(inner, self, host, at)
 
     async def _opened(self, host: _Host) -> Sandboxes:
         async with host.opening:
@@ -170,8 +170,8 @@ class Hosts:
 
     def failed(self, host: _Host, at: tuple[str, str], error: SandboxError) -> None:
         """Count what went wrong; after a failure of the host itself, leave it out."""
-        self.metrics.failures.labels(*at, kind_of(error)).inc()
-        if isinstance(error, EngineError):
+        self.metrics.failures.labels(*at, failure_kind(error)).inc()
+        if isinstance(error, DaemonError):
             self._leave_out(host)
 
     def _leave_out(self, host: _Host) -> None:
@@ -185,11 +185,11 @@ class Hosts:
         """Close every host, also when one of them fails."""
         opened = [host.sandboxes for host in self._hosts if host.sandboxes is not None]
         for result in await asyncio.gather(*(one.close() for one in opened), return_exceptions=True):
-            if isinstance(result, BaseException) and not isinstance(result, EngineError):
+            if isinstance(result, BaseException) and not isinstance(result, DaemonError):
                 raise result
 
 
-class Placed:
+class HostedSandbox:
     """A sandbox of one of the hosts: what fails for the host's sake is told to it."""
 
     def __init__(self, inner: Sandbox, hosts: Hosts, host: _Host, at: tuple[str, str]):
@@ -202,7 +202,7 @@ class Placed:
     async def _told(self, doing: Awaitable[T]) -> T:
         try:
             return await doing
-        except EngineError as error:
+        except DaemonError as error:
             self._hosts.failed(self._host, self._at, error)
             raise
 
@@ -250,17 +250,17 @@ class Placed:
         return await self._hosts.gone(self._host, self._at, self._inner.stop())
 
 
-def image_of(spec: Spec) -> str:
-    """The image's name for people: the engine's, or the directory that it is built from."""
+def image_label(spec: Spec) -> str:
+    """The image's name for people: the daemon's, or the directory that it is built from."""
     if spec.image is None:
         return ""
     return spec.image.name if spec.image.context is None else spec.image.context.name
 
 
-def kind_of(error: SandboxError) -> str:
+def failure_kind(error: SandboxError) -> str:
     """The kind of a failure, for its counter."""
     if isinstance(error, ImageError):
         return "image"
-    if isinstance(error, EngineError):
-        return "disk" if "out of disk" in str(error) else "engine"
+    if isinstance(error, DaemonError):
+        return "disk" if "out of disk" in str(error) else "daemon"
     return "sandbox"

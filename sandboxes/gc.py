@@ -1,4 +1,4 @@
-"""Nothing outlives its run: what dead owners left, on this machine and on Docker engines, is found and removed.
+"""Nothing outlives its run: what dead owners left, on this machine and on Docker daemons, is found and removed.
 
 `harness run` does this at its start, each worker process of a cluster before its first attempt, `sandboxes gc` by hand.
 An owner is judged by host, boot, process namespace, pid and start time, so neither a pid that was given out again nor
@@ -11,76 +11,76 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sandboxes.base import SandboxError
-from sandboxes.docker.daemon import Engine, usual_endpoint
-from sandboxes.docker.leftovers import Thing, orphans, remove, things
-from sandboxes.local.leftovers import Found, collect, found
+from sandboxes.docker.daemon import DockerDaemon, usual_endpoint
+from sandboxes.docker.leftovers import DockerResource, list_resources, remove_resources, select_orphans
+from sandboxes.local.leftovers import ListedSandbox, list_sandboxes, remove_orphans
 
-ENGINE_SECONDS = 300.0
+DAEMON_SECONDS = 300.0
 
 
 @dataclass
-class Seen:
+class Inventory:
     """What is there, or what was removed."""
 
-    sandboxes: list[Found] = field(default_factory=list)
+    sandboxes: list[ListedSandbox] = field(default_factory=list)
     """Directories and processes of this machine."""
-    things: list[Thing] = field(default_factory=list)
-    """Of Docker engines."""
+    resources: list[DockerResource] = field(default_factory=list)
+    """Of Docker daemons."""
     troubles: list[str] = field(default_factory=list)
-    """Engines that could not be asked: a sentence each."""
+    """Daemons that could not be asked: a sentence each."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Where:
+class SearchScope:
     """Where to look."""
 
-    engines: Sequence[str] | None = None
-    """Addresses of Docker engines; None: the usual one, if there is one."""
+    daemons: Sequence[str] | None = None
+    """Addresses of Docker daemons; None: the usual one, if there is one."""
     root: Path | None = None
-    """Of the sandboxes without an engine."""
+    """Of the sandboxes without a daemon."""
 
 
-def reap(
-    where: Where = Where(),  # noqa: B008 (frozen)
+def remove_leftovers(
+    where: SearchScope = SearchScope(),  # noqa: B008 (frozen)
     *,
     dead_hosts: Collection[str] = (),
     bundles: bool = False,
-) -> Seen:
+) -> Inventory:
     """Remove what dead owners left, and say what that was and what could not be asked."""
 
-    async def removed(engine: Engine) -> list[Thing]:
-        return await remove(engine, orphans(await things(engine), dead_hosts, bundles))
+    async def removed(daemon: DockerDaemon) -> list[DockerResource]:
+        return await remove_resources(daemon, select_orphans(await list_resources(daemon), dead_hosts, bundles))
 
     seen = asyncio.run(_everywhere(where, removed))
-    seen.sandboxes = collect(where.root)
+    seen.sandboxes = remove_orphans(where.root)
     return seen
 
 
-def look(where: Where = Where()) -> Seen:  # noqa: B008 (frozen)
+def list_all(where: SearchScope = SearchScope()) -> Inventory:  # noqa: B008 (frozen)
     """What there is, whoever owns it."""
-    seen = asyncio.run(_everywhere(where, things))
-    seen.sandboxes = found(where.root)
+    seen = asyncio.run(_everywhere(where, list_resources))
+    seen.sandboxes = list_sandboxes(where.root)
     return seen
 
 
-async def _everywhere(where: Where, ask: Callable[[Engine], Awaitable[list[Thing]]]) -> Seen:
-    seen = Seen()
+async def _everywhere(where: SearchScope, ask: Callable[[DockerDaemon], Awaitable[list[DockerResource]]]) -> Inventory:
+    seen = Inventory()
 
     async def one(address: str) -> None:
         try:
-            async with asyncio.timeout(ENGINE_SECONDS):
-                engine = await Engine.open(address)
+            async with asyncio.timeout(DAEMON_SECONDS):
+                daemon = await DockerDaemon.open(address)
                 try:
-                    seen.things += await ask(engine)
+                    seen.resources += await ask(daemon)
                 finally:
-                    await engine.close()
+                    await daemon.close()
         except SandboxError as error:
             seen.troubles.append(str(error))
         except TimeoutError:
-            seen.troubles.append(f"the Docker engine at {address} gives no answer for {ENGINE_SECONDS:g} s")
+            seen.troubles.append(f"the Docker daemon at {address} gives no answer for {DAEMON_SECONDS:g} s")
 
     try:
-        addresses = usual_engines() if where.engines is None else where.engines
+        addresses = usual_daemons() if where.daemons is None else where.daemons
     except SandboxError as error:
         seen.troubles.append(str(error))
         return seen
@@ -88,7 +88,7 @@ async def _everywhere(where: Where, ask: Callable[[Engine], Awaitable[list[Thing
     return seen
 
 
-def usual_engines() -> list[str]:
-    """Return the engine that is meant where none is named; none where there is none. EngineError when it is unclear."""
+def usual_daemons() -> list[str]:
+    """Return the daemon that is meant where none is named; none where there is none. EngineError when it is unclear."""
     endpoint = usual_endpoint()
     return [] if endpoint is None else [endpoint.address]

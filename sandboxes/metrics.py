@@ -39,7 +39,7 @@ class SandboxMetrics:
         )
         self.failures = Counter(
             "blackforge_sandbox_failures",
-            "Failures by kind: engine, disk, image, sandbox.",
+            "Failures by kind: daemon, disk, image, sandbox.",
             (*WHERE, "kind"),
             registry=own,
         )

@@ -6,7 +6,7 @@ from collections import deque
 from sandboxes.base import OnOutput
 
 
-class Kept:
+class BoundedOutput:
     """What is kept of an output. `add` is given all of it."""
 
     def __init__(self, limit: int, on_output: OnOutput | None = None):
@@ -45,7 +45,7 @@ class Kept:
             self.dropped += gone
 
 
-class Output(Kept):
+class OutputPipe(BoundedOutput):
     """The reading end of a pipe. Everything is read, so that the writer never blocks; not everything is kept."""
 
     def __init__(self, limit: int, on_output: OnOutput | None = None):

@@ -70,11 +70,11 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(scope="session")
 def docker_engine() -> Iterator[str]:
-    """The address of a Docker engine with the images bb:1 and deb:py. Nothing of these tests may be left there."""
+    """The address of a Docker daemon with the images bb:1 and deb:py. Nothing of these tests may be left there."""
     client = shutil.which("docker")
     need("a Docker client (apt-get install docker.io)", client is not None)
     images = subprocess.run(["docker", "image", "inspect", "bb:1", "deb:py"], capture_output=True, text=True)
-    need(f"a Docker engine with images bb:1 and deb:py ({images.stderr.strip()})", images.returncode == 0)
+    need(f"a Docker daemon with images bb:1 and deb:py ({images.stderr.strip()})", images.returncode == 0)
     yield os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
     ours = ["--quiet", "--filter", f"label={PID}={os.getpid()}"]
     for kind in (["container", "ls", "--all"], ["network", "ls"], ["volume", "ls"]):

@@ -1,4 +1,4 @@
-"""Docker engines of a test's own, beside the one that all tests share: to be killed, filled up, or one of several.
+"""Docker daemons of a test's own, beside the one that all tests share: to be killed, filled up, or one of several.
 
 Each has its own directories, socket, and network and mount namespaces, so that it touches neither the bridge nor the
 firewall of another, and its mounts are gone with it. It has no network for containers.

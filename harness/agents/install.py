@@ -15,7 +15,7 @@ from typing import Literal
 
 from harness.agents.base import Bundle, Endpoint, Launch
 from proxy.pool.errors import UserError
-from sandboxes.bundles import AGENTS, NODE, PYTHON, manifest_of, seal
+from sandboxes.bundles import AGENTS, NODE, PYTHON, read_manifest, seal_bundle
 
 PACKAGES = Path("packages")
 """Where a Python agent's packages lie in its bundle, with a `__main__` that starts it."""
@@ -42,7 +42,7 @@ class Package:
 
     def installed_version(self) -> str | None:
         """The version that stands there, None when there is none or an installation was broken off."""
-        manifest = manifest_of(self.directory)
+        manifest = read_manifest(self.directory)
         return manifest.version if manifest else None
 
     def check(self) -> None:
@@ -68,7 +68,7 @@ class Package:
         fill(self.directory)
         if here and not self.starts():
             raise UserError(f"{self.name} {self.version} was installed but does not start; see {self.directory}")
-        seal(self.directory, self.name, self.version)
+        seal_bundle(self.directory, self.name, self.version)
 
     def starts(self) -> bool:
         try:

@@ -19,7 +19,7 @@ from harness.rollout import RolloutJob, RunContext, make_attempt
 from harness.tasks import Task
 from proxy.pool.errors import PoolError, UserError
 from proxy.pool.rollouts.groups import OpenRollout, Outcome
-from sandboxes.gc import reap
+from sandboxes.gc import remove_leftovers
 from sandboxes.local.process import remove
 
 WAKE_SECONDS = 0.2
@@ -60,8 +60,8 @@ def _with_copies(task: dict[str, Any], parcel: bytes | None, place: Path) -> dic
 
 def clean_up() -> int:
     """Remove what dead owners left on this node and its engine, and say how much that was."""
-    seen = reap()
-    return len(seen.sandboxes) + len(seen.things)
+    seen = remove_leftovers()
+    return len(seen.sandboxes) + len(seen.resources)
 
 
 async def _attempt(context: RunContext, job: RolloutJob) -> Outcome:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sandboxes.local.process import default_root, fresh_place
+from sandboxes.local.process import default_root, make_sandbox_directory
 
 
 def moved(task: Any, to: Callable[[str], str]) -> Any:
@@ -59,7 +59,7 @@ def unpacked(parcel: bytes, place: Path) -> None:
 
 def own_place() -> Path:
     """A new directory that is removed as a sandbox of this process when the process is dead."""
-    return fresh_place(default_root())
+    return make_sandbox_directory(default_root())
 
 
 def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -20,7 +20,7 @@ from harness.validation.runner import ValidationPlan, ValidationResults, prove
 from harness.verdict.judge import PAUSE_SECONDS, Judge
 from proxy.pool.errors import UserError
 from sandboxes.base import Sandboxes
-from sandboxes.gc import reap
+from sandboxes.gc import remove_leftovers
 
 
 def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -70,7 +70,7 @@ def _validate(given: argparse.Namespace) -> int:
     make_console().print(str(choice), highlight=False)
     sandboxes = SandboxMaker(backend=Backend(kind=choice.kind, image=given.image))()
     with directory.held():
-        reap()  # what a killed command left at work
+        remove_leftovers()  # what a killed command left at work
         book = ValidationResults(directory.path)
         findings = asyncio.run(_interruptible(sandboxes, plan, book))
         book.close(plan.tasks, findings, loaded.refused)

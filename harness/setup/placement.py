@@ -16,9 +16,9 @@ from harness.setup.sandbox_choice import Backend
 from proxy.pool.errors import UserError
 from sandboxes.base import Sandboxes
 from sandboxes.docker.backend import DockerSandboxes
-from sandboxes.docker.warm_pool import Warm
-from sandboxes.fleet import HostOptions, Hosts, parsed_host
-from sandboxes.gc import Where, reap, usual_engines
+from sandboxes.docker.warm_pool import WarmPool
+from sandboxes.fleet import HostOptions, Hosts, parse_host
+from sandboxes.gc import SearchScope, remove_leftovers, usual_daemons
 from sandboxes.metrics import SandboxMetrics
 
 
@@ -29,7 +29,7 @@ def add_options(run: argparse.ArgumentParser) -> None:
         "--ray-address", metavar="HOST:PORT", help="of the cluster's head (auto: RAY_ADDRESS, or this node's)"
     )
     run.add_argument(
-        "--docker", action="append", metavar="HOST", help="a Docker engine, ADDRESS[=WEIGHT[/LIMIT]], once for each"
+        "--docker", action="append", metavar="HOST", help="a Docker daemon, ADDRESS[=WEIGHT[/LIMIT]], once for each"
     )
     run.add_argument("--warm", type=int, help="spare containers kept ready for each kind of sandbox (0)")
     run.add_argument("--metrics-port", type=int, help="show the sandboxes' metrics at 127.0.0.1:PORT/metrics")
@@ -42,30 +42,30 @@ class SandboxMaker:
 
     backend: Backend
     hosts: tuple[HostOptions, ...] = ()
-    """Docker engines; none: the usual one."""
+    """Docker daemons; none: the usual one."""
     warm: int = 0
 
     def __call__(self) -> Hosts:
         return Hosts(self.hosts or (HostOptions(address=self._usual()),), self._open, kind=self.backend.kind)
 
     def _usual(self) -> str:
-        return next(iter(usual_engines()), "docker") if self.backend.kind == "docker" else self.backend.kind
+        return next(iter(usual_daemons()), "docker") if self.backend.kind == "docker" else self.backend.kind
 
     async def _open(self, address: str) -> Sandboxes:
         socket = self.backend.socket
         near = self.backend if socket is None or socket.is_socket() else replace(self.backend, socket=None)
         made = await near.open(address if self.hosts else "")
-        return Warm(made, self.warm) if self.warm and isinstance(made, DockerSandboxes) else made
+        return WarmPool(made, self.warm) if self.warm and isinstance(made, DockerSandboxes) else made
 
 
 def engines_of(settings: Settings) -> tuple[HostOptions, ...]:
-    """The Docker engines that a run names; UserError when that is not how they are named."""
+    """The Docker daemons that a run names; UserError when that is not how they are named."""
     if settings.docker and settings.sandbox not in ("auto", "docker"):
         raise UserError(
             f"--docker names engines for {settings.sandbox} sandboxes, which have none; leave one of them out"
         )
     try:
-        return tuple(parsed_host(text) for text in settings.docker)
+        return tuple(parse_host(text) for text in settings.docker)
     except ValueError as error:
         raise UserError(f"{error}; correct --docker") from error
 
@@ -73,11 +73,11 @@ def engines_of(settings: Settings) -> tuple[HostOptions, ...]:
 @contextmanager
 def reaped(engines: Sequence[str], console: Console) -> Iterator[None]:
     """What killed runs left is removed; at the end once more, for what an engine was then still making."""
-    where = Where(engines=engines or None)
-    for trouble in reap(where).troubles:
+    where = SearchScope(daemons=engines or None)
+    for trouble in remove_leftovers(where).troubles:
         console.print(f"not cleaned up: {trouble}", highlight=False)
     yield
-    reap(where)
+    remove_leftovers(where)
 
 
 @contextmanager

@@ -18,16 +18,16 @@ from harness.setup.stack import RunningProxy
 from harness.tasks import Task
 from proxy.pool.errors import UserError
 from sandboxes.base import SandboxError, Sandboxes
-from sandboxes.bundles import PYTHON, RUNTIME_NAME, manifest_of
+from sandboxes.bundles import PYTHON, RUNTIME_NAME, read_manifest
 from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.docker.bundles import Bundles, Way, empty_image
-from sandboxes.docker.daemon import Engine, EngineError
+from sandboxes.docker.daemon import DaemonError, DockerDaemon
 from sandboxes.docker.network import Channel, Runtime, address_for
-from sandboxes.fleet import HostOptions, Hosts, parsed_host
-from sandboxes.gc import usual_engines
+from sandboxes.fleet import HostOptions, Hosts, parse_host
+from sandboxes.gc import usual_daemons
 from sandboxes.local import bubblewrap
 from sandboxes.local.bubblewrap import BubblewrapSandboxes
-from sandboxes.local.process import ProcessSandboxes, default_root, fresh_place
+from sandboxes.local.process import ProcessSandboxes, default_root, make_sandbox_directory
 from sandboxes.network.forwarder import SOCKET
 
 Kind = Literal["docker", "bubblewrap", "process"]
@@ -82,10 +82,10 @@ def listening(choice: SandboxChoice, settings: Settings) -> Iterator[dict[str, s
         yield {}
         return
     try:
-        directory = fresh_place(default_root())  # found by gc
+        directory = make_sandbox_directory(default_root())  # found by gc
     except SandboxError as error:
         raise UserError(str(error)) from error
-    engines = [parsed_host(text).address for text in settings.docker] or usual_engines()
+    engines = [parse_host(text).address for text in settings.docker] or usual_daemons()
     remote = choice.kind == "docker" and not all(engine.startswith("unix://") for engine in engines)
     try:
         yield {"sandbox_socket": str(directory / SOCKET)} | (
@@ -129,17 +129,17 @@ class _Docker(DockerSandboxes):
             await super().close()
         finally:
             await self.channel.close()
-            await self.channel.engine.close()
+            await self.channel.daemon.close()
 
 
 async def _docker(backend: Backend, address: str) -> Sandboxes:
-    engine, second = await Engine.open(address), await Engine.open(address)
+    engine, second = await DockerDaemon.open(address), await DockerDaemon.open(address)
     bundles = Bundles(engine, agents_directory(), backend.bundles)
-    with second.telling("making an empty image"):
+    with second.translating_errors("making an empty image"):
         nothing = await empty_image(second.docker)
     near = engine.address.startswith("unix://") and backend.socket is not None and not backend.relay
     channel = Channel(
-        engine=second,
+        daemon=second,
         runtime=Runtime(python=PYTHON, image=nothing, mounts=bundles),
         socket=backend.socket if near else None,
         address="" if near or not backend.address else address_for(second, backend.address),
@@ -185,8 +185,8 @@ def _kind(kind: str, engines: Sequence[str]) -> SandboxChoice:
 
 async def _docker_choice(engines: Sequence[str]) -> SandboxChoice:
     """What the sandboxes of the first engine that answers are worth; EngineError when none does."""
-    if manifest_of(agents_directory() / RUNTIME_NAME) is None:
-        raise EngineError("agents' runtime for containers is not installed; run: harness agents install runtime")
+    if read_manifest(agents_directory() / RUNTIME_NAME) is None:
+        raise DaemonError("agents' runtime for containers is not installed; run: harness agents install runtime")
     hosts = Hosts([HostOptions(address=address) for address in engines], _plain)
     try:
         out = await hosts.check()

@@ -27,7 +27,7 @@ from harness.failure import AttemptFailed
 from harness.tasks import Task
 from harness.verdict.verifier import LOGS
 from sandboxes.base import Limits, OnOutput, Result, Sandbox, SandboxError, Sandboxes, User
-from sandboxes.local.process import default_root, fresh_place
+from sandboxes.local.process import default_root, make_sandbox_directory
 from sandboxes.local.process import remove as remove_directory
 
 SECONDS = 120.0
@@ -67,7 +67,7 @@ async def verifier_sandbox(
         return
     fresh = await sandboxes.start(replace(snapshot.spec, network=task.verifier.network or snapshot.spec.network))
     try:
-        carried = fresh_place(default_root())  # gc finds it after kill -9
+        carried = make_sandbox_directory(default_root())  # gc finds it after kill -9
         try:
             await sandbox.get(".", carried)
             await fresh.put(carried, ".")

@@ -7,17 +7,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from sandboxes.base import SandboxError, Spec
-from sandboxes.docker.container.sandbox import DockerSandbox, Made
-from sandboxes.docker.daemon import Command, Engine, EngineError
+from sandboxes.docker.container.sandbox import DockerSandbox, StartedContainer
+from sandboxes.docker.daemon import ContainerCommand, DaemonError, DockerDaemon
 from sandboxes.docker.image.images import STASH, Images, log
 from sandboxes.docker.labels import IMAGE, RELAXED, labels_of, sandbox_labels, this_process
-from sandboxes.docker.profiles import ACCOUNTS, Base, container_config
+from sandboxes.docker.profiles import ACCOUNTS, BaseImage, container_config
 from sandboxes.docker.services import names_of, start_services
-from sandboxes.docker.wiring import Supplier, Supply, merged
-from sandboxes.output import Kept
+from sandboxes.docker.wiring import Supplier, Supply, merge_supplies
+from sandboxes.output import BoundedOutput
 
 AT_ONCE = 16
-"""Containers that are started or removed at the same time: an engine does no better with more."""
+"""Containers that are started or removed at the same time: a daemon does no better with more."""
 SEED_SECONDS = 600.0
 
 
@@ -37,13 +37,13 @@ class Options:
 
 
 class DockerSandboxes:
-    """Starts containers on one engine. `open` makes one."""
+    """Starts containers on one daemon. `open` makes one."""
 
     kind = "docker"
 
-    def __init__(self, engine: Engine, options: Options):
-        self.engine, self._options = engine, options
-        self.images = Images(engine, options.image, options.progress)
+    def __init__(self, daemon: DockerDaemon, options: Options):
+        self.daemon, self._options = daemon, options
+        self.images = Images(daemon, options.image, options.progress)
         self._owner = this_process()
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._running: dict[str, DockerSandbox] = {}
@@ -53,13 +53,13 @@ class DockerSandboxes:
 
     @classmethod
     async def open(cls, options: Options | None = None) -> "DockerSandboxes":
-        """Connect to the engine. EngineError when it is no use."""
+        """Connect to the daemon. EngineError when it is no use."""
         options = options or Options()
-        return cls(await Engine.open(options.address), options)
+        return cls(await DockerDaemon.open(options.address), options)
 
     @property
     def promise(self) -> str:
-        root = "an unprivileged user outside" if self.engine.remapped else "the host's root, held by its capabilities"
+        root = "an unprivileged user outside" if self.daemon.remapped else "the host's root, held by its capabilities"
         return (
             "containers with limits and a network of their own; strict: unprivileged, no capabilities, read-only root; "
             f"harbor: root inside, which is {root}, and a disk without limit; they share the host's kernel"
@@ -70,33 +70,33 @@ class DockerSandboxes:
         starting = asyncio.create_task(self._start(spec, base))
         try:
             return await asyncio.shield(starting)
-        except asyncio.CancelledError:  # the engine may be half way: what it has made must be known to be removed
+        except asyncio.CancelledError:  # the daemon may be half way: what it has made must be known to be removed
             undoing = asyncio.create_task(_undone(starting))
             self._undoing.add(undoing)
             undoing.add_done_callback(self._undoing.discard)
             await asyncio.shield(undoing)
             raise
 
-    async def _start(self, spec: Spec, base: Base) -> DockerSandbox:
+    async def _start(self, spec: Spec, base: BaseImage) -> DockerSandbox:
         sandbox = f"{self._owner.pid}-{self._owner.started}-{secrets.token_hex(4)}"
         try:
             supplies = [await supplier.supply(sandbox, spec) for supplier in self._options.suppliers]
             async with self._slots:
-                made = await self._make(sandbox, spec, base, merged(supplies))
+                made = await self._make(sandbox, spec, base, merge_supplies(supplies))
             if spec.services:
                 self._services[sandbox] = names_of(made.container, spec)
-                await start_services(self.engine, self.images, made.container, spec, self._labels(sandbox, spec))
+                await start_services(self.daemon, self.images, made.container, spec, self._labels(sandbox, spec))
             return made
         except BaseException:  # cancelled as well: what has been made must not stay
             await self._remove(sandbox)
             raise
 
-    async def _make(self, sandbox: str, spec: Spec, base: Base, supply: Supply) -> DockerSandbox:
+    async def _make(self, sandbox: str, spec: Spec, base: BaseImage, supply: Supply) -> DockerSandbox:
         labels = self._labels(sandbox, spec) | {IMAGE: base.name}
         name = container_name(sandbox)
         log.info("sandbox %s of image %s, relaxed: %s", sandbox, base.name, labels[RELAXED] or "nothing")
-        with self.engine.telling(f"starting a sandbox of image {base.name}"):
-            container = await self.engine.docker.containers.create(
+        with self.daemon.translating_errors(f"starting a sandbox of image {base.name}"):
+            container = await self.daemon.docker.containers.create(
                 container_config(spec, base, supply, labels), name=name
             )
             await container.start()
@@ -104,7 +104,7 @@ class DockerSandboxes:
             await self._seed(name, base)
         if supply.ready is not None:
             await supply.ready(name)
-        made = Made(
+        made = StartedContainer(
             id=sandbox,
             container=name,
             work=base.work,
@@ -112,22 +112,22 @@ class DockerSandboxes:
             model_url=supply.model_url,
             bundles=supply.bundles,
             disk_mb=spec.disk_mb,
-            cpus=spec.cpus or self.engine.cpus,
+            cpus=spec.cpus or self.daemon.cpus,
             labels=labels,
             writable=spec.profile == "harbor",
         )
-        self._running[sandbox] = started = DockerSandbox(self.engine, made, lambda: self._remove(sandbox))
+        self._running[sandbox] = started = DockerSandbox(self.daemon, made, lambda: self._remove(sandbox))
         return started
 
     def _labels(self, sandbox: str, spec: Spec) -> dict[str, str]:
         return labels_of("sandbox", self._owner, self._options.run) | sandbox_labels(sandbox, spec, "")
 
-    async def _seed(self, container: str, base: Base) -> None:
+    async def _seed(self, container: str, base: BaseImage) -> None:
         """Copy the image's content of the working directory into the writable place that covers it."""
-        said = Kept(2000)
-        copy = Command(argv=("cp", "-a", f"{STASH}/.", base.work), user=ACCOUNTS["strict"]["agent"].ids)
+        said = BoundedOutput(2000)
+        copy = ContainerCommand(argv=("cp", "-a", f"{STASH}/.", base.work), user=ACCOUNTS["strict"]["agent"].ids)
         async with asyncio.timeout(SEED_SECONDS):
-            if code := await self.engine.execute(container, copy, said.add):
+            if code := await self.daemon.execute(container, copy, said.add):
                 raise SandboxError(
                     f"the content of {base.work} in image {base.name} cannot be copied (exit code {code}: "
                     f"{said.text()[-300:].strip()}); give the task more disk or memory"
@@ -149,21 +149,21 @@ class DockerSandboxes:
     async def _delete(self, container: str) -> None:
         try:
             async with self._slots:
-                with self.engine.telling(f"removing {container}"):
-                    await self.engine.container(container).delete(force=True, v=True)
-        except EngineError:
+                with self.daemon.translating_errors(f"removing {container}"):
+                    await self.daemon.container(container).delete(force=True, v=True)
+        except DaemonError:
             raise
         except SandboxError as error:
             if "No such container" not in str(error) and "is already in progress" not in str(error):
                 raise
 
     async def close(self) -> None:
-        """Stop what still runs, and let go of the engine."""
+        """Stop what still runs, and let go of the daemon."""
         await asyncio.gather(*self._undoing, return_exceptions=True)
         left = [sandbox.stop() for sandbox in self._running.values()]
         ends = await asyncio.gather(*left, return_exceptions=True)
         await self.images.close()
-        await self.engine.close()
+        await self.daemon.close()
         for end in ends:
             if isinstance(end, BaseException):
                 raise end

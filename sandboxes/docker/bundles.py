@@ -1,11 +1,11 @@
-"""Bundles as read-only volumes of an engine, uploaded once per content: task images stay untouched, near and far alike.
+"""Bundles as read-only volumes of a daemon, uploaded once per content: task images stay untouched, near and far alike.
 
 A volume's name says what is in it: blackforge-bundle-NAME-VERSION-DIGEST. It counts once its manifest is in it, which
 the archive that fills it ends with, so one whose upload was broken off is filled again. Whoever looks or fills holds a
-container named after the volume, never started, that mounts it: the engine gives that name to one at a time. Volumes
-belong to the engine and outlive their runs; `sandboxes gc --bundles` removes those that no container has.
+container named after the volume, never started, that mounts it: the daemon gives that name to one at a time. Volumes
+belong to the daemon and outlive their runs; `sandboxes gc --bundles` removes those that no container has.
 
-Bind mounts instead save the upload and the second copy. They need an engine that sees this machine's files under the
+Bind mounts instead save the upload and the second copy. They need a daemon that sees this machine's files under the
 same paths, which a local address does not promise, so they are chosen and not guessed.
 """
 
@@ -25,9 +25,9 @@ import aiohttp
 from aiodocker.containers import DockerContainer
 
 from sandboxes.base import SandboxError, Spec
-from sandboxes.bundles import AGENTS, MANIFEST, RUNTIME, RUNTIME_NAME, Manifest, manifest_of
-from sandboxes.docker.daemon import Engine
-from sandboxes.docker.labels import IMAGE, KIND, PREFIX, SHARED, labels_of, owner_of, this_process
+from sandboxes.bundles import AGENTS, MANIFEST, RUNTIME, RUNTIME_NAME, BundleManifest, read_manifest
+from sandboxes.docker.daemon import DockerDaemon
+from sandboxes.docker.labels import IMAGE, KIND, PREFIX, SHARED, labels_of, read_owner, this_process
 from sandboxes.docker.wiring import Supply
 
 Way = Literal["volume", "bind"]
@@ -46,7 +46,7 @@ POLL_SECONDS = 0.2
 class Bundles:
     """Gives each container its agent's bundle and the runtime."""
 
-    engine: Engine
+    daemon: DockerDaemon
     directory: Path
     """The bundles on this machine, each in a directory of its name."""
     way: Way = "volume"
@@ -77,30 +77,30 @@ class Bundles:
         # one sandbox that is given up does not end what others wait for
         return mount | {"Source": await asyncio.shield(task), "VolumeOptions": {"NoCopy": True}}
 
-    def _manifest(self, name: str) -> Manifest:
-        manifest = manifest_of(self.directory / name)
+    def _manifest(self, name: str) -> BundleManifest:
+        manifest = read_manifest(self.directory / name)
         if manifest is None:
             raise SandboxError(f"there is no bundle {self.directory / name}; run: harness agents install {name}")
         return manifest
 
     async def _volume(self, name: str) -> str:
-        """The name of the bundle's volume on the engine, filled."""
+        """The name of the bundle's volume on the daemon, filled."""
         manifest = await asyncio.to_thread(self._manifest, name)
         volume = volume_of(manifest)
-        with self.engine.telling(f"the bundle {name} in volume {volume}"):
-            async with _held(self.engine.docker, volume, manifest) as container:
+        with self.daemon.translating_errors(f"the bundle {name} in volume {volume}"):
+            async with _held(self.daemon.docker, volume, manifest) as container:
                 if not await _filled(container):
-                    await _fill(self.engine.docker, container, self.directory / name)
+                    await _fill(self.daemon.docker, container, self.directory / name)
         return volume
 
 
-def volume_of(manifest: Manifest) -> str:
+def volume_of(manifest: BundleManifest) -> str:
     """The name of the volume for a bundle of this content."""
     return f"{VOLUMES}{manifest.name}-{manifest.version}-{manifest.digest[:12]}"
 
 
 @asynccontextmanager
-async def _held(docker: aiodocker.Docker, volume: str, manifest: Manifest) -> AsyncIterator[DockerContainer]:
+async def _held(docker: aiodocker.Docker, volume: str, manifest: BundleManifest) -> AsyncIterator[DockerContainer]:
     """The one container that may fill the volume. Waits for another's, or removes it if its owner is dead."""
     described = {NAME: manifest.name, VERSION: manifest.version, DIGEST: manifest.digest}
     labels = labels_of(SHARED[0], this_process()) | described
@@ -130,13 +130,13 @@ async def _created(docker: aiodocker.Docker, config: Mapping[str, Any], name: st
     except aiodocker.DockerError as error:
         if error.status != 409:
             raise
-    except asyncio.CancelledError:  # the engine may have made it: nobody else would remove it while we live
+    except asyncio.CancelledError:  # the daemon may have made it: nobody else would remove it while we live
         with suppress(aiodocker.DockerError):
             await (await creating).delete(force=True)
         raise
     with suppress(aiodocker.DockerError):  # it is gone by now
         other = await docker.containers.container(name).show()
-        owner = owner_of(other["Config"]["Labels"])
+        owner = read_owner(other["Config"]["Labels"])
         if owner is None or owner.alive() is False:
             await docker.containers.container(other["Id"]).delete(force=True)
     return None

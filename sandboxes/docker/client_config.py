@@ -12,7 +12,7 @@ from sandboxes.base import SandboxError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Endpoint:
+class DaemonEndpoint:
     """A daemon's address, with the files of its TLS certificates where the context has some."""
 
     address: str
@@ -26,7 +26,7 @@ def config_directory() -> Path:
     return Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker")
 
 
-def current_context() -> Endpoint | None:
+def current_context() -> DaemonEndpoint | None:
     """Return the endpoint of the context in use; None for the default context. SandboxError when it cannot be read."""
     name = os.environ.get("DOCKER_CONTEXT", "")
     if not name and not (config_directory() / "config.json").exists():
@@ -45,9 +45,9 @@ def current_context() -> Endpoint | None:
         raise SandboxError(f"there is no Docker context {name!r}; choose one of: docker context ls, or set DOCKER_HOST")
     tls = context.TLSConfig
     if tls is None:
-        return Endpoint(address=context.Host)
+        return DaemonEndpoint(address=context.Host)
     certificate, key = tls.cert
-    return Endpoint(address=context.Host, ca=tls.ca_cert, certificate=certificate, key=key)
+    return DaemonEndpoint(address=context.Host, ca=tls.ca_cert, certificate=certificate, key=key)
 
 
 def registry_credentials(image: str) -> tuple[str, dict[str, str]] | None:

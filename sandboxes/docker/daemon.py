@@ -1,6 +1,6 @@
-"""The connection to a Docker engine, and how its failures are told.
+"""The connection to a Docker daemon, and how its failures are told.
 
-The client is aiodocker: on the same engine a create-exec-remove takes it as long as the docker SDK in threads, with
+The client is aiodocker: on the same daemon a create-exec-remove takes it as long as the docker SDK in threads, with
 less than half of the CPU time (4.6 ms against 11.1) and without a thread for every command that waits. Every call is
 bounded in time except a command, whose limits bound it. Left out: ssh:// addresses.
 """
@@ -20,24 +20,24 @@ from aiodocker.containers import DockerContainer
 from aiodocker.stream import Stream
 
 from sandboxes.base import SandboxError
-from sandboxes.docker.client_config import Endpoint, config_directory, current_context
+from sandboxes.docker.client_config import DaemonEndpoint, config_directory, current_context
 
 SOCKETS = (Path("/var/run/docker.sock"), Path("/run/docker.sock"), Path.home() / ".docker/run/docker.sock")
 OLDEST_API = (1, 41)
 CALL_SECONDS = 300.0
-"""An engine that starts two hundred containers keeps the last one waiting for a minute; one that hangs, for ever."""
+"""A daemon that starts two hundred containers keeps the last one waiting for a minute; one that hangs, for ever."""
 
 
-class EngineError(SandboxError):
-    """The engine is gone, too old or out of disk: no other sandbox will do better there."""
+class DaemonError(SandboxError):
+    """The daemon is gone, too old or out of disk: no other sandbox will do better there."""
 
 
-class NotStarted(SandboxError):
+class CommandNotStarted(SandboxError):
     """A command never began to run."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command:
+class ContainerCommand:
     """One process in a container."""
 
     argv: Sequence[str]
@@ -49,8 +49,8 @@ class Command:
     """The end of it is not seen inside: the reader must know how much to read."""
 
 
-class Engine:
-    """An engine that answers. `open` makes one."""
+class DockerDaemon:
+    """A daemon that answers. `open` makes one."""
 
     def __init__(self, address: str, docker: aiodocker.Docker, connector: aiohttp.BaseConnector):
         self.address, self.docker = address, docker
@@ -62,46 +62,46 @@ class Engine:
         self.cpus = 1
 
     @classmethod
-    async def open(cls, address: str = "") -> "Engine":
+    async def open(cls, address: str = "") -> "DockerDaemon":
         """Connect, by default to `usual_endpoint`. EngineError when that is no use."""
         endpoint = _endpoint(address)
         url, connector = _connector(endpoint)
         timeout = aiohttp.ClientTimeout(total=CALL_SECONDS, sock_connect=20)
-        engine = cls(endpoint.address, aiodocker.Docker(url=url, connector=connector, timeout=timeout), connector)
+        daemon = cls(endpoint.address, aiodocker.Docker(url=url, connector=connector, timeout=timeout), connector)
         try:
-            await engine._look()
+            await daemon._look()
         except BaseException:  # cancelled as well: its connections must not stay open
-            await engine.close()
+            await daemon.close()
             raise
-        return engine
+        return daemon
 
     async def _look(self) -> None:
-        with self.telling("asking for its version"):
+        with self.translating_errors("asking for its version"):
             version = await self.docker.version()
             information = await self.docker.system.info()
         if tuple(map(int, version["ApiVersion"].split("."))) < OLDEST_API:
             oldest = ".".join(map(str, OLDEST_API))
-            raise EngineError(
-                f"the Docker engine at {self.address} speaks API {version['ApiVersion']}, and {oldest} is needed; "
+            raise DaemonError(
+                f"the Docker daemon at {self.address} speaks API {version['ApiVersion']}, and {oldest} is needed; "
                 "update it to Docker 20.10 or later"
             )
         if information["OSType"] != "linux":
-            raise EngineError(f"the Docker engine at {self.address} runs {information['OSType']}; use one of Linux")
+            raise DaemonError(f"the Docker daemon at {self.address} runs {information['OSType']}; use one of Linux")
         self.remapped = any("name=userns" in option for option in information["SecurityOptions"] or ())
         self.cpus = information["NCPU"]
         self.local = self.address.startswith("unix://") and information.get("Name") == socket.gethostname()
 
     async def close(self) -> None:
-        """Let go of the connections. What runs on the engine goes on."""
+        """Let go of the connections. What runs on the daemon goes on."""
         await self.docker.close()
         await self._connector.close()
 
     def container(self, name: str) -> DockerContainer:
         return self.docker.containers.container(name)
 
-    async def execute(self, container: str, command: Command, sink: Callable[[bytes], None]) -> int:
+    async def execute(self, container: str, command: ContainerCommand, sink: Callable[[bytes], None]) -> int:
         """Run a command to its end and return its exit code. What it writes goes to `sink`, piece by piece."""
-        with self.telling(f"a command in {container}"):
+        with self.translating_errors(f"a command in {container}"):
             execution = await self.container(container).exec(
                 list(command.argv),
                 user=command.user,
@@ -113,7 +113,7 @@ class Engine:
                 reading = asyncio.create_task(_read(stream, sink))
                 feeding = asyncio.create_task(_feed(stream, command.stdin))
                 try:
-                    while not feeding.done() and not reading.done():  # the engine waits for input of the dead
+                    while not feeding.done() and not reading.done():  # the daemon waits for input of the dead
                         await asyncio.wait({reading, feeding}, timeout=1, return_when=asyncio.FIRST_COMPLETED)
                         if not (reading.done() or feeding.done() or (await execution.inspect())["Running"]):
                             break
@@ -124,11 +124,11 @@ class Engine:
             while (found := await execution.inspect())["Running"]:  # the output may end first
                 await asyncio.sleep(0.02)
         if not found["Pid"]:
-            raise NotStarted(f"{command.argv[0]} could not be started in {container}; its image may lack it")
+            raise CommandNotStarted(f"{command.argv[0]} could not be started in {container}; its image may lack it")
         return found["ExitCode"]
 
     @contextmanager
-    def telling(self, what: str) -> Iterator[None]:
+    def translating_errors(self, what: str) -> Iterator[None]:
         """Turn the client's errors into a sentence about what was being done."""
         try:
             yield
@@ -139,12 +139,12 @@ class Engine:
 
     def _told(self, what: str, status: int, message: str) -> SandboxError:
         if "no space left on device" in message.lower():
-            return EngineError(
-                f"the Docker engine at {self.address} is out of disk ({what}: {message}); "
+            return DaemonError(
+                f"the Docker daemon at {self.address} is out of disk ({what}: {message}); "
                 "free some, for example with `docker system prune`"
             )
         if status == 900:  # aiodocker's own, for a connection that fails
-            return EngineError(f"the Docker engine at {self.address} does not answer ({message}); start it again")
+            return DaemonError(f"the Docker daemon at {self.address} does not answer ({message}); start it again")
         return SandboxError(f"{what}: {message.strip()}")
 
 
@@ -169,31 +169,31 @@ async def _feed(stream: Stream, stdin: AsyncIterator[bytes] | None) -> None:
         return  # the process has ended without reading everything: its exit code says why
 
 
-def usual_endpoint() -> Endpoint | None:
-    """Return the engine that is meant where none is named: DOCKER_HOST, else the Docker context, else the local socket.
+def usual_endpoint() -> DaemonEndpoint | None:
+    """Return the daemon that is meant where none is named: DOCKER_HOST, else the Docker context, else the local socket.
 
     None where there is none. EngineError when the context cannot be read.
     """
     if address := os.environ.get("DOCKER_HOST"):
-        return Endpoint(address=address)
+        return DaemonEndpoint(address=address)
     try:
         context = current_context()
     except SandboxError as error:
-        raise EngineError(str(error)) from error
-    return context or next((Endpoint(address=f"unix://{path}") for path in SOCKETS if path.is_socket()), None)
+        raise DaemonError(str(error)) from error
+    return context or next((DaemonEndpoint(address=f"unix://{path}") for path in SOCKETS if path.is_socket()), None)
 
 
-def _endpoint(address: str) -> Endpoint:
-    """Return the engine at this address, with the certificates of the current context if it is that one's."""
+def _endpoint(address: str) -> DaemonEndpoint:
+    """Return the daemon at this address, with the certificates of the current context if it is that one's."""
     usual = usual_endpoint()
     if usual is not None and address in ("", usual.address):
         return usual
     if not address:
-        raise EngineError(f"there is no Docker engine at {SOCKETS[0]}; start one, or set DOCKER_HOST")
-    return Endpoint(address=address)
+        raise DaemonError(f"there is no Docker daemon at {SOCKETS[0]}; start one, or set DOCKER_HOST")
+    return DaemonEndpoint(address=address)
 
 
-def _connector(endpoint: Endpoint) -> tuple[str, aiohttp.BaseConnector]:
+def _connector(endpoint: DaemonEndpoint) -> tuple[str, aiohttp.BaseConnector]:
     """Return the URL and a connector without a limit: each running command holds a connection for as long as it runs.
 
     EngineError for an address or certificates that cannot be used.
@@ -203,8 +203,8 @@ def _connector(endpoint: Endpoint) -> tuple[str, aiohttp.BaseConnector]:
     if scheme == "unix":
         return "unix://localhost", aiohttp.UnixConnector(rest, limit=0)
     if scheme not in ("tcp", "http", "https"):
-        raise EngineError(
-            f"the Docker engine's address {address!r} begins with none of unix://, tcp:// and https://; "
+        raise DaemonError(
+            f"the Docker daemon's address {address!r} begins with none of unix://, tcp:// and https://; "
             "reach one behind ssh by forwarding its socket: ssh -nNT -L /tmp/docker.sock:/var/run/docker.sock HOST"
         )
     if scheme != "https" and not endpoint.ca and os.environ.get("DOCKER_TLS_VERIFY", "") in ("", "0"):
@@ -215,7 +215,7 @@ def _connector(endpoint: Endpoint) -> tuple[str, aiohttp.BaseConnector]:
         context = ssl.create_default_context(cafile=str(ca))
         context.load_cert_chain(endpoint.certificate or directory / "cert.pem", endpoint.key or directory / "key.pem")
     except OSError as error:
-        raise EngineError(
+        raise DaemonError(
             f"the certificates for {address} in {ca.parent} cannot be used ({error}); set DOCKER_CERT_PATH"
         ) from error
     return f"https://{rest}", aiohttp.TCPConnector(limit=0, ssl=context)

@@ -1,6 +1,6 @@
 """The labels on every container, network, volume and image that we make, by which they are listed and reaped.
 
-An owner is a process: its host, that host's boot, its pid and start time. A pid alone is given out again, and an engine
+An owner is a process: its host, that host's boot, its pid and start time. A pid alone is given out again, and a daemon
 may serve several hosts, of which each can tell only for its own processes whether they are alive. Left out: judging
 what to do about it (`sandboxes gc` does).
 """
@@ -30,7 +30,7 @@ HOST, BOOT, PID, STARTED = (PREFIX + name for name in ("host", "boot", "pid", "s
 
 
 @dataclass(frozen=True)
-class Owner:
+class OwnerProcess:
     """The process whose end makes a thing an orphan."""
 
     host: str
@@ -46,7 +46,7 @@ class Owner:
     def alive(self, local: bool = False) -> bool | None:
         """Whether it runs; None when that cannot be told from here.
 
-        `local`: what it made is on an engine of this machine alone, so that an owner of another boot is dead. On a
+        `local`: what it made is on a daemon of this machine alone, so that an owner of another boot is dead. On a
         remote one, it may be another machine of the same name.
         """
         here = this_process()
@@ -58,20 +58,20 @@ class Owner:
         return False if local and other_boot and self.host == here.host else None
 
 
-def this_process() -> Owner:
+def this_process() -> OwnerProcess:
     """The owner of what this process makes."""
-    return Owner(socket.gethostname(), _boot(), os.getpid(), start_of(os.getpid()) or 0)
+    return OwnerProcess(socket.gethostname(), _boot(), os.getpid(), start_of(os.getpid()) or 0)
 
 
-def owner_of(labels: Mapping[str, str]) -> Owner | None:
+def read_owner(labels: Mapping[str, str]) -> OwnerProcess | None:
     """The owner that the labels name; None when the thing is not ours."""
     try:
-        return Owner(labels[HOST], labels[BOOT], int(labels[PID]), int(labels[STARTED]))
+        return OwnerProcess(labels[HOST], labels[BOOT], int(labels[PID]), int(labels[STARTED]))
     except (KeyError, ValueError):
         return None
 
 
-def labels_of(kind: str, owner: Owner, run: str = "") -> dict[str, str]:
+def labels_of(kind: str, owner: OwnerProcess, run: str = "") -> dict[str, str]:
     """What everything carries."""
     return {KIND: kind, RUN: run} | owner.labels()
 

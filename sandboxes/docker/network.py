@@ -1,8 +1,8 @@
 """The way of a container to the proxy: a mounted socket and a forwarder as its main process
 (sandboxes/network/forwarder.py).
 
-Where the engine sees the proxy's socket, its directory is bind-mounted. Elsewhere one relay container per run, on the
-engine's bridge, has the socket in a volume and passes connections on to the proxy's address. No firewall is touched and
+Where the daemon sees the proxy's socket, its directory is bind-mounted. Elsewhere one relay container per run, on the
+daemon's bridge, has the socket in a volume and passes connections on to the proxy's address. No firewall is touched and
 no sandbox has a network of its own. Left out: encryption between relay and proxy; the network between must be yours.
 """
 
@@ -16,15 +16,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sandboxes.base import SandboxError, Spec
-from sandboxes.docker.daemon import Engine
+from sandboxes.docker.daemon import DockerDaemon
 from sandboxes.docker.labels import labels_of, this_process
 from sandboxes.docker.wiring import Supplier, Supply
 from sandboxes.network import forwarder
-from sandboxes.output import Kept
+from sandboxes.output import BoundedOutput
 
 READY_SECONDS = 120.0
 HOST = "host.docker.internal"
-"""The engine's host in a relay's container."""
+"""The daemon's host in a relay's container."""
 RELAY_MEMORY = 256 << 20
 
 
@@ -43,12 +43,12 @@ class Runtime:
 class Channel:
     """Gives each container its way to the proxy. With `address` there is a relay, with `socket` there is none."""
 
-    engine: Engine
+    daemon: DockerDaemon
     runtime: Runtime
     socket: Path | None = None
-    """The proxy's, in a directory that the engine sees under the same path."""
+    """The proxy's, in a directory that the daemon sees under the same path."""
     address: str = ""
-    """HOST:PORT of the proxy's listener for sandboxes, as the engine's containers reach it."""
+    """HOST:PORT of the proxy's listener for sandboxes, as the daemon's containers reach it."""
     run: str = ""
     _relay: "asyncio.Task[_Relay] | None" = field(default=None, init=False)
 
@@ -66,7 +66,7 @@ class Channel:
         return Supply(main=main, mounts=[mount], model_url=forwarder.URL, ready=self._ready)
 
     async def _ready(self, container: str) -> None:
-        await _forwards(self.engine, container)
+        await _forwards(self.daemon, container)
 
     async def release(self, sandbox: str) -> None:
         """The relay stays for the other sandboxes."""
@@ -90,15 +90,15 @@ class Channel:
             raise SandboxError("the proxy has no listener for sandboxes; start it with --sandbox-socket PATH")
         labels = labels_of("relay", this_process(), self.run)
         name = f"blackforge-relay-{secrets.token_hex(4)}"
-        relay = _Relay(self.engine, name, name)
+        relay = _Relay(self.daemon, name, name)
         supply = Supply() if self.runtime.mounts is None else await self.runtime.mounts.supply(name, Spec())
-        with self.engine.telling("starting the relay to the proxy"):
+        with self.daemon.translating_errors("starting the relay to the proxy"):
             try:
-                await self.engine.docker.volumes.create({"Name": relay.volume, "Labels": labels})
+                await self.daemon.docker.volumes.create({"Name": relay.volume, "Labels": labels})
                 config = self._config(relay, supply) | {"Labels": labels}
-                container = await self.engine.docker.containers.create(config, name=relay.container)
+                container = await self.daemon.docker.containers.create(config, name=relay.container)
                 await container.start()
-                await _forwards(self.engine, relay.container)
+                await _forwards(self.daemon, relay.container)
             except BaseException:  # cancelled as well: half a relay must not stay
                 await asyncio.shield(relay.remove())
                 raise
@@ -130,24 +130,24 @@ class Channel:
 
 @dataclass(frozen=True)
 class _Relay:
-    engine: Engine
+    daemon: DockerDaemon
     container: str
     volume: str
 
     async def remove(self) -> None:
         """What is gone already, or was never made, is fine."""
-        docker = self.engine.docker
+        docker = self.daemon.docker
         removals = (docker.containers.container(self.container).delete, {"force": True, "v": True})
         for remove, how in (removals, (self._remove_volume, {})):
             try:
-                with self.engine.telling(f"removing {self.container}"):
+                with self.daemon.translating_errors(f"removing {self.container}"):
                     await remove(**how)
             except SandboxError as error:
                 if "no such" not in str(error).lower():
                     raise
 
     async def _remove_volume(self) -> None:
-        await (await self.engine.docker.volumes.get(self.volume)).delete()
+        await (await self.daemon.docker.volumes.get(self.volume)).delete()
 
 
 def _mount(volume: str, read_only: bool) -> Mapping[str, Any]:
@@ -156,13 +156,13 @@ def _mount(volume: str, read_only: bool) -> Mapping[str, Any]:
     return kind | {"ReadOnly": read_only, "VolumeOptions": options}
 
 
-async def _forwards(engine: Engine, container: str) -> None:
+async def _forwards(daemon: DockerDaemon, container: str) -> None:
     """Wait for the forwarder's first line; SandboxError with what it says instead."""
-    said = Kept(2000)
-    with engine.telling(f"the forwarder of {container}"):
+    said = BoundedOutput(2000)
+    with daemon.translating_errors(f"the forwarder of {container}"):
         try:
             async with asyncio.timeout(READY_SECONDS):
-                async for line in engine.container(container).log(stdout=True, stderr=True, follow=True):
+                async for line in daemon.container(container).log(stdout=True, stderr=True, follow=True):
                     if line.strip() == "ready":
                         return
                     said.add(line.encode())
@@ -171,16 +171,16 @@ async def _forwards(engine: Engine, container: str) -> None:
     raise SandboxError(f"the forwarder of {container} does not start ({said.text().strip()[-300:]})")
 
 
-def address_for(engine: Engine, listening: str) -> str:
-    """A listening address of this machine as containers of the engine reach it: HOST:PORT.
+def address_for(daemon: DockerDaemon, listening: str) -> str:
+    """A listening address of this machine as containers of the daemon reach it: HOST:PORT.
 
-    One of every interface (0.0.0.0, [::]) becomes the engine's host as it shows it to containers, or on another
-    machine's engine our address on the way there.
+    One of every interface (0.0.0.0, [::]) becomes the daemon's host as it shows it to containers, or on another
+    machine's daemon our address on the way there.
     """
     parts = urlsplit(listening)
     if parts.hostname not in ("0.0.0.0", "::"):
         return parts.netloc
-    away = urlsplit(engine.address)
+    away = urlsplit(daemon.address)
     if away.scheme == "unix":
         return f"{HOST}:{parts.port}"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

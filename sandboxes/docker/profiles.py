@@ -5,7 +5,7 @@ strict  The agent and the verifier are two unprivileged users that own nothing b
         any process and to hand files over. The root file system is read-only; what is writable lies in memory and is
         sized.
 harbor  Everybody is root, with the capabilities that package managers and daemons need, on a writable root file system
-        of unlimited size. On an engine with userns-remap that root is nobody outside; otherwise it is the host's root
+        of unlimited size. On a daemon with userns-remap that root is nobody outside; otherwise it is the host's root
         within the container's namespaces, seccomp filter and capabilities.
 
 What neither stops: a fault in the kernel or the container runtime, and one sandbox slowing down another where `cpus` is
@@ -30,7 +30,7 @@ SYSTEM = {"/", "/bin", "/dev", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys
 
 
 @dataclass(frozen=True)
-class Account:
+class UserAccount:
     """Who a user of the interface is inside."""
 
     ids: str
@@ -39,11 +39,11 @@ class Account:
     home: str
 
 
-_ROOT = Account("0:0", "root", "/root")
-ACCOUNTS: Mapping[str, Mapping[User, Account]] = {
+_ROOT = UserAccount("0:0", "root", "/root")
+ACCOUNTS: Mapping[str, Mapping[User, UserAccount]] = {
     "strict": {
-        "agent": Account(f"{AGENT}:{AGENT}", "agent", "/home/agent"),
-        "verifier": Account(f"{VERIFIER}:{VERIFIER}", "verifier", "/home/verifier"),
+        "agent": UserAccount(f"{AGENT}:{AGENT}", "agent", "/home/agent"),
+        "verifier": UserAccount(f"{VERIFIER}:{VERIFIER}", "verifier", "/home/verifier"),
         "root": _ROOT,
     },
     "harbor": {"agent": _ROOT, "verifier": _ROOT, "root": _ROOT},
@@ -51,7 +51,7 @@ ACCOUNTS: Mapping[str, Mapping[User, Account]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Base:
+class BaseImage:
     """The image that a container starts from."""
 
     id: str
@@ -76,8 +76,8 @@ def working_directory(spec: Spec, of_image: str) -> str:
     return work.rstrip("/")
 
 
-def container_config(spec: Spec, base: Base, supply: Supply, labels: Mapping[str, str]) -> dict[str, Any]:
-    """The engine's description of a container."""
+def container_config(spec: Spec, base: BaseImage, supply: Supply, labels: Mapping[str, str]) -> dict[str, Any]:
+    """The daemon's description of a container."""
     host = limits_of(spec) | _rights(spec, base)
     host |= {
         "NetworkMode": "bridge" if spec.network == "full" else supply.network or "none",
@@ -94,7 +94,7 @@ def container_config(spec: Spec, base: Base, supply: Supply, labels: Mapping[str
         "Entrypoint": main[:1],
         "Cmd": main[1:],
         "User": "0:0",
-        "WorkingDir": base.work,  # made by the engine where the image has it not
+        "WorkingDir": base.work,  # made by the daemon where the image has it not
         "Hostname": "sandbox",
         "Env": [f"{name}={value}" for name, value in env.items()],
         "Labels": dict(labels),
@@ -116,7 +116,7 @@ def limits_of(spec: Spec) -> dict[str, Any]:
     }
 
 
-def _rights(spec: Spec, base: Base) -> dict[str, Any]:
+def _rights(spec: Spec, base: BaseImage) -> dict[str, Any]:
     if spec.profile == "harbor":
         return {"CapDrop": ["ALL"], "CapAdd": list(HARBOR_ROOT)}
     size = "" if spec.disk_mb is None else f",size={spec.disk_mb}m"

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from sandboxes.base import SandboxError, Service, Spec
-from sandboxes.docker.daemon import Command, Engine
+from sandboxes.docker.daemon import ContainerCommand, DockerDaemon
 from sandboxes.docker.image.images import Images
 from sandboxes.docker.labels import IMAGE, KIND
 from sandboxes.docker.profiles import HARBOR_ROOT, limits_of
-from sandboxes.output import Kept
+from sandboxes.output import BoundedOutput
 
 PAUSE_SECONDS = 0.2
 TRY_SECONDS = 30.0
@@ -26,15 +26,17 @@ def names_of(main: str, spec: Spec) -> list[str]:
     return [f"{main}-{service.name}" for service in spec.services]
 
 
-async def start_services(engine: Engine, images: Images, main: str, spec: Spec, labels: Mapping[str, str]) -> None:
+async def start_services(
+    daemon: DockerDaemon, images: Images, main: str, spec: Spec, labels: Mapping[str, str]
+) -> None:
     """Start them all. SandboxError, with the end of its log, for one that does not get ready."""
     for service, name in zip(spec.services, names_of(main, spec), strict=True):
         base = await images.base(Spec(image=service.image, profile="harbor"))
         config = _config(service, base.id, main, spec) | {"Labels": {**labels, KIND: "service", IMAGE: base.name}}
-        with engine.telling(f"starting the service {service.name} of image {base.name}"):
-            container = await engine.docker.containers.create(config, name=name)
+        with daemon.translating_errors(f"starting the service {service.name} of image {base.name}"):
+            container = await daemon.docker.containers.create(config, name=name)
             await container.start()
-        await _until_ready(engine, name, service)
+        await _until_ready(daemon, name, service)
 
 
 def _config(service: Service, image: str, main: str, spec: Spec) -> dict[str, Any]:
@@ -55,34 +57,34 @@ def _config(service: Service, image: str, main: str, spec: Spec) -> dict[str, An
     return config | ({"Cmd": list(service.command)} if service.command else {})
 
 
-async def _until_ready(engine: Engine, name: str, service: Service) -> None:
+async def _until_ready(daemon: DockerDaemon, name: str, service: Service) -> None:
     deadline = time.monotonic() + service.ready_seconds
-    asked = Command(argv=("/bin/sh", "-c", service.ready or "true"), user="")
+    asked = ContainerCommand(argv=("/bin/sh", "-c", service.ready or "true"), user="")
     while True:
-        said = Kept(2000)
-        if not await _runs(engine, name):
-            raise SandboxError(f"the service {service.name} has ended: {await _log(engine, name)}")
+        said = BoundedOutput(2000)
+        if not await _runs(daemon, name):
+            raise SandboxError(f"the service {service.name} has ended: {await _log(daemon, name)}")
         if not service.ready:
             return
         try:
             async with asyncio.timeout(TRY_SECONDS):
-                if await engine.execute(name, asked, said.add) == 0:
+                if await daemon.execute(name, asked, said.add) == 0:
                     return
         except (SandboxError, TimeoutError):  # it may be ending, or not be up to it yet
             pass
         if time.monotonic() > deadline:
             raise SandboxError(
                 f"the service {service.name} was not ready after {service.ready_seconds:g} s "
-                f"({service.ready!r} says: {said.text()[-200:].strip()}): {await _log(engine, name)}"
+                f"({service.ready!r} says: {said.text()[-200:].strip()}): {await _log(daemon, name)}"
             )
         await asyncio.sleep(PAUSE_SECONDS)
 
 
-async def _runs(engine: Engine, name: str) -> bool:
-    with engine.telling(f"the service {name}"):
-        return bool((await engine.container(name).show())["State"]["Running"])
+async def _runs(daemon: DockerDaemon, name: str) -> bool:
+    with daemon.translating_errors(f"the service {name}"):
+        return bool((await daemon.container(name).show())["State"]["Running"])
 
 
-async def _log(engine: Engine, name: str) -> str:
-    with engine.telling(f"the log of {name}"):
-        return "".join(await engine.container(name).log(stdout=True, stderr=True, tail=20))[-500:].strip()
+async def _log(daemon: DockerDaemon, name: str) -> str:
+    with daemon.translating_errors(f"the log of {name}"):
+        return "".join(await daemon.container(name).log(stdout=True, stderr=True, tail=20))[-500:].strip()

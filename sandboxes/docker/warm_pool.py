@@ -30,7 +30,7 @@ class _Stock:
     filling: asyncio.Task[None] | None = None
 
 
-class Warm:
+class WarmPool:
     """Docker sandboxes, of which some are there before they are asked for."""
 
     kind = "docker"
@@ -67,10 +67,10 @@ class Warm:
         while stock.spares:
             spare = stock.spares.pop(0)
             try:
-                with self._inner.engine.telling(f"looking at {spare.container}"):
-                    state = (await self._inner.engine.container(spare.container).show())["State"]
+                with self._inner.daemon.translating_errors(f"looking at {spare.container}"):
+                    state = (await self._inner.daemon.container(spare.container).show())["State"]
             except SandboxError:
-                state = {"Running": False}  # gone; the next start says whether the engine is, too
+                state = {"Running": False}  # gone; the next start says whether the daemon is, too
             except BaseException:  # nobody waits for it any more
                 self._let_go(spare)
                 raise

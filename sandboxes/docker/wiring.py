@@ -14,10 +14,10 @@ class Supply:
     main: Sequence[str] = ()
     """The main process, in place of one that sleeps. Runs as root of the profile; the sandbox ends with it."""
     mounts: Sequence[Mapping[str, Any]] = ()
-    """As the engine's API has them: Type, Source, Target, ReadOnly."""
+    """As the daemon's API has them: Type, Source, Target, ReadOnly."""
     env: Mapping[str, str] = field(default_factory=dict)
     network: str = ""
-    """The engine's network to join in place of none; not asked for where the spec has the full network."""
+    """The daemon's network to join in place of none; not asked for where the spec has the full network."""
     ready: "Callable[[str], Awaitable[None]] | None" = None
     """Called with the container's name once it runs; returns when the main process does what it is for."""
     model_url: str = ""
@@ -34,7 +34,7 @@ class Supplier(Protocol):
         """The sandbox is gone, or was never started. May be called again."""
 
 
-def merged(supplies: Sequence[Supply]) -> Supply:
+def merge_supplies(supplies: Sequence[Supply]) -> Supply:
     """Several makers' parts as one."""
     return Supply(
         main=next((supply.main for supply in supplies if supply.main), ()),

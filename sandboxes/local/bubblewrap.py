@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from sandboxes.base import Limits, OnOutput, Result, SandboxError, Spec, User
-from sandboxes.local.files import Place
-from sandboxes.local.process import ProcessSandbox, ProcessSandboxes, exit_of
-from sandboxes.local.processes import MARK, belonging, table
+from sandboxes.local.files import SandboxPath
+from sandboxes.local.process import ProcessSandbox, ProcessSandboxes, exit_code_of
+from sandboxes.local.processes import MARK, processes_of, table
 from sandboxes.network import forwarder
-from sandboxes.output import Output
+from sandboxes.output import OutputPipe
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc")
 HIDDEN = ("/etc/ssh", "/etc/ssl/private", "/etc/docker", "/etc/sudoers.d")
@@ -83,7 +83,7 @@ class BubblewrapSandboxes(ProcessSandboxes):
             raise SandboxError(f"a bubblewrap sandbox has no image, services or root of its own ({asked}); use Docker")
         sandbox_id, directory = self._fresh("work", "home", "verifier", "tmp")
         shown = [path for path in (Path(sys.base_prefix), self._bundles, *self._shown) if path.is_absolute()]
-        view = View(spec, directory, shown, self._socket)
+        view = SandboxView(spec, directory, shown, self._socket)
         made = BubblewrapSandbox(sandbox_id, view, self.watch, spec.memory_mb)
         made.bundles, made.disk_mb = str(self._bundles), spec.disk_mb
         try:
@@ -95,7 +95,7 @@ class BubblewrapSandboxes(ProcessSandboxes):
 
 
 @dataclass
-class View:
+class SandboxView:
     """What a sandbox sees, and as whom."""
 
     spec: Spec
@@ -179,7 +179,7 @@ class _Namespace:
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, side: User):
         self.process, self.side = process, side
         loop = asyncio.get_running_loop()
-        self.gone = exit_of(process)
+        self.gone = exit_code_of(process)
         self.ready: asyncio.Future[bool] = loop.create_future()
         self._control, self._commands = control, dict[int, asyncio.Future[int]]()
         self._started = 0
@@ -224,7 +224,7 @@ class _Namespace:
     async def end(self) -> int:
         """End it, and say how many processes of the sandbox's own that were. The kernel leaves none."""
         processes = table()
-        own = belonging(processes, "none", {self.process.pid})
+        own = processes_of(processes, "none", {self.process.pid})
         first = [process.pid for process in own if process.parent == self.process.pid]
         for pid in first or [self.process.pid]:  # bwrap ends after process 1, and that after all the others
             with suppress(ProcessLookupError):
@@ -239,7 +239,7 @@ class BubblewrapSandbox(ProcessSandbox):
 
     own_root = True
 
-    def __init__(self, sandbox_id: str, view: View, watch: Any, memory_mb: int | None):
+    def __init__(self, sandbox_id: str, view: SandboxView, watch: Any, memory_mb: int | None):
         super().__init__(sandbox_id, view.directory, watch, memory_mb)
         self.work, self.home = WORK, HOME
         self.model_url = forwarder.URL if view.spec.network == "model" and view.socket else ""
@@ -288,7 +288,7 @@ class BubblewrapSandbox(ProcessSandbox):
             await self.begin(side)
         return await super().run(command, limits, env, user, on_output)
 
-    async def _start(self, command: str, output: Output, env: Mapping[str, str]) -> asyncio.Future[int]:
+    async def _start(self, command: str, output: OutputPipe, env: Mapping[str, str]) -> asyncio.Future[int]:
         assert self._namespace is not None
         home = VERIFIER_HOME if self._namespace.side == "verifier" else HOME
         clean = {MARK: self.id, "PATH": PATH, "HOME": home, "PWD": WORK, "TMPDIR": "/tmp", "USER": "agent"}
@@ -300,9 +300,9 @@ class BubblewrapSandbox(ProcessSandbox):
 
     def _cpu_used(self) -> float:
         """Process 1 has waited for all that ran before."""
-        return sum(process.cpu_seconds for process in belonging(table(), self.id, self.sessions))
+        return sum(process.cpu_seconds for process in processes_of(table(), self.id, self.sessions))
 
-    def _place(self, path: str, user: User = "agent") -> Place:
+    def _place(self, path: str, user: User = "agent") -> SandboxPath:
         if path.startswith("/"):
             mounted = next((at for at in MOUNTED if Path(path).is_relative_to(at) and Path(path) != Path(at)), None)
             if mounted is None:
@@ -314,7 +314,7 @@ class BubblewrapSandbox(ProcessSandbox):
             base, path = self._directory / ("verifier" if user == "verifier" else "home"), path[2:]
         else:
             base = self._directory / "work"
-        return Place(base, super()._place(path).parts, self._view.user)
+        return SandboxPath(base, super()._place(path).parts, self._view.user)
 
     async def end_processes(self) -> int:
         namespace, self._namespace = self._namespace, None

@@ -19,7 +19,7 @@ _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
-class Place:
+class SandboxPath:
     """A path below a directory that is ours."""
 
     base: Path
@@ -27,11 +27,11 @@ class Place:
     owner: int | None = None
     """User and group who get what is made; None: whoever makes it."""
 
-    def below(self, *parts: str) -> "Place":
-        return Place(self.base, (*self.parts, *parts), self.owner)
+    def below(self, *parts: str) -> "SandboxPath":
+        return SandboxPath(self.base, (*self.parts, *parts), self.owner)
 
 
-def write(place: Place, content: bytes, mode: int = 0o644) -> None:
+def write(place: SandboxPath, content: bytes, mode: int = 0o644) -> None:
     """Write a file and its parents. What stands in the way is replaced."""
     parent = _open(place.base, place.parts[:-1], place.owner)
     try:
@@ -44,7 +44,7 @@ def write(place: Place, content: bytes, mode: int = 0o644) -> None:
         os.close(parent)
 
 
-def read(place: Place, limit: int) -> bytes | None:
+def read(place: SandboxPath, limit: int) -> bytes | None:
     """The first bytes of a regular file; None where there is none."""
     try:
         parent = _open(place.base, place.parts[:-1])
@@ -62,7 +62,7 @@ def read(place: Place, limit: int) -> bytes | None:
         os.close(file)
 
 
-def put(source: Path, place: Place) -> None:
+def put(source: Path, place: SandboxPath) -> None:
     """Copy a directory of ours in: its directories, regular files and links. OSError when it cannot all be read."""
 
     def unread(error: OSError) -> None:
@@ -81,7 +81,7 @@ def put(source: Path, place: Place) -> None:
                 write(here.below(name), path.read_bytes(), stat.S_IMODE(path.stat().st_mode))
 
 
-def get(place: Place, target: Path, limit: int) -> None:
+def get(place: SandboxPath, target: Path, limit: int) -> None:
     """Copy a directory of at most so many bytes out: its directories, regular files and links, as far as they can be
     read. Links are made last, so that nothing is written through one."""
     top = _open(place.base, place.parts)
@@ -119,7 +119,7 @@ def _copy_out(name: str, here: int, target: Path, limit: int) -> int:
     return copied
 
 
-def _link(content: Path, place: Place) -> None:
+def _link(content: Path, place: SandboxPath) -> None:
     parent = _open(place.base, place.parts[:-1], place.owner)
     try:
         _clear(place.parts[-1], parent)

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandboxes.local.process import default_root, ours, remove
-from sandboxes.local.processes import Process, belonging, kill, namespace, start_of, table
+from sandboxes.local.process import default_root, is_our_directory, remove
+from sandboxes.local.processes import Process, kill, namespace, processes_of, start_of, table
 
 
 @dataclass(frozen=True)
-class Found:
+class ListedSandbox:
     """A sandbox that is there: its directory, or processes that carry its id, or both."""
 
     id: str
@@ -21,27 +21,27 @@ class Found:
     directory: Path
 
 
-def found(root: Path | None = None) -> list[Found]:
+def list_sandboxes(root: Path | None = None) -> list[ListedSandbox]:
     """Every sandbox on this machine that we may see."""
     root = root or default_root()
     processes = table()
-    ids = {path.name for path in root.iterdir()} if ours(root) else set()
+    ids = {path.name for path in root.iterdir()} if is_our_directory(root) else set()
     here = namespace()  # elsewhere an owner's pid names another process
     ids |= {process.sandbox for process in processes if process.sandbox and namespace(process.pid) == here}
     return list(_described(sorted(ids), processes, root))
 
 
-def _described(ids: list[str], processes: list[Process], root: Path) -> Iterator[Found]:
+def _described(ids: list[str], processes: list[Process], root: Path) -> Iterator[ListedSandbox]:
     for sandbox in ids:
         owner, started, *rest = [*sandbox.split("-"), "", ""][:3]
         if owner.isdigit() and started.isdigit() and rest:  # else it is not one of ours
             alive = start_of(int(owner)) == int(started)
-            yield Found(sandbox, int(owner), not alive, len(belonging(processes, sandbox)), root / sandbox)
+            yield ListedSandbox(sandbox, int(owner), not alive, len(processes_of(processes, sandbox)), root / sandbox)
 
 
-def collect(root: Path | None = None) -> list[Found]:
+def remove_orphans(root: Path | None = None) -> list[ListedSandbox]:
     """End and remove the sandboxes of dead owners."""
-    orphans = [sandbox for sandbox in found(root) if sandbox.orphaned]
+    orphans = [sandbox for sandbox in list_sandboxes(root) if sandbox.orphaned]
     for sandbox in orphans:
         for _ in range(1000):
             if not any(kill(sandbox.id)):

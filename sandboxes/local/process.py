@@ -23,8 +23,8 @@ from pathlib import Path
 
 from sandboxes.base import MAX_COPY_MB, Ended, Limits, OnOutput, Result, SandboxError, Spec, User
 from sandboxes.local import files
-from sandboxes.local.processes import FIRST_NAMESPACE, MARK, belonging, kill, namespace, now_ticks, start_of, table
-from sandboxes.output import Output
+from sandboxes.local.processes import FIRST_NAMESPACE, MARK, kill, namespace, now_ticks, processes_of, start_of, table
+from sandboxes.output import OutputPipe
 
 WATCH_SECONDS = 0.5
 PATIENCE_SECONDS = 10.0
@@ -37,7 +37,7 @@ def default_root() -> Path:
     return Path(tempfile.gettempdir()) / f"blackforge-{os.getuid()}{inside}"
 
 
-def ours(root: Path) -> bool:
+def is_our_directory(root: Path) -> bool:
     """Whether it is a directory of this user: anybody else could exchange what is in it."""
     try:
         state = root.lstat()
@@ -46,12 +46,12 @@ def ours(root: Path) -> bool:
     return stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid()
 
 
-def fresh_place(root: Path) -> Path:
+def make_sandbox_directory(root: Path) -> Path:
     """A new directory below it, whose name tells its owner, so that what is left of it is known as such."""
     directory = root / f"{os.getpid()}-{start_of(os.getpid())}-{secrets.token_hex(4)}"
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not ours(root):
+        if not is_our_directory(root):
             raise SandboxError(f"{root} is not a directory of this user; remove it, or set TMPDIR to another place")
         directory.mkdir(mode=0o700)
     except OSError as error:
@@ -98,7 +98,7 @@ class ProcessSandboxes:
 
     def _fresh(self, *names: str) -> tuple[str, Path]:
         """A new sandbox's id and its directory, with these in it."""
-        directory = fresh_place(self.root)
+        directory = make_sandbox_directory(self.root)
         try:
             for name in names:
                 (directory / name).mkdir(mode=0o700)
@@ -122,7 +122,7 @@ class ProcessSandboxes:
             self._running = [running for running in self._running if not running.ended.done()]
             processes = table() if self._running else []
             for running in self._running:
-                own = belonging(processes, running.sandbox.id, running.sandbox.sessions)
+                own = processes_of(processes, running.sandbox.id, running.sandbox.sessions)
                 memory, cpu = running.sandbox.memory_mb, running.limits.cpu_seconds
                 if memory is not None and sum(process.memory_bytes for process in own) > memory << 20:
                     running.end("memory")
@@ -155,7 +155,7 @@ class ProcessSandbox:
         on_output: OnOutput | None = None,
     ) -> Result:
         began = time.monotonic()
-        output = Output(limits.output_bytes, on_output)
+        output = OutputPipe(limits.output_bytes, on_output)
         exit_code = await self._start(command, output, env)
         loop = asyncio.get_running_loop()
         loop.add_reader(output.reader, lambda: output.read_available() or loop.remove_reader(output.reader))
@@ -171,7 +171,7 @@ class ProcessSandbox:
             output.close()
         return Result(ended, exit_code.result(), output.text(), output.dropped, time.monotonic() - began)
 
-    async def _start(self, command: str, output: Output, env: Mapping[str, str]) -> asyncio.Future[int]:
+    async def _start(self, command: str, output: OutputPipe, env: Mapping[str, str]) -> asyncio.Future[int]:
         """Start a command and give its exit code to come."""
         clean = {MARK: self.id, "PATH": os.environ.get("PATH", os.defpath), "HOME": self.home, "PWD": self.work}
         clean |= {"TMPDIR": str(self._directory / "tmp"), "LANG": "C.UTF-8", "TERM": "dumb"}
@@ -192,7 +192,7 @@ class ProcessSandbox:
             ) from error
         output.close_writer()
         self.sessions.add(process.pid)
-        return exit_of(process)
+        return exit_code_of(process)
 
     async def _end_of(self, exit_code: asyncio.Future[int], limits: Limits) -> Ended:
         loop = asyncio.get_running_loop()
@@ -282,14 +282,14 @@ class ProcessSandbox:
         await self.end_processes()
         await asyncio.to_thread(remove, self._directory)
 
-    def _place(self, path: str, user: User = "agent") -> files.Place:
+    def _place(self, path: str, user: User = "agent") -> files.SandboxPath:
         base, rest = ("home", path[2:]) if path.startswith("~/") else ("work", path)
         if not rest or rest.startswith("/") or ".." in Path(rest).parts or "\0" in rest:
             raise SandboxError(f"a path must lead into the sandbox, relative to its work directory or ~/: {path!r}")
-        return files.Place(self._directory / base, Path(rest).parts)
+        return files.SandboxPath(self._directory / base, Path(rest).parts)
 
 
-def exit_of(process: subprocess.Popen[bytes]) -> asyncio.Future[int]:
+def exit_code_of(process: subprocess.Popen[bytes]) -> asyncio.Future[int]:
     """The exit code of a process, once it has ended."""
     loop = asyncio.get_running_loop()
     code: asyncio.Future[int] = loop.create_future()

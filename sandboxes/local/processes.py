@@ -50,7 +50,7 @@ def table(since: int = 0) -> list[Process]:
     return [process for name in os.listdir("/proc") if name.isdigit() and (process := _process(name, since))]
 
 
-def belonging(processes: Collection[Process], sandbox: str, sessions: Collection[int] = ()) -> list[Process]:
+def processes_of(processes: Collection[Process], sandbox: str, sessions: Collection[int] = ()) -> list[Process]:
     """The processes of one sandbox."""
     own = {process.pid for process in processes if process.sandbox == sandbox or process.session in sessions}
     grown = True
@@ -68,7 +68,7 @@ def kill(sandbox: str, sessions: Collection[int] = (), since: int = 0) -> tuple[
     older is not looked at.
     """
     processes = table(since)
-    own = belonging(processes, sandbox, sessions)
+    own = processes_of(processes, sandbox, sessions)
     for process in own:
         with suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)

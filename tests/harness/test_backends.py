@@ -15,7 +15,7 @@ from harness.setup.sandbox_choice import choose
 from harness.setup.stack import RunningProxy
 from harness.tasks import Task
 from proxy.pool.errors import UserError
-from sandboxes.bundles import RUNTIME_NAME, manifest_of
+from sandboxes.bundles import RUNTIME_NAME, read_manifest
 from sandboxes.local.bubblewrap import why_not
 from sandboxes.local.process import default_root
 from tests.conftest import need
@@ -71,7 +71,7 @@ IN_DOCKER = ["--sandbox", "auto", "--command", "python3 -I -S ~/agent.py"]
 
 
 def need_runtime() -> None:
-    found = manifest_of(agents_directory() / RUNTIME_NAME)
+    found = read_manifest(agents_directory() / RUNTIME_NAME)
     need("the agents' runtime (harness agents install runtime)", found is not None)
 
 
@@ -124,7 +124,7 @@ def test_where_there_is_no_docker_the_next_best_is_taken_and_the_reason_said(mon
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
     plain, imaged = msgspec.convert(HELLO, Task), msgspec.convert(HELLO | {"image": {"name": "deb:py"}}, Task)
     choice = choose("auto", [plain])
-    assert choice.kind == ("process" if why_not() else "bubblewrap") and "Docker engine at unix:///nowhere" in str(
+    assert choice.kind == ("process" if why_not() else "bubblewrap") and "Docker daemon at unix:///nowhere" in str(
         choice
     )
     with pytest.raises(UserError, match="wants the image deb:py.*use Docker.*unix:///nowhere.sock does not answer"):

@@ -18,7 +18,7 @@ from proxy.pool.rollouts.groups import open_group
 from proxy.pool.rollouts.runs import open_run
 from proxy.pool.schema import completions, groups
 from sandboxes.docker.backend import DockerSandboxes, Options
-from sandboxes.docker.daemon import Engine
+from sandboxes.docker.daemon import DockerDaemon
 from sandboxes.docker.network import Channel, Runtime
 from sandboxes.network.forwarder import SOCKET, URL
 from tests.harness.cheats import CHEATS
@@ -61,9 +61,9 @@ async def socket(proxy: RunningProxy) -> AsyncIterator[Path]:
 @pytest.fixture
 async def context(proxy: RunningProxy, docker_engine: str, socket: Path, tmp_path: Path) -> AsyncIterator[RunContext]:
     async with AsyncExitStack() as stack:
-        engine = await Engine.open(docker_engine)
+        engine = await DockerDaemon.open(docker_engine)
         stack.push_async_callback(engine.close)
-        channel = Channel(engine=engine, runtime=Runtime(python="python3", image="deb:py"), socket=socket)
+        channel = Channel(daemon=engine, runtime=Runtime(python="python3", image="deb:py"), socket=socket)
         stack.push_async_callback(channel.close)
         options = Options(address=docker_engine, image="deb:py", run="test", suppliers=[channel])
         sandboxes = await DockerSandboxes.open(options)

@@ -12,7 +12,7 @@ from harness.agents.install import agents_directory
 from harness.cli import main
 from harness.setup.stack import RunningProxy
 from proxy.pool.database import open_pool
-from sandboxes.bundles import PYTHON, RUNTIME_NAME, manifest_of
+from sandboxes.bundles import PYTHON, RUNTIME_NAME, read_manifest
 from sandboxes.docker.labels import PID, labels_of, this_process
 from tests.conftest import need
 from tests.engines import own_engine, said
@@ -26,7 +26,7 @@ TASK = HELLO | {"files": {"~/agent.py": (ROOT / "examples/agents/shell_agent.py"
 
 @pytest.fixture
 def in_docker(command_line: CommandLine, docker_engine: str) -> CommandLine:
-    need("the agents' runtime (harness agents install runtime)", bool(manifest_of(agents_directory() / RUNTIME_NAME)))
+    need("the agents' runtime (harness agents install runtime)", bool(read_manifest(agents_directory() / RUNTIME_NAME)))
 
     def build(*more: str, command: str = AGENT, **what: Any) -> list[str]:
         return command_line("--sandbox", "docker", "--image", "bb:1", *more, tasks=[TASK], command=command, **what)
@@ -87,7 +87,7 @@ def test_kill_9_in_mid_run_leaves_containers_that_the_next_start_removes(
             ["--docker", "tcp://a", "--sandbox", "process"],
             "--docker names engines for process sandboxes, which have none",
         ),
-        (["--docker", "unix:///nowhere.sock"], "the Docker engine at unix:///nowhere.sock does not answer"),
+        (["--docker", "unix:///nowhere.sock"], "the Docker daemon at unix:///nowhere.sock does not answer"),
         (["--warm", "-1"], "warm"),
     ],
 )

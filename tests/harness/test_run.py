@@ -21,7 +21,7 @@ from proxy.pool.inspect.verify import verify
 from proxy.pool.rollouts.runs import find_run, set_queue_limit
 from proxy.pool.schema import attempts, groups, rollouts, runs
 from proxy.pool.training.steps import Published, publish
-from sandboxes.local.leftovers import collect
+from sandboxes.local.leftovers import remove_orphans
 from sandboxes.local.processes import table
 from tests.harness.conftest import HELLO, SHELL_AGENT, results, write_tasks
 
@@ -279,7 +279,7 @@ def test_what_a_killed_harness_brought_up_dies_with_it(tmp_path: Path) -> None:
     killed.kill()
     killed.communicate()
     wait_for(lambda: not [pid for pid in Path("/proc").glob("[0-9]*") if str(tmp_path / "run") in command_of(pid)])
-    collect()  # the next start does this
+    remove_orphans()  # the next start does this
     assert sandboxes_of(killed.pid) == []
 
 

@@ -21,7 +21,7 @@ from harness.setup.stack import ProxyOptions, RunningProxy, service
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.rollouts.runs import find_run
 from proxy.pool.schema import attempts
-from sandboxes.local.leftovers import Found, collect, found
+from sandboxes.local.leftovers import ListedSandbox, list_sandboxes, remove_orphans
 from sandboxes.local.process import ProcessSandboxes, remove
 from sandboxes.local.processes import table
 from tests import postgres
@@ -69,20 +69,20 @@ def cluster() -> Iterator["Cluster"]:
         yield made
     finally:
         made.shutdown()
-        collect()  # workers are killed with their node
+        remove_orphans()  # workers are killed with their node
 
 
-def sandboxes_of(node: Any) -> list[Found]:
+def sandboxes_of(node: Any) -> list[ListedSandbox]:
     """Those whose owner is a worker process of the node, with an agent at work."""
     workers = {process.pid for process in table() if process.parent == raylet(node)}
-    return [sandbox for sandbox in found() if sandbox.owner in workers and sandbox.processes]
+    return [sandbox for sandbox in list_sandboxes() if sandbox.owner in workers and sandbox.processes]
 
 
 def raylet(node: Any) -> int:
     return int(node.all_processes["raylet"][0].process.pid)
 
 
-def kill(node: Any) -> list[Found]:
+def kill(node: Any) -> list[ListedSandbox]:
     """Kill a node at once, as a power cut does, and say which sandboxes it leaves."""
     os.kill(raylet(node), signal.SIGSTOP)  # it must not tell anybody about its workers
     left = sandboxes_of(node)
@@ -153,12 +153,12 @@ def test_a_killed_driver_leaves_what_its_next_start_removes_and_resumes(
     run.kill()
     run.communicate()
     wait_for(
-        lambda: all(sandbox.orphaned for sandbox in found() if sandbox.id in left)
+        lambda: all(sandbox.orphaned for sandbox in list_sandboxes() if sandbox.id in left)
     )  # Ray ends a dead job's workers
     assert main(arguments) == 0
     assert [row["reward"] for row in results(tmp_path / "run")] == [1.0] * 4
     assert all(row.closed_at is not None for row in tries_of(pool, tmp_path.name))
-    assert left and not left & {sandbox.id for sandbox in found()}
+    assert left and not left & {sandbox.id for sandbox in list_sandboxes()}
 
 
 @pytest.mark.long
@@ -182,7 +182,7 @@ def test_a_lost_nodes_attempts_run_again_elsewhere_under_new_keys(
     assert all("Ray node was lost" in row.detail for row in tries if row.failure)
     assert all((tmp_path / "run/logs" / f"attempt-{row.id}.log").exists() for row in tries if not row.failure)
     assert main(arguments) == 0  # every node begins with a clean-up
-    assert not {sandbox.id for sandbox in lost} & {sandbox.id for sandbox in found()}
+    assert not {sandbox.id for sandbox in lost} & {sandbox.id for sandbox in list_sandboxes()}
 
 
 @pytest.mark.long

@@ -17,7 +17,7 @@ from harness.validation.review import VERDICTS
 from harness.validation.runner import ValidationPlan, ValidationResults, prove
 from harness.validation.trials import TrialSpec, run_trial
 from harness.verdict.judge import MAX_FILE, described, read
-from sandboxes.bundles import RUNTIME_NAME, manifest_of
+from sandboxes.bundles import RUNTIME_NAME, read_manifest
 from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.local.process import ProcessSandboxes
 from tests.conftest import need
@@ -256,7 +256,7 @@ def test_what_needs_docker_is_not_tried_without(tmp_path: Path, capsys: pytest.C
 
 @pytest.mark.long
 def test_the_example_tasks_are_accepted(docker_engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    need("the agents' runtime (harness agents install runtime)", bool(manifest_of(agents_directory() / RUNTIME_NAME)))
+    need("the agents' runtime (harness agents install runtime)", bool(read_manifest(agents_directory() / RUNTIME_NAME)))
     monkeypatch.setenv("DOCKER_HOST", docker_engine)
     examples = Path(__file__).parents[2] / "examples/tasks/harbor"
     assert main(["validate", str(examples), "--out", str(tmp_path), "--sandbox", "docker"]) == 0

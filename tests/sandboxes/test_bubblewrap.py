@@ -15,8 +15,8 @@ import pytest
 
 from sandboxes.base import Image, Limits, SandboxError, Spec
 from sandboxes.local.bubblewrap import BubblewrapSandbox, BubblewrapSandboxes, why_not
-from sandboxes.local.leftovers import collect
-from sandboxes.local.processes import belonging, table
+from sandboxes.local.leftovers import remove_orphans
+from sandboxes.local.processes import processes_of, table
 from tests.conftest import need
 
 ALONE = Spec(network="none")
@@ -134,8 +134,8 @@ def test_kill_9_of_the_owner_ends_everything_and_the_directory_is_collected(tmp_
     sandbox = owner.stdout.readline().split()[0]
     owner.kill()
     owner.communicate()
-    assert [found.id for found in collect(tmp_path)] == [sandbox]
-    assert belonging(table(), sandbox) == [] and list(tmp_path.iterdir()) == []
+    assert [found.id for found in remove_orphans(tmp_path)] == [sandbox]
+    assert processes_of(table(), sandbox) == [] and list(tmp_path.iterdir()) == []
 
 
 def test_an_ordinary_user_has_them_too() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sandboxes.local import files
-from sandboxes.local.files import Place
+from sandboxes.local.files import SandboxPath
 
 
 @pytest.fixture
@@ -24,15 +24,15 @@ def inside(tmp_path: Path) -> Path:
 
 
 def test_nothing_is_read_through_a_link(inside: Path, tmp_path: Path) -> None:
-    assert files.read(Place(inside, ("away", "secret")), 99) is None
-    assert files.read(Place(inside, ("real", "file")), 99) is None
+    assert files.read(SandboxPath(inside, ("away", "secret")), 99) is None
+    assert files.read(SandboxPath(inside, ("real", "file")), 99) is None
     with pytest.raises(OSError):
-        files.get(Place(inside, ("away",)), tmp_path / "copy", 1 << 20)
+        files.get(SandboxPath(inside, ("away",)), tmp_path / "copy", 1 << 20)
 
 
 def test_nothing_is_written_through_a_link(inside: Path, tmp_path: Path) -> None:
-    files.write(Place(inside, ("away", "secret")), b"ours")
-    files.write(Place(inside, ("real", "file")), b"ours")
+    files.write(SandboxPath(inside, ("away", "secret")), b"ours")
+    files.write(SandboxPath(inside, ("real", "file")), b"ours")
     assert (inside / "away" / "secret").read_text() == (inside / "real" / "file").read_text() == "ours"
     assert (tmp_path / "outside" / "secret").read_text() == "secret"
 
@@ -41,9 +41,9 @@ def test_a_tree_is_copied_as_it_is(inside: Path, tmp_path: Path) -> None:
     (inside / "real" / "sub" / "empty").mkdir(parents=True)
     (inside / "real" / "sub" / "tool").write_text("#!")
     (inside / "real" / "sub" / "tool").chmod(0o755)
-    files.get(Place(inside, ("real",)), tmp_path / "copy", 1 << 20)
+    files.get(SandboxPath(inside, ("real",)), tmp_path / "copy", 1 << 20)
     (inside / "back").symlink_to(tmp_path / "outside")  # in the way of the copy that goes back
-    files.put(tmp_path / "copy", Place(inside, ("back",)))
+    files.put(tmp_path / "copy", SandboxPath(inside, ("back",)))
     back = inside / "back"
     assert not back.is_symlink() and (back / "sub" / "empty").is_dir() and (back / "file").is_symlink()
     assert (back / "sub" / "tool").read_text() == "#!" and (back / "sub" / "tool").stat().st_mode & 0o777 == 0o755
@@ -52,7 +52,7 @@ def test_a_tree_is_copied_as_it_is(inside: Path, tmp_path: Path) -> None:
 
 def test_a_tree_that_has_gone_is_not_an_empty_one(inside: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="gone"):
-        files.put(tmp_path / "gone", Place(inside, ("tests",)))
+        files.put(tmp_path / "gone", SandboxPath(inside, ("tests",)))
 
 
 def test_no_more_is_copied_out_than_was_allowed(inside: Path, tmp_path: Path) -> None:
@@ -60,11 +60,11 @@ def test_no_more_is_copied_out_than_was_allowed(inside: Path, tmp_path: Path) ->
     (inside / "d" / "small").write_bytes(b"x" * 1000)
     os.truncate(os.open(inside / "d" / "holes", os.O_CREAT | os.O_WRONLY), 1 << 40)
     with pytest.raises(OSError, match="more than is copied out"):
-        files.get(Place(inside, ("d",)), tmp_path / "copy", 5 << 20)
+        files.get(SandboxPath(inside, ("d",)), tmp_path / "copy", 5 << 20)
     (inside / "d" / "holes").unlink()
     with pytest.raises(OSError, match="more than is copied out"):
-        files.get(Place(inside, ("d",)), tmp_path / "copy", 999)
-    files.get(Place(inside, ("d",)), tmp_path / "copy", 1000)
+        files.get(SandboxPath(inside, ("d",)), tmp_path / "copy", 999)
+    files.get(SandboxPath(inside, ("d",)), tmp_path / "copy", 1000)
 
 
 def test_a_link_that_turns_into_a_directory_while_it_is_copied_leads_nowhere(inside: Path, tmp_path: Path) -> None:
@@ -80,6 +80,6 @@ def test_a_link_that_turns_into_a_directory_while_it_is_copied_leads_nowhere(ins
 
     swapping = threading.Thread(target=swap, daemon=True)
     swapping.start()
-    files.get(Place(inside, ()), copy, 1 << 30)
+    files.get(SandboxPath(inside, ()), copy, 1 << 30)
     swapping.join()
     assert (outside / "secret").read_text() == "secret"

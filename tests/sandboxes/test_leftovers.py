@@ -12,7 +12,7 @@ import pytest
 
 from sandboxes.base import SandboxError
 from sandboxes.cli import main
-from sandboxes.local.leftovers import collect, found
+from sandboxes.local.leftovers import list_sandboxes, remove_orphans
 from sandboxes.local.process import ProcessSandboxes, default_root, remove
 from sandboxes.local.processes import table
 from tests.conftest import need
@@ -44,10 +44,10 @@ def killed_owner(tmp_path: Path) -> int:
 
 async def test_gc_ends_what_a_killed_owner_left_and_nothing_else(killed_owner: int, tmp_path: Path) -> None:
     mine = await ProcessSandboxes(tmp_path).start()
-    left = {sandbox.owner: sandbox for sandbox in found(tmp_path)}[killed_owner]
+    left = {sandbox.owner: sandbox for sandbox in list_sandboxes(tmp_path)}[killed_owner]
     assert left.orphaned and left.processes >= 1
-    assert killed_owner in {sandbox.owner for sandbox in collect(tmp_path)}
-    assert [sandbox.id for sandbox in found(tmp_path) if sandbox.directory.exists()] == [mine.id]
+    assert killed_owner in {sandbox.owner for sandbox in remove_orphans(tmp_path)}
+    assert [sandbox.id for sandbox in list_sandboxes(tmp_path) if sandbox.directory.exists()] == [mine.id]
     await mine.stop()
 
 
@@ -56,7 +56,7 @@ def test_the_command_lists_and_collects(killed_owner: int, tmp_path: Path, capsy
     assert f"orphaned, its owner {killed_owner} is dead" in capsys.readouterr().out
     assert main(["gc", "--root", str(tmp_path)]) == 0
     assert "sandboxes of dead owners" in capsys.readouterr().out
-    assert killed_owner not in {sandbox.owner for sandbox in found(tmp_path)}
+    assert killed_owner not in {sandbox.owner for sandbox in list_sandboxes(tmp_path)}
 
 
 INSIDE = """
@@ -78,8 +78,10 @@ def test_what_another_process_namespace_owns_is_left_alone(tmp_path: Path) -> No
         root = other.stdout.readline().strip()
         assert name in {process.sandbox for process in table()}
         assert root != str(default_root()) and root.startswith(str(default_root()))
-        collect(tmp_path)
-        assert name in {process.sandbox for process in table()} and name not in {one.id for one in found(tmp_path)}
+        remove_orphans(tmp_path)
+        assert name in {process.sandbox for process in table()} and name not in {
+            one.id for one in list_sandboxes(tmp_path)
+        }
         other.kill()
 
 
@@ -91,7 +93,7 @@ async def test_a_root_that_is_somebody_elses_is_neither_used_nor_emptied(tmp_pat
     for root in (tmp_path / "theirs", tmp_path / "link"):
         with pytest.raises(SandboxError, match="not a directory of this user; remove it, or set TMPDIR"):
             await ProcessSandboxes(root).start()
-        assert collect(root) == []
+        assert remove_orphans(root) == []
     assert (tmp_path / "theirs" / "999999-1-x").exists()
 
 

@@ -34,7 +34,7 @@ from proxy.prompt.template import ChatTemplate
 from proxy.server import Gateway
 from sandboxes.base import Limits, Profile, Sandbox, Sandboxes, Spec
 from sandboxes.docker.backend import DockerSandboxes, Options
-from sandboxes.docker.daemon import Engine
+from sandboxes.docker.daemon import DockerDaemon
 from sandboxes.docker.labels import labels_of, this_process
 from sandboxes.docker.network import Channel, Runtime, address_for
 from sandboxes.local.bubblewrap import BubblewrapSandboxes, why_not
@@ -223,7 +223,7 @@ class Direct:
 
 
 @asynccontextmanager
-async def listening_container(engine: Engine) -> AsyncIterator[tuple[str, int]]:
+async def listening_container(engine: DockerDaemon) -> AsyncIterator[tuple[str, int]]:
     """A container on the engine's bridge whose port 8000 is open to whoever can reach it."""
     labels = labels_of("test", this_process())
     command = ["python3", "-m", "http.server", "8000"]
@@ -250,11 +250,11 @@ async def listening_container(engine: Engine) -> AsyncIterator[tuple[str, int]]:
 )
 async def test_docker(scene: Scene, docker_engine: str, profile: Profile, way: str) -> None:
     async with AsyncExitStack() as stack:
-        engine = await Engine.open(docker_engine)
+        engine = await DockerDaemon.open(docker_engine)
         stack.push_async_callback(engine.close)
         address = address_for(engine, scene.address) if way == "relay" else ""
         runtime = Runtime(python="python3", image="deb:py")
-        reach = Channel(engine=engine, runtime=runtime, socket=scene.socket, address=address)
+        reach = Channel(daemon=engine, runtime=runtime, socket=scene.socket, address=address)
         stack.push_async_callback(reach.close)
         options = Options(address=docker_engine, image="deb:py", suppliers=[reach])
         sandboxes = await DockerSandboxes.open(options)

@@ -14,7 +14,7 @@ import pytest
 from sandboxes.base import Limits, SandboxError, Spec
 from sandboxes.local import bubblewrap
 from sandboxes.local.process import ProcessSandbox, ProcessSandboxes
-from sandboxes.local.processes import Process, belonging, table
+from sandboxes.local.processes import Process, processes_of, table
 from tests.conftest import need
 
 PYTHON = os.path.realpath(sys.executable)
@@ -58,7 +58,7 @@ async def test_a_command_has_an_exit_code_both_outputs_and_a_clean_environment(
 async def test_a_timeout_ends_daemons_too(sandbox: ProcessSandbox) -> None:
     result = await sandbox.run((await daemon(sandbox)) + "; sleep 600", Limits(seconds=1), {})
     assert result.ended == "timeout" and result.seconds < 300
-    assert belonging(table(), sandbox.id) == []
+    assert processes_of(table(), sandbox.id) == []
 
 
 async def until(reached: Callable[[], bool], seconds: float = 60) -> None:
@@ -73,9 +73,9 @@ async def test_what_a_command_leaves_running_stays_until_it_is_ended(sandbox: Pr
     began = time.monotonic()
     result = await sandbox.run((await daemon(sandbox)), Limits(), {})
     assert result.ended == "exit" and time.monotonic() - began < 300
-    await until(lambda: len(belonging(table(), sandbox.id)) >= 2)  # bubblewrap has two more of its own
+    await until(lambda: len(processes_of(table(), sandbox.id)) >= 2)  # bubblewrap has two more of its own
     assert await sandbox.end_processes() == 2
-    assert belonging(table(), sandbox.id) == []
+    assert processes_of(table(), sandbox.id) == []
 
 
 async def test_a_process_without_the_mark_is_found_by_its_session(sandbox: ProcessSandbox) -> None:
@@ -87,7 +87,7 @@ async def test_the_memory_limit_counts_all_processes(sandboxes: ProcessSandboxes
     sandbox = await sandboxes.start(spec_for(sandboxes, memory_mb=100))
     hog = f"{PYTHON} -I -S -c 'import time; x = bytearray(60 << 20); time.sleep(600)'"
     result = await sandbox.run(f"{hog} & {hog}", Limits(seconds=120), {})
-    assert result.ended == "memory" and belonging(table(), sandbox.id) == []
+    assert result.ended == "memory" and processes_of(table(), sandbox.id) == []
     await sandbox.stop()
 
 
@@ -113,7 +113,7 @@ async def test_a_cancelled_command_leaves_nothing(sandbox: ProcessSandbox) -> No
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert belonging(table(), sandbox.id) == []
+    assert processes_of(table(), sandbox.id) == []
 
 
 async def test_stop_removes_everything_and_may_be_repeated(sandbox: ProcessSandbox, tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ async def test_a_process_that_is_just_exchanged_for_another_program_is_found(tmp
         await sandbox.run("(setsid sh -c 'while :; do sleep 0.1; done' >/dev/null 2>&1 &)", Limits(), {})
         await sandbox.end_processes()
         await asyncio.sleep(0.02)  # what was missed has begun by now
-        left = belonging(table(), sandbox.id)
+        left = processes_of(table(), sandbox.id)
         await sandbox.stop()
         for process in left:
             os.kill(process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Files into and out of a container, through commands inside it: the engine's own copying refuses read-only containers
+"""Files into and out of a container, through commands inside it: the daemon's own copying refuses read-only containers
 and sees nothing of what is mounted in them.
 
 Everything is done with the rights of the user it is for. On the way in, a link or file that stands where a directory of
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import IO, Self
 
 from sandboxes.base import SandboxError
-from sandboxes.docker.daemon import Command, Engine
-from sandboxes.output import Kept
+from sandboxes.docker.daemon import ContainerCommand, DockerDaemon
+from sandboxes.output import BoundedOutput
 
 CHUNK = 1 << 18
 COPY_SECONDS = 600.0
@@ -72,14 +72,14 @@ cd "$1" && exec tar -c -f - .
 """
 
 
-class Inside:
+class ContainerFiles:
     """The files of one container, as one of its users may touch them."""
 
-    def __init__(self, engine: Engine, container: str, user: str):
-        self._engine, self._container, self._user = engine, container, user
+    def __init__(self, daemon: DockerDaemon, container: str, user: str):
+        self._daemon, self._container, self._user = daemon, container, user
 
     async def write(self, path: str, content: bytes) -> None:
-        said = Kept(2000)
+        said = BoundedOutput(2000)
         command = self._command(WRITE, path, str(len(content)), stdin=_pieces(content))
         if code := await self._bounded(command, said.add, COPY_SECONDS):
             raise SandboxError(f"{path} cannot be written in {self._container} (exit code {code}: {_last(said)})")
@@ -92,7 +92,7 @@ class Inside:
         return None if code else bytes(content[:limit])
 
     async def put(self, source: Path, path: str) -> None:
-        said = Kept(2000)
+        said = BoundedOutput(2000)
         with tempfile.TemporaryFile() as archive:
             try:
                 directories = await asyncio.to_thread(_pack, source, archive)
@@ -125,14 +125,14 @@ class Inside:
             except Exception as error:  # whatever a forged archive does to the parser
                 raise SandboxError(f"{path} of {self._container} cannot be unpacked to {target} ({error})") from error
 
-    def _command(self, script: str, *arguments: str, stdin: AsyncIterator[bytes] | None = None) -> Command:
-        return Command(argv=("/bin/sh", "-c", script, "sh", *arguments), user=self._user, stdin=stdin)
+    def _command(self, script: str, *arguments: str, stdin: AsyncIterator[bytes] | None = None) -> ContainerCommand:
+        return ContainerCommand(argv=("/bin/sh", "-c", script, "sh", *arguments), user=self._user, stdin=stdin)
 
-    async def _bounded(self, command: Command, sink: Callable[[bytes], None], seconds: float) -> int:
+    async def _bounded(self, command: ContainerCommand, sink: Callable[[bytes], None], seconds: float) -> int:
         """A FIFO that was put in a file's place, or a user who stops our process, must not keep us for ever."""
         try:
             async with asyncio.timeout(seconds):
-                return await self._engine.execute(self._container, command, sink)
+                return await self._daemon.execute(self._container, command, sink)
         except TimeoutError as error:
             raise SandboxError(f"a file of {self._container} took longer than {seconds:.0f} s") from error
 
@@ -227,5 +227,5 @@ def _leads_out(name: str) -> bool:
     return name.startswith("/") or ".." in Path(name).parts
 
 
-def _last(said: Kept) -> str:
+def _last(said: BoundedOutput) -> str:
     return said.text().strip()[-300:] or "it said nothing"

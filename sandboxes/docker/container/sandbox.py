@@ -2,7 +2,7 @@
 
 A command's output comes as one stream, since its stderr is its stdout. Exit codes of 128 and more are what a shell
 makes of signals. A process that a command leaves behind with the output open holds the command's end back by the two
-seconds that the engine waits. What this cannot tell: a process that was killed for lack of memory earlier, unnoticed,
+seconds that the daemon waits. What this cannot tell: a process that was killed for lack of memory earlier, unnoticed,
 from one of this command, when the command itself ends by somebody's SIGKILL.
 """
 
@@ -15,11 +15,11 @@ from pathlib import Path
 
 from sandboxes.base import MAX_COPY_MB, Ended, Limits, OnOutput, Result, SandboxError, User
 from sandboxes.docker.container import restore as originals
-from sandboxes.docker.container.files import Inside
+from sandboxes.docker.container.files import ContainerFiles
 from sandboxes.docker.container.processes import END, OOM_KILLS, TABLE
-from sandboxes.docker.daemon import Command, Engine, EngineError
-from sandboxes.docker.profiles import Account
-from sandboxes.output import Kept
+from sandboxes.docker.daemon import ContainerCommand, DaemonError, DockerDaemon
+from sandboxes.docker.profiles import UserAccount
+from sandboxes.output import BoundedOutput
 
 PATIENCE_SECONDS = 180.0
 """A fork bomb shares its CPU time with what is to end it."""
@@ -31,14 +31,14 @@ MERGED = 'exec /bin/sh -c "$1" 2>&1'
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made:
+class StartedContainer:
     """What is known of a container that has been started."""
 
     id: str
     """The sandbox's, which is also in the container's name."""
     container: str
     work: str
-    accounts: Mapping[User, Account]
+    accounts: Mapping[User, UserAccount]
     model_url: str
     bundles: str
     disk_mb: int | None
@@ -55,11 +55,11 @@ class DockerSandbox:
 
     own_root = True
 
-    def __init__(self, engine: Engine, made: Made, remove: Callable[[], Coroutine[None, None, None]]):
+    def __init__(self, daemon: DockerDaemon, made: StartedContainer, remove: Callable[[], Coroutine[None, None, None]]):
         self.id, self.work, self.home = made.id, made.work, made.accounts["agent"].home
         self.model_url, self.bundles = made.model_url, made.bundles
         self.container = made.container
-        self.engine, self._made = engine, made
+        self.daemon, self._made = daemon, made
         self._kept: Sequence[str] = ()
         self._oom_kills = 0
         self._remove = remove
@@ -79,17 +79,17 @@ class DockerSandbox:
                 f"{LONGEST_COMMAND} bytes, without NUL: put long text in files"
             )
         began = time.monotonic()
-        kept = Kept(limits.output_bytes, on_output)
+        kept = BoundedOutput(limits.output_bytes, on_output)
         inside = self.command(("/bin/sh", "-c", MERGED, "sh", command), user, env)
-        running = asyncio.create_task(self.engine.execute(self.container, inside, kept.add))
+        running = asyncio.create_task(self.daemon.execute(self.container, inside, kept.add))
         ended, code = await self.finish(running, limits)
         return Result(ended, code, kept.text(), kept.dropped, time.monotonic() - began)
 
-    def command(self, argv: Sequence[str], user: User, env: Mapping[str, str]) -> Command:
+    def command(self, argv: Sequence[str], user: User, env: Mapping[str, str]) -> ContainerCommand:
         """A process of this user in the working directory."""
         account = self._made.accounts[user]
         own = {"HOME": account.home, "USER": account.name, "LOGNAME": account.name}
-        return Command(argv=argv, user=account.ids, work=self.work, env=own | dict(env))
+        return ContainerCommand(argv=argv, user=account.ids, work=self.work, env=own | dict(env))
 
     async def finish(self, running: "asyncio.Task[int]", limits: Limits) -> tuple[Ended, int]:
         """Wait for what comes to an exit code, or end it with everything else at the first limit."""
@@ -129,8 +129,8 @@ class DockerSandbox:
             used = await self._cpu_seconds()
 
     async def _cpu_seconds(self) -> float:
-        with self.engine.telling(f"the CPU time of {self.container}"):
-            (stats,) = await self.engine.container(self.container).stats(stream=False)
+        with self.daemon.translating_errors(f"the CPU time of {self.container}"):
+            (stats,) = await self.daemon.container(self.container).stats(stream=False)
         return stats["cpu_stats"]["cpu_usage"]["total_usage"] / 1e9
 
     async def _was_out_of_memory(self) -> bool:
@@ -140,8 +140,8 @@ class DockerSandbox:
             self._oom_kills = int(said.split()[0]) if said else before
             return self._oom_kills > before
         except SandboxError:  # the whole container may have ended of it
-            with self.engine.telling(f"the end of {self.container}"):
-                state = (await self.engine.container(self.container).show())["State"]
+            with self.daemon.translating_errors(f"the end of {self.container}"):
+                state = (await self.daemon.container(self.container).show())["State"]
             return bool(state["OOMKilled"])
 
     async def _abandon(self, running: "asyncio.Task[int]") -> None:
@@ -161,7 +161,7 @@ class DockerSandbox:
             try:
                 last = (await self._script(END, *self._kept)).split()
                 return int(last[-1])
-            except EngineError:
+            except DaemonError:
                 raise
             except (SandboxError, ValueError, IndexError) as error:  # no process to be had, or it was ended itself
                 if not await self._runs():
@@ -172,20 +172,20 @@ class DockerSandbox:
 
     async def _runs(self) -> bool:
         try:
-            with self.engine.telling(f"the state of {self.container}"):
-                return bool((await self.engine.container(self.container).show())["State"]["Running"])
-        except EngineError:
+            with self.daemon.translating_errors(f"the state of {self.container}"):
+                return bool((await self.daemon.container(self.container).show())["State"]["Running"])
+        except DaemonError:
             raise
         except SandboxError:  # it is gone
             return False
 
     async def _script(self, script: str, *arguments: str) -> str:
         """Run one of our own scripts as root and return what it wrote."""
-        said = Kept(1 << 20)
-        command = Command(argv=("/bin/sh", "-c", script, "sh", *arguments), user=self._ids("root"))
+        said = BoundedOutput(1 << 20)
+        command = ContainerCommand(argv=("/bin/sh", "-c", script, "sh", *arguments), user=self._ids("root"))
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                code = await self.engine.execute(self.container, command, said.add)
+                code = await self.daemon.execute(self.container, command, said.add)
         except TimeoutError as error:
             raise SandboxError(f"a command of ours in sandbox {self.id} does not end") from error
         if code:
@@ -209,22 +209,22 @@ class DockerSandbox:
         limit = self._made.disk_mb or MAX_COPY_MB
         await self._files(user).get(self._inside(path, user), target, limit << 20)
 
-    def _files(self, user: User) -> Inside:
-        return Inside(self.engine, self.container, self._ids(user))
+    def _files(self, user: User) -> ContainerFiles:
+        return ContainerFiles(self.daemon, self.container, self._ids(user))
 
     async def allow_network(self) -> None:
-        """Connect it to the engine's bridge: from now on it reaches whatever the engine's host reaches."""
-        with self.engine.telling(f"the network of {self.container}"):
+        """Connect it to the daemon's bridge: from now on it reaches whatever the daemon's host reaches."""
+        with self.daemon.translating_errors(f"the network of {self.container}"):
             for name, how in (("none", "disconnect"), ("bridge", "connect")):
-                network = await self.engine.docker.networks.get(name)
+                network = await self.daemon.docker.networks.get(name)
                 change = network.disconnect if how == "disconnect" else network.connect
                 await change({"Container": self.container})
 
     async def changed(self) -> Mapping[str, bool]:
-        return await originals.changed(self.engine, self.container) if self._made.writable else {}
+        return await originals.changed(self.daemon, self.container) if self._made.writable else {}
 
     async def restore(self, paths: Sequence[str]) -> None:
-        await originals.restore(self.engine, self.container, self._made.labels, paths)
+        await originals.restore(self.daemon, self.container, self._made.labels, paths)
 
     async def stop(self) -> None:
         """Also when cancelled meanwhile: the removal goes on, and `close` of what started it waits for it."""

@@ -1,8 +1,8 @@
-"""Images on an engine: named ones are pulled when they are missing, others are built once per content.
+"""Images on a daemon: named ones are pulled when they are missing, others are built once per content.
 
 For profile strict an image is prepared once: a layer above it names the two users and keeps the working directory's
 content aside, to be copied into the writable place that covers it; the task's own image stays as it is. What is made
-stays on the engine as a cache, labelled blackforge.kind=image. Left out: BuildKit, which the engine's API has not; and
+stays on the daemon as a cache, labelled blackforge.kind=image. Left out: BuildKit, which the daemon's API has not; and
 a base image that changes under its name, since only the context is hashed.
 """
 
@@ -16,10 +16,10 @@ from typing import Any
 
 from sandboxes.base import Image, ImageError, SandboxError, Spec
 from sandboxes.docker.client_config import registry_credentials
-from sandboxes.docker.daemon import Engine, EngineError
+from sandboxes.docker.daemon import DaemonError, DockerDaemon
 from sandboxes.docker.image.build_context import digest, pack
 from sandboxes.docker.labels import BOOT, HOST, IMAGE, KIND, PID, PREFIX, STARTED, labels_of, this_process
-from sandboxes.docker.profiles import ACCOUNTS, AGENT, DEFAULT_WORK, Base, working_directory
+from sandboxes.docker.profiles import ACCOUNTS, AGENT, DEFAULT_WORK, BaseImage, working_directory
 
 REPOSITORY = "blackforge"
 SEEDED = PREFIX + "seeded"
@@ -54,13 +54,13 @@ log = logging.getLogger(__name__)
 
 
 class Images:
-    """The images of one engine, each made at most once at a time; what failed to build is not tried again."""
+    """The images of one daemon, each made at most once at a time; what failed to build is not tried again."""
 
-    def __init__(self, engine: Engine, default: str, progress: Callable[[str], None] = log.info):
-        self._engine, self._default, self._progress = engine, default, progress
+    def __init__(self, daemon: DockerDaemon, default: str, progress: Callable[[str], None] = log.info):
+        self._daemon, self._default, self._progress = daemon, default, progress
         self._making: dict[str, asyncio.Task[Any]] = {}
 
-    async def base(self, spec: Spec) -> Base:
+    async def base(self, spec: Spec) -> BaseImage:
         """What a container of this spec starts from. ImageError when there can be none."""
         image = spec.image or Image(name=self._default)
         if image.context is not None:
@@ -75,10 +75,10 @@ class Images:
         name = image.name or str(image.context)
         variables = frozenset(entry.partition("=")[0] for entry in found["Config"].get("Env") or ())
         if spec.profile == "harbor":
-            return Base(id=found["Id"], name=name, work=work, variables=variables)
+            return BaseImage(id=found["Id"], name=name, work=work, variables=variables)
         key = hashlib.sha256(f"{PREPARE} {found['Id']} {work}".encode()).hexdigest()[:24]
         prepared, seeded = await self._once(f"prepared {key}", lambda: self._prepared(found["Id"], name, work, key))
-        return Base(id=prepared, name=name, work=work, seeded=seeded, variables=variables)
+        return BaseImage(id=prepared, name=name, work=work, seeded=seeded, variables=variables)
 
     async def close(self) -> None:
         """End what is being built."""
@@ -94,13 +94,13 @@ class Images:
         return await asyncio.shield(making)
 
     async def _inspect(self, tag: str) -> dict[str, Any]:
-        with self._engine.telling(f"image {tag}"):
-            return await self._engine.docker.images.inspect(tag)
+        with self._daemon.translating_errors(f"image {tag}"):
+            return await self._daemon.docker.images.inspect(tag)
 
     async def _there(self, tag: str) -> dict[str, Any] | None:
         try:
             return await self._inspect(tag)
-        except EngineError:
+        except DaemonError:
             raise
         except SandboxError:
             return None
@@ -116,13 +116,13 @@ class Images:
             access = None
         pulled, auth = access or (name, None)
         try:
-            with self._engine.telling("pulling"):
-                await self._engine.docker.images.pull(pulled, auth=auth)
-        except EngineError:
+            with self._daemon.translating_errors("pulling"):
+                await self._daemon.docker.images.pull(pulled, auth=auth)
+        except DaemonError:
             raise
         except SandboxError as error:
             raise ImageError(
-                f"the image {name!r} is not on the engine and cannot be had ({error}); build or load it, or correct it"
+                f"the image {name!r} is not on the daemon and cannot be had ({error}); build or load it, or correct it"
             ) from error
 
     async def _built(self, image: Image, spec: Spec) -> str:
@@ -151,8 +151,8 @@ class Images:
             with tempfile.TemporaryFile() as archive:
                 copying = f"FROM {image.name}\nWORKDIR {work}\nCOPY files/ ./\n"
                 dockerfile = await asyncio.to_thread(pack, context, image.dockerfile, copying, archive)
-                with self._engine.telling("building"):
-                    building = self._engine.docker.images.build(
+                with self._daemon.translating_errors("building"):
+                    building = self._daemon.docker.images.build(
                         fileobj=archive,
                         encoding="identity",
                         tag=tag,
@@ -163,7 +163,7 @@ class Images:
                     )
                     async for piece in building:
                         self._tell(str(context), piece.get("stream", ""), lines)
-        except EngineError:
+        except DaemonError:
             raise
         except (SandboxError, OSError) as error:
             end = "\n".join(lines[-KEPT_LINES:])
@@ -199,8 +199,8 @@ class Images:
             "HostConfig": {"NetworkMode": "none"},
         }
         try:
-            with self._engine.telling(f"preparing {name}"):
-                container = await self._engine.docker.containers.create(config)
+            with self._daemon.translating_errors(f"preparing {name}"):
+                container = await self._daemon.docker.containers.create(config)
                 try:
                     await container.start()
                     code = (await container.wait())["StatusCode"]
@@ -218,7 +218,7 @@ class Images:
                     )
                 finally:
                     await container.delete(force=True, v=True)
-        except EngineError:
+        except DaemonError:
             raise
         except SandboxError as error:
             raise error if isinstance(error, ImageError) else ImageError(str(error)) from error

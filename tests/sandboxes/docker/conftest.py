@@ -14,7 +14,7 @@ HARBOR = Spec(profile="harbor", memory_mb=256, pids=64, network="none")
 
 @pytest.fixture
 async def sandboxes(docker_engine: str) -> AsyncIterator[DockerSandboxes]:
-    """The back end on the tests' engine, with Debian as the default image."""
+    """The back end on the tests' daemon, with Debian as the default image."""
     opened = await DockerSandboxes.open(Options(address=docker_engine, image="deb:py", run="test"))
     yield opened
     await opened.close()

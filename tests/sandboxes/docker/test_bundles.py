@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from sandboxes.base import Image, SandboxError, Spec
-from sandboxes.bundles import AGENTS, MANIFEST, RUNTIME, manifest_of, seal
+from sandboxes.bundles import AGENTS, MANIFEST, RUNTIME, read_manifest, seal_bundle
 from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.docker.bundles import Bundles, volume_of
-from sandboxes.docker.daemon import Engine
+from sandboxes.docker.daemon import DockerDaemon
 from tests.sandboxes.docker.conftest import says
 
 ASKED = Spec(image=Image(name="deb:py"), memory_mb=256, disk_mb=64, pids=64, network="none", agent="toy")
@@ -44,14 +44,14 @@ def directory(tmp_path: Path) -> Path:
     (toy / "bin/toy").chmod(0o700)
     (toy / "start").symlink_to("bin/toy")
     (toy / "data").write_bytes(os.urandom(3 << 20))
-    seal(toy, "toy", "1.0")
-    seal(tmp_path / "bundles/runtime", "runtime", "0")
+    seal_bundle(toy, "toy", "1.0")
+    seal_bundle(tmp_path / "bundles/runtime", "runtime", "0")
     return tmp_path / "bundles"
 
 
 @pytest.fixture
-async def engine(docker_engine: str, directory: Path) -> AsyncIterator[Engine]:
-    opened = await Engine.open(docker_engine)
+async def daemon(docker_engine: str, directory: Path) -> AsyncIterator[DockerDaemon]:
+    opened = await DockerDaemon.open(docker_engine)
     yield opened
     for volume in volumes(directory):
         subprocess.run(["docker", "volume", "rm", volume], capture_output=True)
@@ -59,7 +59,7 @@ async def engine(docker_engine: str, directory: Path) -> AsyncIterator[Engine]:
 
 
 def volumes(directory: Path) -> list[str]:
-    manifests = [manifest_of(path) for path in sorted(directory.iterdir())]
+    manifests = [read_manifest(path) for path in sorted(directory.iterdir())]
     return [volume_of(manifest) for manifest in manifests if manifest]
 
 
@@ -79,10 +79,10 @@ async def until(holds: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("way", ["volume", "bind"])
 async def test_a_sandbox_runs_what_is_in_a_bundle_and_cannot_change_it(
-    way: str, engine: Engine, directory: Path
+    way: str, daemon: DockerDaemon, directory: Path
 ) -> None:
-    bundles = Bundles(engine, directory, way)  # type: ignore[arg-type]
-    sandboxes = DockerSandboxes(engine, Options(suppliers=(bundles,)))
+    bundles = Bundles(daemon, directory, way)  # type: ignore[arg-type]
+    sandboxes = DockerSandboxes(daemon, Options(suppliers=(bundles,)))
     sandbox = await sandboxes.start(ASKED)
     try:
         assert sandbox.bundles == AGENTS and await says(sandbox, f"{AGENTS}/toy/start") == "toy"
@@ -97,12 +97,12 @@ async def test_a_sandbox_runs_what_is_in_a_bundle_and_cannot_change_it(
     assert there(directory) == (sorted(volumes(directory)) if way == "volume" else [])
 
 
-async def test_many_who_want_a_bundle_at_once_upload_it_once(engine: Engine, directory: Path) -> None:
-    several = [Bundles(engine, directory) for _ in range(3)]  # as of three processes
+async def test_many_who_want_a_bundle_at_once_upload_it_once(daemon: DockerDaemon, directory: Path) -> None:
+    several = [Bundles(daemon, directory) for _ in range(3)]  # as of three processes
     supplies = await asyncio.gather(*(bundles.supply("x", ASKED) for bundles in several * 4))
     assert len({str(supply) for supply in supplies}) == 1 and there(directory) == sorted(volumes(directory))
     os.truncate(directory / "toy/data", 1)  # so that one more upload would show
-    sandbox = await DockerSandboxes(engine, Options(suppliers=(Bundles(engine, directory),))).start(ASKED)
+    sandbox = await DockerSandboxes(daemon, Options(suppliers=(Bundles(daemon, directory),))).start(ASKED)
     try:
         assert await says(sandbox, f"stat -c %s {AGENTS}/toy/data") == str(3 << 20)
     finally:
@@ -110,7 +110,7 @@ async def test_many_who_want_a_bundle_at_once_upload_it_once(engine: Engine, dir
 
 
 async def test_an_upload_that_was_broken_off_does_not_count_and_its_holder_is_removed(
-    engine: Engine, docker_engine: str, directory: Path
+    daemon: DockerDaemon, docker_engine: str, directory: Path
 ) -> None:
     os.truncate(directory / "toy/data", 4 << 30)  # seconds of work
     with subprocess.Popen([sys.executable, "-c", UPLOAD, docker_engine, directory], cwd=ROOT) as uploading:
@@ -118,7 +118,7 @@ async def test_an_upload_that_was_broken_off_does_not_count_and_its_holder_is_re
         await until(lambda: bool(listed("container", "ls", "--all", "--filter", f"name={holder}")))
         uploading.kill()
     os.truncate(directory / "toy/data", 1000)
-    sandboxes = DockerSandboxes(engine, Options(suppliers=(Bundles(engine, directory),)))
+    sandboxes = DockerSandboxes(daemon, Options(suppliers=(Bundles(daemon, directory),)))
     sandbox = await sandboxes.start(ASKED)
     try:
         assert await says(sandbox, f"{AGENTS}/toy/start && cat {RUNTIME}/{MANIFEST} | head -c 1") == "toy\n{"
@@ -128,10 +128,10 @@ async def test_an_upload_that_was_broken_off_does_not_count_and_its_holder_is_re
 
 @pytest.mark.parametrize("steps", range(1, 30, 4))
 async def test_a_holder_that_is_being_made_when_it_is_given_up_does_not_stay(
-    steps: int, engine: Engine, directory: Path
+    steps: int, daemon: DockerDaemon, directory: Path
 ) -> None:
-    """Given up after some turns of the event loop: before the request, while the engine works at it, after it."""
-    bundles = Bundles(engine, directory)
+    """Given up after some turns of the event loop: before the request, while the daemon works at it, after it."""
+    bundles = Bundles(daemon, directory)
     supplying = asyncio.create_task(bundles.supply("x", Spec()))
     while not there(directory):
         await asyncio.sleep(0)
@@ -143,9 +143,9 @@ async def test_a_holder_that_is_being_made_when_it_is_given_up_does_not_stay(
     assert listed("container", "ls", "--all", "--filter", f"name={volumes(directory)[0]}-filling") == []
 
 
-async def test_an_upload_that_is_given_up_leaves_no_holder(engine: Engine, directory: Path) -> None:
+async def test_an_upload_that_is_given_up_leaves_no_holder(daemon: DockerDaemon, directory: Path) -> None:
     os.truncate(directory / "toy/data", 4 << 30)  # seconds of work
-    bundles = Bundles(engine, directory)
+    bundles = Bundles(daemon, directory)
     holders = ("container", "ls", "--all", "--filter", f"name={volumes(directory)[1]}-filling")
     supplying = asyncio.create_task(bundles.supply("x", ASKED))
     await until(lambda: bool(listed(*holders)))
@@ -155,8 +155,10 @@ async def test_an_upload_that_is_given_up_leaves_no_holder(engine: Engine, direc
     assert listed(*holders) == []
 
 
-async def test_a_bundle_that_is_not_installed_is_named_with_the_way_to_get_it(engine: Engine, directory: Path) -> None:
+async def test_a_bundle_that_is_not_installed_is_named_with_the_way_to_get_it(
+    daemon: DockerDaemon, directory: Path
+) -> None:
     (directory / "toy" / MANIFEST).unlink()
     for way in ("volume", "bind"):
         with pytest.raises(SandboxError, match=r"no bundle .*/toy; run: harness agents install toy$"):
-            await Bundles(engine, directory, way).supply("x", ASKED)  # type: ignore[arg-type]
+            await Bundles(daemon, directory, way).supply("x", ASKED)  # type: ignore[arg-type]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from sandboxes.base import SandboxError
-from sandboxes.docker.client_config import Endpoint, current_context, registry_credentials
-from sandboxes.docker.daemon import Engine, EngineError, usual_endpoint
+from sandboxes.docker.client_config import DaemonEndpoint, current_context, registry_credentials
+from sandboxes.docker.daemon import DaemonError, DockerDaemon, usual_endpoint
 
 
 @pytest.fixture
@@ -44,13 +44,13 @@ def test_the_context_in_use_names_the_daemon_and_docker_host_goes_before_it(
     write(config, currentContext="far")
     add_context(config, "far", "tcp://far:2375")
     add_context(config, "near", "unix:///near.sock")
-    assert usual_endpoint() == Endpoint(address="tcp://far:2375")
+    assert usual_endpoint() == DaemonEndpoint(address="tcp://far:2375")
     monkeypatch.setenv("DOCKER_CONTEXT", "near")
-    assert usual_endpoint() == Endpoint(address="unix:///near.sock")
+    assert usual_endpoint() == DaemonEndpoint(address="unix:///near.sock")
     monkeypatch.setenv("DOCKER_CONTEXT", "default")
     assert current_context() is None
     monkeypatch.setenv("DOCKER_HOST", "tcp://named:1")
-    assert usual_endpoint() == Endpoint(address="tcp://named:1")
+    assert usual_endpoint() == DaemonEndpoint(address="tcp://named:1")
 
 
 async def test_a_context_brings_its_certificates(config: Path) -> None:
@@ -62,17 +62,17 @@ async def test_a_context_brings_its_certificates(config: Path) -> None:
     context = current_context()
     assert context is not None and (context.ca, context.key) == (f"{directory}/ca.pem", f"{directory}/key.pem")
     for address in ("", "tcp://127.0.0.1:1"):
-        with pytest.raises(EngineError, match=f"certificates for tcp://127.0.0.1:1 in {directory} cannot be used"):
-            await Engine.open(address)
+        with pytest.raises(DaemonError, match=f"certificates for tcp://127.0.0.1:1 in {directory} cannot be used"):
+            await DockerDaemon.open(address)
 
 
 async def test_a_context_that_is_not_there_or_damaged_is_told_in_a_sentence(config: Path) -> None:
     write(config, currentContext="lost")
-    with pytest.raises(EngineError, match="there is no Docker context 'lost'; choose one"):
-        await Engine.open()
+    with pytest.raises(DaemonError, match="there is no Docker context 'lost'; choose one"):
+        await DockerDaemon.open()
     (config / "contexts/meta" / add_context(config, "lost", "x") / "meta.json").write_text("{")
-    with pytest.raises(EngineError, match="the Docker context 'lost' cannot be read"):
-        await Engine.open()
+    with pytest.raises(DaemonError, match="the Docker context 'lost' cannot be read"):
+        await DockerDaemon.open()
 
 
 def test_credentials_of_a_registry_are_found_by_the_name_of_the_image(config: Path) -> None:

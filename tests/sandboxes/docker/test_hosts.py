@@ -1,4 +1,4 @@
-"""Several engines as one: the shared one, and one of the test's own that can be killed or filled up."""
+"""Several daemons as one: the shared one, and one of the test's own that can be killed or filled up."""
 
 import asyncio
 import socket
@@ -12,11 +12,11 @@ import pytest
 
 from sandboxes.base import Image, Limits, Spec
 from sandboxes.docker.backend import DockerSandboxes, Options
-from sandboxes.docker.daemon import EngineError
+from sandboxes.docker.daemon import DaemonError
 from sandboxes.docker.labels import labels_of, this_process
-from sandboxes.docker.leftovers import Thing
-from sandboxes.fleet import HostOptions, Hosts, Placed, parsed_host
-from sandboxes.gc import Where, reap
+from sandboxes.docker.leftovers import DockerResource
+from sandboxes.fleet import HostedSandbox, HostOptions, Hosts, parse_host
+from sandboxes.gc import SearchScope, remove_leftovers
 from sandboxes.network import relay
 from tests.engines import OwnEngine, own_engine
 
@@ -29,7 +29,7 @@ async def on(address: str) -> DockerSandboxes:
 
 @asynccontextmanager
 async def hosts(*wanted: str, out_seconds: float = 600) -> AsyncIterator[Hosts]:
-    made = Hosts([parsed_host(one) for one in wanted], on, out_seconds=out_seconds)
+    made = Hosts([parse_host(one) for one in wanted], on, out_seconds=out_seconds)
     try:
         yield made
     finally:
@@ -38,11 +38,11 @@ async def hosts(*wanted: str, out_seconds: float = 600) -> AsyncIterator[Hosts]:
 
 @pytest.fixture(scope="module")
 def second(docker_engine: str) -> Iterator[OwnEngine]:
-    with own_engine() as engine:
-        yield engine
+    with own_engine() as daemon:
+        yield daemon
 
 
-async def started(made: Hosts, number: int) -> list[Placed]:
+async def started(made: Hosts, number: int) -> list[HostedSandbox]:
     return list(await asyncio.gather(*(made.start(BUSYBOX) for _ in range(number))))
 
 
@@ -55,13 +55,13 @@ async def started(made: Hosts, number: int) -> list[Placed]:
     ],
 )
 def test_a_host_is_an_address_a_weight_and_a_limit(text: str, host: HostOptions) -> None:
-    assert parsed_host(text) == host
+    assert parse_host(text) == host
 
 
 @pytest.mark.parametrize("text", ["", "=2", "tcp://a=x", "tcp://a=0", "tcp://a=-1", "tcp://a=1/0", "tcp://a=nan"])
 def test_a_host_that_is_none_is_one_sentence(text: str) -> None:
     with pytest.raises(ValueError, match=f"with both above 0, not: {text}$"):
-        parsed_host(text)
+        parse_host(text)
 
 
 async def test_sandboxes_are_shared_out_by_weight_and_metrics_tell_them_apart(
@@ -83,14 +83,14 @@ async def test_sandboxes_are_shared_out_by_weight_and_metrics_tell_them_apart(
 
 
 @asynccontextmanager
-async def over_tcp(engine: OwnEngine) -> AsyncIterator[str]:
-    """The engine's address on a port of the loopback."""
+async def over_tcp(daemon: OwnEngine) -> AsyncIterator[str]:
+    """The daemon's address on a port of the loopback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     ready = asyncio.Event()
     passing = asyncio.create_task(
-        relay.serve(f"tcp:127.0.0.1:{port}", engine.address.replace("unix://", "unix:"), ready.set)
+        relay.serve(f"tcp:127.0.0.1:{port}", daemon.address.replace("unix://", "unix:"), ready.set)
     )
     try:
         await asyncio.wait_for(ready.wait(), 60)
@@ -114,13 +114,13 @@ async def test_an_engine_on_tcp_is_a_host_like_another_and_an_earlier_boot_is_no
         assert (await far.run("cat note", Limits(), {})).output == "from afar" and await far.read(
             "note"
         ) == b"from afar"
-        seen = await asyncio.to_thread(reap, Where(engines=[address], root=tmp_path))
-        assert seen.things == [] and seen.troubles == []
+        seen = await asyncio.to_thread(remove_leftovers, SearchScope(daemons=[address], root=tmp_path))
+        assert seen.resources == [] and seen.troubles == []
     assert [thing.name for thing in await asyncio.to_thread(reaped_here, second, tmp_path)] == ["unjudged"]
 
 
-def reaped_here(engine: OwnEngine, root: Path) -> list[Thing]:
-    return reap(Where(engines=[engine.address], root=root)).things
+def reaped_here(daemon: OwnEngine, root: Path) -> list[DockerResource]:
+    return remove_leftovers(SearchScope(daemons=[daemon.address], root=root)).resources
 
 
 async def test_a_full_host_is_waited_for(second: OwnEngine) -> None:
@@ -142,13 +142,13 @@ async def test_a_host_that_fails_is_left_out_and_comes_back(docker_engine: str) 
             lost = await both.start(BUSYBOX)
             assert lost.host == dying.address
             dying.kill()
-            with pytest.raises(EngineError, match="does not answer"):
+            with pytest.raises(DaemonError, match="does not answer"):
                 await lost.run("true", Limits(), {})
             placed = await started(both, 3)
             assert {one.host for one in placed} == {docker_engine}
             text = both.metrics.text()
             assert f'blackforge_sandbox_hosts_left_out_total{{host="{dying.address}"}} 1.0\n' in text
-            assert f'blackforge_sandbox_failures_total{{host="{dying.address}",image="bb:1",kind="engine"}}' in text
+            assert f'blackforge_sandbox_failures_total{{host="{dying.address}",image="bb:1",kind="daemon"}}' in text
         async with hosts(f"{docker_engine}=1", f"{dying.address}=1000", out_seconds=0.01) as both:
             assert (await both.start(BUSYBOX)).host == docker_engine  # it was tried, and nobody heard of it
             dying.start()
@@ -157,9 +157,9 @@ async def test_a_host_that_fails_is_left_out_and_comes_back(docker_engine: str) 
 
 async def test_with_no_host_left_the_engines_sentence_is_told(second: OwnEngine) -> None:
     async with hosts("unix:///nowhere/a.sock", "unix:///nowhere/b.sock") as neither:
-        with pytest.raises(EngineError, match="the Docker engine at unix:///nowhere/[ab].sock does not answer"):
+        with pytest.raises(DaemonError, match="the Docker daemon at unix:///nowhere/[ab].sock does not answer"):
             await neither.check()
-        with pytest.raises(EngineError, match="nowhere"):
+        with pytest.raises(DaemonError, match="nowhere"):
             await neither.start(BUSYBOX)
     async with hosts("unix:///nowhere/a.sock", second.address) as one:
         assert ["nowhere/a.sock does not answer" in sentence for sentence in await one.check()] == [True]
@@ -178,6 +178,6 @@ async def test_a_host_out_of_disk_is_left_out_and_nothing_is_lost(docker_engine:
             assert 'kind="disk"} 1.0\n' in both.metrics.text()
             async with hosts(small.address) as alone:
                 with pytest.raises(
-                    EngineError, match=f"the Docker engine at {small.address} is out of disk .*free some"
+                    DaemonError, match=f"the Docker daemon at {small.address} is out of disk .*free some"
                 ):
                     await alone.start(BUSYBOX)

@@ -25,7 +25,7 @@ def told() -> list[str]:
 
 
 @pytest.fixture
-async def engine(docker_engine: str, told: list[str], tmp_path: Path) -> AsyncIterator[DockerSandboxes]:
+async def daemon(docker_engine: str, told: list[str], tmp_path: Path) -> AsyncIterator[DockerSandboxes]:
     """A back end of its own. The images that it makes of the test's directory are removed again."""
     opened = await DockerSandboxes.open(Options(address=docker_engine, progress=told.append))
     yield opened
@@ -38,7 +38,7 @@ async def engine(docker_engine: str, told: list[str], tmp_path: Path) -> AsyncIt
 
 @pytest.fixture
 def unique() -> str:
-    """A text that no other test has, and no other run: images are named by their content, and runs share an engine."""
+    """A text that no other test has, and no other run: images are named by their content, and runs share a daemon."""
     return f"unique {uuid.uuid4()}"
 
 
@@ -54,52 +54,52 @@ def context(tmp_path: Path, unique: str) -> Path:
 
 
 async def test_a_context_is_built_once_however_many_ask(
-    engine: DockerSandboxes, context: Path, told: list[str], unique: str
+    daemon: DockerSandboxes, context: Path, told: list[str], unique: str
 ) -> None:
     spec = replace(SMALL, image=Image(context=context))
-    started = await asyncio.gather(*(engine.start(spec) for _ in range(3)))
+    started = await asyncio.gather(*(daemon.start(spec) for _ in range(3)))
     assert sum("Step 1/" in line for line in told) == 1
     assert [sandbox.work for sandbox in started] == ["/app"] * 3
     await asyncio.gather(*(sandbox.stop() for sandbox in started))
 
     (context / "file").write_text(f"other {unique}")
-    sandbox = await engine.start(spec)
+    sandbox = await daemon.start(spec)
     assert sum("Step 1/" in line for line in told) == 2
     assert await says(sandbox, "cat file; echo; echo $WHERE") == f"other {unique}\nimage"
     await sandbox.stop()
 
 
 async def test_the_working_directory_of_the_image_is_there_and_belongs_to_the_agent(
-    engine: DockerSandboxes, context: Path
+    daemon: DockerSandboxes, context: Path
 ) -> None:
-    sandbox = await engine.start(replace(SMALL, image=Image(context=context)))
+    sandbox = await daemon.start(replace(SMALL, image=Image(context=context)))
     assert await says(sandbox, "cat made; echo more >>made; touch sub/x; whoami; stat -c %u made sub") == (
         "built\nagent\n10000\n10000"
     )
     await sandbox.stop()
-    harbor = await engine.start(replace(HARBOR, image=Image(context=context)))
+    harbor = await daemon.start(replace(HARBOR, image=Image(context=context)))
     assert await says(harbor, "pwd; cat made; stat -c %u made") == "/app\nbuilt\n0"
     await harbor.stop()
 
 
 async def test_a_directory_without_a_dockerfile_is_copied_into_the_named_image(
-    engine: DockerSandboxes, tmp_path: Path, unique: str
+    daemon: DockerSandboxes, tmp_path: Path, unique: str
 ) -> None:
     (tmp_path / "hello.txt").write_text(unique)
-    sandbox = await engine.start(replace(SMALL, image=Image(name="bb:1", context=tmp_path), work="/here"))
+    sandbox = await daemon.start(replace(SMALL, image=Image(name="bb:1", context=tmp_path), work="/here"))
     assert await says(sandbox, "pwd; ls -A; cat hello.txt") == f"/here\nhello.txt\n{unique}"
     await sandbox.stop()
     with pytest.raises(ImageError, match="has no Dockerfile and names no image"):
-        await engine.start(replace(SMALL, image=Image(context=tmp_path)))
+        await daemon.start(replace(SMALL, image=Image(context=tmp_path)))
 
 
 async def test_a_build_that_fails_shows_the_end_of_its_log_and_is_not_tried_again(
-    engine: DockerSandboxes, context: Path, told: list[str]
+    daemon: DockerSandboxes, context: Path, told: list[str]
 ) -> None:
     (context / "Dockerfile").write_text("FROM bb:1\nRUN echo the compiler is missing && exit 3\n")
     for _ in range(2):
         with pytest.raises(ImageError, match=r"cannot be built (.|\n)*code: 3(.|\n)*\n.*the compiler is missing"):
-            await engine.start(replace(SMALL, image=Image(context=context)))
+            await daemon.start(replace(SMALL, image=Image(context=context)))
     assert sum("Step 1/" in line for line in told) == 1
 
 
@@ -107,21 +107,21 @@ async def test_a_build_that_fails_shows_the_end_of_its_log_and_is_not_tried_agai
     ("image", "sentence"),
     [
         (None, "needs an image; name one in the task"),
-        (Image(name="localhost:1/no/such:image"), "'localhost:1/no/such:image' is not on the engine and cannot be had"),
+        (Image(name="localhost:1/no/such:image"), "'localhost:1/no/such:image' is not on the daemon and cannot be had"),
         (Image(context=Path("/no/such/directory")), "cannot be read .No such file or directory.; name one"),
     ],
 )
 async def test_an_image_that_cannot_be_had_is_told_in_a_sentence(
-    engine: DockerSandboxes, image: Image | None, sentence: str
+    daemon: DockerSandboxes, image: Image | None, sentence: str
 ) -> None:
     with pytest.raises(ImageError, match=sentence):
-        await engine.start(replace(SMALL, image=image))
+        await daemon.start(replace(SMALL, image=image))
 
 
-async def test_an_image_without_a_shell_is_told_so(engine: DockerSandboxes, context: Path) -> None:
+async def test_an_image_without_a_shell_is_told_so(daemon: DockerSandboxes, context: Path) -> None:
     (context / "Dockerfile").write_text("FROM scratch\nCOPY file /\n")
     with pytest.raises(ImageError, match="preparing .*/bin/sh"):
-        await engine.start(replace(SMALL, image=Image(context=context)))
+        await daemon.start(replace(SMALL, image=Image(context=context)))
 
 
 def test_a_context_that_has_gone_is_not_an_empty_one(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_ignored_files_are_those_that_docker_ignores(tmp_path: Path, rules: str,
 
 
 async def test_an_image_is_pulled_with_the_credentials_of_its_registry(
-    engine: DockerSandboxes, told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    daemon: DockerSandboxes, told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
 
@@ -188,8 +188,8 @@ async def test_an_image_is_pulled_with_the_credentials_of_its_registry(
     (tmp_path / "config.json").write_text(json.dumps({"auths": {address: {"auth": basic}}}))
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     try:
-        with pytest.raises(ImageError, match="is not on the engine and cannot be had"):
-            await engine.start(replace(SMALL, image=Image(name=f"{address}/team/image:1")))
+        with pytest.raises(ImageError, match="is not on the daemon and cannot be had"):
+            await daemon.start(replace(SMALL, image=Image(name=f"{address}/team/image:1")))
     finally:
         await runner.cleanup()
     assert f"Basic {basic}" in seen

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 
 from sandboxes.base import Spec
-from sandboxes.docker.labels import labels_of, owner_of, relaxed, this_process
+from sandboxes.docker.labels import labels_of, read_owner, relaxed, this_process
 from sandboxes.local.processes import start_of
 from tests.conftest import need
 
@@ -17,7 +17,7 @@ def test_an_owner_is_read_back_from_its_labels_and_is_alive_as_long_as_its_proce
         started = start_of(child.pid)
         assert started is not None
         owner = replace(this_process(), pid=child.pid, started=started)
-        read = owner_of(labels_of("sandbox", owner))
+        read = read_owner(labels_of("sandbox", owner))
         assert read == owner and read.alive() is True
         child.kill()
     assert owner.alive() is False
@@ -33,10 +33,10 @@ def test_a_pid_that_was_given_out_again_or_an_earlier_boot_is_not_the_owner() ->
 def test_what_cannot_be_told_from_here_is_not_judged() -> None:
     here = this_process()
     assert replace(here, boot="another pid:[1]", host="elsewhere").alive(local=True) is None
-    assert replace(here, boot="another pid:[1]").alive() is None  # on a remote engine: a machine of the same name
+    assert replace(here, boot="another pid:[1]").alive() is None  # on a remote daemon: a machine of the same name
     assert replace(here, boot=f"{here.boot.split()[0]} pid:[1]", pid=1).alive(local=True) is None  # another container
     assert replace(here, boot="").alive(local=True) is None
-    assert owner_of({"maintainer": "somebody"}) is None
+    assert read_owner({"maintainer": "somebody"}) is None
 
 
 def test_only_what_goes_beyond_the_strictest_counts_as_relaxed() -> None:

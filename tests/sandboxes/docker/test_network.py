@@ -12,10 +12,10 @@ import pytest
 
 from sandboxes.base import Limits, SandboxError, Spec
 from sandboxes.docker.backend import DockerSandboxes, Options
-from sandboxes.docker.daemon import Engine
+from sandboxes.docker.daemon import DockerDaemon
 from sandboxes.docker.labels import KIND, PID
 from sandboxes.docker.network import Channel, Runtime, address_for
-from sandboxes.gc import Where, reap
+from sandboxes.gc import SearchScope, remove_leftovers
 
 SMALL = Spec(memory_mb=256, disk_mb=64)
 CALL = "import socket; s = socket.create_connection(('127.0.0.1', 8311)); s.sendall(b'x'); print(s.recv(9).decode())"
@@ -25,9 +25,9 @@ ROOT = Path(__file__).parent.parent.parent.parent
 @asynccontextmanager
 async def opened(address: str, reach: str) -> AsyncIterator[tuple[DockerSandboxes, Channel]]:
     async with AsyncExitStack() as stack:
-        engine = await Engine.open(address)
-        stack.push_async_callback(engine.close)
-        channel = Channel(engine=engine, runtime=Runtime(python="python3", image="deb:py"), address=reach, run="test")
+        daemon = await DockerDaemon.open(address)
+        stack.push_async_callback(daemon.close)
+        channel = Channel(daemon=daemon, runtime=Runtime(python="python3", image="deb:py"), address=reach, run="test")
         stack.push_async_callback(channel.close)
         sandboxes = await DockerSandboxes.open(Options(address=address, image="deb:py", suppliers=[channel]))
         stack.push_async_callback(sandboxes.close)
@@ -80,14 +80,14 @@ async def test_a_sandbox_without_a_model_needs_no_relay(docker_engine: str) -> N
 
 
 async def test_addresses_as_containers_see_them(docker_engine: str) -> None:
-    engine = await Engine.open(docker_engine)
+    daemon = await DockerDaemon.open(docker_engine)
     try:
-        assert address_for(engine, "http://0.0.0.0:80") == "host.docker.internal:80"
-        assert address_for(engine, "http://10.1.2.3:80") == "10.1.2.3:80"
-        engine.address = "tcp://127.0.0.1:2375"
-        assert address_for(engine, "http://0.0.0.0:80") == "127.0.0.1:80"
+        assert address_for(daemon, "http://0.0.0.0:80") == "host.docker.internal:80"
+        assert address_for(daemon, "http://10.1.2.3:80") == "10.1.2.3:80"
+        daemon.address = "tcp://127.0.0.1:2375"
+        assert address_for(daemon, "http://0.0.0.0:80") == "127.0.0.1:80"
     finally:
-        await engine.close()
+        await daemon.close()
 
 
 KILLED = """
@@ -113,5 +113,5 @@ async def test_kill_9_leaves_a_relay_that_is_reaped(docker_engine: str, port: in
     relay = (await owner.stdout.readline()).decode().strip()
     owner.kill()
     await owner.communicate()
-    removed = await asyncio.to_thread(reap, Where(engines=[docker_engine]))
-    assert {(thing.kind, thing.name) for thing in removed.things} >= {("container", relay), ("volume", relay)}
+    removed = await asyncio.to_thread(remove_leftovers, SearchScope(daemons=[docker_engine]))
+    assert {(thing.kind, thing.name) for thing in removed.resources} >= {("container", relay), ("volume", relay)}

@@ -1,4 +1,4 @@
-"""What dead owners left on an engine is removed, after kill -9 of the owner and of the engine, and nothing else is."""
+"""What dead owners left on a daemon is removed, after kill -9 of the owner and of the daemon, and nothing else is."""
 
 import os
 import subprocess
@@ -12,8 +12,8 @@ import pytest
 
 from harness.cli import main as harness
 from sandboxes.cli import main
-from sandboxes.docker.labels import KIND, Owner, labels_of, this_process
-from sandboxes.gc import Where, reap
+from sandboxes.docker.labels import KIND, OwnerProcess, labels_of, this_process
+from sandboxes.gc import SearchScope, remove_leftovers
 from sandboxes.local.processes import start_of
 from tests.engines import OwnEngine, own_engine
 from tests.harness.conftest import HELLO, write_tasks
@@ -22,11 +22,11 @@ There = Callable[..., list[str]]
 
 
 class Make(Protocol):
-    def __call__(self, kind: str, owner: Owner, purpose: str = "sandbox") -> str: ...
+    def __call__(self, kind: str, owner: OwnerProcess, purpose: str = "sandbox") -> str: ...
 
 
 @pytest.fixture
-def dead() -> Owner:
+def dead() -> OwnerProcess:
     """The owner that a process was that was killed."""
     with subprocess.Popen(["sleep", "600"]) as process:
         owner = replace(this_process(), pid=process.pid, started=start_of(process.pid) or 0)
@@ -35,31 +35,31 @@ def dead() -> Owner:
 
 
 @pytest.fixture(scope="module")
-def engine(docker_engine: str) -> Iterator[OwnEngine]:
+def daemon(docker_engine: str) -> Iterator[OwnEngine]:
     """Where nobody else removes what looks dead."""
     with own_engine() as made:
         yield made
 
 
 @pytest.fixture
-def make(engine: OwnEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    """Make a labelled container, network or volume on the engine, which is the usual one, and say its name."""
-    monkeypatch.setenv("DOCKER_HOST", engine.address)
+def make(daemon: OwnEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Make a labelled container, network or volume on the daemon, which is the usual one, and say its name."""
+    monkeypatch.setenv("DOCKER_HOST", daemon.address)
     made: list[tuple[str, str]] = []
 
-    def one(kind: str, owner: Owner, purpose: str = "sandbox") -> str:
+    def one(kind: str, owner: OwnerProcess, purpose: str = "sandbox") -> str:
         name = f"test-{len(made)}"
         made.append((kind, name))
-        labelled(engine.say, kind, name, owner, purpose)
+        labelled(daemon.say, kind, name, owner, purpose)
         return name
 
     yield one
     for kind, name in made:
         force = ["--force"] if kind == "container" else []
-        subprocess.run([*engine.docker, kind, "rm", *force, name], capture_output=True)
+        subprocess.run([*daemon.docker, kind, "rm", *force, name], capture_output=True)
 
 
-def labelled(docker: Callable[..., str], kind: str, name: str, owner: Owner, purpose: str = "sandbox") -> None:
+def labelled(docker: Callable[..., str], kind: str, name: str, owner: OwnerProcess, purpose: str = "sandbox") -> None:
     labels = [f"--label={label}={value}" for label, value in labels_of(purpose, owner, "a-run").items()]
     if kind == "container":
         docker("run", "--detach", "--network", "none", "--name", name, *labels, "bb:1", "sleep", "600")
@@ -70,12 +70,12 @@ def labelled(docker: Callable[..., str], kind: str, name: str, owner: Owner, pur
 
 
 @pytest.fixture
-def there(engine: OwnEngine) -> Callable[..., list[str]]:
+def there(daemon: OwnEngine) -> Callable[..., list[str]]:
     """Which of these names there still are."""
 
     def left(kind: str, *names: str) -> list[str]:
         every, column = (["--all"], "{{.Names}}") if kind == "container" else ([], "{{.Name}}")
-        listed = engine.say(kind, "ls", *every, "--format", column)
+        listed = daemon.say(kind, "ls", *every, "--format", column)
         return [name for name in names if name in listed.split()]
 
     return left
@@ -83,7 +83,7 @@ def there(engine: OwnEngine) -> Callable[..., list[str]]:
 
 @pytest.mark.parametrize("kind", ["container", "network", "volume"])
 def test_gc_removes_what_a_dead_owner_left_and_nothing_else(
-    make: Make, there: There, dead: Owner, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make: Make, there: There, dead: OwnerProcess, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mine, orphan = make(kind, this_process()), make(kind, dead)
     reused = make(kind, replace(this_process(), started=1))
@@ -100,37 +100,40 @@ def test_gc_removes_what_a_dead_owner_left_and_nothing_else(
 
 
 def test_bundles_stay_until_they_are_asked_for(
-    make: Make, there: There, engine: OwnEngine, dead: Owner, tmp_path: Path
+    make: Make, there: There, daemon: OwnEngine, dead: OwnerProcess, tmp_path: Path
 ) -> None:
     shared = make("volume", dead, "bundle")
-    engine.say("volume", "create", "--name", "of-nobody", f"--label={KIND}=bundle")
-    reap(Where(root=tmp_path))
+    daemon.say("volume", "create", "--name", "of-nobody", f"--label={KIND}=bundle")
+    remove_leftovers(SearchScope(root=tmp_path))
     assert there("volume", shared, "of-nobody") == [shared, "of-nobody"]
-    assert sorted(thing.name for thing in reap(Where(root=tmp_path), bundles=True).things) == ["of-nobody", shared]
+    assert sorted(thing.name for thing in remove_leftovers(SearchScope(root=tmp_path), bundles=True).resources) == [
+        "of-nobody",
+        shared,
+    ]
 
 
 @pytest.mark.timeout(600)
 def test_after_kill_9_of_the_engine_the_next_start_reaps(
-    make: Make, there: There, engine: OwnEngine, dead: Owner, tmp_path: Path
+    make: Make, there: There, daemon: OwnEngine, dead: OwnerProcess, tmp_path: Path
 ) -> None:
     orphan, volume, living = make("container", dead), make("volume", dead), make("container", this_process())
-    where = Where(root=tmp_path)
-    engine.kill()
+    where = SearchScope(root=tmp_path)
+    daemon.kill()
     try:
-        assert "does not answer" in reap(where).troubles[0]
+        assert "does not answer" in remove_leftovers(where).troubles[0]
     finally:
-        engine.start()
-    assert [thing.name for thing in reap(where).things] == [orphan, volume]
+        daemon.start()
+    assert [thing.name for thing in remove_leftovers(where).resources] == [orphan, volume]
     assert there("container", orphan, living) == [living]
 
 
 def test_an_engine_that_is_not_there_is_told_and_the_others_are_asked(
-    make: Make, there: There, engine: OwnEngine, dead: Owner, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make: Make, there: There, daemon: OwnEngine, dead: OwnerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     orphan = make("container", dead)
     nobody = f"unix://{tmp_path}/no.sock"
-    assert main(["gc", "--root", str(tmp_path), "--docker", nobody, "--docker", engine.address]) == 1
-    assert f"the Docker engine at {nobody} does not answer" in capsys.readouterr().err
+    assert main(["gc", "--root", str(tmp_path), "--docker", nobody, "--docker", daemon.address]) == 1
+    assert f"the Docker daemon at {nobody} does not answer" in capsys.readouterr().err
     assert there("container", orphan) == []
 
 
@@ -148,7 +151,7 @@ asyncio.run(own())
 
 
 def test_kill_9_of_an_owner_leaves_a_living_sandbox_that_the_next_start_removes(
-    make: Make, there: There, engine: OwnEngine, tmp_path: Path
+    make: Make, there: There, daemon: OwnEngine, tmp_path: Path
 ) -> None:
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
@@ -156,12 +159,12 @@ def test_kill_9_of_an_owner_leaves_a_living_sandbox_that_the_next_start_removes(
     owner.kill()
     owner.communicate()
     mine = make("container", this_process())
-    assert engine.say("inspect", "--format", "{{.State.Running}}", name) == "true"
-    assert name in [thing.name for thing in reap(Where(root=tmp_path)).things]
+    assert daemon.say("inspect", "--format", "{{.State.Running}}", name) == "true"
+    assert name in [thing.name for thing in remove_leftovers(SearchScope(root=tmp_path)).resources]
     assert there("container", name, mine) == [mine]
 
 
-def test_the_start_of_a_run_reaps(make: Make, there: There, dead: Owner, tmp_path: Path) -> None:
+def test_the_start_of_a_run_reaps(make: Make, there: There, dead: OwnerProcess, tmp_path: Path) -> None:
     orphan, mine = make("container", dead), make("container", this_process())
     tasks = write_tasks(tmp_path / "tasks.jsonl", HELLO)
     nowhere = ["--proxy", "http://127.0.0.1:9", "--run-dir", str(tmp_path / "run")]

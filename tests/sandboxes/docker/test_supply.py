@@ -58,6 +58,6 @@ async def test_a_sandbox_whose_main_process_never_gets_ready_leaves_nothing(dock
     with pytest.raises(SandboxError, match="nothing will ever be ready"):
         await sandboxes.start(replace(SMALL, image=Image(name="bb:1")))
     assert bringer.released == bringer.asked
-    with pytest.raises(SandboxError, match="No such container"), sandboxes.engine.telling("looking"):
-        await sandboxes.engine.container(bringer.ready[0]).show()
+    with pytest.raises(SandboxError, match="No such container"), sandboxes.daemon.translating_errors("looking"):
+        await sandboxes.daemon.container(bringer.ready[0]).show()
     await sandboxes.close()

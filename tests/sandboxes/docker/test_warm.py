@@ -15,7 +15,7 @@ import pytest
 from sandboxes.base import Image, Limits, Spec
 from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.docker.labels import PID
-from sandboxes.docker.warm_pool import Warm
+from sandboxes.docker.warm_pool import WarmPool
 from tests.engines import said
 
 ROOT = Path(__file__).parents[3]
@@ -23,8 +23,8 @@ BUSYBOX = Spec(image=Image(name="bb:1"), network="none", profile="harbor")
 
 
 @asynccontextmanager
-async def warm(engine: str, count: int = 2) -> AsyncIterator[Warm]:
-    made = Warm(await DockerSandboxes.open(Options(address=engine)), count)
+async def warm(daemon: str, count: int = 2) -> AsyncIterator[WarmPool]:
+    made = WarmPool(await DockerSandboxes.open(Options(address=daemon)), count)
     try:
         yield made
     finally:
@@ -36,7 +36,7 @@ def mine() -> set[str]:
     return set(said("ps", "--all", "--filter", f"label={PID}={os.getpid()}", "--format", "{{.Names}}").split())
 
 
-async def stocked(made: Warm, spares: int, containers: int) -> set[str]:
+async def stocked(made: WarmPool, spares: int, containers: int) -> set[str]:
     """The names of all containers, once there are so many, so many of them spare."""
     deadline = time.monotonic() + 120
     while made.spares != spares or len(names := mine()) != containers:

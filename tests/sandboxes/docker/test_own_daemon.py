@@ -1,4 +1,4 @@
-"""Sandboxes on engines that the shared one is not: one that is killed, and one whose root is nobody outside."""
+"""Sandboxes on daemons that the shared one is not: one that is killed, and one whose root is nobody outside."""
 
 import asyncio
 from dataclasses import replace
@@ -7,7 +7,7 @@ import pytest
 
 from sandboxes.base import Image, Limits
 from sandboxes.docker.backend import DockerSandboxes, Options
-from sandboxes.docker.daemon import EngineError
+from sandboxes.docker.daemon import DaemonError
 from tests.engines import own_engine
 from tests.sandboxes.docker.conftest import HARBOR, SMALL, says
 
@@ -16,35 +16,35 @@ BUSYBOX = Image(name="bb:1")
 
 
 async def test_an_engine_that_is_killed_ends_what_runs_with_a_sentence_and_removes_it_when_it_is_back() -> None:
-    with own_engine() as engine:
-        sandboxes = await DockerSandboxes.open(Options(address=engine.address))
+    with own_engine() as daemon:
+        sandboxes = await DockerSandboxes.open(Options(address=daemon.address))
         sandbox = await sandboxes.start(replace(SMALL, image=BUSYBOX))
         begun = asyncio.Event()
         running = asyncio.create_task(
             sandbox.run("echo begun; sleep 300", Limits(), {}, on_output=lambda piece: begun.set())
         )
         await asyncio.wait_for(begun.wait(), 60)
-        engine.kill()
-        with pytest.raises(EngineError, match="does not answer"):
+        daemon.kill()
+        with pytest.raises(DaemonError, match="does not answer"):
             await asyncio.wait_for(running, 60)
-        with pytest.raises(EngineError, match="does not answer"):
+        with pytest.raises(DaemonError, match="does not answer"):
             await sandboxes.start(replace(SMALL, image=BUSYBOX))
-        with pytest.raises(EngineError, match="does not answer"):
+        with pytest.raises(DaemonError, match="does not answer"):
             await sandbox.stop()
-        engine.start()
+        daemon.start()
         await sandbox.stop()
-        assert engine.say("ps", "--all", "--quiet") == ""
+        assert daemon.say("ps", "--all", "--quiet") == ""
         await sandboxes.close()
 
 
 async def test_root_of_a_harbor_sandbox_is_nobody_outside_where_the_engine_remaps_it() -> None:
-    with own_engine(remapped=True) as engine:
-        sandboxes = await DockerSandboxes.open(Options(address=engine.address))
+    with own_engine(remapped=True) as daemon:
+        sandboxes = await DockerSandboxes.open(Options(address=daemon.address))
         assert "an unprivileged user outside" in sandboxes.promise
         for spec, user in ((HARBOR, "300000"), (SMALL, "310000")):
             sandbox = await sandboxes.start(replace(spec, image=BUSYBOX))
             running = asyncio.create_task(sandbox.run("sleep 300", Limits(), {}))
-            while "sleep 300" not in (table := engine.say("top", sandbox.container, "-eo", "pid,uid,args")):
+            while "sleep 300" not in (table := daemon.say("top", sandbox.container, "-eo", "pid,uid,args")):
                 assert not running.done()
                 await asyncio.sleep(0.1)
             assert {line.split()[1] for line in table.splitlines() if line.endswith("sleep 300")} == {user}

@@ -1,4 +1,4 @@
-"""An engine that is no use is told in a sentence, when it is opened and when it goes away."""
+"""A daemon that is no use is told in a sentence, when it is opened and when it goes away."""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from sandboxes.docker.daemon import Engine, EngineError
+from sandboxes.docker.daemon import DaemonError, DockerDaemon
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 INFO = {"OSType": "linux", "NCPU": 2, "SecurityOptions": []}
@@ -18,7 +18,7 @@ INFO = {"OSType": "linux", "NCPU": 2, "SecurityOptions": []}
 
 @pytest.fixture
 async def serve(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[str]]]:
-    """Starts an engine that knows nothing but its version, and says where."""
+    """Starts a daemon that knows nothing but its version, and says where."""
     runners: list[web.AppRunner] = []
 
     async def start(api: str = "1.41", info: dict[str, object] = INFO, rest: Handler | None = None) -> str:
@@ -49,34 +49,34 @@ def answer(content: object, status: int = 200) -> Handler:
 async def test_an_engine_that_is_too_old_or_of_another_system_is_refused(
     serve: Callable[..., Awaitable[str]],
 ) -> None:
-    with pytest.raises(EngineError, match=r"speaks API 1\.39, and 1\.41 is needed; update it"):
-        await Engine.open(await serve(api="1.39"))
-    with pytest.raises(EngineError, match="runs windows; use one of Linux"):
-        await Engine.open(await serve(info=INFO | {"OSType": "windows"}))
+    with pytest.raises(DaemonError, match=r"speaks API 1\.39, and 1\.41 is needed; update it"):
+        await DockerDaemon.open(await serve(api="1.39"))
+    with pytest.raises(DaemonError, match="runs windows; use one of Linux"):
+        await DockerDaemon.open(await serve(info=INFO | {"OSType": "windows"}))
 
 
 async def test_a_root_that_is_remapped_is_known(serve: Callable[..., Awaitable[str]]) -> None:
     for options, remapped in (([], False), (["name=seccomp,profile=default", "name=userns"], True)):
-        engine = await Engine.open(await serve(info=INFO | {"SecurityOptions": options}))
-        assert engine.remapped is remapped
-        await engine.close()
+        daemon = await DockerDaemon.open(await serve(info=INFO | {"SecurityOptions": options}))
+        assert daemon.remapped is remapped
+        await daemon.close()
 
 
 async def test_a_socket_that_is_forwarded_from_another_machine_is_not_a_local_engine(
     serve: Callable[..., Awaitable[str]],
 ) -> None:
     for name, local in ((socket.gethostname(), True), ("another", False)):
-        engine = await Engine.open(await serve(info=INFO | {"Name": name}))
-        assert engine.local is local
-        await engine.close()
+        daemon = await DockerDaemon.open(await serve(info=INFO | {"Name": name}))
+        assert daemon.local is local
+        await daemon.close()
 
 
 async def test_an_engine_out_of_disk_is_told_apart(serve: Callable[..., Awaitable[str]]) -> None:
     full = answer({"message": "mkdir /var/lib/docker/overlay2/x: no space left on device"}, 500)
-    engine = await Engine.open(await serve(rest=full))
-    with pytest.raises(EngineError, match="is out of disk .*; free some"), engine.telling("creating"):
-        await engine.docker.containers.create({"Image": "x"})
-    await engine.close()
+    daemon = await DockerDaemon.open(await serve(rest=full))
+    with pytest.raises(DaemonError, match="is out of disk .*; free some"), daemon.translating_errors("creating"):
+        await daemon.docker.containers.create({"Image": "x"})
+    await daemon.close()
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ async def test_an_engine_out_of_disk_is_told_apart(serve: Callable[..., Awaitabl
 async def test_an_address_that_leads_nowhere_is_told(address: str, sentence: str, tmp_path: Path) -> None:
     os.environ["DOCKER_CERT_PATH"] = str(tmp_path)
     try:
-        with pytest.raises(EngineError, match=sentence):
-            await Engine.open(address)
+        with pytest.raises(DaemonError, match=sentence):
+            await DockerDaemon.open(address)
     finally:
         del os.environ["DOCKER_CERT_PATH"]
 
@@ -106,7 +106,7 @@ async def test_an_engine_that_goes_away_is_told_and_nothing_waits_for_it(
         await asyncio.sleep(0)
         return web.Response()
 
-    engine = await Engine.open(await serve(rest=break_off))
-    with pytest.raises(EngineError, match="does not answer"), engine.telling("looking"):
-        await engine.container("x").show()
-    await engine.close()
+    daemon = await DockerDaemon.open(await serve(rest=break_off))
+    with pytest.raises(DaemonError, match="does not answer"), daemon.translating_errors("looking"):
+        await daemon.container("x").show()
+    await daemon.close()
