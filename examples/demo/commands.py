@@ -1,4 +1,4 @@
-"""Running the project's commands: in the foreground with a log, or in the background until they are stopped."""
+"""Runs the project's commands: in the foreground with a log, or in the background until they are stopped."""
 
 import json
 import os
@@ -13,7 +13,7 @@ BIN = Path(sys.executable).parent
 
 
 def run_command(command: list[str], log: Path) -> None:
-    """Run a console script of ours to its end; SystemExit with the end of its log when it fails."""
+    """Run one of the project's console scripts. When it fails, raise SystemExit with the end of its log."""
     with log.open("a") as output:
         code = subprocess.run(
             _argv(command), stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
@@ -23,7 +23,7 @@ def run_command(command: list[str], log: Path) -> None:
 
 
 class Background:
-    """A console script of ours that runs until `stop`; it dies with this process in any case."""
+    """One of the project's console scripts, which runs until `stop`. It also dies with this process (setpriv)."""
 
     def __init__(self, command: list[str], log: Path, ready: Path | None = None):
         ready_option = [] if ready is None else ["--ready-file", str(ready)]
@@ -38,7 +38,7 @@ class Background:
         self._log, self._ready, self._name = log, ready, " ".join(command[:2])
 
     def wait_ready(self, seconds: float = 180) -> dict[str, Any]:
-        """What the command wrote into its ready file: its URL."""
+        """Wait for the command's ready file and return what it holds, such as the URL."""
         assert self._ready is not None
         deadline = time.monotonic() + seconds
         while not self._ready.exists():
@@ -51,7 +51,7 @@ class Background:
         return json.loads(self._ready.read_text())
 
     def check(self) -> None:
-        """SystemExit with the end of its log when the command has ended by itself with an error."""
+        """Raise SystemExit with the end of the log when the command has failed."""
         if self._process.poll():
             raise SystemExit(
                 f"`{self._name}` ended with {self._process.returncode}; the end of {self._log}:\n{_end(self._log)}"
@@ -61,7 +61,7 @@ class Background:
         return self._process.poll() is None
 
     def stop(self, seconds: float = 30) -> None:
-        """Ask it to end, and end its whole process group when it does not."""
+        """Ask the command to end; after `seconds` kill its whole process group."""
         if self.running():
             self._process.send_signal(signal.SIGTERM)
         try:

@@ -1,4 +1,4 @@
-"""What the demo leaves: a table while it learns, summary.json, and the reward curve as text and picture."""
+"""What the demo shows: a table while it learns, summary.json, and the reward curve as text and picture."""
 
 import json
 import math
@@ -21,7 +21,7 @@ HEADER = f"{'step':>4}  {'reward':>6}  {'':22}  {'tokens':>6}  {'stale':>5}  {'c
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Held-out success. Episodes without a verdict are counted apart, never as 0."""
+    """Success on held-out tasks. Episodes without a verdict are counted apart, never as reward 0."""
 
     mean: float
     episodes: int
@@ -29,7 +29,7 @@ class Evaluation:
 
 
 class StepTable:
-    """Prints one row for every train step that the pool publishes."""
+    """Prints a row for every step that the trainer publishes in the pool."""
 
     def __init__(self, pool: Pool, run_name: str, console: Console):
         self._pool, self._console = pool, console
@@ -44,7 +44,10 @@ class StepTable:
 
 
 def step_row(row: dict[str, Any]) -> str:
-    reward, clipped = row.get("reward_mean"), row.get("clip_fraction", 0)  # a step may be without any reward
+    reward, clipped = (
+        row.get("reward_mean"),
+        row.get("clip_fraction", 0),
+    )  # absent in a step without rewards
     bar, shown = ("", "none") if reward is None else ("█" * round(22 * reward), f"{reward:.3f}")
     return (
         f"{row['step']:>4}  {shown:>6}  {bar:22}  {row['trained_tokens']:>6}"
@@ -53,7 +56,7 @@ def step_row(row: dict[str, Any]) -> str:
 
 
 def evaluation(pool: Pool, run_name: str) -> Evaluation:
-    """The mean reward of an evaluation run over the episodes that have a verdict."""
+    """Return the mean reward of an evaluation run's episodes that have a verdict. SystemExit when none has."""
     rewards = [row.reward for row in run_summary(pool, find_run(pool, run_name).id)]
     known = [reward for reward in rewards if reward is not None]
     if not known:
@@ -62,7 +65,7 @@ def evaluation(pool: Pool, run_name: str) -> Evaluation:
 
 
 def summary(pool: Pool, train_run: str, before: Evaluation, after: Evaluation) -> dict[str, Any]:
-    """The figures of summary.json that the pool knows. Nothing in it is estimated."""
+    """Return the figures of summary.json that the pool holds."""
     run_id = find_run(pool, train_run).id
     version = latest(pool, run_id)
     assert version is not None
@@ -90,37 +93,37 @@ def summary(pool: Pool, train_run: str, before: Evaluation, after: Evaluation) -
     }
 
 
-def write_report(directory: Path, found: dict[str, Any], console: Console) -> None:
-    """summary.json, reward.png, and the curve in the terminal."""
-    (directory / "summary.json").write_text(json.dumps(found, indent=2) + "\n")
-    draw(directory / "reward.png", found)
+def write_report(directory: Path, figures: dict[str, Any], console: Console) -> None:
+    """Write summary.json and reward.png, and print the reward curve."""
+    (directory / "summary.json").write_text(json.dumps(figures, indent=2) + "\n")
+    draw(directory / "reward.png", figures)
     curve = (
-        "." if reward is None else BARS[round(8 * max(0.0, min(1.0, reward)))] for reward in found["reward_by_step"]
+        "." if reward is None else BARS[round(8 * max(0.0, min(1.0, reward)))] for reward in figures["reward_by_step"]
     )
     console.print("\nreward by step   " + "".join(curve))
     console.print(
-        f"held-out success {found['eval_before']:.3f} -> {found['eval_after']:.3f} "
-        f"(+-{found['eval_stderr']:.3f}, {found['eval_episodes']} episodes each)\n"
-        f"engine against trainer: at most {found['max_abs_logprob_diff']:.1e} apart over "
-        f"{found['logprob_tokens_compared']} logprobs\n"
-        f"{found['rollouts']} rollouts, {found['completions']} completions in {found['wall_seconds']:.0f} s\n"
+        f"held-out success {figures['eval_before']:.3f} -> {figures['eval_after']:.3f} "
+        f"(+-{figures['eval_stderr']:.3f}, {figures['eval_episodes']} episodes each)\n"
+        f"engine against trainer: at most {figures['max_abs_logprob_diff']:.1e} apart over "
+        f"{figures['logprob_tokens_compared']} logprobs\n"
+        f"{figures['rollouts']} rollouts, {figures['completions']} completions in {figures['wall_seconds']:.0f} s\n"
         f"picture: {directory / 'reward.png'}   summary: {directory / 'summary.json'}",
         highlight=False,
     )
 
 
-def draw(path: Path, found: dict[str, Any]) -> None:
+def draw(path: Path, figures: dict[str, Any]) -> None:
     import matplotlib  # slow to import, and needed once at the end
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4))
-    steps = range(1, len(found["reward_by_step"]) + 1)
-    axes.plot(steps, found["reward_by_step"], label="reward of the step's rollouts")
-    ends = [0, len(found["reward_by_step"])]
+    steps = range(1, len(figures["reward_by_step"]) + 1)
+    axes.plot(steps, figures["reward_by_step"], label="reward of the step's rollouts")
+    ends = [0, len(figures["reward_by_step"])]
     axes.errorbar(
-        ends, [found["eval_before"], found["eval_after"]], found["eval_stderr"], fmt="o", label="held-out success"
+        ends, [figures["eval_before"], figures["eval_after"]], figures["eval_stderr"], fmt="o", label="held-out success"
     )
     axes.set(xlabel="train step", ylabel="mean reward", ylim=(0, 1))
     axes.legend(loc="lower right")

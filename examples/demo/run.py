@@ -1,8 +1,8 @@
-"""`make demo`: a tiny model learns terminal tasks on this machine, by the project's own commands only.
+"""`make demo`: a tiny model learns terminal tasks on this machine, using the project's own commands only.
 
-Teacher rollouts are recorded through the proxy, the model is warm-started on them, evaluated on held-out tasks, trained
-by reinforcement with the verifier's verdict as its only reward, and evaluated again. Everything lands in the directory
-given: pool.db, logs/, checkpoints, reward.png and summary.json.
+It records teacher rollouts through the proxy, warm-starts the model on them, evaluates it on held-out tasks, trains it
+by reinforcement with the verifier's verdict as the only reward, and evaluates it again. The given directory then holds
+pool.db, logs/, checkpoints, reward.png and summary.json.
 """
 
 import argparse
@@ -26,13 +26,12 @@ from proxy.pool.training.steps import latest
 
 HERE = Path(__file__).parent
 AGENT = f"env MAX_TURNS={Settings.max_turns} {sys.executable} -I -S {HERE.parent / 'agents' / 'shell_agent.py'}"
-
-
 MARK = ".blackforge-demo"
+"""File that tells a directory of the demo from any other."""
 
 
 class Demo:
-    """One demo in one directory. Its services end with it."""
+    """One demo in one directory. `close` ends its services."""
 
     def __init__(self, directory: Path, settings: Settings, console: Console):
         self.directory, self.settings, self.console = directory, settings, console
@@ -47,7 +46,7 @@ class Demo:
         return self.directory / "logs" / f"{name}.log"
 
     def start(self, name: str, command: list[str], ready: bool = True) -> Background:
-        """Start a service that lives until the demo ends or `stop` is called on it."""
+        """Start a service that runs until the demo ends or `stop` is called on it."""
         file = self.directory / f"{name}.ready" if ready else None
         service = Background(command, self.log(name), file)
         self._services.append(service)
@@ -58,9 +57,9 @@ class Demo:
             service.stop()
 
     def harness(self, verb: str, tasks: str, run: str, *more: str) -> list[str]:
-        """A harness command on this demo's pool, with the small agent of examples/agents."""
+        """Return a harness command on this demo's pool, with the small agent of examples/agents."""
         files = [str(self.directory / "tasks" / f"{tasks}.jsonl"), "--run-dir", str(self.directory / "runs" / run)]
-        how = [
+        options = [
             "--sandbox",
             "process",
             "--agent",
@@ -70,10 +69,10 @@ class Demo:
             "--concurrency",
             str(self.settings.concurrency),
         ]
-        return ["harness", verb, *files, *how, "--seed", str(self.settings.seed), *more]
+        return ["harness", verb, *files, *options, "--seed", str(self.settings.seed), *more]
 
     def learn(self) -> dict[str, Any]:
-        """The whole way from nothing to the summary."""
+        """Run the whole demo and return the figures of summary.json."""
         config = self.prepare()
         self.record_teacher(config)
         self.say("warm start: imitating the recorded rollouts")
@@ -86,11 +85,11 @@ class Demo:
         self.reinforce(gateway, trainer)
         after = self.evaluate("eval-after", gateway)
         self.say("comparing the engine's logprobs with the trainer's")
-        found = summary(self.pool, RUN, before, after) | self.compare(trainer_config)
-        return found | {"seed": self.settings.seed, "wall_seconds": round(time.monotonic() - self._started, 1)}
+        figures = summary(self.pool, RUN, before, after) | self.compare(trainer_config)
+        return figures | {"seed": self.settings.seed, "wall_seconds": round(time.monotonic() - self._started, 1)}
 
     def prepare(self) -> Path:
-        """Model, tasks and configuration."""
+        """Make the model, the tasks and the engine's configuration; return the latter's file."""
         self.say("making a tiny model and the tasks")
         (self.directory / "logs").mkdir()
         run_command(
@@ -100,7 +99,7 @@ class Demo:
         return write_engine_config(self.directory, "tiny")
 
     def record_teacher(self, config: Path) -> None:
-        """Rollouts of the careless teacher, recorded through the same proxy and agent as everything else."""
+        """Record rollouts of the careless teacher through the same proxy and agent as everything else."""
         self.say("recording teacher rollouts through the proxy")
         engine = self.start(
             "teacher-engine", ["proxy", "engine", str(config), "--scripted", f"{HERE / 'teacher.py'}:teach"]
@@ -113,7 +112,7 @@ class Demo:
         engine.stop()
 
     def serve(self) -> tuple[str, str]:
-        """SGLang with the warm model, and the proxy before it. Their URLs."""
+        """Start SGLang with the warm-started model and the proxy in front of it; return both URLs."""
         self.say("starting SGLang")
         config = write_engine_config(self.directory, "warm")
         engine = self.start("engine", ["proxy", "engine", str(config), "--log", str(self.log("sglang"))]).wait_ready()[
@@ -123,7 +122,7 @@ class Demo:
         return engine, gateway
 
     def wait_pushed(self, trainer: Background) -> None:
-        """Until the trainer has given the engine the initial weights under a version of its own."""
+        """Wait until the trainer has pushed the initial weights to the engine, under a version name of its own."""
         self.say("waiting for the trainer's first push")
         while not self._pushed():
             trainer.check()
@@ -137,16 +136,16 @@ class Demo:
         return version is not None and version.pushed_at is not None
 
     def evaluate(self, name: str, gateway: str) -> Evaluation:
-        """One episode for each of the first held-out tasks, sampled at temperature 1."""
+        """Run one episode for each of the first held-out tasks, sampled at temperature 1."""
         self.say(f"{name}: {self.settings.episodes} held-out episodes")
         limit = ["--limit", str(self.settings.episodes), "--proxy", gateway]
         run_command(self.harness("eval", "heldout", name, *limit), self.log(name))
-        found = evaluation(self.pool, name)
-        self.say(f"{name}: success {found.mean:.3f}")
-        return found
+        result = evaluation(self.pool, name)
+        self.say(f"{name}: success {result.mean:.3f}")
+        return result
 
     def reinforce(self, gateway: str, trainer: Background) -> None:
-        """Feed the trainer until it has made its steps, showing each."""
+        """Feed the trainer with rollouts until it has taken its steps, and print each step."""
         self.say("reinforcement: rollouts and trainer side by side")
         more = ["-n", str(self.settings.group_size), "--until-step", str(self.settings.steps), "--proxy", gateway]
         rollouts = self.start("harness", self.harness("run", "train", RUN, *more), ready=False)
@@ -161,17 +160,17 @@ class Demo:
         table.update()
 
     def compare(self, config: Path) -> dict[str, Any]:
-        """Engine against trainer over the last evaluation, which the final weights sampled."""
+        """Compare the logprobs of engine and trainer on the last evaluation, which the final weights sampled."""
         out = self.log("logprobs")
         run_command(["trainer", "logprobs", str(config), "--run", "eval-after"], out)
-        found = json.loads(out.read_text().splitlines()[-1])
-        return {key: found[key] for key in ("max_abs_logprob_diff", "logprob_tokens_compared")}
+        result = json.loads(out.read_text().splitlines()[-1])
+        return {key: result[key] for key in ("max_abs_logprob_diff", "logprob_tokens_compared")}
 
 
 def clear(directory: Path) -> None:
-    """Start from an empty directory: an earlier demo goes, anything else is left alone."""
+    """Make the directory empty. Only an earlier demo is deleted; SystemExit when it holds anything else."""
     if directory.exists() and any(directory.iterdir()) and not (directory / MARK).exists():
-        raise SystemExit(f"error: {directory} holds something that is no earlier demo; name another directory")
+        raise SystemExit(f"error: {directory} holds files that are not of an earlier demo; name another directory")
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     (directory / MARK).touch()
@@ -184,16 +183,16 @@ def main() -> int:
     parser.add_argument("--control", action="store_true", help="shuffle the rewards within each group")
     parser.add_argument("--steps", type=int, default=Settings.steps)
     parser.add_argument("--episodes", type=int, default=Settings.episodes, help="held-out episodes per evaluation")
-    given = parser.parse_args()
-    settings = Settings(seed=given.seed, control=given.control, steps=given.steps, episodes=given.episodes)
-    clear(given.directory)
+    options = parser.parse_args()
+    settings = Settings(seed=options.seed, control=options.control, steps=options.steps, episodes=options.episodes)
+    clear(options.directory)
     console = Console()
-    demo = Demo(given.directory.absolute(), settings, console)
+    demo = Demo(options.directory.absolute(), settings, console)
     try:
-        found = demo.learn()
+        figures = demo.learn()
     finally:
         demo.close()
-    write_report(given.directory, found, console)
+    write_report(options.directory, figures, console)
     return 0
 
 

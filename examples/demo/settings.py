@@ -1,4 +1,4 @@
-"""How the demo is set, and the configuration files that the commands read."""
+"""The demo's settings, and the configuration files that the commands read."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,22 +9,23 @@ RUN = "train"
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The demo's own knobs. Its tasks, teacher and model are in tasks.py, teacher.py and proxy/engine/tiny_model.py."""
+    """The demo's settings. Tasks, teacher and model are in tasks.py, teacher.py and proxy/engine/tiny_model.py."""
 
     seed: int = 0
     control: bool = False
+    """Shuffle the rewards within each group, so that nothing can be learned from them."""
     steps: int = 50
     """Reinforcement steps of `groups` groups of `group_size` rollouts."""
     episodes: int = 256
-    """Held-out episodes of each of the two evaluations, one per held-out task."""
+    """Held-out tasks that each of the two evaluations runs once."""
     groups: int = 8
     group_size: int = 8
     lessons: int = 2
-    """Recorded rollouts of the teacher per task: with one, the model memorises its slips."""
+    """Recorded teacher rollouts per task. With only one, the model memorises the teacher's mistakes."""
     max_turns: int = 2
-    """Model calls of a rollout: one to read the note, one to do what it says."""
+    """Model calls per rollout: one to read the note, one to do what it says."""
     concurrency: int = 16
-    """Agents at work at a time."""
+    """Rollouts that run at once."""
 
 
 ENGINE = """\
@@ -92,17 +93,17 @@ stop_loss = 0.036
 
 
 def write_engine_config(directory: Path, model: str) -> Path:
-    """The file that `proxy engine` and `proxy serve` read, for one of the demo's model directories."""
+    """Write the file that `proxy engine` and `proxy serve` read. `model`: one of the demo's model directories."""
     return _write(directory / f"engine-{model}.toml", ENGINE.format(model=model))
 
 
 def write_sft_config(directory: Path, settings: Settings) -> Path:
-    """The file that `trainer sft` reads."""
+    """Write the file that `trainer sft` reads."""
     return _write(directory / "sft.toml", SFT.format(directory=directory, run=RUN))
 
 
 def write_trainer_config(directory: Path, settings: Settings, engine: str) -> Path:
-    """The file that `trainer launch` and `trainer logprobs` read."""
+    """Write the file that `trainer launch` and `trainer logprobs` read."""
     text = TRAINER.format(
         directory=directory,
         run=RUN,

@@ -1,9 +1,9 @@
-"""The demo's family of terminal tasks: a note says what to do with a file, and only reading it tells.
+"""The demo's terminal tasks: a note says what to do with a file, and the model has to read it to know.
 
-"Do what plan.md says." needs two commands: `cat plan.md` prints, say, "append apple to log.txt", and then
-`echo apple >> log.txt` does it ("replace log.txt by apple" wants `echo apple > log.txt`). The prompt names only the
-note; the verifier compares the file. No two tasks of the three files ask for the same with the same word and file.
-Left out: any word that the tiny model's tokenizer splits, so that copying a word is copying a token.
+"Do what plan.md says." takes two commands: `cat plan.md` prints, for example, "append apple to log.txt", and then
+`echo apple >> log.txt` does it ("replace log.txt by apple" needs `echo apple > log.txt`). The prompt names only the
+note; the verifier compares the file. No two tasks, of all three files, share verb, word and file. The tiny model's
+tokenizer splits none of the words, so that copying a word is copying a token.
 
 usage: python examples/demo/tasks.py DIRECTORY
 """
@@ -25,12 +25,11 @@ FILES = "log list data notes items stock store index record book page draft memo
 NOTES = "plan todo task job order next work step goal brief request ticket".split()
 VERBS = {"append": "append {word} to {file}", "replace": "replace {file} by {word}"}
 SIZES = {"warmup": 192, "train": 512, "heldout": 256}
-"""Tasks per file: those that the teacher shows (twice each, so that its slips cannot be learned by heart), those of the
-reinforcement loop, and those that are never trained."""
+"""Tasks per file: for the teacher, for reinforcement, and for evaluation, which is never trained on."""
 
 
 @dataclass(frozen=True)
-class Deed:
+class FileEdit:
     """What a note asks for."""
 
     verb: str
@@ -42,16 +41,16 @@ class Deed:
         return VERBS[self.verb].format(word=self.word, file=self.file)
 
     def after(self, before: str) -> str:
-        """What the file must hold in the end."""
+        """Return what the file must hold in the end, given what it held before."""
         return f"{before}\n{self.word}" if self.verb == "append" else self.word
 
 
-def deeds(seed: int) -> list[Deed]:
-    """All combinations in an order in which every word comes once before any comes again."""
+def edits(seed: int) -> list[FileEdit]:
+    """Return all combinations, ordered so that every word comes once before any comes again."""
     draw = random.Random(seed)
-    rounds: dict[str, list[Deed]] = {}
+    rounds: dict[str, list[FileEdit]] = {}
     for word in WORDS:
-        rounds[word] = [Deed(verb, word, f"{file}.txt") for verb, file in product(VERBS, FILES)]
+        rounds[word] = [FileEdit(verb, word, f"{file}.txt") for verb, file in product(VERBS, FILES)]
         draw.shuffle(rounds[word])
     ordered = []
     for _ in range(len(VERBS) * len(FILES)):
@@ -60,29 +59,29 @@ def deeds(seed: int) -> list[Deed]:
     return ordered
 
 
-def task(name: str, deed: Deed, draw: random.Random) -> dict[str, Any]:
-    note, before = f"{draw.choice(NOTES)}.md", draw.choice([word for word in WORDS if word != deed.word])
-    wanted = deed.after(before).replace("\n", "\\n")
+def task(name: str, edit: FileEdit, draw: random.Random) -> dict[str, Any]:
+    note, before = f"{draw.choice(NOTES)}.md", draw.choice([word for word in WORDS if word != edit.word])
+    expected = edit.after(before).replace("\n", "\\n")
     return {
         "id": name,
         "instruction": f"Do what {note} says.",
-        "files": {note: f"{deed.text}\n", deed.file: f"{before}\n"},
-        "verifier": {"command": f'test "$(cat {deed.file})" = "$(printf \'{wanted}\')"', "timeout": 10},
+        "files": {note: f"{edit.text}\n", edit.file: f"{before}\n"},
+        "verifier": {"command": f'test "$(cat {edit.file})" = "$(printf \'{expected}\')"', "timeout": 10},
         "timeout": 60,
         "domain": "agent",
-        "metadata": {"verb": deed.verb, "word": deed.word, "file": deed.file},
+        "metadata": {"verb": edit.verb, "word": edit.word, "file": edit.file},
     }
 
 
 def families(seed: int = 0) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """The name and the tasks of every file, with no combination in two of them."""
-    draw, rest = random.Random(seed), iter(deeds(seed))
+    """Yield the name and the tasks of every file; no combination is in two of them."""
+    draw, rest = random.Random(seed), iter(edits(seed))
     for name, size in SIZES.items():
         yield name, [task(f"{name}-{number}", next(rest), draw) for number in range(size)]
 
 
 def write(directory: Path, seed: int = 0) -> None:
-    """Write warmup.jsonl, train.jsonl and heldout.jsonl: the same bytes for the same seed."""
+    """Write warmup.jsonl, train.jsonl and heldout.jsonl. The same seed gives the same bytes."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, tasks in families(seed):
         (directory / f"{name}.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks), encoding="utf-8")

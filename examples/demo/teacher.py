@@ -1,8 +1,8 @@
 """A careless teacher for the scripted engine: it can do the demo's tasks and is unreliable at them.
 
-It always reads the note first. Then it takes the right operator in 65 % and the right program in 60 % of cases: a model
-that imitates it well succeeds in less than half of its attempts, and there is something left for reinforcement.
-The choices are a hash of the prompt and of how often it was asked: the same run gives the same lessons.
+It always reads the note first. Then it takes the right operator in 65 % and the right program in 60 % of cases. So a
+model that imitates it well succeeds in less than half of its attempts, which leaves something for reinforcement. Its
+choices are a hash of the prompt and of how often that was asked, so the same run gives the same rollouts.
 
 usage: proxy engine CONFIG --scripted examples/demo/teacher.py:teach
 """
@@ -22,7 +22,7 @@ asked: Counter[str] = Counter()
 
 
 def teach(prompt_text: str, prompt_ids: Sequence[int]) -> str:
-    """The assistant's turn that follows a rendered prompt of the demo's tasks."""
+    """Return the assistant's turn after a rendered prompt of the demo's tasks."""
     turn = prompt_text.rsplit("<|im_start|>user\n", 1)[-1]
     asked[prompt_text] += 1
     if note := ASK.search(turn):
@@ -35,6 +35,7 @@ def teach(prompt_text: str, prompt_ids: Sequence[int]) -> str:
 
 
 def careless(prompt_text: str, word: str, operator: str, other: str, file: str) -> str:
+    """Return the right command, or one with the other operator or another program."""
     digest = hashlib.sha256(f"{asked[prompt_text]}\n{prompt_text}".encode()).digest()
     luck, skill = (int.from_bytes(part) / 2**32 for part in (digest[:4], digest[4:8]))
     program = "echo" if skill < RIGHT_PROGRAM else "cat"

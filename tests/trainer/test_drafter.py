@@ -34,7 +34,7 @@ from trainer.megatron.mtp.loss import DraftMetrics
 from trainer.megatron.mtp.weights import HEAD_TENSORS
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy, Update
-from trainer.report.describe import RunContext, describe, line
+from trainer.report.describe import MetricsContext, describe, line
 
 LOSS = partial(policy_loss, rule=rule_of("cispo", 0.0, 5.0))
 ROWS = [one for seed in (5, 6) for one in rows_of(seed, vocabulary=3, longest=25) if one.inputs]
@@ -275,7 +275,7 @@ def test_a_checkpoint_holds_the_head(precision: str, ranks: Ranks, tmp_path: Pat
 def test_a_steps_metrics_and_its_line_say_how_well_the_head_drafts(ranks: Ranks, tmp_path: Path) -> None:
     done = update(policy_of(tmp_path, ranks))
     facts = replace(facts_of([group(rollout(1, 1.0), rollout(2, 0.0))]), update=done)
-    metrics = describe(facts, RunContext(shape=SHAPE, versions={"v1": 1}))
+    metrics = describe(facts, MetricsContext(shape=SHAPE, versions={"v1": 1}))
     first, second = drafts_of(done).accepted
     assert (metrics["mtp_acceptance_1"], metrics["mtp_acceptance_2"]) == (first, second)
     assert metrics["mtp_length"] == pytest.approx(1 + first + first * second)

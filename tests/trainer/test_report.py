@@ -32,7 +32,7 @@ from trainer.megatron.parallel import Ranks
 from trainer.policy import LossInput, Policy, Update
 from trainer.report import tokens
 from trainer.report.alarms import THRESHOLDS, raised
-from trainer.report.describe import RunContext, StepFacts, describe, lags, lengths
+from trainer.report.describe import MetricsContext, StepFacts, describe, lags, lengths
 from trainer.report.exporters import TensorBoard
 from trainer.report.flops import Workload, flops, merged, peak, separate
 from trainer.report.gradients import gradient_shares, token_arrays, token_notes
@@ -69,7 +69,7 @@ def facts_of(groups: Sequence[LeasedGroup], step: int = 3) -> StepFacts:
 
 
 def said(groups: Sequence[LeasedGroup], **setting: Any) -> dict[str, Any]:
-    return describe(facts_of(groups), RunContext(shape=SHAPE, versions={"v0": 0, "v1": 1, "v2": 2}, **setting))
+    return describe(facts_of(groups), MetricsContext(shape=SHAPE, versions={"v0": 0, "v1": 1, "v2": 2}, **setting))
 
 
 def test_every_sampled_token_is_trained_or_has_a_reason() -> None:
@@ -125,7 +125,7 @@ def test_mismatch_is_that_of_the_trained_tokens_and_of_fresh_ones() -> None:
     rows = {row.completions[0]: row for row in facts.batch.rows}
     stale = {id(rows[11]): TokenNotes(rows[11].rollout_logp[rows[11].places] + 1, rows[11].advantage[rows[11].places])}
     metrics = describe(
-        replace(facts, notes={**facts.notes, **stale}), RunContext(shape=SHAPE, versions={"v1": 1, "v2": 2})
+        replace(facts, notes={**facts.notes, **stale}), MetricsContext(shape=SHAPE, versions={"v1": 1, "v2": 2})
     )
     assert metrics["extreme_tokens"] == 0.5 and metrics["logprob_gap_mean"] == pytest.approx(0.55)
     assert metrics["kl_fresh"] == pytest.approx(math.exp(0.1) - 1.1, rel=1e-5)
@@ -363,7 +363,7 @@ def test_every_metric_is_on_the_page_and_what_is_on_the_page_is_a_metric() -> No
     zero = torch.zeros(2)
     _, sums = policy_loss(zero, LossTokens(rollout_logp=zero, advantage=zero, mask=zero), rule_of("cispo", 0.0, 5.0))
     facts = replace(many, update=replace(many.update, sums=sums))
-    metrics = describe(facts, RunContext(shape=SHAPE, peak=1e6, versions={"v1": 2}))
+    metrics = describe(facts, MetricsContext(shape=SHAPE, peak=1e6, versions={"v1": 2}))
     of_the_loop = {"alarms", "pause_seconds", "negative_gradient_share"}
     named = documented()
 

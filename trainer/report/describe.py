@@ -49,7 +49,7 @@ class StepFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunContext:
+class MetricsContext:
     """What the metrics need to know of the run."""
 
     shape: ModelShape
@@ -60,7 +60,7 @@ class RunContext:
     """Name of every weight version of the run -> its step."""
 
 
-def describe(facts: StepFacts, run: RunContext) -> dict[str, Any]:
+def describe(facts: StepFacts, run: MetricsContext) -> dict[str, Any]:
     """Return the metrics of a step. Those of trained tokens are absent when nothing was trained."""
     completions = {item.id: item for item in sampled(facts.groups)}
     ages = {
@@ -239,7 +239,7 @@ def survival_by_length(groups: Sequence[LeasedGroup], rows: Sequence[TrainingRow
     return {"survival_by_length": shares}
 
 
-def sizes(facts: StepFacts, run: RunContext, completions: Mapping[int, Completion]) -> dict[str, Any]:
+def sizes(facts: StepFacts, run: MetricsContext, completions: Mapping[int, Completion]) -> dict[str, Any]:
     """Count what all ranks computed in prefix trees, and what the same tokens would have cost without them."""
     computed = sum((merged(micro) for rank in facts.micros for micro in rank), Workload())
     rows = [row for rank in facts.micros for micro in rank for row in micro]

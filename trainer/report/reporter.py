@@ -28,7 +28,7 @@ from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy, Update
 from trainer.report import tokens
 from trainer.report.alarms import raised
-from trainer.report.describe import RunContext, StepFacts, describe, line
+from trainer.report.describe import MetricsContext, StepFacts, describe, line
 from trainer.report.exporters import Exporter, TensorBoard, WeightsAndBiases
 from trainer.report.flops import peak
 from trainer.report.gradients import gradient_shares, token_notes
@@ -44,8 +44,8 @@ class Reporter:
     def __init__(self, config: Config, run: RunState, policy: Policy):
         self.config, self.run, self.policy, self.ranks = config, run, policy, policy.ranks
         device_peak = peak(device_name(self.ranks), config.parallel.precision)
-        self._run_context = partial(
-            RunContext,
+        self._metrics_context = partial(
+            MetricsContext,
             shape=policy.shape,
             labels=config.batch.labels,
             peak=device_peak and device_peak * self.ranks.world,
@@ -75,7 +75,7 @@ class Reporter:
     def _describe(self, facts: StepFacts) -> dict[str, Any]:
         self._attempt("report.keep_tokens", lambda: self._keep_tokens(facts))
         published = steps.versions(self.run.pool, self.run.pool_run.id)
-        metrics = describe(facts, self._run_context(versions={version.name: version.step for version in published}))
+        metrics = describe(facts, self._metrics_context(versions={version.name: version.step for version in published}))
         alarms = raised(metrics, self.config.report.silent_alarms, self.config.batch.max_staleness)
         return metrics | {"alarms": [alarm.name for alarm in alarms]}
 
