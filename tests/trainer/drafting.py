@@ -1,4 +1,4 @@
-"""What ranks compute of a model with an MTP head, as files: beside tests/trainer/two_ranks.py, in the same job."""
+"""What ranks compute with an MTP head, as files; part of the job of tests/trainer/two_ranks.py."""
 
 from functools import partial
 from pathlib import Path
@@ -16,12 +16,12 @@ from trainer.policy import Policy
 SPLITS = {"data": "mimo", "tensor": "mimo", "sequence": "mimo", "experts-tensor": "qwen3_moe_head"}
 """The splits of two_ranks that are tried, with the family of the model."""
 BATCHES = (make_rows(10, 1), make_rows(10, 2), make_rows(1, 3))
-"""Of the last one, two ranks have one row."""
+"""The last batch has one row, for two ranks."""
 MTP = {"drafts": 2, "k": 30}
 
 
 def work(model: Path, out: Path, parallel: dict[str, Any], ranks: Ranks) -> None:
-    """Three updates, the first of which is saved; writes the models, and what was said."""
+    """Three updates, with a checkpoint after the first; writes the models and the metrics."""
     policy = Policy(model, make_config(out, parallel={"processes": ranks.world, **parallel}, mtp=MTP), ranks)
     policy.write_hf(out / "drafting-before")
     reached = [learn(policy, 0)]

@@ -1,4 +1,4 @@
-"""Logprobs by transformers, in a process of its own: it needs torchvision's stand-in on its path."""
+"""Logprobs by transformers, in its own process: it needs the stand-in for torchvision on its path."""
 
 import json
 import os

@@ -18,7 +18,7 @@ MAX_TOKENS = 40_960
 
 @dataclass(frozen=True)
 class Recomputed:
-    """How far off the recorded logprobs are at most, over how many tokens in how many sequences."""
+    """The largest error of recorded logprobs, and over how many tokens in how many sequences."""
 
     gap: float
     tokens: int
@@ -26,18 +26,18 @@ class Recomputed:
     excluded: Counter[Untrained]
     """Sampled tokens that are not trained, by reason."""
     routing: dict[str, float]
-    """Of the replay of recorded experts."""
+    """Metrics of the replay of recorded experts."""
 
 
 class Recompute:
-    """Computes with the weights of a model directory; each is loaded once."""
+    """Computes with the weights of model directories; each directory is loaded once."""
 
     def __init__(self, ranks: Ranks, directory: Path):
         self._ranks, self._directory = ranks, directory
         self._policies: dict[tuple[Path, str], Policy] = {}
 
     def __call__(self, model: Path, chain: Sequence[Completion], routing: str = "own") -> Recomputed:
-        """For the completions of one attempt in commit order."""
+        """Recompute the completions of one attempt, in commit order."""
         if (model, routing) not in self._policies:
             config = make_config(self._directory, loss={"routing": routing})
             self._policies[model, routing] = Policy(model, config, self._ranks)

@@ -1,4 +1,4 @@
-"""Qwen3-MoE written out in double precision, one sequence at a time, with experts that may be forced on it."""
+"""Qwen3-MoE written out in double precision, one sequence at a time, with the router's experts or given ones."""
 
 import json
 from pathlib import Path

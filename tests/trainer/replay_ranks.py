@@ -1,6 +1,6 @@
 """What two ranks compute with replayed experts: `torchrun --nproc-per-node 2 -m tests.trainer.replay_ranks MODEL OUT`.
 
-One update on fixed rows for each way of splitting: its loss, gradient norm and what is said of the replay, as JSON.
+One update on fixed rows for each split: its loss, gradient norm and metrics of the replay, as JSON.
 """
 
 import sys
@@ -36,7 +36,7 @@ def drawn(rng: np.random.Generator, tokens: int) -> np.ndarray:
 
 
 def routed(rows: Sequence[TrainingRow], seed: int = 0) -> list[TrainingRow]:
-    """Rows with experts: of equal beginnings mostly the same, sometimes others; some unknown."""
+    """Rows with experts. Rows that begin alike mostly have the same experts there; some are unknown."""
     rng, known = np.random.default_rng(seed), dict[tuple[int, ...], np.ndarray]()
     rows_with_experts = []
     for row in rows:
@@ -61,7 +61,7 @@ SPLITS: dict[str, dict[str, Any]] = {
 
 
 def learn(model: Path, parallel: dict[str, Any], ranks: Ranks, parts: int = 1) -> dict[str, float]:
-    """The same on any number of ranks. `parts`: in the micro-batches of so many data-parallel ones."""
+    """The same rows on any number of ranks, in the micro-batches of `parts` data-parallel ranks."""
     config = make_config(model.parent, parallel={"processes": ranks.world, **parallel}, **REPLAY)
     policy = Policy(model, config, ranks)
     rows = routed([*rows_of(1, vocabulary=VOCABULARY, longest=30), *rows_of(3, vocabulary=2, longest=20)])

@@ -1,4 +1,4 @@
-"""An SGLang server without a model, for the order in which a push asks and for what fails in the middle of it.
+"""An SGLang server without a model, to test the order of a push's requests and failures in the middle of it.
 
 It keeps what a push can see of the real one: versions, the pause, sessions of partial updates, tensors, memory that is
 released by tags; and it dies where the real one does. Left out: sampling, broadcasts (tests/trainer/test_engine.py).
@@ -17,25 +17,25 @@ from aiohttp.test_utils import TestServer
 
 @dataclass
 class Double:
-    """One server, and what it was asked."""
+    """One server, and the requests that it received."""
 
     about: dict[str, Any] = field(default_factory=lambda: {"tp_size": 1, "pp_size": 1, "dp_size": 1, "device": "cpu"})
     version: str = "initial"
     checksum: str = "equal"
-    """Of its weights, whatever they are."""
+    """The checksum that it reports, whatever its weights are."""
     calls: list[str] = field(default_factory=list)
-    """Paths without their slash, each with its tags if it has any; what is only looked at is left out."""
+    """Paths of requests without the slash, with their tags if they have any; without requests that only read."""
     faults: dict[str, str | int] = field(default_factory=dict)
     """By path: an HTTP status, `hang`, or `lie` (success without doing it). Each happens until it is taken out."""
     paused: bool = False
     in_session: bool = False
     released: set[str] = field(default_factory=set)
     dead: bool = False
-    """It was told to take back memory that it had not given up, and answers nothing more."""
+    """Whether it died, as SGLang does when told to take back memory that it has not freed."""
     patience: int | None = None
-    """Requests that it still does; to the others it says no, as if whoever asks had died before them."""
+    """Number of requests that it still performs; it refuses the others, as if the trainer had died before them."""
     buckets: list[dict[str, Any]] = field(default_factory=list)
-    """The tensors of each request, of rank 0."""
+    """The tensors of each request, for rank 0."""
     bodies: list[dict[str, Any]] = field(default_factory=list)
 
     async def answer(self, request: web.Request) -> web.Response:
@@ -58,7 +58,7 @@ class Double:
         return web.json_response({"success": True, "weight_version": self.version, "ranks": ranks, **self.about})
 
     def _do(self, path: str, body: dict[str, Any]) -> str:
-        """Do it, or say why not."""
+        """Perform a request, or return why it fails."""
         tags = set(body.get("tags", []))
         if path in ("pause_generation", "continue_generation"):
             self.paused = path == "pause_generation"
@@ -88,7 +88,7 @@ Start = Callable[..., Awaitable[tuple[str, ...]]]
 
 
 class Doubles:
-    """Several servers at addresses of their own."""
+    """Several servers, each at its own address."""
 
     def __init__(self) -> None:
         self._servers: list[TestServer] = []

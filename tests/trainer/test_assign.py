@@ -1,4 +1,4 @@
-"""Which turn is credited with what, from leased groups to the advantage of each trained token."""
+"""The credit of each turn, from leased groups to the advantage of each trained token."""
 
 from array import array
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ def rewarded(rewards: Sequence[float | None], **credit: Any) -> TrainingBatch:
 
 
 def by_turn(batch: TrainingBatch) -> list[list[float]]:
-    """The advantages of each row's turns, all of whose tokens must agree."""
+    """The advantage of each turn by row; all tokens of a turn must have the same."""
     by_rollout = []
     for row in batch.rows:
         turns = [row.advantage[row.trained & (row.segment == turn)] for turn in range(int(row.segment.max()) + 1)]
@@ -57,7 +57,7 @@ def test_an_outcome_alone_credits_every_turn_alike() -> None:
 
 
 def test_process_rewards_go_to_the_turns_up_to_theirs() -> None:
-    """The vector of reward-to-go against the others' first return and the same turn, three turns of it."""
+    """The worked numbers of reward-to-go with both baselines, over three turns."""
     parts = {"turn:0": -0.1, "turn:1": 0.05}
     members = [member(0, 1.0, parts=parts), member(1, 0.0), member(2, 0.0, turns=2)]
     choice = StepOptions(credit=Credit(returns="turns"))
@@ -134,7 +134,7 @@ def test_a_group_with_failed_members_weighs_as_a_whole_one() -> None:
 
 
 def test_the_weights_are_those_of_repeated_rollouts() -> None:
-    """Two of three members valid, against a group in which each stands three times and a whole one that does twice."""
+    """Two of three members valid: the same as a group with each of them three times, beside a whole group twice."""
     short, long = member(0, 1.0, turns=1), member(1, 0.0)
     norms: tuple[Norm, ...] = ("token", "rollout")
     for norm in norms:

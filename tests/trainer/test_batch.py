@@ -1,4 +1,4 @@
-"""From completions to rows to micro-batches: contexts stay exact, nothing is lost without a reason."""
+"""From completions to rows to micro-batches: contexts stay exact, and every token that is left out has a reason."""
 
 import math
 from array import array

@@ -1,4 +1,4 @@
-"""Engines on the trainer's own devices: the order of calls, and a trainer that dies anywhere in it.
+"""Engines on the trainer's own devices: the order of requests, and a trainer that dies at any point of it.
 
 Not covered: memory, which only a GPU has to give up. The double dies where SGLang's scheduler does: when it is told to
 take back what it has not given up, to load without room for weights, or to go on without a cache.

@@ -66,7 +66,7 @@ def test_speed_is_of_successes_against_the_others() -> None:
 
 
 def timed(spans: list[tuple[float, float]]) -> list[Completion]:
-    """Calls of 10 tokens that began and ended then."""
+    """Calls of 10 tokens with these times of start and end."""
     calls = chain([([1], [2] * 10) for _ in spans])
     return [replace(call, started_at=a, finished_at=b) for call, (a, b) in zip(calls, spans, strict=True)]
 

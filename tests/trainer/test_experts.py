@@ -1,4 +1,4 @@
-"""The load-balancing loss of experts: by its definition, and the same by trees as by separate sequences."""
+"""The load-balancing loss of experts: against its definition, and by trees against separate sequences."""
 
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ def drawn(seed: int, tokens: int) -> tuple[Tensor, Tensor]:
 
 
 def by_definition(probabilities: Tensor, chosen: Tensor, rows: list[TrainingRow], packed: MicroBatch) -> Tensor:
-    """DeepSeek-V3, equations 17 to 20, for one row after the other."""
+    """The definition (DeepSeek-V3, equations 17 to 20), row by row."""
     paths = paths_in(packed.tokens.numpy(), list(packed.runs))
     at = {paths[index]: index for index in reversed(range(len(paths)))}  # padding comes last and counts nothing
     total = []

@@ -30,11 +30,11 @@ from trainer.policy import Policy
 
 SIZE, GROUPS = 4, 2
 Call = tuple[list[int], list[int]]
-"""A prompt and what was sampled from it."""
+"""A prompt, and the tokens sampled from it."""
 
 
 def history(system: list[int], task: list[int], draw: random.Random) -> list[Call]:
-    """The calls of one attempt, of every kind that agents make."""
+    """The calls of one attempt: every kind of history that agents make."""
 
     def some(count: int) -> list[int]:
         return [draw.randrange(VOCABULARY) for _ in range(count)]
@@ -84,7 +84,7 @@ def reward(member: int) -> float:
 
 
 def separate(groups: list[list[list[Call]]]) -> list[TrainingRow]:
-    """Each completion as a row of its own."""
+    """One row per completion."""
     scores = group_relative([reward(member) for member in range(SIZE)], "grpo")
     assert scores is not None
     rows = []

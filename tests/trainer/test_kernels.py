@@ -1,4 +1,4 @@
-"""What the GPU's kernels are told of a tree, against the dense mask and the CPU's kernel; their forward pass on a CPU.
+"""The inputs of the GPU's kernels against the dense mask and the CPU's kernel; their forward pass on a CPU.
 
 Not covered here: MagiAttention itself and FlexAttention's backward pass, which need a GPU (benchmarks/gpu.py).
 """
@@ -22,14 +22,14 @@ CPU = torch.device("cpu")
 
 
 def layout_of(seed: int, longest: int, stretch: tuple[float, float] = (0, 1)) -> AttentionLayout:
-    """Of a random tree; the stretch of its queries as shares of its tokens."""
+    """The layout of a random tree; `stretch`: the range of its queries as fractions of its tokens."""
     runs = tuple(build(rows_of(seed, count=12, vocabulary=2, longest=longest)).runs)
     first, end = (int(share * runs[-1].end) for share in stretch)
     return AttentionLayout(runs, (first, end))
 
 
 def wide_layout(seed: int, stretch: tuple[float, float] = (0, 1)) -> AttentionLayout:
-    """Of a history of several blocks with branches off it of up to three."""
+    """The layout of a history of several blocks, with branches of up to three blocks."""
     draw = random.Random(seed)
     history = [draw.randrange(90) for _ in range(900)]
     rows = [row(history, draw)]
@@ -41,7 +41,7 @@ def wide_layout(seed: int, stretch: tuple[float, float] = (0, 1)) -> AttentionLa
 
 
 def allowed(layout: AttentionLayout) -> Tensor:
-    """[queries, all tokens] what may attend, written out."""
+    """[queries, all tokens] the dense mask."""
     last = torch.tensor([run.last for run in layout.runs for _ in range(run.start, run.end)])
     query, key = torch.arange(*layout.queries)[:, None], torch.arange(len(last))[None]
     return (key <= query) & (query < last[None])
@@ -75,7 +75,7 @@ def test_slices_give_the_dense_mask_once(seed: int, stretch: tuple[float, float]
 
 
 def blocks(mask: BlockMask) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
-    """(block of queries, block of keys): in part allowed, allowed throughout."""
+    """Two sets of (query block, key block): partly allowed, and fully allowed."""
     blocks = []
     assert mask.full_kv_num_blocks is not None and mask.full_kv_indices is not None
     for counts, indices in ((mask.kv_num_blocks, mask.kv_indices), (mask.full_kv_num_blocks, mask.full_kv_indices)):
@@ -99,7 +99,7 @@ def test_blocks_are_judged_by_their_ends(seed: int, stretch: tuple[float, float]
 
 
 def test_a_mask_takes_no_memory_of_tokens_squared() -> None:
-    """A history of 60,000 tokens: its mask would be 3.6 GB, its blocks are some hundred thousand."""
+    """A history of 60,000 tokens: a dense mask would have 3.6 GB, the block mask has some hundred thousand blocks."""
     layout = AttentionLayout((TokenRun(0, 60_000, 60_000, 0),), (0, 60_000))
     mask = block_mask(layout, CPU)
     assert mask.full_kv_num_blocks is not None

@@ -214,7 +214,7 @@ def full(count: int = 24, seed: int = 0) -> tuple[Tensor, LossTokens]:
 
 
 def differences(logp: Tensor, batch: LossTokens, rule: LossRule, step: float = 1e-6) -> Tensor:
-    """d loss / d logp by central differences. A stopped ratio is held where it is by moving its base along."""
+    """d loss / d logp by central differences. A ratio without gradient is kept constant by moving its base along."""
     base, slopes = logp.detach(), []
     for index in range(len(base)):
         shift = torch.zeros_like(base)

@@ -1,4 +1,4 @@
-"""What MTP heads learn: the loss against worked numbers, where it is taken in a tree, what is said about it."""
+"""The loss of MTP heads against worked numbers, the tokens of a tree where it is taken, and its metrics."""
 
 import json
 import random
@@ -48,7 +48,7 @@ def test_the_worked_divergence_and_its_gradient() -> None:
 
 
 def test_it_is_not_the_divergence_of_renormalised_distributions() -> None:
-    """Which would not see that the head puts more of its mass outside the chosen tokens."""
+    """A control: renormalising would hide that the head puts more probability outside of the chosen tokens."""
     teacher, student = logits(WORKED["teacher"]), logits(WORKED["student"])
     divergence = tail_kl(teacher[:, :2], student[:, :2], 2)
     assert divergence.item() == pytest.approx(WORKED["renorm"], abs=1e-12)

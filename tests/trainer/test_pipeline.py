@@ -1,4 +1,4 @@
-"""The whole loop on two stages: what one rank learns, and kill -9 of the stage that has the loss.
+"""The whole loop on two stages: it learns what one rank learns, and survives kill -9 of the stage with the loss.
 
 Left out: gradients, weights and checkpoints of stages, which tests/trainer/test_ranks.py holds.
 """

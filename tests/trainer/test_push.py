@@ -1,4 +1,4 @@
-"""Weights into engines: the order of calls, versions that are checked, and what becomes of a push that an engine fails.
+"""Pushes: the order of requests, the check of versions, and what happens when an engine fails.
 
 With real engines: tests/trainer/test_engine.py and tests/trainer/test_pushes.py.
 """

@@ -1,4 +1,4 @@
-"""Pushes to real SGLang servers of several kinds: two replicas one of which is killed, tensor ranks, a cache store."""
+"""Pushes to real SGLang servers: two replicas of which one is killed, tensor ranks, an external cache."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -45,7 +45,7 @@ def models(tmp_path: Path) -> list[Weights]:
 
 @pytest.fixture
 def begin(models: list[Weights], tmp_path: Path) -> Iterator[Begin]:
-    """Starts servers of the first version, which are stopped when the test ends."""
+    """Start servers with the first version; stop them when the test ends."""
     with ExitStack() as stack:
 
         def begun(*arguments: str, port: int = 0) -> Sglang:
@@ -59,7 +59,7 @@ def begin(models: list[Weights], tmp_path: Path) -> Iterator[Begin]:
 
 @dataclass(frozen=True)
 class Deadly(Weights):
-    """Weights after whose first bucket something happens."""
+    """Weights that run a function after their first bucket."""
 
     happens: Callable[[], None]
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(900)  # the first one waits for the job of all 
 
 @pytest.fixture(scope="module")
 def tried(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What one rank does, by kind, and one job of two ranks that tries every split, by its name."""
+    """The results of one rank, by kind, and of one job of two ranks that tries every split, by the split's name."""
     directory = tmp_path_factory.mktemp("ranks")
     for family in ("qwen3", "qwen2", "qwen3_moe", "mimo", "qwen3_moe_head"):
         write_model(directory / family, family)
@@ -123,7 +123,7 @@ def test_trees_through_a_pipeline_have_the_gradients_of_separate_rows(
 def test_trees_through_divided_experts_have_the_gradients_of_separate_rows(
     split: str, tried: Path, ranks: Ranks, tmp_path: Path
 ) -> None:
-    """Router and experts, also of tokens that came from the other rank; and what else each rank has whole."""
+    """Gradients of router and experts, also for tokens of the other rank, and of parameters that are not split."""
     model = tried / two_ranks.kind(split).family
     policy = Policy(model, make_config(tmp_path, loss=two_ranks.losses(model)), ranks)
     flat = two_ranks.gradients(policy, two_ranks.BATCHES[0], merge=False)

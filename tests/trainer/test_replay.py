@@ -1,4 +1,4 @@
-"""Routing replay: the routers take what was recorded and nothing else, through trees as through separate rows."""
+"""Routing replay: routers use exactly the recorded experts, by trees as by separate rows."""
 
 import random
 from array import array
@@ -43,7 +43,7 @@ from trainer.policy import Policy
 
 
 def stored(choices: np.ndarray, start: int = 0) -> Stored:
-    """As an engine names them: in any order."""
+    """Experts as an engine records them: in any order."""
     _, layers, top_k = choices.shape
     return Stored(start, layers, top_k, 1, choices[..., ::-1].astype(np.uint8).tobytes())
 
@@ -128,7 +128,7 @@ def test_a_sequence_goes_on_only_where_its_experts_do() -> None:
 
 
 def test_a_prompt_that_was_computed_anew_is_a_sequence_of_its_own() -> None:
-    """The engine was asked from the first token on, and chose otherwise than before."""
+    """The engine computed the prompt again from its first token, and chose other experts than before."""
     before, anew = (drawn(np.random.default_rng(seed), 7) for seed in (0, 1))
     one = replace(completion(1, None, 0, [1, 2, 3], [4, 5]), experts=stored(before[:4]))
     two = replace(completion(2, 1, 5, [1, 2, 3, 4, 5, 6], [7, 8]), experts=stored(anew))
@@ -285,7 +285,7 @@ def test_a_step_replays_what_the_pool_holds(pool: Pool, ranks: Ranks, tmp_path: 
 
 @pytest.mark.long
 def test_two_ranks_replay_what_one_replays(ranks: Ranks, tmp_path: Path) -> None:
-    """However they divide the tokens, the layers and the experts; every choice is counted once."""
+    """For every split of tokens, layers and experts; every choice is counted once."""
     model = write_model(tmp_path / "model", "qwen3_moe")
     expected = {parts: replay_ranks.learn(model, {}, ranks, parts) for parts in (1, 2)}
     run_torch("tests.trainer.replay_ranks", str(model), str(tmp_path))

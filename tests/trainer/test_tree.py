@@ -1,4 +1,4 @@
-"""Prefix trees: their layout, their attention, their parts, and that training by them changes nothing but the work."""
+"""Prefix trees: layout, attention, cutting; and training by trees gives the same loss and gradients as without."""
 
 import json
 import random
@@ -57,7 +57,7 @@ def ancestors(rows: list[TrainingRow]) -> set[tuple[int, ...]]:
 
 
 def paths_in(tokens: np.ndarray, runs: list[TokenRun]) -> list[tuple[int, ...]]:
-    """What each token of the layout attends to, as tokens."""
+    """For each token of the layout, the token ids that it attends to."""
     last = np.concatenate([np.full(run.end - run.start, run.last) for run in runs])
     return [tuple(int(tokens[j]) for j in range(i + 1) if i < last[j]) for i in range(len(tokens))]
 
@@ -129,7 +129,7 @@ def test_ranks_that_share_a_micro_batch_have_every_trained_token_once(seed: int,
 
 
 def asked_of(packed: MicroBatch, tokens: LossTokens) -> list[tuple[float, ...]]:
-    """Each trained token with its context's last token and position, and all that the loss has of it."""
+    """Each trained token with the last token and position of its context, and its entries in the loss."""
     assert tokens.scale is not None and tokens.segment is not None
     at = packed.rows[packed.branches]
     columns = [packed.tokens[at], packed.positions[at], packed.labels[packed.branches], tokens.segment]
@@ -175,7 +175,7 @@ def test_a_cut_repeats_as_little_as_possible(seed: int) -> None:
 
 
 def least(ordered: SortedRows, budget: int) -> int:
-    """Over every way of cutting the sorted rows."""
+    """The least number of tokens over every way of cutting the sorted rows."""
     places, totals = range(1, len(ordered.rows)), []
     for count in range(len(ordered.rows)):
         for cuts in combinations(places, count):
@@ -232,7 +232,7 @@ def test_attention_by_slices_equals_the_dense_mask(seed: int, dtype: torch.dtype
 
 
 def test_many_slices_lose_no_more_in_half_precision_than_one_call_does() -> None:
-    """A history with a reply of its own after every turn: the last tokens join a hundred slices."""
+    """A history with a branch after every turn: the last tokens combine a hundred slices."""
     draw, generator = random.Random(0), torch.Generator().manual_seed(0)
     history = [draw.randrange(90) for _ in range(600)]
     runs = build([row(history[: 6 * turn] + [90 + turn] * 3, draw) for turn in range(1, 101)]).runs
@@ -289,7 +289,7 @@ def test_trees_give_the_loss_and_gradient_of_separate_rows(
 
 
 def test_positions_and_the_mask_matter_in_these_rows(ranks: Ranks, tmp_path: Path) -> None:
-    """A control: counted positions, or no mask between branches, give other logprobs."""
+    """A control: positions counted along the row, or no mask between branches, give other logprobs."""
     policy = Policy(write_model(tmp_path / "model"), make_config(tmp_path), ranks)
     rows = [one for one in rows_of(3, vocabulary=2, longest=20) if one.inputs]
     packed, _ = pack(rows, policy.share)
@@ -335,7 +335,7 @@ def test_in_double_precision_nothing_is_left_of_the_difference(family: str, rank
 
 @pytest.mark.parametrize("distributed", [False, True])
 def test_in_half_precision_trees_are_as_near_as_separate_rows(distributed: bool, ranks: Ranks, tmp_path: Path) -> None:
-    """Against the gradients in single precision, of the same rounded weights."""
+    """Compares with the gradients in single precision of the same rounded weights."""
     half = {"precision": "bfloat16", "distributed_optimizer": distributed}
     first = Policy(write_model(tmp_path / "model"), make_config(tmp_path, parallel=half), ranks)
     first.write_hf(tmp_path / "rounded")
@@ -360,7 +360,7 @@ def test_logits_in_parts_give_the_same_gradient(ranks: Ranks, tmp_path: Path) ->
 
 
 class Logits(TorchDispatchMode):
-    """Sees the most rows of logits that one tensor holds, forwards and backwards."""
+    """Records the largest number of rows of logits in one tensor, in forward and backward passes."""
 
     rows = 0
 

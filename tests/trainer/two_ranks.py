@@ -58,12 +58,12 @@ SPLITS: dict[str, dict[str, Any]] = {
     "pipeline-half": {"pipeline": 2, "precision": "bfloat16"},
 }
 FAMILIES = {"pipeline-tied": "qwen2"} | {name: "qwen3_moe" for name in SPLITS if name.startswith("experts")}
-"""The others train the model of family qwen3. That of qwen2 has its embedding as its head."""
+"""Kinds that are not here train a qwen3 model. The qwen2 model shares the weights of embedding and output layer."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What one rank has in common with a split of two: the model, and the kind of optimizer."""
+    """What one rank must share with a split over two, to be compared: the model, and the kind of optimizer."""
 
     family: str
     precision: str
@@ -83,7 +83,7 @@ def kind(name: str) -> Kind:
 
 
 def losses(model: Path) -> dict[str, float]:
-    """Settings of the loss: experts are balanced where there are some."""
+    """Settings of the loss: with the load-balancing loss where there are experts."""
     return {"kl": KL} | ({"balance": 0.1} if model.name == "qwen3_moe" else {})
 
 
@@ -95,7 +95,7 @@ def branching(seed: int) -> list[TrainingRow]:
 
 
 def single(seed: int) -> list[TrainingRow]:
-    """One token to be predicted from one: of two ranks, one has nothing to do."""
+    """A row with one input token: of two ranks, one has nothing to do."""
     [row] = make_rows(1, seed)
     push = np.ones(2, dtype=np.float32)
     return [TrainingRow(row.tokens[:2], np.array([False, True]), row.rollout_logp[:2], push, row.segment[:2])]
@@ -124,14 +124,14 @@ def work(model: Path, out: Path, parallel: dict[str, Any], ranks: Ranks) -> Poli
 
 
 def leads(policy: Policy, packed: MicroBatch) -> torch.Tensor:
-    """By how much the best token's logit is above the next one's, at the place of every trained token."""
+    """The gap between the two largest logits, for every trained token."""
     [logits] = forward(policy.model, [packed], policy.model.logits)
     first, second = logits.view(-1, logits.shape[-1])[packed.branches].topk(2).values.T
     return first - second
 
 
 def learn(policy: Policy, batches: Sequence[list[TrainingRow]], out: Path) -> None:
-    """One update for each batch; writes the model and what was reached."""
+    """One update for each batch; writes the model and the results."""
     reached, noted = [], []
     for rows in batches:
         micros = plan(rows, policy.ranks.data_world, BUDGET)
@@ -147,14 +147,14 @@ def learn(policy: Policy, batches: Sequence[list[TrainingRow]], out: Path) -> No
 
 
 def go_on(policy: Policy, source: Path, out: Path) -> None:
-    """From a checkpoint that another split made, which is saved again at once."""
+    """Resume from a checkpoint of another split, and save it again at once."""
     assert policy.checkpoints.load(source) == 1
     policy.checkpoints.save(out / "saved-again", 1)
     learn(policy, BATCHES[1:], out / "resumed")
 
 
 def gradients(policy: Policy, rows: list[TrainingRow], merge: bool) -> dict[str, torch.Tensor]:
-    """This rank's parameters' gradients on all rows, by global names; with the loss where it is known."""
+    """This rank's gradients on all rows, by names in the whole model; with the loss on the last stage."""
     micros = plan(rows, policy.ranks.data_world, BUDGET)[policy.ranks.data_rank]
     parts = [pack(micro, policy.share, merge) for micro in (micros if merge else [[row] for row in rows])]
 
