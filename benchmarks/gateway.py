@@ -160,8 +160,9 @@ def _relay(setup: Setup) -> dict[str, Any]:
 
 
 def _rss(setup: Setup) -> dict[str, Any]:
-    """Memory growth over many calls. Keys have 4 calls each, so the gateway already forgets sessions when measuring
-    begins.
+    """Memory growth over many calls.
+
+    Keys have 4 calls each, so the gateway already forgets sessions when measuring begins.
     """
     calls = setup.sizes.rss_calls
     with _gateway(setup) as job:

@@ -22,7 +22,8 @@ from trainer.data.row import TrainingRow
 from trainer.data.tree import SortedRows, TokenRun, build, cut, order
 from trainer.loss.named_losses import rule_of
 from trainer.loss.policy_loss import LossTokens, policy_loss
-from trainer.megatron.attention.kernels import AttentionLayout, slices, tree_attention
+from trainer.megatron.attention.kernels import tree_attention
+from trainer.megatron.attention.layout import AttentionLayout, slices
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy
 

@@ -9,8 +9,8 @@ from proxy.pool.completions.records import Completion
 
 
 def critical_path(calls: Sequence[Completion], tokens_per_second: float) -> float:
-    """Seconds along the longest chain of model calls: sampled tokens at `tokens_per_second`, plus the time of tools
-    between.
+    """Seconds along the longest chain of model calls: tokens at `tokens_per_second`, plus the time of tools between
+    calls.
 
     A call follows the one that ended last before it began; the time between the two is the tools', as measured. Calls
     that overlap are in different chains, and the longer chain counts, so sub-agents that run side by side make it

@@ -70,8 +70,9 @@ def turn_aligned(returns: Sequence[Sequence[float]]) -> list[list[float]] | None
 
 
 def speed(seconds: float, baseline: float) -> float:
-    """h(T) of M2's equation 5 as clip(log2(baseline / T), -1, 1): 0 at the baseline, 1 at twice its speed. Both in
-    seconds.
+    """h(T) of M2's equation 5 as clip(log2(baseline / T), -1, 1): 0 at the baseline, 1 at twice its speed.
+
+    Both arguments are in seconds.
     """
     return max(-1.0, min(1.0, math.log2(baseline / seconds)))
 
@@ -91,8 +92,9 @@ def speeds(seconds: Sequence[float], successes: Sequence[bool]) -> list[float]:
 
 
 def overlong(length: int, limit: int, margin: int) -> float:
-    """DAPO's soft punishment (arXiv 2503.14476), in tokens: 0 up to limit - margin, then falling linearly to -1 at the
-    limit.
+    """DAPO's soft punishment (arXiv 2503.14476): 0 up to limit - margin, then falling linearly to -1 at the limit.
+
+    All arguments are in tokens.
     """
     if length <= limit - margin:
         return 0.0

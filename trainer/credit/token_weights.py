@@ -18,13 +18,15 @@ def token_scales(
     *,
     weights: Sequence[float] | None = None,
 ) -> list[float]:
-    """One factor per sequence. `counts[i]`: its trained tokens; `rollouts[i]`: its rollout, which several sequences may
+    """One factor per sequence, from its trained tokens (`counts`) and its rollout (`rollouts`), which sequences may
     share.
 
-    token: 1 / N (MiniMax-M1, DAPO). rollout: the mean over each rollout's tokens, then over rollouts (slime). constant:
-    1 / (R L), with `constant` = L (Dr.GRPO, arXiv 2503.20783). mixed: `constant` times the first plus the rest times
-    the second (M1, section 5, names the mix without its weight). N: trained tokens; R: rollouts with a trained token,
-    as others do not count. A sequence of weight w counts, with its tokens and its rollout, as if it were there w times.
+    - token: 1 / N (MiniMax-M1, DAPO). - rollout: the mean over each rollout's tokens, then over rollouts (slime). -
+    constant: 1 / (R L), with `constant` = L (Dr.GRPO, arXiv 2503.20783). - mixed: `constant` times the first plus the
+    rest times the second (M1, section 5, names the mix without its weight).
+
+    N: trained tokens. R: rollouts with a trained token, as others do not count. A sequence of weight w counts, with its
+    tokens and its rollout, as if it were there w times.
     """
     copies = [1.0] * len(counts) if weights is None else weights
     all_tokens = sum(count * copy for count, copy in zip(counts, copies, strict=True)) or 1

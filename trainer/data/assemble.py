@@ -74,8 +74,9 @@ def why_not_imitable(item: Completion, labels: Sequence[str] = config.TRAINED) -
 
 
 def assemble(groups: Sequence[LeasedGroup], options: StepOptions) -> TrainingBatch:
-    """The rows of a step's groups, with their advantages and weights. UserError when no experts to replay were
-    recorded.
+    """The rows of a step's groups, with their advantages and weights.
+
+    UserError when experts are to be replayed and none were recorded.
     """
     why_not = partial(why_not_trainable, labels=options.labels)
     rollouts: list[list[TrainingRow]] = []

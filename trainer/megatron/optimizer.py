@@ -58,9 +58,7 @@ def build_optimizer(
 
 
 def parts(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
-    """The optimizers inside of Megatron's optimizer: it chains one for each way in which parameters are split over
-    ranks.
-    """
+    """The optimizers that Megatron chains: one for each way in which parameters are split over ranks."""
     return optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else [optimizer]
 
 

@@ -42,8 +42,10 @@ def forward_backward(
 def _counted(
     loss_of: Callable[[int, Tensor], tuple[Tensor, Kept]], number: int, logp: Tensor
 ) -> tuple[Tensor, Tensor, Kept]:
-    """The loss in the form that Megatron expects where it must not divide it: with a count of tokens, which nothing
-    reads.
+    """Call `loss_of`, and return three values: the loss, a number of tokens, and what is to be kept.
+
+    With three values and `calculate_per_token_loss`, megatron-core 0.16.1 does not divide the loss by the number of
+    micro-batches. Nothing reads the number of tokens.
     """
     loss, kept = loss_of(number, logp)
     return loss, torch.zeros((), dtype=torch.int), kept

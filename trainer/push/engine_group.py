@@ -40,7 +40,7 @@ class EngineGroup:
         self.failed[engine.url] = reason
 
     def agree(self, serving: Sequence[PushTarget]) -> None:
-        """Compare checksums between engines that split their weights in the same way; engines that differ leave the
+        """Compare checksums between engines that split their weights in the same way. Engines that differ leave the
         group.
 
         The reference is what engines that serve this version already (`serving`) have, if there are such; else what

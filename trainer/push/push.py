@@ -66,8 +66,7 @@ def push(weights: Weights, options: Push) -> PushResult:
 
 
 def push_again(weights: Weights, options: Push) -> PushResult | None:
-    """Push to the engines that answer but serve something else: those that failed before, and those that were
-    restarted.
+    """Push to the engines that answer but serve something else: those that failed, and those that were restarted.
 
     Returns None when there are none. Engines that serve these weights keep serving meanwhile.
     """

@@ -94,8 +94,9 @@ class PushTarget:
             self.ask("/hicache/storage-backend/clear", {})
 
     def checksums(self) -> tuple[str, ...]:
-        """The checksums of all weights, one for each different shard. Equal weights in the same split have equal
-        checksums.
+        """The checksums of all weights, one for each different shard.
+
+        Equal weights in the same split have equal checksums. PushFailed when the engine reports none.
         """
         ranks = self.load("/weights_checker", {"action": "checksum"}).get("ranks")
         if not ranks:  # engines without checksums must not pass for equal
@@ -103,8 +104,9 @@ class PushTarget:
         return tuple(sorted({str(rank["per_gpu_checksum"]) for rank in ranks}))
 
     def abandon(self) -> None:
-        """Abort all calls, so that they can be sampled elsewhere. The engine stays paused: its weights are of no
-        version.
+        """Abort all calls, so that they can be sampled elsewhere.
+
+        The engine stays paused: its weights are of no version.
         """
         with suppress(PushFailed):  # an engine that is gone has no calls
             self.ask("/abort_request", {"abort_all": True})

@@ -16,7 +16,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import divide
 from torch import Tensor
 
-from trainer.megatron.attention.kernels import AttentionLayout, tree_attention
+from trainer.megatron.attention.kernels import tree_attention
+from trainer.megatron.attention.layout import AttentionLayout
 
 
 class TreeAttention(MegatronModule):

@@ -21,10 +21,9 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 def tree_attention(query: Tensor, key: Tensor, value: Tensor, layout: AttentionLayout, scale: float) -> Tensor:
-    """[1, heads, queries, d], [1, key heads, keys, d] twice -> [1, heads, queries, d]. Keys are all tokens of the
-    layout.
+    """[1, heads, queries, d], [1, key heads, keys, d] twice -> [1, heads, queries, d].
 
-    `scale` multiplies the scores q k^T before the softmax.
+    Keys are all tokens of the layout. `scale` multiplies the scores q k^T before the softmax.
     """
     if query.device.type == "cpu":
         return _Sliced.apply(query, key, value, slices(layout), scale)
@@ -42,9 +41,8 @@ class _Sliced(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, parts: tuple[AttentionSlice, ...], scale: float
     ) -> Tensor:
-        wide = torch.promote_types(
-            query.dtype, torch.float32
-        )  # rounding errors of many joins would add up in half precision
+        # In half precision, the rounding errors of many joins would add up.
+        wide = torch.promote_types(query.dtype, torch.float32)
         output, total = torch.empty_like(query, dtype=wide), query.new_empty(query.shape[:3], dtype=wide)
         for part in parts:
             q, k, v = (tensor[:, :, slice(*at)] for tensor, at in _with_ranges(part, query, key, value))

@@ -17,12 +17,11 @@ from trainer.data.micro_batch import SequencePaths
 def imbalance(
     probabilities: Tensor, chosen: Tensor, paths: SequencePaths, group: dist.ProcessGroup | None = None
 ) -> Tensor:
-    """sum_r weight_r sum_i f_ri P_ri over the sequences r that pass through these tokens. Each branch is its own
-    sequence.
+    """sum_r weight_r sum_i f_ri P_ri over the sequences r that pass through these tokens.
 
-    `probabilities` [N, E] of all experts; `chosen` [N, k] indices; `paths` of the same N tokens. The gradient goes
-    through the probabilities. Where the ranks of `group` have parts of the tokens, each returns its part of the sum.
-    Collective over `group`.
+    Each branch of a tree is its own sequence. `probabilities` [N, E] of all experts; `chosen` [N, k] indices; `paths`
+    of the same N tokens. The gradient goes through the probabilities. Where the ranks of `group` have parts of the
+    tokens, each returns its part of the sum. Collective over `group`.
     """
     experts, (count, width) = probabilities.shape[1], (len(paths.lengths), chosen.shape[1])
     used = _bins(paths.first, chosen, count, experts) - _bins(paths.end, chosen, count, experts)

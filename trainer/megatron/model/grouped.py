@@ -14,8 +14,9 @@ class LocalExperts(SequentialMLP):
     """Experts for tokens that are sorted by expert."""
 
     def forward(self, hidden: Tensor, tokens_per_expert: Tensor, weights: Tensor) -> tuple[Tensor, None]:
-        """[tokens, hidden], [experts] tokens of each, [tokens] router weights -> [tokens, hidden] weighted, and no
-        bias.
+        """[tokens, hidden] -> [tokens, hidden] weighted, and no bias.
+
+        `tokens_per_expert` [experts]; `weights` [tokens] are the router's.
         """
         if hidden.device.type == "cuda" and hidden.dtype == torch.bfloat16:  # all that torch's grouped product supports
             return self.grouped(hidden, tokens_per_expert, weights), None

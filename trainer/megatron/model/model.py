@@ -236,8 +236,9 @@ class PolicyModel(GPTModel):
         return torch.cat(parts).view(-1)
 
     def _losses(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """[part, 1, hidden], [1, part] labels -> [1, part] negative logprobs, by Megatron's vocabulary-parallel cross
-        entropy.
+        """[part, 1, hidden], [1, part] labels -> [1, part] negative logprobs.
+
+        Megatron's cross entropy: each tensor rank computes its part of the vocabulary.
         """
         return self.compute_language_model_loss(labels, self._logits(hidden))
 
@@ -245,8 +246,9 @@ class PolicyModel(GPTModel):
         return self._project(hidden, self._head_weight())
 
     def frozen_logits(self, hidden: Tensor) -> Tensor:
-        """[edges, 1, hidden] -> [edges, 1, vocabulary of this tensor rank], with a gradient for `hidden` but not for
-        the head.
+        """[edges, 1, hidden] -> [edges, 1, vocabulary of this tensor rank].
+
+        The gradient reaches `hidden`, but not the LM head.
         """
         return self._project(hidden, self._head_weight().detach())
 

@@ -66,10 +66,10 @@ class MTPHead(MegatronModule):
 
     @torch.no_grad()
     def copy_last_layer(self, model: PolicyModel) -> None:
-        """Start a head where the model directory has none: the policy's last layer, over the sum of hidden state and
-        embedding.
+        """Start a head where the model directory has none.
 
-        The last layer of the kind that the head's block has: dense, or with experts.
+        It becomes the policy's last layer over the sum of hidden state and embedding: the last layer of the kind
+        (dense, or with experts) that the head's block has.
         """
         same_kind = [
             layer for layer in model.decoder.layers if layer.submodules_config.mlp == self.block.submodules_config.mlp

@@ -52,12 +52,17 @@ WHOLE_VOCABULARY = WholeVocabulary()
 def tail_kl(teacher: Tensor, student: Tensor, k: int, shards: VocabularyShards = WHOLE_VOCABULARY) -> Tensor:
     """[rows] KL(p || q) in nats, over the teacher's `k` likeliest tokens S and one bucket for the rest.
 
-    `teacher` and `student`: [rows, vocabulary of this rank] logits. No gradient reaches the teacher. MiniMax-M2 (arXiv
-    2605.26494) trains its heads by a top-K KL without giving its form. Here sum_S p_v log(p_v / q_v) + (1 - P_S) log((1
-    - P_S) / (1 - Q_S)), with p and q softmaxes over the whole vocabulary and P_S, Q_S their sums over S. As a
-    divergence on a coarser space, it is never negative and never above the full one, and equal to it when `k` is the
-    vocabulary. d / d z_v = q_v - p_v on S and q_v (1 - (1 - P_S) / (1 - Q_S)) off it: tokens outside of S learn too,
-    which renormalising p and q on S would leave out.
+    `teacher` and `student`: [rows, vocabulary of this rank] logits. No gradient reaches the teacher.
+    MiniMax-M2 (arXiv 2605.26494) trains its heads by a top-K KL without giving its form. Here
+
+        sum_S p_v log(p_v / q_v) + (1 - P_S) log((1 - P_S) / (1 - Q_S))
+
+    with p and q softmaxes over the whole vocabulary, and P_S and Q_S their sums over S. It is a divergence on a coarser
+    space: never negative, never above the full one, and equal to it when `k` is the vocabulary. Its gradient is
+
+        d / d z_v = q_v - p_v on S, and q_v (1 - (1 - P_S) / (1 - Q_S)) off S
+
+    so tokens outside of S learn too, which renormalising p and q on S would leave out.
     """
     teacher = teacher.detach()
     k = min(k, teacher.shape[-1] * shards.world)
@@ -80,9 +85,7 @@ def tail_kl(teacher: Tensor, student: Tensor, k: int, shards: VocabularyShards =
 
 
 def _likeliest(logits: Tensor, k: int, shards: VocabularyShards) -> tuple[Tensor, Tensor]:
-    """[rows, k] the index of each of the globally likeliest tokens in this rank's part, and [rows, k] whether it is
-    there.
-    """
+    """For each of the globally likeliest tokens: [rows, k] its index on this rank, [rows, k] whether it is there."""
     size = logits.shape[-1]
     values, indices = logits.topk(min(k, size), dim=-1)
     best = shards.gather(values).topk(k, dim=-1).indices
@@ -99,23 +102,22 @@ def _log_sum(logits: Tensor, shards: VocabularyShards) -> Tensor:
 
 @torch.no_grad()
 def acceptance(teacher: Tensor, student: Tensor, shards: VocabularyShards = WHOLE_VOCABULARY) -> Tensor:
-    """[rows] the probability that a token drawn from the student is accepted: sum_v min(p_v, q_v), or 1 - total
-    variation.
+    """[rows] the probability that a token drawn from the student is accepted: sum_v min(p_v, q_v).
 
-    `teacher` and `student`: [rows, vocabulary of this rank] logits. Speculative sampling accepts v with probability
-    min(1, p_v / q_v) (Leviathan et al., arXiv 2211.17192, corollary 3.6). At least 1 - sqrt(KL / 2) by Pinsker's
-    inequality.
+    That is 1 minus the total variation. `teacher` and `student`: [rows, vocabulary of this rank] logits. Speculative
+    sampling accepts v with probability min(1, p_v / q_v) (Leviathan et al., arXiv 2211.17192, corollary 3.6). At least
+    1 - sqrt(KL / 2) by Pinsker's inequality.
     """
     p, q = ((logits - _log_sum(logits, shards)[:, None]).exp() for logits in (teacher, student))
     return shards.sum(torch.minimum(p, q).sum(-1))
 
 
 def expected_length(accepted: Sequence[float]) -> float:
-    """Expected tokens per verification: 1 + a_1 + a_1 a_2 + ...; `accepted` has a_d, of draft d if those before it
-    were.
+    """Expected tokens per verification: 1 + a_1 + a_1 a_2 + ...
 
-    With g equal ones it is (1 - a^(g + 1)) / (1 - a) (arXiv 2211.17192, equation 1). The first token is the policy's
-    own. An estimate: the a_d are means over all tokens, and the formula takes acceptances as independent.
+    `accepted` has a_d, the probability that draft d is accepted if those before it were. With g equal ones, the sum is
+    (1 - a^(g + 1)) / (1 - a) (arXiv 2211.17192, equation 1). The first token is the policy's own. An estimate: the a_d
+    are means over all tokens, and the formula takes acceptances as independent.
     """
     return 1.0 + sum(accumulate(accepted, lambda chance, next_one: chance * next_one))
 
