@@ -104,7 +104,7 @@ def test_only_an_update_adds_the_balance(ranks: Ranks, tmp_path: Path) -> None:
 
 
 def test_a_dense_model_has_nothing_to_balance(ranks: Ranks, model: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="loss.balance = 0.1 is for experts, which .* lacks; set it to 0"):
+    with pytest.raises(UserError, match="loss.balance = 0.1 balances experts, but .* has none; set it to 0"):
         Policy(model, make_config(tmp_path, loss={"balance": 0.1}), ranks)
 
 
