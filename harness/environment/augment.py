@@ -1,12 +1,11 @@
-"""Environment augmentation: seeded variations of a task's environment, applied when its set-up has ended.
+"""Environment augmentation: seeded variations of a task's environment, applied after its set-up.
 
-A policy that has met one locale, one shell and one version of a library learns these by heart. What varies is declared
-by the task or the run (harness/tasks/verdict_options.py: Augment); what is chosen for an attempt follows from the seed,
-the task and the attempt alone (`chosen`), so a retry meets the same environment. A variation that an image does not
-allow (a shell that it lacks) is skipped by its own test, and what was applied is recorded in the attempt's row. One
-that changes packages or system files is never applied in a process sandbox, which has the machine's own.
-`harness validate
---augment` proves that the oracle solution still passes under each single variation, not under their combinations.
+A policy that only ever meets one locale, one shell and one version of a library learns these by heart. The task or the
+run declares what may vary (harness/tasks/verdict_options.py: Augment). The choice follows from the seed, the task and
+the attempt alone (`chosen`), so a retry meets the same environment. A variation that an image does not allow, such as a
+shell that it lacks, is skipped by its own test. A variation that changes packages or system files is never applied in a
+process sandbox, where these are the machine's own. The attempt's row records what was applied. `harness validate
+--augment` proves that the oracle solution passes under each single variation, not under their combinations.
 """
 
 import random
@@ -21,10 +20,10 @@ from harness.tasks.verdict_options import Augment
 from sandboxes.base import Sandbox
 
 NOT_HERE = 3
-"""Exit code of a variation's command where the environment does not allow it."""
+"""Exit code of a variation's command when the environment does not allow it."""
 SECONDS = 300.0
 DEAD = "http://127.0.0.1:9"
-"""Nothing listens on the discard port: it refuses at once."""
+"""The discard port, where nothing listens, so that connections are refused at once."""
 DEAD_MIRROR = f"""
 mkdir -p ~/.config/pip && printf '[global]\\nindex-url = {DEAD}/simple\\nretries = 0\\n' >> ~/.config/pip/pip.conf
 printf 'registry={DEAD}/\\nfetch-retries=0\\n' >> ~/.npmrc
@@ -39,21 +38,21 @@ USUAL = Augment(
     user=["dev", "ubuntu", "runner"],
     mirror=True,
 )
-"""What `--augment` on the command line chooses its kinds from."""
+"""The variations behind the kinds of `--augment`."""
 Kind = Literal["shell", "locale", "timezone", "user", "mirror"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True)
 class Variation:
-    """One thing that is otherwise."""
+    """One change of the environment."""
 
     kind: str
     value: str
     command: str = ""
     """Run as the agent's user; exit code 3 says that the environment does not allow it."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """For the agent, not for the verifier."""
+    """Environment variables for the agent, not for the verifier."""
     needs_own_root: bool = False
     """It changes packages or system files. Skip it in a process sandbox: there these are the machine's own."""
 
@@ -63,16 +62,18 @@ class Variation:
 
 
 def variations(augment: Augment) -> list[list[Variation]]:
-    """Everything that may be varied: of each inner list at most one is chosen."""
-    found = [[_version(package, version) for version in augment.versions[package]] for package in augment.versions]
-    found += [[_removal(name)] for name in augment.remove]
-    found += [[Variation("mirror", "dead", DEAD_MIRROR, needs_own_root=True)]] if augment.mirror else []
-    found += [[Variation("shell", path, f"[ -x {quoted(path)} ] || exit 3", {"SHELL": path}) for path in augment.shell]]
-    found += [[Variation("locale", name, "", {"LANG": name, "LC_ALL": name}) for name in augment.locale]]
-    found += [[Variation("timezone", name, "", {"TZ": name}) for name in augment.timezone]]
-    found += [[Variation("user", name, "", {"USER": name, "LOGNAME": name}) for name in augment.user]]
-    found += [[Variation("command", name, command)] for name, command in augment.commands.items()]
-    return [choices for choices in found if choices]
+    """All variations that are declared; of each inner list at most one is chosen."""
+    options = [[_version(package, version) for version in augment.versions[package]] for package in augment.versions]
+    options += [[_removal(name)] for name in augment.remove]
+    options += [[Variation("mirror", "dead", DEAD_MIRROR, needs_own_root=True)]] if augment.mirror else []
+    options += [
+        [Variation("shell", path, f"[ -x {quoted(path)} ] || exit 3", {"SHELL": path}) for path in augment.shell]
+    ]
+    options += [[Variation("locale", name, "", {"LANG": name, "LC_ALL": name}) for name in augment.locale]]
+    options += [[Variation("timezone", name, "", {"TZ": name}) for name in augment.timezone]]
+    options += [[Variation("user", name, "", {"USER": name, "LOGNAME": name}) for name in augment.user]]
+    options += [[Variation("command", name, command)] for name, command in augment.commands.items()]
+    return [choices for choices in options if choices]
 
 
 def _version(package: str, version: str) -> Variation:
@@ -90,17 +91,17 @@ def _removal(name: str) -> Variation:
 
 
 def chosen(augment: Augment, seed: int, task: str, attempt: str) -> list[Variation]:
-    """What an attempt's environment has otherwise: a pure function of its arguments."""
+    """The variations of an attempt: a pure function of the arguments."""
     draws = random.Random(f"{seed}/{task}/{attempt}")
-    found = []
+    selected = []
     for choices in variations(augment):
         chance, choice = draws.random(), draws.choice(choices)  # both, so that one more variation shifts no other
-        found += [choice] if chance < augment.probability else []
-    return found
+        selected += [choice] if chance < augment.probability else []
+    return selected
 
 
 def of_run(kinds: Sequence[str]) -> Augment:
-    """The usual variations of these kinds."""
+    """The usual variations, limited to these kinds."""
     return Augment(
         shell=USUAL.shell if "shell" in kinds else [],
         locale=USUAL.locale if "locale" in kinds else [],
@@ -110,10 +111,14 @@ def of_run(kinds: Sequence[str]) -> Augment:
     )
 
 
-async def apply(sandbox: Sandbox, task: Task, wanted: Sequence[Variation]) -> tuple[list[str], dict[str, str]]:
-    """Vary the environment: the names of what was applied, and the environment variables for the agent."""
+async def apply(sandbox: Sandbox, task: Task, selected: Sequence[Variation]) -> tuple[list[str], dict[str, str]]:
+    """Apply variations to a sandbox.
+
+    Returns the names of those that were applied, and environment variables for the agent.
+    AttemptFailed("sandbox_start") when a variation's command fails.
+    """
     applied, env = [], dict[str, str]()
-    for variation in wanted:
+    for variation in selected:
         if await _applied(sandbox, task, variation):
             applied.append(variation.name)
             env |= variation.env
@@ -135,6 +140,6 @@ async def _applied(sandbox: Sandbox, task: Task, variation: Variation) -> bool:
 
 
 def every(augment: Augment | None) -> Iterator[Variation]:
-    """Each variation that may be chosen."""
+    """Every variation that may be chosen."""
     for choices in variations(augment) if augment else ():
         yield from choices

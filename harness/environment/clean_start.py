@@ -1,15 +1,15 @@
-"""A clean start: what the image's build and the set-up left behind is removed or reported before the agent sees it.
+"""Removes or reports what the image's build and the set-up left behind, before the agent sees it.
 
 temporary   regular files below the directories for temporary files
 caches      package managers' caches: pip, npm, yarn, uv, cargo, apt archives
-histories   what shells, REPLs, pagers and editors remember: .bash_history, .python_history, .viminfo, *.swp
-remains     what test runs leave: .pytest_cache, .tox, .coverage, compiled tests in __pycache__
-tests       the places of tests and solutions: /tests, /solution, /oracle, /logs/verifier
-vcs         what a repository holds beyond its HEAD: other branches, stashes, reflogs, lost commits; only reported
+histories   history files of shells, REPLs, pagers and editors: .bash_history, .python_history, .viminfo, *.swp
+remains     leftovers of test runs: .pytest_cache, .tox, .coverage, compiled tests in __pycache__
+tests       directories of tests and solutions: /tests, /solution, /oracle, /logs/verifier
+vcs         commits beyond a repository's HEAD: other branches, stashes, reflogs, lost commits; only reported
 
-A task changes what is done about a kind (`clean.vcs = "remove"`) and keeps single paths (`clean.keep`). What it wrote
-itself with `files` stays. What cannot be removed, as on a read-only root, is reported. Left out: sockets, FIFOs and
-directories of temporary files (daemons use them), and what only its meaning gives away, an answer in a comment, say.
+A task can change the action for a kind (`clean.vcs = "remove"`) and keep single paths (`clean.keep`). Files that it
+wrote itself with `files` stay. Paths that cannot be removed, as on a read-only root, are reported. Left out: sockets,
+FIFOs and directories of temporary files (daemons use them), and contents, such as an answer in a comment.
 """
 
 import re
@@ -35,7 +35,7 @@ KINDS = re.compile(
     rf"|/(?P<caches>{_CACHES})(?=/|$)|^(?P<archives>/var/cache/apt/archives/[^/]+\.deb)$"
     rf"|/(?P<histories>{_HISTORIES})$|/(?P<remains>{_REMAINS})(?=/|$)"
 )
-"""Which paths are of which kind; the match ends with the topmost path of the thing."""
+"""Patterns of the kinds. A match ends with the topmost path of the leftover."""
 _VCS = r"""
 find "$@" -xdev -name .git -prune 2>/dev/null | while IFS= read -r dir; do
     git --git-dir="$dir" rev-parse HEAD >/dev/null 2>&1 || continue
@@ -58,38 +58,38 @@ done
 
 @dataclass(frozen=True)
 class Leftover:
-    """One thing that was there and need not have been."""
+    """A file, directory or repository state that was left behind."""
 
     kind: str
     path: str
-    """The topmost path of it; of `vcs`, a sentence."""
+    """Its topmost path; for `vcs` a sentence."""
     removed: bool
 
 
 def leftovers(manifest: FileManifest, task: Task, temporary: Collection[str]) -> list[Leftover]:
-    """What a task's rules find in a manifest: topmost paths only. `removed` says what is to be removed."""
+    """List the leftovers in a manifest, topmost paths only. `removed` says whether to remove them."""
     kept = {*task.files, *task.clean.keep}
-    found: dict[str, str] = {}
+    kinds: dict[str, str] = {}
     for path, stat in manifest.files.items():
         kind, top = _kind(path, stat, temporary)
         if kind and not any(_matches(path, pattern) for pattern in kept):
-            found.setdefault(top, kind)
+            kinds.setdefault(top, kind)
     spared = [path for path in manifest.files if any(_matches(path, pattern) for pattern in kept)]
     actions = msgspec.structs.asdict(task.clean)
     rows = []
-    for top in sorted(top for top in found if not any(str(above) in found for above in PurePosixPath(top).parents)):
-        action = actions[found[top]]
+    for top in sorted(top for top in kinds if not any(str(above) in kinds for above in PurePosixPath(top).parents)):
+        action = actions[kinds[top]]
         if action != "keep":
             whole = not any(path.startswith(f"{top}/") for path in spared)
-            rows.append(Leftover(found[top], top, action == "remove" and whole))
+            rows.append(Leftover(kinds[top], top, action == "remove" and whole))
     return rows
 
 
 def _kind(path: str, stat: str, temporary: Collection[str]) -> tuple[str, str]:
-    """The kind of a path and the topmost path of what it belongs to; two empty texts when it is none."""
-    if found := KINDS.search(path):
-        kind = found.lastgroup or ""
-        return {"archives": "caches"}.get(kind, kind), path[: found.end()]
+    """The kind of a path and the topmost path of its leftover; two empty texts when it belongs to none."""
+    if match := KINDS.search(path):
+        kind = match.lastgroup or ""
+        return {"archives": "caches"}.get(kind, kind), path[: match.end()]
     regular = stat[0] in "f8"  # find's letter, or stat's mode in hex
     if regular and any(path.startswith(f"{directory}/") for directory in temporary):
         return "temporary", path
@@ -97,18 +97,17 @@ def _kind(path: str, stat: str, temporary: Collection[str]) -> tuple[str, str]:
 
 
 def _matches(path: str, pattern: str) -> bool:
-    """A pattern names a path from its end, or from the root when it is absolute; what lies below it is meant, too."""
+    """Whether a pattern names a path or a directory above it: from the root when it is absolute, else from its end."""
     pattern = pattern.removeprefix("~/").rstrip("/")
     full = pattern if pattern.startswith("/") else f"*/{pattern}"
     return fnmatchcase(path, full) or fnmatchcase(path, f"{full}/*")
 
 
 async def clean_start(sandbox: Sandbox, task: Task, manifest: FileManifest) -> tuple[FileManifest, list[Leftover]]:
-    """Remove what is to be removed; what is left is reported. The manifest is the one after it."""
-    found = leftovers(manifest, task, manifest.temporary)
-    doomed = [row.path for row in found if row.removed]
-    stayed = await remove(sandbox, doomed, manifest.path)
-    rows = [Leftover(row.kind, row.path, row.removed and row.path not in stayed) for row in found]
+    """Remove the leftovers that the task does not keep. Returns the manifest after that, and all leftovers."""
+    planned = leftovers(manifest, task, manifest.temporary)
+    stayed = await remove(sandbox, [row.path for row in planned if row.removed], manifest.path)
+    rows = [Leftover(row.kind, row.path, row.removed and row.path not in stayed) for row in planned]
     rows += await _vcs(sandbox, task, manifest)
     return manifest.without([row.path for row in rows if row.removed]), rows
 

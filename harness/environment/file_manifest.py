@@ -1,10 +1,10 @@
-"""What lies in a sandbox: every file with its size and times, before the agent and after it, and the difference.
+"""Lists the files of a sandbox with their sizes and times, and compares two such lists.
 
-One `find` in the sandbox, over its work directory, home, temporary files, the places where tasks keep their tests and,
-where the root is writable, all of it. A file counts as changed when its kind, mode, owner, size, mtime or ctime did:
-the ctime cannot be set back from inside. Left out: contents, other mounts, and what lies beyond the bounds, which is
-said (`whole`): what is asked for by name comes first, so that no number of files hides it. Where `find` has no -printf
-(busybox), times are whole seconds, and a change within the second counts only if the size differs.
+One `find` in the sandbox covers its work directory, home, temporary files, the usual directories of tests and, where
+the root is writable, everything. A file counts as changed when its kind, mode, owner, size, mtime or ctime differs; the
+ctime cannot be set back from inside. Left out: contents, other mounts, and files beyond the bounds (`whole` is False
+then). Files that are asked for by name come first, so that no number of other files can hide them. Where `find` has no
+-printf (busybox), times are whole seconds, and a change within the second shows only if the size differs.
 """
 
 import gzip
@@ -23,9 +23,9 @@ BATCH = 200
 """Paths per command: far below what Linux takes as one argument."""
 FULL = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PLACES = ("/tests", "/solution", "/oracle", "/logs", "/var/tmp", "/root")
-"""Looked into besides, where the sandbox has a root of its own: what images leave there an agent could find."""
+"""Also listed where the sandbox has its own root: an agent could find what images leave there."""
 MOUNTED = (" /etc/hostname", " /etc/hosts", " /etc/resolv.conf")
-"""The engine's, which writes them when it likes."""
+"""Files that Docker's daemon rewrites at any time."""
 _FIRST = "first"
 # a directory's size and times change with what lies in it, which is listed itself
 _SHOW = r"""
@@ -38,7 +38,7 @@ printf '%s\0%s\0' "$PATH" "${TMPDIR:-/tmp}"
 
 @dataclass(frozen=True)
 class FileDifference:
-    """What one manifest has otherwise than an earlier one, sorted."""
+    """The difference between two manifests; paths are sorted."""
 
     added: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
@@ -52,7 +52,7 @@ class FileManifest:
     files: dict[str, str]
     """Absolute path -> `kind mode owner size mtime ctime`; of a directory only the first three."""
     whole: bool
-    """False: there was more than the bounds allow, or the search was cut off."""
+    """False when there were more files than the bounds allow, or the search was cut off."""
     path: str = FULL
     """$PATH as a command of the agent's user finds it."""
     temporary: tuple[str, ...] = ("/tmp", "/var/tmp")
@@ -65,7 +65,7 @@ class FileManifest:
         return FileDifference(sorted(added), sorted(changed), sorted(removed))
 
     def without(self, removed: Collection[str]) -> "FileManifest":
-        """The manifest after these were removed, each with all below it."""
+        """The manifest without these paths and everything below them."""
         gone = tuple(f"{path}/" for path in removed)
         left = {p: s for p, s in self.files.items() if p not in removed and not p.startswith(gone)}
         return replace(self, files=left)
@@ -74,10 +74,10 @@ class FileManifest:
 async def take_manifest(
     sandbox: Sandbox, spec: Spec, own_root: bool, first: Iterable[str] = (), names: Iterable[str] = ()
 ) -> FileManifest:
-    """The manifest of a sandbox, as its agent's user sees it.
+    """List the files of a sandbox that its agent's user can see.
 
-    `own_root`: its root is its own, not the machine's. What lies directly in the directories `first` under `names`
-    (patterns) comes first and is never cut off: SandboxError when even that is beyond the bounds.
+    `own_root`: the sandbox has its own root file system, not the machine's. Files directly in the directories `first`
+    whose names match `names` are listed first and never cut off: SandboxError when these alone are beyond the bounds.
     """
     roots = [sandbox.work, sandbox.home, *(PLACES if own_root else ())]
     roots += ["/"] if own_root and spec.profile == "harbor" else []
@@ -96,29 +96,29 @@ async def take_manifest(
 
 
 class _Lines:
-    """What is printed, as it comes, up to the bound."""
+    """The output of `find` as it comes, up to the bound."""
 
     def __init__(self) -> None:
         self._kept = bytearray()
         self.begun = False
-        """What comes first is there."""
+        """Whether the files that come first are complete."""
         self.ended = False
 
     def add(self, piece: bytes) -> None:
         self._kept += piece[: MAX_BYTES - len(self._kept)]
 
     def read(self) -> tuple[str, str, dict[str, str]]:
-        """$PATH, $TMPDIR, and path -> what is known of it."""
+        """Parse the output into $PATH, $TMPDIR, and the manifest's files."""
         lines = bytes(self._kept).decode(errors="backslashreplace").split("\0")
         self.begun = _FIRST in lines[2:MAX_FILES]
         self.ended = lines[-2:] == ["end", ""] and len(lines) <= MAX_FILES
         path, temporary = (*lines[:2], "", "")[:2]
-        found = {}
+        files = {}
         for line in lines[2:MAX_FILES]:
             if line.count(" ") >= 6 and not line.endswith(MOUNTED):
                 *stat, name = line.split(" ", 6)
-                found[name] = " ".join(["d", *stat[1:3]] if _is_directory(stat[0]) else stat)
-        return path, temporary, found
+                files[name] = " ".join(["d", *stat[1:3]] if _is_directory(stat[0]) else stat)
+        return path, temporary, files
 
 
 def _is_directory(kind: str) -> bool:
@@ -126,7 +126,7 @@ def _is_directory(kind: str) -> bool:
 
 
 async def remove(sandbox: Sandbox, paths: Sequence[str], path: str) -> set[str]:
-    """Remove these files and directories as the agent's user; those that are still there. `path`: a trusted $PATH."""
+    """Remove paths as the agent's user and return those that are still there. `path`: a trusted $PATH."""
     left: set[str] = set()
     for start in range(0, len(paths), BATCH):
         batch = " ".join(map(quoted, paths[start : start + BATCH]))
@@ -137,12 +137,12 @@ async def remove(sandbox: Sandbox, paths: Sequence[str], path: str) -> set[str]:
 
 
 def quoted(text: str) -> str:
-    """One word for the shell, whatever is in it."""
+    """Quote a text as one word for the shell."""
     return "'" + text.replace("'", "'\\''") + "'"
 
 
 def write_manifest(file: Path, manifest: FileManifest) -> None:
-    """Keep a manifest: a gzip of one JSON object, so that a long run's thousands of them stay small."""
+    """Write a manifest as gzipped JSON: a long run writes thousands of them."""
     _write(file, {"whole": manifest.whole, "files": manifest.files})
 
 

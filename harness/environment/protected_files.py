@@ -1,4 +1,4 @@
-"""Which files steer a verifier that does not name them: what test runners, shells, Python and others read unasked.
+"""Lists the files that steer a verifier without being named by it: those that test runners, shells and Python read.
 
 - In the working directory and above it and the verifier's files: conftest.py, pytest.ini, pytest.toml, modules with the
   name of a test runner (pytest, unittest, ...), sitecustomize.py, *.pth.
@@ -6,8 +6,8 @@
 - In a root that can be written (profile harbor): /etc/ld.so.preload, start files below /etc, crontabs, sitecustomize.py
   and *.pth where Python looks.
 
-Left out: what a verifier names itself (its interpreter, the project's own pyproject.toml, Makefile, package.json), and
-.pth files named as those of editable installs.
+Left out: files that a verifier names itself (its interpreter, the project's own pyproject.toml, Makefile,
+package.json), and .pth files with the names that editable installs use.
 """
 
 import re
@@ -23,7 +23,7 @@ RUNNERS = re.compile(
     r"|\.?pytest\.(?:ini|toml)|_?pytest|pluggy|unittest|doctest|.*\.pth"
 )
 RUNNERS_NAMES = ("*conftest*", "*customize*", "*pytest*", "*pluggy*", "*unittest*", "*doctest*", "*.pth")
-"""As shell patterns, somewhat wider: what is looked for before anything else."""
+"""The same as somewhat wider shell patterns, for the files that a manifest lists first."""
 HOME = re.compile(
     r"\.(?:bashrc|bash_profile|bash_login|bash_aliases|bash_logout|profile|zshrc|zshenv|zprofile|gitconfig|pythonrc.*)"
     r"|\.(?:curlrc|wgetrc|npmrc|pydistutils\.cfg|config/(?:git|pip|fish|uv)/.*|pip/.*)"
@@ -40,22 +40,22 @@ TOOLS = re.compile(
     r"(?:/usr(?:/local)?)?/s?bin(?:/.*)?|(?:/usr(?:/local)?)?/lib(?:32|64|x32)?(?:/(?:.*\.so[.\d]*|python3[^/]*(?:/.*)?))?"
 )
 PACKAGES = re.compile(r"/(?:site|dist)-packages/|/__pycache__/|/EXTERNALLY-MANAGED$")
-"""Packages may be installed anew; half of an old version would be no package at all."""
+"""Packages are not restored: an agent may reinstall one, and half of an old version would be no package at all."""
 INSTALLERS = re.compile(r".*/(?:__editable__[^/]*|distutils-precedence|easy-install)\.pth")
 
 
 def is_tool(path: str) -> bool:
-    """Whether a file of the image is one of the programs, libraries and modules that any verifier runs with."""
+    """Whether a file of the image is a program, library or module that any verifier may run."""
     return bool(TOOLS.fullmatch(path)) and not PACKAGES.search(path)
 
 
 def is_kept(task: Task, path: str) -> bool:
-    """Whether the task lets the agent have this path."""
+    """Whether the task allows the agent to create or change this path."""
     return any(_matches(path, pattern) for pattern in task.verifier.keep)
 
 
 def steering(task: Task, sandbox: Sandbox, spec: Spec, own_root: bool) -> Callable[[str], bool]:
-    """Whether a path steers this task's verifier and is not one that the task lets the agent have."""
+    """Return a test for paths that steer this task's verifier and that the task does not allow the agent to change."""
     above = above_tests(task, sandbox.work, own_root)
     shared_home = task.verifier.user == "root" and not task.verifier.fresh
     writable_root = own_root and spec.profile == "harbor" and not task.verifier.fresh

@@ -1,6 +1,6 @@
-"""What is known of a sandbox before its agent works in it: files, leftovers, and what steers a verifier.
+"""Sets up a sandbox and takes a snapshot of it before the agent works there: its files, and what steers a verifier.
 
-`take_snapshot` is the last thing before the agent, so it is trusted: nothing of the policy has run yet.
+`take_snapshot` is the last thing before the agent, so it can be trusted: nothing of the policy has run yet.
 """
 
 from collections.abc import Sequence
@@ -24,25 +24,25 @@ _CONTENTS = 'for f do [ -f "$f" ] && [ ! -L "$f" ] && printf "%s %s\\n" "$(wc -c
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A sandbox as the agent finds it."""
+    """The state of a sandbox as the agent finds it."""
 
     spec: Spec
     own_root: bool
-    """Its root is its own and not the machine's."""
+    """Whether the sandbox has a root file system of its own, not this machine's."""
     manifest: FileManifest
     leftovers: Sequence[Leftover] = ()
     changed: frozenset[str] = frozenset()
-    """Paths of the image that set-up has changed, where the root can be written."""
+    """Paths of the image that set-up has changed, where the root is writable."""
     originals: dict[str, bytes] = field(default_factory=dict)
-    """Absolute path -> content of small files that steer a verifier, to be put back when the agent changes them."""
+    """Absolute path -> content of small files that steer a verifier, to be restored when the agent changes them."""
 
 
 async def take_snapshot(sandbox: Sandbox, task: Task, sandboxes: Sandboxes) -> Snapshot:
-    """Clean up after set-up and remember what is there. Nothing of the agent may be running or lie there yet."""
+    """Clean up after set-up, then record the sandbox's files. Call it before anything of the agent runs."""
     spec, own_root = spec_of(task), sandboxes.kind != "process"
     above = above_tests(task, sandbox.work, own_root)
-    found = await take_manifest(sandbox, spec, own_root, above, RUNNERS_NAMES)
-    manifest, rows = await clean_start(sandbox, task, found)
+    before = await take_manifest(sandbox, spec, own_root, above, RUNNERS_NAMES)
+    manifest, rows = await clean_start(sandbox, task, before)
     steer = steering(task, sandbox, spec, own_root)
     known = [path for path in sorted(manifest.files) if steer(path)]
     originals = await _contents(sandbox, known) if known else {}
@@ -50,21 +50,21 @@ async def take_snapshot(sandbox: Sandbox, task: Task, sandboxes: Sandboxes) -> S
 
 
 async def _contents(sandbox: Sandbox, paths: list[str]) -> dict[str, bytes]:
-    """The contents of those of the files that are small."""
-    said = bytearray()
+    """The contents of the files up to ORIGINAL_BYTES each and ORIGINALS_BYTES in all."""
+    output = bytearray()
     command = f"set -- {' '.join(map(quoted, paths[:500]))}\n{_CONTENTS}"
-    await sandbox.run(command, Limits(seconds=60, output_bytes=1 << 10), {}, on_output=said.extend)
-    found, at = {}, 0
-    while at < min(len(said), ORIGINALS_BYTES) and (end := said.find(b"\n", at)) > 0:
-        size, _, path = said[at:end].decode(errors="replace").partition(" ")
+    await sandbox.run(command, Limits(seconds=60, output_bytes=1 << 10), {}, on_output=output.extend)
+    contents, at = {}, 0
+    while at < min(len(output), ORIGINALS_BYTES) and (end := output.find(b"\n", at)) > 0:
+        size, _, path = output[at:end].decode(errors="replace").partition(" ")
         at = end + 1 + int(size)
         if int(size) <= ORIGINAL_BYTES:
-            found[path] = bytes(said[end + 1 : at])
-    return found
+            contents[path] = bytes(output[end + 1 : at])
+    return contents
 
 
 def write_snapshot(directory: Path, name: str, snapshot: Snapshot) -> None:
-    """Write what there was before the agent: NAME.manifest.json.gz and NAME.leftovers.json."""
+    """Write the snapshot to the logs: NAME.manifest.json.gz and NAME.leftovers.json."""
     write_manifest(directory / f"{name}.manifest.json.gz", snapshot.manifest)
     (directory / f"{name}.leftovers.json").write_bytes(msgspec.json.encode(snapshot.leftovers))
 
@@ -97,13 +97,13 @@ def spec_of(task: Task) -> Spec:
 
 
 def image_of(image: TaskImage) -> Image:
-    """What a task calls an image, as sandboxes take it."""
+    """A task's image in the form that sandboxes take."""
     context = Path(image.directory) if image.directory else None
     return Image(name=image.name, context=context, dockerfile=image.dockerfile)
 
 
 async def set_up(sandbox: Sandbox, task: Task) -> None:
-    """Bring in the task's files and run its set-up; AttemptFailed when that does not succeed."""
+    """Copy the task's files in and run its set-up. AttemptFailed("sandbox_start") when that fails."""
     for path, text in task.files.items():
         await sandbox.write(path, text)
     for path, source in task.directories.items():

@@ -1,6 +1,6 @@
-"""One chat completion from any OpenAI-compatible endpoint: the built-in one-call agent and judges use it.
+"""One chat completion from any OpenAI-compatible endpoint, for the built-in one-call agent and for judges.
 
-Left out: streams, tools and retries; whoever calls knows whether asking again makes sense.
+Left out: streams, tools and retries. The caller knows whether another try makes sense.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ MAX_ERROR = 300
 
 @dataclass(frozen=True)
 class ChatModel:
-    """A model and where it is."""
+    """A model and its endpoint."""
 
     url: str
     """Base URL, ending in /v1."""
@@ -23,11 +23,11 @@ class ChatModel:
 
 
 class NoAnswer(Exception):
-    """The endpoint gave no answer: one sentence."""
+    """The endpoint gave no answer; the message says why in one sentence."""
 
 
 async def complete(model: ChatModel, messages: Sequence[dict[str, str]], seconds: float, **options: Any) -> str:
-    """The text of the answer; NoAnswer, or TimeoutError after so many seconds."""
+    """Ask for one completion and return its text. NoAnswer when there is none, TimeoutError after `seconds`."""
     headers = {"Authorization": f"Bearer {model.key}"} if model.key else {}
     body = {"model": model.name, "messages": list(messages), **options}
     url = f"{model.url.rstrip('/')}/chat/completions"

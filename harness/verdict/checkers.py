@@ -35,7 +35,7 @@ Answer with one JSON object and nothing else: {"score": a number from 0 to 1, "r
 
 @dataclass(frozen=True)
 class CheckerContext:
-    """What checkers may use."""
+    """What checkers need besides the task: sandboxes, a judge, and time limits."""
 
     sandboxes: Sandboxes
     judge: Judge | None = None
@@ -44,7 +44,7 @@ class CheckerContext:
 
 
 async def check_answer(task: Task, text: str, using: CheckerContext) -> Verdict:
-    """The verdict; AttemptFailed when there is none."""
+    """Check an answer by the task's checker. AttemptFailed("verifier") when there is no verdict."""
     checker = task.checker
     assert checker is not None, "tasks of these domains are loaded with a checker"
     if checker.kind == "regex":
@@ -60,7 +60,7 @@ async def check_answer(task: Task, text: str, using: CheckerContext) -> Verdict:
 
 
 def final_answer(text: str) -> str:
-    r"""What is in the last \boxed{}, or follows the last "answer is", "answer:" or "####"; else the last line."""
+    r"""The text in the last \boxed{}, or after the last "answer is", "answer:" or "####"; else the last line."""
     marked = _marked(text)
     return _last_line(text) if marked is None else marked
 
@@ -95,8 +95,8 @@ async def _matches(pattern: str, text: str, seconds: float) -> bool:
         sys.executable, "-I", "-S", "-c", _SEARCH, stdin=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
     try:
-        given = json.dumps([pattern, text]).encode()
-        _, errors = await asyncio.wait_for(process.communicate(given), seconds)
+        request = json.dumps([pattern, text]).encode()
+        _, errors = await asyncio.wait_for(process.communicate(request), seconds)
     except TimeoutError as error:
         raise AttemptFailed("verifier", f"the pattern {pattern!r} was not done after {seconds:g} s") from error
     finally:
@@ -127,31 +127,34 @@ async def _by_tests(task: Task, text: str, sandboxes: Sandboxes) -> Verdict:
 
 async def _by_judge(task: Task, text: str, judge: Judge | None, seconds: float) -> Verdict:
     if judge is None:
-        raise AttemptFailed("verifier", "the task's checker is a judge, and the run has none; name one with --judge")
+        raise AttemptFailed(
+            "verifier", "the task's checker is a judge, and the run has none; name one with --judge URL"
+        )
     if not text.strip():
         return Verdict(0.0)
     assert task.checker is not None
-    messages = [{"role": "system", "content": GRADING}, {"role": "user", "content": _shown(task, task.checker, text)}]
+    prompt = _grading_prompt(task, task.checker, text)
+    messages = [{"role": "system", "content": GRADING}, {"role": "user", "content": prompt}]
     try:
-        said = await complete(ChatModel(judge.url, judge.model, judge.key), messages, seconds, temperature=0)
+        reply = await complete(ChatModel(judge.url, judge.model, judge.key), messages, seconds, temperature=0)
     except (NoAnswer, TimeoutError) as error:
         raise AttemptFailed("verifier", f"the judge: {str(error) or 'no answer in time'}") from error
-    score = read_score(said)
+    score = read_score(reply)
     if score is None:
-        raise AttemptFailed("verifier", f"the judge gave no score from 0 to 1: {said[-200:]!r}")
+        raise AttemptFailed("verifier", f"the judge gave no score from 0 to 1: {reply[-200:]!r}")
     return Verdict(score)
 
 
-def _shown(task: Task, checker: Checker, text: str) -> str:
+def _grading_prompt(task: Task, checker: Checker, text: str) -> str:
     sections = {"Question": task.instruction, "Rubric": checker.rubric, "Reference": checker.answer, "Answer": text}
     return "\n\n".join(f"<{name}>\n{content}\n</{name}>" for name, content in sections.items() if content)
 
 
-def read_score(said: str) -> float | None:
-    """The score of the last JSON object in a text; None when there is none from 0 to 1."""
-    for found in reversed(re.findall(r"\{[^{}]*\}", said)):
+def read_score(reply: str) -> float | None:
+    """Read the score of the last JSON object in a judge's reply; None when there is none from 0 to 1."""
+    for text in reversed(re.findall(r"\{[^{}]*\}", reply)):
         try:
-            score = json.loads(found)["score"]
+            score = json.loads(text)["score"]
         except (ValueError, LookupError, TypeError):
             continue
         if isinstance(score, int | float) and not isinstance(score, bool) and 0 <= score <= 1:

@@ -1,13 +1,13 @@
-"""The verifier's sandbox: the agent's, out of the agent's reach, or a fresh one with the agent's working directory.
+"""Prepares the sandbox in which a verifier runs: the agent's own, or a fresh one with the agent's working directory.
 
-When it is entered, nothing of the agent runs any more (the task's own daemons do), and what steers a verifier is as
-it was before the agent: harness/environment/protected_files.py lists it. The verifier runs as a user of its own. Its
-home, temporary files and compiled Python are made after the agent's end under a random name, so that nothing can lie or
-wait there; $PATH is what it was before the agent, without directories that the agent could write to.
+Before the verifier starts, the agent's processes are ended (the task's own daemons go on), and files that steer a
+verifier are as they were before the agent (harness/environment/protected_files.py lists them). The verifier runs as its
+own user. Its home, temporary files and compiled Python get a random name after the agent's end, so the agent cannot
+have put anything there. Its $PATH is the one from before the agent, without directories that the agent could write to.
 
-What it cannot stop: a process sandbox has one user, so there only the order and the names protect. Where the agent was
-root (profile harbor), the engine puts the image's tools back, but packages and libraries that it installed are its own:
-`verifier.fresh` is the way out. And whoever runs the agent's program to judge it runs the agent's program.
+What this does not stop: a process sandbox has one user, so only the order and the random names protect there. Where the
+agent was root (profile harbor), the image's tools are restored, but not packages and libraries that the agent
+installed; use `verifier.fresh` for such tasks. And a verifier that runs the agent's program runs the agent's program.
 """
 
 import asyncio
@@ -32,36 +32,40 @@ from sandboxes.local.process import remove as remove_directory
 
 SECONDS = 120.0
 GIT = {"safe.directory": "*", "core.hooksPath": "/dev/null", "core.fsmonitor": "false", "core.pager": "cat"}
-"""Over what a repository's own configuration says; it belongs to another user, which git would refuse."""
+"""Git settings of the verifier. The repository belongs to another user, which git refuses without safe.directory, and
+its own configuration must not run the agent's programs."""
 _PLACE = 'umask 077; mkdir "$HOME/$name" 2>/dev/null && cd "$HOME/$name" || { cd /tmp && mkdir "$name" && cd "$name"; }'
 
 
 @dataclass(frozen=True)
 class IsolationFindings:
-    """What was found when the agent had ended."""
+    """What the agent did to the files, and what was done about it."""
 
     difference: FileDifference
-    """What the agent did to the files."""
+    """Files that the agent added, changed or removed."""
     removed: list[str]
-    """Steering files that the agent had put there."""
+    """Steering files that the agent had added and that were removed."""
     restored: list[str]
-    """Steering files that were put back as they were."""
+    """Steering files whose content from before the agent was restored."""
     left: list[str]
-    """Steering files that the agent changed and that could not be put back."""
+    """Steering files that the agent changed and that could not be restored."""
 
 
 @asynccontextmanager
 async def verifier_sandbox(
     sandboxes: Sandboxes, sandbox: Sandbox, task: Task, snapshot: Snapshot, more: bool = False
 ) -> AsyncIterator[tuple["VerifierSandbox", IsolationFindings]]:
-    """The sandbox as the verifier is to find it, and what had to be done for that. `more`: another step will follow."""
+    """Give the sandbox in which the verifier may run, and what the agent had done to it.
+
+    `more`: another step follows, so the verifier's files are removed at the end.
+    """
     await end_agent(sandbox, task, snapshot)
-    found = await undo_steering(sandbox, task, snapshot)
+    findings = await undo_steering(sandbox, task, snapshot)
     if not task.verifier.fresh:
         if task.verifier.network == "full" != snapshot.spec.network:
             await sandbox.allow_network()
         room = await _private(sandbox, task, snapshot)
-        yield room, found
+        yield room, findings
         if more:
             await _withdraw(room, task)
         return
@@ -73,29 +77,33 @@ async def verifier_sandbox(
             await fresh.put(carried, ".")
         finally:
             await asyncio.to_thread(remove_directory, carried)
-        yield await _private(fresh, task, snapshot), found
+        yield await _private(fresh, task, snapshot), findings
     finally:
         await fresh.stop()
 
 
 async def _withdraw(room: "VerifierSandbox", task: Task) -> None:
-    """Take away what the next agent must not see: the verifier's files, its rewards and its place."""
+    """Remove what the next step's agent must not see: the verifier's files, its rewards and its home."""
     rewards = [LOGS] if task.verifier.rewards == "logs" else []
     paths = [*task.verifier.directories, *task.verifier.files, *rewards]
     own = " ".join(f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path) for path in paths)
     result = await room.run(f'rm -rf {own} "${{TMPDIR%/tmp}}"', Limits(seconds=SECONDS), {})
     if result.exit_code:
-        raise SandboxError(f"the verifier's files cannot be taken away again: {result.output[-300:].strip()}")
+        raise SandboxError(f"the verifier's files cannot be removed for the next step: {result.output[-300:].strip()}")
 
 
 async def end_agent(sandbox: Sandbox, task: Task, snapshot: Snapshot) -> None:
-    """End the agent's processes. What ends them runs inside, so a root's changes to the tools are undone first."""
+    """End the agent's processes.
+
+    The command that ends them runs inside the sandbox, so tools that an agent with root rights has changed are restored
+    first.
+    """
     await _restore(sandbox, task, snapshot)
     await sandbox.end_processes()
 
 
 async def undo_steering(sandbox: Sandbox, task: Task, snapshot: Snapshot) -> IsolationFindings:
-    """Compare with what there was before the agent, and undo what would steer the verifier."""
+    """Compare the files with those before the agent, and undo what would steer the verifier."""
     above = above_tests(task, sandbox.work, snapshot.own_root)
     now = await take_manifest(sandbox, snapshot.spec, snapshot.own_root, above, RUNNERS_NAMES)
     if snapshot.manifest.whole and not now.whole and _steered_from_anywhere(task, snapshot):
@@ -119,31 +127,31 @@ async def undo_steering(sandbox: Sandbox, task: Task, snapshot: Snapshot) -> Iso
 
 
 def _steered_from_anywhere(task: Task, snapshot: Snapshot) -> bool:
-    """By more than what lies directly beside the verifier's files."""
+    """Whether files anywhere can steer the verifier, not only those beside its own."""
     return not task.verifier.fresh and (snapshot.spec.profile == "harbor" or task.verifier.user == "root")
 
 
 async def _restore(sandbox: Sandbox, task: Task, snapshot: Snapshot) -> None:
-    """Put back the tools of the image that an agent who is root has changed."""
-    wanted = [
+    """Restore the image's tools that an agent with root rights has changed."""
+    changed = [
         path
         for path, removed in (await sandbox.changed()).items()
         if (removed or not snapshot.manifest.files.get(path, "").startswith("d "))
         and _may_be_undone(path, task, snapshot)
     ]
-    if wanted:
-        await sandbox.restore(wanted)
+    if changed:
+        await sandbox.restore(changed)
 
 
 def _may_be_undone(path: str, task: Task, snapshot: Snapshot) -> bool:
-    """Tools of a root that can be written, but for what set-up had changed and what the task lets the agent have."""
+    """Whether this is a tool in a writable root that neither set-up changed nor the task lets the agent change."""
     if snapshot.spec.profile == "strict" or task.verifier.fresh or path in snapshot.changed:
         return False
     return is_tool(path) and not is_kept(task, path)
 
 
 def _shadows(added: Iterable[str], task: Task, snapshot: Snapshot) -> set[str]:
-    """What an agent who is root has put into $PATH under the name of a command that was there."""
+    """Files that an agent with root rights has put into $PATH under the name of an existing command."""
     if snapshot.spec.profile == "strict" or task.verifier.fresh:
         return set()
     directories = snapshot.manifest.path.split(":")
@@ -153,12 +161,12 @@ def _shadows(added: Iterable[str], task: Task, snapshot: Snapshot) -> set[str]:
 
 
 async def _private(sandbox: Sandbox, task: Task, snapshot: Snapshot) -> "VerifierSandbox":
-    """Make the verifier's own place and its environment."""
+    """Make the verifier's home and its environment variables."""
     user, name = task.verifier.user, f"verifier-{secrets.token_hex(8)}"
     command = f'name={name}; {_PLACE} && mkdir tmp pycache && pwd -P && echo "$(id -u):$(id -g)"'
     result = await sandbox.run(command, Limits(seconds=SECONDS), {}, user)
     if result.exit_code:
-        raise SandboxError(f"the verifier gets no place of its own: {result.output[-300:].strip()}")
+        raise SandboxError(f"no home can be made for the verifier: {result.output[-300:].strip()}")
     place, owner = result.output.strip().splitlines()[-2:]
     await _hand_over(sandbox, task, snapshot, owner)
     path, writable = snapshot.manifest.path, (sandbox.work, sandbox.home, *snapshot.manifest.temporary)
@@ -172,9 +180,10 @@ async def _private(sandbox: Sandbox, task: Task, snapshot: Snapshot) -> "Verifie
 
 
 async def _hand_over(sandbox: Sandbox, task: Task, snapshot: Snapshot, owner: str) -> None:
-    """Empty the places of the verifier's files, and where users are separated, give it the working directory.
+    """Remove what lies where the verifier's files belong. Where users are separated, give it the working directory.
 
-    It gets it as the agent had it: owner for owner, with the modes as they are. Daemons keep theirs and share it.
+    It becomes the owner, and the modes stay as the agent left them. Daemons of the task keep what they own and share it
+    through the group.
     """
     places = [path for path in (*task.verifier.files, *task.verifier.directories) if not path.startswith(("~/", "/"))]
     work = shlex.quote(sandbox.work)
@@ -189,23 +198,23 @@ async def _hand_over(sandbox: Sandbox, task: Task, snapshot: Snapshot, owner: st
         raise SandboxError(f"the verifier cannot be given {sandbox.work}: {result.output[-300:].strip()}")
 
 
-def write_findings(directory: Path, name: str, found: IsolationFindings) -> None:
+def write_findings(directory: Path, name: str, findings: IsolationFindings) -> None:
     """Write what the agent did: NAME.changes.json.gz, and NAME.steering.json when it touched what steers a verifier."""
-    write_difference(directory / f"{name}.changes.json.gz", found.difference)
-    steering = {"removed": found.removed, "restored": found.restored, "left": found.left}
+    write_difference(directory / f"{name}.changes.json.gz", findings.difference)
+    steering = {"removed": findings.removed, "restored": findings.restored, "left": findings.left}
     if any(steering.values()):
         (directory / f"{name}.steering.json").write_bytes(msgspec.json.encode(steering))
 
 
 def safe_path(path: str, writable: tuple[str, ...]) -> str:
-    """The absolute directories of a $PATH that do not lie in places that an unprivileged agent can write to."""
+    """The absolute directories of a $PATH that are not inside `writable` places."""
     places = {PurePosixPath(place) for place in writable}
     absolute = [entry for entry in path.split(":") if entry.startswith("/")]
     return ":".join(entry for entry in absolute if not places & {(at := PurePosixPath(entry)), *at.parents})
 
 
 def within(sandbox: Sandbox, path: str) -> str:
-    """An absolute path as the sandbox's verbs take it."""
+    """An absolute path in the form that the sandbox's methods take."""
     for base, prefix in ((sandbox.work, ""), (sandbox.home, "~/")):
         if path.startswith(f"{base}/"):
             return prefix + path[len(base) + 1 :]
@@ -213,7 +222,7 @@ def within(sandbox: Sandbox, path: str) -> str:
 
 
 class VerifierSandbox:
-    """A sandbox whose commands and files are the verifier's. `~` is its home, not the agent's, unless it is root."""
+    """A sandbox in which commands and files are the verifier's. `~` is its home, not the agent's, unless it is root."""
 
     def __init__(self, sandbox: Sandbox, user: User, env: Mapping[str, str]):
         self._sandbox, self._user, self._env = sandbox, user, env

@@ -1,8 +1,8 @@
-"""A second opinion on a task's tests: a language model reads instruction and verifier and says whether they are weak.
+"""Asks a language model for an opinion on a task's tests: whether they are weak.
 
-Weak means that work which does not do what the instruction asks could pass. Any OpenAI-compatible endpoint will do.
-What it answers is an opinion: no answer, or one that cannot be read, is none, and is said. Left out: what the tests
-import from the task's image, which the judge does not see.
+Tests are weak when work that does not do what the instruction asks could pass them. Any OpenAI-compatible endpoint will
+do. An answer that cannot be read counts as no opinion, and the report says so. Left out: what the tests import from the
+task's image, which the judge does not see.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ SECONDS = 300.0
 PAUSE_SECONDS = 2.0
 MAX_FILE = 20_000
 MAX_TESTS = 60_000
-"""Characters of a test file and of all of them that the judge is shown."""
+"""At most so many characters of one test file, and of all of them, are shown to the judge."""
 SYSTEM = """You review tasks on which an AI agent is trained. An agent gets the instruction; afterwards the tests \
 decide its reward. Find out whether the tests are weak: whether work that does not do what the instruction asks, or \
 does only a part of it, could pass them. Hard-coded outputs, empty files with the right name, and checks of words \
@@ -31,14 +31,14 @@ Answer with one JSON object and nothing else: {"weak": true or false, "reasons":
 
 @dataclass(frozen=True)
 class Judge:
-    """An endpoint."""
+    """The endpoint of a language model that grades."""
 
     url: str
     """Base URL, ending in /v1 as a rule."""
     model: str
     key: str = ""
     pause_seconds: float = PAUSE_SECONDS
-    """Before the second try; each further pause is four times as long."""
+    """Seconds before the second try; each further pause is four times as long."""
 
 
 class Opinion(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +52,7 @@ class Opinion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def opinion(judge: Judge, task: Task) -> Opinion:
-    """Ask the judge about a task; trouble of any kind ends in no opinion."""
+    """Ask the judge about a task. Trouble of any kind makes an Opinion with `weak` None; nothing is raised."""
     model = ChatModel(judge.url, judge.model, judge.key)
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": described(task)}]
     trouble = ""
@@ -67,31 +67,31 @@ async def opinion(judge: Judge, task: Task) -> Opinion:
         except TimeoutError:
             trouble = f"{judge.url} gives no answer within {SECONDS:g} s"
             continue
-        if (found := read(text)) is not None:
-            return found
+        if (parsed := read(text)) is not None:
+            return parsed
         trouble = f"the answer holds no object with `weak`: {text[-200:]!r}"
     return Opinion(weak=None, trouble=trouble)
 
 
 def read(text: str) -> Opinion | None:
-    """The last object in a text that says whether the tests are weak; fences and thoughts around it do no harm."""
-    decoder, found = json.JSONDecoder(), None
+    """Read the last JSON object in a reply that says whether the tests are weak. Text around it is skipped."""
+    decoder, last = json.JSONDecoder(), None
     at = text.find("{")
     while at >= 0:
         try:
-            given, length = decoder.raw_decode(text[at:])
+            value, length = decoder.raw_decode(text[at:])
         except ValueError:
-            given, length = None, 1
-        if isinstance(given, dict) and isinstance(given.get("weak"), bool):
-            reasons = given.get("reasons", [])
+            value, length = None, 1
+        if isinstance(value, dict) and isinstance(value.get("weak"), bool):
+            reasons = value.get("reasons", [])
             listed = reasons if isinstance(reasons, list) else [reasons]
-            found = Opinion(weak=given["weak"], reasons=[str(reason) for reason in listed])
+            last = Opinion(weak=value["weak"], reasons=[str(reason) for reason in listed])
         at = text.find("{", at + length)
-    return found
+    return last
 
 
 def described(task: Task) -> str:
-    """Instruction and tests as the judge reads them."""
+    """The task's instruction and tests as text for the judge."""
     sections = []
     for part in parts_of(task):
         title = f" of step {part.name}" if part.name else ""

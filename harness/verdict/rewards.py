@@ -1,7 +1,7 @@
-"""What counts as a reward: a finite number that the verifier wrote, alone or with named parts.
+"""Reads rewards: finite numbers that a verifier wrote, alone or with named parts.
 
-`reward.json` holds a number, or names with numbers; the one named `reward` is the reward and the others are its parts.
-Left out: any rule that would make one reward of several names. Nothing here turns a missing reward into a number.
+`reward.json` holds a number, or an object of names and numbers. The number named `reward` is the reward and the others
+are its parts. Several names without `reward` are no reward. Nothing here turns a missing reward into a number.
 """
 
 import json
@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 MAX_BYTES = 64 << 10
-"""Of a reward file."""
+"""Largest reward file that is read."""
 
 
 class NoReward(Exception):
-    """What was written is no reward: one sentence."""
+    """The verifier wrote something that is no reward; the message says what in one sentence."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Verdict:
 
 
 def from_text(text: bytes, source: str) -> Verdict:
-    """The number that is all of a file; `source` names the file in the error."""
+    """Read a file that holds one number. NoReward, with `source` as the file's name, when it does not."""
     try:
         reward = float(text)
     except ValueError:
@@ -38,12 +38,12 @@ def from_text(text: bytes, source: str) -> Verdict:
 
 
 def from_json(text: bytes, source: str) -> Verdict:
-    """A number, or an object of names and numbers."""
+    """Read a file that holds a number, or an object of names and numbers. NoReward when it does not."""
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except ValueError as error:
         raise NoReward(f"{source} is no JSON ({error}): {text[:80]!r}") from error
-    parts = found if isinstance(found, dict) else {"reward": found}
+    parts = content if isinstance(content, dict) else {"reward": content}
     numbers = {name: _finite(value, f"{source} holds no finite number for {name!r}") for name, value in parts.items()}
     if "reward" in numbers:
         return Verdict(numbers["reward"], {name: value for name, value in numbers.items() if name != "reward"})
@@ -63,16 +63,16 @@ def _finite(value: object, otherwise: str) -> float:
 
 
 def below(verdict: Verdict, least: float | Mapping[str, float] | None) -> bool:
-    """Whether a step fell short of its `min_reward`. A part that is missing is below any number."""
+    """Whether a step's reward is below its `min_reward`. A part that is missing is below any number."""
     if least is None:
         return False
-    wanted = least if isinstance(least, Mapping) else {"reward": least}
-    given = {**verdict.parts, "reward": verdict.reward}
-    return any(given.get(name, -math.inf) < number for name, number in wanted.items())
+    minima = least if isinstance(least, Mapping) else {"reward": least}
+    rewards = {**verdict.parts, "reward": verdict.reward}
+    return any(rewards.get(name, -math.inf) < minimum for name, minimum in minima.items())
 
 
 def joined(steps: Sequence[tuple[str, Verdict]], how: Literal["mean", "final"]) -> Verdict:
-    """The verdict on a task from those on its steps, of those that were judged; their rewards are parts of it."""
+    """Make one verdict of the steps that were judged: the mean, or the last. Their rewards become its parts."""
     rewards = {f"step:{name}": verdict.reward for name, verdict in steps}
     reward = steps[-1][1].reward if how == "final" else sum(rewards.values()) / len(rewards)
     return Verdict(reward, rewards)

@@ -1,8 +1,8 @@
-"""The verdict on what an agent left behind.
+"""Runs a task's verifier and reads its verdict.
 
-Exit 0 is reward 1, exit 1 is reward 0. A number that the verifier wrote to $REWARD_FILE overrides exit 0. Harbor's
-verifiers write /logs/verifier/reward.json or reward.txt instead. Anything else (another exit code, a limit, no number)
-is no verdict: the reward is missing, never 0.
+Exit code 0 is reward 1, exit code 1 is reward 0. A number that the verifier wrote to $REWARD_FILE overrides exit code
+0. Harbor's verifiers write /logs/verifier/reward.json or reward.txt instead. Anything else (another exit code, a limit,
+no number) is no verdict: the reward is missing, never 0.
 """
 
 import secrets
@@ -19,9 +19,12 @@ LOGS = "/logs/verifier"
 
 
 async def verify(sandbox: Sandbox, task: Task) -> Verdict:
-    """Bring the verifier in and take its verdict. The sandbox is one set apart (isolation.py)."""
-    await _bring_in(sandbox, task.verifier)
-    name = f"reward-{secrets.token_hex(8)}"  # new to the agent, so that none can lie there already
+    """Copy the verifier into its sandbox (isolation.py), run it, and read its verdict.
+
+    AttemptFailed("verifier") when there is none.
+    """
+    await _copy_in(sandbox, task.verifier)
+    name = f"reward-{secrets.token_hex(8)}"  # random, so that the agent cannot have put a file there
     env = task.env | task.verifier.env | {"REWARD_FILE": f"{sandbox.home}/{name}"}
     result = await sandbox.run(
         task.verifier.command, task.command_limits(task.verifier.timeout), env, user=task.verifier.user
@@ -36,8 +39,8 @@ async def verify(sandbox: Sandbox, task: Task) -> Verdict:
         raise AttemptFailed("verifier", str(error)) from error
 
 
-async def _bring_in(sandbox: Sandbox, verifier: Verifier) -> None:
-    """The verifier's files, in place of whatever the agent put there; and an empty place for its rewards."""
+async def _copy_in(sandbox: Sandbox, verifier: Verifier) -> None:
+    """Replace whatever lies where the verifier's files belong, and empty the directory for its rewards."""
     absolute = [path for path in verifier.directories if path.startswith("/")]
     if verifier.rewards == "logs":
         absolute.append(LOGS)
@@ -45,7 +48,7 @@ async def _bring_in(sandbox: Sandbox, verifier: Verifier) -> None:
         places = " ".join(map(shlex.quote, absolute))
         result = await sandbox.run(f"rm -rf {places} && mkdir -p {places}", Limits(seconds=60), {}, user=verifier.user)
         if result.exit_code:
-            raise AttemptFailed("verifier", f"{places} cannot be made anew: {result.output[-300:].strip()}")
+            raise AttemptFailed("verifier", f"{places} cannot be emptied: {result.output[-300:].strip()}")
     for path, source in verifier.directories.items():
         await sandbox.put(Path(source), path, user=verifier.user)
     for path, text in verifier.files.items():
@@ -55,17 +58,17 @@ async def _bring_in(sandbox: Sandbox, verifier: Verifier) -> None:
 async def _from_exit(sandbox: Sandbox, result: Result, path: str) -> Verdict:
     if result.exit_code not in (0, 1):
         raise NoReward(f"exit code {result.exit_code}, which is neither 0 nor 1: {result.output[-300:].strip()}")
-    given = await sandbox.read(path, limit=MAX_BYTES)
-    if result.exit_code == 1 or given is None:
+    content = await sandbox.read(path, limit=MAX_BYTES)
+    if result.exit_code == 1 or content is None:
         return Verdict(1.0 - result.exit_code)
-    return from_text(given, "$REWARD_FILE")
+    return from_text(content, "$REWARD_FILE")
 
 
 async def _from_logs(sandbox: Sandbox, result: Result) -> Verdict:
-    """As Harbor reads them: reward.json before reward.txt, whatever the exit code."""
+    """Read rewards as Harbor does: reward.json before reward.txt, whatever the exit code."""
     for name, read in (("reward.json", from_json), ("reward.txt", from_text)):
-        given = await sandbox.read(f"{LOGS}/{name}", limit=MAX_BYTES)
-        if given is not None:
-            return read(given, name)
+        content = await sandbox.read(f"{LOGS}/{name}", limit=MAX_BYTES)
+        if content is not None:
+            return read(content, name)
     end = result.output[-300:].strip()
     raise NoReward(f"{LOGS} holds neither reward.json nor reward.txt after exit code {result.exit_code}: {end}")
