@@ -80,7 +80,7 @@ def measure(sizes: Sizes) -> dict[str, Any]:
     figures |= {"attempts": sizes.attempts, "concurrency": sizes.concurrency}
     with tempfile.TemporaryDirectory(prefix="harness-") as folder:
         directory = RunDir(Path(folder) / "service")
-        with directory.held(), service(ProxyOptions(script=f"{__file__}:scripted"), directory) as proxy:
+        with directory.locked(), service(ProxyOptions(script=f"{__file__}:scripted"), directory) as proxy:
             pool = open_pool(proxy.pool)
             tasks = _tasks(Path(folder) / "tasks.jsonl", sizes.attempts)
             command = ["eval", str(tasks), "--agent", "command", "--command", f"/bin/bash {AGENT}"]

@@ -1,7 +1,4 @@
-"""The pool from the event loop: each query runs in a thread, so that a database that is slow stalls no other attempt.
-
-A query that has begun is waited for, also when its caller is cancelled: what it wrote is then known to be written.
-"""
+"""Runs the pool's functions in threads, so that a slow database does not stall the event loop and other attempts."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,14 +14,17 @@ THREADS = 4
 
 
 class AsyncPool:
-    """A pool's functions, awaited."""
+    """Awaitable access to a pool: `await async_pool(function, argument)` calls `function(pool, argument)`."""
 
     def __init__(self, pool: Pool):
         self.blocking = pool
         self._threads = ThreadPoolExecutor(THREADS, "pool")
 
     async def __call__(self, query: Callable[Concatenate[Pool, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a function of the pool."""
+        """Call a function of the pool in a thread and return its result.
+
+        A cancelled caller waits until the call has ended, so that it is certain what was written.
+        """
         work = partial(query, self.blocking, *args, **kwargs)
         running = asyncio.get_running_loop().run_in_executor(self._threads, work)
         try:

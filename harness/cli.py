@@ -1,4 +1,4 @@
-"""The console script of the harness: its verbs are in harness/commands, one module each."""
+"""The console script `harness`. Its verbs are in harness/commands, one module each."""
 
 import argparse
 import asyncio
@@ -13,7 +13,7 @@ INTERRUPTED = 130
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command; 2 and one sentence on stderr for what the user must change, 130 after Ctrl-C."""
+    """Run a command and return its exit code: 2 after an error that the user can mend, 130 after Ctrl-C."""
     given = _parser().parse_args(argv)
     previous = signal.signal(signal.SIGTERM, _interrupt)
     try:

@@ -1,4 +1,4 @@
-"""A run's directory: who uses it, what it was started with, its logs and its results."""
+"""A run's directory: its lock, the settings the run was started with, its logs and its results."""
 
 import os
 from collections.abc import Iterator
@@ -16,12 +16,12 @@ from proxy.pool.settings_file import with_absolute_paths
 
 
 class Whereabouts(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the rows of a run are."""
+    """In which pool, and under which name, the rows of a run are."""
 
     pool: str
     name: str
     expected: int | None
-    """Rollouts in all; None when it is open."""
+    """Number of rollouts in all; None when the run has no fixed end."""
 
 
 class RunDir:
@@ -32,8 +32,8 @@ class RunDir:
         self.logs = self.path / "logs"
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold the directory; UserError when a living process has it."""
+    def locked(self) -> Iterator[None]:
+        """Lock the directory for this process. UserError when another process has locked it."""
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
             lock = lock_directory(self.path)
@@ -49,59 +49,59 @@ class RunDir:
             os.close(lock)
 
     def resumes(self, config: dict[str, Any]) -> bool:
-        """Whether a run was begun here; UserError when it was begun with another configuration."""
+        """Whether a run was started here before. UserError when it was started with another configuration."""
         file = self.path / "run.json"
         if not file.exists():
             return False
-        kept = msgspec.json.decode(file.read_bytes())
+        stored = msgspec.json.decode(file.read_bytes())
         for key, value in config.items():
-            if kept.get(key) != value:
+            if stored.get(key) != value:
                 raise UserError(
-                    f"the run directory {self.path} was started with {key} {kept.get(key)!r}, now it is {value!r}; "
+                    f"the run directory {self.path} was started with {key} {stored.get(key)!r}, now it is {value!r}; "
                     "repeat the old setting to resume or name another directory with --run-dir"
                 )
         return True
 
     def begin(self, config: dict[str, Any], verb: str, settings: Settings) -> None:
-        """Keep what the run is started with, once it can start: a first try that came to nothing binds nobody."""
+        """Store what the run was started with. Call it once the run can start, so that a failed start binds nobody."""
         write_whole(self.path / "run.json", msgspec.json.format(msgspec.json.encode(config)))
-        told = {"verb": verb, "settings": _from_anywhere(settings)}
-        write_whole(self.path / "settings.json", msgspec.json.format(msgspec.json.encode(told)), private=True)
+        content = {"verb": verb, "settings": _with_absolute_paths(settings)}
+        write_whole(self.path / "settings.json", msgspec.json.format(msgspec.json.encode(content)), private=True)
 
     def begun_with(self) -> tuple[str, Settings]:
-        """The verb and the settings of the last start; UserError when there was none."""
+        """Read the verb and the settings of the last start. UserError when there was none."""
         try:
-            told = msgspec.json.decode((self.path / "settings.json").read_bytes())
-            return told["verb"], stored_settings(told["settings"], str(self.path / "settings.json"))
+            content = msgspec.json.decode((self.path / "settings.json").read_bytes())
+            return content["verb"], stored_settings(content["settings"], str(self.path / "settings.json"))
         except OSError as error:
             raise UserError(
-                f"no run was begun in {self.path} ({error.strerror}: settings.json); start one with `harness run`"
+                f"no run was started in {self.path} ({error.strerror}: settings.json); start one with `harness run`"
             ) from error
 
     def sandbox(self) -> str:
-        """The kind of sandboxes that the run has."""
+        """Read the kind of sandboxes that the run uses."""
         return str(msgspec.json.decode((self.path / "run.json").read_bytes())["sandbox"])
 
-    def tell(self, where: Whereabouts) -> None:
-        """Keep where the run's rows are."""
+    def write_whereabouts(self, where: Whereabouts) -> None:
+        """Store where the run's rows are."""
         write_whole(self.path / "whereabouts.json", msgspec.json.encode(where), private=True)
 
     def whereabouts(self) -> Whereabouts:
-        """Where the run's rows are; UserError when no run was begun here."""
+        """Read where the run's rows are. UserError when no run was started here."""
         try:
             return msgspec.json.decode((self.path / "whereabouts.json").read_bytes(), type=Whereabouts)
         except OSError as error:
             raise UserError(
-                f"no run was begun in {self.path} ({error.strerror}: whereabouts.json); name the directory of a run"
+                f"no run was started in {self.path} ({error.strerror}: whereabouts.json); name the directory of a run"
             ) from error
 
     def write_results(self, rows: list[RolloutRow]) -> Path:
-        """One line per rollout into results.jsonl."""
+        """Write one line per rollout to results.jsonl and return its path."""
         file = self.path / "results.jsonl"
         write_whole(file, b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
         return file
 
 
-def _from_anywhere(settings: Settings) -> dict[str, Any]:
+def _with_absolute_paths(settings: Settings) -> dict[str, Any]:
     """The settings with absolute paths, so that the working directory does not matter."""
     return with_absolute_paths(msgspec.to_builtins(settings), Settings, Path())

@@ -1,4 +1,4 @@
-"""`harness agents install`: agents from their registries."""
+"""`harness agents install`: installs agents from their registries."""
 
 import argparse
 
@@ -9,13 +9,13 @@ from proxy.pool.errors import UserError
 def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     agents = verbs.add_parser("agents", help="install agents from their registries").add_subparsers(required=True)
     install = agents.add_parser("install", help="install the pinned versions")
-    install.add_argument("names", nargs="+", metavar="NAME", help=f"of: {', '.join(INSTALLED)}")
-    install.add_argument("--force", action="store_true", help="install again what is there")
+    install.add_argument("names", nargs="+", metavar="NAME", help=f"any of: {', '.join(INSTALLED)}")
+    install.add_argument("--force", action="store_true", help="install again, even if this version is there")
     install.set_defaults(call=_install)
 
 
 def _install(given: argparse.Namespace) -> int:
-    """The agents, and the runtime in any case: containers need it, whatever the agent."""
+    """Install the agents, and always the runtime, which every agent needs in containers."""
     bundles = {name: (agent.package, agent.install) for name, agent in INSTALLED.items()}
     bundles[runtime.PACKAGE.name] = (runtime.PACKAGE, runtime.install)
     unknown = [name for name in given.names if name not in bundles]

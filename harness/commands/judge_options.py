@@ -1,4 +1,4 @@
-"""The options that name a judge: a model that reviews tests or grades answers."""
+"""The flags that name a judge: a model that reviews tests or grades answers."""
 
 import argparse
 from pathlib import Path
@@ -8,14 +8,14 @@ from proxy.pool.errors import UserError
 
 
 def add_judge(verb: argparse.ArgumentParser, purpose: str) -> None:
-    """Let a verb have a judge."""
+    """Add the judge's flags to a verb."""
     verb.add_argument("--judge", metavar="URL", help=f"OpenAI-compatible endpoint, ending in /v1, {purpose}")
-    verb.add_argument("--judge-model", metavar="NAME", help="the model there")
-    verb.add_argument("--judge-key-file", metavar="FILE", help="its API key, if it wants one")
+    verb.add_argument("--judge-model", metavar="NAME", help="name of the judge's model")
+    verb.add_argument("--judge-key-file", metavar="FILE", help="file with the judge's API key, if it needs one")
 
 
 def judge_at(url: str | None, model: str | None, key_file: str | None, pause: float = PAUSE_SECONDS) -> Judge | None:
-    """The judge that the options name, if any."""
+    """Make the judge that the flags name; None when they name none. UserError when they do not fit together."""
     if url is None:
         if model or key_file:
             raise UserError("--judge-model and --judge-key-file go with --judge URL; name the endpoint")

@@ -1,7 +1,7 @@
-"""`harness replay`: a rollout's task and agent once more, against the answers that were recorded.
+"""`harness replay`: runs a rollout's task and agent again, against the recorded answers.
 
-It needs no engine, writes nothing to the run's pool, and tells whether the agent made the same calls and the verifier
-came to the same verdict. Left out: what differs by nature, such as clocks; `--ignore` names it.
+It needs no engine, writes nothing to the run's pool, and reports whether the agent made the same calls and the verifier
+came to the same verdict. Text that differs by nature, such as a clock, is named with `--ignore`.
 """
 
 import argparse
@@ -40,24 +40,29 @@ DIFFERENT = 1
 
 def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     replay = verbs.add_parser("replay", help="run a rollout again, against its recorded answers")
-    replay.add_argument("run_dir", type=Path, metavar="RUN_DIR")
-    replay.add_argument("rollout", type=int, metavar="ROLLOUT", help="its number in results.jsonl")
-    replay.add_argument("--config", type=Path, metavar="FILE", help="of the proxy that recorded it (RUN_DIR's own)")
+    replay.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the run's directory")
+    replay.add_argument("rollout", type=int, metavar="ROLLOUT", help="number of the rollout in results.jsonl")
     replay.add_argument(
-        "--ignore", action="append", default=[], metavar="REGEX", help="do not compare what matches in prompts"
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="configuration of the proxy that recorded it (default: RUN_DIR/proxy.toml)",
+    )
+    replay.add_argument(
+        "--ignore", action="append", default=[], metavar="REGEX", help="leave matches out of the comparison of prompts"
     )
     replay.set_defaults(call=_replay)
 
 
 def _replay(given: argparse.Namespace) -> int:
-    """Bring up the recording, run the attempt, and say what was different; 1 when something was."""
+    """Run the attempt against its recording and print the differences; exit code 1 when there are any."""
     directory = RunDir(given.run_dir)
     where = directory.whereabouts()
     config = given.config or directory.path / "proxy.toml"
     if not config.exists():
         raise UserError(
-            f"the proxy that recorded the run was not brought up by it, so {config} is not there; "
-            "name its configuration with --config FILE"
+            f"{config} does not exist, since the run used a proxy that was already running; "
+            "name that proxy's configuration with --config FILE"
         )
     pool = open_pool(where.pool, create=False)
     recorded = finished_rollout(pool, find_run(pool, where.name).id, given.rollout)
@@ -78,7 +83,7 @@ def _replay(given: argparse.Namespace) -> int:
 def _play(
     recorded: ReplayableRollout, directory: RunDir, config: Path, folder: Path, ignored: Sequence[str]
 ) -> tuple[Outcome, int]:
-    """The attempt once more, in a sandbox of the same kind; how many calls it made."""
+    """Run the attempt again in a sandbox of the same kind. Returns its outcome and how many calls it made."""
     where, (_, settings) = directory.whereabouts(), directory.begun_with()
     agent = _agent(recorded, settings)
     choice = choose(directory.sandbox(), [msgspec.convert(recorded.task, Task)])
@@ -89,12 +94,12 @@ def _play(
         ) as proxy,
     ):
         sandboxes = SandboxMaker(backend=backend_for(choice, settings, proxy, f"replay-{recorded.attempt_id}"))()
-        played = open_pool(proxy.pool)
+        replay_pool = open_pool(proxy.pool)
         try:
-            context = make_context(proxy, settings, pool=played, sandboxes=sandboxes, logs=folder)
+            context = make_context(proxy, settings, pool=replay_pool, sandboxes=sandboxes, logs=folder)
             return asyncio.run(_attempt(context, recorded, agent))
         finally:
-            played.close()
+            replay_pool.close()
 
 
 def _agent(recorded: ReplayableRollout, settings: Settings) -> Agent:
@@ -107,12 +112,12 @@ def _agent(recorded: ReplayableRollout, settings: Settings) -> Agent:
 
 
 async def _attempt(context: RunContext, recorded: ReplayableRollout, agent: Agent) -> tuple[Outcome, int]:
-    """One try with the environment of the recorded one, and how many calls it made."""
+    """Make one attempt with the variations of the recorded one. Returns its outcome and how many calls it made."""
 
-    def opened(pool: Pool) -> Any:
+    def open_one(pool: Pool) -> Any:
         return open_group(pool, open_run(pool, "replay", "collect", {}).id, recorded.task, 1)[0]
 
-    rollout = replace(await context.pool(opened), group_id=recorded.group_id, member=recorded.member)
+    rollout = replace(await context.pool(open_one), group_id=recorded.group_id, member=recorded.member)
     try:
         outcome = await make_attempt(context, RolloutJob(rollout, msgspec.convert(recorded.task, Task), agent))
     finally:
@@ -126,10 +131,10 @@ def _differences(report: Path) -> list[dict[str, Any]]:
     return [msgspec.json.decode(line) for line in lines]
 
 
-def _sentence(found: dict[str, Any]) -> str:
+def _sentence(difference: dict[str, Any]) -> str:
     return (
-        f"request {found['request']} differs from completion {found['nearest']} {found['where']}: "
-        f"{found['expected']!r} was recorded and {found['got']!r} came"
+        f"request {difference['request']} differs from completion {difference['nearest']} {difference['where']}: "
+        f"{difference['expected']!r} was recorded and {difference['got']!r} came"
     )
 
 

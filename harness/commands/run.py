@@ -1,6 +1,6 @@
-"""`harness run`, `harness eval`, `harness collect`: the same run, for training, for evaluation or as examples.
+"""`harness run`, `harness eval`, `harness collect`: run tasks for training, for evaluation or to collect examples.
 
-`harness resume RUN_DIR` repeats the command that a directory was begun with.
+`harness resume RUN_DIR` repeats the command that started the run in that directory.
 """
 
 import argparse
@@ -41,53 +41,58 @@ from proxy.pool.rollouts.runs import open_run
 from sandboxes.base import Sandboxes
 
 PURPOSES = {"run": "train", "eval": "eval", "collect": "collect"}
+HELP = {
+    "run": "run tasks and record the rollouts for training",
+    "eval": "run tasks to evaluate a model",
+    "collect": "run tasks to collect examples",
+}
 METER_SECONDS = 2.0
 
 
 def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    for verb, purpose in PURPOSES.items():
-        run = verbs.add_parser(verb, help=f"run tasks, to {purpose}")
+    for verb in PURPOSES:
+        run = verbs.add_parser(verb, help=HELP[verb])
         _add_options(run)
         run.set_defaults(call=_start, verb=verb)
-    resume = verbs.add_parser("resume", help="go on with a run")
-    resume.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    resume = verbs.add_parser("resume", help="resume a run with the settings it was started with")
+    resume.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the run's directory")
     resume.set_defaults(call=_resume)
 
 
 def _add_options(run: argparse.ArgumentParser) -> None:
-    """Flags have no defaults here: what is not given is the file's matter, and harness/settings.py's."""
+    """Add the flags, without defaults: a flag that is not given leaves the value to the file, or to Settings."""
     sources = "JSONL file, Harbor task directory, directory of those, glob, or mix file (docs/tasks.md)"
-    flags = "or the run's own TOML file, with any of these flags as keys (docs/runs.md)"
+    flags = "or the run's own TOML file, in which any of these flags may be a key (docs/runs.md)"
     run.add_argument("what", nargs="+", metavar="SOURCE|RUN.toml", help=f"{sources}; {flags}")
-    run.add_argument("--agent", help=f"command, {', '.join(INSTALLED)}")
+    run.add_argument("--agent", help=f"agent that works on the tasks: command, {', '.join(INSTALLED)}")
     run.add_argument("--command", metavar="CMD", help="command line of the agent 'command'")
-    run.add_argument("-n", "--group-size", type=_positive, help="rollouts per task (1)")
-    run.add_argument("--redundant", type=int, help="more of them, the last to finish being called off (0)")
-    run.add_argument("--concurrency", type=_positive, help="rollouts at work at a time (4)")
-    run.add_argument("--starting", type=_positive, help="of them, being set up (all)")
-    run.add_argument("--verifying", type=_positive, help="of them, being verified (all)")
-    run.add_argument("--seconds", type=float, help="time of an agent, at most (its task's)")
-    run.add_argument("--turns", type=_positive, help="model calls of an attempt, at most (its task's)")
-    run.add_argument("--tokens", type=_positive, help="sampled tokens of an attempt, at most (its task's)")
-    run.add_argument("--hung-seconds", type=float, help="without any sign of life (3600)")
-    run.add_argument("--run-dir", help="where the run lives, to resume it (runs/<verb>-<tasks>-<agent>)")
-    run.add_argument("--name", help="name of the run in the pool (name of the run directory)")
-    run.add_argument("--proxy", metavar="URL", help="a running proxy; without it, one is brought up")
-    run.add_argument("--admin-key-file", metavar="FILE", help="the running proxy's admin key, if it has one")
-    run.add_argument("--pool", metavar="URL", help="SQLite file or database URL (the proxy's)")
-    run.add_argument("--model", metavar="DIR", help="model for the proxy that is brought up (a tiny one)")
-    run.add_argument("--scripted", metavar="FILE.py:NAME", help="bring up a scripted engine in place of the real one")
+    run.add_argument("-n", "--group-size", type=_positive, help="rollouts per task (default: 1)")
+    run.add_argument("--redundant", type=int, help="extra rollouts per task; the last to finish are ended (default: 0)")
+    run.add_argument("--concurrency", type=_positive, help="maximum rollouts at once (default: 4)")
+    run.add_argument("--starting", type=_positive, help="maximum rollouts in set-up at once (default: --concurrency)")
+    run.add_argument("--verifying", type=_positive, help="maximum verifiers at once (default: --concurrency)")
+    run.add_argument("--seconds", type=float, help="time limit of an agent, if lower than its task's")
+    run.add_argument("--turns", type=_positive, help="limit of model calls per attempt, if lower than its task's")
+    run.add_argument("--tokens", type=_positive, help="limit of sampled tokens per attempt, if lower than its task's")
+    run.add_argument("--hung-seconds", type=float, help="end an agent that shows no sign of life (default: 3600)")
+    run.add_argument("--run-dir", help="directory of the run (default: runs/<verb>-<tasks>-<agent>)")
+    run.add_argument("--name", help="name of the run in the pool (default: name of the run directory)")
+    run.add_argument("--proxy", metavar="URL", help="use this running proxy (default: start one)")
+    run.add_argument("--admin-key-file", metavar="FILE", help="file with the running proxy's admin key")
+    run.add_argument("--pool", metavar="URL", help="SQLite file or database URL (default: the proxy's pool)")
+    run.add_argument("--model", metavar="DIR", help="model for the proxy to be started (default: a tiny random one)")
+    run.add_argument("--scripted", metavar="FILE.py:NAME", help="start a scripted engine instead of a real one")
     run.add_argument("--augment", type=listed, metavar="KIND,...", help=f"vary environments: {', '.join(KINDS)}")
-    run.add_argument("--sandbox", choices=SANDBOXES, help="kind of the sandboxes (auto: the first of these that works)")
-    run.add_argument("--image", help=f"of tasks that name none, in Docker ({IMAGE})")
-    run.add_argument("--show", action="append", metavar="PATH", help="let bubblewrap sandboxes read it, once for each")
-    run.add_argument("--relay", action="store_true", default=None, help="Docker reaches the proxy through a relay")
-    run.add_argument("--bundles", choices=("volume", "bind"), help="how Docker's sandboxes get their agents (volume)")
-    run.add_argument("--limit", type=_positive, help="take the first tasks only")
-    run.add_argument("--seed", type=int, help="of the order of tasks and agents (0)")
-    run.add_argument("--epochs", type=_positive, help="how often to run each task (1)")
+    run.add_argument("--sandbox", choices=SANDBOXES, help="kind of sandbox (default: auto, the first that works)")
+    run.add_argument("--image", help=f"Docker image of tasks that name none (default: {IMAGE})")
+    run.add_argument("--show", action="append", metavar="PATH", help="path bubblewrap sandboxes may read; repeatable")
+    run.add_argument("--relay", action="store_true", default=None, help="let Docker reach the proxy through a relay")
+    run.add_argument("--bundles", choices=("volume", "bind"), help="how Docker mounts the agents (default: volume)")
+    run.add_argument("--limit", type=_positive, help="use only this many tasks, from the first on")
+    run.add_argument("--seed", type=int, help="seed of the order of tasks and agents (default: 0)")
+    run.add_argument("--epochs", type=_positive, help="how often to run each task (default: 1)")
     run.add_argument("--repeat", action="store_true", default=None, help="go through the tasks until stopped")
-    add_judge(run, "to grade answers of tasks whose checker is a judge")
+    add_judge(run, "that grades answers of tasks whose checker is a judge")
     run.add_argument("--until-step", type=_positive, help="feed a training run until it has published this step")
     placement.add_options(run)
 
@@ -100,7 +105,7 @@ def _positive(text: str) -> int:
 
 
 def listed(text: str) -> list[str]:
-    """What stands between commas."""
+    """Split a text at its commas."""
     return text.split(",")
 
 
@@ -115,46 +120,50 @@ def _resume(given: argparse.Namespace) -> int:
 
 
 def run(verb: str, settings: Settings) -> int:
-    """Check everything that can be checked, then bring up the proxy, run, and show what came out."""
+    """Check everything that can be checked, then start the proxy, run, and show the results."""
     loaded = load_sources(settings.sources)
     mix = loaded.mix.first(settings.limit)
     judge = _judge(settings, mix)
-    asked = bool(settings.agent or settings.agents) or any(task.domain == "agent" for task in mix.tasks)
-    scaffolds = settings.scaffolds(PURPOSES[verb]) if asked else []
+    needs_agent = bool(settings.agent or settings.agents) or any(task.domain == "agent" for task in mix.tasks)
+    scaffolds = settings.scaffolds(PURPOSES[verb]) if needs_agent else []
     directory = RunDir(settings.where(verb))
     console = make_console()
     for reason in loaded.refused:
         console.print(f"left out: {reason}", highlight=False)
-    with directory.held():
-        engines = placement.engines_of(settings)
-        addresses = [engine.address for engine in engines]
-        choice = choose("docker" if engines else settings.sandbox, mix.tasks, addresses)
+    with directory.locked():
+        hosts = placement.docker_hosts(settings)
+        addresses = [host.address for host in hosts]
+        choice = choose("docker" if hosts else settings.sandbox, mix.tasks, addresses)
         config = _config(settings, mix) | {"sandbox": choice.kind}
         identity = {"name": settings.name or directory.path.name, "purpose": PURPOSES[verb]}
         if directory.resumes(config | identity):
-            console.print(f"resuming the run in {directory.path}; --run-dir starts another", highlight=False)
+            console.print(
+                f"resuming the run in {directory.path}; name another with --run-dir to start anew", highlight=False
+            )
         console.print(str(choice), highlight=False)
         if settings.proxy is None:
-            console.print("bringing up an engine and a proxy ...", highlight=False)
+            console.print("starting an engine and a proxy ...", highlight=False)
         with (
             placement.reaped(addresses, console),
             listening(choice, settings) as listeners,
-            service(_wanted(settings, listeners), directory) as proxy,
+            service(_proxy_options(settings, listeners), directory) as proxy,
         ):
             backend = backend_for(choice, settings, proxy, identity["name"])
             pool = open_pool(proxy.pool)
-            found = open_run(pool, identity["name"], identity["purpose"], config)
+            stored_run = open_run(pool, identity["name"], identity["purpose"], config)
             plan = _plan(settings, mix, scaffolds)
             try:
-                with owned(pool, found) as claim:
-                    maker = placement.SandboxMaker(backend=backend, hosts=engines, warm=settings.warm)
+                with owned(pool, stored_run) as claim:
+                    maker = placement.SandboxMaker(backend=backend, hosts=hosts, warm=settings.warm)
                     sandboxes, logs = maker(), directory.logs
                     context = make_context(proxy, settings, pool=pool, sandboxes=sandboxes, logs=logs)
-                    shown = placement.watched(settings, sandboxes)
+                    metrics = placement.with_metrics(settings, sandboxes)
                     with placement.placed(settings, replace(context, judge=judge), maker) as placed:
                         directory.begin(config | identity, verb, settings)
-                        directory.tell(Whereabouts(pool=proxy.pool, name=found.name, expected=plan.expected()))
-                        return _work(plan, placed, claim, directory, shown)
+                        directory.write_whereabouts(
+                            Whereabouts(pool=proxy.pool, name=stored_run.name, expected=plan.expected())
+                        )
+                        return _work(plan, placed, claim, directory, metrics)
             finally:
                 pool.close()
 
@@ -167,7 +176,7 @@ def _judge(settings: Settings, mix: TaskMix) -> Judge | None:
     return judge
 
 
-def _wanted(settings: Settings, listeners: Mapping[str, str]) -> ProxyOptions:
+def _proxy_options(settings: Settings, listeners: Mapping[str, str]) -> ProxyOptions:
     return ProxyOptions(
         proxy=settings.proxy,
         pool=settings.pool,
@@ -179,7 +188,7 @@ def _wanted(settings: Settings, listeners: Mapping[str, str]) -> ProxyOptions:
 
 
 def _config(settings: Settings, mix: TaskMix) -> dict[str, Any]:
-    """What a resumed run must have in common with its beginning. Keys of what is not used are left out."""
+    """The settings that must not change when a run is resumed, without the optional ones that are not used."""
     digest = hashlib.sha256(msgspec.json.encode(mix.tasks)).hexdigest()[:16]
     config = {
         "tasks": digest,
@@ -188,7 +197,7 @@ def _config(settings: Settings, mix: TaskMix) -> dict[str, Any]:
         "group_size": settings.group_size,
         "seed": settings.seed,
     }
-    more = {
+    optional = {
         "weights": mix.weights(),
         "agents": [msgspec.to_builtins(entry) for entry in settings.agents],
         "redundant": settings.redundant,
@@ -198,7 +207,7 @@ def _config(settings: Settings, mix: TaskMix) -> dict[str, Any]:
         "augment": list(settings.augment),
         "judge": [settings.judge, settings.judge_model] if settings.judge else None,
     }
-    return config | {key: value for key, value in more.items() if value}
+    return config | {key: value for key, value in optional.items() if value}
 
 
 def _plan(settings: Settings, mix: TaskMix, scaffolds: Sequence[Scaffold]) -> RunPlan:
@@ -218,8 +227,8 @@ def _plan(settings: Settings, mix: TaskMix, scaffolds: Sequence[Scaffold]) -> Ru
 def make_context(
     proxy: RunningProxy, settings: Settings, *, pool: Pool, sandboxes: Sandboxes, logs: Path
 ) -> RunContext:
-    """What the rollouts of a run with these settings share."""
-    everybody = settings.concurrency
+    """Make the context that all rollouts of a run with these settings share."""
+    all_rollouts = settings.concurrency
     return RunContext(
         pool=AsyncPool(pool),
         sandboxes=sandboxes,
@@ -229,9 +238,9 @@ def make_context(
         logs=logs,
         trouble=proxy.trouble,
         slots=StageSlots(
-            starting=settings.starting or everybody,
-            agents=everybody,
-            verifying=settings.verifying or everybody,
+            starting=settings.starting or all_rollouts,
+            agents=all_rollouts,
+            verifying=settings.verifying or all_rollouts,
         ),
         budgets=Budgets(
             seconds=settings.seconds,
@@ -245,22 +254,22 @@ def make_context(
 
 
 def _work(
-    plan: RunPlan, context: RunContext, claim: RunClaim, directory: RunDir, watched: AbstractAsyncContextManager[None]
+    plan: RunPlan, context: RunContext, claim: RunClaim, directory: RunDir, metrics: AbstractAsyncContextManager[None]
 ) -> int:
-    """Run the plan in full, then results and table; also when it is interrupted."""
-    console, found, pool = make_console(), claim.run, context.pool.blocking
-    board = Board(console, plan.expected(), run_summary(pool, found.id))
-    interrupted = close_interrupted(pool, found.id)
+    """Run the plan; then, also after an interruption, write the results and show a table."""
+    console, run_id, pool = make_console(), claim.run.id, context.pool.blocking
+    board = Board(console, plan.expected(), run_summary(pool, run_id))
+    interrupted = close_interrupted(pool, run_id)
     if interrupted:
         board.say(f"{interrupted} attempts were interrupted and start again")
     try:
         with board.live():
             asyncio.run(
-                _within(watched, _until_done(RunLoop(context, found.id, plan, board), claim, board, context.pool))
+                _within(metrics, _until_done(RunLoop(context, run_id, plan, board), claim, board, context.pool))
             )
     finally:
-        close_interrupted(pool, found.id)  # opened, and cancelled in the same moment
-        rows = run_summary(pool, found.id)
+        close_interrupted(pool, run_id)  # an attempt may be opened in the moment of its cancellation
+        rows = run_summary(pool, run_id)
         file = directory.write_results(rows)
         console.print(closing_table(rows))
         if bias := length_bias(rows):
@@ -269,13 +278,16 @@ def _work(
     return 0
 
 
-async def _within(context: AbstractAsyncContextManager[None], work: Coroutine[Any, Any, None]) -> None:
-    async with context:
+async def _within(metrics: AbstractAsyncContextManager[None], work: Coroutine[Any, Any, None]) -> None:
+    async with metrics:
         await work
 
 
 async def _until_done(loop: RunLoop, claim: RunClaim, board: Board, pool: AsyncPool) -> None:
-    """Run the loop while the run is ours; the first SIGTERM or Ctrl-C cancels it, further ones change nothing."""
+    """Run the loop while this process owns the run.
+
+    The first SIGTERM or Ctrl-C cancels it. Further ones are ignored, so that its clean-up is not cut short.
+    """
     work, keeping = asyncio.create_task(loop.go()), asyncio.create_task(claim.keep())
     metering = asyncio.create_task(_meter(board, pool, claim.run.id))
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -285,7 +297,7 @@ async def _until_done(loop: RunLoop, claim: RunClaim, board: Board, pool: AsyncP
         if not work.done():
             work.cancel()
             await asyncio.wait({work})
-            keeping.result()  # raises what ended it
+            keeping.result()  # raises the reason: the run was lost to another process
         await work
     finally:
         keeping.cancel()
@@ -293,7 +305,7 @@ async def _until_done(loop: RunLoop, claim: RunClaim, board: Board, pool: AsyncP
 
 
 async def _meter(board: Board, pool: AsyncPool, run_id: int) -> None:
-    """Keep the board's rates up to date. What the pool refuses to tell is no reason to end a run."""
+    """Keep the board's rates up to date. A pool that fails here is no reason to end a run."""
     while True:
         with suppress(PoolError):
             board.rate.take(await pool(traffic, run_id, board.rate.last))

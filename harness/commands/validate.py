@@ -1,4 +1,4 @@
-"""`harness validate`: prove tasks before they are trusted. The same command goes on where it was stopped."""
+"""`harness validate`: tests tasks before they are trusted. The same command goes on where it was stopped."""
 
 import argparse
 import asyncio
@@ -24,17 +24,30 @@ from sandboxes.gc import remove_leftovers
 
 
 def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    verb = verbs.add_parser("validate", help="prove tasks: the oracle solution passes, doing nothing does not")
-    verb.add_argument("tasks", nargs="+", metavar="SOURCE", help="as for `harness run`")
-    verb.add_argument("--out", type=Path, metavar="DIR", help="for report and accepted tasks (runs/validate-<tasks>)")
-    verb.add_argument("--repeat", type=_count, default=2, help="trials of each kind, to find flaky tasks (%(default)s)")
-    verb.add_argument("--concurrency", type=_count, default=4, help="trials at a time (%(default)s)")
-    verb.add_argument("--augment", action="store_true", help="also solve under each variation that a task declares")
-    verb.add_argument("--kinds", type=_kinds, default=[], metavar="KIND,...", help="for tasks that declare none")
-    verb.add_argument("--sandbox", choices=SANDBOXES, default="auto", help="kind of the sandboxes (%(default)s)")
-    verb.add_argument("--image", default=IMAGE, help="of tasks that name none, in Docker (%(default)s)")
-    add_judge(verb, "to review the tests")
-    verb.add_argument("--judge-pause", type=float, default=PAUSE_SECONDS, help="seconds before it is asked again")
+    verb = verbs.add_parser("validate", help="test tasks: the oracle solution must pass, doing nothing must not")
+    verb.add_argument("tasks", nargs="+", metavar="SOURCE", help="task sources, as for `harness run`")
+    verb.add_argument(
+        "--out", type=Path, metavar="DIR", help="directory for the results (default: runs/validate-<tasks>)"
+    )
+    verb.add_argument("--repeat", type=_count, default=2, help="trials of each kind, to find flaky tasks (default: 2)")
+    verb.add_argument("--concurrency", type=_count, default=4, help="maximum trials at once (default: 4)")
+    verb.add_argument(
+        "--augment", action="store_true", help="also try the oracle under each variation that a task declares"
+    )
+    verb.add_argument(
+        "--kinds", type=_kinds, default=[], metavar="KIND,...", help="variations for tasks that declare none"
+    )
+    verb.add_argument(
+        "--sandbox", choices=SANDBOXES, default="auto", help="kind of sandbox (default: auto, the first that works)"
+    )
+    verb.add_argument("--image", default=IMAGE, help="Docker image of tasks that name none (default: %(default)s)")
+    add_judge(verb, "that reviews the tests")
+    verb.add_argument(
+        "--judge-pause",
+        type=float,
+        default=PAUSE_SECONDS,
+        help="seconds before the judge is asked again (default: %(default)g)",
+    )
     verb.set_defaults(call=_validate)
 
 
@@ -46,11 +59,11 @@ def _count(text: str) -> int:
 
 
 def _kinds(text: str) -> list[str]:
-    given = text.split(",")
-    for kind in given:
+    kinds = text.split(",")
+    for kind in kinds:
         if kind not in KINDS:
             raise argparse.ArgumentTypeError(f"{kind!r} is no kind of variation; choose from: {', '.join(KINDS)}")
-    return given
+    return kinds
 
 
 def _validate(given: argparse.Namespace) -> int:
@@ -69,8 +82,8 @@ def _validate(given: argparse.Namespace) -> int:
     choice = choose(given.sandbox, plan.tasks)
     make_console().print(str(choice), highlight=False)
     sandboxes = SandboxMaker(backend=Backend(kind=choice.kind, image=given.image))()
-    with directory.held():
-        remove_leftovers()  # what a killed command left at work
+    with directory.locked():
+        remove_leftovers()  # sandboxes that a killed command left running
         book = ValidationResults(directory.path)
         findings = asyncio.run(_interruptible(sandboxes, plan, book))
         book.close(plan.tasks, findings, loaded.refused)
@@ -83,7 +96,7 @@ def _judge_of(given: argparse.Namespace) -> Judge | None:
 
 
 async def _interruptible(sandboxes: Sandboxes, plan: ValidationPlan, book: ValidationResults) -> list[Finding]:
-    """The first SIGTERM or Ctrl-C ends the trials at work cleanly; further ones change nothing."""
+    """Run the trials. The first SIGTERM or Ctrl-C ends them cleanly; further ones are ignored."""
     work = asyncio.create_task(prove(sandboxes, plan, book))
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, lambda: work.cancelling() or work.cancel())
@@ -97,9 +110,9 @@ def _show(findings: Sequence[Finding], refused: Sequence[str], book: ValidationR
     console = make_console()
     for reason in refused:
         console.print(f"left out: {reason}", highlight=False, markup=False)
-    counts = Counter(found.verdict for found in findings)
-    for found in findings:
-        if found.verdict != "accepted":
-            console.print(f"{found.id}: {found.verdict}: {found.cause}", highlight=False, markup=False)
+    counts = Counter(finding.verdict for finding in findings)
+    for finding in findings:
+        if finding.verdict != "accepted":
+            console.print(f"{finding.id}: {finding.verdict}: {finding.cause}", highlight=False, markup=False)
     console.print(", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]))
     console.print(f"accepted tasks: {book.accepted}; report: {book.summary}", highlight=False)

@@ -1,6 +1,6 @@
-"""`harness watch`: a run as its rows tell it, from any terminal and any machine that reaches its pool.
+"""`harness watch`: shows a run from any terminal and any machine that reaches its pool.
 
-It reads only, and ends when nobody works at the run any more.
+It only reads, and ends when no process works on the run any more.
 """
 
 import argparse
@@ -23,11 +23,11 @@ LOOK_SECONDS = 2.0
 
 
 def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    watch = verbs.add_parser("watch", help="look at a run from another terminal")
-    watch.add_argument("run_dir", type=Path, nargs="?", metavar="RUN_DIR")
-    watch.add_argument("--pool", metavar="URL", help="the run's pool, where its directory is on another machine")
+    watch = verbs.add_parser("watch", help="watch a run from another terminal")
+    watch.add_argument("run_dir", type=Path, nargs="?", metavar="RUN_DIR", help="the run's directory")
+    watch.add_argument("--pool", metavar="URL", help="the run's pool, if its directory is on another machine")
     watch.add_argument("--name", help="the run's name in that pool")
-    watch.add_argument("--once", action="store_true", help="one look")
+    watch.add_argument("--once", action="store_true", help="print the state once and end")
     watch.set_defaults(call=_watch)
 
 
@@ -50,7 +50,7 @@ def _whereabouts(given: argparse.Namespace) -> Whereabouts:
 
 
 def _look(console: Console, pool: Pool, run: Run, expected: int | None, once: bool) -> None:
-    """Show the run until nobody works at it. Where there is no terminal, a picture whenever something has changed."""
+    """Show the run until no process works on it. Without a terminal, print its state whenever it has changed."""
     rate, shown = Rate(), ""
     with Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else console as screen:
         while True:
@@ -68,23 +68,23 @@ def _look(console: Console, pool: Pool, run: Run, expected: int | None, once: bo
 
 
 def headline(run: Run, now: RunStatus, expected: int | None, rate: str) -> str:
-    """How far it is, and who works at it."""
+    """One line: how far the run is, and which process works on it."""
     finished = sum(part.finished for part in now.agents.values())
     of = "" if expected is None else f"/{expected}"
-    parts = [f"{run.name} ({run.purpose}): {finished}{of} rollouts", f"{now.at_work} at work"]
+    parts = [f"{run.name} ({run.purpose}): {finished}{of} rollouts", f"{now.at_work} running"]
     if expected is not None:
         parts.append(f"{max(0, expected - finished - now.at_work)} queued")
     if rate and now.at_work:
         parts.append(rate)
     if now.owner is None:
-        parts.append("nobody works at it")
+        parts.append("no process works on it")
     else:
         parts.append(f"process {now.owner.pid} on {now.owner.host}, seen {now.silent_seconds:.0f} s ago")
     return ", ".join(parts)
 
 
 def agents_table(now: RunStatus) -> Table:
-    """Rollouts per agent."""
+    """A table of rollouts per agent."""
     table = Table("agent", box=box.SIMPLE)
     for name in ("finished", "verdicts", "reward"):
         table.add_column(name, justify="right")

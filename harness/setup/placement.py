@@ -1,4 +1,4 @@
-"""Where a run's attempts are made (in this process, or on the nodes of a Ray cluster), and in what sandboxes."""
+"""Decides where a run's attempts run (in this process or on the nodes of a Ray cluster) and makes their sandboxes."""
 
 import argparse
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -24,25 +24,27 @@ from sandboxes.metrics import SandboxMetrics
 
 def add_options(run: argparse.ArgumentParser) -> None:
     group = run.add_argument_group("scale-out (docs/runs.md)")
-    group.add_argument("--executor", choices=("local", "ray"), help="where attempts are made (local)")
+    group.add_argument("--executor", choices=("local", "ray"), help="where attempts run (default: local)")
     group.add_argument(
-        "--ray-address", metavar="HOST:PORT", help="of the cluster's head (auto: RAY_ADDRESS, or this node's)"
+        "--ray-address",
+        metavar="HOST:PORT",
+        help="head node of the cluster (default: RAY_ADDRESS, or this node's cluster)",
     )
     run.add_argument(
-        "--docker", action="append", metavar="HOST", help="a Docker daemon, ADDRESS[=WEIGHT[/LIMIT]], once for each"
+        "--docker", action="append", metavar="HOST", help="Docker daemon as ADDRESS[=WEIGHT[/LIMIT]]; repeatable"
     )
-    run.add_argument("--warm", type=int, help="spare containers kept ready for each kind of sandbox (0)")
-    run.add_argument("--metrics-port", type=int, help="show the sandboxes' metrics at 127.0.0.1:PORT/metrics")
-    run.add_argument("--metrics-file", metavar="PATH", help="write them to this file")
+    run.add_argument("--warm", type=int, help="spare containers kept ready for each kind of sandbox (default: 0)")
+    run.add_argument("--metrics-port", type=int, help="serve the sandboxes' metrics at 127.0.0.1:PORT/metrics")
+    run.add_argument("--metrics-file", metavar="PATH", help="write the sandboxes' metrics to this file")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxMaker:
-    """Makes a run's sandboxes, in this process or in one of a node."""
+    """Makes a run's sandboxes, in this process or in a process of a node."""
 
     backend: Backend
     hosts: tuple[HostOptions, ...] = ()
-    """Docker daemons; none: the usual one."""
+    """Docker daemons. Empty: the usual one."""
     warm: int = 0
 
     def __call__(self) -> Hosts:
@@ -54,16 +56,14 @@ class SandboxMaker:
     async def _open(self, address: str) -> Sandboxes:
         socket = self.backend.socket
         near = self.backend if socket is None or socket.is_socket() else replace(self.backend, socket=None)
-        made = await near.open(address if self.hosts else "")
-        return WarmPool(made, self.warm) if self.warm and isinstance(made, DockerSandboxes) else made
+        sandboxes = await near.open(address if self.hosts else "")
+        return WarmPool(sandboxes, self.warm) if self.warm and isinstance(sandboxes, DockerSandboxes) else sandboxes
 
 
-def engines_of(settings: Settings) -> tuple[HostOptions, ...]:
-    """The Docker daemons that a run names; UserError when that is not how they are named."""
+def docker_hosts(settings: Settings) -> tuple[HostOptions, ...]:
+    """The Docker daemons that a run names. UserError when one is malformed or does not fit the kind of sandbox."""
     if settings.docker and settings.sandbox not in ("auto", "docker"):
-        raise UserError(
-            f"--docker names engines for {settings.sandbox} sandboxes, which have none; leave one of them out"
-        )
+        raise UserError(f"--docker does not go with --sandbox {settings.sandbox}; leave one of them out")
     try:
         return tuple(parse_host(text) for text in settings.docker)
     except ValueError as error:
@@ -72,7 +72,7 @@ def engines_of(settings: Settings) -> tuple[HostOptions, ...]:
 
 @contextmanager
 def reaped(engines: Sequence[str], console: Console) -> Iterator[None]:
-    """What killed runs left is removed; at the end once more, for what an engine was then still making."""
+    """Remove what killed runs left, and again at the end: a daemon may have been creating something meanwhile."""
     where = SearchScope(daemons=engines or None)
     for trouble in remove_leftovers(where).troubles:
         console.print(f"not cleaned up: {trouble}", highlight=False)
@@ -92,8 +92,8 @@ def placed(settings: Settings, context: RunContext, maker: SandboxMaker) -> Iter
 
 
 @asynccontextmanager
-async def watched(settings: Settings, sandboxes: Sandboxes) -> AsyncIterator[None]:
-    """The run's sandboxes with their metrics on show; closed at the end, with all that they share."""
+async def with_metrics(settings: Settings, sandboxes: Sandboxes) -> AsyncIterator[None]:
+    """Serve and write the sandboxes' metrics as the settings say. At the end close the sandboxes."""
     metrics = sandboxes.metrics if isinstance(sandboxes, Hosts) else SandboxMetrics()
     file = None if settings.metrics_file is None else Path(settings.metrics_file)
     try:

@@ -25,7 +25,7 @@ AGENTS = ("claude-code", "codex", "mini-swe-agent", *OPENCODES)
 @pytest.fixture(scope="module")
 def breaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
     directory = RunDir(tmp_path_factory.mktemp("breaking"))
-    with directory.held(), service(ProxyOptions(script=f"{HERE / 'scripts.py'}:failing"), directory) as running:
+    with directory.locked(), service(ProxyOptions(script=f"{HERE / 'scripts.py'}:failing"), directory) as running:
         yield running
 
 

@@ -43,7 +43,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory, docker_engine: str) -> Itera
         script=f"{Path(__file__).with_name('oracle.py')}:oracle",
         for_sandboxes={"sandbox_socket": str(tmp_path_factory.mktemp("socket") / "proxy.sock")},
     )
-    with directory.held(), service(wanted, directory) as running:
+    with directory.locked(), service(wanted, directory) as running:
         yield running
 
 

@@ -85,7 +85,7 @@ def test_kill_9_in_mid_run_leaves_containers_that_the_next_start_removes(
         (["--docker", "tcp://a=0"], "with both above 0, not: tcp://a=0; correct --docker"),
         (
             ["--docker", "tcp://a", "--sandbox", "process"],
-            "--docker names engines for process sandboxes, which have none",
+            "--docker does not go with --sandbox process",
         ),
         (["--docker", "unix:///nowhere.sock"], "the Docker daemon at unix:///nowhere.sock does not answer"),
         (["--warm", "-1"], "warm"),

@@ -42,7 +42,7 @@ def sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
     """What `harness run` brings up by itself."""
     need("SGLang", find_spec("sglang") is not None)
     directory = RunDir(tmp_path_factory.mktemp("sglang"))
-    with directory.held(), service(ProxyOptions(), directory) as running:
+    with directory.locked(), service(ProxyOptions(), directory) as running:
         yield Real(running, directory.path / "model")
 
 

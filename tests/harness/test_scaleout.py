@@ -45,7 +45,7 @@ def proxy(postgres_server: postgres.Server, tmp_path_factory: pytest.TempPathFac
     """As the harness tests' own, with its pool on PostgreSQL."""
     directory = RunDir(tmp_path_factory.mktemp("service"))
     wanted = ProxyOptions(script=f"{HERE / 'scripts.py'}:hello", pool=postgres_server.database())
-    with directory.held(), service(wanted, directory) as running:
+    with directory.locked(), service(wanted, directory) as running:
         yield running
 
 

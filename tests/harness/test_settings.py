@@ -122,7 +122,7 @@ def test_a_run_of_a_file_is_resumed_by_its_directory(
 def test_what_was_never_begun_cannot_be_resumed_or_watched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for verb in ("resume", "watch"):
         assert main([verb, str(tmp_path)]) == 2
-        assert f"no run was begun in {tmp_path}" in capsys.readouterr().err
+        assert f"no run was started in {tmp_path}" in capsys.readouterr().err
 
 
 def test_another_terminal_sees_the_run(
@@ -132,7 +132,7 @@ def test_another_terminal_sees_the_run(
     capsys.readouterr()
     assert main(["watch", str(tmp_path / "run")]) == 0
     by_directory = capsys.readouterr().out
-    assert f"{tmp_path.name} (train): 2/2 rollouts, 0 at work, 0 queued, nobody works at it" in by_directory
+    assert f"{tmp_path.name} (train): 2/2 rollouts, 0 running, 0 queued, no process works on it" in by_directory
     assert "command 2/2 2 1.000" in " ".join(by_directory.split())
 
 
@@ -159,7 +159,7 @@ def test_a_run_at_work_is_seen_by_its_pool_too(
     finally:
         user.terminate()
         user.communicate()
-    assert f"{tmp_path.name} (train): 0 rollouts, 2 at work, process {user.pid} on" in seen
-    assert "0/3 rollouts, 2 at work, 1 queued" in capsys.readouterr().out
+    assert f"{tmp_path.name} (train): 0 rollouts, 2 running, process {user.pid} on" in seen
+    assert "0/3 rollouts, 2 running, 1 queued" in capsys.readouterr().out
     assert main(["watch", "--pool", proxy.pool]) == 2
     assert "--pool and --name" in capsys.readouterr().err
