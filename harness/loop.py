@@ -1,8 +1,7 @@
-"""The run: which rollout starts when, and the clean end, whatever brings it about.
+"""The run: decides which rollout starts when, and ends all of them cleanly, whatever the reason.
 
-The order of tasks and agents follows from the seed alone, so a resumed run goes on where the pool says it stopped:
-first the rollouts without an outcome, with new attempts, then the groups that replace filtered ones, then those that
-were never opened.
+The order of tasks and agents follows from the seed alone, so a resumed run goes on where the pool says it stopped.
+First come the rollouts without an outcome, with new attempts, then groups that replace filtered ones, then new groups.
 """
 
 import asyncio
@@ -27,12 +26,12 @@ from proxy.pool.rollouts.runs import admission, record_event
 
 POLL_SECONDS = 0.2
 ANSWERING = Scaffold(name=AGENT, agent=OneCall())
-"""Whose turn it is when a task asks for an answer only."""
+"""The agent of tasks that ask for an answer only."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """What a run is to do."""
+    """The tasks and agents of a run, and how many rollouts of them to run."""
 
     mix: TaskMix
     scaffolds: Sequence[Scaffold]
@@ -40,23 +39,23 @@ class RunPlan:
     concurrency: int
     seed: int = 0
     epochs: int | None = 1
-    """How often each task is opened; None: again and again."""
+    """How often each task is run. None: until the run is stopped."""
     until_step: int | None = None
     """Feed a training run under its admission rule until it has published this step."""
     redundant: int = 0
-    """Members that each group has beyond its size; the last to finish are called off."""
+    """Extra members of each group; when `group_size` have finished, the others are cancelled."""
 
     def turns(self) -> int | None:
-        """How many groups that makes; None when it is open."""
+        """Number of groups; None when the run has no fixed end."""
         return None if self.epochs is None else self.epochs * len(self.mix.tasks)
 
     def expected(self) -> int | None:
-        """How many rollouts that makes; None when it is open."""
+        """Number of rollouts; None when the run has no fixed end."""
         turns = self.turns()
         return None if turns is None else turns * (self.group_size + self.redundant)
 
     def groups(self, opened: int) -> Iterator[PlannedGroup]:
-        """The groups to open, from the one of this index on."""
+        """The groups to open, when `opened` have been opened before."""
         tasks = islice(self.mix.order(self.seed), opened, self.turns())
         for index, task in enumerate(tasks, opened):
             scaffold = scaffold_of(index, self.seed, self.scaffolds) if task.domain == "agent" else ANSWERING
@@ -71,7 +70,7 @@ class _RunningRollout:
 
 
 class RunLoop:
-    """Keeps up to `concurrency` rollouts at work."""
+    """Keeps up to `concurrency` rollouts running."""
 
     def __init__(self, context: RunContext, run_id: int, plan: RunPlan, board: Board):
         self._context = context
@@ -84,13 +83,13 @@ class RunLoop:
         self._running: dict[int, _RunningRollout] = {}
         self._called_off: dict[int, str] = {}
         self._owing = True
-        """Whether the pool may know of groups to replace."""
+        """Whether the pool may hold filtered groups that need a replacement."""
         self._ended = asyncio.Event()
-        """A rollout has ended since this was cleared."""
+        """Set when a rollout ends."""
         self._failed: asyncio.Future[None]
 
     async def go(self) -> None:
-        """Run until the plan is done. Whatever still works then, or when anything raises, is ended cleanly."""
+        """Run until the plan is done, or something raises. Rollouts that still run then are cancelled and awaited."""
         self._failed = asyncio.get_running_loop().create_future()
         feeding = asyncio.create_task(self._feed())
         try:
@@ -115,18 +114,18 @@ class RunLoop:
         return self._board.step is not None and self._board.step >= self._plan.until_step
 
     async def _feed(self) -> None:
-        """Start whatever is to be started, and return when it has all ended."""
+        """Start all rollouts, and return when they have ended."""
         for rollout in await self._pool(open_rollouts, self._run_id):
             await self._admitted(opening=False)
             await self._start(rollout)
         planned = self._plan.groups(await self._pool(opened_in_order, self._run_id))
-        owed: list[PlannedGroup] = []
+        due: list[PlannedGroup] = []
         while True:
             self._ended.clear()
             if self._owing:
                 self._owing = False
-                owed = await self._pool(replacements, self._run_id, self._plan.redundant)
-            group = owed.pop(0) if owed else next(planned, None)
+                due = await self._pool(replacements, self._run_id, self._plan.redundant)
+            group = due.pop(0) if due else next(planned, None)
             if group is not None:
                 await self._admitted(opening=True)
                 members = await self._pool(open_group, self._run_id, group.task, group.size, group.options)
@@ -138,9 +137,9 @@ class RunLoop:
                 return
 
     async def _admitted(self, opening: bool) -> None:
-        """Wait for the trainer: for its first weights, and before a new group, until its queue has room."""
+        """Wait until the trainer has published weights and, before a new group, until its queue has room."""
         async with self._slots:
-            pass  # a group opened long before its first rollout can start would only grow stale
+            pass  # wait for a free slot: a group that is opened before it can start only grows stale
         if self._plan.until_step is None:
             return
         while True:
@@ -154,7 +153,7 @@ class RunLoop:
 
     async def _start(self, rollout: OpenRollout) -> None:
         await self._slots.acquire()
-        if rollout.rollout_id in self._called_off:  # while it waited
+        if rollout.rollout_id in self._called_off:  # cancelled while it waited for a slot
             self._slots.release()
             return
         self._board.running += 1
@@ -172,12 +171,12 @@ class RunLoop:
             self._call_off(finished)
             if finished.failure is not None:
                 await self._lost(rollout.task, finished)
-        except HasOutcome:  # another member's outcome called it off just now
+        except HasOutcome:  # another member's outcome cancelled it just now
             pass
         except asyncio.CancelledError:
             if cancellation.reason is None:
                 raise
-        except Exception as error:  # what no rollout could survive ends the run; `go` raises it again
+        except Exception as error:  # it ends the run: `go` raises it again
             if not self._failed.done():
                 self._failed.set_exception(error)
         finally:
@@ -187,7 +186,7 @@ class RunLoop:
             self._ended.set()
 
     def _call_off(self, finished: GroupProgress) -> None:
-        """End the rollouts that another one's outcome has made superfluous."""
+        """Cancel the rollouts that another one's outcome has made superfluous."""
         kind = "redundant" if finished.failure is None else "filtered"
         for rollout_id in finished.cancelled:
             self._called_off[rollout_id] = kind
@@ -197,19 +196,19 @@ class RunLoop:
                 self._running[rollout_id].task.cancel()
 
     async def _lost(self, task: dict[str, Any], finished: GroupProgress) -> None:
-        """A group is lost: replace it where it was filtered; UserError when too many are."""
+        """Handle a lost group: replace it if it was filtered. UserError when too many groups were lost."""
         if finished.failure in FAILURES and treatment(finished.failure) == "filter":
             self._owing = True
         domain = task.get("domain", "agent")
         lost = await self._pool(lost_groups, self._run_id, domain)
-        found = alarming(lost)
-        if not found:
+        level = alarming(lost)
+        if not level:
             return
-        said = f"{sum(lost)} of the last {len(lost)} groups of domain {domain!r} were lost to failures"
-        await self._pool(record_event, self._run_id, found, said)
-        self._board.alarm(f"{said}, the newest to {finished.failure}")
-        if found == "stop":
+        message = f"{sum(lost)} of the last {len(lost)} groups of domain {domain!r} were lost to failures"
+        await self._pool(record_event, self._run_id, level, message)
+        self._board.alarm(f"{message}, the newest to {finished.failure}")
+        if level == "stop":
             raise UserError(
-                f"{said}, the newest to {finished.failure}, and more than {CAP.stop:.0%} would make a run of noise; "
-                "find the cause in results.jsonl and repeat the same command to go on"
+                f"stopped: {message}, the newest to {finished.failure}; if more than {CAP.stop:.0%} are lost, training "
+                "on the rest would be biased. Find the cause in results.jsonl, then repeat the same command to go on"
             )

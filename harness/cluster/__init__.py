@@ -1,1 +1,1 @@
-"""Attempts on the nodes of a Ray cluster. What an attempt does is harness/rollout.py."""
+"""Runs attempts on the nodes of a Ray cluster. What an attempt does is in harness/rollout.py."""

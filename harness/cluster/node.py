@@ -1,8 +1,8 @@
-"""What runs in Ray's worker processes: one attempt, and the removal of what dead workers left.
+"""Runs in Ray's worker processes: makes one attempt, and removes what dead workers left.
 
-Each worker process works at one attempt at a time; it owns its sandboxes, so those of a worker that was killed are
-orphans, which the next worker process of that node removes before it begins. Left out: the outcome of the rollout,
-which the driver writes, so that a node that was given up for lost changes nothing when it comes back.
+A worker process makes one attempt at a time and owns its sandboxes. When a worker was killed, the next worker process
+of that node removes its sandboxes before it begins. The driver writes the rollout's outcome, not the node, so a node
+that was given up and comes back changes nothing.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ WAKE_SECONDS = 0.2
 def attempt_here(
     station: NodeSetup, packed: bytes, rollout: OpenRollout, agent: Agent, parcel: bytes | None
 ) -> NodeReport:
-    """One attempt at a rollout. Cancelled by Ray, it ends its agent and closes the attempt before it returns."""
-    import ray  # not where the harness drives no cluster
+    """Make one attempt. When Ray cancels it, the agent is ended and the attempt closed before this returns."""
+    import ray  # an optional dependency
 
     node = ray.get_runtime_context().get_node_id()
     outcome = error = None
@@ -37,10 +37,10 @@ def attempt_here(
     logs = place / "logs"
     logs.mkdir()
     try:
-        mine = {"logs": logs, "sandboxes": station.make_sandboxes()}
+        local = {"logs": logs, "sandboxes": station.make_sandboxes()}
         task = msgspec.convert(_with_copies(rollout.task, parcel, place), Task)
         job = RolloutJob(rollout, task, agent)
-        outcome = _runner().run(_attempt(unpack(packed, _opened(station) | mine), job))
+        outcome = _runner().run(_attempt(unpack(packed, _opened(station) | local), job))
     except (UserError, PoolError) as raised:
         error = raised
     finally:
@@ -50,18 +50,18 @@ def attempt_here(
 
 
 def _with_copies(task: dict[str, Any], parcel: bytes | None, place: Path) -> dict[str, Any]:
-    """The task with the directories that came along in place of those of the driver's machine."""
+    """The task, naming the unpacked directories instead of those of the driver's machine."""
     if parcel is None:
         return task
     unpacked(parcel, place)
-    there: dict[str, Any] = moved(task, lambda source: str(place / source.lstrip("/")))
-    return there
+    local_task: dict[str, Any] = moved(task, lambda source: str(place / source.lstrip("/")))
+    return local_task
 
 
 def clean_up() -> int:
-    """Remove what dead owners left on this node and its engine, and say how much that was."""
-    seen = remove_leftovers()
-    return len(seen.sandboxes) + len(seen.resources)
+    """Remove what dead processes left on this node and its Docker daemon. Returns how many things that were."""
+    removed = remove_leftovers()
+    return len(removed.sandboxes) + len(removed.resources)
 
 
 async def _attempt(context: RunContext, job: RolloutJob) -> Outcome:
@@ -70,11 +70,11 @@ async def _attempt(context: RunContext, job: RolloutJob) -> Outcome:
         return await make_attempt(context, job)
     finally:
         waking.cancel()
-        await context.sandboxes.close()  # this process may never be asked again
+        await context.sandboxes.close()  # this process may get no further attempt
 
 
 async def _wake_up() -> None:
-    """Ray cancels with a flag that the interpreter sees between two instructions: not while the loop sleeps."""
+    """Wake the event loop now and then: Ray cancels by a flag that a sleeping interpreter does not see."""
     while True:
         await asyncio.sleep(WAKE_SECONDS)
 

@@ -23,12 +23,12 @@ MakeSandboxes = Callable[[], Sandboxes]
 
 @dataclass(frozen=True, kw_only=True)
 class NodeReport:
-    """What came of an attempt on a node."""
+    """The result of an attempt on a node."""
 
     node: str
     outcome: Outcome | None = None
     error: UserError | PoolError | None = None
-    """What no other node could do better: it ends the run, as it does without a cluster."""
+    """An error that ends the run, as it does without a cluster: another node would fail in the same way."""
     logs: dict[str, bytes]
 
 
@@ -38,7 +38,7 @@ class _Packer(pickle.Pickler):
         self._context = context
 
     def persistent_id(self, thing: Any) -> str | None:
-        mine = self._context
+        mine = self._context  # pickled by name: what belongs to this process
         left_behind = {"pool": mine.pool, "sandboxes": mine.sandboxes, "logs": mine.logs, "slots": mine.slots}
         return next((name for name, part in left_behind.items() if part is thing), None)
 
@@ -53,7 +53,7 @@ class _Unpacker(pickle.Unpickler):
 
 
 def pack(context: RunContext) -> bytes:
-    """All but what belongs to this process."""
+    """Pickle a context without what belongs to this process."""
     file = io.BytesIO()
     _Packer(file, context).dump(replace(context, remote_attempt=None))
     return file.getvalue()
@@ -61,14 +61,14 @@ def pack(context: RunContext) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSetup:
-    """What a process of a node needs once, whatever it works at. Hashable: the process keeps what it makes of it."""
+    """What a worker process needs once for all attempts of a run. Hashable, as the key of the process's cache."""
 
     pool: str
-    """URL, with the password."""
+    """URL of the pool, with the password."""
     make_sandboxes: MakeSandboxes
 
     def opened(self) -> dict[str, Any]:
-        """What stands for the fields left behind, but for what each attempt has of its own (sandboxes, logs).
+        """Make the fields that were left behind, except those of each attempt (sandboxes, logs).
 
         PoolError when the pool cannot be reached from here.
         """

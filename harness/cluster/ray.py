@@ -1,12 +1,12 @@
-"""`--executor ray`: the harness drives, the nodes of a Ray cluster work.
+"""`--executor ray`: runs attempts on the nodes of a Ray cluster, driven by this process.
 
-One attempt is one Ray task, so Ray places it by the node's free CPUs and memory. The harness keeps everything that must
-be one: admission, the order of tasks, retries, outcomes. A node that dies takes its attempts with it: they are closed
-as interrupted, their keys with them, and run again elsewhere under new ones. An attempt that failed on a node is
-retried on another one, where there is one. Harness, proxy and sandboxes come to the nodes with the run; what they are
-built on (`pip install 'blackforge[ray,postgres]'`), and an agent that runs in a process sandbox, must be there.
+One attempt is one Ray task, so Ray places it by the node's free CPUs and memory. This process alone decides on
+admission, the order of tasks, retries and outcomes. The attempts of a node that dies are closed as interrupted, which
+revokes their keys, and run again on other nodes under new keys. An attempt that failed on a node is retried on another
+one, if there is one. The run brings the packages harness, proxy and sandboxes to the nodes. Their dependencies
+(`pip install 'blackforge[ray,postgres]'`), and an agent for process sandboxes, must be installed there.
 
-Left out: autoscaling, Ray's dashboard, and Ray's own retries, which would run an attempt again under a key that is out.
+Left out: autoscaling, Ray's dashboard, and Ray's own retries, which would reuse a key that is revoked.
 """
 
 import asyncio
@@ -36,14 +36,14 @@ CANCEL_SECONDS = 30
 SETTLE_SECONDS = 120
 LOOK_SECONDS = 10
 PARCELS = 16
-"""Tasks whose directories stay in the cluster's object store for their further attempts."""
+"""Number of tasks whose directories stay in the cluster's object store for further attempts."""
 TRAVELLING = ("harness", "proxy", "sandboxes")
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RayOptions:
-    """How a run uses a cluster."""
+    """The settings of a run on a cluster."""
 
     address: str = "auto"
     """HOST:PORT of the head node; auto: RAY_ADDRESS, or the cluster that this machine is a node of."""
@@ -74,13 +74,13 @@ def _connected(options: RayOptions) -> Any:
     if find_spec("ray") is None:
         raise UserError("--executor ray needs Ray; pip install 'blackforge[ray]'")
     os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
-    import ray  # takes a second, and only here
+    import ray  # importing it takes a second, so only runs on a cluster do
 
     address = os.environ.get("RAY_ADDRESS", "auto") if options.address == "auto" else options.address
     if address != "auto":
         _reachable(address)
     modules = [
-        path for name in TRAVELLING if (found := find_spec(name)) for path in found.submodule_search_locations or ()
+        path for name in TRAVELLING if (spec := find_spec(name)) for path in spec.submodule_search_locations or ()
     ]
     try:
         ray.init(
@@ -99,7 +99,7 @@ def _connected(options: RayOptions) -> Any:
 
 
 def _reachable(address: str) -> None:
-    """Ray itself waits for minutes."""
+    """Check that the head node answers, since Ray itself would wait for minutes. UserError when it does not."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise UserError(f"--ray-address is HOST:PORT of the cluster's head node, or auto, not: {address}")
@@ -113,7 +113,7 @@ def _reachable(address: str) -> None:
 
 
 class Cluster:
-    """The nodes, and which of them a rollout has failed on."""
+    """The nodes of a Ray cluster, and on which of them each rollout has failed."""
 
     def __init__(self, ray: Any, options: RayOptions, station: NodeSetup):
         self._ray, self._options = ray, options
@@ -124,7 +124,7 @@ class Cluster:
         self._parcels: OrderedDict[tuple[str, ...], Any] = OrderedDict()
 
     def check(self, url: str) -> None:
-        """UserError when some node could not reach the proxy."""
+        """Check that every node can reach the proxy. UserError when one cannot."""
         host = urlsplit(url).hostname or ""
         here = self._ray.util.get_node_ip_address()
         far = sorted({node["NodeManagerAddress"] for node in self._nodes()} - {here, "127.0.0.1"})
@@ -135,11 +135,11 @@ class Cluster:
             )
 
     def clean_up(self) -> None:
-        """Have every node remove what dead owners left there."""
+        """Make every node remove what dead processes left there."""
         self._ray.wait(pending := self._cleaning(), num_returns=len(pending), timeout=SETTLE_SECONDS)
 
     async def attempt(self, context: RunContext, job: RolloutJob) -> Outcome:
-        """One attempt on some node, not one that this rollout has failed on if there is another."""
+        """Make one attempt on a node, if possible on one where this rollout has not failed."""
         rollout = job.rollout
         wants = {"CPU": self._options.cpus, "memory": float((job.task.limits.memory_mb or 0) << 20)}
         avoided = self._avoided(rollout, wants)
@@ -164,7 +164,7 @@ class Cluster:
         return self._reported(context, rollout, report)
 
     async def _parcel(self, rollout: OpenRollout) -> Any:
-        """The task's directories in the object store; None when it names none. Those of the last tasks are kept."""
+        """Put the task's directories into the object store, once for the latest PARCELS tasks. None without any."""
         directories = directories_of(rollout.task)
         if not directories:
             return None
@@ -188,18 +188,18 @@ class Cluster:
         return report.outcome
 
     async def _end_of(self, running: Any, wants: dict[str, float], avoided: set[str]) -> NodeReport:
-        """The report, as long as there is a node that the attempt runs on or could run on."""
+        """Wait for the report. _Stranded or UserError when no node is left that the attempt could run on."""
         ending = asyncio.wrap_future(running.future())
         while not (await asyncio.wait([ending], timeout=LOOK_SECONDS))[0]:
             able = set(self._able(wants))
-            if not able - avoided:  # Ray itself would wait for another node for ever
+            if not able - avoided:  # Ray would wait for another node for ever
                 self._ray.cancel(running, force=True)
                 raise _Stranded("no other node is left") if able else self._nowhere(wants)
         report: NodeReport = ending.result()
         return report
 
     def _able(self, wants: dict[str, float]) -> list[str]:
-        """The nodes that are large enough."""
+        """The ids of the nodes that are large enough for an attempt."""
         return [node["NodeID"] for node in self._nodes() if _fits(wants, node["Resources"])]
 
     def _nowhere(self, wants: dict[str, float]) -> UserError:
@@ -209,7 +209,7 @@ class Cluster:
         )
 
     def _avoided(self, rollout: OpenRollout, wants: dict[str, float]) -> set[str]:
-        """Nodes that the rollout has failed on, as long as there are others; UserError when no node would do."""
+        """The nodes on which the rollout has failed, if there are others. UserError when no node is large enough."""
         able = set(self._able(wants))
         if not able:
             raise self._nowhere(wants)
@@ -226,8 +226,8 @@ class Cluster:
     async def _cancel(
         self, running: Any, context: RunContext, rollout: OpenRollout, cancellation: Cancellation
     ) -> None:
-        """Let the node end its agent and close its attempt; kill the worker when it takes too long."""
-        if cancellation.reason is not None:  # which the node does not know
+        """Let the node end its agent and close its attempt. Kill the worker if that takes more than CANCEL_SECONDS."""
+        if cancellation.reason is not None:  # the node does not know this reason, so it is written here
             detail = "the attempt was called off while it ran"
             await context.pool(close_lost, rollout.rollout_id, Ending(failure=cancellation.reason, detail=detail))
         self._ray.cancel(running)
@@ -241,8 +241,8 @@ class Cluster:
         await context.pool(close_lost, rollout.rollout_id, Ending(failure="interrupted", detail=detail))
 
     async def _lost(self, context: RunContext, rollout: OpenRollout, why: str) -> Outcome:
-        """The node or its worker is gone: nobody else closes the attempt."""
-        self._cleaning()  # the worker may have died alone
+        """Close the attempt of a node or worker that is gone, since nobody else does."""
+        self._cleaning()  # if only the worker died, its node must remove its sandboxes
         ending = Ending(failure="interrupted", detail=f"its Ray node was lost: {why}")
         lost = await context.pool(close_lost, rollout.rollout_id, ending)
         return Outcome(attempt_id=max(lost, default=None), reward=None, failure=ending.failure, detail=ending.detail)
@@ -256,11 +256,11 @@ class Cluster:
 
 
 class _Stranded(Exception):
-    """The attempt waits for nodes that are all gone."""
+    """All nodes that the attempt could run on are gone."""
 
 
 def _placement(wants: dict[str, float], avoided: set[str]) -> dict[str, Any]:
-    """What the attempt takes of a node, and which nodes it may not go to."""
+    """Ray's options for the resources of an attempt and the nodes that it must avoid."""
     selector = {"ray.io/node-id": f"!in({','.join(sorted(avoided))})"} if avoided else {}
     return {"num_cpus": wants["CPU"], "memory": wants["memory"], "label_selector": selector}
 

@@ -1,7 +1,7 @@
-"""Directories that a task names, brought to another machine: packed once here, unpacked there for each attempt.
+"""Brings the directories that a task names to another machine: packs them once, unpacks them for each attempt.
 
-There they lie below a directory that is named like a sandbox of its process, so that they are removed as one when the
-process is killed. The task that works there names the copies. Left out: owners and times of files.
+They are unpacked below a directory that is named like a sandbox of the process, so that it is removed as one if the
+process is killed. The task there names the copies. Left out: owners and times of files.
 """
 
 import io
@@ -14,36 +14,36 @@ from sandboxes.local.process import default_root, make_sandbox_directory
 
 
 def moved(task: Any, to: Callable[[str], str]) -> Any:
-    """A task as builtins, with each directory of this machine that it names replaced."""
+    """Replace each directory of this machine that a task (as builtins) names."""
     if isinstance(task, list):
         return [moved(one, to) for one in task]
     if not isinstance(task, dict):
         return task
-    made = {}
+    replaced = {}
     for name, value in task.items():
         if name == "directories" and isinstance(value, dict):
-            made[name] = {path: to(source) for path, source in value.items()}
+            replaced[name] = {path: to(source) for path, source in value.items()}
         elif name == "image" and isinstance(value, dict) and value.get("directory"):
-            made[name] = value | {"directory": to(value["directory"])}
+            replaced[name] = value | {"directory": to(value["directory"])}
         else:
-            made[name] = value if name == "metadata" else moved(value, to)  # metadata is the user's own
-    return made
+            replaced[name] = value if name == "metadata" else moved(value, to)  # metadata is the user's own
+    return replaced
 
 
 def directories_of(task: Any) -> list[str]:
-    """The directories of this machine that a task names, absolute."""
-    found: set[str] = set()
+    """List the directories of this machine that a task names, as absolute paths."""
+    directories: set[str] = set()
 
-    def seen(source: str) -> str:
-        found.add(source)
+    def collect(source: str) -> str:
+        directories.add(source)
         return source
 
-    moved(task, seen)
-    return sorted(found)
+    moved(task, collect)
+    return sorted(directories)
 
 
 def packed(directories: list[str]) -> bytes:
-    """All of them in one archive."""
+    """Pack directories into one archive."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as archive:
         for directory in directories:
@@ -52,13 +52,13 @@ def packed(directories: list[str]) -> bytes:
 
 
 def unpacked(parcel: bytes, place: Path) -> None:
-    """Lay out the archive's content: every path is that of before, below this place."""
+    """Unpack an archive below `place`, each path as it was."""
     with tarfile.open(fileobj=io.BytesIO(parcel)) as archive:
         archive.extractall(place, filter="fully_trusted")  # packed by us
 
 
 def own_place() -> Path:
-    """A new directory that is removed as a sandbox of this process when the process is dead."""
+    """Make a directory that gc removes like a sandbox when this process is dead."""
     return make_sandbox_directory(default_root())
 
 

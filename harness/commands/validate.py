@@ -84,10 +84,10 @@ def _validate(given: argparse.Namespace) -> int:
     sandboxes = SandboxMaker(backend=Backend(kind=choice.kind, image=given.image))()
     with directory.locked():
         remove_leftovers()  # sandboxes that a killed command left running
-        book = ValidationResults(directory.path)
-        findings = asyncio.run(_interruptible(sandboxes, plan, book))
-        book.close(plan.tasks, findings, loaded.refused)
-    _show(findings, loaded.refused, book)
+        results = ValidationResults(directory.path)
+        findings = asyncio.run(_interruptible(sandboxes, plan, results))
+        results.close(plan.tasks, findings, loaded.refused)
+    _show(findings, loaded.refused, results)
     return 0
 
 
@@ -95,9 +95,9 @@ def _judge_of(given: argparse.Namespace) -> Judge | None:
     return judge_at(given.judge, given.judge_model, given.judge_key_file, given.judge_pause)
 
 
-async def _interruptible(sandboxes: Sandboxes, plan: ValidationPlan, book: ValidationResults) -> list[Finding]:
+async def _interruptible(sandboxes: Sandboxes, plan: ValidationPlan, results: ValidationResults) -> list[Finding]:
     """Run the trials. The first SIGTERM or Ctrl-C ends them cleanly; further ones are ignored."""
-    work = asyncio.create_task(prove(sandboxes, plan, book))
+    work = asyncio.create_task(prove(sandboxes, plan, results))
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, lambda: work.cancelling() or work.cancel())
     try:
@@ -106,7 +106,7 @@ async def _interruptible(sandboxes: Sandboxes, plan: ValidationPlan, book: Valid
         await sandboxes.close()
 
 
-def _show(findings: Sequence[Finding], refused: Sequence[str], book: ValidationResults) -> None:
+def _show(findings: Sequence[Finding], refused: Sequence[str], results: ValidationResults) -> None:
     console = make_console()
     for reason in refused:
         console.print(f"left out: {reason}", highlight=False, markup=False)
@@ -115,4 +115,4 @@ def _show(findings: Sequence[Finding], refused: Sequence[str], book: ValidationR
         if finding.verdict != "accepted":
             console.print(f"{finding.id}: {finding.verdict}: {finding.cause}", highlight=False, markup=False)
     console.print(", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]))
-    console.print(f"accepted tasks: {book.accepted}; report: {book.summary}", highlight=False)
+    console.print(f"accepted tasks: {results.accepted}; report: {results.summary}", highlight=False)

@@ -1,7 +1,6 @@
-"""Whether an agent still lives: it prints something, or its model calls come to an end.
+"""Ends an agent that hangs: one that prints nothing and completes no model call for too long.
 
-One that does neither for too long is ended as hung. Left out: what it does without a sound, so the patience must be
-longer than the longest model call and the longest silent tool.
+Silent work cannot be seen, so the patience must be longer than the longest model call and the longest silent tool.
 """
 
 import asyncio
@@ -17,19 +16,19 @@ from sandboxes.base import Limits, Result, Sandbox
 
 @dataclass
 class HangWatch:
-    """One attempt under watch."""
+    """The signs of life of one attempt."""
 
     pool: AsyncPool
     attempt_id: int
     patience: float
-    """Seconds without any sign of life."""
+    """Seconds without a sign of life after which the agent counts as hung."""
     _heard: float = 0
 
     def hear(self, _output: bytes = b"") -> None:
         self._heard = time.time()
 
     async def silence(self) -> float:
-        """Seconds since the last sign of life. The pool is asked only when the agent has been silent too long."""
+        """Seconds since the last sign of life. Only an agent that has been silent too long is looked up in the pool."""
         if time.time() - self._heard >= self.patience:
             self._heard = max(self._heard, await self.pool(last_event, self.attempt_id) or 0)
         return time.time() - self._heard
@@ -38,7 +37,7 @@ class HangWatch:
 async def run_watched(
     sandbox: Sandbox, command: str, limits: Limits, env: Mapping[str, str], watched: HangWatch
 ) -> Result:
-    """Run a command to its end. AttemptFailed("hung") when it showed no sign of life for too long."""
+    """Run a command to its end. AttemptFailed("hung") when it shows no sign of life for too long."""
     watched.hear()
     running = asyncio.ensure_future(sandbox.run(command, limits, env, on_output=watched.hear))
     try:

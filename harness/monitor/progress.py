@@ -1,4 +1,4 @@
-"""What a run shows: one live line on a terminal, a plain line now and then elsewhere, and closing tables."""
+"""Shows a run's progress: a live line on a terminal, elsewhere a plain line every PLAIN_SECONDS, and closing tables."""
 
 import time
 from collections import Counter, defaultdict
@@ -19,13 +19,13 @@ CALLED_OFF = ("redundant", "filtered")
 
 
 def make_console() -> Console:
-    """The terminal; wide lines where there is none, so that nothing is cut in a log."""
+    """A console for the terminal. Without one its lines are wide, so that nothing is cut in a log."""
     console = Console()
     return console if console.is_terminal else Console(width=160)
 
 
 class Rate:
-    """Calls and tokens per second, over the time since the last look."""
+    """Calls and tokens per second since the last `take`."""
 
     def __init__(self) -> None:
         self._at: float | None = None
@@ -41,7 +41,7 @@ class Rate:
 
 
 class Board:
-    """Counts outcomes as they come. `rows`: the run so far, when it is resumed."""
+    """Counts outcomes as they come and shows them. `rows`: the rollouts so far, when a run is resumed."""
 
     def __init__(self, console: Console, expected: int | None, rows: Sequence[RolloutRow] = ()):
         self._console = console
@@ -62,11 +62,11 @@ class Board:
                 self.add(row)
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def alarm(self, text: str) -> None:
-        """A line that stays, unless it says what the last one said."""
+        """Print a warning, unless it repeats the last one."""
         if text != self._alarm:
             self._alarm = text
             self.say(f"warning: {text}")
@@ -81,7 +81,7 @@ class Board:
 
     @contextmanager
     def live(self) -> Iterator[None]:
-        """Show the line while the block runs."""
+        """Show the live line while the block runs."""
         if not self._console.is_terminal:
             yield
             return
@@ -97,7 +97,7 @@ class Board:
             self.say(self.line())
 
     def line(self) -> str:
-        """How far the run has come."""
+        """One line: how far the run is."""
         of = "" if self._expected is None else f"/{self._expected}"
         parts = [f"{self._done}{of} rollouts", f"{self.running} running"]
         queued = 0 if self._expected is None else self._expected - self._done - self.running
@@ -115,7 +115,7 @@ class Board:
 
 
 def closing_table(rows: Sequence[RolloutRow]) -> Table:
-    """Rollouts per task and agent; over many tasks, one row per agent."""
+    """A table of rollouts per task and agent; with more than MAX_ROWS tasks, one row per agent."""
     many = len({row.task for row in rows}) > MAX_ROWS
     kinds: dict[tuple[str, str], list[RolloutRow]] = defaultdict(list)
     for row in rows:
@@ -130,8 +130,8 @@ def closing_table(rows: Sequence[RolloutRow]) -> Table:
     for name in ("rollouts", "verdicts", "reward", "calls", "tokens", "s each"):
         table.add_column(name, justify="right")
     table.add_column("remarks")
-    for (task, agent), found in kinds.items():
-        table.add_row(task, agent, *_cells(found))
+    for (task, agent), group in kinds.items():
+        table.add_row(task, agent, *_cells(group))
     return table
 
 
@@ -151,9 +151,9 @@ def _cells(rows: Sequence[RolloutRow]) -> list[str]:
 
 
 def length_bias(rows: Sequence[RolloutRow]) -> str | None:
-    """What redundant attempts did to the lengths of what is kept; None where there were none.
+    """Compare the lengths of kept and of cancelled redundant rollouts; None without redundant ones.
 
-    Those that were called off are counted as far as they had come, so they would have been longer still.
+    Cancelled rollouts count with the length that they had reached, so they would have been longer still.
     """
     started = [row for row in rows if row.finished and row.attempts]
     off = [row for row in started if row.failure == "redundant"]

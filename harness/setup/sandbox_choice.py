@@ -1,7 +1,7 @@
-"""Which kind of sandbox a run has: Docker where an engine answers, else bubblewrap where it works, else processes.
+"""Chooses a run's kind of sandbox: Docker if a daemon answers, else bubblewrap if it works, else plain processes.
 
-The choice is made before anything starts, said in the run's first lines, and kept: a run is resumed with the same kind.
-Several engines are harness/setup/placement.py's matter.
+The choice is made before anything starts and printed in the run's first lines. A resumed run keeps it. Several Docker
+daemons are handled in harness/setup/placement.py.
 """
 
 import asyncio
@@ -35,12 +35,12 @@ Kind = Literal["docker", "bubblewrap", "process"]
 
 @dataclass(frozen=True)
 class SandboxChoice:
-    """A kind of sandbox, and what it is worth."""
+    """A kind of sandbox, and what it protects against."""
 
     kind: Kind
     promise: str
     passed_over: str = ""
-    """Why no better kind was taken."""
+    """Why no better kind was chosen."""
 
     def __str__(self) -> str:
         why = f" ({self.passed_over})" if self.passed_over else ""
@@ -49,17 +49,17 @@ class SandboxChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
-    """What is needed to start sandboxes, here or on another node."""
+    """Everything needed to start sandboxes, in this process or on another node."""
 
     kind: Kind
     url: str = ""
-    """The proxy's, for sandboxes that are separated only. Without any of the three no sandbox reaches a model."""
+    """URL of the proxy, for process sandboxes. Without `url`, `socket` and `address` no sandbox reaches a model."""
     socket: Path | None = None
-    """The proxy's listener for sandboxes on this machine."""
+    """Unix socket of the proxy for sandboxes on this machine."""
     address: str = ""
-    """The one for relays, as the proxy names it."""
+    """HOST:PORT of the proxy for relay containers."""
     relay: bool = False
-    """Reach the proxy through a relay, also where the socket would do."""
+    """Reach the proxy through a relay even where the socket would do."""
     bundles: Way = "volume"
     """How agents get into containers."""
     image: str = IMAGE
@@ -67,7 +67,7 @@ class Backend:
     run: str = ""
 
     async def open(self, engine: str = "") -> Sandboxes:
-        """The back end; SandboxError when it cannot be had. Docker's at this address, or at DOCKER_HOST."""
+        """Open the back end. SandboxError when it cannot be used. `engine`: address of a Docker daemon."""
         if self.kind == "process":
             return ProcessSandboxes(model_url=self.url, bundles=agents_directory())
         if self.kind == "bubblewrap":
@@ -77,12 +77,12 @@ class Backend:
 
 @contextmanager
 def listening(choice: SandboxChoice, settings: Settings) -> Iterator[dict[str, str]]:
-    """The listeners for sandboxes that a proxy of our own is to have, by their keys in its configuration."""
+    """Give the listeners for sandboxes that a started proxy needs, as keys of its configuration."""
     if choice.kind == "process":
         yield {}
         return
     try:
-        directory = make_sandbox_directory(default_root())  # found by gc
+        directory = make_sandbox_directory(default_root())  # a name that gc recognises after kill -9
     except SandboxError as error:
         raise UserError(str(error)) from error
     engines = [parse_host(text).address for text in settings.docker] or usual_daemons()
@@ -96,10 +96,10 @@ def listening(choice: SandboxChoice, settings: Settings) -> Iterator[dict[str, s
 
 
 def backend_for(choice: SandboxChoice, settings: Settings, proxy: RunningProxy, run: str) -> Backend:
-    """What the choice needs of this proxy; UserError when the proxy does not have it."""
+    """Combine a choice with a proxy. UserError when the proxy has no listener that such sandboxes can reach."""
     socket, address = Path(proxy.sandboxes.get("socket", "")), proxy.sandboxes.get("address", "")
-    found = socket if socket.is_socket() else None
-    if choice.kind == "bubblewrap" and found is None or choice.kind == "docker" and not (found or address):
+    existing = socket if socket.is_socket() else None
+    if choice.kind == "bubblewrap" and existing is None or choice.kind == "docker" and not (existing or address):
         raise UserError(
             f"the proxy {proxy.url} has no listener that {choice.kind} sandboxes reach from here; start it with "
             "--sandbox-socket PATH (on another machine --sandbox-address HOST:PORT), or give --sandbox process"
@@ -107,7 +107,7 @@ def backend_for(choice: SandboxChoice, settings: Settings, proxy: RunningProxy, 
     return Backend(
         kind=choice.kind,
         url=proxy.url,
-        socket=found,
+        socket=existing,
         address=address,
         relay=settings.relay,
         bundles=settings.bundles,
@@ -118,7 +118,7 @@ def backend_for(choice: SandboxChoice, settings: Settings, proxy: RunningProxy, 
 
 
 class _Docker(DockerSandboxes):
-    """With the run's uploads and its relay, which go when the last sandbox has gone."""
+    """Docker sandboxes that also close the run's uploads and its relay."""
 
     bundles: Bundles
     channel: Channel
@@ -147,15 +147,15 @@ async def _docker(backend: Backend, address: str) -> Sandboxes:
     )
     ways = [channel] if near or backend.address else []
     options = Options(address=address, image=backend.image, run=backend.run, suppliers=[*ways, bundles])
-    made = _Docker(engine, options)
-    made.bundles, made.channel = bundles, channel
-    return made
+    sandboxes = _Docker(engine, options)
+    sandboxes.bundles, sandboxes.channel = bundles, channel
+    return sandboxes
 
 
 def choose(asked: str, tasks: Sequence[Task], engines: Sequence[str] = ()) -> SandboxChoice:
-    """The kind that was asked for, or the best there is; UserError when there is none for these tasks.
+    """Choose the kind that was asked for, or with `auto` the best that works. UserError when no kind fits the tasks.
 
-    `engines`: Docker's addresses, of which one must answer; none: the usual one.
+    `engines`: addresses of Docker daemons, of which one must answer. Empty: the usual one.
     """
     reasons: list[str] = []
     for kind in ("docker", "bubblewrap", "process") if asked == "auto" else (asked,):
@@ -169,11 +169,11 @@ def choose(asked: str, tasks: Sequence[Task], engines: Sequence[str] = ()) -> Sa
             cause = f"; {reasons[0]}" if reasons else ""
             raise UserError(f"{unfit}, which {choice.kind} sandboxes do not have; use Docker (--sandbox docker){cause}")
         return replace(choice, passed_over="; ".join(filter(None, (*reasons, choice.passed_over))))
-    raise UserError(f"there are no {asked} sandboxes here ({reasons[0]}); choose another with --sandbox, or auto")
+    raise UserError(f"{asked} sandboxes do not work here ({reasons[0]}); choose another kind with --sandbox, or auto")
 
 
 def _kind(kind: str, engines: Sequence[str]) -> SandboxChoice:
-    """SandboxError when there is none of this kind here."""
+    """Check that this kind works. SandboxError when it does not."""
     if kind == "docker":
         return asyncio.run(_docker_choice(engines or [""]))
     if kind == "bubblewrap":
@@ -184,7 +184,7 @@ def _kind(kind: str, engines: Sequence[str]) -> SandboxChoice:
 
 
 async def _docker_choice(engines: Sequence[str]) -> SandboxChoice:
-    """What the sandboxes of the first engine that answers are worth; EngineError when none does."""
+    """Choose Docker if one daemon answers. DaemonError when none does."""
     if read_manifest(agents_directory() / RUNTIME_NAME) is None:
         raise DaemonError("agents' runtime for containers is not installed; run: harness agents install runtime")
     hosts = Hosts([HostOptions(address=address) for address in engines], _plain)
@@ -200,7 +200,7 @@ async def _plain(address: str) -> Sandboxes:
 
 
 def _unfit(task: Task, kind: Kind) -> str:
-    """What a task wants that only Docker has."""
+    """Say what a task needs that only Docker offers; empty when it needs nothing."""
     if kind == "docker":
         return ""
     if task.image is not None:

@@ -1,7 +1,7 @@
-"""What a run needs besides agents: a proxy with its engine and pool. Connects to a running one, or brings one up.
+"""Connects a run to a proxy with its engine and pool, or starts them as child processes that die with this one.
 
-What is brought up are child processes that die with this one. Without a model directory, a tiny model with random
-weights is made in the run directory: its words are noise, but everything else is real.
+Without a model directory, a tiny model with random weights is made in the run directory. Its words are noise, but
+everything else is real.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class _EngineHealth(msgspec.Struct):
 
 
 class ProxyHealth(msgspec.Struct, kw_only=True):
-    """What the proxy's /health says."""
+    """The fields of the proxy's /health that a run needs."""
 
     model: str
     engine: _EngineHealth
@@ -49,23 +49,23 @@ class ProxyHealth(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class ProxyOptions:
-    """What a run asks for."""
+    """Which proxy a run uses, and how to start one."""
 
     proxy: str | None = None
-    """URL of a running proxy; None brings one up."""
+    """URL of a running proxy. None: start one."""
     pool: str | None = None
     model: Path | None = None
     admin_key_file: Path | None = None
-    """The key that a running proxy wants before it tells its model and pool. A file, since arguments show in `ps`."""
+    """File with the key that a running proxy needs to show its model and pool. A file, as `ps` shows arguments."""
     script: str | None = None
     """FILE.py:NAME of a scripted engine in place of the real one."""
     for_sandboxes: Mapping[str, str] = field(default_factory=dict)
-    """Listeners for sandboxes (proxy/config.py) that a proxy is brought up with."""
+    """Listeners for sandboxes of a proxy that is started (keys of proxy/config.py)."""
 
 
 @dataclass(frozen=True)
 class RunningProxy:
-    """A proxy that answers."""
+    """A proxy that has answered."""
 
     url: str
     pool: str
@@ -76,7 +76,7 @@ class RunningProxy:
     """Its listeners for sandboxes: a `socket` on its machine, an `address` for relays."""
 
     async def trouble(self) -> AttemptFailed | None:
-        """What is wrong with the proxy or its engine, if anything is."""
+        """Ask the proxy whether it and its engine work. Returns the failure, or None."""
         try:
             health = await asyncio.to_thread(ask_health, self.url, self.admin_key)
         except OSError as error:
@@ -87,7 +87,7 @@ class RunningProxy:
 
 
 def ask_health(url: str, admin_key: str | None = None, timeout: float = 20) -> ProxyHealth:
-    """The health of the proxy at a URL; OSError when it does not answer, UserError when it is no proxy of ours."""
+    """Ask a proxy for its health. OSError when it does not answer, UserError when the answer is not `proxy serve`'s."""
     request = urllib.request.Request(
         f"{url}/health", headers={"Authorization": f"Bearer {admin_key}"} if admin_key else {}
     )
@@ -103,7 +103,7 @@ def ask_health(url: str, admin_key: str | None = None, timeout: float = 20) -> P
 
 
 def connect(url: str, pool: str | None, admin_key: str | None = None) -> RunningProxy:
-    """The running proxy at a URL; UserError when it does not answer or does not say where its pool is."""
+    """Connect to the running proxy at a URL. UserError when it does not answer or does not name its pool."""
     url = url.rstrip("/").removesuffix("/v1")
     try:
         health = ask_health(url, admin_key)
@@ -129,14 +129,14 @@ def _admin_key(file: Path | None) -> str | None:
 
 
 @contextmanager
-def service(wanted: ProxyOptions, directory: RunDir) -> Iterator[RunningProxy]:
-    """The proxy that this run uses, for as long as the block lasts."""
-    if wanted.proxy is not None:
-        yield connect(wanted.proxy, wanted.pool, _admin_key(wanted.admin_key_file))
+def service(options: ProxyOptions, directory: RunDir) -> Iterator[RunningProxy]:
+    """Give the proxy that a run uses. One that was started here is stopped at the end of the block."""
+    if options.proxy is not None:
+        yield connect(options.proxy, options.pool, _admin_key(options.admin_key_file))
         return
     children: list[subprocess.Popen[bytes]] = []
     try:
-        yield _bring_up(wanted, directory, children)
+        yield _start_all(options, directory, children)
     finally:
         for child in reversed(children):
             _stop(child)
@@ -146,46 +146,46 @@ def service(wanted: ProxyOptions, directory: RunDir) -> Iterator[RunningProxy]:
 def replaying(
     config: Path, attempt_id: int, pool: str, directory: Path, *, ignored: Sequence[str], listeners: Mapping[str, str]
 ) -> Iterator[RunningProxy]:
-    """A proxy that plays a recorded attempt, for as long as the block lasts.
+    """Start a proxy that answers with a recorded attempt's completions; it is stopped at the end of the block.
 
-    `config`: of the proxy that recorded it. `directory` gets the pool that it records in (pool.db), and how requests
-    differed (differences.jsonl).
+    `config`: configuration of the proxy that recorded the attempt. The new pool (pool.db) and the differences between
+    requests (differences.jsonl) go to `directory`.
     """
     children: list[subprocess.Popen[bytes]] = []
-    words = ["--pool", pool, "--record", str(directory / "pool.db"), "--port", "0"]
-    words += [f"--{key.replace('_', '-')}={value}" for key, value in listeners.items()]
-    words += ["--report", str(directory / "differences.jsonl"), *(f"--ignore={pattern}" for pattern in ignored)]
+    arguments = ["--pool", pool, "--record", str(directory / "pool.db"), "--port", "0"]
+    arguments += [f"--{key.replace('_', '-')}={value}" for key, value in listeners.items()]
+    arguments += ["--report", str(directory / "differences.jsonl"), *(f"--ignore={pattern}" for pattern in ignored)]
     try:
-        url = _start(["replay", str(config), str(attempt_id), *words], directory / "proxy.log", children)
+        url = _start(["replay", str(config), str(attempt_id), *arguments], directory / "proxy.log", children)
         yield connect(url, str(directory / "pool.db"))
     finally:
         for child in children:
             _stop(child)
 
 
-def _bring_up(wanted: ProxyOptions, directory: RunDir, children: list[subprocess.Popen[bytes]]) -> RunningProxy:
-    """Model, engine, gateway: each when the one before it is ready."""
-    model = wanted.model or directory.path / "model"
-    if wanted.model is None and not (model / "config.json").exists():
+def _start_all(options: ProxyOptions, directory: RunDir, children: list[subprocess.Popen[bytes]]) -> RunningProxy:
+    """Make the model, then start the engine and the proxy, each when the one before it is ready."""
+    model = options.model or directory.path / "model"
+    if options.model is None and not (model / "config.json").exists():
         _tiny_model(model, directory.logs / "model.log")
     config = directory.path / "proxy.toml"
     config.touch()
     config.chmod(0o600)  # a database URL may hold a password
-    config.write_text(_config(wanted, directory, model))
-    script = ["--scripted", wanted.script] if wanted.script else ["--log", str(directory.logs / "sglang.log")]
+    config.write_text(_config(options, directory, model))
+    script = ["--scripted", options.script] if options.script else ["--log", str(directory.logs / "sglang.log")]
     engine = _start(["engine", str(config), *script], directory.logs / "engine.log", children)
-    gateway = _start(["serve", str(config), "--engine", engine], directory.logs / "proxy.log", children)
-    return connect(gateway, wanted.pool)
+    proxy = _start(["serve", str(config), "--engine", engine], directory.logs / "proxy.log", children)
+    return connect(proxy, options.pool)
 
 
-def _config(wanted: ProxyOptions, directory: RunDir, model: Path) -> str:
-    pool = wanted.pool or str(directory.path / "pool.db")
+def _config(options: ProxyOptions, directory: RunDir, model: Path) -> str:
+    pool = options.pool or str(directory.path / "pool.db")
     text = f"pool = {_toml(pool)}\n\n[engine]\nmodel = {_toml(str(model.absolute()))}\n"
-    if wanted.model is None:
+    if options.model is None:
         text += 'dtype = "float32"\n'
-        if wanted.script is None:
+        if options.script is None:
             text += f"\n[sampling]\nmax_new_tokens = {TINY_REPLY_TOKENS}\n"
-    listeners = "".join(f"{key} = {_toml(value)}\n" for key, value in wanted.for_sandboxes.items())
+    listeners = "".join(f"{key} = {_toml(value)}\n" for key, value in options.for_sandboxes.items())
     return f"{text}\n[proxy]\n{listeners}"
 
 
@@ -198,11 +198,11 @@ def _tiny_model(model: Path, log: Path) -> None:
         command = [sys.executable, "-m", "proxy", "tiny-model", str(model)]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
     if done.returncode:
-        raise UserError(f"no model was given and the tiny one could not be made ({_end(log)}); give --model DIR")
+        raise UserError(f"no model was named, and the tiny one could not be made ({_end(log)}); give --model DIR")
 
 
 def _start(arguments: list[str], log: Path, children: list[subprocess.Popen[bytes]]) -> str:
-    """Start a proxy command and return its URL once it is ready; UserError with the end of its log when it is not."""
+    """Start a proxy command and return its URL once it is ready. UserError with the end of its log when it fails."""
     ready = log.with_suffix(".ready")
     ready.unlink(missing_ok=True)
     with log.open("ab") as output:
@@ -211,7 +211,7 @@ def _start(arguments: list[str], log: Path, children: list[subprocess.Popen[byte
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            start_new_session=True,  # Ctrl-C is for the harness, which takes the children down in order
+            start_new_session=True,  # so that Ctrl-C reaches the harness alone, which stops its children in order
             preexec_fn=partial(die_with_parent, signal.SIGTERM),
         )
     children.append(child)
@@ -219,13 +219,13 @@ def _start(arguments: list[str], log: Path, children: list[subprocess.Popen[byte
     while not ready.exists():
         if child.poll() is not None or time.monotonic() > deadline:
             state = "still starting" if child.returncode is None else f"ended with {child.returncode}"
-            raise UserError(f"`proxy {arguments[0]}` did not come up ({state}: {_end(log)}); see {log}")
+            raise UserError(f"`proxy {arguments[0]}` did not start ({state}: {_end(log)}); see {log}")
         time.sleep(0.05)
     return str(msgspec.json.decode(ready.read_bytes())["url"])
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:
-    """Ask it to end, and end its process group when it does not."""
+    """Ask a child to end, and kill its process group after STOP_SECONDS."""
     child.terminate()
     with suppress(subprocess.TimeoutExpired):
         child.wait(STOP_SECONDS)

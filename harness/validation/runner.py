@@ -1,8 +1,8 @@
-"""Runs the trials of many tasks side by side and keeps what came out, so that a repeated command goes on from there.
+"""Runs the trials of many tasks at once and stores the results, so that a repeated command goes on from there.
 
-Under the directory: trials.jsonl and opinions.jsonl grow with each result; accepted.jsonl (a task file), report.jsonl
-and report.md are written at the end. Trials that broke for lack of an environment are run again when the command is
-repeated, and so is a judge without an opinion. A task that has changed is another task.
+trials.jsonl and opinions.jsonl grow with each result; accepted.jsonl (a task file), report.jsonl and report.md are
+written at the end. When the command is repeated, trials whose environment failed are run again, and judges that had no
+opinion are asked again. A task that was changed counts as a new task.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class Reviewed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ValidationResults:
-    """The results of a directory."""
+    """The results of a validation, stored in a directory."""
 
     def __init__(self, directory: Path):
         self.accepted, self.report = directory / "accepted.jsonl", directory / "report.jsonl"
@@ -51,13 +51,13 @@ class ValidationResults:
         self.trials[name_of(trial)] = trial
         _append(self._trials, trial)
 
-    def add_opinion(self, task: str, judge: str, given: Opinion) -> None:
-        self.opinions[task, judge] = given
-        _append(self._opinions, Reviewed(task=task, judge=judge, opinion=given))
+    def add_opinion(self, task: str, judge: str, opinion: Opinion) -> None:
+        self.opinions[task, judge] = opinion
+        _append(self._opinions, Reviewed(task=task, judge=judge, opinion=opinion))
 
     def close(self, tasks: Sequence[Task], findings: Sequence[Finding], refused: Sequence[str] = ()) -> None:
-        """Write what the command is for: the accepted tasks, and a report on all of them."""
-        accepted = {found.id for found in findings if found.verdict == "accepted"}
+        """Write the accepted tasks, and a report on all of them."""
+        accepted = {finding.id for finding in findings if finding.verdict == "accepted"}
         write_whole(self.accepted, _lines(task for task in tasks if task.id in accepted))
         write_whole(self.report, _lines(findings))
         write_whole(self.summary, summary(findings, refused).encode())
@@ -65,7 +65,7 @@ class ValidationResults:
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationPlan:
-    """What is to be proved and how."""
+    """Which tasks to try, and how."""
 
     tasks: Sequence[Task]
     repeat: int
@@ -75,14 +75,14 @@ class ValidationPlan:
     augmented: bool = False
     """Also try the oracle under each variation of the environment that the task or `augment` declares."""
     augment: Augment | None = None
-    """For tasks that declare none."""
+    """Variations for tasks that declare none."""
 
 
-async def prove(sandboxes: Sandboxes, plan: ValidationPlan, book: ValidationResults) -> list[Finding]:
-    """A finding for each task, in their order. What is in the book already is not done again."""
+async def prove(sandboxes: Sandboxes, plan: ValidationPlan, results: ValidationResults) -> list[Finding]:
+    """Try each task and return a finding for each, in order. Trials whose results are stored are not run again."""
     slots = asyncio.Semaphore(plan.concurrency)
     async with asyncio.TaskGroup() as group:
-        proofs = [group.create_task(_Proof(sandboxes, plan, book, slots).of(task)) for task in plan.tasks]
+        proofs = [group.create_task(_Proof(sandboxes, plan, results, slots).of(task)) for task in plan.tasks]
     return [proof.result() for proof in proofs]
 
 
@@ -90,37 +90,37 @@ async def prove(sandboxes: Sandboxes, plan: ValidationPlan, book: ValidationResu
 class _Proof:
     sandboxes: Sandboxes
     plan: ValidationPlan
-    book: ValidationResults
+    results: ValidationResults
     slots: asyncio.Semaphore
 
     async def of(self, task: Task) -> Finding:
         key = key_of(task)
         if can_be_tried(task):
             return finding(task, [])
-        wanted = [TrialSpec(task, key, kind, number) for kind in KINDS for number in range(self.plan.repeat)]
+        specs = [TrialSpec(task, key, kind, number) for kind in KINDS for number in range(self.plan.repeat)]
         if self.plan.augmented:
-            wanted += [TrialSpec(task, key, "oracle", 0, one) for one in every(task.augment or self.plan.augment)]
-        trials = await asyncio.gather(*map(self._trial, wanted))
-        found = finding(task, trials)
-        if found.verdict != "accepted" or self.plan.judge is None:
-            return found
+            specs += [TrialSpec(task, key, "oracle", 0, one) for one in every(task.augment or self.plan.augment)]
+        trials = await asyncio.gather(*map(self._trial, specs))
+        result = finding(task, trials)
+        if result.verdict != "accepted" or self.plan.judge is None:
+            return result
         return finding(task, trials, await self._opinion(self.plan.judge, task, key))
 
-    async def _trial(self, wanted: TrialSpec) -> Trial:
-        if (done := self.book.trials.get(wanted.name)) is not None:
+    async def _trial(self, spec: TrialSpec) -> Trial:
+        if (done := self.results.trials.get(spec.name)) is not None:
             return done
         async with self.slots:
-            trial = await run_trial(self.sandboxes, wanted)
-        self.book.add(trial)
+            trial = await run_trial(self.sandboxes, spec)
+        self.results.add(trial)
         return trial
 
     async def _opinion(self, judge: Judge, task: Task, key: str) -> Opinion:
-        if (given := self.book.opinions.get((key, judge.model))) is not None:
-            return given
+        if (stored := self.results.opinions.get((key, judge.model))) is not None:
+            return stored
         async with self.slots:
-            given = await opinion(judge, task)
-        self.book.add_opinion(key, judge.model, given)
-        return given
+            new = await opinion(judge, task)
+        self.results.add_opinion(key, judge.model, new)
+        return new
 
 
 def name_of(trial: Trial) -> tuple[str, Kind, int, str]:
@@ -128,21 +128,21 @@ def name_of(trial: Trial) -> tuple[str, Kind, int, str]:
 
 
 def summary(findings: Sequence[Finding], refused: Sequence[str]) -> str:
-    """The report for people: how many of each verdict, and each task that was not accepted with its cause."""
-    counts = Counter(found.verdict for found in findings)
+    """The report as Markdown: how many tasks got each verdict, and the cause for each that was not accepted."""
+    counts = Counter(finding.verdict for finding in findings)
     lines = [f"# {counts['accepted']} of {len(findings)} tasks accepted", "", "| verdict | tasks |", "| --- | --- |"]
     lines += [f"| {verdict} | {counts[verdict]} |" for verdict in VERDICTS if counts[verdict]]
     for verdict in VERDICTS:
-        rest = [found for found in findings if found.verdict == verdict and (verdict != "accepted" or found.cause)]
+        rest = [row for row in findings if row.verdict == verdict and (verdict != "accepted" or row.cause)]
         if rest:
-            lines += ["", f"## {verdict}", "", *(f"- `{found.id}`: {' '.join(found.cause.split())}" for found in rest)]
+            lines += ["", f"## {verdict}", "", *(f"- `{row.id}`: {' '.join(row.cause.split())}" for row in rest)]
     if refused:
         lines += ["", "## left out", "", *(f"- {reason}" for reason in refused)]
     return "\n".join(lines) + "\n"
 
 
 def _rows(file: Path, kind: type[Row]) -> list[Row]:
-    """The lines of a file that is appended to; one that a crash cut short is none."""
+    """Read a file that is appended to, and drop a last line that a crash cut short."""
     if not file.exists():
         return []
     lines = file.read_bytes().splitlines(keepends=True)

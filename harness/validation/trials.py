@@ -1,4 +1,4 @@
-"""Trials of a task without any agent: its oracle solution, or nothing at all, judged as an agent's work would be."""
+"""Runs trials of a task without an agent: its oracle solution, or nothing at all, verified like an agent's work."""
 
 import time
 from dataclasses import dataclass
@@ -20,25 +20,25 @@ Kind = Literal["oracle", "no-op"]
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """How one trial went."""
+    """The result of one trial."""
 
     task: str
-    """The task's id and a digest of all that it says."""
+    """The task's id and a digest of its content."""
     kind: Kind
     number: int
     variation: str = ""
-    """What the environment had otherwise, as `kind=value`."""
+    """The variation of the environment as `kind=value`; empty for none."""
     reward: float | None
     failure: Literal["environment", "verifier"] | None = None
-    """What broke, so that there is no reward."""
+    """What failed, if there is no reward."""
     detail: str = ""
-    """Of the failure; or of a solution that did not exit with 0, the end of what it printed."""
+    """Detail of the failure, or the end of the output of a solution that did not exit with 0."""
     seconds: float
 
 
 @dataclass(frozen=True)
 class TrialSpec:
-    """A trial to be run."""
+    """A trial to run."""
 
     task: Task
     key: str
@@ -51,20 +51,20 @@ class TrialSpec:
         return self.key, self.kind, self.number, self.variation.name if self.variation else ""
 
 
-async def run_trial(sandboxes: Sandboxes, wanted: TrialSpec) -> Trial:
-    """One trial in a sandbox of its own. What goes wrong is part of the result."""
+async def run_trial(sandboxes: Sandboxes, spec: TrialSpec) -> Trial:
+    """Run one trial in a sandbox of its own. Failures are part of the result and not raised."""
     began = time.monotonic()
     reward: float | None = None
     failure: Literal["environment", "verifier"] | None = None
     try:
-        verdict, detail = await _judged(sandboxes, wanted)
+        verdict, detail = await _judged(sandboxes, spec)
         reward = verdict.reward
     except AttemptFailed as failed:
         failure, detail = "verifier" if failed.kind == "verifier" else "environment", failed.detail
     except SandboxError as error:
         failure, detail = "environment", str(error)
     seconds = time.monotonic() - began
-    key, kind, number, variation = wanted.name
+    key, kind, number, variation = spec.name
     return Trial(
         task=key,
         kind=kind,
@@ -77,14 +77,14 @@ async def run_trial(sandboxes: Sandboxes, wanted: TrialSpec) -> Trial:
     )
 
 
-async def _judged(sandboxes: Sandboxes, wanted: TrialSpec) -> tuple[Verdict, str]:
-    """The verdict on all parts, and what is to be said about the solutions."""
-    task, variations = wanted.task, [wanted.variation] if wanted.variation else []
+async def _judged(sandboxes: Sandboxes, spec: TrialSpec) -> tuple[Verdict, str]:
+    """Judge all parts. Returns the verdict, and remarks on solutions that did not exit with 0."""
+    task, variations = spec.task, [spec.variation] if spec.variation else []
     if task.network == "model" and sandboxes.kind != "process":  # there is no model in a trial
         task = msgspec.structs.replace(task, network="none")
     env: dict[str, str] = {}
     judged: list[tuple[str, Verdict]] = []
-    said: list[str] = []
+    remarks: list[str] = []
     sandbox = await sandboxes.start(spec_of(task))
     try:
         for part in parts_of(task):
@@ -93,7 +93,7 @@ async def _judged(sandboxes: Sandboxes, wanted: TrialSpec) -> tuple[Verdict, str
                 _, env = await apply(sandbox, part.task, variations)
                 variations = []
             snapshot = await take_snapshot(sandbox, part.task, sandboxes)
-            said += [await _solve(sandbox, part, env)] if wanted.kind == "oracle" else []
+            remarks += [await _solve(sandbox, part, env)] if spec.kind == "oracle" else []
             async with verifier_sandbox(sandboxes, sandbox, part.task, snapshot, part.more) as (room, _):
                 verdict = await verify(room, part.task)
             judged.append((part.name, verdict))
@@ -101,11 +101,11 @@ async def _judged(sandboxes: Sandboxes, wanted: TrialSpec) -> tuple[Verdict, str
                 break
     finally:
         await sandbox.stop()
-    return (joined(judged, task.steps_reward) if task.steps else verdict), "; ".join(filter(None, said))
+    return (joined(judged, task.steps_reward) if task.steps else verdict), "; ".join(filter(None, remarks))
 
 
 async def _solve(sandbox: Sandbox, part: TaskPart, env: dict[str, str]) -> str:
-    """Run the oracle where and as the agent would work; what is to be said when it does not exit with 0."""
+    """Run the oracle as the agent would be run. Returns a remark when it does not exit with 0, else nothing."""
     task, solution = part.task, part.task.solution
     if solution is None:
         raise AttemptFailed("harness", f"step {part.name} has no solution")

@@ -129,5 +129,5 @@ def test_where_there_is_no_docker_the_next_best_is_taken_and_the_reason_said(mon
     )
     with pytest.raises(UserError, match="wants the image deb:py.*use Docker.*unix:///nowhere.sock does not answer"):
         choose("auto", [imaged])
-    with pytest.raises(UserError, match="there are no docker sandboxes here .* choose another with --sandbox, or auto"):
+    with pytest.raises(UserError, match="docker sandboxes do not work here .* choose another kind with --sandbox"):
         choose("docker", [plain])

@@ -294,4 +294,4 @@ def test_an_engine_that_cannot_start_is_one_sentence(tmp_path: Path, capsys: pyt
     tasks = write_tasks(tmp_path / "tasks.jsonl", HELLO)
     arguments = ["--agent", "command", "--command", "true", "--scripted", "missing.py:no", *PLAIN]
     assert main(["run", str(tasks), "--run-dir", str(tmp_path / "run"), *arguments]) == 2
-    assert "`proxy engine` did not come up (ended with 2: the script 'missing.py:no'" in capsys.readouterr().err
+    assert "`proxy engine` did not start (ended with 2: the script 'missing.py:no'" in capsys.readouterr().err
