@@ -1,4 +1,4 @@
-"""The agents that the harness can start, by name."""
+"""The agents that the harness can start, one module each: how to install and to launch them. No rollouts."""
 
 from harness.agents.aider import Aider
 from harness.agents.base import Agent
@@ -22,11 +22,11 @@ _ADAPTERS: tuple[FromRegistry, ...] = (
     Aider(),
 )
 INSTALLED = {adapter.name: adapter for adapter in _ADAPTERS}
-"""Agents that `harness agents install` knows."""
+"""Name -> agent that `harness agents install` can install."""
 
 
 def agent_named(name: str, command: str | None) -> Agent:
-    """The adapter of this name, found ready to start; UserError when it is unknown or not installed."""
+    """The adapter of this name, ready to start. UserError when it is unknown or not installed."""
     if name == CommandAgent.name:
         if not command:
             raise UserError("the agent 'command' needs a command line; give --command 'CMD'")

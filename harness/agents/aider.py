@@ -1,6 +1,6 @@
-"""aider from PyPI: streamed chat completions without tools, through litellm; it edits files by what the model writes.
+"""aider from PyPI: streamed chat completions without tools, through litellm. It edits files as the model's text says.
 
-Each round of edits is committed in the sandbox's git repository, for which it asks the model for a commit message.
+It commits each round of edits to the sandbox's git repository and asks the model for the commit message.
 """
 
 import json
@@ -11,7 +11,7 @@ from harness.agents.install import PACKAGES, FromRegistry, Package, pip_install
 
 OPTIONS = (
     "--yes-always --no-check-update --no-analytics --no-show-model-warnings --no-show-release-notes "
-    "--no-gitignore --no-detect-urls --timeout 1200"  # calls wait out weight updates
+    "--no-gitignore --no-detect-urls --timeout 1200"  # calls wait during weight updates
 )
 MAIN = "import sys\n\nfrom aider.main import main\n\nsys.exit(main())\n"
 
@@ -31,7 +31,7 @@ class Aider(FromRegistry):
         return Launch(
             command=f'exec {binary} --model {model} {OPTIONS} --message="$INSTRUCTION"',
             env={"OPENAI_API_BASE": endpoint.url, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
-            # what it knows of the model, so that it looks for no list of models in the network
+            # without this description of the model it would download a list of models
             files={"~/.aider.model.metadata.json": json.dumps({f"openai/{endpoint.model}": _limits(endpoint)})},
         )
 

@@ -1,4 +1,4 @@
-"""What an adapter says about an agent: how it is started. The agent itself is never changed.
+"""The interface of an agent's adapter, which says how the agent is started. The agent itself is never changed.
 
 Every agent finds OPENAI_BASE_URL, OPENAI_API_KEY, MODEL, INSTRUCTION and INSTRUCTION_FILE in its environment.
 """
@@ -9,7 +9,7 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where an agent finds its model."""
+    """The model that an agent uses, and where it is."""
 
     url: str
     """Base URL, ending in /v1."""
@@ -20,10 +20,10 @@ class Endpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """How one agent process is started in its sandbox."""
+    """How an agent's process is started in its sandbox."""
 
     command: str
-    """For /bin/sh."""
+    """Command line for /bin/sh."""
     env: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     """Configuration files: path in the sandbox -> text."""
@@ -31,16 +31,16 @@ class Launch:
 
 @dataclass(frozen=True)
 class Bundle:
-    """An agent's own files and what it runs on, as the processes of its sandbox see them."""
+    """Where an agent's files, Python and Node.js are, as the processes of its sandbox see them."""
 
     directory: str
     python: str
-    """An interpreter of the version that its packages were installed for."""
+    """Path of a Python of the version that the agent's packages were installed for."""
     node: str
 
 
 class Agent(Protocol):
-    """An adapter."""
+    """An adapter for one agent."""
 
     @property
     def name(self) -> str:
@@ -48,10 +48,10 @@ class Agent(Protocol):
 
     @property
     def bundle(self) -> str | None:
-        """The name of the bundle that it comes in, None when it is in the sandbox anyway."""
+        """The name of the bundle with its files. None when it is in the sandbox anyway."""
 
     def check(self) -> None:
-        """UserError with the way to install it when the agent is not there."""
+        """Check that the agent is installed. UserError with the command that installs it when it is not."""
 
     def launch(self, endpoint: Endpoint, bundle: Bundle) -> Launch:
         """How to start it against this endpoint."""

@@ -1,6 +1,6 @@
 """claude-code from npm: streamed Anthropic Messages, by environment variables alone.
 
-Without non-essential traffic it asks for no session titles and reaches for no host but the proxy.
+Non-essential traffic is off: it asks for no session titles and connects to no host but the proxy.
 """
 
 import shlex
@@ -9,14 +9,14 @@ from pathlib import Path
 from harness.agents.base import Bundle, Endpoint, Launch
 from harness.agents.install import FromRegistry, Package, npm_install
 
-PATIENCE_MS = 1_200_000  # calls wait out weight updates
+PATIENCE_MS = 1_200_000  # calls wait during weight updates
 
 
 class ClaudeCode(FromRegistry):
     """`claude -p` with every permission."""
 
     name = "claude-code"
-    # later versions want a Node.js of 22 or newer
+    # later versions need Node.js 22 or newer
     package = Package(name, "2.1.197", Path("node_modules/.bin/claude"), "itself")
 
     def install(self) -> None:
@@ -33,6 +33,6 @@ class ClaudeCode(FromRegistry):
                 "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(endpoint.context_length),
                 "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
                 "CLAUDE_STREAM_IDLE_TIMEOUT_MS": str(PATIENCE_MS),
-                "IS_SANDBOX": "1",  # else it refuses to work as root
+                "IS_SANDBOX": "1",  # otherwise it refuses to run as root
             },
         )

@@ -1,6 +1,6 @@
-"""codex from npm: streamed Responses. A provider of its own in its configuration points it at the proxy.
+"""codex from npm: streamed Responses. Its configuration names the proxy as a provider.
 
-It compacts its history by itself when `model_auto_compact_token_limit` is reached; the limit leaves room for the reply.
+It compacts its history when `model_auto_compact_token_limit` is reached; the limit leaves room for the reply.
 """
 
 import json
@@ -11,11 +11,11 @@ from harness.agents.base import Bundle, Endpoint, Launch
 from harness.agents.install import FromRegistry, Package, npm_install
 
 PROVIDER = "blackforge"
-PATIENCE_MS = 1_200_000  # calls wait out weight updates
+PATIENCE_MS = 1_200_000  # calls wait during weight updates
 
 
 class Codex(FromRegistry):
-    """`codex exec` without approvals and without a sandbox of its own."""
+    """`codex exec` without approvals and without its own sandbox."""
 
     name = "codex"
     package = Package(name, "0.169.0", Path("codex"), "itself")
@@ -32,7 +32,7 @@ class Codex(FromRegistry):
 
 
 def _config(endpoint: Endpoint) -> str:
-    """TOML; a JSON string or number is one in TOML too."""
+    """The configuration as TOML. JSON strings, numbers and booleans are valid TOML too."""
     settings = {
         "model": endpoint.model,
         "model_provider": PROVIDER,

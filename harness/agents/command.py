@@ -1,4 +1,7 @@
-"""Any command line as an agent: it reads $INSTRUCTION and calls the model at $OPENAI_BASE_URL with $OPENAI_API_KEY."""
+"""Runs any command line as an agent.
+
+The command reads $INSTRUCTION and calls the model at $OPENAI_BASE_URL with $OPENAI_API_KEY.
+"""
 
 from dataclasses import dataclass
 
@@ -7,14 +10,14 @@ from harness.agents.base import Bundle, Endpoint, Launch
 
 @dataclass(frozen=True)
 class CommandAgent:
-    """A shell command."""
+    """The adapter for a shell command."""
 
     command: str
     name = "command"
     bundle = None
 
     def check(self) -> None:
-        """Only the shell can tell what the command means; its exit 127 without a model call ends the run."""
+        """Nothing to check here: if the shell does not find the command (exit code 127), the run ends."""
 
     def launch(self, endpoint: Endpoint, bundle: Bundle) -> Launch:
         return Launch(command=self.command)

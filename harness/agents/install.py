@@ -1,6 +1,6 @@
-"""Agents from their registries, at pinned versions: each a bundle in a directory of its own below $BLACKFORGE_AGENTS.
+"""Installs agents from their registries at pinned versions, each as a bundle in a directory below $BLACKFORGE_AGENTS.
 
-Nothing in a bundle knows where it lies, so that a sandbox can have it at another path.
+A bundle contains no paths of this machine, so that a sandbox can mount it at another path.
 """
 
 import os
@@ -18,22 +18,22 @@ from proxy.pool.errors import UserError
 from sandboxes.bundles import AGENTS, NODE, PYTHON, read_manifest, seal_bundle
 
 PACKAGES = Path("packages")
-"""Where a Python agent's packages lie in its bundle, with a `__main__` that starts it."""
+"""Directory of a Python agent's packages in its bundle, with a `__main__` that starts it."""
 
 
 def agents_directory() -> Path:
-    """Where agents are installed: $BLACKFORGE_AGENTS, or a cache directory of the user."""
+    """The directory of installed agents: $BLACKFORGE_AGENTS, or a cache directory of the user."""
     return Path(os.environ.get("BLACKFORGE_AGENTS") or Path.home() / ".cache" / "blackforge" / "bundles").absolute()
 
 
 @dataclass(frozen=True)
 class Package:
-    """A bundle of a name and version."""
+    """A bundle with its name and version."""
 
     name: str
     version: str
     program: Path
-    """Relative to its directory."""
+    """The program to start, relative to the bundle's directory."""
     runs_on: Literal["itself", "python", "node"]
 
     @property
@@ -41,26 +41,26 @@ class Package:
         return agents_directory() / self.name
 
     def installed_version(self) -> str | None:
-        """The version that stands there, None when there is none or an installation was broken off."""
+        """The installed version. None when there is none, or when an installation was interrupted."""
         manifest = read_manifest(self.directory)
         return manifest.version if manifest else None
 
     def check(self) -> None:
-        """UserError with the way to get it when it is missing or of another version."""
-        found = self.installed_version()
-        if found != self.version:
-            state = "is not installed" if found is None else f"is installed as {found}, not {self.version},"
+        """Check that this version is installed. UserError with the command that installs it when it is not."""
+        installed = self.installed_version()
+        if installed != self.version:
+            state = "is not installed" if installed is None else f"is installed as {installed}, not {self.version},"
             raise UserError(f"{self.name} {state} in {self.directory}; run: harness agents install {self.name}")
 
     def command(self, bundle: Bundle) -> list[str]:
-        """The words that start it where its bundle is mounted."""
+        """The command that starts it from a mounted bundle."""
         program = f"{bundle.directory}/{self.program}"
-        # -I: the task's PYTHONPATH is not the agent's, and its packages stay unseen by what it runs
+        # -I keeps the task's PYTHONPATH from the agent, and the agent's packages from the programs that it runs
         runners = {"itself": [], "python": [bundle.python, "-I"], "node": [bundle.node]}
         return [*runners[self.runs_on], program]
 
     def install(self, fill: Callable[[Path], None], *, here: bool = True) -> None:
-        """Make the bundle afresh, and if it is meant to start here too, see that it does."""
+        """Make the bundle from scratch with `fill`. `here`: check that it starts on this machine."""
         if self.directory.is_symlink():
             self.directory.unlink()
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -79,11 +79,11 @@ class Package:
 
 
 class FromRegistry(ABC):
-    """An adapter of an agent that comes from a registry."""
+    """An adapter for an agent from a registry."""
 
     name: str
     package: Package
-    """What is installed, and in which version."""
+    """The bundle to install."""
 
     @property
     def bundle(self) -> str:
@@ -94,22 +94,22 @@ class FromRegistry(ABC):
 
     @abstractmethod
     def install(self) -> None:
-        """Fetch that version; UserError when it cannot be had."""
+        """Install the package's version. UserError when that fails."""
 
     @abstractmethod
     def launch(self, endpoint: Endpoint, bundle: Bundle) -> Launch: ...
 
 
 def bundle_at(root: str, name: str) -> Bundle:
-    """The bundle of this name where the bundles of a sandbox are."""
+    """The bundle of this name, where `root` is the directory of all bundles as a sandbox sees it."""
     if root == AGENTS:
         return Bundle(f"{root}/{name}", PYTHON, NODE)
-    # its processes see this machine's files; not our environment's Python, since an agent brings all it needs along
+    # processes of this machine: the Python below our virtual environment, since an agent brings its own packages
     return Bundle(f"{root}/{name}", str(Path(sys.executable).resolve()), shutil.which("node") or "node")
 
 
 def pip_install(package: Package, requirements: Sequence[str], main: str) -> None:
-    """Install Python packages; `main` is the text of the module that starts the agent."""
+    """Install Python packages. `main` is the text of the module that starts the agent."""
 
     def fill(directory: Path) -> None:
         packages = directory / PACKAGES
@@ -123,17 +123,26 @@ def pip_install(package: Package, requirements: Sequence[str], main: str) -> Non
 
 
 def compile_python(directory: Path) -> None:
-    """Write byte code that counts wherever the files are copied to; read-only bundles get none later."""
-    how = ["-q", "-j0", "--invalidation-mode", "unchecked-hash", "-s", str(directory)]  # without this machine's paths
+    """Write byte code that stays valid wherever the files are copied: a read-only bundle gets none later."""
+    how = [
+        "-q",
+        "-j0",
+        "--invalidation-mode",
+        "unchecked-hash",
+        "-s",
+        str(directory),
+    ]  # -s removes this machine's paths
     command = [sys.executable, "-m", "compileall", *how, str(directory)]
-    subprocess.run(command, stdout=subprocess.DEVNULL)  # packages carry files that are no valid Python
+    subprocess.run(
+        command, stdout=subprocess.DEVNULL
+    )  # fails for some packages, which contain files that are no valid Python
 
 
 def npm_install(package: Package, npm_name: str, *, native: str = "", without: str = "") -> None:
-    """Install an npm package, with its own install script and nobody else's.
+    """Install an npm package with its own install script, but not those of its dependencies.
 
-    `native` is a pattern for the program that its launcher starts, which then is started directly; `without` one for
-    directories that are not needed to run it.
+    `native`: pattern of the program that its launcher would start, so that it can be started directly. `without`:
+    pattern of directories that are not needed to run it.
     """
 
     def fill(directory: Path) -> None:
@@ -153,17 +162,17 @@ def npm_install(package: Package, npm_name: str, *, native: str = "", without: s
 
 
 def npm(name: str) -> str:
-    """The program; UserError when there is none."""
-    found = shutil.which("npm")
-    if found is None:
+    """Find npm. UserError when it is not on PATH."""
+    program = shutil.which("npm")
+    if program is None:
         raise UserError(f"npm is not on PATH, and {name} comes from the npm registry; install Node.js and npm")
-    return found
+    return program
 
 
 def run(command: Sequence[str | Path], name: str, cwd: Path | None = None) -> str:
-    """The output of a step of an installation; UserError when it fails."""
-    done = subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode:
-        tail = " | ".join(done.stdout.strip().splitlines()[-3:])
+    """Run a step of an installation and return its output. UserError when it fails."""
+    result = subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if result.returncode:
+        tail = " | ".join(result.stdout.strip().splitlines()[-3:])
         raise UserError(f"{name} could not be installed ({tail}); repeat: harness agents install {name}")
-    return done.stdout
+    return result.stdout

@@ -1,7 +1,7 @@
-"""The agents of a run, and whose turn it is: a pure function of the seed and of how many groups came before.
+"""Chooses the agent of each group by weight: a pure function of the seed and of the number of groups before it.
 
-So a resumed run goes on as if it had not stopped. Each group has one agent, since its rewards are compared with each
-other.
+So a resumed run goes on as if it had not stopped. All members of a group have the same agent, since their rewards are
+compared with each other.
 """
 
 import math
@@ -15,24 +15,24 @@ from proxy.pool.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Scaffold:
-    """An agent's part in a run."""
+    """An agent in a run, with its name and its share of the groups."""
 
     name: str
-    """In the pool and in tables."""
+    """Name in the pool and in tables."""
     agent: Agent
     weight: float = 1
     held_out: bool = False
-    """For evaluation: recorded, and never trained."""
+    """For evaluation: its rollouts are recorded, and never trained on."""
 
 
 def scaffold_of(index: int, seed: int, scaffolds: Sequence[Scaffold]) -> Scaffold:
-    """Whose turn the group of this index is."""
+    """The agent of the group with this index."""
     weights = [scaffold.weight for scaffold in scaffolds]
     return random.Random(f"{seed}-agent-{index}").choices(scaffolds, weights)[0]
 
 
 def check(scaffolds: Sequence[Scaffold], purpose: str) -> None:
-    """UserError for agents that cannot share a run, and for weights that make no sense."""
+    """Check the agents of a run. UserError for equal names, weights that make no sense, and no agent to train."""
     names = [scaffold.name for scaffold in scaffolds]
     for scaffold in scaffolds:
         if names.count(scaffold.name) > 1:

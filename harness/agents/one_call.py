@@ -1,8 +1,7 @@
-"""The one-call agent of the domains `reasoning` and `qa`: the instruction goes to the model, and its answer is checked.
+"""The built-in agent of the domains `reasoning` and `qa`: sends the instruction to the model and returns its answer.
 
-It has no sandbox and no tools; the attempt's key and the proxy are those of any agent. Left out: a system prompt, since
-a task's instruction says all that is to be said, and a second try, since a call that the engine breaks off is a failure
-of the attempt, which is run again.
+It has no sandbox and no tools, but an attempt's key and the proxy like any agent. Left out: a system prompt, since the
+instruction says everything, and retries, since a failed call fails the attempt, which is run again.
 """
 
 import asyncio
@@ -15,24 +14,24 @@ from proxy.pool.errors import UserError
 from sandboxes.base import Result
 
 AGENT = "one-call"
-"""Its name in the pool, whatever agent the run has for tasks in sandboxes."""
+"""Its name in the pool, whichever agent works on the run's tasks in sandboxes."""
 
 
 class OneCall:
-    """The agent of a run that has no tasks for another."""
+    """The adapter of the built-in agent, for runs that name no other."""
 
     name = AGENT
     bundle = None
 
     def check(self) -> None:
-        """There is nothing to install."""
+        """Nothing to check: it is built in."""
 
     def launch(self, endpoint: Endpoint, bundle: Bundle) -> Launch:
-        raise UserError(f"the agent {AGENT!r} answers questions and works in no sandbox; name another with --agent")
+        raise UserError(f"the agent {AGENT!r} cannot work in a sandbox; name another one with --agent")
 
 
 async def ask(endpoint: Endpoint, task: Task, seconds: float) -> Result:
-    """The answer, as the end of an agent: `exit` with code 1 and the reason when there is none, or `timeout`."""
+    """Ask the model. Returns the answer as an agent's Result: exit code 1 with the reason on failure, or `timeout`."""
     began = time.monotonic()
     model = ChatModel(endpoint.url, endpoint.model, endpoint.key)
     messages = [{"role": "user", "content": task.instruction}]

@@ -1,6 +1,6 @@
-"""opencode from npm, streamed, in any of three dialects. A provider in its configuration points it at the proxy.
+"""opencode from npm, streamed, in any of three dialects. Its configuration names the proxy as a provider.
 
-Its session title is a second, tool-less conversation with the same model, recorded like every call.
+It asks the same model for a session title in a second conversation without tools, which is recorded like every call.
 """
 
 import json
@@ -12,12 +12,12 @@ from harness.agents.install import FromRegistry, Package, npm_install
 
 PROVIDER = "blackforge"
 CLIENTS = {"chat": "@ai-sdk/openai-compatible", "responses": "@ai-sdk/openai", "messages": "@ai-sdk/anthropic"}
-"""Dialect -> the client for it; opencode brings them along."""
-PATIENT = {"timeout": False, "headerTimeout": False, "chunkTimeout": 1_200_000}  # calls wait out weight updates
+"""Dialect -> the client library for it, which opencode includes."""
+PATIENT = {"timeout": False, "headerTimeout": False, "chunkTimeout": 1_200_000}  # calls wait during weight updates
 
 
 class Opencode(FromRegistry):
-    """`opencode run` with every permission. In another dialect than chat completions it has another name."""
+    """`opencode run` with every permission. Its name tells the dialect, except for chat completions."""
 
     package = Package("opencode", "1.18.33", Path("node_modules/.bin/opencode"), "itself")
 
@@ -26,7 +26,7 @@ class Opencode(FromRegistry):
         self._client = CLIENTS[dialect]
 
     def install(self) -> None:
-        npm_install(self.package, "opencode-ai", without="node_modules/opencode-*-*")  # its builds; one is linked
+        npm_install(self.package, "opencode-ai", without="node_modules/opencode-*-*")  # builds for other machines
 
     def launch(self, endpoint: Endpoint, bundle: Bundle) -> Launch:
         return Launch(

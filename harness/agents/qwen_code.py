@@ -1,6 +1,6 @@
 """qwen-code from npm: streamed chat completions, by environment variables and a settings file.
 
-It compacts its history by itself when that fills most of the context length.
+It compacts its history when that fills most of the context length.
 """
 
 import json
@@ -10,14 +10,14 @@ from pathlib import Path
 from harness.agents.base import Bundle, Endpoint, Launch
 from harness.agents.install import FromRegistry, Package, npm_install
 
-PATIENCE_MS = 1_200_000  # calls wait out weight updates; its own choice is two minutes
+PATIENCE_MS = 1_200_000  # calls wait during weight updates; its default is two minutes
 
 
 class QwenCode(FromRegistry):
     """`qwen` with every permission."""
 
     name = "qwen-code"
-    # later versions want a Node.js of 22 or newer
+    # later versions need Node.js 22 or newer
     package = Package(name, "0.15.10", Path("node_modules/.bin/qwen"), "node")
 
     def install(self) -> None:

@@ -1,10 +1,10 @@
-"""What agents run on inside an image that may have nothing: a Python and a Node.js with every library they need.
+"""Makes the bundle that agents run on in any image: a Python and a Node.js with every library that they need.
 
-Node.js is the official build, from the npm registry. No registry has a Python that can be moved, so it is a copy of
-the one that runs us. Both use a copy of this machine's C library, at the path where sandboxes mount it: so they run in
-images of an older C library, of another one (musl), or of none, and nowhere without that mount, not even here.
+Node.js is the official build from the npm registry. No registry has a relocatable Python, so it is a copy of the one
+that runs this code. Both use a copy of this machine's C library at the path where sandboxes mount the bundle. So they
+run in images with an older C library, another one (musl) or none, but only with that mount, not on this machine.
 
-What is left out of Python: its tests, Tk, IDLE, pip, and what was installed into it.
+Left out of Python: its tests, Tk, IDLE, pip, and installed packages.
 """
 
 import platform
@@ -31,7 +31,7 @@ LEFT_OUT = shutil.ignore_patterns(
 
 
 def install() -> None:
-    """Make the bundle; UserError when a part of it cannot be had."""
+    """Make the bundle. UserError when a part cannot be fetched."""
     PACKAGE.install(_fill, here=False)
 
 
@@ -44,7 +44,7 @@ def _fill(target: Path) -> None:
         for program in programs:
             _run([patchelf, "--set-interpreter", f"{LIBRARIES}/{loader}", program])
             _run([patchelf, "--force-rpath", "--set-rpath", LIBRARIES, program])
-        # a search path of their own would keep them from using their program's
+        # without a search path of their own, libraries use that of the program that loads them
         _run([patchelf, "--remove-rpath", *extensions, *_copied(target, loader)])
     compile_python(target)
 
@@ -77,7 +77,7 @@ def _unpack_node(target: Path, scratch: Path) -> Path:
 
 
 def _copy_libraries(target: Path, files: Iterable[Path]) -> str:
-    """Copy the shared libraries that these need, and say the name of the loader among them."""
+    """Copy the shared libraries that these files need. Returns the name of the dynamic loader among them."""
     needed: dict[str, str] = {}
     loader = ""
     for file in files:

@@ -1,4 +1,4 @@
-"""What a schema cannot say about a task: each fault is one sentence that begins with the field."""
+"""Checks of a task that a schema cannot express. Each fault is one sentence that begins with the field."""
 
 import re
 from collections.abc import Iterator
@@ -10,11 +10,11 @@ from harness.tasks.schema import MAX_INSTRUCTION, Task, TaskImage, Verifier
 from proxy.pool.errors import UserError
 
 NEEDS = {"exact": "answer", "math": "answer", "regex": "pattern", "judge": "rubric", "code": "path"}
-"""What a checker cannot do without."""
+"""Kind of checker -> the field that it needs."""
 
 
 def check(task: Task, where: str) -> Task:
-    """The task; UserError for its first fault."""
+    """Return the task. UserError for its first fault; `where` names its place in the message."""
     for fault in _faults(task):
         raise UserError(f"{where}: {fault}")
     return task
@@ -104,7 +104,7 @@ def _verifier_faults(field: str, verifier: Verifier) -> Iterator[str]:
 
 
 def _path_faults(field: str, entries: dict[str, str]) -> Iterator[str]:
-    """Files lie under the working directory or the home; directories also anywhere else, and must be here."""
+    """Files must be below the working directory or the home. Directories may be anywhere, and must exist here."""
     directories = field.endswith("directories")
     for path, source in entries.items():
         rest = path.removeprefix("~/")

@@ -1,9 +1,10 @@
-"""environment/docker-compose.yaml of a Harbor task: the part of Compose that such tasks need, as services of the task.
+"""Reads environment/docker-compose.yaml of a Harbor task: the part of Compose that such tasks need.
 
-`main` is the sandbox; every other service runs beside it and shares its network (sandboxes/docker/services.py), so it
-is reached by its name. Read are: build, image, command, environment, depends_on, healthcheck, and named volumes of a
-single service, whose own disk serves as well. Ports, restarts and names of containers mean nothing there and are passed
-over. Anything else is refused by name, and so are variables of this machine.
+`main` is the sandbox. Every other service becomes a service of the task: it runs beside the sandbox, shares its network
+(sandboxes/docker/services.py) and is reached by its name. These keys are read: build, image, command, environment,
+depends_on, healthcheck, and named volumes of a single service (the service's own disk replaces them). Ports, restarts
+and container names have no meaning here and are ignored. Any other key is refused by name, and so are variables of this
+machine.
 """
 
 import re
@@ -24,21 +25,21 @@ READ = {"build", "image", "command", "environment", "depends_on", "healthcheck",
 PASSED_OVER = {"ports", "expose", "restart", "container_name", "init", "stdin_open", "tty", "pull_policy"}
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 SLEEPS = (["sh", "-c", "sleep infinity"], "sleep infinity", ["sleep", "infinity"])
-"""Commands of `main` that only keep it alive, which it is anyway."""
+"""Commands of `main` that only keep it alive; a sandbox stays alive anyway."""
 
 
 @dataclass(frozen=True)
 class Composed:
-    """What a compose file says about a task."""
+    """The content of a compose file."""
 
     image: TaskImage | None
-    """Of the sandbox; None where the file leaves that to the environment."""
+    """Image of the sandbox; None when the file names none."""
     env: dict[str, str]
     services: tuple[TaskService, ...]
 
 
 def read_compose(directory: Path) -> Composed:
-    """What the file of a task directory says; nothing when there is none."""
+    """Read the compose file of a task directory; an empty result when there is none. Refused for unknown keys."""
     if not (directory / FILE).exists():
         return Composed(None, {}, ())
     try:
@@ -54,13 +55,13 @@ class _Compose:
     def __init__(self, directory: Path):
         self._directory = directory
         try:
-            told = yaml.safe_load((directory / FILE).read_text())
+            content = yaml.safe_load((directory / FILE).read_text())
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             refuse(directory, FILE, f"cannot be read as YAML ({' '.join(str(error).split())})")
-        for key in told if isinstance(told, dict) else ["its content"]:
+        for key in content if isinstance(content, dict) else ["its content"]:
             if key not in ("services", "volumes", "version", "name"):
                 self._refuse(str(key))
-        services = told.get("services") or {}
+        services = content.get("services") or {}
         self._services: dict[str, dict[str, Any]] = {str(name): body or {} for name, body in services.items()}
         if MAIN not in self._services:
             self._refuse("without a service 'main'")
@@ -71,7 +72,7 @@ class _Compose:
         self._check_volumes()
 
     def main_image(self) -> TaskImage | None:
-        """What `main` is made of, where the file says so."""
+        """The image of `main`, if the file names one."""
         body = self._services[MAIN]
         return self._image(MAIN, body) if "build" in body or "image" in body else None
 
@@ -79,7 +80,7 @@ class _Compose:
         return self._environment(MAIN, self._services[MAIN])
 
     def services(self) -> tuple[TaskService, ...]:
-        """What runs beside `main`, each after what it depends on."""
+        """The services beside `main`, each after those that it depends on."""
         return tuple(self._service(name, self._services[name]) for name in self._in_order() if name != MAIN)
 
     def _refuse(self, what: str) -> NoReturn:
@@ -134,22 +135,22 @@ class _Compose:
             if not body.get("image"):
                 self._refuse(f"services.{name} without build and image")
             return TaskImage(name=self._filled(str(body["image"]), f"services.{name}.image"))
-        told = {"context": build} if isinstance(build, str) else dict(build)
-        for key in sorted(told.keys() - {"context", "dockerfile"}):
+        options = {"context": build} if isinstance(build, str) else dict(build)
+        for key in sorted(options.keys() - {"context", "dockerfile"}):
             self._refuse(f"services.{name}.build.{key}")
-        context = str(told.get("context", ".")).replace("${CONTEXT_DIR}", ".")
+        context = str(options.get("context", ".")).replace("${CONTEXT_DIR}", ".")
         directory = (self._directory / "environment" / self._filled(context, f"services.{name}.build")).resolve()
         if not directory.is_relative_to(self._directory):
             self._refuse(f"services.{name}.build outside of the task ({context})")
-        return TaskImage(directory=str(directory), dockerfile=told.get("dockerfile", "Dockerfile"))
+        return TaskImage(directory=str(directory), dockerfile=options.get("dockerfile", "Dockerfile"))
 
     def _environment(self, name: str, body: Mapping[str, Any]) -> dict[str, str]:
-        told = body.get("environment") or {}
-        pairs = told.items() if isinstance(told, dict) else (str(entry).partition("=")[::2] for entry in told)
+        entries = body.get("environment") or {}
+        pairs = entries.items() if isinstance(entries, dict) else (str(item).partition("=")[::2] for item in entries)
         return {key: self._filled(_text(value), f"services.{name}.environment.{key}") for key, value in pairs}
 
     def _health(self, name: str, health: Mapping[str, Any]) -> tuple[str, float]:
-        """The command that says whether a service is ready, and how long it may take to."""
+        """The command that tests whether a service is ready, and the seconds that it may take."""
         test = health.get("test", "")
         if health.get("disable") or not test or test[0] == "NONE":
             return "", 60.0
@@ -159,20 +160,20 @@ class _Compose:
         return self._filled(test, f"services.{name}.healthcheck"), start + int(health.get("retries", 3)) * interval + 30
 
     def _seconds(self, name: str, duration: object) -> float:
-        found = re.findall(r"(\d+(?:\.\d+)?)(ms|s|m|h)", str(duration))
-        if "".join(number + unit for number, unit in found) != str(duration):
+        parts = re.findall(r"(\d+(?:\.\d+)?)(ms|s|m|h)", str(duration))
+        if "".join(number + unit for number, unit in parts) != str(duration):
             self._refuse(f"services.{name}.healthcheck with a duration of {duration!r}")
-        return sum(float(number) * UNITS[unit] for number, unit in found)
+        return sum(float(number) * UNITS[unit] for number, unit in parts)
 
     def _filled(self, value: str, where: str) -> str:
-        """The value with the defaults of its variables; `$$` is a dollar."""
+        """The value with each variable replaced by its default; `$$` is a dollar sign."""
 
-        def default(found: re.Match[str]) -> str:
-            if found[0] == "$$":
+        def default(match: re.Match[str]) -> str:
+            if match[0] == "$$":
                 return "$"
-            if found[1] is None:
-                self._refuse(f"{where} with a variable of this machine ({found[0]})")
-            return found[1]
+            if match[1] is None:
+                self._refuse(f"{where} with a variable of this machine ({match[0]})")
+            return match[1]
 
         return re.sub(r"\$\$|\$\{\w+:?-([^}]*)\}|\$\{?\w+\}?", default, value)
 

@@ -1,9 +1,9 @@
-"""Harbor task directories (and those of Terminal-Bench 2), unchanged: each becomes a task of profile `harbor`.
+"""Loads Harbor task directories (and those of Terminal-Bench 2) unchanged; each becomes a task of profile `harbor`.
 
-`task.toml`, `instruction.md`, `environment/Dockerfile`, `tests/test.sh` and `solution/solve.sh`, or the same under
-`steps/NAME`. Everything of `task.toml` that changes nothing here is carried into the task's metadata. Left out, and
-refused by name: what harness/tasks/harbor_toml.py lists. Stricter than Harbor: a task that says nothing about the
-network gets it for its tests only, and nothing is read from this machine's environment.
+A directory holds `task.toml`, `instruction.md`, `environment/Dockerfile`, `tests/test.sh` and `solution/solve.sh`, or
+the same under `steps/NAME`. Keys of `task.toml` that change nothing here go into the task's metadata; those in
+harness/tasks/harbor_toml.py are refused by name. Two rules are stricter than Harbor's: a task that says nothing about
+the network gets it for its tests only, and nothing is read from this machine's environment.
 """
 
 import re
@@ -37,12 +37,12 @@ SCRIPT_ENV = {"DEBIAN_FRONTEND": "noninteractive"}
 
 
 def is_task(directory: Path) -> bool:
-    """Whether a directory is a task and not a directory of tasks."""
+    """Whether a directory is one task, and not a directory of tasks."""
     return (directory / "task.toml").is_file() or (directory / "task.yaml").is_file()
 
 
 def load_harbor(directory: Path) -> Task:
-    """The task of a directory. Refused when it asks for what there is not here, UserError when it is malformed."""
+    """Load the task of a directory. Refused when it needs what is not offered, UserError when it is malformed."""
     directory = directory.resolve()
     if not (directory / "task.toml").is_file():
         refuse(directory, "task.yaml", "is of Terminal-Bench 1; convert the task to the Harbor format")
@@ -81,7 +81,7 @@ def _parsed(path: Path) -> tuple[dict[str, Any], HarborFile]:
 
 
 def _instruction(directory: Path) -> str:
-    """The instruction without the marks at its head that tell benchmark data from other text."""
+    """Read the instruction without the canary lines at its head, which mark benchmark data."""
     try:
         lines = (directory / "instruction.md").read_text().split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -92,7 +92,7 @@ def _instruction(directory: Path) -> str:
 
 
 def _verifier(root: Path, directory: Path, judge: HarborVerifier, environment: HarborEnvironment) -> Verifier:
-    """The tests of a directory over those of the task, which its steps share."""
+    """The verifier of a step's tests, laid over the task's tests that all steps share."""
     places = [place / "tests" for place in dict.fromkeys((root, directory)) if (place / "tests").is_dir()]
     if not any((place / "test.sh").is_file() for place in places):
         raise UserError(f"{directory} has no tests/test.sh, so nothing would judge; write one")
@@ -120,7 +120,7 @@ def _step(root: Path, table: HarborStep, file: HarborFile) -> Step:
     workdir = directory / "workdir"
     verifier = _verifier(root, directory, judge, file.environment)
     if table is not file.steps[-1] and not (judge.network_mode or file.environment.network_mode):
-        verifier = msgspec.structs.replace(verifier, network=None)  # it would stay for the next step's agent
+        verifier = msgspec.structs.replace(verifier, network=None)  # the next step's agent would keep the network
     return Step(
         name=table.name,
         instruction=_instruction(directory),
@@ -169,7 +169,7 @@ def _limits(environment: HarborEnvironment) -> TaskLimits:
 
 
 def _until_healthy(health: HarborHealthcheck | None) -> list[str]:
-    """Shell lines that end when the command has succeeded, and exit with 1 when it did not in all its tries."""
+    """Shell lines that repeat the command until it succeeds, and exit with 1 when all tries have failed."""
     if health is None:
         return []
     early = int(health.start_period_sec // health.start_interval_sec)
@@ -180,14 +180,14 @@ def _until_healthy(health: HarborHealthcheck | None) -> list[str]:
 
 
 def _patience(health: HarborHealthcheck | None) -> float:
-    """Seconds for set-up: the longest that all tries may take."""
+    """Seconds for set-up: the longest time that all tries of the health check may take."""
     if health is None:
         return 120.0
     return 120.0 + health.start_period_sec + health.retries * (health.interval_sec + health.timeout_sec)
 
 
 def _metadata(table: dict[str, Any], file: HarborFile) -> dict[str, Any]:
-    """What is known of a task and changes nothing here."""
+    """The keys of a task that change nothing here."""
     carried = {"task": file.task, "artifacts": table.get("artifacts"), "unknown": unknown(table)}
     carried["build_timeout_sec"] = file.environment.build_timeout_sec
     return {**file.metadata, "harbor": {name: value for name, value in carried.items() if value}}

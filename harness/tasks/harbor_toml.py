@@ -1,8 +1,8 @@
-"""task.toml of Harbor: its tables (schema versions 1.0 to 1.4), and what of them is refused here.
+"""The tables of Harbor's task.toml (schema versions 1.0 to 1.4), and the keys that are refused here.
 
-Refused are keys that would change the task if they were passed over: GPUs, TPUs, other systems, MCP servers, skills,
-lists of allowed hosts, verifiers with an environment of their own, other users than root, a network of a step's own,
-variables of this machine, and prior trajectories.
+Keys are refused when ignoring them would change the task: GPUs, TPUs, other systems, MCP servers, skills,
+lists of allowed hosts, verifiers with their own environment, other users than root, a network that differs between
+steps, variables of this machine, and prior trajectories.
 """
 
 import re
@@ -22,7 +22,7 @@ TEMPLATE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
 
 class Refused(UserError):
-    """A task that asks for what there is not here: the others can run."""
+    """A task needs something that is not offered here. Other tasks of the source can still run."""
 
 
 class HarborAgent(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class HarborAgent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HarborHealthcheck(msgspec.Struct, frozen=True, kw_only=True):
-    """A command that says when the environment is ready, as Docker's HEALTHCHECK."""
+    """A command that tests whether the environment is ready, like Docker's HEALTHCHECK."""
 
     command: str
     interval_sec: Seconds = 5.0
@@ -46,7 +46,7 @@ class HarborHealthcheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HarborEnvironment(msgspec.Struct, kw_only=True):
-    """[environment]; sizes of older schemas and `allow_internet` are read into their successors."""
+    """[environment]. `resolved` moves sizes of older schemas and `allow_internet` into today's keys."""
 
     build_timeout_sec: Seconds | None = None
     docker_image: str | None = None
@@ -117,12 +117,12 @@ class HarborFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def refuse(directory: Path, what: str, why: str) -> NoReturn:
-    """Leave this task out."""
+    """Raise Refused: leave this task out."""
     raise Refused(f"{directory}: {what} {why}")
 
 
 def resolved(file: HarborFile, directory: Path) -> None:
-    """Refuse what there is not here, and read what older schemas call otherwise into today's keys."""
+    """Refuse keys that are not offered, and move keys of older schemas into today's. Changes `file`."""
     for what, why in _lacking(file, directory):
         refuse(directory, what, why)
     environment = file.environment
@@ -130,9 +130,9 @@ def resolved(file: HarborFile, directory: Path) -> None:
     environment.storage_mb = environment.storage_mb or _megabytes(environment.storage, "storage", directory)
     if environment.network_mode is None and environment.allow_internet is not None:
         environment.network_mode = "public" if environment.allow_internet else "no-network"
-    holders: list[HarborEnvironment | HarborVerifier | HarborSolution] = [environment, file.verifier, file.solution]
-    for holder in (*holders, *(step.verifier for step in file.steps)):
-        holder.env = {name: _filled(value, f"env.{name}", directory) for name, value in holder.env.items()}
+    with_env: list[HarborEnvironment | HarborVerifier | HarborSolution] = [environment, file.verifier, file.solution]
+    for table in (*with_env, *(step.verifier for step in file.steps)):
+        table.env = {name: _filled(value, f"env.{name}", directory) for name, value in table.env.items()}
 
 
 def _lacking(file: HarborFile, directory: Path) -> Iterator[tuple[str, str]]:
@@ -173,25 +173,25 @@ def _phase_lacks(phase: str, mode: Mode | None, user: str | int | None) -> Itera
 def _megabytes(size: str | None, key: str, directory: Path) -> int | None:
     if size is None:
         return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG])", size.strip().upper())
-    if not found or not (megabytes := int(float(found[1]) * UNITS[found[2]])):
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG])", size.strip().upper())
+    if not match or not (megabytes := int(float(match[1]) * UNITS[match[2]])):
         raise UserError(f"{directory / 'task.toml'}: environment.{key}: {size!r} is no size; write 512M or 2G, say")
     return megabytes
 
 
 def _filled(value: str, key: str, directory: Path) -> str:
-    """The value with the defaults of its templates: this machine's own variables are nobody's business."""
+    """The value with each template replaced by its default. This machine's variables are never read."""
 
-    def default(found: re.Match[str]) -> str:
-        if found[2] is None:
-            refuse(directory, f"{key} = {found[0]!r}", "is not offered: no variable of this machine enters a sandbox")
-        return found[2]
+    def default(match: re.Match[str]) -> str:
+        if match[2] is None:
+            refuse(directory, f"{key} = {match[0]!r}", "is not offered: no variable of this machine enters a sandbox")
+        return match[2]
 
     return TEMPLATE.sub(default, value)
 
 
 def unknown(table: dict[str, Any]) -> dict[str, Any]:
-    """Keys that no known version of the schema has, by their dotted names."""
+    """The keys that no version of the schema knows, by dotted name."""
     return dict(_unknown(table, HarborFile, ""))
 
 

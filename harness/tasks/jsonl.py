@@ -1,6 +1,6 @@
-"""tasks.jsonl: one JSON object a line, all of them checked before anything starts.
+"""Loads tasks from a JSONL file: one JSON object per line, all of them checked before anything starts.
 
-Paths of directories are relative to the file. Left out: tasks in other files that a line would include.
+Paths of directories are relative to the file. A line cannot include tasks from other files.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from proxy.pool.settings_file import checked
 
 
 def load_tasks(path: Path) -> list[Task]:
-    """Every task of the file; UserError names the file, the line and the field of the first fault."""
+    """Load every task of a file. UserError names the file, the line and the field of the first fault."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -44,7 +44,7 @@ def _parse(line: bytes, where: str) -> Task:
 
 
 def _resolved(task: Task, base: Path) -> Task:
-    """The task with the absolute paths of its directories."""
+    """The task with absolute paths of its directories."""
     replace = msgspec.structs.replace
 
     def absolute(directories: Directories) -> Directories:
@@ -79,7 +79,7 @@ def _resolved(task: Task, base: Path) -> Task:
 
 
 def pinned(task: Task) -> Task:
-    """The task with the digest of what its directories hold, so that a changed one is another task."""
+    """The task with a digest of its directories' content, so that a changed directory makes another task."""
     directories = sorted({Path(source) for source in _sources(task)})
     if not directories:
         return msgspec.structs.replace(task, digest="")
@@ -100,13 +100,13 @@ def _sources(task: Task) -> Iterator[str]:
 
 
 def digest_of(directories: Iterable[Path]) -> str:
-    """Names, modes and contents of all files."""
-    found = hashlib.sha256()
+    """Digest of the names, modes and contents of all files in these directories."""
+    digest = hashlib.sha256()
     for directory in directories:
         for path in sorted(directory.rglob("*")):
             mode = path.lstat().st_mode
             content = (
                 str(path.readlink()).encode() if path.is_symlink() else path.read_bytes() if path.is_file() else b""
             )
-            found.update(f"{path.relative_to(directory)}\0{mode:o}\0{len(content)}\0".encode() + content)
-    return found.hexdigest()[:16]
+            digest.update(f"{path.relative_to(directory)}\0{mode:o}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()[:16]

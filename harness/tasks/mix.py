@@ -1,8 +1,8 @@
-"""Which task comes next: a pure function of the seed and of how many came before, so that a resumed run goes on alike.
+"""Decides which task comes next: a pure function of the seed and of how many came before, so that runs can resume.
 
-Without weights every task comes once an epoch, shuffled anew. With weights the sources (or domains) take turns by their
-shares: after any number of tasks each has had its share, to within one task or so, and each goes through its own tasks
-in epochs of its own. Left out: weights that change during a run, by difficulty say.
+Without weights every task comes once per epoch, in a new random order. With weights the sources (or domains) alternate
+by smooth weighted round robin: after any number of tasks each has had its share to within about one task, and each goes
+through its own tasks in its own epochs. Left out: weights that change during a run, for example by difficulty.
 """
 
 import random
@@ -16,7 +16,7 @@ from proxy.pool.errors import UserError
 
 @dataclass(frozen=True)
 class TaskSource:
-    """Tasks that came from one place."""
+    """The tasks of one source, and how often they come."""
 
     name: str
     tasks: Sequence[Task]
@@ -25,18 +25,18 @@ class TaskSource:
 
 @dataclass(frozen=True)
 class TaskMix:
-    """All tasks of a run, and how often which of them come."""
+    """All tasks of a run, and how often those of each source and domain come."""
 
     sources: Sequence[TaskSource]
     domains: Mapping[str, float] = field(default_factory=dict)
-    """Weight of each domain; empty: none has one."""
+    """Domain -> weight. Empty: domains have no weights."""
 
     @property
     def tasks(self) -> list[Task]:
         return [task for source in self.sources for task in source.tasks]
 
     def first(self, number: int | None) -> "TaskMix":
-        """The mix of the first so many tasks; None: all."""
+        """The mix of the first `number` tasks. None: all."""
         if number is None:
             return self
         sources = []
@@ -46,17 +46,17 @@ class TaskMix:
         return replace(self, sources=[source for source in sources if source.tasks])
 
     def weights(self) -> dict[str, float]:
-        """What a resumed run must have in common with its beginning."""
+        """All weights by name: they must not change when a run is resumed."""
         return {source.name: source.weight for source in self.sources if source.weight} | dict(self.domains)
 
     def order(self, seed: int) -> Iterator[Task]:
-        """The tasks, without end."""
+        """The tasks in the order of the run, without end."""
         if not self.weights():
             return shuffled(self.tasks, str(seed))
         return by_turns(self._shares(), seed)
 
     def check(self) -> "TaskMix":
-        """The mix; UserError when weights and tasks do not fit."""
+        """Return the mix. UserError when weights and tasks do not fit together."""
         there = {task.domain for task in self.tasks}
         for domain in self.domains.keys() - there:
             raise UserError(f"the domain {domain!r} has a weight and no task; there are: {', '.join(sorted(there))}")
@@ -69,7 +69,7 @@ class TaskMix:
         return self
 
     def _shares(self) -> list[tuple[float, Sequence[Task]]]:
-        """Weight and tasks of each source, divided by domain where domains have weights."""
+        """Weight and tasks of each source; where domains have weights, of each source's part in each domain."""
         if not self.domains:
             return [(source.weight or 1.0, source.tasks) for source in self.sources]
         shares: list[tuple[float, Sequence[Task]]] = []
@@ -82,23 +82,23 @@ class TaskMix:
 
 
 def of(domain: str, tasks: Sequence[Task]) -> list[Task]:
-    """The tasks of a domain."""
+    """The tasks that belong to a domain."""
     return [task for task in tasks if task.domain == domain]
 
 
 def shuffled(tasks: Sequence[Task], seed: str) -> Iterator[Task]:
-    """Every task once an epoch, each epoch in an order of its own."""
+    """Every task once per epoch, each epoch in a new random order, without end."""
     for epoch in count():
         yield from random.Random(f"{seed}-{epoch}").sample(tasks, len(tasks))
 
 
 def by_turns(shares: Sequence[tuple[float, Sequence[Task]]], seed: int) -> Iterator[Task]:
-    """Smooth weighted round robin: whoever is owed most is next."""
-    lines = [shuffled(tasks, f"{seed}-{index}") for index, (_, tasks) in enumerate(shares)]
-    owed = [0.0] * len(shares)
-    whole = sum(weight for weight, _ in shares)
+    """Alternate by smooth weighted round robin: the source with the highest credit is next."""
+    orders = [shuffled(tasks, f"{seed}-{index}") for index, (_, tasks) in enumerate(shares)]
+    credits = [0.0] * len(shares)
+    total = sum(weight for weight, _ in shares)
     while True:
-        owed = [debt + weight for debt, (weight, _) in zip(owed, shares, strict=True)]
-        turn = max(range(len(owed)), key=owed.__getitem__)
-        owed[turn] -= whole
-        yield next(lines[turn])
+        credits = [credit + weight for credit, (weight, _) in zip(credits, shares, strict=True)]
+        turn = max(range(len(credits)), key=credits.__getitem__)
+        credits[turn] -= total
+        yield next(orders[turn])

@@ -1,7 +1,7 @@
-"""What a task is: one record, whether it was a JSON line or a Harbor directory. docs/tasks.md describes every field.
+"""The task record, the same for JSON lines and Harbor directories. docs/tasks.md describes every field.
 
-Each default is the strictest; what a task relaxes stands in its own text. A record names directories of this machine by
-absolute path; how their content is pinned is the loader's matter (`digest`).
+Each default is the strictest, so a task's own text shows what it relaxes. Directories of this machine are named by
+absolute path; the loader stores a digest of their content (`digest`).
 """
 
 from dataclasses import dataclass
@@ -21,18 +21,18 @@ Directories = dict[Text, Text]
 Domain = Literal["agent", "reasoning", "qa"]
 
 MAX_INSTRUCTION = 100_000
-"""Bytes. The instruction is an argument of the agent's process, and Linux takes at most 128 KiB for one."""
+"""Bytes. The instruction is an argument of the agent's process, and Linux allows at most 128 KiB for one."""
 
 
 class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A struct that takes no field it does not know."""
+    """A struct that refuses unknown fields."""
 
 
 class TaskImage(Strict, frozen=True, kw_only=True):
-    """What the sandbox's file system begins as."""
+    """The image that a sandbox's file system starts from."""
 
     name: str = ""
-    """An image of the engine; with a directory without Dockerfile, the image that its files are copied into."""
+    """Name of an image. With a directory without Dockerfile: the image that its files are copied into."""
     directory: str = ""
     """Built by its Dockerfile, or copied into the working directory. Relative to the file that names it."""
     dockerfile: Text = "Dockerfile"
@@ -40,21 +40,21 @@ class TaskImage(Strict, frozen=True, kw_only=True):
 
 
 class TaskService(Strict, frozen=True, kw_only=True):
-    """What runs beside the sandbox, in the same network: a database, say."""
+    """A service beside the sandbox in the same network, for example a database."""
 
     name: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
-    """Under which the sandbox finds it."""
+    """Host name of the service inside the sandbox."""
     image: TaskImage
     command: tuple[str, ...] = ()
-    """Arguments; empty: the image's own."""
+    """Command line. Empty: the image's own."""
     env: dict[str, str] = {}
     ready: str = ""
-    """Shell command, in the service, that exits with 0 when it is ready. Empty: as soon as it runs."""
+    """Shell command in the service that exits with 0 when it is ready. Empty: ready as soon as it runs."""
     ready_timeout: Seconds = 60
 
 
 class Verifier(Strict, frozen=True, kw_only=True):
-    """What gives the verdict on what the agent left. harness/verdict/rewards.py says what counts as a reward."""
+    """How the verdict on the agent's work is made. harness/verdict/rewards.py says what counts as a reward."""
 
     command: str = ""
     """Shell command. A task of domain `agent` needs one."""
@@ -66,49 +66,49 @@ class Verifier(Strict, frozen=True, kw_only=True):
     """exit: exit code and $REWARD_FILE. logs: /logs/verifier/reward.json or reward.txt, whatever the exit code."""
     timeout: Seconds = 120
     user: User = "verifier"
-    """Who runs the command."""
+    """User who runs the command."""
     fresh: bool = False
-    """Judge in a fresh sandbox that only the working directory is carried into."""
+    """Verify in a fresh sandbox into which only the working directory is copied."""
     keep: list[Pattern] = []
     """Paths that steer verifiers but that the agent may create or change, such as conftest.py.
     See harness/environment/protected_files.py."""
     network: Network | None = None
-    """None: the task's."""
+    """Network of the verifier. None: the task's."""
     env: dict[str, str] = {}
-    """Over the task's."""
+    """Environment variables, in addition to the task's."""
 
 
 class Checker(Strict, frozen=True, kw_only=True):
-    """What gives the verdict on an answer in the domains `reasoning` and `qa`."""
+    """How the verdict on an answer is made, in the domains `reasoning` and `qa`."""
 
     kind: Literal["exact", "regex", "math", "code", "judge"]
     answer: str = ""
     """exact, math: the right answer. judge: a reference for the judge, or empty."""
     pattern: str = ""
-    """regex: found anywhere in the final answer."""
+    """regex: searched anywhere in the answer."""
     path: str = "answer.py"
-    """code: where the answer's last code block goes; then the task's verifier judges it in a sandbox."""
+    """code: file for the answer's last code block, which the task's verifier then judges in a sandbox."""
     rubric: str = ""
     """judge: what makes an answer good."""
 
 
 class TaskLimits(Strict, frozen=True, kw_only=True):
-    """What the sandbox may use, and each command in it: set-up, agent and verifier."""
+    """Limits of the sandbox, and of each command in it: set-up, agent and verifier."""
 
     memory_mb: Count | None = 4096
-    """Of all processes of the sandbox together. None: unlimited."""
+    """Memory of all processes of the sandbox together. None: unlimited."""
     cpus: Share | None = None
-    """How many CPUs' worth of time at once. None: all."""
+    """CPUs that the sandbox may use at once. None: all."""
     pids: Count | None = 1024
     disk_mb: Count | None = 4096
-    """Of each place that can be written."""
+    """Disk space of each writable place."""
     cpu_seconds: Seconds | None = None
     output_kb: Count = 1024
-    """Output of a command that is kept."""
+    """Output that is kept of each command."""
 
 
 class Solution(Strict, frozen=True, kw_only=True):
-    """The oracle: what a perfect agent would do. Only `harness validate` runs it."""
+    """The oracle solution. Only `harness validate` runs it."""
 
     command: Text
     directories: Directories = {}
@@ -116,17 +116,17 @@ class Solution(Strict, frozen=True, kw_only=True):
 
 
 class Step(Strict, frozen=True, kw_only=True):
-    """One part of a task with several: an agent and a verdict each, in one sandbox. What is None is the task's."""
+    """One step of a task: an agent and a verdict of its own, in one sandbox for all steps. None: the task's value."""
 
     name: Text
     instruction: Text
     verifier: Verifier
     directories: Directories = {}
-    """There before the step's set-up."""
+    """Copied in before the step's set-up."""
     setup: str = ""
     timeout: Seconds | None = None
     min_reward: float | dict[str, float] | None = None
-    """The further steps are left out when a reward of this step is below. A number stands for {"reward": number}."""
+    """Skip the further steps when a reward of this step is lower. A number stands for {"reward": number}."""
     solution: Solution | None = None
 
 
@@ -135,17 +135,17 @@ class Task(Strict, frozen=True, kw_only=True):
 
     id: Text
     instruction: str = ""
-    """What the agent is told. Needed, unless there are steps with instructions of their own."""
+    """Text for the agent. Needed, unless the steps have instructions of their own."""
     domain: Domain = "agent"
-    """agent: works in a sandbox. reasoning, qa: one model call, whose answer is checked."""
+    """agent: an agent works in a sandbox. reasoning, qa: one model call, whose answer is checked."""
     verifier: Verifier = Verifier()
     checker: Checker | None = None
-    """Of the domains reasoning and qa."""
+    """Only for the domains reasoning and qa."""
     steps: tuple[Step, ...] = ()
     steps_reward: Literal["mean", "final"] = "mean"
-    """Of the steps that were judged: their mean, or the last one's."""
+    """The task's reward: the mean over the steps that were judged, or the last one's."""
     image: TaskImage | None = None
-    """None: the back end's own."""
+    """None: the back end's default."""
     services: tuple[TaskService, ...] = ()
     """Started in this order before set-up, each when the one before it is ready."""
     profile: Profile = "strict"
@@ -155,32 +155,32 @@ class Task(Strict, frozen=True, kw_only=True):
     work: str = ""
     """Working directory in the sandbox. Empty: the image's."""
     files: Files = {}
-    """Path -> text, there before set-up. Relative to the agent's working directory; `~/` is its home."""
+    """Path -> text, written before set-up. Relative to the agent's working directory; `~/` is its home."""
     directories: Directories = {}
-    """Path in the sandbox -> directory here, there before set-up."""
+    """Path in the sandbox -> directory here, copied in before set-up."""
     setup: str = ""
     """Shell command before the agent starts."""
     setup_timeout: Seconds = 120
     daemons: bool = False
-    """What set-up leaves running stays while the agent works and the verifier judges."""
+    """Keep processes that set-up leaves running while the agent works and the verifier judges."""
     clean: Clean = Clean()
-    """What becomes of leftovers before the agent starts."""
+    """What to do with leftovers before the agent starts."""
     augment: Augment | None = None
-    """What differs from attempt to attempt. None: what the run says."""
+    """Variations of the environment between attempts. None: the run's."""
     timeout: Seconds = 600
-    """Wall seconds of the agent. Then it is ended, and the verifier judges what it left."""
+    """Wall seconds of the agent. After that it is ended, and the verifier judges its work so far."""
     max_turns: Count | None = None
-    """Model calls of the agent."""
+    """Maximum model calls of the agent."""
     max_tokens: Count | None = None
-    """Tokens that the model samples for the agent."""
+    """Maximum tokens that the model samples for the agent."""
     limits: TaskLimits = TaskLimits()
     env: dict[str, str] = {}
-    """Environment of set-up, agent and verifier."""
+    """Environment variables of set-up, agent and verifier."""
     solution: Solution | None = None
     metadata: dict[str, Any] = {}
-    """Carried along, never shown to the agent."""
+    """Stored with the rollout, never shown to the agent."""
     digest: str = ""
-    """Of the directories' content; the loader writes it."""
+    """Digest of the directories' content, set by the loader."""
 
     def command_limits(self, seconds: float) -> Limits:
         """Limits of one command in this task's sandbox, at most `seconds` long."""
@@ -189,7 +189,7 @@ class Task(Strict, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class TaskPart:
-    """A step as a task of its own; a task without steps is its only part."""
+    """A step as a task of its own. A task without steps is its only part."""
 
     task: Task
     name: str = ""
@@ -199,7 +199,7 @@ class TaskPart:
 
 
 def parts_of(task: Task) -> tuple[TaskPart, ...]:
-    """What is worked at one after the other in one sandbox."""
+    """The parts of a task, which are worked on one after the other in one sandbox."""
     if not task.steps:
         return (TaskPart(task),)
     steps = ((_alone(task, step, first=step is task.steps[0]), step) for step in task.steps)

@@ -1,6 +1,6 @@
-"""Where tasks come from: JSONL files, Harbor task directories, directories of those, globs, and mix files with weights.
+"""Loads tasks from JSONL files, Harbor task directories, directories of these, globs, and mix files with weights.
 
-A mix file is TOML: `[[source]]` with `path` (relative to the file), and `weight` and `limit` where wanted; `[domains]`
+A mix file is TOML: `[[source]]` with `path` (relative to the file) and optionally `weight` and `limit`, and `[domains]`
 with a weight for each. Left out: data sets that would have to be downloaded.
 """
 
@@ -27,9 +27,9 @@ class MixSource(Strict, frozen=True, kw_only=True):
     path: Text
     """JSONL file, directory or glob, relative to the mix file."""
     weight: Share | None = None
-    """How often its tasks come, against the other sources' weights. All sources have one or none has."""
+    """How often its tasks come, relative to the other sources' weights. Either all sources have one or none."""
     limit: Count | None = None
-    """Only its first tasks."""
+    """Use only this many tasks, from the first on."""
 
 
 class MixFile(Strict, frozen=True, kw_only=True):
@@ -37,25 +37,25 @@ class MixFile(Strict, frozen=True, kw_only=True):
 
     source: Annotated[list[MixSource], msgspec.Meta(min_length=1)]
     domains: dict[Domain, Share] = {}
-    """How often tasks of a domain come, against the others."""
+    """Domain -> how often its tasks come, relative to the other domains."""
 
 
 @dataclass
 class LoadedTasks:
-    """What was found."""
+    """The tasks of all sources, and the reasons for those that were left out."""
 
     mix: TaskMix
     refused: list[str] = field(default_factory=list)
-    """Tasks that ask for what there is not here: one sentence each."""
+    """For each task that needs something which is not offered here, one sentence."""
 
 
-def load_sources(given: Sequence[str]) -> LoadedTasks:
-    """Every task of the sources; UserError for the first fault, and when nothing is left to run."""
+def load_sources(sources: Sequence[str]) -> LoadedTasks:
+    """Load every task of the sources. UserError for the first fault, and when no task is left to run."""
     refused: list[str] = []
-    if len(given) == 1 and given[0].endswith(".toml"):
-        mix = _mix(Path(given[0]), refused)
+    if len(sources) == 1 and sources[0].endswith(".toml"):
+        mix = _mix(Path(sources[0]), refused)
     else:
-        mix = TaskMix([TaskSource(path, _tasks(path, Path(), refused)) for path in given])
+        mix = TaskMix([TaskSource(path, _tasks(path, Path(), refused)) for path in sources])
     if not mix.tasks:
         raise UserError(f"no task can run: all {len(refused)} were left out, the first because {refused[0]}")
     _names(mix)
@@ -73,11 +73,11 @@ def _mix(path: Path, refused: list[str]) -> TaskMix:
 
 
 def _tasks(given: str, base: Path, refused: list[str]) -> list[Task]:
-    """The tasks of one source; what is refused is told there."""
+    """Load the tasks of one source; reasons for refused ones are added to `refused`."""
     if (base / given).exists():
         paths = [base / given]
     elif any(sign in given for sign in "*?["):
-        paths = [base / found for found in sorted(glob(given, root_dir=base, recursive=True))]
+        paths = [base / match for match in sorted(glob(given, root_dir=base, recursive=True))]
     else:
         raise UserError(f"{given} does not exist; name a JSONL file, a task directory, a directory of them or a glob")
     tasks = [task for path in paths for task in _of_path(path, given, refused)]
@@ -102,7 +102,7 @@ def _of_path(path: Path, given: str, refused: list[str]) -> Iterator[Task]:
 
 
 def _directories(path: Path) -> Iterator[Path]:
-    """The task directories at and below a path. A glob may also match what is none; what is in a task is its own."""
+    """The task directories at and below a path. Directories inside a task directory belong to that task."""
     if is_task(path):
         yield path
         return

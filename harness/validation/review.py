@@ -1,17 +1,16 @@
-"""What trials say about a task: whether it can be trusted to train on.
+"""Decides from a task's trials whether it can be trusted for training.
 
 verdict              an oracle trial reaches full reward, a no-op does not, every time
 -------------------  -------------------------------------------------------------------------------------------------
-accepted             that is so
-no solution          there is no oracle solution, so nothing is proved
+accepted             yes
+no solution          there is no oracle solution, so nothing can be tested
 oracle fails         the oracle solution never reaches full reward
 no-op passes         doing nothing always reaches full reward
 flaky                the same trial came to different rewards, or only sometimes to one
 environment broken   image, set-up or sandbox fail, or the verifier gives no verdict on an untouched environment
-weak test            a judge thinks that the tests let wrong work pass (harness/verdict/judge.py); its reasons are the
-cause
+weak test            a judge thinks that the tests let wrong work pass (harness/verdict/judge.py); the cause says why
 
-Left out: how hard a task is, and whether its instruction says all that its tests ask for.
+Left out: how hard a task is, and whether its instruction mentions everything that its tests check.
 """
 
 import hashlib
@@ -37,22 +36,22 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     verdict: Word
     cause: str = ""
-    """One sentence; of an accepted task nothing, or why the judge had no opinion."""
+    """One sentence. For an accepted task empty, or why the judge had no opinion."""
     oracle: list[float | None] = []
-    """Rewards of the trials; null: none."""
+    """Rewards of the oracle trials; null for a trial without a reward. `noop` is the same for no-op trials."""
     noop: list[float | None] = []
     opinion: Opinion | None = None
     seconds: float = 0.0
-    """Of the longest trial."""
+    """Duration of the longest trial."""
 
 
 def key_of(task: Task) -> str:
-    """The id and a digest of all that the task says and its directories hold."""
+    """The task's id and a digest of its fields and its directories' content."""
     return f"{task.id} {hashlib.sha256(msgspec.json.encode(task)).hexdigest()[:16]}"
 
 
 def can_be_tried(task: Task) -> str:
-    """Nothing, or why no trial can prove this task."""
+    """Say why no trial can test this task; empty when trials can."""
     if task.domain != "agent":
         return f"a task of domain {task.domain!r} has no oracle; only tasks of domain 'agent' are tried"
     missing = [part.name for part in parts_of(task) if part.task.solution is None]
@@ -62,7 +61,7 @@ def can_be_tried(task: Task) -> str:
 
 
 def finding(task: Task, trials: Sequence[Trial], opinion: Opinion | None = None) -> Finding:
-    """The verdict on a task."""
+    """Decide on a task by its trials, and by a judge's opinion if there is one."""
     plain = [trial for trial in sorted(trials, key=_number) if not trial.variation]
     rewards = {kind: [trial.reward for trial in plain if trial.kind == kind] for kind in KINDS}
     word, cause = _verdict(task, plain, rewards)

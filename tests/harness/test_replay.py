@@ -83,7 +83,7 @@ def test_a_rollout_is_run_again_and_its_first_difference_is_told(
     assert "0 of 2 calls made" in told and "verdict: recorded 1, now no reward (agent_crash): different" in told
     assert re.search(r"first: request 0 differs .* in messages\[1\] \(user\), .*hello.txt.* was recorded", told), told
     assert main(again) == 2  # the run did not bring its proxy up
-    assert "name its configuration with --config FILE" in capsys.readouterr().err
+    assert "name that proxy's configuration with --config FILE" in capsys.readouterr().err
     assert main([*again[:2], "999999", "--config", str(config)]) == 2
     assert "the run has no finished rollout 999999" in capsys.readouterr().err
     assert results(tmp_path / "run") == [row]
