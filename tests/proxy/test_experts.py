@@ -117,7 +117,7 @@ Refused = Callable[[ProxyConfig, Path], object]
 REFUSED: dict[str, tuple[Refused, str]] = {
     "a dense model": (lambda config, log: Gateway(config, "http://127.0.0.1:1"), "names no num_experts_per_tok; set"),
     "its engine": (lambda config, log: Sglang(config.engine, log), "names no num_experts_per_tok; set"),
-    "a provider": (lambda config, log: Gateway(config, "litellm:openai/x"), "cannot say; set it to false"),
+    "a provider": (lambda config, log: Gateway(config, "litellm:openai/x"), "returns no experts; set it to false"),
 }
 
 
