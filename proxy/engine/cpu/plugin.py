@@ -1,7 +1,7 @@
-"""SGLang plugin (entry point group `sglang.srt.plugins`) for the few CPU gaps of SGLang 0.5.23.
+"""SGLang plugin (entry point group `sglang.srt.plugins`) that fills gaps of SGLang 0.5.23 on the CPU.
 
-Plain serving of Qwen3 does without it; expert routing, HiCache and disaggregated prefill need it. It does nothing
-unless the stand-in `sgl_kernel` of this package is the one in use: a GPU engine in the same environment is not touched.
+Serving Qwen3 works without it; expert routing, HiCache and disaggregated prefill need it. It does nothing unless this
+package's stand-in for `sgl_kernel` is in use, so it does not touch a GPU engine in the same environment.
 """
 
 import functools
@@ -21,14 +21,14 @@ def install() -> None:
 
 
 def _host_buffers() -> None:
-    """Host KV and expert-routing buffers: there is no cudaHostRegister."""
+    """Skip cudaHostRegister, which pins the host buffers of HiCache and of expert routing."""
     import sglang.srt.mem_cache.pool_host.common as common
 
     common._cuda_host_register = lambda *args, **kwargs: None
 
 
 def _host_cache() -> None:
-    """HiCache level 2: copies by indexing (`--hicache-io-backend direct`), and no pinned memory."""
+    """Copy HiCache's level 2 by indexing (`--hicache-io-backend direct`), without pinned memory."""
     import sglang.srt.mem_cache.pool_host.base as base
     import sglang.srt.mem_cache.pool_host.mha as mha
 
@@ -52,7 +52,7 @@ def _copy_layers(src_layers: Any, dst_layers: Any, src_indices: Any, dst_indices
 
 
 def _stream() -> None:
-    """torch.cpu.Stream has no synchronize(): CPU work is done when it returns."""
+    """Add synchronize() to torch.cpu.Stream. It has nothing to wait for: CPU work is done when a call returns."""
     import torch
 
     if "synchronize" not in vars(torch.cpu.Stream):
@@ -60,7 +60,7 @@ def _stream() -> None:
 
 
 def _disaggregation() -> None:
-    """Disaggregated prefill over mooncake TCP: no pinned staging tensor, no CUDA event."""
+    """Let disaggregated prefill over mooncake TCP work without a pinned staging tensor and a CUDA event."""
     try:
         from sglang.srt.disaggregation.mooncake.conn import MooncakeKVSender
     except (ImportError, OSError):  # mooncake is not installed, or its libraries are missing: nothing to fix

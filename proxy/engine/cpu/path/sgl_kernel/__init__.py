@@ -1,8 +1,10 @@
-"""A pure-torch stand-in for the CUDA-only `sgl_kernel` wheel: just enough for SGLang with SGLANG_USE_CPU_ENGINE=1.
+"""A pure-torch stand-in for the CUDA-only `sgl_kernel` wheel: just enough for SGLang 0.5.23 with
+SGLANG_USE_CPU_ENGINE=1.
 
-SGLang guards nearly all of its kernels by the CPU's abilities; what is left is cache bookkeeping, and attention plus
-verification for speculative decoding with one draft chain (top-k 1). Any other name can be imported; calling it raises.
-Refuses to load where CUDA exists: there the real wheel must be used.
+On a CPU, SGLang calls few of its kernels: cache bookkeeping, and attention and verification for speculative decoding
+with one draft chain (top-k 1). Their names and arguments are SGLang's; results are written into the tensors that it
+passes. Any other name can be imported; calling it raises NotImplementedError. Refuses to load where CUDA exists, as the
+real wheel must be used there.
 """
 
 import importlib.abc
@@ -51,7 +53,7 @@ def __getattr__(name):
 
 
 class _Submodules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """`from sgl_kernel.<these> import X`. Faking others would break imports that SGLang guards with ImportError."""
+    """Makes these submodules importable. Others must raise ImportError, which SGLang catches."""
 
     names = ("sgl_kernel.speculative", "sgl_kernel.mamba", "sgl_kernel.kvcacheio")
 
