@@ -1,7 +1,7 @@
-"""`python benchmarks/mtp.py`: see benchmarks/drafting.py, which does the work.
+"""`python benchmarks/mtp.py`: runs benchmarks/drafting.py.
 
-A script's own directory comes first where Python looks for modules, and there benchmarks/trainer.py would stand for the
-package `trainer`.
+Python looks for modules in a script's own directory first, and there benchmarks/trainer.py would hide the package
+`trainer`.
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""`python benchmarks/trainer.py`: see benchmarks/steps.py, which does the work.
+"""`python benchmarks/trainer.py`: runs benchmarks/steps.py.
 
-A script's own directory comes first where Python looks for modules, and there this file would stand for the package
+Python looks for modules in a script's own directory first, and there this file would hide the package
 `trainer`.
 """
 
