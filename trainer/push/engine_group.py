@@ -18,9 +18,10 @@ class EngineGroup:
         self.failed: dict[str, str] = {}
 
     def each(self, do: Callable[[PushTarget], T]) -> dict[PushTarget, T]:
-        """Run `do` for every engine at once and return the results.
+        """Run `do` for every engine at once, each in its own thread, and return the results.
 
-        An engine with PushFailed leaves the group; any other error is raised when all threads are done.
+        An engine with PushFailed leaves the group; any other error is raised when all threads are done. The group
+        changes only in the caller's thread, so it needs no lock.
         """
         if not self.engines:
             return {}
