@@ -21,7 +21,7 @@ def release(engine: PushTarget) -> None:
     engine.pause()
     if served.endswith(RELEASED):
         return
-    if served.endswith(LOADING):  # a push was interrupted, when the cache had been freed
+    if served.endswith(LOADING):  # a push was interrupted, and the cache is freed already
         _move(engine, served, "release", [WEIGHTS])
     else:
         _check(served)
@@ -30,7 +30,7 @@ def release(engine: PushTarget) -> None:
 
 
 def take_back_weights(engine: PushTarget) -> None:
-    """Take back memory for weights, to load them next. The cache is free afterwards, whatever the state was."""
+    """Take back memory for weights, to load them next. The engine has no cache afterwards, whatever its state was."""
     served = engine.served()
     if served.endswith(LOADING):
         return
