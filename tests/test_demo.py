@@ -21,10 +21,10 @@ def test_the_shortened_demo_reaches_its_summary(tmp_path: Path) -> None:
     command = [sys.executable, "examples/demo/run.py", str(tmp_path / "demo"), "--steps", "5", "--episodes", "128"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads((tmp_path / "demo" / "summary.json").read_text())
-    assert set(KEYS) <= found.keys()
-    assert found["steps"] == len(found["reward_by_step"]) == 5
-    assert found["eval_episodes"] == 128 and found["eval_missing"] == 0 and 0 < found["eval_before"] < 1
-    assert len(set(found["reward_by_step"])) > 1
-    assert found["logprob_tokens_compared"] >= 1000 and found["max_abs_logprob_diff"] <= 1e-4
+    summary = json.loads((tmp_path / "demo" / "summary.json").read_text())
+    assert set(KEYS) <= summary.keys()
+    assert summary["steps"] == len(summary["reward_by_step"]) == 5
+    assert summary["eval_episodes"] == 128 and summary["eval_missing"] == 0 and 0 < summary["eval_before"] < 1
+    assert len(set(summary["reward_by_step"])) > 1
+    assert summary["logprob_tokens_compared"] >= 1000 and summary["max_abs_logprob_diff"] <= 1e-4
     assert (tmp_path / "demo" / "reward.png").stat().st_size > 1000

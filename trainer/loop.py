@@ -49,6 +49,7 @@ def train(config: Config, ranks: Ranks) -> None:
                 update = policy.update(micros[ranks.data_rank], batch.tokens, loss, rate)
                 report.updated(update)
                 directories = save(config, policy, step)
+                # Publishing makes the step count, so its checkpoint is durable before and engines get it after.
                 version = run.publish(step, directories, report.metrics())
                 run.push(version)
                 report.pushed(version)

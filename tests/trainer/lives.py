@@ -65,17 +65,17 @@ class Lives:
         self.pids = msgspec.json.decode(self._process.stdout.readline(), type=list[int])
         return msgspec.json.decode(self._process.stdout.readline(), type=list[int])
 
-    def said(self) -> str:
-        """The end of what all ranks have printed."""
+    def log_end(self) -> str:
+        """Return the end of what all ranks have printed."""
         return self.log.read_text()[-2000:]
 
-    def told(self, *arguments: str) -> str:
-        """What a life says that ends with one sentence to its user."""
+    def error_of(self, *arguments: str) -> str:
+        """Live a life that must end with one error message, and return the message."""
         before = len(self.log.read_text())
-        assert self.live(*arguments) == [2], self.said()
-        said = self.log.read_text()[before:]
-        assert said.startswith("error: ") and said.count("\n") == 1, said
-        return said
+        assert self.live(*arguments) == [2], self.log_end()
+        message = self.log.read_text()[before:]
+        assert message.startswith("error: ") and message.count("\n") == 1, message
+        return message
 
     def kill(self) -> None:
         """kill -9 of every rank, from another thread."""
@@ -115,14 +115,14 @@ def main() -> None:
 
 def _wait(pids: Sequence[int]) -> list[int]:
     """The status of each; when one has failed, the others are killed."""
-    found: dict[int, int] = {}
-    while len(found) < len(pids):
+    statuses: dict[int, int] = {}
+    while len(statuses) < len(pids):
         pid, status = os.wait()
-        found[pid] = os.waitstatus_to_exitcode(status)
-        if found[pid]:
-            for other in set(pids) - found.keys():
+        statuses[pid] = os.waitstatus_to_exitcode(status)
+        if statuses[pid]:
+            for other in set(pids) - statuses.keys():
                 os.kill(other, signal.SIGKILL)
-    return [found[pid] for pid in pids]
+    return [statuses[pid] for pid in pids]
 
 
 def _die_at(end: End) -> None:

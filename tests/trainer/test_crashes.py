@@ -51,7 +51,7 @@ def smooth(lives: Lives, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
     @cache
     def run(ranks: int) -> Path:
         directory = prepare(tmp_path_factory.mktemp("smooth"), groups=2 * STEPS)
-        assert lives.live(*launch(directory, ranks), ranks=ranks) == [0] * ranks, lives.said()
+        assert lives.live(*launch(directory, ranks), ranks=ranks) == [0] * ranks, lives.log_end()
         return directory
 
     return run
@@ -90,8 +90,8 @@ def test_a_kill_at_every_stage_changes_nothing(
     for end in STAGES:
         here = msgspec.structs.replace(end, rank=min(end.rank, ranks - 1))
         statuses = lives.live(*launch(rough, ranks), ranks=ranks, end=here)
-        assert killed(statuses, here), (end, statuses, lives.said())
-    assert lives.live(*launch(rough, ranks), ranks=ranks) == [0] * ranks, lives.said()
+        assert killed(statuses, here), (end, statuses, lives.log_end())
+    assert lives.live(*launch(rough, ranks), ranks=ranks) == [0] * ranks, lives.log_end()
     check_same(rough, smooth(ranks))
 
 
@@ -108,7 +108,7 @@ def test_a_kill_anywhere_changes_nothing(
         count_at = generator.randint(*ANYWHERE) + 50_000 * count  # later and later, so that the run comes to its end
         end = End(count=count_at, rank=generator.randrange(ranks))
         statuses = lives.live(*launch(rough, ranks), ranks=ranks, end=end)
-        assert statuses == [0] * ranks or killed(statuses, end), (end, statuses, lives.said())
+        assert statuses == [0] * ranks or killed(statuses, end), (end, statuses, lives.log_end())
         count += KILLED in statuses
     assert count >= 3
     check_same(rough, smooth(ranks))
@@ -122,11 +122,11 @@ class Deadly(Double):
     kill: Callable[[], None] = print
 
     async def answer(self, request: web.Request) -> web.Response:
-        said = await super().answer(request)
+        response = await super().answer(request)
         if request.path == self.deadly:
             self.deadly = ""
             self.kill()
-        return said
+        return response
 
 
 @pytest.mark.parametrize(
@@ -143,11 +143,11 @@ async def test_a_kill_in_the_middle_of_a_push_is_made_good(
     directory, engines = prepare(tmp_path), [Deadly(kill=lives.kill), Deadly(kill=lives.kill)]
     urls = msgspec.json.encode(await start(*engines)).decode()
     arguments = ["launch", str(directory / "trainer.toml"), "--set", f"push.engines={urls}", "--steps"]
-    assert await asyncio.to_thread(lives.live, *arguments, "1") == [0], lives.said()
+    assert await asyncio.to_thread(lives.live, *arguments, "1") == [0], lives.log_end()
     for engine in engines:  # the first to die dies of the push that resuming repeats
         engine.deadly = path
-        assert await asyncio.to_thread(lives.live, *arguments, "2") == [KILLED], lives.said()
-    assert await asyncio.to_thread(lives.live, *arguments, "2") == [0], lives.said()
+        assert await asyncio.to_thread(lives.live, *arguments, "2") == [KILLED], lives.log_end()
+    assert await asyncio.to_thread(lives.live, *arguments, "2") == [0], lives.log_end()
     newest = query(directory, "select 'v' || max(id), count(*), sum(pushed_at is null) from policy_versions")
     assert newest == [(engines[0].version, 3, 0)] and engines[1].version == engines[0].version
     assert not engines[0].paused and not engines[1].paused

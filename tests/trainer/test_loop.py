@@ -245,7 +245,7 @@ def test_a_rollback_is_trained_again_to_the_same_weights(tmp_path: Path, capsys:
     finish(directory)
     first = shutil.copytree(directory / "out" / "models" / "step-000003", tmp_path / "first")
     assert main(["rollback", str(directory / "trainer.toml"), "--to", "1"]) == 0
-    assert "at step 1 (" in (said := capsys.readouterr().out) and "4 groups will be trained again" in said
+    assert "at step 1 (" in (output := capsys.readouterr().out) and "4 groups will be trained again" in output
     assert query(directory, "select state, count(*) from groups group by state") == [("CONSUMED", 2), ("LEASED", 4)]
     assert main(["rollback", str(directory / "trainer.toml"), "--to", "1"]) == 0  # repeating it changes nothing
     output = finish(directory)

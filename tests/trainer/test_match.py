@@ -1,4 +1,4 @@
-"""What does not belong together is told in one sentence: the value, the rule, the way out. Nothing is overwritten."""
+"""A run on files of another run or model is refused in one sentence with a way out. Nothing is overwritten."""
 
 import json
 import os
@@ -59,12 +59,12 @@ def test_a_family_that_is_not_mapped(tmp_path: Path, capsys: pytest.CaptureFixtu
     config = directory / "model" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "gpt2"}))
     assert main(launch(directory, 1)) == 2
-    said = capsys.readouterr().err
+    error = capsys.readouterr().err
     assert (
-        said.startswith("error: ")
-        and f"model_type gpt2; the trainer maps {', '.join(FAMILIES)}: use one of these" in said
+        error.startswith("error: ")
+        and f"model_type gpt2; the trainer maps {', '.join(FAMILIES)}: use one of these" in error
     )
-    assert said.count("\n") == 1
+    assert error.count("\n") == 1
 
 
 def test_a_mixture_that_sglang_would_serve_wrongly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,63 +78,64 @@ def test_a_mixture_that_sglang_would_serve_wrongly(tmp_path: Path, capsys: pytes
 
 def test_the_directory_of_another_run_stays_as_it_is(lives: Lives, tmp_path: Path) -> None:
     directory = prepare(tmp_path, groups=0)
-    assert lives.live(*launch(directory, 0)) == [0], lives.said()
+    assert lives.live(*launch(directory, 0)) == [0], lives.log_end()
     weights = directory / "out" / "models" / "step-000000" / "model.safetensors"
     before = weights.stat()
-    told = lives.told(*launch(directory, 0, "run=other"))
+    error = lives.error_of(*launch(directory, 0, "run=other"))
     assert (
-        "holds the checkpoints of run 'demo', opened 2" in told and "this is another run, 'other'; set another" in told
+        "holds the checkpoints of run 'demo', opened 2" in error
+        and "this is another run, 'other'; set another" in error
     )
     (directory / "out" / "run.json").write_bytes(b"")
-    assert "run.json is damaged (Input data was truncated); delete it if" in lives.told(*launch(directory, 0))
+    assert "run.json is damaged (Input data was truncated); delete it if" in lives.error_of(*launch(directory, 0))
     (directory / "out" / "run.json").unlink()  # as of before there were any
-    told = lives.told(*launch(directory, 0, "run=other"))
-    assert "holds step-000000 of another run, as 'other' has published nothing yet; set another output" in told
-    assert lives.live(*launch(directory, 0)) == [0], lives.said()
+    error = lives.error_of(*launch(directory, 0, "run=other"))
+    assert "holds step-000000 of another run, as 'other' has published nothing yet; set another output" in error
+    assert lives.live(*launch(directory, 0)) == [0], lives.log_end()
     after = weights.stat()
     assert (after.st_ino, after.st_mtime) == (before.st_ino, before.st_mtime)
 
 
 def test_a_checkpoint_of_another_model(lives: Lives, tmp_path: Path) -> None:
     directory = prepare(tmp_path, groups=0)
-    assert lives.live(*launch(directory, 0)) == [0], lives.said()
+    assert lives.live(*launch(directory, 0)) == [0], lives.log_end()
     write_model(directory / "other", "qwen2")
-    told = lives.told(*launch(directory, 0, "model=other"))
-    assert "step-000000 was saved with family = qwen3 and this run has qwen2; use the saved value, or start" in told
+    error = lives.error_of(*launch(directory, 0, "model=other"))
+    assert "step-000000 was saved with family = qwen3 and this run has qwen2; use the saved value, or start" in error
 
 
 def test_a_checkpoint_that_is_damaged(lives: Lives, tmp_path: Path) -> None:
     directory = prepare(tmp_path, groups=0)
-    assert lives.live(*launch(directory, 0)) == [0], lives.said()
+    assert lives.live(*launch(directory, 0)) == [0], lives.log_end()
     checkpoint = directory / "out" / "checkpoints" / "step-000000"
     [file] = checkpoint.glob("*.distcp")
     os.truncate(file, file.stat().st_size // 2)
-    assert f"{checkpoint} is damaged (" in (told := lives.told(*launch(directory, 0))), told
+    assert f"{checkpoint} is damaged (" in (error := lives.error_of(*launch(directory, 0))), error
     file.unlink()
-    assert f"{checkpoint} is damaged (" in (told := lives.told(*launch(directory, 0))), told
+    assert f"{checkpoint} is damaged (" in (error := lives.error_of(*launch(directory, 0))), error
 
 
 def test_a_budget_below_one_path(lives: Lives, tmp_path: Path) -> None:
-    told = lives.told(*launch(prepare(tmp_path), 1, "batch.max_tokens=8"))
-    assert "batch.max_tokens = 8 is below a recorded path of 27 tokens; raise it" in told
+    error = lives.error_of(*launch(prepare(tmp_path), 1, "batch.max_tokens=8"))
+    assert "batch.max_tokens = 8 is below a recorded path of 27 tokens; raise it" in error
     assert query(tmp_path, "select count(*) from groups where state = 'LEASED'") == [(2,)]  # kept for the next start
 
 
 def test_a_token_that_the_model_does_not_know(lives: Lives, tmp_path: Path) -> None:
     directory = prepare(tmp_path, groups=1)
     record(directory, new_completion(0, [1, 200], [2], "v1"), new_completion(0, [1, 2], [3], "v1"))
-    told = lives.told(*launch(directory, 1))
-    assert "the pool holds token id 200, and" in told and "has a vocabulary of 96; set model to the one" in told
+    error = lives.error_of(*launch(directory, 1))
+    assert "the pool holds token id 200, and" in error and "has a vocabulary of 96; set model to the one" in error
 
 
 def test_completions_without_logprobs_are_counted_excluded_and_said(lives: Lives, tmp_path: Path) -> None:
     directory = prepare(tmp_path, groups=1)
     whole, bare = new_completion(0, [1, 2], [3, 4, 5], "v1"), new_completion(0, [1, 2], [6, 7], "v1")
     record(directory, whole, replace(bare, logprobs=array("f")), whole)
-    assert lives.live(*launch(directory, 1)) == [0], lives.said()
+    assert lives.live(*launch(directory, 1)) == [0], lives.log_end()
     [step] = metrics(directory)[1:]
     assert step["excluded_tokens"] == {"logprobs_missing": 2} and step["trained_tokens"] == 4 * 8 + 2 * 3
-    assert "(2 not trained: logprobs_missing)" in lives.said()
+    assert "(2 not trained: logprobs_missing)" in lives.log_end()
 
 
 def test_tokens_of_another_tokenizer(lives: Lives, tmp_path: Path) -> None:
@@ -144,10 +145,10 @@ def test_tokens_of_another_tokenizer(lives: Lives, tmp_path: Path) -> None:
     with pool.write() as connection:
         connection.execute(update(completions).values(proxy_id=proxy_id))
     pool.close()
-    assert lives.live(*launch(directory, 0)) == [0], lives.said()  # its tokenizer.json says nothing: no check
+    assert lives.live(*launch(directory, 0)) == [0], lives.log_end()  # its tokenizer.json says nothing: no check
     tokens = {f"t{id}": id for id in range(VOCABULARY)}
     (directory / "model" / "tokenizer.json").write_text(json.dumps({"model": {"vocab": tokens}}))
     for verb in (launch(directory, 1), ["sft", str(directory / "trainer.toml"), *SFT]):
-        told = lives.told(*verb)
-        assert "holds tokens of the tokenizer 0123456789abcdef, and" in told and "set model to one with" in told
+        error = lives.error_of(*verb)
+        assert "holds tokens of the tokenizer 0123456789abcdef, and" in error and "set model to one with" in error
     assert query(directory, "select count(*) from groups where state = 'CONSUMED'") == [(0,)]

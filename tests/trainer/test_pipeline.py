@@ -19,12 +19,12 @@ ENDS = [End("return", "Policy.update", rank=1), End("c_call", "fsync", 2, rank=1
 @pytest.mark.timeout(900)
 def test_a_loop_on_two_stages_survives_and_learns_what_one_rank_learns(lives: Lives, tmp_path: Path) -> None:
     one, smooth, rough = (prepare(tmp_path / name, groups=2 * STEPS) for name in ("one", "smooth", "rough"))
-    assert lives.live(*launch(one, 1)) == [0], lives.said()
+    assert lives.live(*launch(one, 1)) == [0], lives.log_end()
     stages = ["--set", "parallel.pipeline=2"]
-    assert lives.live(*launch(smooth, 2), *stages, ranks=2) == [0, 0], lives.said()
+    assert lives.live(*launch(smooth, 2), *stages, ranks=2) == [0, 0], lives.log_end()
     for end in ENDS:
-        assert killed(lives.live(*launch(rough, 2), *stages, ranks=2, end=end), end), (end, lives.said())
-    assert lives.live(*launch(rough, 2), *stages, ranks=2) == [0, 0], lives.said()
+        assert killed(lives.live(*launch(rough, 2), *stages, ranks=2, end=end), end), (end, lives.log_end())
+    assert lives.live(*launch(rough, 2), *stages, ranks=2) == [0, 0], lives.log_end()
     alone, undisturbed, resumed = ([row["loss"] for row in metrics(where)[1:]] for where in (one, smooth, rough))
     assert resumed == undisturbed == pytest.approx(alone, rel=1e-3)
     steps = query(rough, "select state, step from groups order by queue_index")

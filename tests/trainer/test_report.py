@@ -1,4 +1,4 @@
-"""What is said of a step: definitions on cases worked by hand, alarms, boards, and the record of its tokens."""
+"""Metrics of a step on cases worked by hand, alarms, exporters, and the record of its tokens."""
 
 import math
 import re
@@ -68,7 +68,7 @@ def facts_of(groups: Sequence[LeasedGroup], step: int = 3) -> StepFacts:
     return StepFacts(step, groups, batch, micros, update, seen, {}, {"train": 2.0})
 
 
-def said(groups: Sequence[LeasedGroup], **setting: Any) -> dict[str, Any]:
+def metrics_of(groups: Sequence[LeasedGroup], **setting: Any) -> dict[str, Any]:
     return describe(facts_of(groups), MetricsContext(shape=SHAPE, versions={"v0": 0, "v1": 1, "v2": 2}, **setting))
 
 
@@ -78,7 +78,7 @@ def test_every_sampled_token_is_trained_or_has_a_reason() -> None:
     second = replace(second, completions=[second.completions[0], side, second.completions[2]])
     odd = replace(first.completions[2], logprobs=array("f", [-1.0, -math.inf]))
     first = replace(first, completions=[*first.completions[:2], odd])
-    metrics = said([group(first, second, third), group(rollout(4, 1.0), rollout(5, 1.0))])
+    metrics = metrics_of([group(first, second, third), group(rollout(4, 1.0), rollout(5, 1.0))])
     assert metrics["sampled_tokens"] == 25 and metrics["trained_tokens"] == 8
     assert metrics["excluded_tokens"] == {
         "label: side": 1,
@@ -90,22 +90,24 @@ def test_every_sampled_token_is_trained_or_has_a_reason() -> None:
 
 
 def test_rewards_are_told_by_domain_and_missing_ones_are_not_counted() -> None:
-    metrics = said([group(rollout(1, 1.0), rollout(2, 0.0), rollout(3, None)), group(rollout(4, 1.0), domain="qa")])
+    metrics = metrics_of(
+        [group(rollout(1, 1.0), rollout(2, 0.0), rollout(3, None)), group(rollout(4, 1.0), domain="qa")]
+    )
     assert metrics["reward_by_domain"] == {"agent": 0.5, "qa": 1.0} and metrics["reward_mean"] == pytest.approx(2 / 3)
-    assert "reward_mean" not in said([group(rollout(1, None), rollout(2, None))])
+    assert "reward_mean" not in metrics_of([group(rollout(1, None), rollout(2, None))])
 
 
 def test_lengths_are_those_of_rollouts_above_and_below_their_groups_mean() -> None:
     groups = [group(rollout(1, 1.0, turns=1), rollout(2, 0.0, turns=3), rollout(3, 0.0, turns=2), rollout(4, None))]
-    found = lengths([*groups, group(rollout(5, 1.0), rollout(6, 1.0))], ("main",))
-    assert (found["positive_length_mean"], found["negative_length_mean"]) == (2, 4)
-    assert found["negative_length_p99"] == pytest.approx(4.98)
+    by_side = lengths([*groups, group(rollout(5, 1.0), rollout(6, 1.0))], ("main",))
+    assert (by_side["positive_length_mean"], by_side["negative_length_mean"]) == (2, 4)
+    assert by_side["negative_length_p99"] == pytest.approx(4.98)
     assert lengths([group(rollout(5, 1.0), rollout(6, 1.0))], ("main",)) == {}
 
 
 def test_staleness_is_counted_by_token_and_by_group() -> None:
     members = rollout(1, 1.0, version="v1"), rollout(2, 0.0, version="v2")
-    metrics = said([group(*members, staleness=1)])
+    metrics = metrics_of([group(*members, staleness=1)])
     assert metrics["staleness_tokens"] == {"0": 5, "1": 5} and metrics["staleness_tokens_mean"] == 0.5
     assert metrics["staleness_groups"] == {"1": 1}
 
@@ -132,7 +134,7 @@ def test_mismatch_is_that_of_the_trained_tokens_and_of_fresh_ones() -> None:
 
 
 def test_advantages_are_those_the_loss_has() -> None:
-    metrics = said([group(rollout(1, 1.0), rollout(2, 0.0))])
+    metrics = metrics_of([group(rollout(1, 1.0), rollout(2, 0.0))])
     assert metrics["advantage_max"] == pytest.approx(0.5**0.5, rel=1e-5) == -metrics["advantage_min"]
     assert metrics["advantage_mean"] == pytest.approx(0) and metrics["advantage_std"] == pytest.approx(0.7071, rel=1e-3)
 
@@ -141,8 +143,8 @@ def test_survival_is_told_by_the_length_of_rollouts() -> None:
     short = [group(rollout(2 * n, 1.0, turns=1), rollout(2 * n + 1, 0.0, turns=1)) for n in range(1, 5)]
     long = group(rollout(10, 1.0), rollout(11, None), rollout(12, 0.0))
     # eleven rollouts: the three long ones are the three last deciles
-    assert said([*short, long])["survival_by_length"] == dict.fromkeys(map(str, range(1, 11)), 1.0) | {"9": 0.0}
-    assert "survival_by_length" not in said([long])
+    assert metrics_of([*short, long])["survival_by_length"] == dict.fromkeys(map(str, range(1, 11)), 1.0) | {"9": 0.0}
+    assert "survival_by_length" not in metrics_of([long])
 
 
 def row_of(ids: list[int], trained: Sequence[int]) -> TrainingRow:
@@ -169,7 +171,7 @@ def test_flops_are_six_per_weight_and_token_and_those_of_attention_and_head() ->
 
 def test_speed_up_and_mfu_follow_from_the_work() -> None:
     groups = [group(rollout(1, 1.0), rollout(2, 0.0))]
-    metrics = said(groups, peak=1e6)
+    metrics = metrics_of(groups, peak=1e6)
     # both members are the same history: 10 inputs once as a tree, twice as sequences, and 4 + 6 + 10 by completion
     assert (metrics["computed_tokens"], metrics["flat_tokens"], metrics["call_tokens"]) == (10, 20, 40)
     assert metrics["speedup_tokens"] == 2 and metrics["speedup_flops"] == 2
@@ -178,13 +180,13 @@ def test_speed_up_and_mfu_follow_from_the_work() -> None:
 
 
 def test_there_is_no_mfu_where_the_peak_is_not_known() -> None:
-    assert "mfu" not in said([group(rollout(1, 1.0), rollout(2, 0.0))])
+    assert "mfu" not in metrics_of([group(rollout(1, 1.0), rollout(2, 0.0))])
     assert peak("cpu", "bfloat16") is None and peak("NVIDIA H200", "float32") is None
     assert peak("NVIDIA H200", "bfloat16") == 989.4e12
 
 
 def test_a_step_without_anything_to_learn_still_says_what_it_was() -> None:
-    metrics = said([group(rollout(1, 1.0), rollout(2, 1.0))])
+    metrics = metrics_of([group(rollout(1, 1.0), rollout(2, 1.0))])
     assert metrics["computed_tokens"] == 0 and metrics["trained_tokens"] == 0 and metrics["dropped_groups"] == 1
     assert not {"advantage_mean", "extreme_tokens", "positive_length_mean", "speedup_tokens"} & metrics.keys()
 
@@ -244,8 +246,8 @@ def test_settings_that_cannot_be_are_refused() -> None:
 def events(directory: Path) -> Any:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found = EventAccumulator(str(directory), size_guidance={"scalars": 0, "histograms": 0})
-    return found.Reload()
+    events = EventAccumulator(str(directory), size_guidance={"scalars": 0, "histograms": 0})
+    return events.Reload()
 
 
 def test_tensorboard_shows_numbers_and_histograms_and_a_new_process_replaces_them(tmp_path: Path) -> None:
@@ -306,20 +308,20 @@ def test_the_record_of_a_steps_tokens_is_what_the_update_gave_them(ranks: Ranks,
     assert len(micros[0]) > 2
     loss = partial(policy_loss, rule=rule_of("cispo", 0.0, 5.0))
     update = policy.update(micros[0], 35, loss, 1e-3)
-    found = token_notes(update.loss_inputs, loss, micros, ranks, policy.share)
-    assert sum(float((found[id(row)].coefficient * found[id(row)].logp).sum()) for row in rows) / 35 == pytest.approx(
+    notes = token_notes(update.loss_inputs, loss, micros, ranks, policy.share)
+    assert sum(float((notes[id(row)].coefficient * notes[id(row)].logp).sum()) for row in rows) / 35 == pytest.approx(
         -update.loss, rel=1e-4
     )
     for row in rows:
-        ratio = np.exp(found[id(row)].logp - row.rollout_logp[row.places]).clip(max=5)
-        assert np.allclose(found[id(row)].coefficient, ratio * row.advantage[row.places], rtol=1e-4)
-    tokens.write(target := tokens.path(tmp_path, 4), rows, found)
+        ratio = np.exp(notes[id(row)].logp - row.rollout_logp[row.places]).clip(max=5)
+        assert np.allclose(notes[id(row)].coefficient, ratio * row.advantage[row.places], rtol=1e-4)
+    tokens.write(target := tokens.path(tmp_path, 4), rows, notes)
     stored = tokens.read(target)
     assert [item.completions for item in stored] == [row.completions for row in rows]
     for item, row in zip(stored, rows, strict=True):
         assert np.array_equal(item.places, row.places) and np.array_equal(item.advantage, row.advantage[row.places])
-        assert item.logp is not None and np.array_equal(item.logp, found[id(row)].logp)
-        assert np.array_equal(item.coefficient, found[id(row)].coefficient)
+        assert item.logp is not None and np.array_equal(item.logp, notes[id(row)].logp)
+        assert np.array_equal(item.coefficient, notes[id(row)].coefficient)
 
 
 def test_the_negatives_share_is_measured_and_the_update_stays_the_same(ranks: Ranks, tmp_path: Path) -> None:
@@ -348,14 +350,14 @@ def documented() -> dict[str, bool]:
     `_end` goes on from the name before it; `name_*` is the beginning of several.
     """
     page = (Path(__file__).parents[2] / "docs/training.md").read_text().split("## Metrics")[1].split("## Alarms")[0]
-    found: dict[str, bool] = {}
+    names: dict[str, bool] = {}
     for line in re.findall(r"^\| `.+", page, re.MULTILINE):
         first, last = line.split(" | ")[0], ""
         for name in re.findall(r"`(\w+\*?)`", line):
             last = last if name.startswith("_") else name
             whole = last.rpartition("_")[0] + name if name.startswith("_") else name
-            found[whole] = found.get(whole, False) or f"`{name}`" in first
-    return found
+            names[whole] = names.get(whole, False) or f"`{name}`" in first
+    return names
 
 
 def test_every_metric_is_on_the_page_and_what_is_on_the_page_is_a_metric() -> None:

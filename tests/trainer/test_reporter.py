@@ -40,8 +40,8 @@ def prepare(directory: Path, steps_: int, **changes: Any) -> tuple[Config, Pool]
 
 
 def shown(config: Config, tag: str) -> list[tuple[int, float]]:
-    found = EventAccumulator(str(Path(config.output) / "tensorboard"), size_guidance={"scalars": 0})
-    return [(event.step, event.value) for event in found.Reload().Scalars(tag)]
+    events = EventAccumulator(str(Path(config.output) / "tensorboard"), size_guidance={"scalars": 0})
+    return [(event.step, event.value) for event in events.Reload().Scalars(tag)]
 
 
 def noted(pool: Pool, kind: str) -> list[str]:
@@ -50,8 +50,8 @@ def noted(pool: Pool, kind: str) -> list[str]:
 
 
 def published(pool: Pool, config: Config, name: str) -> list[tuple[int, Any]]:
-    found = steps.metrics(pool, runs.find_run(pool, config.run).id)[1:]
-    return [(row["step"], pytest.approx(row[name], rel=1e-6)) for row in found]
+    metrics = steps.metrics(pool, runs.find_run(pool, config.run).id)[1:]
+    return [(row["step"], pytest.approx(row[name], rel=1e-6)) for row in metrics]
 
 
 def test_board_and_pool_agree_and_a_step_that_is_trained_again_stands_there_once(ranks: Ranks, tmp_path: Path) -> None:
@@ -105,12 +105,12 @@ def test_training_goes_on_without_a_board_that_cannot_write(
     config, pool = prepare(tmp_path, 2)
     run, policy = RunState(config, ranks), Policy(Path(config.model), config, ranks)
     version = run.publish(0, (tmp_path, tmp_path), {"loss": 1.0})
-    said = {"seconds": {}, "reward_mean": 0, "groups": 1, "dropped_groups": 0, "trained_tokens": 0, "loss": 2.0}
-    said |= {"grad_norm": 0, "excluded_tokens": {}, "staleness_mean": 0}
+    metrics = {"seconds": {}, "reward_mean": 0, "groups": 1, "dropped_groups": 0, "trained_tokens": 0, "loss": 2.0}
+    metrics |= {"grad_norm": 0, "excluded_tokens": {}, "staleness_mean": 0}
     with Reporter(config, run, policy) as reporter:
         reporter.exporters.append(full := Full())
-        reporter.announce(version, said)
-        reporter.announce(version, said)
+        reporter.announce(version, metrics)
+        reporter.announce(version, metrics)
     assert full.asked == 1
     [event] = noted(pool, "report")
     assert event.startswith("full could not be written ([Errno 28] No space left on device); training continues")

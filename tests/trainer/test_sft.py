@@ -44,12 +44,12 @@ def test_imitation_lowers_the_loss_until_it_is_enough(pool: Pool, ranks: Ranks, 
 def test_what_only_reinforcement_asks_for_is_no_part_of_imitation(
     pool: Pool, ranks: Ranks, model: Path, tmp_path: Path
 ) -> None:
-    """A warm start reads the file of the run behind it: no second model is held for its KL, no experts are replayed."""
+    """A warm start reads the file of its run, but loads no second model for the KL and replays no experts."""
     config = config_for(pool, tmp_path, max_steps=1)
     loss = msgspec.structs.replace(config.loss, kl=0.1, routing="replay")
     expected = warm_start(config, ranks)
-    found = warm_start(msgspec.structs.replace(config, loss=loss), ranks)
-    assert found["train_loss"] == expected["train_loss"]
+    reached = warm_start(msgspec.structs.replace(config, loss=loss), ranks)
+    assert reached["train_loss"] == expected["train_loss"]
 
 
 def test_only_good_enough_rollouts_are_imitated(pool: Pool, tmp_path: Path) -> None:
@@ -64,16 +64,16 @@ def test_only_good_enough_rollouts_are_imitated(pool: Pool, tmp_path: Path) -> N
 
 def test_held_out_groups_are_never_trained_on() -> None:
     groups = [[row] for row in make_rows(40)]
-    train, held = split(groups, make_config(Path()).sft)
-    assert len(held) == 2 and len(train) == 38
-    assert not {id(row) for row in train} & {id(row) for row in held}
+    train, held_out = split(groups, make_config(Path()).sft)
+    assert len(held_out) == 2 and len(train) == 38
+    assert not {id(row) for row in train} & {id(row) for row in held_out}
 
 
 def test_both_sides_get_a_group_whatever_the_share() -> None:
     for share in (0.01, 0.99):
         options = msgspec.structs.replace(make_config(Path()).sft, held_out=share)
-        train, held = split([[row] for row in make_rows(2)], options)
-        assert len(train) == len(held) == 1
+        train, held_out = split([[row] for row in make_rows(2)], options)
+        assert len(train) == len(held_out) == 1
 
 
 def test_an_epoch_holds_every_row_once() -> None:

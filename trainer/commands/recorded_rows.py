@@ -24,11 +24,11 @@ def demonstrations(config: Config) -> list[list[TrainingRow]]:
     Raises UserError when fewer than two groups have any.
     """
     groups: dict[int, list[TrainingRow]] = {}
-    pool = open_pool(config.pool)
+    pool, minimum = open_pool(config.pool), config.sft.min_reward
     why_not = partial(why_not_imitable, labels=config.batch.labels)
     for name in config.sft.runs:
         for rollout in _finished(pool, name, Path(config.model)):
-            if _good_enough(rollout.reward, config.sft.min_reward):
+            if minimum is None or (rollout.reward is not None and rollout.reward >= minimum):
                 rows = merge(rollout.completions, 1.0, Counter(), why_not)
                 groups.setdefault(rollout.group_id, []).extend(rows)
     filled = [rows for rows in groups.values() if rows]
@@ -38,10 +38,6 @@ def demonstrations(config: Config) -> list[list[TrainingRow]]:
             "record more or lower sft.min_reward"
         )
     return filled
-
-
-def _good_enough(reward: float | None, minimum: float | None) -> bool:
-    return minimum is None or (reward is not None and reward >= minimum)
 
 
 def sampled_by(version: str, config: Config, run: str, excluded: Counter[Untrained]) -> list[TrainingRow]:

@@ -50,13 +50,9 @@ def scalars(metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         if isinstance(value, Mapping) and name not in HISTOGRAMS:
             yield from ((f"{name}/{key}", float(part)) for key, part in value.items() if _number(part))
         elif _number(value):
-            yield f"{_family(name)}/{name}", float(value)
+            yield f"{_FAMILY.get(name) or name.partition('_')[0]}/{name}", float(value)
         elif name == "alarms":
             yield "alarms/raised", float(len(value))
-
-
-def _family(name: str) -> str:
-    return _FAMILY.get(name) or name.partition("_")[0]
 
 
 def _number(value: object) -> bool:

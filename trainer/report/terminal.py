@@ -7,6 +7,7 @@ their coefficient's sign. Long prompts are shortened. Not here: numbers of singl
 from collections.abc import Iterator
 from itertools import groupby, islice
 
+import numpy as np
 from rich.console import Console
 from rich.style import Style
 from rich.text import Text
@@ -85,12 +86,8 @@ def _styled(run: list[TokenView], strongest: float, plain: bool) -> Iterator[tup
     if not plain:
         yield from ((visible(token.text), _style(token.coefficient or 0.0, strongest)) for token in run)
         return
-    for sign, part in groupby(run, key=lambda token: _sign(token.coefficient or 0.0)):
-        yield f"[{sign}{visible(''.join(token.text for token in part))}]", ""
-
-
-def _sign(coefficient: float) -> str:
-    return "0" if not coefficient else "+" if coefficient > 0 else "-"
+    for sign, part in groupby(run, key=lambda token: np.sign(token.coefficient or 0.0)):
+        yield f"[{'0+-'[int(sign)]}{visible(''.join(token.text for token in part))}]", ""
 
 
 def _shortened(text: str) -> str:

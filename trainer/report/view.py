@@ -84,7 +84,6 @@ class StepSource:
     dropped: list[Untrained | None]
     """Why each group taught nothing; None where it did."""
     tokenizer: Tokenizer | None
-    labels: Sequence[str]
     excluded: Mapping[int, Untrained]
     """Id of each completion that the pool alone excludes -> why."""
 
@@ -100,13 +99,13 @@ def view(config: Config, step: int, only: int | None = None) -> StepView:
     tokenizer = _tokenizer(Path(config.model))
     sequences, notes = _trained_sequences(config, groups, step)
     options = step_options(config, step)
+    completions = [item for group in groups for member in group.rollouts for item in member.completions]
     source = StepSource(
         groups=groups,
         trained=sequences,
         dropped=[share.dropped for share in group_credits(groups, options)],
         tokenizer=tokenizer,
-        labels=options.labels,
-        excluded=_excluded(groups, options.labels),
+        excluded={item.id: why for item in completions if (why := why_not_trainable(item, options.labels))},
     )
     if tokenizer is None:
         notes.append(f"{config.model}/tokenizer.json cannot be read: tokens are shown as their ids")
@@ -169,11 +168,6 @@ def _trained_sequences(
         )
         for row in rows
     ], [note]
-
-
-def _excluded(groups: Sequence[LeasedGroup], labels: Sequence[str]) -> dict[int, Untrained]:
-    every = (item for group in groups for member in group.rollouts for item in member.completions)
-    return {item.id: reason for item in every if (reason := why_not_trainable(item, labels)) is not None}
 
 
 def _rollouts(source: StepSource, only: int | None) -> Iterator[RolloutView]:
