@@ -71,10 +71,10 @@ def headline(run: Run, now: RunStatus, expected: int | None, rate: str) -> str:
     """One line: how far the run is, and which process works on it."""
     finished = sum(part.finished for part in now.agents.values())
     of = "" if expected is None else f"/{expected}"
-    parts = [f"{run.name} ({run.purpose}): {finished}{of} rollouts", f"{now.at_work} running"]
+    parts = [f"{run.name} ({run.purpose}): {finished}{of} rollouts", f"{now.open_attempts} running"]
     if expected is not None:
-        parts.append(f"{max(0, expected - finished - now.at_work)} queued")
-    if rate and now.at_work:
+        parts.append(f"{max(0, expected - finished - now.open_attempts)} queued")
+    if rate and now.open_attempts:
         parts.append(rate)
     if now.owner is None:
         parts.append("no process works on it")

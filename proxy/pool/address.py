@@ -1,4 +1,4 @@
-"""Where a pool is: database URLs, which of them are served, and how they are shown without their passwords."""
+"""Addresses of pools: the database URLs that are supported, and how to show them without passwords."""
 
 import re
 
@@ -14,20 +14,21 @@ DRIVERS = {
     "postgres": "postgresql+psycopg",
     "postgresql+psycopg": "postgresql+psycopg",
 }
-"""URL scheme -> the dialect and driver that serve it."""
+"""URL scheme -> dialect and driver."""
 
 
 def shown(url: str) -> str:
-    """A URL as messages may show it. Of malformed ones too, all from a first colon to the last @ is hidden."""
+    """Return a URL without its password, for messages. In malformed ones too, all from a first colon to the last @ is
+    hidden."""
     url = re.sub(r"(:/*[^:/@]*):.*@", r"\1:***@", url)
     return re.sub(r"(?i)(password=)[^&]*", r"\1***", url)
 
 
 def parsed(url: str) -> URL:
-    """The parts of a database URL; UserError when it is none, or none of SQLite or PostgreSQL."""
+    """Parse a database URL; UserError when it is malformed, or neither SQLite nor PostgreSQL."""
     try:
         address = make_url(url)
-    except (ArgumentError, ValueError):  # their texts may quote what stands where the password belongs
+    except (ArgumentError, ValueError):  # its text may contain the password
         raise UserError(
             f"{shown(url)} is no database URL; write sqlite:///FILE or postgresql://USER:PASSWORD@HOST:PORT/NAME, "
             "special characters percent-encoded"

@@ -1,7 +1,7 @@
-"""JSON of any length in a column: compressed in SQLite, where an answer's text would be a quarter of its row.
+"""A column type for JSON that is compressed in SQLite, where an answer's text would be a quarter of its row.
 
-PostgreSQL compresses long values by itself. What is short, and rows of before, stand there as text. Left out: questions
-about what is inside, which SQL cannot ask.
+PostgreSQL compresses long values by itself. Short values, and rows written before compression, are stored as text. SQL
+cannot query inside of such a column.
 """
 
 import zlib
@@ -13,11 +13,11 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator, TypeEngine, UserDefinedType
 
 LEVEL = 1
-"""Of zlib: higher ones take twice the time and save a twentieth more."""
+"""The level of zlib. Higher ones take twice the time and save a twentieth more."""
 
 
-class _AsIs(UserDefinedType[Any]):
-    """What the driver takes and gives."""
+class _Unchanged(UserDefinedType[Any]):
+    """A column of type JSON whose values pass to and from the driver unchanged."""
 
     cache_ok = True
 
@@ -26,13 +26,13 @@ class _AsIs(UserDefinedType[Any]):
 
 
 class Packed(TypeDecorator[Any]):
-    """A JSON value."""
+    """A JSON value, compressed in SQLite where that makes it shorter."""
 
     impl = JSON
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        return dialect.type_descriptor(_AsIs() if dialect.name == "sqlite" else JSON())
+        return dialect.type_descriptor(_Unchanged() if dialect.name == "sqlite" else JSON())
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
         return _packed(msgspec.json.encode(value)) if dialect.name == "sqlite" else value
@@ -42,7 +42,7 @@ class Packed(TypeDecorator[Any]):
 
 
 class _Unread(Packed):
-    """The same as JSON text, empty where it cannot be unpacked."""
+    """The value as JSON text; "" where it cannot be unpacked."""
 
     cache_ok = True
 
@@ -54,7 +54,7 @@ class _Unread(Packed):
 
 
 def as_text(column: ColumnElement[Any], dialect: str) -> ColumnElement[Any]:
-    """A packed column as JSON text, broken or not."""
+    """Return a packed column as JSON text, also where it is damaged."""
     return type_coerce(column, _Unread()) if dialect == "sqlite" else cast(column, Text)
 
 

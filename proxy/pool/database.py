@@ -1,9 +1,10 @@
-"""Opening a pool: the connection, its transactions and its schema version. SQLite and PostgreSQL run the same code.
+"""The connection to a pool: opening, transactions, schema version. SQLite and PostgreSQL run the same code.
 
-SQLite runs in WAL mode with synchronous=NORMAL: a commit survives kill -9 of every process; a power cut may take the
-last commits with it, never the file's consistency. There, one transaction writes at a time. On PostgreSQL writers run
-side by side, so whoever reads before it writes locks the row that decides (`locked`): the run for its queue, leases and
-versions, the attempt for its completions. Left out: a copy of the password in any message.
+SQLite runs in WAL mode with synchronous=NORMAL: a commit survives kill -9 of every process; a power failure may lose
+the last commits but never damages the file. It allows one writer at a time. PostgreSQL allows several, so a transaction
+that reads before it writes first locks the row that decides (`locked`): the run for its queue, leases and versions, the
+attempt for its completions. Locks are always taken in the order run, rollout, attempts by id, which avoids deadlocks.
+No message contains the password.
 """
 
 import random
@@ -28,13 +29,13 @@ HEAD = "0009"
 """The schema revision this code reads and writes (proxy/pool/migrations/versions)."""
 
 BUSY_SECONDS = 60
-"""How long a transaction waits for another one's lock."""
+"""Maximum wait of a transaction for the lock of another one."""
 PAGE_BYTES = 1024
-"""Of a new SQLite file. A completion has some KB and shares pages badly: in 4096 it takes a thirtieth more."""
+"""Page size of a new SQLite file. A completion has a few KB; with pages of 4096 bytes it takes a thirtieth more."""
 TRIES = 8
-"""How often a transaction is run that the database breaks off in favour of another one."""
+"""Maximum tries of a transaction that the database aborts in favour of another one."""
 MIGRATION_LOCK = 0x626C6163
-"""Names the advisory lock that PostgreSQL's migrations hold."""
+"""The advisory lock of migrations on PostgreSQL."""
 
 READ: dict[str, dict[str, Any]] = {
     "sqlite": {},
@@ -42,7 +43,7 @@ READ: dict[str, dict[str, Any]] = {
 }
 WRITE: dict[str, dict[str, Any]] = {
     "sqlite": {"begin": "BEGIN IMMEDIATE"},
-    "postgresql": {"isolation_level": "READ COMMITTED"},  # what is read under a lock is what was committed last
+    "postgresql": {"isolation_level": "READ COMMITTED"},  # so that a locked row shows the latest commit
 }
 CONFLICTS = ("40001", "40P01")
 """PostgreSQL's codes for a serialization failure and a deadlock."""
@@ -52,7 +53,7 @@ T = TypeVar("T")
 
 
 class Pool:
-    """One database. Safe from any thread; every method opens its own transaction. `name` is for messages."""
+    """One database. Safe from any thread: every method opens its own transaction. `name` is for messages."""
 
     def __init__(self, url: str, engine: Engine):
         self.url = url
@@ -62,7 +63,7 @@ class Pool:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A read transaction: one consistent snapshot. PoolReadError when the database does not answer."""
+        """Open a read transaction, one consistent snapshot. PoolReadError when the database does not answer."""
         try:
             with self._engine.connect().execution_options(**READ[self.dialect]) as connection:
                 yield connection
@@ -73,7 +74,7 @@ class Pool:
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """A write transaction, committed at the end of the block; PoolWriteError when it cannot be stored."""
+        """Open a write transaction, committed at the end of the block. PoolWriteError when it cannot be stored."""
         try:
             with self._engine.connect().execution_options(**WRITE[self.dialect]) as connection, connection.begin():
                 yield connection
@@ -94,7 +95,7 @@ class Pool:
 
 
 def _is_a_bug(error: Exception) -> bool:
-    """Whether the statement is at fault, not the database."""
+    """Whether the statement is at fault and not the database."""
     return isinstance(error, DataError | IntegrityError | NotSupportedError | ProgrammingError)
 
 
@@ -104,7 +105,7 @@ def _cause(error: BaseException) -> str:
 
 
 def retried(work: Callable[P, T]) -> Callable[P, T]:
-    """Run a function of one transaction again when the database broke that off for another one's sake."""
+    """Repeat a function of one transaction when the database aborted it in favour of another one."""
 
     @wraps(work)
     def repeat(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -119,12 +120,15 @@ def retried(work: Callable[P, T]) -> Callable[P, T]:
 
 
 def locked(connection: Connection, query: Select[Any]) -> list[Row[Any]]:
-    """The rows of a query, in its order, held until the transaction ends. SQLite's writer holds everything anyway."""
+    """Return the rows of a query, in its order, locked until the transaction ends. SQLite needs none."""
     return list(connection.execute(for_update(query)))
 
 
 def for_update(query: Select[Any]) -> Select[Any]:
-    """The query with a lock on its rows, the weaker one that lets other transactions insert rows that point here."""
+    """Return the query with a lock on its rows.
+
+    It is FOR NO KEY UPDATE, which lets other transactions insert rows that refer to the locked ones.
+    """
     return query.with_for_update(key_share=True)
 
 
@@ -136,7 +140,7 @@ def insert_row(connection: Connection, table: Table, values: dict[str, Any]) -> 
 
 
 def insert_if_new(connection: Connection, table: Table, values: dict[str, Any]) -> int | None:
-    """Insert one row and return its id, or None when another transaction has stored one with the same unique value."""
+    """Insert one row and return its id; None when a row with the same unique value exists."""
     try:
         with connection.begin_nested():
             return insert_row(connection, table, values)
@@ -174,7 +178,7 @@ def _masked(message: str, address: URL) -> str:
 
 
 def _holds_pool(file: Path) -> bool:
-    """Whether a file is a pool, found out without writing to it."""
+    """Whether a file is a pool. Does not write to it."""
     with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as connection:
         query = "select count(*) from sqlite_master where name = 'alembic_version'"
         return connection.execute(query).fetchone() == (1,)
@@ -203,7 +207,7 @@ def _engine(address: URL) -> Engine:
 
 
 def _postgres_settings(address: URL) -> dict[str, Any]:
-    """What the URL does not say itself: no statement waits for ever, and a stalled process lets go of its locks."""
+    """Return connection settings that the URL does not name: limits on waiting for locks and on idle transactions."""
     limit = BUSY_SECONDS * 1000
     settings = {"connect_timeout": 10, "options": ""}
     settings["options"] = f"-c lock_timeout={limit} -c idle_in_transaction_session_timeout={limit}"
@@ -232,18 +236,18 @@ def _begin_sqlite(connection: Connection) -> None:
 
 def _migrate(pool: Pool) -> None:
     with pool.read() as connection:
-        found = _revision(connection)
-    if found == HEAD:
-        return
-    with pool.write() as connection:  # SQLite's writer is alone; PostgreSQL's takes a lock, lest two starters migrate
+        if _revision(connection) == HEAD:
+            return
+    with pool.write() as connection:
+        # Two processes may start at once. SQLite has one writer at a time; PostgreSQL needs a lock.
         if pool.dialect == "postgresql":
             connection.execute(text("select pg_advisory_xact_lock(:name)"), {"name": MIGRATION_LOCK})
-        found = _revision(connection)
-        if found == HEAD:
+        revision = _revision(connection)
+        if revision == HEAD:
             return
-        if found is not None and found not in _known_revisions():
+        if revision is not None and revision not in _known_revisions():
             raise UserError(
-                f"the pool {pool.name} has schema {found}, newer than this blackforge's {HEAD}; "
+                f"the pool {pool.name} has schema {revision}, newer than this blackforge's {HEAD}; "
                 "upgrade blackforge or name another pool"
             )
         upgrade(connection, HEAD)
@@ -260,8 +264,8 @@ def _known_revisions() -> set[str]:
 
 
 def upgrade(connection: Connection, revision: str) -> None:
-    """Bring a database to a schema revision, in the transaction of this connection."""
-    from alembic import command  # a third of a second of imports that an up-to-date pool does not need
+    """Migrate a database to a schema revision, in the transaction of this connection."""
+    from alembic import command  # takes a third of a second to import, and an up-to-date pool does not need it
     from alembic.config import Config
 
     config = Config()

@@ -1,25 +1,25 @@
-"""The errors of the pool. Every other exception that leaves the pool is a bug."""
+"""The errors of the pool. Any other exception that leaves the pool is a bug."""
 
 
 class UserError(Exception):
-    """Something the user asked for cannot be done: one sentence with the value, the rule and the way out."""
+    """A request of the user cannot be met. The message is one sentence: the value, the rule, what to do."""
 
 
 class PoolError(Exception):
-    """The database did not do its part."""
+    """The database failed."""
 
 
 class PoolReadError(PoolError):
-    """The database did not answer a query (gone, unreadable)."""
+    """The database did not answer a query: it is gone or unreadable."""
 
 
 class PoolWriteError(PoolError):
-    """A transaction could not be written (disk full, database gone). Nothing of it was stored."""
+    """A transaction could not be written (disk full, database gone); nothing of it was stored."""
 
 
 class PoolConflict(PoolWriteError):
-    """The database broke a transaction off in favour of another one; the pool's functions repeat it."""
+    """The database aborted a transaction in favour of another one; the pool's functions repeat it."""
 
 
 class AttemptClosed(Exception):
-    """The attempt of a completion has ended, so the completion is refused: its key no longer writes."""
+    """A completion was refused because its attempt has ended and its key is revoked."""

@@ -1,8 +1,8 @@
-"""The tables, declared once. Changes of them go through proxy/pool/migrations.
+"""The tables, declared once. A change of them needs a migration (proxy/pool/migrations).
 
 Times are unix seconds. Token arrays are little-endian int32, logprobs little-endian float32, both only what is new
-against the `prefix_of` completion. What agents and engines say in their own words is `FreeText`. Left out: messages (a
-completion keeps its own reply, never the whole request).
+against the `prefix_of` completion. Text written by agents and engines is `FreeText`. Not stored: requests (a completion
+keeps its own reply only).
 """
 
 from sqlalchemy import (
@@ -27,7 +27,7 @@ from proxy.pool.compressed_json import Packed
 
 
 class FreeText(TypeDecorator[str]):
-    """Text of any origin: what UTF-8 or PostgreSQL cannot hold (lone surrogates, NUL) is replaced."""
+    """Text of any origin. What UTF-8 or PostgreSQL cannot store (lone surrogates, NUL) is replaced."""
 
     impl = Text
     cache_ok = True
@@ -56,8 +56,10 @@ runs = Table(
     Column("config", JSON, nullable=False),
     Column("queue_limit", Integer),  # groups that may be open or waiting; null: no trainer has set one
     Column("created_at", Float, nullable=False),
-    Column("owner", JSON(none_as_null=True)),  # the harness at work (proxy/pool/processes/owners.py); null: none
-    Column("owner_seen_at", Float),  # its last sign of life
+    Column(
+        "owner", JSON(none_as_null=True)
+    ),  # the harness that works on it (proxy/pool/processes/owners.py); null: none
+    Column("owner_seen_at", Float),  # its last heartbeat
 )
 
 tasks = Table(
@@ -114,7 +116,7 @@ attempts = Table(
     Column("id", Integer, primary_key=True),
     Column("run_id", ForeignKey("runs.id")),  # null: a session outside any run
     Column("rollout_id", ForeignKey("rollouts.id")),
-    Column("number", Integer, nullable=False),  # 0 is the first try of the rollout
+    Column("number", Integer, nullable=False),  # 0 is the first attempt of the rollout
     Column("key_hash", Text, nullable=False, unique=True),
     Column("agent", Text, nullable=False),
     Column("failure", Text),
@@ -138,7 +140,7 @@ proxies = Table(
     metadata,
     Column("id", Integer, primary_key=True),
     Column("owner", JSON, nullable=False),  # the process (proxy/pool/processes/owners.py)
-    Column("seen_at", Float, nullable=False),  # its last sign of life
+    Column("seen_at", Float, nullable=False),  # its last heartbeat
     Column("confirmed", Integer, nullable=False),  # of its completions, those up to this id were delivered or marked,
     Column("on_the_way", JSON, nullable=False),  # but for these
     Column("ended_at", Float),  # set: nothing of it is in doubt any more
@@ -186,7 +188,7 @@ undelivered = Table(
 )
 
 TOKENS = func.length(completions.c.sampled, type_=Integer) // 4
-"""How many tokens a completion sampled."""
+"""Number of tokens that a completion sampled."""
 
 policy_versions = Table(
     "policy_versions",

@@ -1,5 +1,6 @@
-"""Which tokens the ids of a model directory stand for, as a short fingerprint, so that two parts can tell whether they
-mean the same by an id. Left out: how text is split into tokens, and tokenizers that are no `tokenizer.json`.
+"""A fingerprint of a model's vocabulary, so that proxy and trainer can tell whether an id means the same token to both.
+
+Not covered: how text is split into tokens, and tokenizers without a `tokenizer.json`.
 """
 
 import hashlib
@@ -25,14 +26,14 @@ class _Tokenizer(msgspec.Struct):
 
 
 def fingerprint(directory: Path) -> str | None:
-    """16 hexadecimal digits over all ids and their tokens' texts; None where the directory does not tell them."""
+    """Return 16 hexadecimal digits over all ids and their texts; None without a readable vocabulary."""
     try:
-        found = msgspec.json.decode((directory / "tokenizer.json").read_bytes(), type=_Tokenizer)
+        tokenizer = msgspec.json.decode((directory / "tokenizer.json").read_bytes(), type=_Tokenizer)
     except (OSError, msgspec.DecodeError):
         return None
-    vocab = found.model.vocab
+    vocab = tokenizer.model.vocab
     texts = list(vocab.items()) if isinstance(vocab, dict) else [(entry[0], id) for id, entry in enumerate(vocab)]
-    texts += [(token.content, token.id) for token in found.added_tokens]
+    texts += [(token.content, token.id) for token in tokenizer.added_tokens]
     if not texts:
         return None
     ordered = sorted({(id, text) for text, id in texts})

@@ -227,7 +227,7 @@ def test_a_run_at_work_in_another_directory_is_refused_until_its_harness_is_gone
         wait_for(lambda: bool(sandboxes_of(user.pid)))
         assert main(command_line(*elsewhere)) == 2
         assert f"run '{tmp_path.name}' of the pool" in (error := capfd.readouterr().err)
-        assert f"is at work in process {user.pid}" in error and error.count("\n") == 1
+        assert f"is in use by process {user.pid}" in error and error.count("\n") == 1
     finally:
         user.kill()
         user.communicate()
@@ -248,7 +248,7 @@ def test_a_harness_that_was_replaced_ends_its_agents_and_says_so(
         owner = row.owner | {"token": "another", "machine": "elsewhere"}
         connection.execute(update(runs).where(runs.c.id == row.id).values(owner=owner))
     said, _ = replaced.communicate(timeout=120)
-    assert replaced.returncode == 2 and "was taken over by another harness" in said
+    assert replaced.returncode == 2 and "another harness has taken over run" in said
     assert sandboxes_of(replaced.pid) == []
 
 

@@ -139,7 +139,7 @@ def test_another_terminal_sees_the_run(
 def at_work(proxy: RunningProxy, name: str) -> int:
     pool = open_pool(proxy.pool)
     try:
-        return run_status(pool, find_run(pool, name).id).at_work
+        return run_status(pool, find_run(pool, name).id).open_attempts
     except UserError:  # not opened yet
         return 0
     finally:

@@ -40,7 +40,7 @@ def owner_of(pool: Pool) -> dict[str, str | int] | None:
 def test_a_run_is_given_back(pool: Pool, run: Run) -> None:
     with owned(pool, run) as claim:
         assert claim.renew() and owner_of(pool) is not None
-        with pytest.raises(UserError, match="run 'r' of the pool .* is at work in process"), owned(pool, run):
+        with pytest.raises(UserError, match="run 'r' of the pool .* is in use by process"), owned(pool, run):
             pass
     assert owner_of(pool) is None and not claim.renew()
 
@@ -50,7 +50,7 @@ def test_a_living_process_keeps_its_run_and_a_killed_one_does_not(pool: Pool, ru
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, pool.url], stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-        with pytest.raises(UserError, match=f"at work in process {holder.pid} on "), owned(pool, run):
+        with pytest.raises(UserError, match=f"in use by process {holder.pid} on "), owned(pool, run):
             pass
         assert run_status(pool, run.id).owner is not None
         holder.send_signal(number)
@@ -60,7 +60,7 @@ def test_a_living_process_keeps_its_run_and_a_killed_one_does_not(pool: Pool, ru
             with owned(pool, run):
                 return
         age(pool, STALE_SECONDS + 1)
-        with pytest.raises(UserError, match="at work in process"), owned(pool, run):
+        with pytest.raises(UserError, match="in use by process"), owned(pool, run):
             pass
     finally:
         holder.kill()

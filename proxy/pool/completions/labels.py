@@ -144,6 +144,4 @@ class _Conversations:
         if after or before is not None and self._roles[before] == ASIDE:
             return "subagent"  # a conversation of its own
         passed_on = shape.quotes is not None and any(not self._shapes[o].tools for o in self._restarts[id])
-        return (
-            "subagent" if passed_on else "side"
-        )  # it quotes and is quoted: the middle of a chain of calls without tools
+        return "subagent" if passed_on else "side"  # passed on: the middle of a chain of calls without tools

@@ -1,9 +1,9 @@
-"""Writing a run out, one record per completion: JSONL for reading, Parquet for tables.
+"""Export of a run, one record per completion: JSONL for reading, Parquet for tables.
 
-`tokens` is the whole path. `mask` marks the tokens that this completion sampled and that may be trained, so that over
-all records of a run each of them is marked once; `logprobs` belong to the sampled tokens, the last of the path. Only
-the attempt that a rollout's outcome came from is `final` and has its reward. Left out: requests, which no pool keeps;
-the experts that an engine chose, of which there are hundreds for a token.
+`tokens` is the whole path. `mask` marks the tokens that this completion sampled and that may be trained, so every such
+token is marked once over all records of a run. `logprobs` belong to the sampled tokens, which are the last of the path.
+Only the attempt that gave a rollout its outcome is `final` and has the reward. Left out: requests, which a pool does
+not keep, and routed experts, of which a token has hundreds.
 """
 
 from collections.abc import Iterator
@@ -24,13 +24,13 @@ from proxy.pool.rollouts.runs import Run
 from proxy.pool.schema import attempts, groups, rollouts, tasks
 
 COMMON = ("task", "domain", "group", "group_state", "step", "member", "attempt", "agent")
-"""What all completions of an attempt share."""
+"""Fields that all completions of an attempt share."""
 ROWS = 256
-"""Records that are written at a time."""
+"""Records per write."""
 
 
 class ExportedCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    """One completion with what it led to."""
+    """One completion with its place in the run and its result."""
 
     run: str
     task: str
@@ -38,7 +38,7 @@ class ExportedCompletion(msgspec.Struct, frozen=True, kw_only=True):
     group: int
     group_state: str
     step: int | None
-    """The train step that took the group."""
+    """The train step that leased the group."""
     member: int
     attempt: int
     agent: str
@@ -64,7 +64,7 @@ class ExportedCompletion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def records(pool: Pool, run: Run) -> Iterator[ExportedCompletion]:
-    """Every completion of a run in queue order; UserError at one whose tokens do not match their checksum."""
+    """Yield the completions of a run in queue order; UserError when stored tokens do not match their checksum."""
     query = (
         select(attempts.c.id.label("attempt"), attempts.c.agent, rollouts, groups.c.queue_index.label("group"))
         .add_columns(groups.c.state.label("group_state"), groups.c.step, tasks.c.name.label("task"), tasks.c.domain)
@@ -79,13 +79,13 @@ def records(pool: Pool, run: Run) -> Iterator[ExportedCompletion]:
     for row in rows:
         chain = labelled(of_attempt(pool, row.attempt))
         try:
-            found = paths(chain)
+            whole = paths(chain)
         except (ValueError, KeyError) as error:
             raise UserError(
-                f"attempt {row.attempt} of run {run.name!r} is damaged ({error}); see `proxy pool verify`"
+                f"attempt {row.attempt} of run {run.name!r} is damaged ({error}); run `proxy pool verify`"
             ) from error
         for item in chain:
-            yield _record(run, row._mapping, item, found[item.id].tolist())
+            yield _record(run, row._mapping, item, whole[item.id].tolist())
 
 
 def _record(run: Run, row: Any, item: Completion, tokens: list[int]) -> ExportedCompletion:
@@ -115,7 +115,7 @@ def _record(run: Run, row: Any, item: Completion, tokens: list[int]) -> Exported
 
 
 def export(pool: Pool, run: Run, kind: str, file: Path) -> int:
-    """Write a run's records to a file and return how many they are. A file is replaced when the new one is whole."""
+    """Write a run's records to a file; return their number. An existing file is replaced only by a complete one."""
     count = 0
     try:
         with replacing(file) as partial, WRITERS[kind](partial) as write:

@@ -1,4 +1,4 @@
-"""Records as a Parquet file. Messages and reward parts are columns of JSON text: their keys differ from row to row."""
+"""Parquet files of records. Messages and reward parts are JSON text, because their keys differ from row to row."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ import msgspec
 from proxy.pool.errors import UserError
 
 Write = Callable[[list[dict[str, Any]]], None]
-"""Writes some records."""
+"""Writes a batch of records."""
 
 COLUMNS = {
     "run": "string",
@@ -40,12 +40,12 @@ COLUMNS = {
     "reward_parts": "json",
     "failure": "string",
 }
-"""Column -> what it holds, in pyarrow's names where it has them."""
+"""Column -> its type, by pyarrow's name where there is one."""
 
 
 @contextmanager
 def parquet_writer(file: Path) -> Iterator[Write]:
-    """Writes records of these columns; UserError when pyarrow is not installed."""
+    """Open a Parquet file and yield its writer; UserError when pyarrow is not installed."""
     try:
         import pyarrow  # large, and needed for this one format only
         from pyarrow import parquet

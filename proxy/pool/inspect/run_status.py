@@ -1,4 +1,4 @@
-"""How a run stands, from its rows alone: for whoever looks at it, on the machine where it works or on another."""
+"""The status of a run, from its rows alone, so that it can be shown on any machine."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from proxy.pool.schema import TOKENS, attempts, completions, groups, rollouts, r
 
 @dataclass
 class AgentProgress:
-    """The rollouts of one agent."""
+    """Counts of the rollouts of one agent."""
 
     rollouts: int = 0
     finished: int = 0
@@ -24,29 +24,29 @@ class AgentProgress:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """A run at one moment."""
+    """The status of a run at one moment."""
 
     agents: dict[str, AgentProgress]
-    at_work: int
-    """Attempts that are open."""
+    """By name; "-" where the run has only one."""
+    open_attempts: int
     owner: OwnerProcess | None
-    """The harness that works at it; None, too, when it was killed (on another machine: silent for too long)."""
+    """The harness that works on it; None: none does, or it is dead."""
     silent_seconds: float
-    """Since its last sign of life."""
+    """Seconds since the last heartbeat of the owner."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Model calls of a run since a completion."""
+    """Model calls of a run after a completion."""
 
     calls: int
     tokens: int
     last: int
-    """The newest completion of the pool: where to go on."""
+    """Id of the newest completion of the pool, to ask for the calls after it next time."""
 
 
 def run_status(pool: Pool, run_id: int) -> RunStatus:
-    """How far a run has come."""
+    """Read the status of a run."""
     kinds = (groups.c.agent, rollouts.c.failure, rollouts.c.finished_at.is_not(None).label("finished"))
     sums = (func.count(), func.count(rollouts.c.reward), func.coalesce(func.sum(rollouts.c.reward), 0.0))
     query = select(*kinds, *sums).join_from(rollouts, groups).where(groups.c.run_id == run_id).group_by(*kinds)
@@ -61,17 +61,17 @@ def run_status(pool: Pool, run_id: int) -> RunStatus:
             part.reward_sum += reward_sum
             if failure is not None:
                 part.failures[failure] += count
-        at_work = connection.scalar(select(func.count()).where(is_open)) or 0
+        open_attempts = connection.scalar(select(func.count()).where(is_open)) or 0
         owner, seen_at = connection.execute(select(runs.c.owner, runs.c.owner_seen_at).where(runs.c.id == run_id)).one()
         silent = database_time(connection, pool) - seen_at if owner is not None else 0.0
     holder = None if owner is None else msgspec.convert(owner, OwnerProcess)
     if holder is not None and not is_alive(holder, this_process(), silent):
         holder = None
-    return RunStatus(agents, at_work, holder, silent)
+    return RunStatus(agents, open_attempts, holder, silent)
 
 
 def traffic(pool: Pool, run_id: int, after: int | None) -> Traffic:
-    """The run's calls after this completion of the pool; none of them when there is none to start from."""
+    """Count the run's calls after this completion of the pool; none when `after` is None."""
     with pool.read() as connection:
         last = connection.scalar(select(func.max(completions.c.id))) or 0
         if after is None:

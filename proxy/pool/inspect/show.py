@@ -1,4 +1,4 @@
-"""An attempt as a tree that a person can read: what followed what, what was new, how it ended."""
+"""An attempt as a readable tree: which completion follows which, how much is new, how it ended."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -13,20 +13,20 @@ from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
 from proxy.pool.schema import attempts, groups, rollouts, runs, tasks
 
-WORDS = 60
-"""Characters of a reply that are shown."""
+REPLY_CHARACTERS = 60
+"""Maximum characters of a reply that are shown."""
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A completion and how many forks lie above it."""
+    """A completion and the number of forks above it."""
 
     depth: int
     completion: Completion
 
 
 def tree(chain: list[Completion]) -> Iterator[Branch]:
-    """The completions, each after the one that it follows. Only a fork indents: a conversation stays in its column."""
+    """Yield the completions, each after the one it follows. Only a fork increases the depth."""
     following: dict[int | None, list[Completion]] = defaultdict(list)
     for item in chain:
         following[item.follows].append(item)
@@ -40,7 +40,7 @@ def tree(chain: list[Completion]) -> Iterator[Branch]:
 
 
 def show(pool: Pool, attempt_id: int) -> list[str]:
-    """The lines that show an attempt; UserError when there is none of this number."""
+    """Return the lines that show an attempt; UserError when there is none with this id."""
     query = (
         select(attempts, runs.c.name.label("run"), tasks.c.name.label("task"), groups.c.queue_index)
         .add_columns(rollouts.c.member, rollouts.c.reward, rollouts.c.attempt_id.label("final"))
@@ -93,13 +93,13 @@ def _line(branch: Branch) -> str:
 
 
 def _words(reply: dict[str, Any]) -> str:
-    """The first words of a reply, whatever it consists of."""
+    """Return the first words of a reply: its text and tool calls, else its reasoning."""
     calls = [f"{call['function']['name']}({call['function']['arguments']})" for call in reply.get("tool_calls") or []]
-    said = " ".join([str(reply.get("content") or ""), *calls]).strip() or str(reply.get("reasoning_content") or "")
-    words = plain(said)
-    return words if len(words) <= WORDS else f"{words[:WORDS]}..."
+    text = " ".join([str(reply.get("content") or ""), *calls]).strip() or str(reply.get("reasoning_content") or "")
+    words = plain(text)
+    return words if len(words) <= REPLY_CHARACTERS else f"{words[:REPLY_CHARACTERS]}..."
 
 
 def plain(text: str) -> str:
-    """One line without control characters: what an agent or model wrote must not steer the terminal."""
+    """Return the text as one line without control characters, which could control the terminal."""
     return "".join(char if char.isprintable() else " " for char in " ".join(text.split()))

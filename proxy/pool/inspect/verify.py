@@ -1,7 +1,7 @@
-"""Proving a pool: every token path against the checksum that was taken when it was served, and what rows must hold.
+"""Verification of a pool: the checksum of every token path, and the rules that every row must keep.
 
-Nothing is changed, and nothing damaged stops the reading: an attempt at a time, each broken row is reported by itself.
-Left out: rows that are missing altogether at the end of an attempt, and the contents of replies.
+Nothing is changed. Damage does not stop it: it reads one attempt at a time and reports each damaged row. Not found:
+rows that are missing at the end of an attempt, and changed contents of replies.
 """
 
 import math
@@ -27,12 +27,12 @@ from proxy.pool.untrained import UntrainedReason
 Spans = list[tuple[str, int, int]]
 NUMBER_BYTES = 4
 ENCODED = ("versions", "shape")
-"""Columns of JSON, read as text, and so is `reply`: a broken one is a damage."""
+"""JSON columns that are read as text, like `reply`, so that broken JSON is reported and does not raise."""
 
 
 @dataclass
 class PoolReport:
-    """What was read, and what of it is damaged: one line for each problem."""
+    """Counts of what was read, and one line for each problem."""
 
     attempts: int = 0
     completions: int = 0
@@ -43,13 +43,13 @@ class PoolReport:
 
 @dataclass
 class _AttemptPaths:
-    """The completions of one attempt so far: the path of each, None where it cannot be read."""
+    """The paths of an attempt's completions so far, by id; None where a path cannot be read."""
 
     paths: dict[int, "array[int] | None"] = field(default_factory=dict)
 
 
 def verify(pool: Pool) -> PoolReport:
-    """Read all of a pool, each attempt in a consistent snapshot, while others may write."""
+    """Verify a whole pool, each attempt in a consistent snapshot. Others may write meanwhile."""
     report = PoolReport()
     with pool.read() as connection:
         query = select(completions.c.attempt_id).distinct().order_by(completions.c.attempt_id)
@@ -76,7 +76,7 @@ def _verify_attempt(pool: Pool, attempt_id: int, report: PoolReport) -> None:
     for ordinal, row in enumerate(rows):
         problems = list(_problems(row, seen))
         if row.ordinal != ordinal:
-            problems.append(f"its ordinal is {row.ordinal}, and {ordinal} is its place")
+            problems.append(f"its ordinal is {row.ordinal} instead of {ordinal}")
         report.completions += 1
         report.trainable += row.untrainable is None
         report.sampled_tokens += len(row.sampled) // NUMBER_BYTES if _is_numbers(row.sampled) else 0
@@ -84,7 +84,7 @@ def _verify_attempt(pool: Pool, attempt_id: int, report: PoolReport) -> None:
 
 
 def _problems(row: Row[Any], seen: _AttemptPaths) -> Iterator[str]:
-    """What is wrong with a completion, given those before it."""
+    """Yield what is wrong with a completion, given those before it."""
     unreadable = [name for name in ("prompt_tail", "sampled", "logprobs") if not _is_numbers(row._mapping[name])]
     yield from (f"its {name} is no array of {NUMBER_BYTES}-byte numbers" for name in unreadable)
     broken_links = list(_link_problems(row, seen))
@@ -112,12 +112,12 @@ def _problems(row: Row[Any], seen: _AttemptPaths) -> Iterator[str]:
 
 def _link_problems(row: Row[Any], seen: _AttemptPaths) -> Iterator[str]:
     if row.follows is not None and row.follows not in seen.paths:
-        yield f"it follows completion {row.follows}, which is none before it in its attempt"
+        yield f"it follows completion {row.follows}, which is no earlier one of its attempt"
     if row.prefix_of is None:
         if row.prefix_length:
-            yield f"it shares {row.prefix_length} tokens with no completion"
+            yield f"it shares {row.prefix_length} tokens but names no completion"
     elif row.prefix_of not in seen.paths:
-        yield f"its prefix is of completion {row.prefix_of}, which is none before it in its attempt"
+        yield f"its prefix is of completion {row.prefix_of}, which is no earlier one of its attempt"
     elif (path := seen.paths[row.prefix_of]) is None:
         yield f"its prefix is of completion {row.prefix_of}, whose path cannot be read"
     elif not 0 <= row.prefix_length <= len(path):
@@ -125,7 +125,7 @@ def _link_problems(row: Row[Any], seen: _AttemptPaths) -> Iterator[str]:
 
 
 def _experts_problems(row: Row[Any]) -> Iterator[str]:
-    """The experts begin in what is shared, or right behind it, and reach up to the last sampled token."""
+    """Check that the experts start in the shared part, or right after it, and end before the last sampled token."""
     try:
         experts = unpack(row.experts)
     except ValueError as error:
@@ -134,13 +134,13 @@ def _experts_problems(row: Row[Any]) -> Iterator[str]:
     last = row.prefix_length + (len(row.prompt_tail) + len(row.sampled)) // NUMBER_BYTES - 1
     if experts.start > row.prefix_length or experts.end != last:
         yield (
-            f"its experts are of the tokens {experts.start} to {experts.end}; from {row.prefix_length} or before "
-            f"to {last} they should be"
+            f"its experts cover the tokens {experts.start} to {experts.end}; they should start at {row.prefix_length} "
+            f"or before and end at {last}"
         )
 
 
 def _sampling_problems(row: Row[Any]) -> Iterator[str]:
-    """The logprobs and version spans: complete for a trainable completion, in order for any."""
+    """Check logprobs and version spans: in order for any completion, complete for a trainable one."""
     sampled, logprobs = len(row.sampled) // NUMBER_BYTES, floats(row.logprobs)
     spans = _decoded(row.versions, Spans)
     if spans is None:

@@ -1,8 +1,9 @@
-"""Which harness works at a run: one at a time, whatever directory it runs in.
+"""The owner of a run: the one harness that works on it, whatever its run directory.
 
-The owner stands in the run's row. On its own machine it is believed for as long as its process lives, so that the next
-start takes over at once after kill -9; elsewhere for as long as it gave a sign of life within STALE_SECONDS, by the
-database's clock. Left out: fencing. An owner that was cut off learns that it was replaced at its next sign of life.
+The row of the run names its owner. On the same machine, the owner counts as alive as long as its process lives, so the
+next start takes over at once after kill -9. Seen from other machines, it counts as alive for STALE_SECONDS after its
+last heartbeat, by the clock of the database. Not done: fencing. An owner that was cut off from the database learns at
+its next heartbeat that it was replaced.
 """
 
 import asyncio
@@ -23,25 +24,25 @@ from proxy.pool.errors import PoolError, UserError
 from proxy.pool.rollouts.runs import Run
 from proxy.pool.schema import runs
 
-BEAT_SECONDS = 10
+HEARTBEAT_SECONDS = 10
 STALE_SECONDS = 60
 
 
 class OwnerProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """A process at work on a run, or serving a pool."""
+    """A process that works on a run or serves a pool."""
 
     token: str
-    """New for every claim."""
+    """Random, new for every claim."""
     host: str
     machine: str
-    """Boot and process namespace: where `pid` means the same process."""
+    """Boot id and process namespace: within them, `pid` identifies a process."""
     pid: int
     started: str
-    """When the process began, in the kernel's words: pids are used again."""
+    """When the process started, in clock ticks since boot, because the kernel reuses pids."""
 
 
 class RunClaim:
-    """The hold of this process on a run."""
+    """The claim of this process on a run."""
 
     def __init__(self, pool: Pool, run: Run, owner: OwnerProcess):
         self._pool = pool
@@ -49,31 +50,32 @@ class RunClaim:
         self._owner = owner
 
     async def keep(self) -> None:
-        """Give signs of life until cancelled; UserError when another process has taken the run over."""
+        """Send heartbeats until cancelled; UserError when another process has taken the run over."""
         while True:
-            await asyncio.sleep(BEAT_SECONDS)
+            await asyncio.sleep(HEARTBEAT_SECONDS)
             if not await asyncio.to_thread(self.renew):
                 raise UserError(
-                    f"run {self.run.name!r} was taken over by another harness, because this one gave no sign of life "
-                    f"for {STALE_SECONDS} s; wait for that one, then repeat the same command"
+                    f"another harness has taken over run {self.run.name!r}, because this one sent no heartbeat for "
+                    f"{STALE_SECONDS} s; wait for that one, then repeat the same command"
                 )
 
     def renew(self) -> bool:
-        """One sign of life. False when the run has another owner now."""
+        """Send one heartbeat; return False when the run has another owner now."""
         return _change(self._pool, self.run, self._owner, {"owner": msgspec.to_builtins(self._owner)})
 
     def release(self) -> None:
+        """Give the run up, if this process still owns it."""
         _change(self._pool, self.run, self._owner, {"owner": null()})
 
 
 @contextmanager
 def owned(pool: Pool, run: Run) -> Iterator[RunClaim]:
-    """Hold a run for as long as the block lasts; UserError when another process is at work on it."""
+    """Own a run while the block lasts; UserError when another living process owns it."""
     claim = RunClaim(pool, run, _claim(pool, run))
     try:
         yield claim
     finally:
-        with suppress(PoolError):  # the database is gone: the next start sees that this process is
+        with suppress(PoolError):  # the database is gone; the next start sees that this process has ended
             claim.release()
 
 
@@ -81,13 +83,14 @@ def owned(pool: Pool, run: Run) -> Iterator[RunClaim]:
 def _claim(pool: Pool, run: Run) -> OwnerProcess:
     me = this_process()
     with pool.write() as connection:
+        # The lock decides between two harnesses that start at the same time.
         [row] = locked(connection, select(runs.c.owner, runs.c.owner_seen_at).where(runs.c.id == run.id))
         now = database_time(connection, pool)
         if row.owner is not None:
             holder = msgspec.convert(row.owner, OwnerProcess)
             if is_alive(holder, me, now - row.owner_seen_at):
                 raise UserError(
-                    f"run {run.name!r} of the pool {pool.name} is at work in process {holder.pid} on {holder.host}; "
+                    f"run {run.name!r} of the pool {pool.name} is in use by process {holder.pid} on {holder.host}; "
                     "wait for it, stop it, or choose another --name"
                 )
         values = {"owner": msgspec.to_builtins(me), "owner_seen_at": now}
@@ -97,7 +100,7 @@ def _claim(pool: Pool, run: Run) -> OwnerProcess:
 
 @retried
 def _change(pool: Pool, run: Run, owner: OwnerProcess, values: dict[str, Any]) -> bool:
-    """Write to the row of a run if it is still this owner's."""
+    """Update the row of a run if this owner still owns it; return whether it does."""
     with pool.write() as connection:
         [row] = locked(connection, select(runs.c.owner).where(runs.c.id == run.id))
         if row.owner is None or row.owner["token"] != owner.token:
@@ -108,14 +111,14 @@ def _change(pool: Pool, run: Run, owner: OwnerProcess, values: dict[str, Any]) -
 
 
 def is_alive(holder: OwnerProcess, me: OwnerProcess, silent_seconds: float) -> bool:
-    """Whether a process still lives: exact on its own machine, by its last sign of life elsewhere."""
+    """Return whether a process is alive: exactly on its own machine, by its last heartbeat elsewhere."""
     if holder.machine == me.machine:
         return _started(holder.pid) == holder.started
     return silent_seconds < STALE_SECONDS
 
 
 def this_process() -> OwnerProcess:
-    """A new owner: this process."""
+    """Return this process as an owner with a new token."""
     pid = os.getpid()
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     machine = f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -125,7 +128,7 @@ def this_process() -> OwnerProcess:
 
 
 def _started(pid: int) -> str:
-    """When a process began, in clock ticks since the boot; empty when there is none, or only its zombie."""
+    """Return the start of a process in clock ticks since boot; "" when it does not exist or is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -134,7 +137,7 @@ def _started(pid: int) -> str:
 
 
 def database_time(connection: Connection, pool: Pool) -> float:
-    """The time by the one clock that all machines share: the database's. SQLite's is this machine's."""
+    """Return the time of the database's clock, which all machines share. For SQLite it is this machine's."""
     if pool.dialect == "sqlite":
         return time.time()
     return float(connection.scalar(select(func.extract("epoch", func.clock_timestamp()))) or 0)
