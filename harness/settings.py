@@ -112,10 +112,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Take only the first tasks."""
     seed: int = 0
     """Seed of the order of tasks and agents, and of environment variations."""
-    epochs: Count = 1
-    """How often each task is run."""
-    repeat: bool = False
-    """Repeat the tasks until the run is stopped."""
+    epochs: NotNegative = 1
+    """How often each task is run. 0: repeat the tasks until the run is stopped."""
     until_step: Count | None = None
     """Repeat the tasks until the training run has published this step."""
     executor: Literal["local", "ray"] = "local"
@@ -169,4 +167,5 @@ def load_settings(given: Sequence[str], flags: Mapping[str, Any]) -> Settings:
 
 def stored_settings(table: Mapping[str, Any], where: str) -> Settings:
     """The settings that a run's directory holds, also one that an earlier version began."""
-    return checked(without_dropped_keys(table, Settings), Settings, where)
+    renamed = {"epochs": 0} if table.get("repeat") else {}
+    return checked(without_dropped_keys({**table, **renamed}, Settings), Settings, where)

@@ -25,24 +25,18 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """splice: use the recorded tokens of turns that were sampled in the same attempt. faithful: always render the
     whole conversation with the chat template."""
 
+    max_calls: Count = 4096
+    """Model calls in flight at once, over all runs. Further calls wait, in turn by run."""
+    max_calls_per_run: Count = 2048
+    """Model calls in flight at once of one run. A session outside of runs counts as a run of its own."""
+
     admin_key_file: FilePath = ""
     """File with the admin key, which guards every route but the model routes. Agents must not be able to read it."""
-    admin_key_env: str = ""
-    """Environment variable with the admin key, instead of a file."""
 
     sandbox_socket: FilePath = ""
     """Path of a Unix socket that serves sandboxes: the model routes only, for issued keys only."""
     sandbox_address: str = ""
     """HOST:PORT of such a listener for the relays of sandboxes on other machines."""
-
-
-class AdmissionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The section [admission]: how many model calls are in flight at once. Further calls wait, in turn by run."""
-
-    calls: Count = 4096
-    """Calls in flight at once, over all runs."""
-    calls_per_run: Count = 2048
-    """Calls in flight at once of one run. A session outside of runs counts as a run of its own."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,7 +89,6 @@ class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The data pool: a SQLite file or a database URL."""
     proxy: GatewayConfig = GatewayConfig()
     sampling: SamplingConfig = SamplingConfig()
-    admission: AdmissionConfig = AdmissionConfig()
 
 
 def engine_urls(url: str | tuple[str, ...]) -> tuple[str, ...]:

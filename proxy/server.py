@@ -71,8 +71,8 @@ class Gateway:
         self.provider = _provider(config, self.engines[0])
         self.settings = _settings(config, self.template, limits)
         self.pool: Pool = open_pool(config.pool)
-        limit = config.admission
-        capacity = Capacity(total=limit.calls, per_run=limit.calls_per_run, per_attempt=limit.calls_per_run)
+        total, per_run = config.proxy.max_calls, config.proxy.max_calls_per_run
+        capacity = Capacity(total=total, per_run=per_run, per_attempt=per_run)
         self.admission = AdmissionGate(capacity)
         self.metrics = ProxyMetrics(self.admission, lambda: self._writer.uncommitted)
 

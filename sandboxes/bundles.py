@@ -22,7 +22,7 @@ RUNTIME_NAME = "runtime"
 MANIFEST = "blackforge-bundle.json"
 
 
-class BundleManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class BundleManifest(msgspec.Struct, frozen=True):
     """What stands in a bundle's directory."""
 
     name: str

@@ -103,7 +103,7 @@ class Drafter:
         with torch.no_grad():
             p = _wide(self.model.frozen_logits(teacher))
         q = _wide(self.model.frozen_logits(student))
-        return tail_kl(p, q, self.options.k, self.shards), acceptance(p, q.detach(), self.shards)
+        return tail_kl(p, q, self.options.LIKELIEST, self.shards), acceptance(p, q.detach(), self.shards)
 
     def finish(self, learning_rate: float) -> DraftMetrics:
         """Take one step of the head's optimizer and return what it learned. Collective.

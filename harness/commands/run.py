@@ -90,8 +90,7 @@ def _add_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--bundles", choices=("volume", "bind"), help="how Docker mounts the agents (default: volume)")
     run.add_argument("--limit", type=_positive, help="use only this many tasks, from the first on")
     run.add_argument("--seed", type=int, help="seed of the order of tasks and agents (default: 0)")
-    run.add_argument("--epochs", type=_positive, help="how often to run each task (default: 1)")
-    run.add_argument("--repeat", action="store_true", default=None, help="go through the tasks until stopped")
+    run.add_argument("--epochs", type=int, help="how often to run each task; 0: until stopped (default: 1)")
     add_judge(run, "that grades answers of tasks whose checker is a judge")
     run.add_argument("--until-step", type=_positive, help="feed a training run until it has published this step")
     placement.add_options(run)
@@ -211,7 +210,7 @@ def _config(settings: Settings, mix: TaskMix) -> dict[str, Any]:
 
 
 def _plan(settings: Settings, mix: TaskMix, scaffolds: Sequence[Scaffold]) -> RunPlan:
-    endless = settings.repeat or settings.until_step is not None
+    endless = settings.epochs == 0 or settings.until_step is not None
     return RunPlan(
         mix=mix,
         scaffolds=scaffolds,

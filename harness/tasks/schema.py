@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from harness.tasks.verdict_options import Augment, Clean, Pattern
+from harness.tasks.verdict_options import Augment, Clean, Pattern, Strict
 from sandboxes.base import Limits, Network, Profile, User
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -22,10 +22,6 @@ Domain = Literal["agent", "reasoning", "qa"]
 
 MAX_INSTRUCTION = 100_000
 """Bytes. The instruction is an argument of the agent's process, and Linux allows at most 128 KiB for one."""
-
-
-class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A struct that refuses unknown fields."""
 
 
 class TaskImage(Strict, frozen=True, kw_only=True):

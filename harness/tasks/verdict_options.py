@@ -16,7 +16,11 @@ Pattern = Annotated[str, msgspec.Meta(min_length=1)]
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 
-class Clean(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A struct that refuses unknown fields."""
+
+
+class Clean(Strict, frozen=True, kw_only=True):
     """What to do with each kind of leftover before the agent starts; harness/environment/clean_start.py lists them."""
 
     temporary: Action = "remove"
@@ -30,7 +34,7 @@ class Clean(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Paths that are kept, whatever their kind."""
 
 
-class Augment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Augment(Strict, frozen=True, kw_only=True):
     """What may vary between attempts in a task's environment; harness/environment/augment.py applies it.
 
     At most one entry of each list is chosen for an attempt.

@@ -89,7 +89,11 @@ class _ThinkingConfig(msgspec.Struct):
     thinkingLevel: str | None = None
 
 
-class _GenerationConfig(msgspec.Struct, forbid_unknown_fields=True):
+class _Known(msgspec.Struct, forbid_unknown_fields=True):
+    """A part of a request, which is refused when it has a field that is not known here."""
+
+
+class _GenerationConfig(_Known):
     maxOutputTokens: int | None = None
     stopSequences: list[str] | None = None
     temperature: float | None = None
@@ -121,7 +125,7 @@ class _ToolConfig(msgspec.Struct):
     functionCallingConfig: _CallingConfig | None = None
 
 
-class _Request(msgspec.Struct, forbid_unknown_fields=True):
+class _Request(_Known):
     contents: list[_Content] = []
     systemInstruction: _Content | str | None = None
     tools: list[_Tool] | None = None

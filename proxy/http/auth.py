@@ -5,7 +5,6 @@ of the pool and the engine) need the admin key once one is configured; without o
 Left out: users and roles; TLS, which a server in front of a public address has to add.
 """
 
-import os
 import re
 from hashlib import sha256
 from hmac import compare_digest
@@ -35,8 +34,8 @@ class Access:
         self._admin = _digest(key) if (key := _admin_key(config)) else None
         if self._admin is None and not self.open_to_all:
             raise UserError(
-                "the proxy has no admin key, so it listens on loopback only; set proxy.admin_key_file or "
-                f"proxy.admin_key_env, or proxy.host = '127.0.0.1': {config.host}"
+                "the proxy has no admin key, so it listens on loopback only; set proxy.admin_key_file "
+                f"or proxy.host = '127.0.0.1': {config.host}"
             )
 
     def agent_key(self, request: web.Request) -> str:
@@ -93,28 +92,20 @@ def is_loopback(host: str) -> bool:
 
 
 def _admin_key(config: GatewayConfig) -> str | None:
-    """Read the admin key from its file or variable, None where none is configured; UserError for a bad key."""
-    if config.admin_key_file and config.admin_key_env:
-        raise UserError(
-            "the admin key has two sources, proxy.admin_key_file and proxy.admin_key_env; remove one of them"
-        )
-    if config.admin_key_file:
-        try:
-            key = Path(config.admin_key_file).read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(
-                f"the admin key cannot be read ({error}); write one into the file of proxy.admin_key_file: "
-                f"{config.admin_key_file}"
-            ) from error
-    elif config.admin_key_env:
-        key = os.environ.get(config.admin_key_env, "").strip()
-    else:
+    """Read the admin key from its file, None where none is configured; UserError for a bad key."""
+    if not config.admin_key_file:
         return None
-    source = config.admin_key_file or config.admin_key_env
+    try:
+        key = Path(config.admin_key_file).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"the admin key cannot be read ({error}); write one into the file of proxy.admin_key_file: "
+            f"{config.admin_key_file}"
+        ) from error
     if len(key) < MIN_ADMIN_KEY_CHARS or not key.isascii() or not key.isprintable():
         raise UserError(
-            f"the admin key in {source} has {len(key)} characters, and it needs at least {MIN_ADMIN_KEY_CHARS}, all "
-            "printable ASCII; make one with `openssl rand -hex 32`"
+            f"the admin key in {config.admin_key_file} has {len(key)} characters, and it needs at least "
+            f"{MIN_ADMIN_KEY_CHARS}, all printable ASCII; make one with `openssl rand -hex 32`"
         )
     return key
 

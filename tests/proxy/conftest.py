@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from proxy.config import AdmissionConfig, EngineConfig, GatewayConfig, ProxyConfig, SamplingConfig
+from proxy.config import EngineConfig, GatewayConfig, ProxyConfig, SamplingConfig
 from proxy.engine.scripted import Script, ScriptedEngine
 from proxy.engine.sglang import Sglang
 from proxy.engine.tiny_model import make_tiny_model
@@ -158,8 +158,8 @@ def _config(model: Path, pool: Path, values: dict[str, Any]) -> ProxyConfig:
             host=values.get("host", "127.0.0.1"),
             admin_key_file=_admin_key_file(pool, values),
             history=values.get("history", "splice"),
+            max_calls_per_run=values.get("max_calls_per_run", 2048),
         ),
-        admission=AdmissionConfig(**values.get("admission", {})),
     )
 
 

@@ -1,6 +1,5 @@
 """Access: an attempt's key opens the model routes while the attempt is open, the admin key opens all other routes."""
 
-import os
 import re
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
@@ -180,8 +179,6 @@ def test_loopback_needs_no_admin_key(host: str) -> None:
         ("", {"admin_key_file": "{}/key"}, "has 0 characters"),
         ("short", {"admin_key_file": "{}/key"}, "has 5 characters, and it needs at least 16"),
         ("\u00fc" * 20, {"admin_key_file": "{}/key"}, "printable ASCII"),
-        (None, {"admin_key_env": "BLACKFORGE_TEST_UNSET"}, "BLACKFORGE_TEST_UNSET has 0 characters"),
-        (None, {"admin_key_env": "A", "admin_key_file": "b"}, "remove one of them"),
     ],
 )
 def test_an_admin_key_that_is_none(
@@ -193,13 +190,3 @@ def test_an_admin_key_that_is_none(
     with pytest.raises(UserError, match=sentence) as raised:
         Gateway(ProxyConfig(engine=EngineConfig(model=str(tiny_model)), proxy=proxy), "http://x")
     assert not key or key not in str(raised.value)
-
-
-def test_an_admin_key_from_the_environment(tmp_path: Path, tiny_model: Path) -> None:
-    os.environ["BLACKFORGE_TEST_ADMIN"] = ADMIN
-    try:
-        proxy = GatewayConfig(host="0.0.0.0", admin_key_env="BLACKFORGE_TEST_ADMIN")
-        config = ProxyConfig(engine=EngineConfig(model=str(tiny_model)), pool=str(tmp_path / "pool.db"), proxy=proxy)
-        Gateway(config, "http://x").pool.close()
-    finally:
-        del os.environ["BLACKFORGE_TEST_ADMIN"]

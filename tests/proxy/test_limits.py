@@ -214,9 +214,9 @@ async def test_any_depth_is_a_400_in_every_dialect(serve: Serve, path: str, leve
     assert answer["status"] == 400 and answer["error"]["message"] and stand.recorded() == []
 
 
-@pytest.mark.parametrize("line", ["calls = 0", "calls_per_run = 'all'", "words = 3"])
+@pytest.mark.parametrize("line", ["max_calls = 0", "max_calls_per_run = 'all'", "words = 3"])
 def test_a_limit_that_is_none(line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "proxy.toml"
-    config.write_text(f"[engine]\nmodel = 'm'\n[admission]\n{line}\n")
+    config.write_text(f"[engine]\nmodel = 'm'\n[proxy]\n{line}\n")
     assert main(["serve", str(config)]) == 2
     assert line.split()[0] in capsys.readouterr().err

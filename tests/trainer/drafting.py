@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from tests.trainer.make import make_config, make_rows
+from trainer.config import Mtp
 from trainer.data.packing import plan
 from trainer.loss.named_losses import rule_of
 from trainer.loss.policy_loss import policy_loss
@@ -17,7 +18,13 @@ SPLITS = {"data": "mimo", "tensor": "mimo", "sequence": "mimo", "experts-tensor"
 """The splits of two_ranks that are tried, with the family of the model."""
 BATCHES = (make_rows(10, 1), make_rows(10, 2), make_rows(1, 3))
 """The last batch has one row, for two ranks."""
-MTP = {"drafts": 2, "k": 30}
+
+
+class WideMtp(Mtp, frozen=True, kw_only=True):
+    LIKELIEST = 30
+
+
+MTP = WideMtp(drafts=2)
 
 
 def work(model: Path, out: Path, parallel: dict[str, Any], ranks: Ranks) -> None:

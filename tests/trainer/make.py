@@ -150,7 +150,9 @@ def make_config(directory: Path, **changes: Any) -> Config:
         "batch": {"groups": 2, "max_staleness": 100, "patience_seconds": 60},
         "optimizer": {"lr": 1e-2},
     }
-    return msgspec.convert(options | changes, Config)
+    sections = {name: value for name, value in changes.items() if isinstance(value, msgspec.Struct)}
+    changes = {name: value for name, value in changes.items() if name not in sections}
+    return msgspec.structs.replace(msgspec.convert(options | changes, Config), **sections)
 
 
 def make_push(

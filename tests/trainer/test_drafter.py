@@ -23,6 +23,7 @@ from tests.trainer.make import HEADS_OF, HIDDEN, VOCABULARY, make_config, write_
 from tests.trainer.test_report import SHAPE, facts_of, group, rollout
 from tests.trainer.test_tree import rows_of
 from tests.trainer.test_weights import same_files
+from trainer.config import Mtp
 from trainer.data.packing import ContextShard, pack, plan
 from trainer.data.row import TrainingRow
 from trainer.data.tree import TokenRun
@@ -40,12 +41,14 @@ LOSS = partial(policy_loss, rule=rule_of("cispo", 0.0, 5.0))
 ROWS = [one for seed in (5, 6) for one in rows_of(seed, vocabulary=3, longest=25) if one.inputs]
 
 
-def policy_of(directory: Path, ranks: Ranks, options: Mapping[str, Any] | None = None, **mtp: Any) -> Policy:
+def policy_of(
+    directory: Path, ranks: Ranks, options: Mapping[str, Any] | None = None, kind: type[Mtp] = Mtp, **mtp: Any
+) -> Policy:
     """Of the model there; a MiMo where there is none."""
     model = directory / "model"
     if not model.exists():
         write_model(model, "mimo")
-    return Policy(model, make_config(directory, mtp={"drafts": 2, **mtp}, **(options or {})), ranks)
+    return Policy(model, make_config(directory, mtp=kind(**{"drafts": 2, **mtp}), **(options or {})), ranks)
 
 
 def drafter_of(policy: Policy) -> Drafter:
@@ -75,7 +78,11 @@ def equal(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
 def test_trees_give_the_heads_the_loss_and_gradient_of_separate_rows(family: str, ranks: Ranks, tmp_path: Path) -> None:
     """Through the same Megatron layers, in double precision, every parameter's gradient to 1e-9."""
     write_model(tmp_path / "model", family)
-    policy = policy_of(tmp_path, ranks, drafts=3, k=4)
+
+    class NarrowMtp(Mtp, frozen=True, kw_only=True):
+        LIKELIEST = 4
+
+    policy = policy_of(tmp_path, ranks, kind=NarrowMtp, drafts=3)
     policy.model.double()
     drafter = drafter_of(policy)
     parameters = dict(drafter.head.double().named_parameters())

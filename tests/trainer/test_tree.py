@@ -355,8 +355,9 @@ def test_logits_in_parts_give_the_same_gradient(ranks: Ranks, tmp_path: Path) ->
     rows = [one for one in rows_of(3, vocabulary=2, longest=20) if one.inputs]
     at_once = Policy(model, make_config(tmp_path), ranks)
     expected = gradients(at_once, [rows], "cispo", merge=True)
-    for parallel in ({"logits_tokens": 5}, {"logits_tokens": 7, "recompute": True}):
-        policy = Policy(model, make_config(tmp_path, parallel=parallel), ranks)
+    for size, recompute in ((5, False), (7, True)):
+        policy = Policy(model, make_config(tmp_path, parallel={"recompute": recompute}), ranks)
+        policy.model.logits_tokens = size
         assert distance(gradients(policy, [rows], "cispo", merge=True), expected) <= 1e-6
 
 
@@ -378,7 +379,8 @@ def test_logits_of_all_tokens_never_exist_at_once(ranks: Ranks, tmp_path: Path) 
     rows = [one for one in rows_of(3, vocabulary=2, longest=20) if one.inputs]
     packed, _ = pack(rows, ContextShard(ranks.device))
     for size, most in ((5, 5), (4096, len(packed.rows))):
-        policy = Policy(model, make_config(tmp_path, parallel={"logits_tokens": size}), ranks)
+        policy = Policy(model, make_config(tmp_path), ranks)
+        policy.model.logits_tokens = size
         with Logits() as seen:
             policy.ddp(packed).sum().backward()
         assert seen.rows == most <= len(packed.rows)
@@ -386,7 +388,8 @@ def test_logits_of_all_tokens_never_exist_at_once(ranks: Ranks, tmp_path: Path) 
 
 def test_the_likeliest_tokens_are_found_some_logits_at_a_time(ranks: Ranks, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
-    whole, parts = (Policy(model, make_config(tmp_path, parallel={"logits_tokens": size}), ranks) for size in (4096, 5))
+    whole, parts = (Policy(model, make_config(tmp_path), ranks) for _ in range(2))
+    parts.model.logits_tokens = 5
     packed, _ = pack([one for one in rows_of(3, vocabulary=2, longest=20) if one.inputs], whole.share)
     sizes = list[int]()
     parts.model.output_layer.register_forward_hook(lambda _module, _inputs, output: sizes.append(len(output[0])))

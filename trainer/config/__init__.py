@@ -163,8 +163,6 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Stages of consecutive layers, each on its own ranks; micro-batches pass through them one after the other."""
     expert: Count = 1
     """Ranks that divide the experts of a mixture; each sends the others the tokens for their experts."""
-    logits_tokens: Count = 4096
-    """Maximum rows of logits in memory at once; beyond it the head is computed again in the backward pass."""
     head_float32: bool = False
     """Compute the head in fp32 whatever `precision` says, as MiniMax-M1 does: closer to the engine's logprobs."""
     recompute: bool = False

@@ -30,6 +30,10 @@ from trainer.megatron.model.experts import expert_options, mark_experts, with_ex
 from trainer.megatron.parallel import whole_vocabulary
 from trainer.megatron.replay import ReplayCounter, RoutingReplay
 
+LOGITS_TOKENS = 4096
+"""Maximum rows of logits in memory at once; beyond it the head is computed again in the backward pass. With a
+vocabulary of 150,000 these are 2.5 GB in fp32, and the head's matrix products are large enough to be efficient."""
+
 
 def transformer_config(shape: ModelShape, dtype: torch.dtype, parallel: Parallel) -> TransformerConfig:
     """Megatron's config for a model of this shape. Raises UserError when heads, vocabulary or layers do not split.
@@ -98,7 +102,7 @@ def build_model(shape: ModelShape, config: TransformerConfig, parallel: Parallel
     )
     mark_experts(model)
     model.rotary_pos_emb = PackedRotary(shape, model.rotary_pos_emb.cp_group)
-    model.logits_tokens, model.head_float32 = parallel.logits_tokens, parallel.head_float32
+    model.logits_tokens, model.head_float32 = LOGITS_TOKENS, parallel.head_float32
     if config.sequence_parallel and model.post_process:
         # In the layers, each tensor rank has a part of the tokens. The LM head needs the tokens with a loss, wherever
         # they are; so `_postprocess` gathers all tokens itself, and the output layer must not gather them again.
