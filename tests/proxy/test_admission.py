@@ -26,7 +26,7 @@ from proxy.prompt.template import ChatTemplate
 from proxy.server import Gateway
 from tests.pool.make import TASK
 from tests.proxy.conftest import Serve, Stand, listening, served, user
-from tests.proxy.wires import WIRES, Wire, events
+from tests.proxy.dialect_clients import DIALECT_CLIENTS, DialectClient, events
 
 
 def attempt(number: int, run: int | None) -> Attempt:
@@ -117,10 +117,10 @@ async def test_the_deadline_says_what_is_full() -> None:
     async with gate.place(attempt(1, 7)):
         with pytest.raises(
             CallError, match="run 7 has 1 calls in flight and 1 waiting.*0.01 s; try again in 5s"
-        ) as told:
+        ) as caught:
             async with gate.place(attempt(2, 7), 0.01):
                 pass
-    assert told.value.status == 429 and (gate.inside, gate.waiting) == ({}, {})
+    assert caught.value.status == 429 and (gate.inside, gate.waiting) == ({}, {})
 
 
 async def test_work_keeps_its_place_until_the_thread_is_done() -> None:
@@ -256,11 +256,11 @@ async def test_a_call_that_waits_too_long_is_told_so_in_its_dialect(serve: Serve
     stand.engine.running.clear()
     first = asyncio.ensure_future(stand.chat(user("hi")))
     await until_counted(stand, 'calls_in_flight{run="session 1"} 1.0')
-    calls = list(product(WIRES, (False, True)))
-    for (wire, stream), told in zip(calls, await asyncio.gather(*(ask(stand, *c) for c in calls)), strict=True):
-        assert (told.status, told.retry_after) == ((200, None) if begun and stream else (429, "5")), wire.name
-        assert told.kind == TOO_MANY.get(wire.name, "rate_limit_exceeded"), wire.name
-        assert "session 1 has 1 calls in flight" in told.message
+    calls = list(product(DIALECT_CLIENTS, (False, True)))
+    for (dialect, stream), outcome in zip(calls, await asyncio.gather(*(ask(stand, *c) for c in calls)), strict=True):
+        assert (outcome.status, outcome.retry_after) == ((200, None) if begun and stream else (429, "5")), dialect.name
+        assert outcome.kind == TOO_MANY.get(dialect.name, "rate_limit_exceeded"), dialect.name
+        assert "session 1 has 1 calls in flight" in outcome.message
     stand.engine.running.set()
     assert (await first)["status"] == 200 and len(stand.recorded()) == 1
 
@@ -270,19 +270,19 @@ TOO_MANY = {"messages": "rate_limit_error", "gemini": 429}
 
 
 @dataclass(frozen=True)
-class Told:
+class Outcome:
     status: int
     retry_after: str | None
     kind: Any
     message: str
 
 
-async def ask(stand: Stand, wire: Wire, stream: bool) -> Told:
-    path, body = wire.request("more", stream)
+async def ask(stand: Stand, dialect: DialectClient, stream: bool) -> Outcome:
+    path, body = dialect.request("more", stream)
     async with stand.send(path, body) as answer:
         data, retry = await answer.read(), answer.headers.get("Retry-After")
     streamed = answer.content_type == "text/event-stream"
-    return Told(answer.status, retry, *wire.error(events(data)[-1] if streamed else msgspec.json.decode(data)))
+    return Outcome(answer.status, retry, *dialect.error(events(data)[-1] if streamed else msgspec.json.decode(data)))
 
 
 async def until(reached: Callable[[], bool]) -> None:

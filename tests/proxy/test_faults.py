@@ -15,9 +15,9 @@ import pytest
 from proxy.engine.scripted import Fault, ScriptedReply
 from proxy.pool.inspect.verify import verify
 from tests.proxy.conftest import Serve, Stand
-from tests.proxy.wires import WIRES, Wire, events
+from tests.proxy.dialect_clients import DIALECT_CLIENTS, DialectClient, events
 
-CALLS = list(product(WIRES, (False, True)))
+CALLS = list(product(DIALECT_CLIENTS, (False, True)))
 TEXT = "one two three four five"
 OPENAI = ("chat", "responses", "completions")
 TYPES = {502: "api_error", 503: "overloaded_error", 504: "timeout_error"}
@@ -25,7 +25,7 @@ TYPES = {502: "api_error", 503: "overloaded_error", 504: "timeout_error"}
 
 
 @dataclass(frozen=True)
-class Told:
+class Outcome:
     """What one client got: an answer of some status, the kind of its error and the message."""
 
     status: int
@@ -36,22 +36,22 @@ class Told:
     """Whether text had come before."""
 
 
-async def ask(stand: Stand, wire: Wire, stream: bool) -> Told:
-    path, body = wire.request("count", stream)
-    async with stand.send(path, body, **{"x-api-key": f"{wire.name} {stream}"}) as answer:
+async def ask(stand: Stand, dialect: DialectClient, stream: bool) -> Outcome:
+    path, body = dialect.request("count", stream)
+    async with stand.send(path, body, **{"x-api-key": f"{dialect.name} {stream}"}) as answer:
         data, status, retry = await answer.read(), answer.status, answer.headers.get("Retry-After")
     streamed = answer.content_type == "text/event-stream"
-    kind, message = wire.error(events(data)[-1] if streamed else msgspec.json.decode(data))
-    return Told(status, kind, message, retry, streamed and wire.said(data, True) != "")
+    kind, message = dialect.error(events(data)[-1] if streamed else msgspec.json.decode(data))
+    return Outcome(status, kind, message, retry, streamed and dialect.text_of(data, True) != "")
 
 
-async def ask_all(stand: Stand) -> list[Told]:
+async def ask_all(stand: Stand) -> list[Outcome]:
     return await asyncio.gather(*(ask(stand, *call) for call in CALLS))
 
 
-def kind(wire: Wire, status: int, code: str) -> Any:
+def kind(dialect: DialectClient, status: int, code: str) -> Any:
     """How a dialect names an error that is worth another try."""
-    return code if wire.name in OPENAI else status if wire.name == "gemini" else TYPES[status]
+    return code if dialect.name in OPENAI else status if dialect.name == "gemini" else TYPES[status]
 
 
 def ended(status: int | None) -> str:
@@ -84,28 +84,28 @@ FAULTS: dict[str, tuple[Fault | ScriptedReply, int, str, str]] = {
 async def test_a_failed_call_says_so_in_its_dialect_and_is_not_trained(serve: Serve, name: str) -> None:
     fault, status, failure, words = FAULTS[name]
     stand = await serve(lambda prompt, ids: fault, max_new_tokens=100)
-    for (wire, stream), told in zip(CALLS, await ask_all(stand), strict=True):
+    for (dialect, stream), outcome in zip(CALLS, await ask_all(stand), strict=True):
         begun = stream and (isinstance(fault, ScriptedReply) or fault.after > 0)
         expected = (200, None, True) if begun else (status, "1", False)
-        assert (told.status, told.retry_after, told.begun) == expected, wire.name
-        assert told.kind == kind(wire, status, f"engine_{failure}") and words in told.message, wire.name
-        assert told.message.endswith("; try again in 1s")
-        for row in stand.recorded(f"{wire.name} {stream}"):
+        assert (outcome.status, outcome.retry_after, outcome.begun) == expected, dialect.name
+        assert outcome.kind == kind(dialect, status, f"engine_{failure}") and words in outcome.message, dialect.name
+        assert outcome.message.endswith("; try again in 1s")
+        for row in stand.recorded(f"{dialect.name} {stream}"):
             assert row.finish_reason == "error" and str(row.untrainable).startswith(f"engine_failed: {failure}"), (
-                wire.name
+                dialect.name
             )
             assert begun or row.untrainable is not None
-        assert bool(stand.recorded(f"{wire.name} {stream}")) or not begun
+        assert bool(stand.recorded(f"{dialect.name} {stream}")) or not begun
     assert verify(stand.pool).damages == []
 
 
 async def test_a_hanging_engine_is_given_up(serve: Serve) -> None:
     fault = Fault(text=TEXT, after=3, hang=True)
     stand = await serve(lambda prompt, ids: fault, silence=3, max_new_tokens=100)
-    for (wire, stream), told in zip(CALLS, await ask_all(stand), strict=True):
-        assert told.kind == kind(wire, 504, "engine_silent") and "sent nothing for too long" in told.message
-        assert (told.status, told.retry_after) == ((200, None) if stream else (504, "1"))
-        assert [len(row.sampled) for row in stand.recorded(f"{wire.name} {stream}")] == ([3] if stream else [])
+    for (dialect, stream), outcome in zip(CALLS, await ask_all(stand), strict=True):
+        assert outcome.kind == kind(dialect, 504, "engine_silent") and "sent nothing for too long" in outcome.message
+        assert (outcome.status, outcome.retry_after) == ((200, None) if stream else (504, "1"))
+        assert [len(row.sampled) for row in stand.recorded(f"{dialect.name} {stream}")] == ([3] if stream else [])
 
 
 VERSIONS = {
@@ -121,7 +121,7 @@ VERSIONS = {
 async def test_tokens_of_unknown_weights_are_served_and_not_trained(serve: Serve, name: str) -> None:
     stand = await serve(lambda prompt, ids: ScriptedReply("", ids=(20, 21, 22, 23, 24), versions=VERSIONS[name]))
     for stream in (False, True):
-        path, body = WIRES[0].request("hi", stream)
+        path, body = DIALECT_CLIENTS[0].request("hi", stream)
         async with stand.send(path, body) as answer:
             assert answer.status == 200 and await answer.read()
     for row in stand.recorded():
@@ -142,25 +142,25 @@ async def test_an_engine_that_is_paused_and_updated_in_mid_stream(serve: Serve) 
         lambda prompt, ids: ScriptedReply(TEXT, seconds_per_token=0.01), limits={"keepalive_seconds": 0.1}
     )
     assert stand.engine is not None
-    got = {wire.name: bytearray() for wire in WIRES}
-    reading = [asyncio.ensure_future(read(stand, wire, got[wire.name])) for wire in WIRES]
-    await until(lambda: all(wire.said(bytes(got[wire.name]), True) for wire in WIRES))
+    got = {dialect.name: bytearray() for dialect in DIALECT_CLIENTS}
+    reading = [asyncio.ensure_future(read(stand, dialect, got[dialect.name])) for dialect in DIALECT_CLIENTS]
+    await until(lambda: all(dialect.text_of(bytes(got[dialect.name]), True) for dialect in DIALECT_CLIENTS))
     stand.engine.running.clear()
     begun = {name: data.count(ALIVE.get(name, b"")) for name, data in got.items()}
     await until(lambda: all(got[name].count(mark) > begun[name] for name, mark in ALIVE.items()))
     stand.engine.version = "after"
     stand.engine.running.set()
     await asyncio.gather(*reading)
-    for wire in WIRES:
-        assert wire.said(bytes(got[wire.name]), True) == TEXT
-        [row] = stand.recorded(wire.name)
+    for dialect in DIALECT_CLIENTS:
+        assert dialect.text_of(bytes(got[dialect.name]), True) == TEXT
+        [row] = stand.recorded(dialect.name)
         assert row.untrainable is None and [span.version for span in row.versions] == ["scripted", "after"]
     assert verify(stand.pool).damages == []
 
 
-async def read(stand: Stand, wire: Wire, into: bytearray) -> None:
-    path, body = wire.request("count", True)
-    async with stand.send(path, body, **{"x-api-key": wire.name}) as answer:
+async def read(stand: Stand, dialect: DialectClient, into: bytearray) -> None:
+    path, body = dialect.request("count", True)
+    async with stand.send(path, body, **{"x-api-key": dialect.name}) as answer:
         async for chunk in answer.content.iter_any():
             into += chunk
 

@@ -29,7 +29,7 @@ from proxy.recording.redelivery.service import Redelivery
 from proxy.recording.redelivery.waiting import WaitingAnswers
 from proxy.server import Gateway
 from tests.proxy.conftest import SHELL, Stand, listening, shell_call, user
-from tests.proxy.wires import WIRES, Wire
+from tests.proxy.dialect_clients import DIALECT_CLIENTS, DialectClient
 
 ABANDONED = Untrained(UntrainedReason.ABANDONED)
 Start = Callable[[], Awaitable[Stand]]
@@ -94,12 +94,12 @@ async def metrics(stand: Stand) -> str:
         return str(await answer.text())
 
 
-async def ask(stand: Stand, wire: Wire, stream: bool, text: str = "once more") -> str:
-    path, body = wire.request(text, stream)
+async def ask(stand: Stand, dialect: DialectClient, stream: bool, text: str = "once more") -> str:
+    path, body = dialect.request(text, stream)
     async with stand.send(path, body) as answer:
         data = await answer.read()
     assert answer.status == 200, data
-    return wire.said(data, stream)
+    return dialect.text_of(data, stream)
 
 
 async def lose(stand: Stand, call: Awaitable[Any]) -> None:
@@ -128,17 +128,17 @@ async def stand(start: Start) -> Stand:
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("again", [True, False], ids=["streamed again", "whole again"])
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
-@pytest.mark.parametrize("wire", WIRES, ids=[wire.name for wire in WIRES])
+@pytest.mark.parametrize("dialect", DIALECT_CLIENTS, ids=[dialect.name for dialect in DIALECT_CLIENTS])
 async def test_an_answer_that_did_not_arrive_is_served_again(
-    stand: Stand, wire: Wire, stream: bool, again: bool
+    stand: Stand, dialect: DialectClient, stream: bool, again: bool
 ) -> None:
     with no_commits(stand.pool):
-        await lose(stand, ask(stand, wire, stream))
+        await lose(stand, ask(stand, dialect, stream))
     await until_settled(stand, ABANDONED, 1)
-    assert await ask(stand, wire, again) == "answer 1"
+    assert await ask(stand, dialect, again) == "answer 1"
     await until_settled(stand, None, 1)
     assert stand.engine is not None and stand.engine.calls == 2
-    assert await ask(stand, wire, again) == "answer 2"  # it has arrived by now: a new sample
+    assert await ask(stand, dialect, again) == "answer 2"  # it has arrived by now: a new sample
 
 
 async def test_a_repeat_that_comes_before_the_commit_waits_for_it(stand: Stand) -> None:

@@ -8,7 +8,7 @@ import msgspec
 
 
 @dataclass(frozen=True)
-class Wire:
+class DialectClient:
     """One dialect: its paths, its request, and how to read the text of an answer, an event and an error."""
 
     name: str
@@ -25,7 +25,7 @@ class Wire:
         marked = {"stream": True} if stream and self.name != "gemini" else {}
         return self.streamed if stream else self.path, {**self.body(text), **marked, **fields}
 
-    def said(self, data: bytes, stream: bool) -> str:
+    def text_of(self, data: bytes, stream: bool) -> str:
         """The text of a whole answer, or of all events of one."""
         if not stream:
             return self.text(msgspec.json.decode(data))
@@ -78,24 +78,24 @@ def _typed_error(answer: dict[str, Any]) -> tuple[Any, str]:
 
 
 GEMINI = "/v1beta/models/tiny:"
-WIRES = (
-    Wire(
+DIALECT_CLIENTS = (
+    DialectClient(
         "chat", "/v1/chat/completions", "/v1/chat/completions", _user,
         lambda answer: str(answer["choices"][0]["message"]["content"]), _chat_delta, _openai_error,
     ),
-    Wire(
+    DialectClient(
         "responses", "/v1/responses", "/v1/responses", lambda text: {"model": "tiny", "input": text},
         _output, _responses_delta, _responses_error,
     ),
-    Wire(
+    DialectClient(
         "messages", "/v1/messages", "/v1/messages", lambda text: {**_user(text), "max_tokens": 4000},
         lambda answer: "".join(block["text"] for block in answer["content"]), _messages_delta, _typed_error,
     ),
-    Wire(
+    DialectClient(
         "gemini", GEMINI + "generateContent", GEMINI + "streamGenerateContent?alt=sse",
         lambda text: {"contents": [{"role": "user", "parts": [{"text": text}]}]}, _parts, _parts, _openai_error,
     ),
-    Wire(
+    DialectClient(
         "completions", "/v1/completions", "/v1/completions",
         lambda text: {"model": "tiny", "prompt": text, "max_tokens": 4000},
         lambda answer: str(answer["choices"][0]["text"]),

@@ -23,7 +23,7 @@ from proxy.pool.rollouts.attempts import Attempt, Ending, close_attempt
 from proxy.prompt.template import ChatTemplate
 from proxy.server import Gateway
 from tests.proxy.conftest import listening, served, user
-from tests.proxy.test_access import CALLS, attempts
+from tests.proxy.test_auth import CALLS, attempts
 from tests.proxy.test_cli import launch, wait_until
 
 CHAT = {"messages": [user("hi")]}
