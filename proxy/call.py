@@ -54,7 +54,9 @@ class Call:
     """Text or token ids to continue unchanged, without a chat template and without parsing reasoning."""
     tools: tuple[dict[str, Any], ...] = ()
     max_new_tokens: int | None = None
+    """The most tokens of each answer; None: as many as the configuration and the context allow."""
     stop: tuple[str, ...] = ()
+    """Texts that end the answer and are not part of it."""
     sampling: dict[str, float] = field(default_factory=dict)
     """The sampling parameters that the agent named (temperature, top_p, ...)."""
     constraint: Constraint | None = None
@@ -63,6 +65,7 @@ class Call:
     """The number of answers to the one prompt."""
     stream: bool = False
     include_usage: bool = False
+    """Whether a stream ends with the token counts."""
     options: dict[str, Any] = field(default_factory=dict)
     """Arguments for the chat template."""
     echo: dict[str, Any] = field(default_factory=dict)
@@ -89,10 +92,11 @@ class Reply:
     finish_reason: str
     """stop | length | tool_calls."""
     stop_sequence: str | None
-    """The stop string that cut the text."""
+    """The stop string that ended the text."""
     prompt_tokens: int
     sampled_tokens: int
     cached_tokens: int
+    """Tokens of the prompt that the engine did not compute again."""
 
     def message(self) -> dict[str, Any]:
         """The assistant message as the pool stores it."""
