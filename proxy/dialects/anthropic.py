@@ -260,7 +260,7 @@ class AnthropicEvents:
         self._call = call
         self._prompt_tokens = prompt_tokens
         self._index = -1
-        self._open: type | None = None  # the kind of the block that is open
+        self._open_kind: type | None = None  # the kind of the block that is open
 
     def opening(self) -> bytes:
         usage = {"input_tokens": self._prompt_tokens, "output_tokens": 0}
@@ -270,17 +270,17 @@ class AnthropicEvents:
 
     def deltas(self, pieces: Sequence[Piece], choice: int = 0) -> bytes:
         return b"".join(
-            self._inside(type(piece)) + self._delta(piece.text)
+            self._open_block(type(piece)) + self._delta(piece.text)
             for piece in pieces
             if isinstance(piece, Text | Reasoning)
         )
 
     def closing(self, answer: Reply, *_: Reply) -> bytes:
-        events = [self._end()]
+        events = [self._close_block()]
         for call in answer.tool_calls:
             block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
             delta = {"type": "input_json_delta", "partial_json": call.arguments}
-            events += [self._start(block), self._event("delta", delta=delta), self._event("stop")]
+            events += [self._start_block(block), self._event("delta", delta=delta), self._event("stop")]
         events.append(named_event({"type": "message_delta", "delta": _stop(answer), "usage": _usage(answer)}))
         return b"".join([*events, named_event({"type": "message_stop"})])
 
@@ -289,28 +289,28 @@ class AnthropicEvents:
 
     def keepalive(self) -> bytes:
         """Inside a block, an empty delta, since some clients wait for content and do not count pings."""
-        return named_event({"type": "ping"}) if self._open is None else self._delta("")
+        return named_event({"type": "ping"}) if self._open_kind is None else self._delta("")
 
-    def _inside(self, kind: type) -> bytes:
-        if self._open is kind:
+    def _open_block(self, kind: type) -> bytes:
+        if self._open_kind is kind:
             return b""
-        ended, self._open = self._end(), kind
+        ended, self._open_kind = self._close_block(), kind
         thinking = {"type": "thinking", "thinking": "", "signature": ""}
-        return ended + self._start({"type": "text", "text": ""} if kind is Text else thinking)
+        return ended + self._start_block({"type": "text", "text": ""} if kind is Text else thinking)
 
-    def _end(self) -> bytes:
-        if self._open is None:
+    def _close_block(self) -> bytes:
+        if self._open_kind is None:
             return b""
         signed = {"type": "signature_delta", "signature": SIGNATURE}
-        last = self._event("delta", delta=signed) if self._open is Reasoning else b""
-        self._open = None
+        last = self._event("delta", delta=signed) if self._open_kind is Reasoning else b""
+        self._open_kind = None
         return last + self._event("stop")
 
     def _delta(self, text: str) -> bytes:
-        kind, name = ("thinking_delta", "thinking") if self._open is Reasoning else ("text_delta", "text")
+        kind, name = ("thinking_delta", "thinking") if self._open_kind is Reasoning else ("text_delta", "text")
         return self._event("delta", delta={"type": kind, name: text})
 
-    def _start(self, block: dict[str, Any]) -> bytes:
+    def _start_block(self, block: dict[str, Any]) -> bytes:
         self._index += 1
         return self._event("start", content_block=block)
 

@@ -205,7 +205,7 @@ class ChatEvents:
         )
 
     def closing(self, answer: Reply, *others: Reply) -> bytes:
-        events = [event for i, each in enumerate((answer, *others)) for event in self._ends(i, each)]
+        events = [event for i, each in enumerate((answer, *others)) for event in self._final_events(i, each)]
         if self._call.include_usage:
             events.append(data_event({**self._envelope, "choices": [], "usage": usage(answer, *others)}))
         return b"".join([*events, DONE])
@@ -216,7 +216,7 @@ class ChatEvents:
     def keepalive(self) -> bytes:
         return COMMENT
 
-    def _ends(self, index: int, answer: Reply) -> Iterator[bytes]:
+    def _final_events(self, index: int, answer: Reply) -> Iterator[bytes]:
         for i, call in enumerate(answer.message().get("tool_calls", [])):
             yield self._event(index, {"tool_calls": [{"index": i, **call}]})
         yield self._event(index, {}, answer.finish_reason)

@@ -153,7 +153,7 @@ def read(body: bytes, path: str) -> Call:
     request = request.generateContentRequest or request  # countTokens may wrap it
     config = request.generationConfig or _GenerationConfig()
     _check(request, config)
-    model, method = _target(path)
+    model, method = _model_and_method(path)
     thinking = config.thinkingConfig or _ThinkingConfig()
     tools = tuple(_tools(request))
     return Call(
@@ -172,7 +172,7 @@ def read(body: bytes, path: str) -> Call:
     )
 
 
-def _target(path: str) -> tuple[str, str]:
+def _model_and_method(path: str) -> tuple[str, str]:
     """The model and the method that the path names."""
     target, _, query = path.partition("?")
     model, _, method = unquote(target).rpartition("/models/")[2].rpartition(":")
@@ -330,8 +330,8 @@ def reply(call: Call, answer: Reply, *others: Reply) -> bytes:
     for each in (answer, *others):
         thoughts = [{"text": each.reasoning, "thought": True}] if each.reasoning and call.echo["thoughts"] else []
         text = [{"text": each.content}] if each.content else []
-        parts.append([*thoughts, *_signed(each, text)])
-    return msgspec.json.encode(_last(call, [answer, *others], _id(), parts))
+        parts.append([*thoughts, *_signed_parts(each, text)])
+    return msgspec.json.encode(_final_chunk(call, [answer, *others], _id(), parts))
 
 
 class GeminiEvents:
@@ -356,7 +356,7 @@ class GeminiEvents:
 
     def closing(self, answer: Reply, *others: Reply) -> bytes:
         answers = [answer, *others]
-        return data_event(_last(self._call, answers, self._id, [_signed(each, []) for each in answers]))
+        return data_event(_final_chunk(self._call, answers, self._id, [_signed_parts(each, []) for each in answers]))
 
     def failure(self, problem: CallError) -> bytes:
         return data_event(error(problem))
@@ -384,7 +384,7 @@ def count(tokens: int) -> bytes:
     return msgspec.json.encode({"totalTokens": tokens})
 
 
-def _last(call: Call, answers: list[Reply], id: str, parts: list[list[dict[str, Any]]]) -> dict[str, Any]:
+def _final_chunk(call: Call, answers: list[Reply], id: str, parts: list[list[dict[str, Any]]]) -> dict[str, Any]:
     ends = [{"finishReason": STOPS[answer.finish_reason]} for answer in answers]
     chunk = _chunk(call, id, [_candidate(i, parts[i]) | end for i, end in enumerate(ends)])
     prompt, sampled = answers[0].prompt_tokens, sum(answer.sampled_tokens for answer in answers)
@@ -393,7 +393,7 @@ def _last(call: Call, answers: list[Reply], id: str, parts: list[list[dict[str, 
     return {**chunk, "usageMetadata": {**usage, **cached}}
 
 
-def _signed(answer: Reply, text: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _signed_parts(answer: Reply, text: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Text and function calls, with the reasoning in the signature of the first call, or else of the last text."""
     calls: list[dict[str, Any]] = [
         {"functionCall": {"id": call.id, "name": call.name, "args": msgspec.Raw(call.arguments.encode())}}

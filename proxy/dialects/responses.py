@@ -208,7 +208,7 @@ def _messages(items: str | list[_Item]) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     for i, item in enumerate(items):
         message = _message(item, f"input[{i}]")
-        if message["role"] == "assistant" and messages and _goes_on(messages[-1], message):
+        if message["role"] == "assistant" and messages and _same_turn(messages[-1], message):
             _extend(messages[-1], message)
         else:
             messages.append(message)
@@ -233,7 +233,7 @@ def _message(item: _Item, where: str) -> dict[str, Any]:
     refuse(where, f"is of type {item.type!r}, which is not served; send messages, reasoning and tool calls in full")
 
 
-def _goes_on(turn: dict[str, Any], more: dict[str, Any]) -> bool:
+def _same_turn(turn: dict[str, Any], more: dict[str, Any]) -> bool:
     """Whether the assistant's next item belongs to this turn. codex keeps the text of a reply that broke off."""
     has_text = turn["content"] and not turn.get("tool_calls")
     return turn["role"] == "assistant" and not (has_text and "tool_calls" not in more)
@@ -279,7 +279,7 @@ class ResponsesEvents:
         self._call = call
         self._numbers = count()
         self._output: list[dict[str, Any]] = []
-        self._open: type | None = None  # the kind of the item that is open, the last of the output
+        self._open_kind: type | None = None  # the kind of the item that is open, the last of the output
         self._texts: list[str] = []  # of that item
         self.response = _response(call, self._output)
 
@@ -288,10 +288,10 @@ class ResponsesEvents:
 
     def deltas(self, pieces: Sequence[Piece], choice: int = 0) -> bytes:
         shown = (piece for piece in pieces if isinstance(piece, Text | Reasoning))
-        return b"".join(self._inside(type(piece)) + self._delta(piece.text) for piece in shown)
+        return b"".join(self._open_item(type(piece)) + self._delta(piece.text) for piece in shown)
 
     def closing(self, answer: Reply, *_: Reply) -> bytes:
-        events = [self._end(), *(self._tool_call(call) for call in answer.tool_calls)]
+        events = [self._close_item(), *(self._tool_call(call) for call in answer.tool_calls)]
         cut = {"reason": "max_output_tokens"} if answer.finish_reason == "length" else None
         status = "incomplete" if cut else "completed"
         self.response |= {"status": status, "incomplete_details": cut, "usage": _usage(answer)}
@@ -305,28 +305,28 @@ class ResponsesEvents:
         """An event, since codex does not count comments as a sign of life."""
         return self._event("in_progress", response=self.response)
 
-    def _inside(self, kind: type) -> bytes:
-        if self._open is kind:
+    def _open_item(self, kind: type) -> bytes:
+        if self._open_kind is kind:
             return b""
-        ended, self._open, self._texts = self._end(), kind, []
+        ended, self._open_kind, self._texts = self._close_item(), kind, []
         if kind is Text:
             item = {"type": "message", "id": _id("msg"), "status": "in_progress", "role": "assistant", "content": []}
         else:
             item = {"type": "reasoning", "id": _id("rs"), "summary": [], "content": []}
-        return ended + self._add(item) + self._part_event("content_part.added", part=self._part())
+        return ended + self._item_added(item) + self._part_event("content_part.added", part=self._part())
 
-    def _end(self) -> bytes:
-        if self._open is None:
+    def _close_item(self) -> bytes:
+        if self._open_kind is None:
             return b""
         item, part = self._output[-1], self._part()
         item["content"] = [part]
-        if self._open is Text:
+        if self._open_kind is Text:
             item["status"] = "completed"
         elif ENCRYPTED in self._call.echo["include"]:
             item["encrypted_content"] = sealed(part["text"])
         done = self._text_event("done", text=part["text"])
-        self._open = None
-        return done + self._part_event("content_part.done", part=part) + self._done()
+        self._open_kind = None
+        return done + self._part_event("content_part.done", part=part) + self._item_done()
 
     def _delta(self, text: str) -> bytes:
         self._texts.append(text)
@@ -334,12 +334,12 @@ class ResponsesEvents:
 
     def _part(self) -> dict[str, Any]:
         text = "".join(self._texts)
-        if self._open is Reasoning:
+        if self._open_kind is Reasoning:
             return {"type": "reasoning_text", "text": text}
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
     def _text_event(self, what: str, **values: Any) -> bytes:
-        if self._open is Reasoning:
+        if self._open_kind is Reasoning:
             return self._part_event(f"reasoning_text.{what}", **values)
         return self._part_event(f"output_text.{what}", logprobs=[], **values)
 
@@ -353,16 +353,16 @@ class ResponsesEvents:
             field, text, kind = "arguments", call.arguments, "function_call_arguments"
             origin = {**origin, "type": "function_call"}
         item = {**origin, "id": _id("fc"), "call_id": call.id, field: "", "status": "in_progress"}
-        added = self._add(item)
+        added = self._item_added(item)
         item |= {field: text, "status": "completed"}
         deltas = self._item_event(f"{kind}.delta", delta=text) + self._item_event(f"{kind}.done", **{field: text})
-        return added + deltas + self._done()
+        return added + deltas + self._item_done()
 
-    def _add(self, item: dict[str, Any]) -> bytes:
+    def _item_added(self, item: dict[str, Any]) -> bytes:
         self._output.append(item)
         return self._event("output_item.added", output_index=len(self._output) - 1, item=item)
 
-    def _done(self) -> bytes:
+    def _item_done(self) -> bytes:
         return self._event("output_item.done", output_index=len(self._output) - 1, item=self._output[-1])
 
     def _part_event(self, name: str, **values: Any) -> bytes:

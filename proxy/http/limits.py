@@ -138,11 +138,11 @@ def nests_deeper(values: Sequence[Any], limit: int) -> bool:
     for _ in range(limit):
         if not level:
             return False
-        level = [inner for value in level for inner in _inside(value) if type(inner) not in LEAF_TYPES]
+        level = [inner for value in level for inner in _children(value) if type(inner) not in LEAF_TYPES]
     return bool(level)
 
 
-def _inside(value: Any) -> Any:
+def _children(value: Any) -> Any:
     if isinstance(value, dict):
         return value.values()
     return astuple(value) if isinstance(value, Struct) else value
