@@ -85,7 +85,7 @@ class RunContext:
     seed: int = 0
     """Seed of the choice of variations."""
     remote_attempt: "Callable[[RunContext, RolloutJob], Awaitable[Outcome]] | None" = None
-    """Makes an attempt on another machine, as `make_attempt` does here (`--executor ray`)."""
+    """Makes an attempt on another machine, as `make_attempt` does here (`--ray`)."""
 
 
 @dataclass

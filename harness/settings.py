@@ -116,10 +116,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How often each task is run. 0: repeat the tasks until the run is stopped."""
     until_step: Count | None = None
     """Repeat the tasks until the training run has published this step."""
-    executor: Literal["local", "ray"] = "local"
-    """Where attempts run: in this process, or on the nodes of a Ray cluster."""
-    ray_address: str = "auto"
-    """HOST:PORT of the cluster's head node. auto: RAY_ADDRESS, or the cluster that this machine belongs to."""
+    ray: str | None = None
+    """Run attempts on the nodes of this Ray cluster: HOST:PORT of its head node, or auto for RAY_ADDRESS or the cluster
+    that this machine belongs to. Default: attempts run in this process."""
     docker: tuple[str, ...] = ()
     """Docker daemons: ADDRESS, ADDRESS=WEIGHT or ADDRESS=WEIGHT/LIMIT. Default: DOCKER_HOST or the Docker context."""
     warm: NotNegative = 0
@@ -167,5 +166,7 @@ def load_settings(given: Sequence[str], flags: Mapping[str, Any]) -> Settings:
 
 def stored_settings(table: Mapping[str, Any], where: str) -> Settings:
     """The settings that a run's directory holds, also one that an earlier version began."""
-    renamed = {"epochs": 0} if table.get("repeat") else {}
+    renamed: dict[str, Any] = {"epochs": 0} if table.get("repeat") else {}
+    if table.get("executor") == "ray":
+        renamed["ray"] = table.get("ray_address", "auto")
     return checked(without_dropped_keys({**table, **renamed}, Settings), Settings, where)

@@ -47,11 +47,9 @@ steps = {STEPS}
 groups = {GROUPS}
 [optimizer]
 lr = 1e-4
-[parallel]
-threads = 1
 """
-SPLITS = {"tensor": "processes = 2\ntensor = 2\n", "data": "processes = 2\n"}
-"""Two ranks, as lines of [parallel]."""
+SPLITS = {"tensor": "[parallel]\nprocesses = 2\ntensor = 2\n", "data": "[parallel]\nprocesses = 2\n"}
+"""Two ranks, as a section of the trainer's file."""
 
 
 class Stage:
@@ -70,6 +68,7 @@ class Stage:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},  # engine, proxy and ranks share two cores
             )
 
     def url(self, name: str) -> str:

@@ -60,9 +60,6 @@ lr = 2e-4
 warmup_steps = 3
 eps = 1e-5
 
-[parallel]
-threads = 1
-
 [push]
 engines = ["{engine}"]
 
@@ -75,9 +72,6 @@ pool = "{directory}/pool.db"
 run = "{run}"
 model = "{directory}/tiny"
 output = "{directory}/policy"
-
-[parallel]
-threads = 2
 
 [optimizer]
 eps = 1e-8

@@ -1,4 +1,4 @@
-"""`--executor ray`: runs attempts on the nodes of a Ray cluster, driven by this process.
+"""`--ray`: runs attempts on the nodes of a Ray cluster, driven by this process.
 
 One attempt is one Ray task, so Ray places it by the node's free CPUs and memory. This process alone decides on
 admission, the order of tasks, retries and outcomes. The attempts of a node that dies are closed as interrupted, which
@@ -58,7 +58,7 @@ def on_cluster(options: RayOptions, context: RunContext, make_sandboxes: MakeSan
     if pool.dialect == "sqlite":
         raise UserError(
             f"the pool {pool.name} is a file of this machine, which a cluster's nodes cannot write; "
-            "name a postgresql:// URL with --pool, or leave out --executor ray"
+            "name a postgresql:// URL with --pool, or leave out --ray"
         )
     ray = _connected(options)
     try:
@@ -72,7 +72,7 @@ def on_cluster(options: RayOptions, context: RunContext, make_sandboxes: MakeSan
 
 def _connected(options: RayOptions) -> Any:
     if find_spec("ray") is None:
-        raise UserError("--executor ray needs Ray; pip install 'blackforge[ray]'")
+        raise UserError("--ray needs Ray; pip install 'blackforge[ray]'")
     os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
     import ray  # importing it takes a second, so only runs on a cluster do
 
@@ -93,7 +93,7 @@ def _connected(options: RayOptions) -> Any:
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:  # none there, other versions, bad address
         raise UserError(
             f"the Ray cluster {address} cannot be used ({_first_line(error)}); start one with `ray start --head`, "
-            "or correct --ray-address"
+            "or correct --ray"
         ) from error
     return ray
 
@@ -102,13 +102,12 @@ def _reachable(address: str) -> None:
     """Check that the head node answers, since Ray itself would wait for minutes. UserError when it does not."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        raise UserError(f"--ray-address is HOST:PORT of the cluster's head node, or auto, not: {address}")
+        raise UserError(f"--ray is HOST:PORT of the cluster's head node, or auto, not: {address}")
     try:
         socket.create_connection((host.strip("[]"), int(port)), REACH_SECONDS).close()
     except OSError as error:
         raise UserError(
-            f"the Ray cluster {address} does not answer ({error}); start it with `ray start --head`, or correct "
-            "--ray-address"
+            f"the Ray cluster {address} does not answer ({error}); start it with `ray start --head`, or correct --ray"
         ) from error
 
 

@@ -24,11 +24,10 @@ from sandboxes.metrics import SandboxMetrics
 
 def add_options(run: argparse.ArgumentParser) -> None:
     group = run.add_argument_group("scale-out (docs/runs.md)")
-    group.add_argument("--executor", choices=("local", "ray"), help="where attempts run (default: local)")
     group.add_argument(
-        "--ray-address",
+        "--ray",
         metavar="HOST:PORT",
-        help="head node of the cluster (default: RAY_ADDRESS, or this node's cluster)",
+        help="run attempts on this Ray cluster; auto: RAY_ADDRESS, or this node's",
     )
     run.add_argument(
         "--docker", action="append", metavar="HOST", help="Docker daemon as ADDRESS[=WEIGHT[/LIMIT]]; repeatable"
@@ -83,10 +82,10 @@ def reaped(engines: Sequence[str], console: Console) -> Iterator[None]:
 @contextmanager
 def placed(settings: Settings, context: RunContext, maker: SandboxMaker) -> Iterator[RunContext]:
     """Give the context whose attempts run where the settings say. UserError when they cannot run there."""
-    if settings.executor == "local":
+    if settings.ray is None:
         yield context
         return
-    options = RayOptions(address=settings.ray_address)
+    options = RayOptions(address=settings.ray)
     with on_cluster(options, context, replace(maker, warm=0)) as on_nodes:
         yield on_nodes
 

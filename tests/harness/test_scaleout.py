@@ -1,4 +1,4 @@
-"""`--executor ray` on a cluster of three nodes on this machine: the head, which runs nothing, and two that work."""
+"""`--ray` on a cluster of three nodes on this machine: the head, which runs nothing, and two that work."""
 
 import os
 import signal
@@ -96,7 +96,7 @@ def kill(node: Any) -> list[ListedSandbox]:
 @pytest.fixture
 def on_ray(command_line: CommandLine, cluster: "Cluster", proxy: RunningProxy) -> CommandLine:
     def build(*more: str, **what: Any) -> list[str]:
-        where = ["--pool", proxy.pool, "--executor", "ray", "--ray-address", cluster.address]
+        where = ["--pool", proxy.pool, "--ray", cluster.address]
         return command_line(*where, *more, **what)
 
     return build
@@ -242,8 +242,8 @@ def test_a_tasks_directories_are_unpacked_elsewhere_and_named_there(tmp_path: Pa
 @pytest.mark.parametrize(
     "more, sentence",
     [
-        (["--ray-address", "127.0.0.1:9"], "the Ray cluster 127.0.0.1:9 does not answer"),
-        (["--ray-address", "ray://head"], "--ray-address is HOST:PORT of the cluster's head node, or auto, not: ray:"),
+        (["--ray", "127.0.0.1:9"], "the Ray cluster 127.0.0.1:9 does not answer"),
+        (["--ray", "ray://head"], "--ray is HOST:PORT of the cluster's head node, or auto, not: ray:"),
         (["--pool", "sqlite:///{tmp_path}/pool.db"], "is a file of this machine, which a cluster's nodes cannot write"),
     ],
 )
@@ -256,5 +256,5 @@ def test_a_cluster_that_cannot_be_used_is_one_sentence(
     sentence: str,
 ) -> None:
     asked = ["--pool", proxy.pool, *(part.format(tmp_path=tmp_path) for part in more)]
-    assert main(command_line("--executor", "ray", *asked)) == 2
+    assert main(command_line("--ray", "auto", *asked)) == 2
     assert sentence in capsys.readouterr().err

@@ -45,8 +45,6 @@ max_tokens = 64
 [optimizer]
 lr = 1e-2
 warmup_steps = 2
-[parallel]
-threads = 1
 [report]
 silent_alarms = ["kl_rollout", "extreme_tokens"]  # the rollouts' logprobs are made up
 """
@@ -65,7 +63,8 @@ def prepare(directory: Path, groups: int = 2 * STEPS, url: str = "pool.db") -> P
 
 def start(directory: Path, *arguments: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "trainer", "launch", str(directory / "trainer.toml"), *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # ranks of several processes share two cores
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
 
 
 def finish(directory: Path, *arguments: str) -> str:

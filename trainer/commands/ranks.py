@@ -36,13 +36,13 @@ def run_ranks(arguments: Sequence[str], parallel: Parallel) -> int:
 
 def _environment(parallel: Parallel) -> dict[str, str]:
     cores = len(os.sched_getaffinity(0))
-    threads = parallel.threads or max(1, cores // parallel.processes)
+    threads = max(1, cores // parallel.processes)
     environment = {
         # Waiting threads must sleep: spinning ones made a step ten times slower beside busy neighbours.
         "OMP_WAIT_POLICY": "passive",
         "PYTHONUNBUFFERED": "1",
-        **os.environ,
         "OMP_NUM_THREADS": str(threads),
+        **os.environ,
     }
     if parallel.processes == 1:  # there is no torchrun that would set these
         places = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}

@@ -167,8 +167,6 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Compute the head in fp32 whatever `precision` says, as MiniMax-M1 does: closer to the engine's logprobs."""
     recompute: bool = False
     """Keep only the input of each layer and compute the rest again in the backward pass."""
-    threads: NotNegative = 0
-    """Threads of one rank. 0: all cores divided by the ranks."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Number format of the model. bfloat16 keeps fp32 main weights in the optimizer."""
     distributed_optimizer: bool = False
