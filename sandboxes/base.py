@@ -1,7 +1,7 @@
-"""What a sandbox is, whatever it is made of: a spec, a few verbs, and limits that name what they ended.
+"""The interface of all sandboxes: a spec, a few verbs, and limits whose results say which limit ended a command.
 
-Paths are relative to the sandbox's working directory, or to the user's home when they begin with `~/`; none leads
-outside. An absolute path is one of the sandbox's own file system, where it has one (Docker); elsewhere it is refused.
+Paths are relative to the sandbox's working directory, or to the user's home if they begin with `~/`; none may lead
+outside. An absolute path belongs to the sandbox's own file system, where it has one (Docker); elsewhere it is refused.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,108 +14,108 @@ Profile = Literal["strict", "harbor"]
 Network = Literal["model", "none", "full"]
 User = Literal["agent", "verifier", "root"]
 MAX_COPY_MB = 16384
-"""Of a directory that is copied out where `disk_mb` does not say less."""
+"""Maximum size of a directory that is copied out, unless `disk_mb` is smaller."""
 
 
 class SandboxError(Exception):
-    """A sandbox could not do what was asked: one sentence."""
+    """A sandbox could not do what was asked. The message is one sentence."""
 
 
 class ImageError(SandboxError):
-    """An image is missing or cannot be built: every sandbox of this image will fail."""
+    """An image is missing or cannot be built, so every sandbox of this image will fail."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """What a sandbox's file system begins as. Built at most once per content."""
+    """The image that a sandbox's file system starts from. Built at most once per content."""
 
     name: str = ""
-    """An image of the daemon, when nothing is built."""
+    """Name of an image, on the daemon or in a registry; empty when one is built from `context` alone."""
     context: Path | None = None
-    """A directory to build from; what is not named in the Dockerfile does not matter."""
+    """Directory to build from. None: nothing is built."""
     dockerfile: str = "Dockerfile"
     """Relative to `context`. Where there is none, the files are copied into the working directory of `name`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """What runs beside a sandbox, in the same network: a database, say."""
+    """A container beside a sandbox, in the same network: a database, for example."""
 
     name: str
-    """Under which the sandbox finds it; it listens on a port that nothing else of the sandbox has."""
+    """Host name under which the sandbox reaches it. Its port must differ from all others in the sandbox."""
     image: Image
     command: tuple[str, ...] = ()
-    """Arguments; empty: the image's own."""
+    """Arguments of its program. Empty: those of the image."""
     env: Mapping[str, str] = field(default_factory=dict)
     ready: str = ""
-    """Shell command, in the service, that exits with 0 when it is ready. Empty: as soon as it runs."""
+    """Shell command, run in the service, that exits with 0 once it is ready. Empty: it is ready once it runs."""
     ready_seconds: float = 60
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """What a sandbox is to be. Each default is the strictest; a task relaxes one by naming it."""
+    """Describes a sandbox to start. Each default is the strictest; a task relaxes one by naming it."""
 
     image: Image | None = None
-    """None: the back end's own default."""
+    """None: the default image of the back end."""
     profile: Profile = "strict"
     """strict: unprivileged, read-only root, no capabilities. harbor: root of a user namespace, writable root."""
     network: Network = "model"
-    """model: the proxy's model routes and nothing else."""
+    """model: only the proxy's model routes. none: nothing. full: whatever the host reaches."""
     work: str | None = None
-    """Working directory where the sandbox has a file system of its own; None: the image's."""
+    """Working directory, where the sandbox has its own file system. None: that of the image."""
     memory_mb: int | None = 4096
     """Resident memory of all its processes together. None: unlimited."""
     cpus: float | None = None
     pids: int | None = 1024
     disk_mb: int | None = 4096
-    """Of each writable place: working directory, home, temporary files."""
+    """Size of each writable place: working directory, home, temporary files. None: unlimited."""
     agent: str | None = None
-    """The agent whose bundle is brought along, read-only."""
+    """The agent whose bundle is mounted, read-only. None: no agent."""
     env: Mapping[str, str] = field(default_factory=dict)
     services: tuple[Service, ...] = ()
-    """Started in this order, each with the same limits as the sandbox."""
+    """Started in this order. Each has the same limits as the sandbox."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one command may use, counted over every process of its sandbox."""
+    """Limits of one command, counted over all processes of its sandbox."""
 
     seconds: float = 600
     """Wall time of the command."""
     cpu_seconds: float | None = None
-    """CPU time of the processes that are alive and the children they have waited for. None: unlimited."""
+    """CPU time of the processes alive, with the children that they have waited for. None: unlimited."""
     output_bytes: int = 1 << 20
-    """Bytes of output that are kept: the first and the last half; what lies between is dropped and counted."""
+    """Bytes of output to keep: the first and the last half. The bytes between are dropped and counted."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a command ended. `exit_code` is negative for a signal; anything but `exit` was ended by that limit."""
+    """How a command ended: by itself (`exit`) or by a limit. `exit_code` is negative for a signal."""
 
     ended: Ended
     exit_code: int
     output: str
-    """What it wrote to stdout and stderr, in order."""
+    """Its stdout and stderr, in the order of writing."""
     dropped: int
-    """Bytes of output beyond the limit."""
+    """Bytes of output that were dropped."""
     seconds: float
 
 
 OnOutput = Callable[[bytes], None]
-"""Called with each piece of output as it comes."""
+"""Called with each piece of output as it arrives."""
 
 
 class Sandbox(Protocol):
-    """One place to run commands in."""
+    """One isolated place to run commands in."""
 
     id: str
     work: str
     """The working directory, as the sandbox's processes see it."""
     home: str
-    """The agent's home; others have their own where users are separated."""
+    """The agent's home. Other users have their own where users are separated."""
     model_url: str
-    """The proxy as the sandbox reaches it, without /v1; empty where its network is `none`."""
+    """URL of the proxy as the sandbox reaches it, without /v1. Empty where its network is `none`."""
     bundles: str
     """The directory of agents' bundles, as the sandbox sees it."""
     own_root: bool
@@ -129,38 +129,43 @@ class Sandbox(Protocol):
         user: User = "agent",
         on_output: OnOutput | None = None,
     ) -> Result:
-        """Run a shell command to its end. What it left running stays until `end_processes`, unless a limit ended it."""
+        """Run a shell command to its end. Background processes stay until `end_processes`, unless a limit ended it.
+
+        SandboxError when the command cannot be run.
+        """
 
     async def keep_processes(self) -> None:
-        """What runs now is the task's own (its daemons): `end_processes` spares it."""
+        """Mark all running processes as the task's own background processes, which `end_processes` spares."""
 
     async def end_processes(self) -> int:
-        """End everything that runs in the sandbox, daemons too, and say how many processes that were."""
+        """End all processes in the sandbox, also those in the background, and return how many they were."""
 
     async def allow_network(self) -> None:
-        """From now on it reaches whatever the daemon's host reaches: for a verifier, when no agent runs any more."""
+        """Give it the network of the daemon's host. For a verifier, once no agent runs any more."""
 
     async def write(self, path: str, content: str | bytes, user: User = "agent") -> None:
-        """Write a file and its parents. Whatever stands in the way is replaced; links are not followed."""
+        """Write a file and its parent directories. Replace whatever stands in the way; follow no links."""
 
     async def read(self, path: str, limit: int = 1 << 20, user: User = "agent") -> bytes | None:
-        """The first bytes of a regular file; None when there is no such file that the user may read."""
+        """Return the first `limit` bytes of a regular file; None when there is none that the user may read."""
 
     async def put(self, source: Path, path: str, user: User = "agent") -> None:
         """Copy a directory into the sandbox."""
 
     async def get(self, path: str, target: Path, user: User = "agent") -> None:
-        """Copy a directory out of the sandbox, as far as the user may read it; at most `disk_mb`."""
+        """Copy what the user may read of a directory out of the sandbox. SandboxError above `disk_mb`."""
 
     async def changed(self) -> Mapping[str, bool]:
-        """Absolute paths of the image that were changed (False) or removed (True), whoever asks from inside: told from
-        outside. Nothing where the root cannot be written."""
+        """Return the absolute paths of the image that were changed (False) or removed (True).
+
+        Asked from outside, so that nobody inside can lie about it. Empty where the root cannot be written.
+        """
 
     async def restore(self, paths: Sequence[str]) -> None:
-        """Put these paths back as the image has them, without help from inside."""
+        """Restore these paths from the image, without running anything inside."""
 
     async def stop(self) -> None:
-        """End everything and remove the sandbox. May be called again."""
+        """End all processes and remove the sandbox. May be called more than once."""
 
 
 class Sandboxes(Protocol):
@@ -172,10 +177,10 @@ class Sandboxes(Protocol):
 
     @property
     def promise(self) -> str:
-        """What it isolates and what not, in one sentence."""
+        """One sentence that says what it isolates and what it does not."""
 
     async def start(self, spec: Spec) -> Sandbox:
-        """A fresh sandbox; SandboxError when there can be none."""
+        """Start a new sandbox. SandboxError when that fails."""
 
     async def close(self) -> None:
-        """Remove what the sandboxes shared (relays, networks, spare ones). Called when all have been stopped."""
+        """Remove what the sandboxes share (relays, networks, spare sandboxes). Call it when all have been stopped."""

@@ -1,7 +1,7 @@
-"""Bundles: directories that every sandbox may read and none may change, such as an agent's program and what it runs on.
+"""Bundles: directories that every sandbox may read and none may change, such as an agent with its interpreter.
 
-A bundle counts once its manifest is written, which is the last step of making one, here and on a daemon alike. Left
-out: how a bundle is filled (`harness agents install`).
+A bundle exists once its manifest is written, which is the last step of creating one, on this machine and in a Docker
+volume alike. Left out: how a bundle is filled (`harness agents install`).
 """
 
 import hashlib
@@ -12,18 +12,18 @@ from pathlib import Path
 import msgspec
 
 AGENTS = "/opt/blackforge/agents"
-"""In a sandbox that has a file system of its own: below it, each agent's files in a directory of its name."""
+"""Directory of the agents in a sandbox with its own file system: each agent's files are below it, under its name."""
 RUNTIME = "/opt/blackforge/runtime"
-"""In such a sandbox: an interpreter of Python and one of Node.js that need nothing of the image, not even a libc."""
+"""Directory of Python and Node.js in such a sandbox. They need nothing of the image, not even a libc."""
 PYTHON = f"{RUNTIME}/bin/python3"
 NODE = f"{RUNTIME}/bin/node"
 RUNTIME_NAME = "runtime"
-"""The runtime's own bundle among those of the agents."""
+"""Name of the runtime's bundle."""
 MANIFEST = "blackforge-bundle.json"
 
 
 class BundleManifest(msgspec.Struct, frozen=True):
-    """What stands in a bundle's directory."""
+    """Describes the content of a bundle; a file in its directory."""
 
     name: str
     version: str
@@ -33,7 +33,7 @@ class BundleManifest(msgspec.Struct, frozen=True):
 
 
 def read_manifest(directory: Path) -> BundleManifest | None:
-    """None when there is no bundle, or only a part of one."""
+    """Read a bundle's manifest; None when there is no bundle, or only a part of one."""
     try:
         return msgspec.json.decode((directory / MANIFEST).read_bytes(), type=BundleManifest)
     except (OSError, msgspec.MsgspecError):
@@ -41,7 +41,7 @@ def read_manifest(directory: Path) -> BundleManifest | None:
 
 
 def seal_bundle(directory: Path, name: str, version: str) -> BundleManifest:
-    """Write the manifest of a bundle that is complete, after letting every user read it."""
+    """Make a complete bundle readable for every user, then write its manifest and return it."""
     digest, size = hashlib.sha256(), 0
     for path in sorted(directory.rglob("*")):
         if not path.is_symlink():
@@ -56,7 +56,7 @@ def seal_bundle(directory: Path, name: str, version: str) -> BundleManifest:
 
 
 def _described(path: Path) -> tuple[str, int]:
-    """A file as its digest sees it, and its length."""
+    """Return a file's description for the digest, and its length in bytes."""
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode):
         return f"-> {os.readlink(path)}", 0

@@ -1,4 +1,4 @@
-"""`sandboxes ls`: what there is of ours. `sandboxes gc`: end and remove what dead owners left, and only that."""
+"""`sandboxes ls` lists our sandboxes and Docker resources. `sandboxes gc` removes those of dead owners only."""
 
 import argparse
 import sys
@@ -12,38 +12,41 @@ from sandboxes.local.process import default_root
 
 
 def main(argv: list[str] | None = None) -> int:
-    """1 when a daemon could not be asked."""
+    """Run the command line. Return 1 when a daemon did not answer."""
     parser = argparse.ArgumentParser(prog="sandboxes", description=__doc__)
     parser.add_argument("verb", choices=("ls", "gc"))
-    parser.add_argument("--root", type=Path, default=default_root(), help="where the sandboxes are (%(default)s)")
+    parser.add_argument(
+        "--root", type=Path, default=default_root(), help="directory of the sandboxes without Docker (%(default)s)"
+    )
     parser.add_argument(
         "--docker",
         action="append",
         metavar="ADDRESS",
         help="a Docker daemon, may be repeated (DOCKER_HOST, the Docker context in use, or the local one)",
     )
-    parser.add_argument("--bundles", action="store_true", help="gc: also the agents' bundles that nothing uses now")
+    parser.add_argument("--bundles", action="store_true", help="gc: also agents' bundles that no container uses")
     parser.add_argument(
-        "--host", action="append", default=[], help="gc: also what this host left, which is known to be down"
+        "--host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="gc: also what this host left; name only a host that is down",
     )
     given = parser.parse_args(argv)
     where = SearchScope(daemons=given.docker, root=given.root)
     if given.verb == "ls":
         seen = list_all(where)
-        print(*map(_line, seen.sandboxes), *map(_thing_line, seen.resources), sep="\n", end="\n" if _any(seen) else "")
+        for line in (*map(_sandbox_line, seen.sandboxes), *map(_resource_line, seen.resources)):
+            print(line)
     else:
         seen = remove_leftovers(where, dead_hosts=given.host, bundles=given.bundles)
-        print(_told(seen))
+        print(_summary(seen))
     for trouble in seen.troubles:
         print(f"error: {trouble}", file=sys.stderr)
     return 1 if seen.troubles else 0
 
 
-def _any(seen: Inventory) -> bool:
-    return bool(seen.sandboxes or seen.resources)
-
-
-def _told(seen: Inventory) -> str:
+def _summary(seen: Inventory) -> str:
     processes = sum(sandbox.processes for sandbox in seen.sandboxes)
     removed = [f"{len(seen.sandboxes)} sandboxes of dead owners, with {processes} processes"]
     counts = Counter((thing.kind, thing.daemon) for thing in seen.resources)
@@ -51,17 +54,17 @@ def _told(seen: Inventory) -> str:
     return f"removed {'; '.join(removed)}"
 
 
-def _line(sandbox: ListedSandbox) -> str:
+def _sandbox_line(sandbox: ListedSandbox) -> str:
     state = f"orphaned, its owner {sandbox.owner} is dead" if sandbox.orphaned else f"in use by process {sandbox.owner}"
     return f"{sandbox.id}  {sandbox.processes} processes  {state}  {sandbox.directory}"
 
 
-def _thing_line(thing: DockerResource) -> str:
+def _resource_line(thing: DockerResource) -> str:
     pid, host = thing.owner.pid, thing.owner.host
     states = {
         True: f"in use by process {pid}",
         False: f"orphaned, its owner {pid} is dead",
-        None: f"of process {pid} on {host}, which cannot be judged from here",
+        None: f"of process {pid} on {host}, which cannot be checked from here",
     }
     state = "shared" if thing.shared else states[thing.alive]
     run = f"  run {thing.run}" if thing.run else ""

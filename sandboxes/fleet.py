@@ -1,9 +1,9 @@
-"""Several hosts as one: each sandbox starts where most is free, and a host that fails is left out for a while.
+"""Several hosts as one: starts each sandbox on the host with most room, and avoids a host for a while after it fails.
 
-The share of a host is its weight; a limit may bound how many sandboxes it has at a time. A start that fails for the
-host's sake (its daemon is gone, its disk full) is tried on the others before anybody hears of it; what fails later ends
-that sandbox only, and its host is left out all the same. A host comes back by being tried again. With one host, or when
-all are out, the one that is due next is tried at once. Left out: what other processes run on the same hosts.
+A host's share of the sandboxes follows its weight; a limit bounds how many it has at a time. A start that fails because
+of the host (its daemon is gone, its disk is full) is repeated on the others before the caller sees an error. A later
+failure ends only that sandbox, but its host is avoided too. A host returns when a start on it succeeds. With one host,
+or when all are avoided, the one that is due next is tried at once. Left out: what other processes run on the hosts.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from sandboxes.docker.daemon import DaemonError
 from sandboxes.metrics import SandboxMetrics
 
 OUT_SECONDS = 30.0
-"""Twice as long with each further failure in a row."""
+"""How long a host is avoided after a failure. Doubles with each further failure in a row."""
 MAX_OUT_SECONDS = 480.0
 Open = Callable[[str], Awaitable[Sandboxes]]
 T = TypeVar("T")
@@ -26,39 +26,45 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class HostOptions:
-    """One host, as it is asked for."""
+    """Settings of one host."""
 
     address: str
     weight: float = 1.0
     limit: int | None = None
-    """Sandboxes at a time; None: no limit."""
+    """Maximum sandboxes at a time. None: no limit."""
 
 
 def parse_host(text: str) -> HostOptions:
-    """ADDRESS[=WEIGHT[/LIMIT]]; ValueError with a sentence when it is not that."""
+    """Parse ADDRESS[=WEIGHT[/LIMIT]]. ValueError, with a sentence, for anything else."""
     address, _, rest = text.rpartition("=") if "=" in text else (text, "", "")
     weight, _, limit = rest.partition("/")
     try:
-        made = HostOptions(address=address, weight=float(weight or 1), limit=int(limit) if limit else None)
+        options = HostOptions(address=address, weight=float(weight or 1), limit=int(limit) if limit else None)
     except ValueError:
-        made = None
-    if made is None or not address or not 0 < made.weight < 1e6 or (made.limit is not None and made.limit < 1):
+        options = None
+    if (
+        options is None
+        or not address
+        or not 0 < options.weight < 1e6
+        or (options.limit is not None and options.limit < 1)
+    ):
         raise ValueError(f"a host is ADDRESS, ADDRESS=WEIGHT or ADDRESS=WEIGHT/LIMIT with both above 0, not: {text}")
-    return made
+    return options
 
 
 @dataclass
 class _Host:
-    """One host and what it has."""
+    """One host and its state."""
 
     options: HostOptions
     sandboxes: Sandboxes | None = None
     used: int = 0
     out_until: float = 0.0
-    """Not asked before this moment of the monotonic clock, unless all are out."""
+    """Avoid it until this moment of the monotonic clock, unless all are avoided."""
     failed: int = 0
-    """How often in a row."""
+    """Failures in a row."""
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while connecting, so that starts at the same time open one connection, not one each."""
 
     @property
     def full(self) -> bool:
@@ -66,12 +72,12 @@ class _Host:
 
     @property
     def share(self) -> float:
-        """What of it would be in use with one more."""
+        """Return sandboxes per weight, with one more than now. The lowest share is chosen."""
         return (self.used + 1) / self.options.weight
 
 
 class Hosts:
-    """Sandboxes on some of several hosts."""
+    """Starts sandboxes on several hosts."""
 
     def __init__(
         self, hosts: Sequence[HostOptions], open: Open, *, kind: str = "docker", out_seconds: float = OUT_SECONDS
@@ -81,14 +87,14 @@ class Hosts:
         self._out_seconds = out_seconds
         self._hosts = [_Host(options) for options in hosts]
         self._open = open
-        self._freed = asyncio.Condition()
+        self._freed = asyncio.Condition()  # guards `used` of the hosts; notified when a place becomes free
 
     @property
     def promise(self) -> str:
         return next((host.sandboxes.promise for host in self._hosts if host.sandboxes), "nothing is started yet")
 
     async def check(self) -> list[str]:
-        """Connect to all hosts and say what is wrong with some; EngineError when none is of use."""
+        """Connect to all hosts and say what is wrong with some; DaemonError when none is of use."""
         errors = []
         for host in self._hosts:
             try:
@@ -101,7 +107,7 @@ class Hosts:
         return [str(error) for error in errors]
 
     async def start(self, spec: Spec) -> "HostedSandbox":
-        """A sandbox on the host with the largest free share. The last host's error when all of them fail."""
+        """Start a sandbox on the host with the largest free share. When all hosts fail, raise the last one's error."""
         tried: list[_Host] = []
         while True:
             host = await self._taken(tried)
@@ -113,7 +119,7 @@ class Hosts:
                     raise
 
     async def _taken(self, tried: Sequence[_Host]) -> _Host:
-        """The best host that was not tried, with a place on it taken. Waits for one while all are full."""
+        """Choose the best host that was not tried, and take a place on it. Wait while all are full."""
         async with self._freed:
             while True:
                 left = [host for host in self._hosts if host not in tried]
@@ -155,7 +161,7 @@ class Hosts:
             self._freed.notify_all()
 
     async def gone(self, host: _Host, at: tuple[str, str], stop: Awaitable[None]) -> None:
-        """Stop a sandbox of a host and give its place back."""
+        """Stop a sandbox and give its place on the host back."""
         stopping = self.metrics.stopping.labels(*at)
         self.metrics.live.labels(*at).dec()
         stopping.inc()
@@ -169,14 +175,14 @@ class Hosts:
             await self._free(host)
 
     def failed(self, host: _Host, at: tuple[str, str], error: SandboxError) -> None:
-        """Count what went wrong; after a failure of the host itself, leave it out."""
+        """Count a failure. If the host itself failed, avoid it for a while."""
         self.metrics.failures.labels(*at, failure_kind(error)).inc()
         if isinstance(error, DaemonError):
             self._leave_out(host)
 
     def _leave_out(self, host: _Host) -> None:
         now = time.monotonic()
-        if host.out_until <= now:  # the failures of one moment count as one
+        if host.out_until <= now:  # several failures at once count as one
             host.out_until = now + min(self._out_seconds * 2**host.failed, MAX_OUT_SECONDS)
             host.failed += 1
             self.metrics.hosts_left_out.labels(host.options.address).inc()
@@ -190,7 +196,7 @@ class Hosts:
 
 
 class HostedSandbox:
-    """A sandbox of one of the hosts: what fails for the host's sake is told to it."""
+    """A sandbox on one of the hosts. Reports failures of the host to the fleet."""
 
     def __init__(self, inner: Sandbox, hosts: Hosts, host: _Host, at: tuple[str, str]):
         self.id, self.work, self.home = inner.id, inner.work, inner.home
@@ -199,7 +205,7 @@ class HostedSandbox:
         self._inner, self._hosts, self._host, self._at = inner, hosts, host, at
         self._stopped = False
 
-    async def _told(self, doing: Awaitable[T]) -> T:
+    async def _reporting(self, doing: Awaitable[T]) -> T:
         try:
             return await doing
         except DaemonError as error:
@@ -214,34 +220,34 @@ class HostedSandbox:
         user: User = "agent",
         on_output: OnOutput | None = None,
     ) -> Result:
-        return await self._told(self._inner.run(command, limits, env, user, on_output))
+        return await self._reporting(self._inner.run(command, limits, env, user, on_output))
 
     async def keep_processes(self) -> None:
-        await self._told(self._inner.keep_processes())
+        await self._reporting(self._inner.keep_processes())
 
     async def end_processes(self) -> int:
-        return await self._told(self._inner.end_processes())
+        return await self._reporting(self._inner.end_processes())
 
     async def allow_network(self) -> None:
-        await self._told(self._inner.allow_network())
+        await self._reporting(self._inner.allow_network())
 
     async def write(self, path: str, content: str | bytes, user: User = "agent") -> None:
-        await self._told(self._inner.write(path, content, user))
+        await self._reporting(self._inner.write(path, content, user))
 
     async def read(self, path: str, limit: int = 1 << 20, user: User = "agent") -> bytes | None:
-        return await self._told(self._inner.read(path, limit, user))
+        return await self._reporting(self._inner.read(path, limit, user))
 
     async def changed(self) -> Mapping[str, bool]:
-        return await self._told(self._inner.changed())
+        return await self._reporting(self._inner.changed())
 
     async def restore(self, paths: Sequence[str]) -> None:
-        await self._told(self._inner.restore(paths))
+        await self._reporting(self._inner.restore(paths))
 
     async def put(self, source: Path, path: str, user: User = "agent") -> None:
-        await self._told(self._inner.put(source, path, user))
+        await self._reporting(self._inner.put(source, path, user))
 
     async def get(self, path: str, target: Path, user: User = "agent") -> None:
-        await self._told(self._inner.get(path, target, user))
+        await self._reporting(self._inner.get(path, target, user))
 
     async def stop(self) -> None:
         if self._stopped:
@@ -251,14 +257,14 @@ class HostedSandbox:
 
 
 def image_label(spec: Spec) -> str:
-    """The image's name for people: the daemon's, or the directory that it is built from."""
+    """Return the image's name for people: its own, or that of the directory that it is built from."""
     if spec.image is None:
         return ""
     return spec.image.name if spec.image.context is None else spec.image.context.name
 
 
 def failure_kind(error: SandboxError) -> str:
-    """The kind of a failure, for its counter."""
+    """Return the kind of a failure, for its counter."""
     if isinstance(error, ImageError):
         return "image"
     if isinstance(error, DaemonError):

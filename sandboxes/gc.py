@@ -1,8 +1,8 @@
-"""Nothing outlives its run: what dead owners left, on this machine and on Docker daemons, is found and removed.
+"""Removes what dead owners left on this machine and on Docker daemons, so that nothing outlives its run.
 
 `harness run` does this at its start, each worker process of a cluster before its first attempt, `sandboxes gc` by hand.
-An owner is judged by host, boot, process namespace, pid and start time, so neither a pid that was given out again nor
-another machine's is mistaken. Left out: what cannot be judged from here; it is listed as such.
+An owner is identified by host, boot, process namespace, pid and start time, so a reused pid or another machine's is
+never taken for it. Left out: owners that cannot be checked from here; `sandboxes ls` lists their resources.
 """
 
 import asyncio
@@ -20,24 +20,24 @@ DAEMON_SECONDS = 300.0
 
 @dataclass
 class Inventory:
-    """What is there, or what was removed."""
+    """Sandboxes and Docker resources that exist, or that were removed."""
 
     sandboxes: list[ListedSandbox] = field(default_factory=list)
     """Directories and processes of this machine."""
     resources: list[DockerResource] = field(default_factory=list)
-    """Of Docker daemons."""
+    """Containers, networks and volumes on Docker daemons."""
     troubles: list[str] = field(default_factory=list)
-    """Daemons that could not be asked: a sentence each."""
+    """One sentence for each daemon that did not answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchScope:
-    """Where to look."""
+    """The daemons and the directory to look at."""
 
     daemons: Sequence[str] | None = None
     """Addresses of Docker daemons; None: the usual one, if there is one."""
     root: Path | None = None
-    """Of the sandboxes without a daemon."""
+    """Directory of the sandboxes without Docker; None: the default one."""
 
 
 def remove_leftovers(
@@ -46,7 +46,7 @@ def remove_leftovers(
     dead_hosts: Collection[str] = (),
     bundles: bool = False,
 ) -> Inventory:
-    """Remove what dead owners left, and say what that was and what could not be asked."""
+    """Remove what dead owners left; return what was removed and which daemons did not answer."""
 
     async def removed(daemon: DockerDaemon) -> list[DockerResource]:
         return await remove_resources(daemon, select_orphans(await list_resources(daemon), dead_hosts, bundles))
@@ -57,7 +57,7 @@ def remove_leftovers(
 
 
 def list_all(where: SearchScope = SearchScope()) -> Inventory:  # noqa: B008 (frozen)
-    """What there is, whoever owns it."""
+    """Return all sandboxes and resources, whoever owns them."""
     seen = asyncio.run(_everywhere(where, list_resources))
     seen.sandboxes = list_sandboxes(where.root)
     return seen
@@ -77,7 +77,7 @@ async def _everywhere(where: SearchScope, ask: Callable[[DockerDaemon], Awaitabl
         except SandboxError as error:
             seen.troubles.append(str(error))
         except TimeoutError:
-            seen.troubles.append(f"the Docker daemon at {address} gives no answer for {DAEMON_SECONDS:g} s")
+            seen.troubles.append(f"the Docker daemon at {address} did not answer for {DAEMON_SECONDS:g} s")
 
     try:
         addresses = usual_daemons() if where.daemons is None else where.daemons
@@ -89,6 +89,6 @@ async def _everywhere(where: SearchScope, ask: Callable[[DockerDaemon], Awaitabl
 
 
 def usual_daemons() -> list[str]:
-    """Return the daemon that is meant where none is named; none where there is none. EngineError when it is unclear."""
+    """Return the daemon that is meant where none is named; none where there is none. DaemonError when it is unclear."""
     endpoint = usual_endpoint()
     return [] if endpoint is None else [endpoint.address]

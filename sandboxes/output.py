@@ -1,4 +1,4 @@
-"""Bounded output of a command: the first and the last half of the limit are kept, what lies between is counted."""
+"""Bounded output of a command: keeps the first and the last half of the limit and counts the bytes between."""
 
 import os
 from collections import deque
@@ -7,7 +7,7 @@ from sandboxes.base import OnOutput
 
 
 class BoundedOutput:
-    """What is kept of an output. `add` is given all of it."""
+    """Keeps the beginning and the end of an output. Pass every piece to `add`."""
 
     def __init__(self, limit: int, on_output: OnOutput | None = None):
         self._on_output = on_output
@@ -18,13 +18,13 @@ class BoundedOutput:
         self.dropped = 0
 
     def add(self, chunk: bytes) -> None:
-        """Pass a piece on, and keep what the limit allows."""
+        """Pass a piece on to `on_output`, and keep what the limit allows."""
         if self._on_output is not None and chunk:
             self._on_output(chunk)
         self._keep(chunk)
 
     def text(self) -> str:
-        """What was kept, with a line where something was dropped."""
+        """Return what was kept, with a line where bytes were dropped."""
         gap = f"\n[{self.dropped} bytes dropped]\n".encode() if self.dropped else b""
         return (bytes(self._head) + gap + b"".join(self._tail)).decode(errors="replace")
 
@@ -46,7 +46,7 @@ class BoundedOutput:
 
 
 class OutputPipe(BoundedOutput):
-    """The reading end of a pipe. Everything is read, so that the writer never blocks; not everything is kept."""
+    """The reading end of a pipe. Reads everything, so that the writer never blocks, and keeps what the limit allows."""
 
     def __init__(self, limit: int, on_output: OnOutput | None = None):
         super().__init__(limit, on_output)
@@ -55,7 +55,7 @@ class OutputPipe(BoundedOutput):
         os.set_blocking(self.reader, False)
 
     def read_available(self) -> bool:
-        """Read what is there. False at the end, when nobody can write any more."""
+        """Read what is available. Return False at the end, when nobody can write any more."""
         for _ in range(64):  # a flood must not keep the event loop here
             try:
                 chunk = os.read(self.reader, 1 << 16)
@@ -67,13 +67,13 @@ class OutputPipe(BoundedOutput):
         return True
 
     def close_writer(self) -> None:
-        """Let go of our own writing end, once the command has it."""
+        """Close our own writing end, once the command has inherited it."""
         if self._writing:
             os.close(self.writer)
             self._writing = False
 
     def close(self) -> None:
-        """Take what is left without waiting for writers that live on, and close the pipe."""
+        """Read what is left, without waiting for writers that are still alive, and close the pipe."""
         self.close_writer()
         self.read_available()
         os.close(self.reader)

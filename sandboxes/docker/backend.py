@@ -1,4 +1,4 @@
-"""Sandboxes that are containers: started from a spec, listed by their labels, removed with all that they wrote."""
+"""Docker sandboxes: starts a container from a spec, labels it, and removes it with all that it wrote."""
 
 import asyncio
 import secrets
@@ -17,27 +17,27 @@ from sandboxes.docker.wiring import Supplier, Supply, merge_supplies
 from sandboxes.output import BoundedOutput
 
 AT_ONCE = 16
-"""Containers that are started or removed at the same time: a daemon does no better with more."""
+"""Containers being started or removed at the same time. A daemon is no faster with more."""
 SEED_SECONDS = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What all sandboxes of a back end share."""
+    """Settings that all sandboxes of a back end share."""
 
     address: str = ""
     """unix:///path, tcp://host:port; empty: DOCKER_HOST, the context in use, or the local socket."""
     image: str = ""
-    """For specs that name none."""
+    """Image for specs that name none."""
     run: str = ""
-    """Written on everything that is made."""
+    """Name of the run, a label on everything that is created."""
     suppliers: Sequence[Supplier] = ()
     progress: Callable[[str], None] = log.info
-    """Told what is pulled and built."""
+    """Called with a line for each pull and each step of a build."""
 
 
 class DockerSandboxes:
-    """Starts containers on one daemon. `open` makes one."""
+    """Starts containers on one daemon. `open` creates one."""
 
     kind = "docker"
 
@@ -49,11 +49,11 @@ class DockerSandboxes:
         self._running: dict[str, DockerSandbox] = {}
         self._undoing: set[asyncio.Task[None]] = set()
         self._services: dict[str, list[str]] = {}
-        """The containers beside each sandbox that has such."""
+        """Sandbox id -> containers of its services."""
 
     @classmethod
     async def open(cls, options: Options | None = None) -> "DockerSandboxes":
-        """Connect to the daemon. EngineError when it is no use."""
+        """Connect to the daemon. DaemonError when it cannot be used."""
         options = options or Options()
         return cls(await DockerDaemon.open(options.address), options)
 
@@ -70,7 +70,7 @@ class DockerSandboxes:
         starting = asyncio.create_task(self._start(spec, base))
         try:
             return await asyncio.shield(starting)
-        except asyncio.CancelledError:  # the daemon may be half way: what it has made must be known to be removed
+        except asyncio.CancelledError:  # the daemon may be halfway: let it finish, to know what to remove
             undoing = asyncio.create_task(_undone(starting))
             self._undoing.add(undoing)
             undoing.add_done_callback(self._undoing.discard)
@@ -82,12 +82,12 @@ class DockerSandboxes:
         try:
             supplies = [await supplier.supply(sandbox, spec) for supplier in self._options.suppliers]
             async with self._slots:
-                made = await self._make(sandbox, spec, base, merge_supplies(supplies))
+                running = await self._make(sandbox, spec, base, merge_supplies(supplies))
             if spec.services:
-                self._services[sandbox] = names_of(made.container, spec)
-                await start_services(self.daemon, self.images, made.container, spec, self._labels(sandbox, spec))
-            return made
-        except BaseException:  # cancelled as well: what has been made must not stay
+                self._services[sandbox] = names_of(running.container, spec)
+                await start_services(self.daemon, self.images, running.container, spec, self._labels(sandbox, spec))
+            return running
+        except BaseException:  # also when cancelled: half a sandbox must not stay
             await self._remove(sandbox)
             raise
 
@@ -104,7 +104,7 @@ class DockerSandboxes:
             await self._seed(name, base)
         if supply.ready is not None:
             await supply.ready(name)
-        made = StartedContainer(
+        started = StartedContainer(
             id=sandbox,
             container=name,
             work=base.work,
@@ -116,25 +116,25 @@ class DockerSandboxes:
             labels=labels,
             writable=spec.profile == "harbor",
         )
-        self._running[sandbox] = started = DockerSandbox(self.daemon, made, lambda: self._remove(sandbox))
-        return started
+        self._running[sandbox] = running = DockerSandbox(self.daemon, started, lambda: self._remove(sandbox))
+        return running
 
     def _labels(self, sandbox: str, spec: Spec) -> dict[str, str]:
         return labels_of("sandbox", self._owner, self._options.run) | sandbox_labels(sandbox, spec, "")
 
     async def _seed(self, container: str, base: BaseImage) -> None:
-        """Copy the image's content of the working directory into the writable place that covers it."""
-        said = BoundedOutput(2000)
+        """Copy the image's working directory into the writable mount that covers it."""
+        output = BoundedOutput(2000)
         copy = ContainerCommand(argv=("cp", "-a", f"{STASH}/.", base.work), user=ACCOUNTS["strict"]["agent"].ids)
         async with asyncio.timeout(SEED_SECONDS):
-            if code := await self.daemon.execute(container, copy, said.add):
+            if code := await self.daemon.execute(container, copy, output.add):
                 raise SandboxError(
                     f"the content of {base.work} in image {base.name} cannot be copied (exit code {code}: "
-                    f"{said.text()[-300:].strip()}); give the task more disk or memory"
+                    f"{output.text()[-300:].strip()}); give the task more disk or memory"
                 )
 
     async def _remove(self, sandbox: str) -> None:
-        """Remove a sandbox with everything in it. What is gone already is fine."""
+        """Remove a sandbox with everything in it. Accept that it is gone already."""
         name = container_name(sandbox)
         try:
             for service in self._services.get(sandbox, ()):
@@ -158,7 +158,7 @@ class DockerSandboxes:
                 raise
 
     async def close(self) -> None:
-        """Stop what still runs, and let go of the daemon."""
+        """Stop all sandboxes that still run, and disconnect from the daemon."""
         await asyncio.gather(*self._undoing, return_exceptions=True)
         left = [sandbox.stop() for sandbox in self._running.values()]
         ends = await asyncio.gather(*left, return_exceptions=True)
@@ -172,7 +172,7 @@ class DockerSandboxes:
 async def _undone(starting: "asyncio.Task[DockerSandbox]") -> None:
     await asyncio.wait({starting})
     if not starting.cancelled() and starting.exception() is None:
-        with suppress(SandboxError):  # `close` tries again and tells it
+        with suppress(SandboxError):  # `close` tries again and reports the error
             await starting.result().stop()
 
 

@@ -1,12 +1,13 @@
-"""Bundles as read-only volumes of a daemon, uploaded once per content: task images stay untouched, near and far alike.
+"""Bundles as read-only volumes of a daemon, uploaded once per content, so that task images stay untouched.
 
-A volume's name says what is in it: blackforge-bundle-NAME-VERSION-DIGEST. It counts once its manifest is in it, which
-the archive that fills it ends with, so one whose upload was broken off is filled again. Whoever looks or fills holds a
-container named after the volume, never started, that mounts it: the daemon gives that name to one at a time. Volumes
-belong to the daemon and outlive their runs; `sandboxes gc --bundles` removes those that no container has.
+A volume's name says what it holds: blackforge-bundle-NAME-VERSION-DIGEST. It is complete once it holds the manifest,
+which is the last file of the uploaded archive; a volume whose upload broke off is filled again. To check or fill a
+volume, a process first creates a container named after it, which mounts it and is never started. The daemon gives that
+name to one process at a time, so the container serves as a lock. Volumes belong to the daemon and outlive their runs;
+`sandboxes gc --bundles` removes those that no container uses.
 
-Bind mounts instead save the upload and the second copy. They need a daemon that sees this machine's files under the
-same paths, which a local address does not promise, so they are chosen and not guessed.
+Bind mounts save the upload and the second copy. They need a daemon that sees this machine's files under the same paths,
+which a local address does not guarantee, so the user has to choose them.
 """
 
 import asyncio
@@ -33,9 +34,9 @@ from sandboxes.docker.wiring import Supply
 Way = Literal["volume", "bind"]
 NAME, VERSION, DIGEST = (PREFIX + "bundle." + name for name in ("name", "version", "digest"))
 VOLUMES = "blackforge-bundle-"
-"""What the names of bundles' volumes begin with."""
+"""Prefix of the names of bundles' volumes."""
 EMPTY = "blackforge/empty:1"
-"""An image without a file, for containers that are never started."""
+"""An empty image, for containers that are never started."""
 INSIDE = "/bundle"
 CHUNK = 1 << 20
 UPLOAD_SECONDS = 1800.0
@@ -44,24 +45,24 @@ POLL_SECONDS = 0.2
 
 @dataclass
 class Bundles:
-    """Gives each container its agent's bundle and the runtime."""
+    """Mounts the agent's bundle and the runtime into each container."""
 
     daemon: DockerDaemon
     directory: Path
-    """The bundles on this machine, each in a directory of its name."""
+    """Directory of the bundles on this machine, each below it under its name."""
     way: Way = "volume"
     _ready: dict[str, "asyncio.Task[str]"] = field(default_factory=dict)
-    """Name of a bundle -> its volume, while it is made ready and from then on."""
+    """Name of a bundle -> task that fills its volume and returns the volume's name. Kept when it is done."""
 
     async def supply(self, sandbox: str, spec: Spec) -> Supply:
         targets = {RUNTIME_NAME: RUNTIME} | ({spec.agent: f"{AGENTS}/{spec.agent}"} if spec.agent else {})
         return Supply(mounts=[await self._mount(name, target) for name, target in targets.items()], bundles=AGENTS)
 
     async def release(self, sandbox: str) -> None:
-        """Volumes stay for the next sandbox."""
+        """Do nothing: volumes stay for the next sandbox."""
 
     async def close(self) -> None:
-        """End the uploads that nobody waits for any more, and remove what held their volumes."""
+        """Cancel uploads that nobody waits for any more, and remove their containers."""
         for task in self._ready.values():
             task.cancel()
         await asyncio.gather(*self._ready.values(), return_exceptions=True)
@@ -74,7 +75,7 @@ class Bundles:
         task = self._ready.get(name)
         if task is None or (task.done() and (task.cancelled() or task.exception())):
             task = self._ready[name] = asyncio.create_task(self._volume(name))
-        # one sandbox that is given up does not end what others wait for
+        # shielded: other sandboxes may wait for the same upload
         return mount | {"Source": await asyncio.shield(task), "VolumeOptions": {"NoCopy": True}}
 
     def _manifest(self, name: str) -> BundleManifest:
@@ -84,24 +85,24 @@ class Bundles:
         return manifest
 
     async def _volume(self, name: str) -> str:
-        """The name of the bundle's volume on the daemon, filled."""
+        """Fill the bundle's volume on the daemon if needed, and return its name."""
         manifest = await asyncio.to_thread(self._manifest, name)
         volume = volume_of(manifest)
         with self.daemon.translating_errors(f"the bundle {name} in volume {volume}"):
-            async with _held(self.daemon.docker, volume, manifest) as container:
+            async with _locked(self.daemon.docker, volume, manifest) as container:
                 if not await _filled(container):
                     await _fill(self.daemon.docker, container, self.directory / name)
         return volume
 
 
 def volume_of(manifest: BundleManifest) -> str:
-    """The name of the volume for a bundle of this content."""
+    """Return the name of the volume for a bundle of this content."""
     return f"{VOLUMES}{manifest.name}-{manifest.version}-{manifest.digest[:12]}"
 
 
 @asynccontextmanager
-async def _held(docker: aiodocker.Docker, volume: str, manifest: BundleManifest) -> AsyncIterator[DockerContainer]:
-    """The one container that may fill the volume. Waits for another's, or removes it if its owner is dead."""
+async def _locked(docker: aiodocker.Docker, volume: str, manifest: BundleManifest) -> AsyncIterator[DockerContainer]:
+    """Create the one container that may fill the volume. Wait for another process's; remove a dead process's."""
     described = {NAME: manifest.name, VERSION: manifest.version, DIGEST: manifest.digest}
     labels = labels_of(SHARED[0], this_process()) | described
     await docker.volumes.create({"Name": volume, "Labels": labels})
@@ -164,7 +165,7 @@ async def _fill(docker: aiodocker.Docker, container: DockerContainer, directory:
             )
             async with request as answer:
                 await answer.read()
-    finally:  # with its reader closed the packing ends in any case
+    finally:  # the closed reader makes the packing thread end in any case
         with suppress(BrokenPipeError):
             await packing
 
@@ -175,7 +176,7 @@ async def _chunks(archive: io.FileIO) -> AsyncIterator[bytes]:
 
 
 def _pack(directory: Path, writer: int) -> None:
-    """Write a bundle as a tar archive: root's, unwritable, its manifest last."""
+    """Write a bundle as a tar archive that belongs to root, with the manifest last."""
     with open(writer, "wb") as pipe, tarfile.open(fileobj=pipe, mode="w|", bufsize=CHUNK) as archive:
         for path in _in_order(directory):
             archive.add(path, str(path.relative_to(directory)), recursive=False, filter=_foreign)
@@ -193,7 +194,7 @@ def _foreign(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 async def empty_image(docker: aiodocker.Docker) -> str:
-    """The name of an image without a file, which is made where it is missing."""
+    """Create an empty image if it is missing, and return its name."""
     try:
         await docker.images.inspect(EMPTY)
     except aiodocker.DockerError as error:

@@ -1,4 +1,4 @@
-"""The connection to a Docker daemon, and how its failures are told.
+"""The connection to a Docker daemon, and the translation of its errors into sentences.
 
 The client is aiodocker: on the same daemon a create-exec-remove takes it as long as the docker SDK in threads, with
 less than half of the CPU time (4.6 ms against 11.1) and without a thread for every command that waits. Every call is
@@ -25,11 +25,11 @@ from sandboxes.docker.client_config import DaemonEndpoint, config_directory, cur
 SOCKETS = (Path("/var/run/docker.sock"), Path("/run/docker.sock"), Path.home() / ".docker/run/docker.sock")
 OLDEST_API = (1, 41)
 CALL_SECONDS = 300.0
-"""A daemon that starts two hundred containers keeps the last one waiting for a minute; one that hangs, for ever."""
+"""Time limit of a call. A daemon that starts 200 containers at once takes a minute for the last one."""
 
 
 class DaemonError(SandboxError):
-    """The daemon is gone, too old or out of disk: no other sandbox will do better there."""
+    """The daemon is gone, too old or out of disk, so other sandboxes would fail there too."""
 
 
 class CommandNotStarted(SandboxError):
@@ -46,11 +46,11 @@ class ContainerCommand:
     work: str = "/"
     env: Mapping[str, str] = field(default_factory=dict)
     stdin: AsyncIterator[bytes] | None = None
-    """The end of it is not seen inside: the reader must know how much to read."""
+    """Its input. The command does not see the end of it, so it must know how much to read."""
 
 
 class DockerDaemon:
-    """A daemon that answers. `open` makes one."""
+    """A daemon that answers. `open` creates one."""
 
     def __init__(self, address: str, docker: aiodocker.Docker, connector: aiohttp.BaseConnector):
         self.address, self.docker = address, docker
@@ -63,14 +63,14 @@ class DockerDaemon:
 
     @classmethod
     async def open(cls, address: str = "") -> "DockerDaemon":
-        """Connect, by default to `usual_endpoint`. EngineError when that is no use."""
+        """Connect, by default to `usual_endpoint`. DaemonError when it cannot be used."""
         endpoint = _endpoint(address)
         url, connector = _connector(endpoint)
         timeout = aiohttp.ClientTimeout(total=CALL_SECONDS, sock_connect=20)
         daemon = cls(endpoint.address, aiodocker.Docker(url=url, connector=connector, timeout=timeout), connector)
         try:
             await daemon._look()
-        except BaseException:  # cancelled as well: its connections must not stay open
+        except BaseException:  # also when cancelled: its connections must not stay open
             await daemon.close()
             raise
         return daemon
@@ -92,7 +92,7 @@ class DockerDaemon:
         self.local = self.address.startswith("unix://") and information.get("Name") == socket.gethostname()
 
     async def close(self) -> None:
-        """Let go of the connections. What runs on the daemon goes on."""
+        """Close the connections. Containers keep running."""
         await self.docker.close()
         await self._connector.close()
 
@@ -100,7 +100,10 @@ class DockerDaemon:
         return self.docker.containers.container(name)
 
     async def execute(self, container: str, command: ContainerCommand, sink: Callable[[bytes], None]) -> int:
-        """Run a command to its end and return its exit code. What it writes goes to `sink`, piece by piece."""
+        """Run a command to its end and return its exit code. `sink` gets each piece of its output.
+
+        CommandNotStarted when it never began to run.
+        """
         with self.translating_errors(f"a command in {container}"):
             execution = await self.container(container).exec(
                 list(command.argv),
@@ -113,7 +116,9 @@ class DockerDaemon:
                 reading = asyncio.create_task(_read(stream, sink))
                 feeding = asyncio.create_task(_feed(stream, command.stdin))
                 try:
-                    while not feeding.done() and not reading.done():  # the daemon waits for input of the dead
+                    while (
+                        not feeding.done() and not reading.done()
+                    ):  # the daemon would wait for input of a process that has ended
                         await asyncio.wait({reading, feeding}, timeout=1, return_when=asyncio.FIRST_COMPLETED)
                         if not (reading.done() or feeding.done() or (await execution.inspect())["Running"]):
                             break
@@ -121,29 +126,29 @@ class DockerDaemon:
                         await reading
                 finally:
                     await _end(reading, feeding)
-            while (found := await execution.inspect())["Running"]:  # the output may end first
+            while (state := await execution.inspect())["Running"]:  # the output may end first
                 await asyncio.sleep(0.02)
-        if not found["Pid"]:
+        if not state["Pid"]:
             raise CommandNotStarted(f"{command.argv[0]} could not be started in {container}; its image may lack it")
-        return found["ExitCode"]
+        return state["ExitCode"]
 
     @contextmanager
     def translating_errors(self, what: str) -> Iterator[None]:
-        """Turn the client's errors into a sentence about what was being done."""
+        """Turn the client's errors into SandboxError or DaemonError with a sentence. `what`: what was being done."""
         try:
             yield
         except aiodocker.DockerError as error:
-            raise self._told(what, error.status, error.message) from error
+            raise self._sentence(what, error.status, error.message) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise self._told(what, 900, str(error) or type(error).__name__) from error
+            raise self._sentence(what, 900, str(error) or type(error).__name__) from error
 
-    def _told(self, what: str, status: int, message: str) -> SandboxError:
+    def _sentence(self, what: str, status: int, message: str) -> SandboxError:
         if "no space left on device" in message.lower():
             return DaemonError(
                 f"the Docker daemon at {self.address} is out of disk ({what}: {message}); "
                 "free some, for example with `docker system prune`"
             )
-        if status == 900:  # aiodocker's own, for a connection that fails
+        if status == 900:  # aiodocker's own status for a failed connection (0.27)
             return DaemonError(f"the Docker daemon at {self.address} does not answer ({message}); start it again")
         return SandboxError(f"{what}: {message.strip()}")
 
@@ -172,7 +177,7 @@ async def _feed(stream: Stream, stdin: AsyncIterator[bytes] | None) -> None:
 def usual_endpoint() -> DaemonEndpoint | None:
     """Return the daemon that is meant where none is named: DOCKER_HOST, else the Docker context, else the local socket.
 
-    None where there is none. EngineError when the context cannot be read.
+    None where there is none. DaemonError when the context cannot be read.
     """
     if address := os.environ.get("DOCKER_HOST"):
         return DaemonEndpoint(address=address)
@@ -196,7 +201,7 @@ def _endpoint(address: str) -> DaemonEndpoint:
 def _connector(endpoint: DaemonEndpoint) -> tuple[str, aiohttp.BaseConnector]:
     """Return the URL and a connector without a limit: each running command holds a connection for as long as it runs.
 
-    EngineError for an address or certificates that cannot be used.
+    DaemonError for an address or certificates that cannot be used.
     """
     address = endpoint.address
     scheme, _, rest = address.partition("://")

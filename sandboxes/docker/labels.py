@@ -1,8 +1,8 @@
-"""The labels on every container, network, volume and image that we make, by which they are listed and reaped.
+"""The labels on every container, network, volume and image that we create, by which they are listed and removed.
 
-An owner is a process: its host, that host's boot, its pid and start time. A pid alone is given out again, and a daemon
-may serve several hosts, of which each can tell only for its own processes whether they are alive. Left out: judging
-what to do about it (`sandboxes gc` does).
+An owner is a process, identified by its host, that host's boot, its pid and start time. A pid alone is reused, and a
+daemon may serve several hosts, each of which can check only its own processes. Left out: what to do about it
+(`sandboxes gc`).
 """
 
 import os
@@ -16,38 +16,38 @@ from sandboxes.local.processes import hidden, start_of
 
 PREFIX = "blackforge."
 KIND = PREFIX + "kind"
-"""What the thing is for: sandbox, relay, bundle, image, ... Whatever carries this label is ours."""
+"""Purpose of a resource: sandbox, relay, bundle, image, ... Every resource with this label is ours."""
 SHARED = ("bundle",)
-"""Kinds of volumes that outlive their maker on purpose: other runs use them."""
+"""Kinds of volumes that outlive their owner on purpose: other runs use them."""
 SANDBOX = PREFIX + "sandbox"
 RUN = PREFIX + "run"
 IMAGE = PREFIX + "image"
 PROFILE = PREFIX + "profile"
 NETWORK = PREFIX + "network"
 RELAXED = PREFIX + "relaxed"
-"""Which of the strictest limits the task has relaxed, as `name=value` separated by blanks."""
+"""The limits that the task has relaxed, as `name=value` separated by blanks."""
 HOST, BOOT, PID, STARTED = (PREFIX + name for name in ("host", "boot", "pid", "started"))
 
 
 @dataclass(frozen=True)
 class OwnerProcess:
-    """The process whose end makes a thing an orphan."""
+    """The process that a resource belongs to. When it ends, the resource is an orphan."""
 
     host: str
     boot: str
-    """The boot and the process namespace in which `pid` means the same process; empty where the system does not say."""
+    """The boot and the process namespace in which `pid` names the process; empty where the system does not tell."""
     pid: int
     started: int
-    """Clock ticks since boot; 0 where the system does not say."""
+    """Clock ticks since boot; 0 where the system does not tell."""
 
     def labels(self) -> dict[str, str]:
         return {HOST: self.host, BOOT: self.boot, PID: str(self.pid), STARTED: str(self.started)}
 
     def alive(self, local: bool = False) -> bool | None:
-        """Whether it runs; None when that cannot be told from here.
+        """Return whether it runs; None when that cannot be checked from here.
 
-        `local`: what it made is on a daemon of this machine alone, so that an owner of another boot is dead. On a
-        remote one, it may be another machine of the same name.
+        `local`: its resources are on a daemon that only this machine uses, so an owner of another boot is dead. With a
+        remote daemon, the owner may be on another machine of the same name.
         """
         here = this_process()
         if not self.boot:
@@ -59,12 +59,12 @@ class OwnerProcess:
 
 
 def this_process() -> OwnerProcess:
-    """The owner of what this process makes."""
+    """Return this process as an owner."""
     return OwnerProcess(socket.gethostname(), _boot(), os.getpid(), start_of(os.getpid()) or 0)
 
 
 def read_owner(labels: Mapping[str, str]) -> OwnerProcess | None:
-    """The owner that the labels name; None when the thing is not ours."""
+    """Return the owner that the labels name; None when the resource is not ours."""
     try:
         return OwnerProcess(labels[HOST], labels[BOOT], int(labels[PID]), int(labels[STARTED]))
     except (KeyError, ValueError):
@@ -72,12 +72,12 @@ def read_owner(labels: Mapping[str, str]) -> OwnerProcess | None:
 
 
 def labels_of(kind: str, owner: OwnerProcess, run: str = "") -> dict[str, str]:
-    """What everything carries."""
+    """Return the labels of every resource."""
     return {KIND: kind, RUN: run} | owner.labels()
 
 
 def sandbox_labels(sandbox: str, spec: Spec, image: str) -> dict[str, str]:
-    """What a sandbox's container carries besides."""
+    """Return the further labels of a sandbox's container."""
     return {
         SANDBOX: sandbox,
         IMAGE: image,
@@ -88,7 +88,7 @@ def sandbox_labels(sandbox: str, spec: Spec, image: str) -> dict[str, str]:
 
 
 def relaxed(spec: Spec) -> list[str]:
-    """What a spec allows beyond the strictest: each as `name=value`."""
+    """Return what a spec allows beyond the strictest, each as `name=value`."""
     strict = Spec()
     allowed = [f"profile={spec.profile}"] if spec.profile != strict.profile else []
     allowed += ["network=full"] if spec.network == "full" else []

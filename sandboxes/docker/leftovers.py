@@ -1,7 +1,7 @@
-"""What is ours on a Docker daemon, whose it is, and its removal once the owner is dead.
+"""Lists our resources on a Docker daemon with their owners, and removes those whose owner is dead.
 
-Only what carries our labels is looked at. What an owner on another host, or in another process namespace, has made
-cannot be judged from here and is left alone. Left out: images, which are a cache that is cheap to keep.
+Only resources with our labels are considered. Whether an owner on another host or in another process namespace lives
+cannot be checked from here, so its resources stay. Left out: images, which are a cache that is cheap to keep.
 """
 
 import json
@@ -19,7 +19,7 @@ from sandboxes.docker.labels import KIND, RUN, SHARED, OwnerProcess, read_owner
 OUR_LABEL = json.dumps({"label": [KIND]})
 NOBODY = OwnerProcess("", "", 0, 0)
 GONE = (404, 409)
-"""Removed by somebody else meanwhile, or just being removed, or in use again."""
+"""HTTP statuses: removed by somebody else meanwhile, being removed right now, or in use again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,36 +33,39 @@ class DockerResource:
     run: str
     owner: OwnerProcess
     alive: bool | None
-    """Whether its owner lives; None: cannot be told from here."""
+    """Whether its owner lives; None: cannot be checked from here."""
 
     @property
     def shared(self) -> bool:
-        """Made for every run to come, whoever made it."""
+        """Whether later runs use it too, whoever created it."""
         return self.kind == "volume" and self.purpose in SHARED
 
 
 async def list_resources(daemon: DockerDaemon) -> list[DockerResource]:
-    """Everything of ours, in the order in which it can be removed: containers, networks, volumes."""
-    with daemon.translating_errors("listing what is there"):
+    """Return all our resources in the order in which they can be removed: containers, networks, volumes."""
+    with daemon.translating_errors("listing resources"):
         containers = await daemon.docker.containers.list(all=True, filters=OUR_LABEL)
         networks = await daemon.docker.networks.list(filters=json.loads(OUR_LABEL))
         volumes = (await daemon.docker.volumes.list(filters=json.loads(OUR_LABEL)))["Volumes"] or []
-    found = [_thing(daemon, "container", one["Names"][0].lstrip("/"), one["Labels"]) for one in containers]
-    found += [_thing(daemon, "network", one["Name"], one["Labels"]) for one in networks]
-    found += [_thing(daemon, "volume", one["Name"], one["Labels"]) for one in volumes]
-    return [thing for thing in found if thing is not None]
+    resources = [_thing(daemon, "container", one["Names"][0].lstrip("/"), one["Labels"]) for one in containers]
+    resources += [_thing(daemon, "network", one["Name"], one["Labels"]) for one in networks]
+    resources += [_thing(daemon, "volume", one["Name"], one["Labels"]) for one in volumes]
+    return [thing for thing in resources if thing is not None]
 
 
 def select_orphans(
-    found: Sequence[DockerResource], dead_hosts: Collection[str] = (), bundles: bool = False
+    resources: Sequence[DockerResource], dead_hosts: Collection[str] = (), bundles: bool = False
 ) -> list[DockerResource]:
-    """Those that nobody will use again. `dead_hosts`: hosts whose owners count as dead where they cannot be judged."""
-    dead = [one for one in found if one.alive is False or (one.alive is None and one.owner.host in dead_hosts)]
-    return [one for one in found if (bundles if one.shared else one in dead)]
+    """Return those that nobody will use again.
+
+    `dead_hosts`: hosts whose owners count as dead where that cannot be checked. `bundles`: shared volumes as well.
+    """
+    dead = [one for one in resources if one.alive is False or (one.alive is None and one.owner.host in dead_hosts)]
+    return [one for one in resources if (bundles if one.shared else one in dead)]
 
 
 async def remove_resources(daemon: DockerDaemon, orphaned: Sequence[DockerResource]) -> list[DockerResource]:
-    """Remove them and say which are gone by us. A volume or network that is in use again stays."""
+    """Remove resources and return those that this call removed. A volume or network that is in use again stays."""
     return [thing for thing in orphaned if await _removed(daemon, thing)]
 
 

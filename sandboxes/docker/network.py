@@ -1,9 +1,8 @@
-"""The way of a container to the proxy: a mounted socket and a forwarder as its main process
-(sandboxes/network/forwarder.py).
+"""Connects containers to the proxy: a mounted socket, and sandboxes/network/forwarder.py as the main process.
 
 Where the daemon sees the proxy's socket, its directory is bind-mounted. Elsewhere one relay container per run, on the
-daemon's bridge, has the socket in a volume and passes connections on to the proxy's address. No firewall is touched and
-no sandbox has a network of its own. Left out: encryption between relay and proxy; the network between must be yours.
+daemon's bridge, offers a socket in a volume and passes connections on to the proxy's address. No firewall is changed,
+and no sandbox has a network of its own. Left out: encryption between relay and proxy, so their network must be yours.
 """
 
 import asyncio
@@ -24,29 +23,29 @@ from sandboxes.output import BoundedOutput
 
 READY_SECONDS = 120.0
 HOST = "host.docker.internal"
-"""The daemon's host in a relay's container."""
+"""Name of the daemon's host inside a relay container."""
 RELAY_MEMORY = 256 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Runtime:
-    """A Python inside containers."""
+    """A Python that runs inside containers."""
 
     python: str
     image: str
-    """For the relay's container, which needs nothing else."""
+    """Image of the relay container."""
     mounts: Supplier | None = None
-    """Brings the interpreter along where images have none."""
+    """Mounts the interpreter where images have none."""
 
 
 @dataclass
 class Channel:
-    """Gives each container its way to the proxy. With `address` there is a relay, with `socket` there is none."""
+    """Connects each container to the proxy: through a relay if there is an `address`, else by the `socket`."""
 
     daemon: DockerDaemon
     runtime: Runtime
     socket: Path | None = None
-    """The proxy's, in a directory that the daemon sees under the same path."""
+    """The proxy's socket, in a directory that the daemon sees under the same path."""
     address: str = ""
     """HOST:PORT of the proxy's listener for sandboxes, as the daemon's containers reach it."""
     run: str = ""
@@ -69,7 +68,7 @@ class Channel:
         await _forwards(self.daemon, container)
 
     async def release(self, sandbox: str) -> None:
-        """The relay stays for the other sandboxes."""
+        """Do nothing: the relay stays for the other sandboxes."""
 
     async def close(self) -> None:
         """Remove the relay. Called when no sandbox needs it any more."""
@@ -80,7 +79,7 @@ class Channel:
             await self._relay.result().remove()
 
     async def _relayed(self) -> "_Relay":
-        """The run's relay, made for the first sandbox. One that could not be made is tried again for the next."""
+        """Return the run's relay, which the first sandbox starts. If that fails, the next sandbox tries again."""
         if self._relay is None or (self._relay.done() and (self._relay.cancelled() or self._relay.exception())):
             self._relay = asyncio.create_task(self._make())
         return await asyncio.shield(self._relay)
@@ -99,7 +98,7 @@ class Channel:
                 container = await self.daemon.docker.containers.create(config, name=relay.container)
                 await container.start()
                 await _forwards(self.daemon, relay.container)
-            except BaseException:  # cancelled as well: half a relay must not stay
+            except BaseException:  # also when cancelled: half a relay must not stay
                 await asyncio.shield(relay.remove())
                 raise
         return relay
@@ -135,7 +134,7 @@ class _Relay:
     volume: str
 
     async def remove(self) -> None:
-        """What is gone already, or was never made, is fine."""
+        """Remove container and volume. Accept that they are gone already, or never existed."""
         docker = self.daemon.docker
         removals = (docker.containers.container(self.container).delete, {"force": True, "v": True})
         for remove, how in (removals, (self._remove_volume, {})):
@@ -157,25 +156,25 @@ def _mount(volume: str, read_only: bool) -> Mapping[str, Any]:
 
 
 async def _forwards(daemon: DockerDaemon, container: str) -> None:
-    """Wait for the forwarder's first line; SandboxError with what it says instead."""
-    said = BoundedOutput(2000)
+    """Wait until the forwarder prints `ready`. SandboxError, with its output, when it does not."""
+    output = BoundedOutput(2000)
     with daemon.translating_errors(f"the forwarder of {container}"):
         try:
             async with asyncio.timeout(READY_SECONDS):
                 async for line in daemon.container(container).log(stdout=True, stderr=True, follow=True):
                     if line.strip() == "ready":
                         return
-                    said.add(line.encode())
+                    output.add(line.encode())
         except TimeoutError:
-            said.add(f"nothing in {READY_SECONDS:.0f} s".encode())
-    raise SandboxError(f"the forwarder of {container} does not start ({said.text().strip()[-300:]})")
+            output.add(f"nothing in {READY_SECONDS:.0f} s".encode())
+    raise SandboxError(f"the forwarder of {container} does not start ({output.text().strip()[-300:]})")
 
 
 def address_for(daemon: DockerDaemon, listening: str) -> str:
-    """A listening address of this machine as containers of the daemon reach it: HOST:PORT.
+    """Return HOST:PORT under which containers of the daemon reach a listening address of this machine.
 
-    One of every interface (0.0.0.0, [::]) becomes the daemon's host as it shows it to containers, or on another
-    machine's daemon our address on the way there.
+    For an address of every interface (0.0.0.0, [::]) that is the daemon's host as containers see it; for a daemon on
+    another machine, our address on the route to it.
     """
     parts = urlsplit(listening)
     if parts.hostname not in ("0.0.0.0", "::"):

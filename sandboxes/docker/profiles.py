@@ -1,15 +1,15 @@
-"""From a spec to a container: what each profile permits.
+"""Turns a spec into the description of a container: what each profile permits.
 
 strict  The agent and the verifier are two unprivileged users that own nothing but their homes and, the agent, the
-        working directory. They hold no capability and cannot gain one. Root keeps four, for our own commands: to end
-        any process and to hand files over. The root file system is read-only; what is writable lies in memory and is
-        sized.
+        working directory. They have no capability and cannot gain one. Root keeps four, for our own commands: to end
+        any process and to change the owner of files. The root file system is read-only; writable places are in memory,
+        with a size limit.
 harbor  Everybody is root, with the capabilities that package managers and daemons need, on a writable root file system
-        of unlimited size. On a daemon with userns-remap that root is nobody outside; otherwise it is the host's root
+        of unlimited size. On a daemon with userns-remap that root is unprivileged outside; else it is the host's root
         within the container's namespaces, seccomp filter and capabilities.
 
-What neither stops: a fault in the kernel or the container runtime, and one sandbox slowing down another where `cpus` is
-not set. What is written in a strict sandbox counts as its memory.
+Neither stops a fault in the kernel or the container runtime, nor a sandbox that slows others down where `cpus` is not
+set. Files written in a strict sandbox count as its memory.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from sandboxes.base import SandboxError, Spec, User
 from sandboxes.docker.wiring import Supply
 
 AGENT, VERIFIER = 10000, 10001
-"""uids and gids, above those that distributions give out."""
+"""uid and gid of each, above those that distributions use."""
 STRICT_ROOT = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL")
 HARBOR_ROOT = (*STRICT_ROOT, "FSETID", "SETGID", "SETUID", "SYS_CHROOT", "NET_BIND_SERVICE", "AUDIT_WRITE")
 SLEEPER = ("/bin/sh", "-c", "trap 'exit 0' TERM; while :; do sleep 86400 & wait $!; done")
@@ -31,7 +31,7 @@ SYSTEM = {"/", "/bin", "/dev", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys
 
 @dataclass(frozen=True)
 class UserAccount:
-    """Who a user of the interface is inside."""
+    """The account inside a container that a user of the interface has."""
 
     ids: str
     """uid:gid"""
@@ -56,16 +56,16 @@ class BaseImage:
 
     id: str
     name: str
-    """As the task calls it."""
+    """Name that the task gives it."""
     work: str
     seeded: bool = False
-    """Whether the working directory's content waits to be copied into place."""
+    """Whether it keeps a copy of the working directory that must be copied into place."""
     variables: frozenset[str] = frozenset()
-    """The environment variables that it sets itself."""
+    """Names of the environment variables that the image sets."""
 
 
 def working_directory(spec: Spec, of_image: str) -> str:
-    """Where commands run. SandboxError for a place that a strict sandbox would have to hide."""
+    """Return where commands run. SandboxError for a directory that a strict sandbox would have to hide."""
     work = spec.work or of_image
     if spec.profile == "harbor":
         return work or "/"
@@ -77,7 +77,7 @@ def working_directory(spec: Spec, of_image: str) -> str:
 
 
 def container_config(spec: Spec, base: BaseImage, supply: Supply, labels: Mapping[str, str]) -> dict[str, Any]:
-    """The daemon's description of a container."""
+    """Return the description from which the daemon's API creates a container."""
     host = limits_of(spec) | _rights(spec, base)
     host |= {
         "NetworkMode": "bridge" if spec.network == "full" else supply.network or "none",
@@ -94,7 +94,7 @@ def container_config(spec: Spec, base: BaseImage, supply: Supply, labels: Mappin
         "Entrypoint": main[:1],
         "Cmd": main[1:],
         "User": "0:0",
-        "WorkingDir": base.work,  # made by the daemon where the image has it not
+        "WorkingDir": base.work,  # the daemon creates it where the image lacks it
         "Hostname": "sandbox",
         "Env": [f"{name}={value}" for name, value in env.items()],
         "Labels": dict(labels),
@@ -104,7 +104,7 @@ def container_config(spec: Spec, base: BaseImage, supply: Supply, labels: Mappin
 
 
 def limits_of(spec: Spec) -> dict[str, Any]:
-    """What one container may use."""
+    """Return the limits of one container, for its HostConfig."""
     memory = 0 if spec.memory_mb is None else spec.memory_mb << 20
     return {
         "Memory": memory,

@@ -1,8 +1,8 @@
-"""What runs beside a sandbox: containers of their own that share its network, as the containers of a Kubernetes pod do.
+"""Services beside a sandbox: further containers that share its network, as the containers of a Kubernetes pod do.
 
-So a service is reached at its name, which means the loopback; it has whatever network the sandbox has and no other, and
-two services cannot listen on the same port. They come up in order, each when the one before it is ready, and end with
-the sandbox. Not stopped: what a service lets its clients do is the task's own affair.
+A service is reached at its name, which resolves to the loopback. It has the sandbox's network and no other, and two
+services cannot listen on the same port. They start in order, each when the one before is ready, and end with the
+sandbox. Left out: protection from what a service lets its clients do; that is up to the task.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ TRY_SECONDS = 30.0
 
 
 def names_of(main: str, spec: Spec) -> list[str]:
-    """The containers beside the one of this name."""
+    """Return the names of the service containers beside the container `main`."""
     return [f"{main}-{service.name}" for service in spec.services]
 
 
 async def start_services(
     daemon: DockerDaemon, images: Images, main: str, spec: Spec, labels: Mapping[str, str]
 ) -> None:
-    """Start them all. SandboxError, with the end of its log, for one that does not get ready."""
+    """Start all services. SandboxError, with the end of its log, for one that does not get ready."""
     for service, name in zip(spec.services, names_of(main, spec), strict=True):
         base = await images.base(Spec(image=service.image, profile="harbor"))
         config = _config(service, base.id, main, spec) | {"Labels": {**labels, KIND: "service", IMAGE: base.name}}
@@ -59,23 +59,23 @@ def _config(service: Service, image: str, main: str, spec: Spec) -> dict[str, An
 
 async def _until_ready(daemon: DockerDaemon, name: str, service: Service) -> None:
     deadline = time.monotonic() + service.ready_seconds
-    asked = ContainerCommand(argv=("/bin/sh", "-c", service.ready or "true"), user="")
+    check = ContainerCommand(argv=("/bin/sh", "-c", service.ready or "true"), user="")
     while True:
-        said = BoundedOutput(2000)
+        output = BoundedOutput(2000)
         if not await _runs(daemon, name):
             raise SandboxError(f"the service {service.name} has ended: {await _log(daemon, name)}")
         if not service.ready:
             return
         try:
             async with asyncio.timeout(TRY_SECONDS):
-                if await daemon.execute(name, asked, said.add) == 0:
+                if await daemon.execute(name, check, output.add) == 0:
                     return
-        except (SandboxError, TimeoutError):  # it may be ending, or not be up to it yet
+        except (SandboxError, TimeoutError):  # it may be ending, or not have started fully yet
             pass
         if time.monotonic() > deadline:
             raise SandboxError(
                 f"the service {service.name} was not ready after {service.ready_seconds:g} s "
-                f"({service.ready!r} says: {said.text()[-200:].strip()}): {await _log(daemon, name)}"
+                f"({service.ready!r} says: {output.text()[-200:].strip()}): {await _log(daemon, name)}"
             )
         await asyncio.sleep(PAUSE_SECONDS)
 

@@ -1,9 +1,9 @@
-"""Containers that were started before anybody asked, to hide what a start takes. Off unless asked for.
+"""A pool of spare containers, started ahead to hide the time that a start takes. Off by default.
 
-The first sandbox of a spec is started as usual; from then on `count` spare ones of the same spec and image are kept in
-stock, filled up in the background, one start at a time. A spare one is handed out once, if it still runs. Those of an
-image that has changed under its name or by content, and of specs that nobody has asked for lately, are removed. Spares
-take their place and memory on the host, and carry the labels of all sandboxes, so they are reaped like these.
+The first sandbox of a spec is started as usual. From then on, `count` spares of the same spec and image are kept ready;
+a background task refills them, one start at a time. A spare is handed out once, if it still runs. Spares of an image
+that has changed, and of specs that were not requested lately, are removed. They take memory on the host, and carry the
+labels of all sandboxes, so `sandboxes gc` removes them too.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from sandboxes.docker.backend import DockerSandboxes
 from sandboxes.docker.container.sandbox import DockerSandbox
 
 SPECS = 8
-"""How many specs are kept in stock at a time: those asked for last."""
+"""Maximum specs with spares: those requested last."""
 
 
 @dataclass(eq=False)
@@ -25,13 +25,13 @@ class _Stock:
     """The spare sandboxes of one spec."""
 
     image: str
-    """The image's id, by its content."""
+    """Id of the image, which changes with its content."""
     spares: list[DockerSandbox] = field(default_factory=list)
     filling: asyncio.Task[None] | None = None
 
 
 class WarmPool:
-    """Docker sandboxes, of which some are there before they are asked for."""
+    """Starts Docker sandboxes, some of them ahead of the request."""
 
     kind = "docker"
 
@@ -43,7 +43,7 @@ class WarmPool:
 
     @property
     def spares(self) -> int:
-        """How many are ready to be handed out."""
+        """Return how many spares are ready."""
         return sum(len(stock.spares) for stock in self._stocks.values())
 
     async def start(self, spec: Spec) -> DockerSandbox:
@@ -70,37 +70,37 @@ class WarmPool:
                 with self._inner.daemon.translating_errors(f"looking at {spare.container}"):
                     state = (await self._inner.daemon.container(spare.container).show())["State"]
             except SandboxError:
-                state = {"Running": False}  # gone; the next start says whether the daemon is, too
-            except BaseException:  # nobody waits for it any more
-                self._let_go(spare)
+                state = {"Running": False}  # it is gone; if the daemon is too, the next start reports that
+            except BaseException:  # cancelled: nobody will stop this spare otherwise
+                self._discard(spare)
                 raise
             if state["Running"]:
                 return spare
-            self._let_go(spare)
+            self._discard(spare)
         return None
 
     async def _fill(self, stock: _Stock, spec: Spec) -> None:
         while len(stock.spares) < self._count and stock in self._stocks.values():
             try:
-                made = await self._inner.start(spec)
+                sandbox = await self._inner.start(spec)
             except SandboxError:
-                return  # whoever asks next is told
-            stock.spares.append(made)
+                return  # the next start meets the same error and reports it
+            stock.spares.append(sandbox)
         if stock not in self._stocks.values():
             self._clear(stock)
 
     def _clear(self, stock: _Stock) -> None:
         spares, stock.spares = stock.spares, []
         for spare in spares:
-            self._let_go(spare)
+            self._discard(spare)
 
-    def _let_go(self, spare: DockerSandbox) -> None:
+    def _discard(self, spare: DockerSandbox) -> None:
         leaving = asyncio.create_task(_stopped(spare))
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
 
     async def close(self) -> None:
-        """Remove the spare ones too."""
+        """Remove the spares, then all other sandboxes."""
         filling = [stock.filling for stock in self._stocks.values() if stock.filling is not None]
         self._stocks.clear()
         for task in filling:

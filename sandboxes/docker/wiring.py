@@ -1,4 +1,4 @@
-"""What a container gets besides image and profile: a way to the proxy, agents' bundles. The seam to their makers."""
+"""The interface for parts of a container besides image and profile: access to the proxy, agents' bundles."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,33 +9,33 @@ from sandboxes.base import Spec
 
 @dataclass(frozen=True, kw_only=True)
 class Supply:
-    """One maker's part of a container. At most one of them names the main process and the network."""
+    """The part of a container that one supplier adds. At most one of them names a main process and a network."""
 
     main: Sequence[str] = ()
-    """The main process, in place of one that sleeps. Runs as root of the profile; the sandbox ends with it."""
+    """The main process, instead of one that sleeps. Runs as the profile's root; the sandbox ends with it."""
     mounts: Sequence[Mapping[str, Any]] = ()
-    """As the daemon's API has them: Type, Source, Target, ReadOnly."""
+    """In the format of the daemon's API: Type, Source, Target, ReadOnly."""
     env: Mapping[str, str] = field(default_factory=dict)
     network: str = ""
-    """The daemon's network to join in place of none; not asked for where the spec has the full network."""
+    """Network of the daemon to join. Empty: none. Ignored where the spec has the full network."""
     ready: "Callable[[str], Awaitable[None]] | None" = None
-    """Called with the container's name once it runs; returns when the main process does what it is for."""
+    """Called with the container's name once it runs; returns when the main process works."""
     model_url: str = ""
     bundles: str = ""
 
 
 class Supplier(Protocol):
-    """Makes one part of every container."""
+    """Adds one part to every container."""
 
     async def supply(self, sandbox: str, spec: Spec) -> Supply:
-        """What the sandbox of this id is to have. SandboxError when it cannot be had."""
+        """Return the part for the sandbox of this id. SandboxError when that fails."""
 
     async def release(self, sandbox: str) -> None:
-        """The sandbox is gone, or was never started. May be called again."""
+        """Release what the sandbox used: it is gone, or was never started. May be called more than once."""
 
 
 def merge_supplies(supplies: Sequence[Supply]) -> Supply:
-    """Several makers' parts as one."""
+    """Merge the parts of several suppliers into one."""
     return Supply(
         main=next((supply.main for supply in supplies if supply.main), ()),
         mounts=[mount for supply in supplies for mount in supply.mounts],

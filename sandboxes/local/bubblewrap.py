@@ -1,12 +1,11 @@
-"""Sandboxes of bubblewrap: the host's programs, read-only, in namespaces of their own. For machines without Docker.
+"""Bubblewrap sandboxes: the host's programs, read-only, in separate namespaces. For machines without Docker.
 
-Inside there are the host's /usr and /etc, a home, a working directory and /tmp of the sandbox's own, what was asked to
-be shown, and nothing else of the host: no other home, no run directory, no socket but the proxy's. Without a network
-there is only the loopback. Started by root, everything inside runs under an id that no other sandbox has.
+A sandbox sees the host's /usr and /etc, its own home, working directory and /tmp, and the paths given as `shown`. It
+sees no other home, no run directory and no socket but the proxy's. Without a network it has only the loopback. If root
+starts it, everything inside runs under a user id that no other sandbox has.
 
-Not stopped: attacks on the kernel (there is no seccomp filter), a full disk, reading what everybody may read in /etc.
-CPUs are not limited, and memory is looked at twice a second (`sandboxes/local/process.py`). No task's image, no root
-inside.
+Not prevented: attacks on the kernel (there is no seccomp filter), a full disk, reading world-readable files in /etc.
+CPUs are not limited; memory is checked twice a second (`sandboxes/local/process.py`). Left out: images, root inside.
 """
 
 import asyncio
@@ -33,21 +32,21 @@ from sandboxes.output import OutputPipe
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc")
 HIDDEN = ("/etc/ssh", "/etc/ssl/private", "/etc/docker", "/etc/sudoers.d")
-"""Directories in these that nothing inside needs."""
+"""Directories below them that no sandbox needs; an empty one covers each."""
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 LIBRARY = "/run/blackforge/lib"
 WORK, HOME, VERIFIER_HOME = "/sandbox", "/home/agent", "/home/verifier"
 MOUNTED = {WORK: "work", "/tmp": "tmp", HOME: "home", VERIFIER_HOME: "verifier"}
-"""Where a sandbox's own directories are inside, and what they are called outside."""
+"""Path inside -> name of the directory outside, for the sandbox's own directories."""
 USERS = range(1_000_000, 2_000_000)
-"""Ids that are given out when root starts the sandboxes. Below what old archive formats can hold."""
+"""User ids for sandboxes that root starts. Small enough for old archive formats."""
 SHARED_BYTES = 64 << 20
-"""Of /dev/shm, the only file system inside that is memory."""
+"""Size of /dev/shm, the only file system inside that is memory."""
 PROGRAM = f"import sys; sys.path.insert(0, {LIBRARY!r}); from sandboxes.local.bubblewrap_init import main; main()"
 
 
 def why_not() -> str:
-    """What keeps bubblewrap from working here; empty when it works."""
+    """Return why bubblewrap does not work here; empty when it works."""
     if shutil.which("bwrap") is None:
         return "bwrap is not on PATH"
     tried = subprocess.run(
@@ -57,10 +56,10 @@ def why_not() -> str:
 
 
 class BubblewrapSandboxes(ProcessSandboxes):
-    """Starts bubblewrap sandboxes. `model_socket`: the proxy's socket for sandboxes, which has its directory to itself;
-    without one they have no way to a model.
+    """Starts bubblewrap sandboxes.
 
-    `shown`: files and directories that sandboxes may read, at their own paths.
+    `model_socket`: the proxy's socket for sandboxes, alone in its directory; without one they reach no model.
+    `shown`: files and directories that sandboxes may read, at the same paths as outside.
     """
 
     kind = "bubblewrap"
@@ -84,29 +83,29 @@ class BubblewrapSandboxes(ProcessSandboxes):
         sandbox_id, directory = self._fresh("work", "home", "verifier", "tmp")
         shown = [path for path in (Path(sys.base_prefix), self._bundles, *self._shown) if path.is_absolute()]
         view = SandboxView(spec, directory, shown, self._socket)
-        made = BubblewrapSandbox(sandbox_id, view, self.watch, spec.memory_mb)
-        made.bundles, made.disk_mb = str(self._bundles), spec.disk_mb
+        sandbox = BubblewrapSandbox(sandbox_id, view, self.watch, spec.memory_mb)
+        sandbox.bundles, sandbox.disk_mb = str(self._bundles), spec.disk_mb
         try:
-            await made.begin()
+            await sandbox.begin()
         except BaseException:  # cancelled as well: what has begun must not stay
-            await made.stop()
+            await sandbox.stop()
             raise
-        return made
+        return sandbox
 
 
 @dataclass
 class SandboxView:
-    """What a sandbox sees, and as whom."""
+    """What a sandbox sees, and the user it runs as."""
 
     spec: Spec
     directory: Path
     shown: Sequence[Path]
     socket: Path | None
     user: int | None = field(default_factory=lambda: secrets.choice(USERS) if os.getuid() == 0 else None)
-    """None: the user who started us, in a namespace without anybody else."""
+    """None: the user who started us, alone in a user namespace."""
 
     def arguments(self, side: User) -> list[str]:
-        """bwrap's arguments up to the program. The verifier has a home that the agent's side never sees."""
+        """Return bwrap's arguments up to the program. The verifier has a home that the agent never sees."""
         return [*self._namespaces(), *self._system(), *self._own(side), "--remount-ro", "/", "--chdir", "/"]
 
     def _namespaces(self) -> Iterator[str]:
@@ -147,15 +146,15 @@ class SandboxView:
         if self.spec.network == "full" and not resolver.is_relative_to("/etc") and resolver.exists():
             yield from _bound("--ro-bind", resolver, str(resolver))
 
-    def told(self, control: int) -> str:
-        """What process 1 is started with."""
+    def start_message(self, control: int) -> str:
+        """Return the JSON argument that process 1 starts with (sandboxes/local/bubblewrap_init.py)."""
         way = self.spec.network == "model" and self.socket is not None
         target = f"unix:{forwarder.DIRECTORY}/{self.socket.name}" if way and self.socket else ""
         what = {"control": control, "user": self.user, "processes": self.spec.pids}
         return json.dumps(what | {"listen": forwarder.LISTEN, "target": target})
 
     def prepare(self) -> None:
-        """Give the directories to the user inside, and the user a name."""
+        """Hand the directories to the user inside and write a passwd file with its name."""
         inside = 1000 if self.user is None else self.user
         (self.directory / "passwd").write_text(
             f"root:x:0:0:root:/:/usr/sbin/nologin\nagent:x:{inside}:{inside}:agent:{HOME}:/bin/sh\n"
@@ -166,7 +165,7 @@ class SandboxView:
 
 
 def _bound(how: str, source: Path, target: str) -> Iterator[str]:
-    """A mount, below directories that everybody may pass."""
+    """Yield the arguments of a mount whose parent directories everybody may enter."""
     for parent in reversed(Path(target).parents[:-1]):
         if not str(parent).startswith("/etc"):
             yield from ("--perms", "0755", "--dir", str(parent))
@@ -174,7 +173,7 @@ def _bound(how: str, source: Path, target: str) -> Iterator[str]:
 
 
 class _Namespace:
-    """A sandbox's processes: bwrap, process 1, and whatever that has started."""
+    """A sandbox's processes: bwrap, process 1, and all that process 1 started."""
 
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, side: User):
         self.process, self.side = process, side
@@ -185,16 +184,16 @@ class _Namespace:
         self._started = 0
         self._following = asyncio.create_task(self._follow())
 
-    def start(self, wanted: Mapping[str, object], output: int) -> asyncio.Future[int]:
-        """Have a command started; its exit code to come, or SandboxError."""
+    def start(self, request: Mapping[str, object], output: int) -> asyncio.Future[int]:
+        """Ask process 1 to start a command. The future gets its exit code, or SandboxError if it cannot be started."""
         self._started += 1
-        request = os.memfd_create("request")
+        file = os.memfd_create("request")
         try:
-            os.write(request, json.dumps(wanted).encode())
-            os.lseek(request, 0, os.SEEK_SET)
-            socket.send_fds(self._control, [b"%d" % self._started], [request, output])
+            os.write(file, json.dumps(request).encode())
+            os.lseek(file, 0, os.SEEK_SET)
+            socket.send_fds(self._control, [b"%d" % self._started], [file, output])
         finally:
-            os.close(request)
+            os.close(file)
         return self._commands.setdefault(self._started, asyncio.get_running_loop().create_future())
 
     async def _follow(self) -> None:
@@ -222,7 +221,7 @@ class _Namespace:
             command.set_result(message["exit_code"])
 
     async def end(self) -> int:
-        """End it, and say how many processes of the sandbox's own that were. The kernel leaves none."""
+        """End all processes and return how many of them were the sandbox's own. The kernel ends them with process 1."""
         processes = table()
         own = processes_of(processes, "none", {self.process.pid})
         first = [process.pid for process in own if process.parent == self.process.pid]
@@ -235,7 +234,7 @@ class _Namespace:
 
 
 class BubblewrapSandbox(ProcessSandbox):
-    """Directories of this machine, and namespaces in which processes see these as their own."""
+    """Directories of this machine, with namespaces in which processes see them as their own file system."""
 
     own_root = True
 
@@ -251,7 +250,7 @@ class BubblewrapSandbox(ProcessSandbox):
         self._view = replace(self._view, spec=replace(self._view.spec, network="full"))
 
     async def begin(self, side: User = "agent") -> None:
-        """Make the namespaces. What runs for another side is ended first."""
+        """Create the namespaces for the agent or the verifier. End the other side's processes first."""
         if self._namespace is not None:
             await self.end_processes()
         self._view.prepare()
@@ -261,7 +260,7 @@ class BubblewrapSandbox(ProcessSandbox):
         command = ["bwrap", *self._view.arguments(side), os.path.realpath(sys.executable), "-I", "-S", "-c", PROGRAM]
         with theirs, log.open("wb") as errors:
             process = subprocess.Popen(
-                [*command, self._view.told(theirs.fileno())],
+                [*command, self._view.start_message(theirs.fileno())],
                 env={MARK: self.id},
                 stdin=subprocess.DEVNULL,
                 stdout=errors,
@@ -272,8 +271,8 @@ class BubblewrapSandbox(ProcessSandbox):
         self._namespace = _Namespace(process, ours, side)
         self.sessions.add(process.pid)
         if not await asyncio.shield(self._namespace.ready):
-            said = log.read_text(errors="replace").strip().splitlines() or ["it says nothing"]
-            raise SandboxError(f"bubblewrap cannot start sandbox {self.id} ({said[-1]})")
+            lines = log.read_text(errors="replace").strip().splitlines() or ["it printed nothing"]
+            raise SandboxError(f"bubblewrap cannot start sandbox {self.id} ({lines[-1]})")
 
     async def run(
         self,
@@ -293,13 +292,13 @@ class BubblewrapSandbox(ProcessSandbox):
         home = VERIFIER_HOME if self._namespace.side == "verifier" else HOME
         clean = {MARK: self.id, "PATH": PATH, "HOME": home, "PWD": WORK, "TMPDIR": "/tmp", "USER": "agent"}
         clean |= {"LANG": "C.UTF-8", "TERM": "dumb"} | dict(self._view.spec.env)
-        wanted = {"command": command, "cwd": WORK, "env": clean | dict(env)}
-        started = self._namespace.start(wanted, output.writer)
+        request = {"command": command, "cwd": WORK, "env": clean | dict(env)}
+        started = self._namespace.start(request, output.writer)
         output.close_writer()
         return started
 
     def _cpu_used(self) -> float:
-        """Process 1 has waited for all that ran before."""
+        """Return CPU seconds. Process 1 has reaped all earlier commands, so its own count includes them."""
         return sum(process.cpu_seconds for process in processes_of(table(), self.id, self.sessions))
 
     def _place(self, path: str, user: User = "agent") -> SandboxPath:

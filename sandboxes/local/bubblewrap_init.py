@@ -1,8 +1,8 @@
-"""Process 1 of a bubblewrap sandbox: gives up what is left of root, forwards to the model, starts commands, reaps.
+"""Process 1 of a bubblewrap sandbox: drops root, forwards to the model, starts commands, reaps.
 
-Signals from inside do not reach it and nobody inside may trace it; when it ends, everything in its namespace does. It
-is told what to start on the socket that it inherits, which nobody inside can open. A request is a number with two
-descriptors, a file of JSON and the command's output; the answer is the number with an exit code or an error.
+Signals from inside do not reach it and nobody inside may trace it; when it ends, the kernel ends everything in its
+namespace. Requests arrive on an inherited socket that nobody inside can open. A request is a number with two file
+descriptors: a file of JSON, and the command's output. The answer is the number with an exit code or an error.
 """
 
 import asyncio
@@ -22,18 +22,18 @@ _PR_SET_DUMPABLE = 4
 
 
 class Starter:
-    """Starts commands and tells when they have ended."""
+    """Starts commands and reports their ends."""
 
     def __init__(self, control: socket.socket):
         self._control = control
         self._running: dict[int, int] = {}
-        """Process -> number of the request."""
+        """Process id -> number of the request."""
 
     def say(self, **what: Any) -> None:
         self._control.send(json.dumps(what).encode())
 
     def take(self) -> None:
-        """One request. The end of the socket is that of whoever owns us."""
+        """Handle one request. When the socket ends, our owner has ended, so end too."""
         message, descriptors, _, _ = socket.recv_fds(self._control, 64, 2)
         if not message:
             os._exit(0)
@@ -46,21 +46,21 @@ class Starter:
             os.close(request)
             os.close(output)
 
-    def _start(self, wanted: dict[str, Any], output: int) -> int:
+    def _start(self, request: dict[str, Any], output: int) -> int:
         process = subprocess.Popen(
-            ["/bin/sh", "-c", wanted["command"]],
-            cwd=wanted["cwd"],
-            env=wanted["env"],
+            ["/bin/sh", "-c", request["command"]],
+            cwd=request["cwd"],
+            env=request["env"],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             start_new_session=True,
         )
-        process.returncode = 0  # it is reaped below, with all the others
+        process.returncode = 0  # `reap` collects it; Popen must not wait for it as well
         return process.pid
 
     def reap(self) -> None:
-        """Collect whatever has ended: commands, and what they left to process 1."""
+        """Reap all ended processes: commands, and orphans that process 1 adopted."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -73,7 +73,7 @@ class Starter:
 
 
 def become(user: int | None, processes: int | None) -> None:
-    """The unprivileged user, whom nobody of the same name may look into."""
+    """Become the unprivileged user, and forbid other processes of that user to trace this one."""
     if processes is not None:
         resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -85,7 +85,7 @@ def become(user: int | None, processes: int | None) -> None:
 
 
 async def serve(control: socket.socket, listen: str, target: str) -> None:
-    """Forward, if there is a way to the model, and start commands for ever."""
+    """Forward to the model if there is a target, and start commands until the sandbox ends."""
     starter, loop = Starter(control), asyncio.get_running_loop()
     loop.add_signal_handler(SIGCHLD, starter.reap)
 
@@ -101,7 +101,7 @@ async def serve(control: socket.socket, listen: str, target: str) -> None:
 
 
 def main() -> None:
-    wanted = json.loads(sys.argv[1])
-    become(wanted["user"], wanted["processes"])
-    with socket.socket(fileno=wanted["control"]) as control:
-        asyncio.run(serve(control, wanted["listen"], wanted["target"]))
+    request = json.loads(sys.argv[1])
+    become(request["user"], request["processes"])
+    with socket.socket(fileno=request["control"]) as control:
+        asyncio.run(serve(control, request["listen"], request["target"]))

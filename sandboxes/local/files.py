@@ -1,7 +1,8 @@
-"""Files of a sandbox that is a directory of this machine, handled from outside while what runs inside may be hostile.
+"""Reads and writes a sandbox's files from outside, for sandboxes that are directories of this machine.
 
-Every component of a path is opened by itself and never through a link, so nothing that an agent puts in the way leads
-anywhere else, also when it does so in that very moment. Left out: file systems of their own (Docker).
+Processes inside may be hostile. So each component of a path is opened by itself, relative to the one before and never
+through a link: a link that an agent plants leads nowhere, even if it appears between two steps. Left out: sandboxes
+with a file system of their own (Docker).
 """
 
 import errno
@@ -20,19 +21,19 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class SandboxPath:
-    """A path below a directory that is ours."""
+    """A path below a directory of ours."""
 
     base: Path
     parts: Sequence[str]
     owner: int | None = None
-    """User and group who get what is made; None: whoever makes it."""
+    """User and group id for new files and directories; None: ours."""
 
     def below(self, *parts: str) -> "SandboxPath":
         return SandboxPath(self.base, (*self.parts, *parts), self.owner)
 
 
 def write(place: SandboxPath, content: bytes, mode: int = 0o644) -> None:
-    """Write a file and its parents. What stands in the way is replaced."""
+    """Write a file and its parent directories. Replace whatever stands in the way."""
     parent = _open(place.base, place.parts[:-1], place.owner)
     try:
         _clear(place.parts[-1], parent)
@@ -45,7 +46,7 @@ def write(place: SandboxPath, content: bytes, mode: int = 0o644) -> None:
 
 
 def read(place: SandboxPath, limit: int) -> bytes | None:
-    """The first bytes of a regular file; None where there is none."""
+    """Return the first `limit` bytes of a regular file; None where there is none."""
     try:
         parent = _open(place.base, place.parts[:-1])
     except OSError:
@@ -63,7 +64,7 @@ def read(place: SandboxPath, limit: int) -> bytes | None:
 
 
 def put(source: Path, place: SandboxPath) -> None:
-    """Copy a directory of ours in: its directories, regular files and links. OSError when it cannot all be read."""
+    """Copy a directory into the sandbox: directories, regular files, links. OSError when some of it is unreadable."""
 
     def unread(error: OSError) -> None:
         raise error
@@ -82,8 +83,10 @@ def put(source: Path, place: SandboxPath) -> None:
 
 
 def get(place: SandboxPath, target: Path, limit: int) -> None:
-    """Copy a directory of at most so many bytes out: its directories, regular files and links, as far as they can be
-    read. Links are made last, so that nothing is written through one."""
+    """Copy a directory of at most `limit` bytes out: directories, regular files and links, as far as they are readable.
+
+    Links are created last, so that nothing is written through one. OSError when there is more than `limit`.
+    """
     top = _open(place.base, place.parts)
     links: list[tuple[Path, str]] = []
     left = limit
@@ -106,13 +109,13 @@ def get(place: SandboxPath, target: Path, limit: int) -> None:
 
 
 def _copy_out(name: str, here: int, target: Path, limit: int) -> int:
-    """A file's bytes, counted as they come: its length says nothing of a file that has holes or grows."""
+    """Copy a file out and return its bytes. Counts while copying: a file may have holes or grow."""
     copied = 0
     with os.fdopen(os.open(name, _FILE, dir_fd=here), "rb") as source, target.open("wb") as copy:
         while chunk := source.read(_CHUNK):
             copied += len(chunk)
             if copied > limit:
-                raise OSError(errno.EFBIG, "it holds more than is copied out")
+                raise OSError(errno.EFBIG, "it holds more than may be copied out")
             copy.write(chunk)
         mode = os.fstat(source.fileno()).st_mode
     target.chmod(stat.S_IMODE(mode) & 0o777)
@@ -129,7 +132,7 @@ def _link(content: Path, place: SandboxPath) -> None:
 
 
 def _open(base: Path, parts: Sequence[str], owner: int | None = -1) -> int:
-    """The directory at a path; makes it where an owner (or None) is given, in place of whatever stands there."""
+    """Open the directory at a path. Where an owner (or None) is given, create it in place of whatever stands there."""
     here = os.open(base, _DIRECTORY)
     for name in parts:
         try:
@@ -144,14 +147,14 @@ def _make(name: str, here: int, owner: int | None) -> int:
     try:
         return _enter(name, here)
     except PermissionError:
-        os.chmod(name, 0o700, dir_fd=here)  # the sandbox's own, which it has closed to us
+        os.chmod(name, 0o700, dir_fd=here)  # the sandbox took away our permission
         return _enter(name, here)
     except OSError:
         _clear(name, here)
         os.mkdir(name, 0o755, dir_fd=here)
-        made = _enter(name, here)
-        _give(made, owner)
-        return made
+        directory = _enter(name, here)
+        _give(directory, owner)
+        return directory
 
 
 def _enter(name: str, here: int) -> int:

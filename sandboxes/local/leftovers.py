@@ -1,4 +1,7 @@
-"""What dead owners left behind. A sandbox's id names its owner's pid and start time, so it is known who is dead."""
+"""Lists sandboxes of this machine and removes those of dead owners.
+
+A sandbox's id holds its owner's pid and start time, which tell whether the owner lives.
+"""
 
 import time
 from collections.abc import Iterator
@@ -11,22 +14,22 @@ from sandboxes.local.processes import Process, kill, namespace, processes_of, st
 
 @dataclass(frozen=True)
 class ListedSandbox:
-    """A sandbox that is there: its directory, or processes that carry its id, or both."""
+    """A sandbox on this machine: its directory, or processes that carry its id, or both."""
 
     id: str
     owner: int
     orphaned: bool
-    """Its owner is dead, so nobody will stop it."""
+    """Whether its owner is dead, so that nobody will stop it."""
     processes: int
     directory: Path
 
 
 def list_sandboxes(root: Path | None = None) -> list[ListedSandbox]:
-    """Every sandbox on this machine that we may see."""
+    """Return every sandbox on this machine that we may see."""
     root = root or default_root()
     processes = table()
     ids = {path.name for path in root.iterdir()} if is_our_directory(root) else set()
-    here = namespace()  # elsewhere an owner's pid names another process
+    here = namespace()  # in another namespace, the same pid is another process
     ids |= {process.sandbox for process in processes if process.sandbox and namespace(process.pid) == here}
     return list(_described(sorted(ids), processes, root))
 
@@ -34,13 +37,13 @@ def list_sandboxes(root: Path | None = None) -> list[ListedSandbox]:
 def _described(ids: list[str], processes: list[Process], root: Path) -> Iterator[ListedSandbox]:
     for sandbox in ids:
         owner, started, *rest = [*sandbox.split("-"), "", ""][:3]
-        if owner.isdigit() and started.isdigit() and rest:  # else it is not one of ours
+        if owner.isdigit() and started.isdigit() and rest:  # other names are not ours
             alive = start_of(int(owner)) == int(started)
             yield ListedSandbox(sandbox, int(owner), not alive, len(processes_of(processes, sandbox)), root / sandbox)
 
 
 def remove_orphans(root: Path | None = None) -> list[ListedSandbox]:
-    """End and remove the sandboxes of dead owners."""
+    """End and remove the sandboxes of dead owners, and return them."""
     orphans = [sandbox for sandbox in list_sandboxes(root) if sandbox.orphaned]
     for sandbox in orphans:
         for _ in range(1000):

@@ -1,11 +1,11 @@
-"""Sandboxes that are plain processes: a directory of their own, limits, a clean environment, and a thorough end.
+"""Sandboxes that are plain processes: with their own directory, limits, a clean environment and a thorough end.
 
 **This does not isolate.** A command runs as the user who started us and can read and write whatever that user can, and
 reach the network. Use it for agents and tasks that you would run on this machine by hand.
 
-Limits are looked at twice a second over all processes of the sandbox, so a burst can pass them for half a second. The
-memory limit is resident memory by watching, not RLIMIT_AS: node and bun reserve far more addresses than they use and
-would not start. Shared pages count once per process. Needs Linux (/proc, pidfd).
+Limits are checked twice a second over all processes of the sandbox, so a burst can pass them for half a second. The
+memory limit counts resident memory instead of setting RLIMIT_AS: node and bun reserve far more addresses than they use
+and would not start. Shared pages count once per process. Needs Linux (/proc, pidfd).
 """
 
 import asyncio
@@ -32,13 +32,15 @@ ALONE = Spec()
 
 
 def default_root() -> Path:
-    """Where this user's sandboxes are: outside of any checkout, since agents look for a repository above them."""
-    inside = "" if namespace() == FIRST_NAMESPACE else f"-{namespace()}"  # others' pids say nothing to us
+    """Return the directory of this user's sandboxes. It is outside any checkout: agents look for a repository above."""
+    inside = (
+        "" if namespace() == FIRST_NAMESPACE else f"-{namespace()}"
+    )  # pids of other namespaces name other processes
     return Path(tempfile.gettempdir()) / f"blackforge-{os.getuid()}{inside}"
 
 
 def is_our_directory(root: Path) -> bool:
-    """Whether it is a directory of this user: anybody else could exchange what is in it."""
+    """Return whether a directory is this user's: in another user's, that user could replace what is in it."""
     try:
         state = root.lstat()
     except OSError:
@@ -47,7 +49,7 @@ def is_our_directory(root: Path) -> bool:
 
 
 def make_sandbox_directory(root: Path) -> Path:
-    """A new directory below it, whose name tells its owner, so that what is left of it is known as such."""
+    """Create a directory below `root`. Its name holds our pid and start time, so that leftovers are recognised."""
     directory = root / f"{os.getpid()}-{start_of(os.getpid())}-{secrets.token_hex(4)}"
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -55,7 +57,7 @@ def make_sandbox_directory(root: Path) -> Path:
             raise SandboxError(f"{root} is not a directory of this user; remove it, or set TMPDIR to another place")
         directory.mkdir(mode=0o700)
     except OSError as error:
-        raise SandboxError(f"the sandbox {directory} cannot be made ({error.strerror})") from error
+        raise SandboxError(f"the sandbox {directory} cannot be created ({error.strerror})") from error
     return directory
 
 
@@ -67,7 +69,7 @@ class _Running:
     limits: Limits
     ended: "asyncio.Future[Ended]"
     cpu_before: float = 0.0
-    """CPU seconds that were used before it began, by processes that live on."""
+    """CPU seconds that processes which are still alive had used before it began."""
 
     def end(self, how: Ended) -> None:
         if not self.ended.done():
@@ -75,7 +77,7 @@ class _Running:
 
 
 class ProcessSandboxes:
-    """Starts process sandboxes under one directory and watches the limits of all of them with one look at /proc."""
+    """Starts process sandboxes below one directory. One task reads /proc for the limits of all of them."""
 
     kind = "process"
     promise = "processes are separated by directory and environment only; they can do whatever this user can"
@@ -92,19 +94,19 @@ class ProcessSandboxes:
             asked += f", services {[service.name for service in spec.services]}" if spec.services else ""
             raise SandboxError(f"a process sandbox has no image, network or root of its own ({asked}); use Docker")
         sandbox_id, directory = self._fresh("work", "home", "tmp")
-        made = ProcessSandbox(sandbox_id, directory, self.watch, spec.memory_mb)
-        made.model_url, made.bundles, made.disk_mb = self._model_url, str(self._bundles), spec.disk_mb
-        return made
+        sandbox = ProcessSandbox(sandbox_id, directory, self.watch, spec.memory_mb)
+        sandbox.model_url, sandbox.bundles, sandbox.disk_mb = self._model_url, str(self._bundles), spec.disk_mb
+        return sandbox
 
     def _fresh(self, *names: str) -> tuple[str, Path]:
-        """A new sandbox's id and its directory, with these in it."""
+        """Create a sandbox's directory with these subdirectories, and return its id and path."""
         directory = make_sandbox_directory(self.root)
         try:
             for name in names:
                 (directory / name).mkdir(mode=0o700)
         except OSError as error:
             remove(directory)
-            raise SandboxError(f"the sandbox {directory} cannot be made ({error.strerror})") from error
+            raise SandboxError(f"the sandbox {directory} cannot be created ({error.strerror})") from error
         return directory.name, directory
 
     async def close(self) -> None:
@@ -136,7 +138,7 @@ class ProcessSandbox:
     own_root = False
     model_url = bundles = ""
     disk_mb: int | None = None
-    """At most so much is copied out."""
+    """How many MB `get` copies out at most."""
 
     def __init__(self, sandbox_id: str, directory: Path, watch: Callable[[_Running], None], memory_mb: int | None):
         self.id, self.memory_mb = sandbox_id, memory_mb
@@ -172,7 +174,7 @@ class ProcessSandbox:
         return Result(ended, exit_code.result(), output.text(), output.dropped, time.monotonic() - began)
 
     async def _start(self, command: str, output: OutputPipe, env: Mapping[str, str]) -> asyncio.Future[int]:
-        """Start a command and give its exit code to come."""
+        """Start a command and return the future of its exit code."""
         clean = {MARK: self.id, "PATH": os.environ.get("PATH", os.defpath), "HOME": self.home, "PWD": self.work}
         clean |= {"TMPDIR": str(self._directory / "tmp"), "LANG": "C.UTF-8", "TERM": "dumb"}
         try:
@@ -209,14 +211,14 @@ class ProcessSandbox:
             timer.cancel()
 
     def _cpu_used(self) -> float:
-        """What the next command's limit does not count. Here each command has processes of its own."""
+        """Return CPU seconds that the next command's limit must not count: here 0, no process runs two."""
         return 0.0
 
     async def keep_processes(self) -> None:
         raise SandboxError(f"sandbox {self.id} cannot tell the task's daemons from the agent's; use Docker")
 
     async def allow_network(self) -> None:
-        """It never was without."""
+        """Do nothing: it always has the network."""
 
     async def end_processes(self) -> int:
         killed: set[tuple[int, int]] = set()
@@ -225,7 +227,8 @@ class ProcessSandbox:
         while self.sessions:
             own, starting = kill(self.id, self.sessions, self._made_at)
             killed |= {(process.pid, process.started) for process in own}
-            # those that start later are nobody's child of this sandbox, unless one of these turns out to be its own
+            # Only a process that was starting in every look so far can still be the sandbox's: one that starts later is
+            # a child of the sandbox only if such a process is.
             now = {process.pid for process in starting}
             unsettled = now if own or unsettled is None else unsettled & now
             late = time.monotonic() > deadline
@@ -270,7 +273,7 @@ class ProcessSandbox:
         raise SandboxError(f"sandbox {self.id} has no image to put {len(paths)} paths back from; use Docker")
 
     async def stop(self) -> None:
-        """Also when cancelled meanwhile: it is brought to its end first."""
+        """Stop the sandbox. Goes on to the end when it is cancelled, so that nothing stays behind."""
         stopping = asyncio.create_task(self._stop())
         try:
             await asyncio.shield(stopping)
@@ -290,7 +293,7 @@ class ProcessSandbox:
 
 
 def exit_code_of(process: subprocess.Popen[bytes]) -> asyncio.Future[int]:
-    """The exit code of a process, once it has ended."""
+    """Return a future that gets the exit code of a process when it ends."""
     loop = asyncio.get_running_loop()
     code: asyncio.Future[int] = loop.create_future()
     exited = os.pidfd_open(process.pid)
@@ -307,7 +310,7 @@ def exit_code_of(process: subprocess.Popen[bytes]) -> asyncio.Future[int]:
 
 
 def remove(directory: Path) -> None:
-    """Remove a directory, also where something in it was made unwritable. What is gone already is fine."""
+    """Remove a directory, even if something in it is not writable. Accept that it is gone already."""
 
     def retry(function: Callable[[str], object], path: str, _error: object) -> None:
         with suppress(OSError):

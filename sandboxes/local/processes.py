@@ -1,10 +1,10 @@
-"""The processes of this machine, as /proc shows them, and which of them belong to a sandbox.
+"""The process table of this machine from /proc, and which processes belong to a sandbox.
 
-Every process of a sandbox carries BLACKFORGE_SANDBOX=<id> in its environment, so daemons that left the session and were
-adopted by init are found all the same. A process also belongs if a process of the sandbox is its parent, or if it is in
-the session of one of the sandbox's commands. Left out: a process that has cleared its environment, opened a session and
-lost its parent, all three, is not found. One that is just being exchanged for another program (execve) has no
-environment for a moment: it is told apart, so that who ends processes looks again.
+Every process of a sandbox carries BLACKFORGE_SANDBOX=<id> in its environment, which also identifies background
+processes that left the session and were adopted by init. A process also belongs if its parent does, or if it is in the
+session of one of the sandbox's commands. A process escapes only by clearing its environment, opening a session and
+losing its parent, all three. During execve a process has no environment for a moment: it counts as `starting`, so that
+whoever ends processes looks again.
 """
 
 import os
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 MARK = "BLACKFORGE_SANDBOX"
 _MARK = MARK.encode() + b"="
 FIRST_NAMESPACE = "4026531836"
-"""The kernel's number of the process namespace that a machine starts with."""
+"""The kernel's number of a machine's first process namespace."""
 _TICKS = os.sysconf("SC_CLK_TCK") if sys.platform == "linux" else 100
 _PAGE = os.sysconf("SC_PAGE_SIZE") if sys.platform == "linux" else 4096
 
@@ -31,27 +31,27 @@ class Process:
     parent: int
     session: int
     started: int
-    """Clock ticks since boot: with the pid, the process' name for ever."""
+    """Clock ticks since boot. Pid and start time together never name another process."""
     cpu_seconds: float
     memory_bytes: int
     sandbox: str
-    """The sandbox that its environment names, or nothing."""
+    """Id of the sandbox that its environment names; empty if none."""
     starting: bool = False
-    """It is within execve: its environment is not there yet."""
+    """Whether it is within execve, when its environment is not there yet."""
 
 
 def now_ticks() -> int:
-    """The time as processes' starts are told. What starts from now on has at least this."""
+    """Return the time in the unit of start times: a process that starts from now on has at least this."""
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
 
 
 def table(since: int = 0) -> list[Process]:
-    """Every living process that we may look at, or of them those that started since then, which costs half."""
+    """Return every living process that we may read. `since`: only those that started from then on, at half the cost."""
     return [process for name in os.listdir("/proc") if name.isdigit() and (process := _process(name, since))]
 
 
 def processes_of(processes: Collection[Process], sandbox: str, sessions: Collection[int] = ()) -> list[Process]:
-    """The processes of one sandbox."""
+    """Return the processes of one sandbox."""
     own = {process.pid for process in processes if process.sandbox == sandbox or process.session in sessions}
     grown = True
     while grown:
@@ -62,10 +62,10 @@ def processes_of(processes: Collection[Process], sandbox: str, sessions: Collect
 
 
 def kill(sandbox: str, sessions: Collection[int] = (), since: int = 0) -> tuple[list[Process], list[Process]]:
-    """Send SIGKILL to a sandbox's processes. Returns them, and those that are starting: nobody can place them yet.
+    """Send SIGKILL to a sandbox's processes. Return them, and those that are starting: theirs is not known yet.
 
-    To be repeated until none is found, as a fork may have slipped through. `since`: when the sandbox was made; what is
-    older is not looked at.
+    Repeat it until there are none, as a fork may slip through. `since`: when the sandbox was created; older processes
+    are skipped.
     """
     processes = table(since)
     own = processes_of(processes, sandbox, sessions)
@@ -76,7 +76,7 @@ def kill(sandbox: str, sessions: Collection[int] = (), since: int = 0) -> tuple[
 
 
 def namespace(pid: int | str = "self") -> str:
-    """The number of the namespace that a process' pid is of; empty when we may not know."""
+    """Return the number of a process's pid namespace; empty when we may not read it."""
     try:
         return os.readlink(f"/proc/{pid}/ns/pid").removeprefix("pid:[").removesuffix("]")
     except OSError:
@@ -84,13 +84,13 @@ def namespace(pid: int | str = "self") -> str:
 
 
 def start_of(pid: int) -> int | None:
-    """When the living process of this pid started, in ticks since boot; None when there is none."""
+    """Return when the process of this pid started, in ticks since boot; None when none is alive."""
     process = _process(str(pid))
     return None if process is None else process.started
 
 
 def hidden(pid: int) -> bool:
-    """Whether another user's process has this pid and /proc does not show it (mounted with hidepid)."""
+    """Return whether another user's process has this pid and /proc hides it (mounted with hidepid)."""
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -120,10 +120,10 @@ def _process(pid: str, since: int = 0) -> Process | None:
 
 
 def _starting(pid: str, fields: list[bytes]) -> bool:
-    """Whether a process that shows no environment will show one.
+    """Return whether a process that shows no environment will have one.
 
-    It has memory, so it is no kernel thread, and it is not one without any, whose place for it is known and empty
-    (fields 50 and 51). Of one that we may not look into, nothing is known.
+    It will if it has memory (so it is no kernel thread) and its environment's place is not set yet (fields 50 and 51 of
+    proc(5)). False for a process that we may not read.
     """
     first, last = fields[47:49]
     if fields[20] == b"0" or first == last != b"0":

@@ -1,9 +1,9 @@
-"""Passes connections on between a TCP address and a Unix socket, in either direction: a sandbox's only way out.
+"""Passes connections on between a TCP address and a Unix socket, in either direction. A sandbox's only connection.
 
 A program of its own, `python -I -S relay.py LISTEN TARGET` with tcp:HOST:PORT or unix:PATH for each, that runs under
 any Python from 3.9 on, inside of sandboxes and in relay containers. It prints `ready` once it listens; with `check` as
-a third argument it ends with a sentence when the target cannot be reached at first. Each half of a connection ends by
-itself; a broken one ends both. It looks at no byte, so what may be asked is the target's matter.
+a third argument it exits with a sentence when the target cannot be reached at the start. Each half of a connection ends
+by itself; a broken half ends both. It does not look at the bytes, so the target decides what is allowed.
 """
 
 import asyncio
@@ -32,9 +32,9 @@ async def serve(listen: str, target: str, ready: Callable[[], object]) -> None:
     kind, where = parsed(listen)
     if kind == "unix":
         with suppress(FileNotFoundError):
-            os.unlink(where)  # of a relay that was killed
+            os.unlink(where)  # left by a relay that was killed
         server = await asyncio.start_unix_server(passed_on, where, backlog=BACKLOG)
-        os.chmod(where, 0o666)  # the users inside are others
+        os.chmod(where, 0o666)  # users inside sandboxes are not the owner
     else:
         host, _, port = where.rpartition(":")
         server = await asyncio.start_server(passed_on, host, int(port), backlog=BACKLOG)
@@ -44,7 +44,7 @@ async def serve(listen: str, target: str, ready: Callable[[], object]) -> None:
 
 
 async def joined(one: Streams, other: Streams) -> None:
-    """Pass on both ways until both have ended; whatever breaks one way ends both."""
+    """Pass bytes on in both directions until both have ended. An error in one ends both."""
     ways = [asyncio.ensure_future(pump(one[0], other[1])), asyncio.ensure_future(pump(other[0], one[1]))]
     try:
         done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_EXCEPTION)
@@ -60,7 +60,7 @@ async def joined(one: Streams, other: Streams) -> None:
 
 
 async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """One way, as fast as the slower side. The end of it is passed on; the way back stays open."""
+    """Pass bytes on in one direction, as fast as the slower side, and then its end. The other direction stays open."""
     while True:
         chunk = await reader.read(CHUNK)
         if not chunk:

@@ -160,7 +160,7 @@ async def test_reading_a_fifo_or_a_link_gives_nothing(sandbox: ProcessSandbox) -
 
 async def test_a_root_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(SandboxError, match="cannot be made"):
+    with pytest.raises(SandboxError, match="cannot be created"):
         await ProcessSandboxes(tmp_path / "file" / "x").start()
 
 

@@ -1,10 +1,10 @@
-"""Files into and out of a container, through commands inside it: the daemon's own copying refuses read-only containers
-and sees nothing of what is mounted in them.
+"""Copies files into and out of a container by commands inside it.
 
-Everything is done with the rights of the user it is for. On the way in, a link or file that stands where a directory of
-the path must be is replaced, and a file is created anew, so a planted link leads nowhere; on the way out nothing but
-regular files is opened, and what came is unpacked without ever writing through a link. Needs /bin/sh, head, and for
-directories tar in the image. Left out: owners and special files of a directory that is copied.
+The daemon's own copying refuses read-only containers and does not see what is mounted in them (Docker 20.10 to 28).
+Each command has only the rights of the user it copies for. On the way in, a link or file in place of a directory is
+replaced, and a file is always created new, so a planted link leads nowhere. On the way out only regular files are
+opened, and the archive is unpacked without writing through a link. The image needs /bin/sh, head, and tar for
+directories. Left out: owners and special files of a copied directory.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ CHUNK = 1 << 18
 COPY_SECONDS = 600.0
 READ_SECONDS = 60.0
 HEADER_BYTES = 1 << 20
-"""Of a name, or of a member's other attributes, which are read at once."""
+"""Maximum size of a tar member's name or other attributes, which are read into memory at once."""
 SYSTEM_LINKS = "/bin|/sbin|/lib|/lib32|/lib64|/libx32|/var/run|/var/lock"
-"""Links that distributions have themselves: these are followed."""
+"""Links that distributions ship; these are followed."""
 
 _MAKE_WAY = rf"""
 make_way() {{
@@ -49,7 +49,7 @@ make_way "${1%/*}"
 rm -rf "$1" && head -c "$2" >"$1"
 """
 )
-"""Arguments: path, size. The content is its input."""
+"""Arguments: path, size in bytes. The input is the content."""
 READ = r"""
 [ -f "$1" ] && [ ! -L "$1" ] && [ -r "$1" ] || exit 3
 exec head -c "$2" "$1"
@@ -61,11 +61,11 @@ make_way "$1"
 head -c "$2" | while IFS= read -r directory; do make_way "$1/$directory"; done
 """
 )
-"""Arguments: path, size of the list of directories in it, one a line, which is the input."""
+"""Arguments: path, size in bytes of the input, which lists the directories to create, one a line."""
 PUT = r"""
 cd "$1" && head -c "$2" | tar -x -o -f -
 """
-"""Arguments: path, size of the archive, which is the input."""
+"""Arguments: path, size in bytes of the archive, which is the input."""
 GET = r"""
 [ -d "$1" ] || exit 3
 cd "$1" && exec tar -c -f - .
@@ -73,16 +73,16 @@ cd "$1" && exec tar -c -f - .
 
 
 class ContainerFiles:
-    """The files of one container, as one of its users may touch them."""
+    """The files of one container, with the rights of one of its users."""
 
     def __init__(self, daemon: DockerDaemon, container: str, user: str):
         self._daemon, self._container, self._user = daemon, container, user
 
     async def write(self, path: str, content: bytes) -> None:
-        said = BoundedOutput(2000)
+        output = BoundedOutput(2000)
         command = self._command(WRITE, path, str(len(content)), stdin=_pieces(content))
-        if code := await self._bounded(command, said.add, COPY_SECONDS):
-            raise SandboxError(f"{path} cannot be written in {self._container} (exit code {code}: {_last(said)})")
+        if code := await self._bounded(command, output.add, COPY_SECONDS):
+            raise SandboxError(f"{path} cannot be written in {self._container} (exit code {code}: {_last(output)})")
 
     async def read(self, path: str, limit: int) -> bytes | None:
         content = bytearray()
@@ -92,24 +92,24 @@ class ContainerFiles:
         return None if code else bytes(content[:limit])
 
     async def put(self, source: Path, path: str) -> None:
-        said = BoundedOutput(2000)
+        output = BoundedOutput(2000)
         with tempfile.TemporaryFile() as archive:
             try:
                 directories = await asyncio.to_thread(_pack, source, archive)
             except OSError as error:
                 raise SandboxError(f"{source} cannot be read to be copied into {self._container} ({error})") from error
             ways = self._command(WAYS, path, str(len(directories)), stdin=_pieces(directories))
-            code = await self._bounded(ways, said.add, COPY_SECONDS)
+            code = await self._bounded(ways, output.add, COPY_SECONDS)
             if not code:
                 unpacking = self._command(PUT, path, str(archive.seek(0, 2)), stdin=_blocks(archive))
-                code = await self._bounded(unpacking, said.add, COPY_SECONDS)
+                code = await self._bounded(unpacking, output.add, COPY_SECONDS)
             if code:
                 raise SandboxError(
-                    f"{source} cannot be copied to {path} in {self._container} (exit code {code}: {_last(said)})"
+                    f"{source} cannot be copied to {path} in {self._container} (exit code {code}: {_last(output)})"
                 )
 
     async def get(self, path: str, target: Path, limit: int) -> None:
-        """Copy a directory of at most so many bytes, packed."""
+        """Copy a directory out. SandboxError when its archive has more than `limit` bytes."""
         with tempfile.TemporaryFile() as archive:
             sink = _Archive(archive, limit, f"{path} in {self._container}")
             code = await self._bounded(self._command(GET, path), sink.add, COPY_SECONDS)
@@ -129,7 +129,7 @@ class ContainerFiles:
         return ContainerCommand(argv=("/bin/sh", "-c", script, "sh", *arguments), user=self._user, stdin=stdin)
 
     async def _bounded(self, command: ContainerCommand, sink: Callable[[bytes], None], seconds: float) -> int:
-        """A FIFO that was put in a file's place, or a user who stops our process, must not keep us for ever."""
+        """Run a command with a time limit: a FIFO, or an agent that stops our process, must not hang us."""
         try:
             async with asyncio.timeout(seconds):
                 return await self._daemon.execute(self._container, command, sink)
@@ -138,7 +138,7 @@ class ContainerFiles:
 
 
 class _Archive:
-    """An archive as it arrives, up to a limit."""
+    """Writes an archive to a file as it arrives, up to a limit."""
 
     def __init__(self, file: IO[bytes], limit: int, name: str):
         self._file, self._left, self._limit, self._name = file, limit, limit, name
@@ -162,7 +162,7 @@ async def _blocks(file: IO[bytes]) -> AsyncIterator[bytes]:
 
 
 def _pack(source: Path, archive: IO[bytes]) -> bytes:
-    """Archive a directory; returns the names of the directories in it, one a line."""
+    """Archive a directory and return the names of the directories in it, one a line."""
     names: list[str] = []
 
     def anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
@@ -183,7 +183,7 @@ def _pack(source: Path, archive: IO[bytes]) -> bytes:
 
 
 class _Member(tarfile.TarInfo):
-    """A header of an archive that may be forged, by a root who has replaced tar."""
+    """A tar header that may be forged: an agent that is root may have replaced tar."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
@@ -194,8 +194,10 @@ class _Member(tarfile.TarInfo):
 
 
 def unpack(archive: IO[bytes], target: Path) -> None:
-    """Unpack what an untrusted container sent: directories and files first, links last, nothing outside of `target`.
-    No sparse file, which would be of any size for whoever copies it next."""
+    """Unpack an archive of an untrusted container: directories and files first, links last, nothing outside `target`.
+
+    Skips sparse files, which could be of any size for whoever copies them next.
+    """
     target.mkdir(parents=True, exist_ok=True)
     links: list[tarfile.TarInfo] = []
     with tarfile.open(fileobj=archive, mode="r:", tarinfo=_Member) as tar:
@@ -227,5 +229,5 @@ def _leads_out(name: str) -> bool:
     return name.startswith("/") or ".." in Path(name).parts
 
 
-def _last(said: BoundedOutput) -> str:
-    return said.text().strip()[-300:] or "it said nothing"
+def _last(output: BoundedOutput) -> str:
+    return output.text().strip()[-300:] or "it printed nothing"

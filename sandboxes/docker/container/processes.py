@@ -1,9 +1,9 @@
-"""The processes of a container, seen and ended from inside it, so that a remote engine will do.
+"""Scripts that list and end the processes of a container from inside it, so that they work on a remote daemon too.
 
-Scripts that any /bin/sh runs without starting a process, since a sandbox at its limit of processes cannot. Spared are
-pid 1, the main process (the oldest after it) and what was kept, each with its descendants. A process is named by pid
-and start time; neither its name nor its environment is trusted. Where the agent is root (profile harbor), it can end
-the script itself: then it is repeated, and at last the sandbox is given up.
+Any /bin/sh runs them without starting a process, since a sandbox at its limit of processes cannot start one. They spare
+pid 1, the main process (the oldest after it) and the processes that were kept, each with its descendants. A process is
+identified by pid and start time; its name and environment are not trusted. Where the agent is root (profile harbor), it
+can kill the script: then it is repeated, and in the end the sandbox is given up.
 """
 
 _LOOK = r"""
@@ -93,10 +93,10 @@ echo "$left processes survive SIGKILL"
 exit 1
 """
 )
-"""Ends what is not spared; the arguments are what TABLE printed. The last line is `ended N`."""
+"""Ends all processes that are not spared. Arguments: the kept processes, as TABLE prints them. Last line: `ended N`."""
 
 OOM_KILLS = (
     "cat /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control 2>/dev/null "
     "| while read -r name count; do [ $name = oom_kill ] && echo $count; done"
 )
-"""Prints how often the kernel has ended a process of the container for lack of memory (cgroup v2 or v1)."""
+"""Prints how often the kernel killed a process of the container for lack of memory (cgroup v2 or v1)."""

@@ -1,6 +1,6 @@
-"""What a container has otherwise than its image, and putting it back: by the daemon, without a tool from inside.
+"""Lists what a container changed of its image, and restores it, both by the daemon without any tool from inside.
 
-So an agent that is root and has changed the shell cannot deceive it. Left out: what was added, and what is mounted.
+So an agent that is root and has replaced the shell cannot deceive it. Left out: added files, and mounted ones.
 """
 
 import io
@@ -11,25 +11,25 @@ from pathlib import PurePosixPath
 from sandboxes.docker.daemon import DockerDaemon
 
 REMOVED, ADDED = 2, 1
-"""The daemon's marks of a path; what is left was changed. A directory is changed when anything in it is."""
+"""The daemon's codes; any other means changed. A directory counts as changed when anything in it is."""
 
 
 async def changed(daemon: DockerDaemon, container: str) -> dict[str, bool]:
-    """Paths of the image that were changed (False) or removed (True), the latter without what lay below them."""
+    """Return paths of the image that were changed (False) or removed (True; only the topmost path)."""
     with daemon.translating_errors(f"the changes of {container}"):
         rows = await daemon.docker._query_json(f"containers/{container}/changes")  # aiodocker has no verb for it
     return {row["Path"]: row["Kind"] == REMOVED for row in rows or () if row["Kind"] != ADDED}
 
 
 def _packed(archive: tarfile.TarFile) -> bytes:
-    """An archive as it came; the client has opened it."""
+    """Return the bytes of an archive that the client has already opened."""
     memory = archive.fileobj
     assert isinstance(memory, io.BytesIO)
     return memory.getvalue()
 
 
 async def restore(daemon: DockerDaemon, container: str, labels: Mapping[str, str], paths: Sequence[str]) -> None:
-    """Put these paths back as the image has them, directories with all that they hold."""
+    """Restore these paths from the image, directories with all their content."""
     with daemon.translating_errors(f"putting files of {container} back"):
         spoilt = daemon.container(container)
         image = (await spoilt.show())["Image"]

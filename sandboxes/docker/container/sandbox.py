@@ -1,9 +1,9 @@
 """One container as a sandbox. Its main process only keeps it alive; everything else is a command in it.
 
-A command's output comes as one stream, since its stderr is its stdout. Exit codes of 128 and more are what a shell
-makes of signals. A process that a command leaves behind with the output open holds the command's end back by the two
-seconds that the daemon waits. What this cannot tell: a process that was killed for lack of memory earlier, unnoticed,
-from one of this command, when the command itself ends by somebody's SIGKILL.
+A command's stderr goes to its stdout, so its output is one stream. Exit codes of 128 and more are a shell's codes for
+signals. If a command leaves a process behind that holds the output open, the daemon delays the command's end by two
+seconds. Known gap: if a command is killed by SIGKILL and an earlier process was killed for lack of memory unnoticed,
+the result says `memory`.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ from sandboxes.docker.profiles import UserAccount
 from sandboxes.output import BoundedOutput
 
 PATIENCE_SECONDS = 180.0
-"""A fork bomb shares its CPU time with what is to end it."""
+"""Time to end all processes. A fork bomb takes CPU time from the script that ends it."""
 GRACE_SECONDS = 10.0
-"""For the end of a command whose processes have been ended."""
+"""Time for a command to end after its processes have been ended."""
 KILLED = 137
 LONGEST_COMMAND = 128 << 10
 MERGED = 'exec /bin/sh -c "$1" 2>&1'
@@ -32,10 +32,10 @@ MERGED = 'exec /bin/sh -c "$1" 2>&1'
 
 @dataclass(frozen=True, kw_only=True)
 class StartedContainer:
-    """What is known of a container that has been started."""
+    """Describes a started container."""
 
     id: str
-    """The sandbox's, which is also in the container's name."""
+    """Id of the sandbox, also part of the container's name."""
     container: str
     work: str
     accounts: Mapping[User, UserAccount]
@@ -43,11 +43,11 @@ class StartedContainer:
     bundles: str
     disk_mb: int | None
     cpus: float
-    """How many seconds of CPU time a second may have at most."""
+    """Maximum CPU seconds per second."""
     labels: Mapping[str, str]
-    """Of what belongs to the sandbox."""
+    """Labels of everything that belongs to the sandbox."""
     writable: bool
-    """Its root file system."""
+    """Whether its root file system can be written."""
 
 
 class DockerSandbox:
@@ -55,11 +55,13 @@ class DockerSandbox:
 
     own_root = True
 
-    def __init__(self, daemon: DockerDaemon, made: StartedContainer, remove: Callable[[], Coroutine[None, None, None]]):
-        self.id, self.work, self.home = made.id, made.work, made.accounts["agent"].home
-        self.model_url, self.bundles = made.model_url, made.bundles
-        self.container = made.container
-        self.daemon, self._made = daemon, made
+    def __init__(
+        self, daemon: DockerDaemon, started: StartedContainer, remove: Callable[[], Coroutine[None, None, None]]
+    ):
+        self.id, self.work, self.home = started.id, started.work, started.accounts["agent"].home
+        self.model_url, self.bundles = started.model_url, started.bundles
+        self.container = started.container
+        self.daemon, self._started = daemon, started
         self._kept: Sequence[str] = ()
         self._oom_kills = 0
         self._remove = remove
@@ -86,19 +88,19 @@ class DockerSandbox:
         return Result(ended, code, kept.text(), kept.dropped, time.monotonic() - began)
 
     def command(self, argv: Sequence[str], user: User, env: Mapping[str, str]) -> ContainerCommand:
-        """A process of this user in the working directory."""
-        account = self._made.accounts[user]
+        """Return a command of this user in the working directory."""
+        account = self._started.accounts[user]
         own = {"HOME": account.home, "USER": account.name, "LOGNAME": account.name}
         return ContainerCommand(argv=argv, user=account.ids, work=self.work, env=own | dict(env))
 
     async def finish(self, running: "asyncio.Task[int]", limits: Limits) -> tuple[Ended, int]:
-        """Wait for what comes to an exit code, or end it with everything else at the first limit."""
+        """Wait for a running command. At the first limit, end it with all other processes of the sandbox."""
         try:
             ended = await self._end_of(running, limits)
             code = running.result() if ended == "exit" else -9
             if code == KILLED and await self._was_out_of_memory():
                 ended, code = "memory", -9
-        except BaseException:  # cancelled as well: the command must not go on without us
+        except BaseException:  # also when cancelled: the command must not go on without us
             await self._abandon(running)
             raise
         if ended != "exit":
@@ -119,13 +121,13 @@ class DockerSandbox:
             spending.cancel()
 
     async def _spend(self, cpu_seconds: float | None) -> None:
-        """Return when the container's processes have used so much CPU time."""
+        """Return when the container's processes have used this much CPU time."""
         if cpu_seconds is None:
             await asyncio.Event().wait()
         used = await self._cpu_seconds()
         end = used + (cpu_seconds or 0)
         while used < end:
-            await asyncio.sleep((end - used) / self._made.cpus)  # it cannot be spent any faster
+            await asyncio.sleep((end - used) / self._started.cpus)  # it cannot be used up sooner
             used = await self._cpu_seconds()
 
     async def _cpu_seconds(self) -> float:
@@ -136,8 +138,8 @@ class DockerSandbox:
     async def _was_out_of_memory(self) -> bool:
         """Whether the kernel has ended a process for lack of memory since this was asked last."""
         try:
-            before, said = self._oom_kills, await self._script(OOM_KILLS)
-            self._oom_kills = int(said.split()[0]) if said else before
+            before, count = self._oom_kills, await self._script(OOM_KILLS)
+            self._oom_kills = int(count.split()[0]) if count else before
             return self._oom_kills > before
         except SandboxError:  # the whole container may have ended of it
             with self.daemon.translating_errors(f"the end of {self.container}"):
@@ -180,19 +182,19 @@ class DockerSandbox:
             return False
 
     async def _script(self, script: str, *arguments: str) -> str:
-        """Run one of our own scripts as root and return what it wrote."""
-        said = BoundedOutput(1 << 20)
+        """Run one of our own scripts as root and return its output."""
+        output = BoundedOutput(1 << 20)
         command = ContainerCommand(argv=("/bin/sh", "-c", script, "sh", *arguments), user=self._ids("root"))
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                code = await self.daemon.execute(self.container, command, said.add)
+                code = await self.daemon.execute(self.container, command, output.add)
         except TimeoutError as error:
             raise SandboxError(f"a command of ours in sandbox {self.id} does not end") from error
         if code:
             raise SandboxError(
-                f"a command of ours in sandbox {self.id} ended by exit code {code}: {said.text()[-200:]}"
+                f"a command of ours in sandbox {self.id} ended by exit code {code}: {output.text()[-200:]}"
             )
-        return said.text()
+        return output.text()
 
     async def write(self, path: str, content: str | bytes, user: User = "agent") -> None:
         await self._files(user).write(
@@ -206,14 +208,14 @@ class DockerSandbox:
         await self._files(user).put(source, self._inside(path, user))
 
     async def get(self, path: str, target: Path, user: User = "agent") -> None:
-        limit = self._made.disk_mb or MAX_COPY_MB
+        limit = self._started.disk_mb or MAX_COPY_MB
         await self._files(user).get(self._inside(path, user), target, limit << 20)
 
     def _files(self, user: User) -> ContainerFiles:
         return ContainerFiles(self.daemon, self.container, self._ids(user))
 
     async def allow_network(self) -> None:
-        """Connect it to the daemon's bridge: from now on it reaches whatever the daemon's host reaches."""
+        """Connect the container to the daemon's bridge, which reaches whatever the daemon's host reaches."""
         with self.daemon.translating_errors(f"the network of {self.container}"):
             for name, how in (("none", "disconnect"), ("bridge", "connect")):
                 network = await self.daemon.docker.networks.get(name)
@@ -221,24 +223,24 @@ class DockerSandbox:
                 await change({"Container": self.container})
 
     async def changed(self) -> Mapping[str, bool]:
-        return await originals.changed(self.daemon, self.container) if self._made.writable else {}
+        return await originals.changed(self.daemon, self.container) if self._started.writable else {}
 
     async def restore(self, paths: Sequence[str]) -> None:
-        await originals.restore(self.daemon, self.container, self._made.labels, paths)
+        await originals.restore(self.daemon, self.container, self._started.labels, paths)
 
     async def stop(self) -> None:
-        """Also when cancelled meanwhile: the removal goes on, and `close` of what started it waits for it."""
+        """Remove the container. If cancelled, the removal goes on, and `DockerSandboxes.close` waits for it."""
         if self._removal is None or (self._removal.done() and self._removal.exception()):
             self._removal = asyncio.create_task(self._remove())
         await asyncio.shield(self._removal)
 
     def _ids(self, user: User) -> str:
-        return self._made.accounts[user].ids
+        return self._started.accounts[user].ids
 
     def _inside(self, path: str, user: User) -> str:
         home = path.startswith("~/")
         rest = path[2:] if home else path
         if not rest.strip("/") or ".." in Path(rest).parts or "\0" in rest or (home and rest.startswith("/")):
             raise SandboxError(f"a path must lead into the sandbox, without `..`: {path!r}")
-        base = self._made.accounts[user].home if home else self.work
+        base = self._started.accounts[user].home if home else self.work
         return rest if rest.startswith("/") else f"{base.rstrip('/')}/{rest}"

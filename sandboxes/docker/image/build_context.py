@@ -1,4 +1,4 @@
-"""A build context: which files of a directory go to the engine, as one archive and under one hash.
+"""Build contexts: selects the files of a directory that go to the daemon, hashes them, and packs them into an archive.
 
 The patterns of a .dockerignore are read by Docker's SDK: from the root, `*` within a name, `**` across names, `[a-z]`,
 `!` for exceptions; the last one that matches decides.
@@ -20,7 +20,7 @@ IGNORE = ".dockerignore"
 
 
 def files(context: Path, dockerfile: str) -> Iterator[tuple[str, Path]]:
-    """Everything below the directory that is not ignored, in a fixed order: its name in the context and its path.
+    """Yield the name in the context and the path of everything that is not ignored, in a fixed order.
 
     OSError when some of it cannot be read.
     """
@@ -41,7 +41,7 @@ def files(context: Path, dockerfile: str) -> Iterator[tuple[str, Path]]:
 
 
 def digest(context: Path, dockerfile: str) -> str:
-    """The hash of what would be sent: names, kinds, modes and content."""
+    """Return the SHA-256 of what would be sent: names, kinds, modes and content."""
     whole = hashlib.sha256(dockerfile.encode())
     for inside, path in files(context, dockerfile):
         state = path.lstat()
@@ -55,8 +55,10 @@ def digest(context: Path, dockerfile: str) -> str:
 
 
 def pack(context: Path, dockerfile: str, instead: str, archive: IO[bytes]) -> str:
-    """Write the archive that the engine builds from and return the Dockerfile's name in it. Where there is none, it is
-    `instead`, and the files are in the folder `files`."""
+    """Write the archive that the daemon builds from, and return the Dockerfile's name in it.
+
+    Where the directory has no Dockerfile, `instead` is its content, and the files are below `files/`.
+    """
     folder = "" if (context / dockerfile).is_file() else "files/"
     with tarfile.open(fileobj=archive, mode="w") as tar:
         for inside, path in files(context, dockerfile):

@@ -1,9 +1,9 @@
-"""Images on a daemon: named ones are pulled when they are missing, others are built once per content.
+"""Images on a daemon: pulls named ones that are missing, and builds others once per content.
 
-For profile strict an image is prepared once: a layer above it names the two users and keeps the working directory's
-content aside, to be copied into the writable place that covers it; the task's own image stays as it is. What is made
-stays on the daemon as a cache, labelled blackforge.kind=image. Left out: BuildKit, which the daemon's API has not; and
-a base image that changes under its name, since only the context is hashed.
+For profile strict, an image is prepared once: a layer above it adds the two users and keeps a copy of the working
+directory, to be copied into the writable mount that covers it. The task's own image is not changed. All built images
+stay on the daemon as a cache, labelled blackforge.kind=image. Left out: BuildKit, which the API does not offer (1.41);
+and base images that change under their name, since only the context is hashed.
 """
 
 import asyncio
@@ -47,21 +47,21 @@ cp -a "$work/." "{STASH}/"
 chown -R {AGENT}:{AGENT} "{STASH}"
 exit 10
 """
-"""Arguments: the working directory; name, uid and home of each user. Exit code 10: there is content to be copied."""
+"""Arguments: working directory, then name, uid and home of each user. Exit code 10: there is content to copy."""
 KEPT_LINES = 30
 
 log = logging.getLogger(__name__)
 
 
 class Images:
-    """The images of one daemon, each made at most once at a time; what failed to build is not tried again."""
+    """The images of one daemon. Builds each at most once at a time; does not repeat a build that failed."""
 
     def __init__(self, daemon: DockerDaemon, default: str, progress: Callable[[str], None] = log.info):
         self._daemon, self._default, self._progress = daemon, default, progress
         self._making: dict[str, asyncio.Task[Any]] = {}
 
     async def base(self, spec: Spec) -> BaseImage:
-        """What a container of this spec starts from. ImageError when there can be none."""
+        """Return the image that a container of this spec starts from. ImageError when it cannot be pulled or built."""
         image = spec.image or Image(name=self._default)
         if image.context is not None:
             tag = await self._built(image, spec)
@@ -70,24 +70,24 @@ class Images:
             await self._once(f"name {tag}", lambda: self._present(tag))
         else:
             raise ImageError("a Docker sandbox needs an image; name one in the task, or a default for the run")
-        found = await self._inspect(tag)
-        work = working_directory(spec, found["Config"].get("WorkingDir") or "")
+        details = await self._inspect(tag)
+        work = working_directory(spec, details["Config"].get("WorkingDir") or "")
         name = image.name or str(image.context)
-        variables = frozenset(entry.partition("=")[0] for entry in found["Config"].get("Env") or ())
+        variables = frozenset(entry.partition("=")[0] for entry in details["Config"].get("Env") or ())
         if spec.profile == "harbor":
-            return BaseImage(id=found["Id"], name=name, work=work, variables=variables)
-        key = hashlib.sha256(f"{PREPARE} {found['Id']} {work}".encode()).hexdigest()[:24]
-        prepared, seeded = await self._once(f"prepared {key}", lambda: self._prepared(found["Id"], name, work, key))
+            return BaseImage(id=details["Id"], name=name, work=work, variables=variables)
+        key = hashlib.sha256(f"{PREPARE} {details['Id']} {work}".encode()).hexdigest()[:24]
+        prepared, seeded = await self._once(f"prepared {key}", lambda: self._prepared(details["Id"], name, work, key))
         return BaseImage(id=prepared, name=name, work=work, seeded=seeded, variables=variables)
 
     async def close(self) -> None:
-        """End what is being built."""
+        """Cancel pulls and builds."""
         for making in self._making.values():
             making.cancel()
         await asyncio.gather(*self._making.values(), return_exceptions=True)
 
     async def _once(self, key: str, make: Callable[[], Awaitable[Any]]) -> Any:
-        """What several ask for at once is made once, and goes on when one of them no longer waits."""
+        """Run `make` once for all callers with this key. It goes on when a caller is cancelled."""
         making = self._making.get(key)
         if making is None or (making.done() and (making.cancelled() or _passing(making.exception()))):
             making = self._making[key] = asyncio.ensure_future(make())
@@ -177,14 +177,14 @@ class Images:
         del lines[:-KEPT_LINES]
 
     async def _prepared(self, image: str, name: str, work: str, key: str) -> tuple[str, bool]:
-        """The image above `image` for profile strict, and whether it keeps content of the working directory."""
+        """Return the image for profile strict above `image`, and whether it keeps a copy of the working directory."""
         tag = f"{REPOSITORY}/strict:{key}"
-        found = await self._there(tag)
-        if found is None:
+        details = await self._there(tag)
+        if details is None:
             self._progress(f"preparing image {name} for profile strict")
             await self._prepare(image, name, work, key)
-            found = await self._inspect(tag)
-        return found["Id"], found["Config"]["Labels"].get(SEEDED) == "1"
+            details = await self._inspect(tag)
+        return details["Id"], details["Config"]["Labels"].get(SEEDED) == "1"
 
     async def _prepare(self, image: str, name: str, work: str, key: str) -> None:
         users = [ACCOUNTS["strict"]["agent"], ACCOUNTS["strict"]["verifier"]]
@@ -205,9 +205,9 @@ class Images:
                     await container.start()
                     code = (await container.wait())["StatusCode"]
                     if code not in (0, 10):
-                        said = "".join(await container.log(stdout=True, stderr=True))[-500:].strip()
+                        log_text = "".join(await container.log(stdout=True, stderr=True))[-500:].strip()
                         raise ImageError(
-                            f"the image {name!r} cannot be prepared for profile strict (exit code {code}: {said}); "
+                            f"the image {name!r} cannot be prepared for profile strict (exit code {code}: {log_text}); "
                             "it needs /bin/sh, cp, chown, grep and mkdir"
                         )
                     unowned = " ".join(f'{label}=""' for label in (HOST, BOOT, PID, STARTED))
@@ -225,5 +225,5 @@ class Images:
 
 
 def _passing(error: BaseException | None) -> bool:
-    """Whether another try may end otherwise."""
+    """Return whether another try may succeed."""
     return error is not None and not isinstance(error, ImageError)

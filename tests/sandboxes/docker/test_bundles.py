@@ -24,10 +24,10 @@ import asyncio, sys
 from pathlib import Path
 from sandboxes.base import Spec
 from sandboxes.docker.bundles import Bundles
-from sandboxes.docker.daemon import Engine
+from sandboxes.docker.daemon import DockerDaemon
 
 async def main(address, directory):
-    await Bundles(await Engine.open(address), Path(directory)).supply("x", Spec(agent="toy"))
+    await Bundles(await DockerDaemon.open(address), Path(directory)).supply("x", Spec(agent="toy"))
 
 asyncio.run(main(*sys.argv[1:]))
 """

@@ -92,7 +92,7 @@ def test_gc_removes_what_a_dead_owner_left_and_nothing_else(
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert f"in use by process {os.getpid()}" in lines[mine] and "run a-run" in lines[mine]
     assert f"orphaned, its owner {dead.pid} is dead" in lines[orphan] and f" {kind}, sandbox " in lines[orphan]
-    assert f"of process {dead.pid} on elsewhere, which cannot be judged from here" in lines[far]
+    assert f"of process {dead.pid} on elsewhere, which cannot be checked from here" in lines[far]
     assert main(["gc", "--root", str(tmp_path)]) == 0
     assert there(kind, mine, orphan, reused, far) == [mine, far]
     assert main(["gc", "--root", str(tmp_path), "--host", "elsewhere"]) == 0
