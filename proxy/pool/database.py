@@ -245,7 +245,8 @@ def _migrate(pool: Pool) -> None:
         revision = _revision(connection)
         if revision == HEAD:
             return
-        if revision is not None and revision not in _known_revisions():
+        known = {file.name[:4] for file in (Path(__file__).parent / "migrations" / "versions").glob("[0-9]*.py")}
+        if revision is not None and revision not in known:
             raise UserError(
                 f"the pool {pool.name} has schema {revision}, newer than this blackforge's {HEAD}; "
                 "upgrade blackforge or name another pool"
@@ -257,10 +258,6 @@ def _revision(connection: Connection) -> str | None:
     if not inspect(connection).has_table("alembic_version"):
         return None
     return connection.execute(text("select version_num from alembic_version")).scalar()
-
-
-def _known_revisions() -> set[str]:
-    return {file.name[:4] for file in (Path(__file__).parent / "migrations" / "versions").glob("[0-9]*.py")}
 
 
 def upgrade(connection: Connection, revision: str) -> None:

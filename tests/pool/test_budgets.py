@@ -17,8 +17,8 @@ from tests.pool.make import TASK, new_completion, record
 def attempt_id(pool: Pool) -> int:
     [member] = open_group(pool, open_run(pool, "r", "train", {}).id, TASK, 1)
     attempt, key = open_attempt(pool, member.rollout_id, "command", Budget(turns=2, tokens=7))
-    found = by_key(pool, key)
-    assert found is not None and found.budget == attempt.budget == Budget(turns=2, tokens=7)
+    known = by_key(pool, key)
+    assert known is not None and known.budget == attempt.budget == Budget(turns=2, tokens=7)
     return attempt.id
 
 

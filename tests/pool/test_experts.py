@@ -19,10 +19,10 @@ from tests.pool.make import new_completion, record
 @pytest.mark.parametrize(("largest", "width"), [(255, 1), (256, 2), (65535, 2)])
 def test_numbers_take_the_bytes_that_they_need(largest: int, width: int) -> None:
     numbers = [0, 1, 2, 3, 4, largest]
-    found = narrowed(int_bytes(numbers), 7, layers=3, top_k=1)
-    assert (found.start, found.end, found.width, len(found.ids)) == (7, 9, width, width * 6)
-    assert list(array("B" if width == 1 else "H", found.ids)) == numbers
-    assert found.since(8).ids == found.ids[3 * width :] and found.since(9).end == 9
+    packed = narrowed(int_bytes(numbers), 7, layers=3, top_k=1)
+    assert (packed.start, packed.end, packed.width, len(packed.ids)) == (7, 9, width, width * 6)
+    assert list(array("B" if width == 1 else "H", packed.ids)) == numbers
+    assert packed.since(8).ids == packed.ids[3 * width :] and packed.since(9).end == 9
 
 
 @pytest.mark.parametrize(("numbers", "reason"), [([0, -1], "negative"), ([65536, 0], "65535"), ([1], "no int32")])
@@ -54,5 +54,5 @@ def test_rows_keep_them_and_verify_holds_them_to_their_tokens(database: str) -> 
         for id, stored in damaged.items():
             connection.execute(update(completions).where(completions.c.id == id).values(experts=stored))
     short, broken = verify(pool).damages
-    assert "of the tokens 1 to 3; from 0 or before to 3" in short and "cannot be read (11 bytes" in broken
+    assert "cover the tokens 1 to 3; they should start at 0 or before and end at 3" in short and "cannot be read (11 bytes" in broken
     pool.close()

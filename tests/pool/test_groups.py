@@ -88,8 +88,8 @@ def test_the_first_g_with_a_reward_are_kept_and_the_others_called_off(pool: Pool
 
 
 def leased(pool: Pool, run_id: int) -> list[list[LeasedRollout]]:
-    found = lease(pool, run_id, 1, RULE)
-    return [] if found is None else [group.rollouts for group in found.groups]
+    taken = lease(pool, run_id, 1, RULE)
+    return [] if taken is None else [group.rollouts for group in taken.groups]
 
 
 @pytest.mark.parametrize("failure", ["verifier", "image", "redundant", "engine", "sandbox_start"])
@@ -98,9 +98,9 @@ def test_placeholders_never_enter_the_statistics_of_their_group(pool: Pool, run_
     members = open_group(pool, run_id, TASK, 5)
     for member, reward in zip(members, rewards, strict=True):
         ended(pool, member, reward, failure if reward is None else None)
-    found = lease(pool, run_id, 1, RULE)
-    assert found is not None
-    [group] = found.groups
+    taken = lease(pool, run_id, 1, RULE)
+    assert taken is not None
+    [group] = taken.groups
     valid = [member.verdict for member in group.rollouts]
     scores, alone = group_relative(valid), group_relative([1.0, 0.0, 1.0])
     assert valid == rewards and scores is not None and alone is not None
@@ -159,8 +159,8 @@ def test_lost_groups_are_those_of_failures_in_their_domain(pool: Pool, run_id: i
 def test_a_group_that_is_held_out_is_recorded_and_never_queued(pool: Pool, run_id: int) -> None:
     [held] = open_group(pool, run_id, TASK, 1, GroupOptions(agent="codex", held_out=True))
     _, key = open_attempt(pool, held.rollout_id, "codex")
-    found = by_key(pool, key)
-    assert found is not None and found.purpose == "eval"
+    known = by_key(pool, key)
+    assert known is not None and known.purpose == "eval"
     assert admission(pool, run_id).open_groups == 0  # it takes no place of a group that is trained
     [trained] = open_group(pool, run_id, TASK, 1, GroupOptions(agent="opencode"))
     ended(pool, trained, 1.0)  # the older group, which still runs, does not hold it up

@@ -11,9 +11,9 @@ def test_finished_rollouts_come_back_with_their_completions(pool: Pool) -> None:
     run = open_run(pool, "r", "collect", {})
     ids = finished_group(pool, run.id, [1.0, None])
     open_group(pool, run.id, TASK, 2)
-    found = finished_rollouts(pool, run.id)
-    assert [(item.rollout_id, item.reward, item.failure) for item in found] == [
+    recorded = finished_rollouts(pool, run.id)
+    assert [(item.rollout_id, item.reward, item.failure) for item in recorded] == [
         (ids[0], 1.0, None),
         (ids[1], None, "verifier"),
     ]
-    assert [len(item.completions) for item in found] == [1, 1]
+    assert [len(item.completions) for item in recorded] == [1, 1]

@@ -33,8 +33,8 @@ def train_run(pool: Pool) -> int:
     return run.id
 
 
-def indices(found: Lease | None) -> list[int]:
-    return [] if found is None else [group.queue_index for group in found.groups]
+def indices(taken: Lease | None) -> list[int]:
+    return [] if taken is None else [group.queue_index for group in taken.groups]
 
 
 @pytest.mark.parametrize(
@@ -174,10 +174,10 @@ def test_a_stale_member_may_leave_its_group_behind(pool: Pool) -> None:
     finished_group(pool, run_id, [1.0, 0.0], version=["v1", "v3"])
     finished_group(pool, run_id, [1.0, 0.0, None], version=["v1", "v1", "v3"])  # its fresh member has no verdict
     finished_group(pool, run_id, [1.0, 0.0], version=["v2", "v3"])
-    found = lease(pool, run_id, 3, replace(RULE, stale="member"))
-    assert found is not None and indices(found) == [0, 2]
-    assert [[member.staleness for member in group.rollouts] for group in found.groups] == [[2, 0], [1, 0]]
-    assert [group.staleness for group in found.groups] == [2, 1]
+    taken = lease(pool, run_id, 3, replace(RULE, stale="member"))
+    assert taken is not None and indices(taken) == [0, 2]
+    assert [[member.staleness for member in group.rollouts] for group in taken.groups] == [[2, 0], [1, 0]]
+    assert [group.staleness for group in taken.groups] == [2, 1]
 
 
 @pytest.mark.parametrize(("allowed", "kept"), [(4, True), (3, False)])
@@ -197,10 +197,10 @@ def test_the_oldest_version_of_a_rollout_counts_and_the_bound_itself_is_kept(
             insert_row(connection, completions, row)
         outcome = Outcome(attempt_id=attempt.id, reward=float(rollout_id % 2), reward_parts={"turn:0": 0.5})
         finish_rollout(pool, rollout_id, outcome)
-    found = lease(pool, run_id, 8, LeaseRule(groups=1, window=1, max_staleness=allowed))
-    assert (found is not None) == kept
-    if found is not None:
-        assert [(one.staleness, one.parts) for one in found.groups[0].rollouts] == [
+    taken = lease(pool, run_id, 8, LeaseRule(groups=1, window=1, max_staleness=allowed))
+    assert (taken is not None) == kept
+    if taken is not None:
+        assert [(one.staleness, one.parts) for one in taken.groups[0].rollouts] == [
             (4, {"turn:0": 0.5}),
             (1, {"turn:0": 0.5}),
         ]
@@ -219,9 +219,9 @@ def test_a_missing_reward_stays_missing_and_half_is_too_few(pool: Pool) -> None:
     finished_group(pool, run_id, [1.0, None])
     finished_group(pool, run_id, [1.0, 0.0, None])
     finished_group(pool, run_id, [1.0, 0.0])
-    found = lease(pool, run_id, 1, RULE)
-    assert found is not None and indices(found) == [1, 2]
-    assert str(found.groups[0].rollouts[2].untrained) == "rollout_failed: verifier"
+    taken = lease(pool, run_id, 1, RULE)
+    assert taken is not None and indices(taken) == [1, 2]
+    assert str(taken.groups[0].rollouts[2].untrained) == "rollout_failed: verifier"
 
 
 def test_going_back_reopens_the_later_batches_unchanged(pool: Pool) -> None:

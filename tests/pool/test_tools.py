@@ -22,7 +22,7 @@ from proxy.pool.untrained import Untrained, UntrainedReason
 from tests.conftest import need
 from tests.pool.make import TASK, new_completion, record
 
-Said = Callable[..., str]
+Command = Callable[..., str]
 
 
 def followed(attempt_id: int, first: int, words: str, ids: Sequence[int]) -> NewCompletion:
@@ -55,7 +55,7 @@ def attempt(pool: Pool) -> int:
 
 
 @pytest.fixture
-def said(pool: Pool, capsys: pytest.CaptureFixture[str]) -> Said:
+def output_of(pool: Pool, capsys: pytest.CaptureFixture[str]) -> Command:
     """What `proxy pool` says on the pool, with the exit status that is expected."""
 
     def run(verb: str, *more: object, status: int = 0) -> str:
@@ -66,8 +66,8 @@ def said(pool: Pool, capsys: pytest.CaptureFixture[str]) -> Said:
     return run
 
 
-def test_verify_counts_what_is_whole(attempt: int, said: Said) -> None:
-    assert "1 attempts, 3 completions (2 trainable), 4 sampled tokens, no damages" in said("verify")
+def test_verify_counts_what_is_whole(attempt: int, output_of: Command) -> None:
+    assert "1 attempts, 3 completions (2 trainable), 4 sampled tokens, no damages" in output_of("verify")
 
 
 @pytest.mark.parametrize(
@@ -91,31 +91,31 @@ def test_verify_counts_what_is_whole(attempt: int, said: Said) -> None:
     ],
 )
 def test_verify_names_every_damaged_row(
-    pool: Pool, attempt: int, said: Said, values: dict[str, Any], sentence: str
+    pool: Pool, attempt: int, output_of: Command, values: dict[str, Any], sentence: str
 ) -> None:
     with pool.write() as connection:
         connection.execute(update(completions).where(completions.c.id == 2).values(values))
-    *damages, counts = said("verify", status=1).splitlines()
+    *damages, counts = output_of("verify", status=1).splitlines()
     assert sentence in "\n".join(damages) and "3 completions" in counts
     assert all(line.startswith(f"attempt {attempt}, completion 2: ") for line in damages)
 
 
-def test_verify_names_an_answer_that_cannot_be_unpacked(pool: Pool, attempt: int, said: Said) -> None:
+def test_verify_names_an_answer_that_cannot_be_unpacked(pool: Pool, attempt: int, output_of: Command) -> None:
     if pool.dialect == "sqlite":
         with pool.write() as connection:
             connection.exec_driver_sql("update completions set reply = ? where id = 2", (b"not packed",))
-        assert "completion 2: its reply is no JSON object" in said("verify", status=1)
+        assert "completion 2: its reply is no JSON object" in output_of("verify", status=1)
 
 
-def test_a_turn_on_a_path_that_cannot_be_read_is_damaged_too(pool: Pool, attempt: int, said: Said) -> None:
+def test_a_turn_on_a_path_that_cannot_be_read_is_damaged_too(pool: Pool, attempt: int, output_of: Command) -> None:
     with pool.write() as connection:
         connection.execute(update(completions).where(completions.c.id == 1).values(prompt_tail=b"1"))
-    damages = said("verify", status=1)
+    damages = output_of("verify", status=1)
     assert damages.count("its prefix is of completion 1, whose path cannot be read") == 2 and "3 damages" in damages
 
 
-def test_show_prints_the_tree(attempt: int, said: Said) -> None:
-    lines = said("show", attempt).splitlines()
+def test_show_prints_the_tree(attempt: int, output_of: Command) -> None:
+    lines = output_of("show", attempt).splitlines()
     assert lines[0].startswith(f"attempt {attempt}: command, ended after ")
     assert lines[1:] == [
         "run r, task t, group 0, member 0, try 0",
@@ -137,20 +137,20 @@ EXPECTED = {
 }
 
 
-def test_export_as_jsonl(attempt: int, said: Said, tmp_path: Path) -> None:
-    assert said("export", "r", "--output", tmp_path / "r.jsonl") == f"3 completions: {tmp_path / 'r.jsonl'}\n"
+def test_export_as_jsonl(attempt: int, output_of: Command, tmp_path: Path) -> None:
+    assert output_of("export", "r", "--output", tmp_path / "r.jsonl") == f"3 completions: {tmp_path / 'r.jsonl'}\n"
     rows = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
     assert {name: [row[name] for row in rows] for name in EXPECTED} == EXPECTED
     assert rows[1]["message"]["content"] == "done \x1b[31mred" and rows[1]["final"] is True
     assert rows[1]["versions"] == [{"version": "v1", "start": 0, "end": 1}]
 
 
-def test_export_as_parquet_holds_the_same(attempt: int, said: Said, tmp_path: Path) -> None:
+def test_export_as_parquet_holds_the_same(attempt: int, output_of: Command, tmp_path: Path) -> None:
     need("pyarrow", _has_pyarrow())
     from pyarrow import parquet
 
-    said("export", "r", "--format", "jsonl", "--output", tmp_path / "r.jsonl")
-    said("export", "r", "--format", "parquet", "--output", tmp_path / "r.parquet")
+    output_of("export", "r", "--format", "jsonl", "--output", tmp_path / "r.jsonl")
+    output_of("export", "r", "--format", "parquet", "--output", tmp_path / "r.parquet")
     rows = parquet.read_table(tmp_path / "r.parquet").to_pylist()
     for row in rows:
         row |= {name: json.loads(row[name]) for name in ("message", "reward_parts")}
@@ -164,10 +164,12 @@ def _has_pyarrow() -> bool:
     return find_spec("pyarrow") is not None
 
 
-def test_a_damaged_run_is_not_exported(pool: Pool, attempt: int, said: Said, tmp_path: Path) -> None:
+def test_a_damaged_run_is_not_exported(pool: Pool, attempt: int, output_of: Command, tmp_path: Path) -> None:
     with pool.write() as connection:
         connection.execute(update(completions).where(completions.c.id == 3).values(path_crc=1))
-    assert "is damaged (completion 3: its stored" in said("export", "r", "--output", tmp_path / "r.jsonl", status=2)
+    assert "is damaged (completion 3: its stored" in output_of(
+        "export", "r", "--output", tmp_path / "r.jsonl", status=2
+    )
     assert list(tmp_path.glob("r.*")) == []
 
 
@@ -180,8 +182,10 @@ def test_a_damaged_run_is_not_exported(pool: Pool, attempt: int, said: Said, tmp
         (["export", "r", "--output", "/nowhere/x"], "/nowhere/x cannot be written (No such file or directory)"),
     ],
 )
-def test_what_is_not_there_is_one_sentence(attempt: int, said: Said, arguments: list[str], sentence: str) -> None:
-    error = said(*arguments, status=2)
+def test_what_is_not_there_is_one_sentence(
+    attempt: int, output_of: Command, arguments: list[str], sentence: str
+) -> None:
+    error = output_of(*arguments, status=2)
     assert sentence in error and error.startswith("error: ") and error.count("\n") == 1
 
 

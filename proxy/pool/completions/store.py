@@ -108,7 +108,11 @@ class CompletionWriter:
             next_ordinal = _open_attempts(connection, {item.attempt_id for item in batch})
             rows = [self._row(item, next_ordinal) for item in batch if item.attempt_id in next_ordinal]
             ids = iter(connection.execute(INSERT, rows).scalars().all() if rows else ())
-            return [next(ids) if item.attempt_id in next_ordinal else _closed(item.attempt_id) for item in batch]
+            closed = "attempt {} has ended, so its key is revoked; open a new attempt"
+            return [
+                next(ids) if item.attempt_id in next_ordinal else AttemptClosed(closed.format(item.attempt_id))
+                for item in batch
+            ]
 
     def _row(self, item: NewCompletion, next_ordinal: dict[int, int]) -> dict[str, Any]:
         ordinal = next_ordinal[item.attempt_id]
@@ -133,10 +137,6 @@ def _open_attempts(connection: Connection, ids: set[int]) -> dict[int, int]:
     if connection.dialect.name != "sqlite":
         open_ids = list(connection.execute(OPEN, {"ids": open_ids}).scalars())
     return {id: 0 if last is None else last + 1 for id, last in connection.execute(LAST, {"ids": open_ids})}
-
-
-def _closed(attempt_id: int) -> AttemptClosed:
-    return AttemptClosed(f"attempt {attempt_id} has ended, so its key is revoked; open a new attempt")
 
 
 def to_row(item: NewCompletion) -> dict[str, Any]:

@@ -156,19 +156,15 @@ def _unusable(group: LeasedGroup, rule: LeaseRule) -> Untrained | None:
 
 
 def _take(connection: Connection, run_id: int, judged: dict[int, Untrained | None], rule: LeaseRule, step: int) -> None:
-    for index, reason in judged.items():
-        if reason is not None:
-            _bury(connection, run_id, index, reason)
+    for index, why in judged.items():
+        if why is not None:
+            values = {"state": "TOMBSTONE", "reason": why.reason, "detail": why.detail, "finished_at": time.time()}
+            chosen = (groups.c.run_id == run_id) & (groups.c.queue_index == index) & (groups.c.state == "DONE")
+            connection.execute(update(groups).where(chosen).values(values))
     # A group that finished after the judging counts as running until the next lease.
     queue = [(index, state if index in judged else "RUNNING") for index, state in _queue(connection, run_id)]
     chosen = (groups.c.run_id == run_id) & groups.c.queue_index.in_(pick(queue, rule)) & (groups.c.state == "DONE")
     connection.execute(update(groups).where(chosen).values(state="LEASED", step=step))
-
-
-def _bury(connection: Connection, run_id: int, index: int, why: Untrained) -> None:
-    values = {"state": "TOMBSTONE", "reason": why.reason, "detail": why.detail, "finished_at": time.time()}
-    chosen = (groups.c.run_id == run_id) & (groups.c.queue_index == index) & (groups.c.state == "DONE")
-    connection.execute(update(groups).where(chosen).values(values))
 
 
 def _load(
