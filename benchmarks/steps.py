@@ -86,7 +86,7 @@ class StepBench:
         batch = assemble(groups, StepOptions())
         laps.lap("assemble")
         micros = plan(batch.rows, 1, self.budget)[0] if way.merge else fill_micro_batches(batch.rows, FLAT_TOKENS)
-        parts = [pack(rows, self.policy.share, way.merge) for rows in micros]
+        parts = [pack(rows, self.policy.shard, way.merge) for rows in micros]
         laps.lap("pack")
 
         def loss(number: int, edges: Tensor) -> tuple[Tensor, LossSums]:

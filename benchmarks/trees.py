@@ -160,7 +160,7 @@ def forward_backward(policy: Policy, micros: Sequence[Sequence[TrainingRow]], me
     policy.ddp.zero_grad_buffer()
     began, total = time.perf_counter(), torch.zeros(())
     for rows in micros:
-        packed, tokens = pack(rows, policy.share, merge)
+        packed, tokens = pack(rows, policy.shard, merge)
         loss = policy_loss(policy.ddp(packed)[packed.branches], tokens, RULE)[0]
         loss.backward()
         total += loss.detach()
@@ -252,7 +252,7 @@ def saved_bytes(policy: Policy, rows: Sequence[TrainingRow], merge: bool) -> int
             sizes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    packed, tokens = pack(rows, policy.share, merge)
+    packed, tokens = pack(rows, policy.shard, merge)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         loss = policy_loss(policy.ddp(packed)[packed.branches], tokens, RULE)[0]
     total = sum(sizes.values())

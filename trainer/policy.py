@@ -69,7 +69,7 @@ class Policy:
         self.shape = shape = read_shape(source)
         multiple = ranks.tensor_world if config.parallel.sequence else 1
         self.balance = config.loss.balance
-        self.share = ContextShard(
+        self.shard = ContextShard(
             ranks.device, ranks.context_rank, ranks.context_world, multiple, paths=self.balance > 0
         )
         self.model = self._load_model(config.parallel)
@@ -123,7 +123,7 @@ class Policy:
         micros = list(micros)
         if self.drafter is not None:
             self.drafter.begin(micros)
-        parts = [pack(rows, self.share) for rows in micros]
+        parts = [pack(rows, self.shard) for rows in micros]
         reference = [] if self.reference is None else forward(self.reference, [packed for packed, _ in parts])
 
         def loss_of(number: int, edges: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, LossSums, LossInput]]:

@@ -116,7 +116,7 @@ def gradients(policy: Policy, micros: list[list[TrainingRow]], denominator: int)
     policy.ddp.zero_grad_buffer()
     total = torch.zeros(())
     for rows in micros:
-        packed, tokens = pack(rows, policy.share)
+        packed, tokens = pack(rows, policy.shard)
         loss = policy_loss(policy.ddp(packed)[packed.branches], tokens, rule_of("cispo", 0.0, 5.0))[0] / denominator
         loss.backward()
         total += loss.detach()

@@ -128,7 +128,7 @@ def test_gradients_reach_the_head_alone_and_all_of_it(ranks: Ranks, tmp_path: Pa
     policy = policy_of(tmp_path, ranks)
     drafter = drafter_of(policy)
     policy.ddp.zero_grad_buffer()
-    packed, _ = pack(ROWS, policy.share)
+    packed, _ = pack(ROWS, policy.shard)
     policy.logprobs(packed)
     drafter.begin([ROWS])
     drafter.learn(ROWS, packed)
@@ -240,7 +240,7 @@ def test_the_exported_head_drafts_what_mimos_draws_from_the_same_tensors(ranks: 
     environment = {**os.environ, "PYTHONPATH": str(CPU_PATH), "HF_HUB_OFFLINE": "1"}
     subprocess.run([sys.executable, "-c", REFERENCE, str(tmp_path / "out")], check=True, env=environment)
     expected = torch.load(tmp_path / "out" / "drafts.pt")
-    packed, _ = pack(ROWS, policy.share)
+    packed, _ = pack(ROWS, policy.shard)
     policy.logprobs(packed)
     assert drafter.hidden is not None
     with torch.no_grad():

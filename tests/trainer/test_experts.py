@@ -66,7 +66,7 @@ def test_experts_that_are_used_alike_have_a_balance_of_one() -> None:
 
 
 def gradients(policy: Policy, micros: list[list[TrainingRow]], merge: bool) -> dict[str, Tensor]:
-    parts = [pack(rows, policy.share, merge) for rows in micros]
+    parts = [pack(rows, policy.shard, merge) for rows in micros]
 
     def loss(number: int, logp: Tensor) -> tuple[Tensor, None]:
         packed, tokens = parts[number]

@@ -195,7 +195,7 @@ def one_row(tokens: Sequence[int], choices: np.ndarray | None) -> TrainingRow:
 
 
 def computed(policy: Policy, row: TrainingRow) -> torch.Tensor:
-    return policy.logprobs(pack([row], policy.share)[0]).double()
+    return policy.logprobs(pack([row], policy.shard)[0]).double()
 
 
 @pytest.mark.parametrize("kind", ["own", "others", "some unknown"])

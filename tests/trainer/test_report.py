@@ -308,7 +308,7 @@ def test_the_record_of_a_steps_tokens_is_what_the_update_gave_them(ranks: Ranks,
     assert len(micros[0]) > 2
     loss = partial(policy_loss, rule=rule_of("cispo", 0.0, 5.0))
     update = policy.update(micros[0], 35, loss, 1e-3)
-    notes = token_notes(update.loss_inputs, loss, micros, ranks, policy.share)
+    notes = token_notes(update.loss_inputs, loss, micros, ranks, policy.shard)
     assert sum(float((notes[id(row)].coefficient * notes[id(row)].logp).sum()) for row in rows) / 35 == pytest.approx(
         -update.loss, rel=1e-4
     )

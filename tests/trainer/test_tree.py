@@ -258,7 +258,7 @@ def gradients(policy: Policy, micros: list[list[TrainingRow]], kind: str, merge:
     policy.ddp.zero_grad_buffer()
     total = torch.zeros((), dtype=torch.float64)
     for rows in micros:
-        packed, tokens = pack(rows, policy.share, merge)
+        packed, tokens = pack(rows, policy.shard, merge)
         loss = policy_loss(policy.ddp(packed)[packed.branches], tokens, rule_of(kind, 0.8, 1.3))[0]
         loss.backward()
         total += loss.detach()
@@ -293,7 +293,7 @@ def test_positions_and_the_mask_matter_in_these_rows(ranks: Ranks, tmp_path: Pat
     """A control: positions counted along the row, or no mask between branches, give other logprobs."""
     policy = Policy(write_model(tmp_path / "model"), make_config(tmp_path), ranks)
     rows = [one for one in rows_of(3, vocabulary=2, longest=20) if one.inputs]
-    packed, _ = pack(rows, policy.share)
+    packed, _ = pack(rows, policy.shard)
     size = len(packed.tokens)
     right = policy.logprobs(packed)
     counted = replace(packed, positions=torch.arange(size))
@@ -305,7 +305,7 @@ def test_positions_and_the_mask_matter_in_these_rows(ranks: Ranks, tmp_path: Pat
 def test_the_same_packing_gives_a_ratio_of_exactly_one(ranks: Ranks, tmp_path: Path) -> None:
     policy = Policy(write_model(tmp_path / "model"), make_config(tmp_path), ranks)
     for micro in plan(rows_of(4, vocabulary=4), 1, 60)[0]:
-        packed, _ = pack(micro, policy.share)
+        packed, _ = pack(micro, policy.shard)
         assert torch.equal(policy.logprobs(packed), policy.ddp(packed)[packed.branches].detach())
 
 
@@ -390,7 +390,7 @@ def test_the_likeliest_tokens_are_found_some_logits_at_a_time(ranks: Ranks, tmp_
     model = write_model(tmp_path / "model")
     whole, parts = (Policy(model, make_config(tmp_path), ranks) for _ in range(2))
     parts.model.logits_tokens = 5
-    packed, _ = pack([one for one in rows_of(3, vocabulary=2, longest=20) if one.inputs], whole.share)
+    packed, _ = pack([one for one in rows_of(3, vocabulary=2, longest=20) if one.inputs], whole.shard)
     sizes = list[int]()
     parts.model.output_layer.register_forward_hook(lambda _module, _inputs, output: sizes.append(len(output[0])))
     expected = whole.model.logits(packed).argmax(-1).view(-1)[packed.branches]

@@ -110,7 +110,7 @@ def work(model: Path, out: Path, parallel: dict[str, Any], ranks: Ranks) -> Poli
     config = make_config(out, parallel={"processes": ranks.world, **parallel}, loss=losses(model))
     policy = Policy(model, config, ranks)
     policy.write_hf(out / "before")
-    parts = [pack(micro, policy.share)[0] for micro in plan(BATCHES[0], 1, BUDGET)[0]]
+    parts = [pack(micro, policy.shard)[0] for micro in plan(BATCHES[0], 1, BUDGET)[0]]
     computed = [policy.logprobs, policy.best] + ([partial(leads, policy)] if ranks.world == 1 else [])
     evaluated = [torch.cat([compute(packed) for packed in parts]) for compute in computed]
     torch.save(evaluated, out / f"evaluated-{ranks.rank}.pt")
@@ -136,7 +136,7 @@ def learn(policy: Policy, batches: Sequence[list[TrainingRow]], out: Path) -> No
     for rows in batches:
         micros = plan(rows, policy.ranks.data_world, BUDGET)
         update = policy.update(micros[policy.ranks.data_rank], sum(len(row.places) for row in rows), LOSS, 1e-2)
-        noted.append((rows, token_notes(update.loss_inputs, LOSS, micros, policy.ranks, policy.share)))
+        noted.append((rows, token_notes(update.loss_inputs, LOSS, micros, policy.ranks, policy.shard)))
         assert update.sums is not None
         reached.append([update.loss, update.grad_norm, *update.sums.sums.tolist(), update.sums.peak.item()])
     policy.write_hf(out)
@@ -156,7 +156,7 @@ def go_on(policy: Policy, source: Path, out: Path) -> None:
 def gradients(policy: Policy, rows: list[TrainingRow], merge: bool) -> dict[str, torch.Tensor]:
     """This rank's gradients on all rows, by names in the whole model; with the loss on the last stage."""
     micros = plan(rows, policy.ranks.data_world, BUDGET)[policy.ranks.data_rank]
-    parts = [pack(micro, policy.share, merge) for micro in (micros if merge else [[row] for row in rows])]
+    parts = [pack(micro, policy.shard, merge) for micro in (micros if merge else [[row] for row in rows])]
 
     def loss(number: int, logp: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         packed, trained = parts[number]

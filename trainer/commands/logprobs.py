@@ -49,7 +49,7 @@ def difference(policy: Policy, rows: Sequence[TrainingRow], max_tokens: int) -> 
     """Return max |rollout logprob - recomputed logprob| over the trained tokens of these rows, and their number."""
     gaps = [torch.zeros(0, device=policy.ranks.device)]
     for micro in plan(rows, 1, max_tokens)[0]:
-        packed, tokens = pack(micro, policy.share)
+        packed, tokens = pack(micro, policy.shard)
         gaps.append((policy.logprobs(packed) - tokens.rollout_logp).abs())
     every = over_context_ranks(torch.cat(gaps))
     # torch's maximum is NaN where one gap is NaN; Python's max would hide it.

@@ -98,7 +98,7 @@ def measure(policy: Policy, rows: Sequence[TrainingRow], max_tokens: int) -> dic
     """
     sums = torch.zeros(2, dtype=torch.float64, device=policy.ranks.device)
     for micro in plan(rows, 1, max_tokens)[0]:
-        packed, _ = pack(micro, policy.share)
+        packed, _ = pack(micro, policy.shard)
         correct = packed.labels[packed.branches] == policy.best(packed)
         sums += torch.stack((-policy.logprobs(packed).double().sum(), correct.sum()))
     loss, accuracy = (sum_over_context_ranks(sums) / count(rows)).tolist()

@@ -43,11 +43,11 @@ def token_notes(
     loss_function: LossFunction | None,
     micros: Sequence[Sequence[Sequence[TrainingRow]]],
     ranks: Ranks,
-    share: ContextShard,
+    shard: ContextShard,
 ) -> dict[int, TokenNotes]:
     """What the loss gave each trained token of every row, by the row's id(). Collective; empty on all ranks but 0.
 
-    `micros`: [data rank][micro-batch] -> rows, as the step computed them; `share`: this rank's part of one.
+    `micros`: [data rank][micro-batch] -> rows, as the step computed them; `shard`: this rank's part of one.
     """
     # Tensor ranks all hold the same logprobs, so one of them is enough.
     arrays = [token_arrays(inputs, loss_function) for inputs in loss_inputs] if ranks.tensor_rank == 0 else []
@@ -59,12 +59,12 @@ def token_notes(
     for rank, rows_of_rank in enumerate(micros):
         parts = {context: arrays for (data, context), arrays in by_place.items() if data == rank}
         for number, rows in enumerate(rows_of_rank if parts else []):
-            notes |= _notes_by_row(rows, {context: arrays[number] for context, arrays in parts.items()}, share)
+            notes |= _notes_by_row(rows, {context: arrays[number] for context, arrays in parts.items()}, shard)
     return notes
 
 
 def _notes_by_row(
-    rows: Sequence[TrainingRow], parts: Mapping[int, TokenArrays], share: ContextShard
+    rows: Sequence[TrainingRow], parts: Mapping[int, TokenArrays], shard: ContextShard
 ) -> dict[int, TokenNotes]:
     """Join what the context ranks computed of a micro-batch and divide it by row."""
     if not rows:
@@ -72,7 +72,7 @@ def _notes_by_row(
     counts = [len(row.places) for row in rows]
     logp, coefficient = np.zeros((2, sum(counts)), dtype=np.float32)
     for context, arrays in parts.items():
-        where = predicted(rows, replace(share, rank=context)) if share.world > 1 else slice(None)
+        where = predicted(rows, replace(shard, rank=context)) if shard.world > 1 else slice(None)
         logp[where], coefficient[where] = arrays
     ends = np.cumsum(counts)[:-1]
     pairs = zip(rows, np.split(logp, ends), np.split(coefficient, ends), strict=True)
@@ -104,7 +104,7 @@ def _gradient_norm(
     """The norm of the gradient of the tokens whose advantage has this sign."""
     policy.ddp.zero_grad_buffer()
     policy.optimizer.zero_grad()
-    parts = [pack(rows, policy.share) for rows in micros]
+    parts = [pack(rows, policy.shard) for rows in micros]
 
     def loss_of(number: int, edges: Tensor) -> tuple[Tensor, None]:
         packed, tokens = parts[number]

@@ -178,7 +178,7 @@ class StepReport:
         self._lap("checkpoint")
         config, policy = self._reporter.config, self._reporter.policy
         loss = partial(policy_loss, rule=configured(config.loss)) if config.report.keep_tokens else None
-        notes = token_notes(self._update.loss_inputs, loss, self._micros, policy.ranks, policy.share)
+        notes = token_notes(self._update.loss_inputs, loss, self._micros, policy.ranks, policy.shard)
         facts = StepFacts(
             self.step, self._groups, self._batch, self._micros, self._update, notes, self._gradient_shares, self.seconds
         )
