@@ -7,6 +7,7 @@ pool.db, logs/, checkpoints, reward.png and summary.json.
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import time
@@ -79,9 +80,8 @@ class Demo:
         run_command(["trainer", "sft", str(write_sft_config(self.directory, self.settings))], self.log("sft"))
         engine, gateway = self.serve()
         trainer_config = write_trainer_config(self.directory, self.settings, engine)
-        trainer = self.start(
-            "trainer", ["env", "OMP_NUM_THREADS=1", "trainer", "launch", str(trainer_config)], ready=False
-        )
+        os.environ["OMP_NUM_THREADS"] = "1"  # from here on the trainer shares the machine with engine and agents
+        trainer = self.start("trainer", ["trainer", "launch", str(trainer_config)], ready=False)
         self.wait_pushed(trainer)
         before = self.evaluate("eval-before", gateway)
         self.reinforce(gateway, trainer)
