@@ -39,22 +39,22 @@ class Continuation:
 
 def continuations(exchanges: Sequence[Exchange]) -> list[Continuation]:
     """One for each exchange of a session, in their order."""
-    made: dict[Key, list[tuple[Exchange, tuple[str, ...]]]] = {}
-    found = []
+    replies: dict[Key, list[tuple[Exchange, tuple[str, ...]]]] = {}
+    results = []
     for exchange in sorted(exchanges, key=lambda each: each.seq):
         turns = _turns(exchange)
-        found.append(_continuation(exchange, turns, made))
+        results.append(_continuation(exchange, turns, replies))
         reply = _reply(exchange)
         if reply:
-            made.setdefault(_said([*turns, *reply]), []).append((exchange, _ids(reply)))
-    return found
+            replies.setdefault(_said([*turns, *reply]), []).append((exchange, _ids(reply)))
+    return results
 
 
 def _continuation(
-    exchange: Exchange, turns: list[Turn], made: dict[Key, list[tuple[Exchange, tuple[str, ...]]]]
+    exchange: Exchange, turns: list[Turn], replies: dict[Key, list[tuple[Exchange, tuple[str, ...]]]]
 ) -> Continuation:
     for end in range(len(turns), 0, -1):
-        candidates = made.get(_said(turns[:end]), [])
+        candidates = replies.get(_said(turns[:end]), [])
         ids = _ids(turns[:end])
         same_ids = [call for call, given in candidates if ids[len(ids) - len(given) :] == given]
         follows = same_ids or [call for call, _ in candidates]
@@ -93,9 +93,9 @@ def _reply(exchange: Exchange) -> list[Turn]:
 
 
 def _turn(text: str | None, reasoning: str | None, calls: list[tuple[str, str, Any]]) -> Turn:
-    made = tuple((name, json.dumps(value, sort_keys=True)) for _, name, value in calls)
-    said = ("assistant", (text or "").strip(), (reasoning or "").strip(), made)
-    return Turn("assistant", said, tuple(id for id, _, _ in calls), bool((reasoning or "").strip()))
+    functions = tuple((name, json.dumps(value, sort_keys=True)) for _, name, value in calls)
+    meaning = ("assistant", (text or "").strip(), (reasoning or "").strip(), functions)
+    return Turn("assistant", meaning, tuple(id for id, _, _ in calls), bool((reasoning or "").strip()))
 
 
 def _name(call: dict[str, Any]) -> str:

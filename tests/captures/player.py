@@ -69,7 +69,7 @@ class Player:
         """All exchanges of a session, as an attempt of its own, through gateways of one pool that take turns."""
         given: dict[int, dict[str, str]] = {}
         known: set[int] = set()
-        found = []
+        results = []
         truths = {truth.exchange.seq: truth for truth in continuations(session.exchanges)}
         for exchange, stand in zip(session.exchanges, cycle(stands), strict=False):
             self._answer = self._planned(exchange)
@@ -83,8 +83,8 @@ class Player:
             assert len(added) <= 1, f"{len(added)} rows of one call"
             known |= {row.id for row in added}
             path = paths(rows)[added[0].id] if added else array("i")
-            found.append(Played(exchange, status, delivered, added[0] if added else None, path))
-        return found
+            results.append(Played(exchange, status, delivered, added[0] if added else None, path))
+        return results
 
     def _planned(self, exchange: Exchange) -> ScriptedReply | Fault:
         """What the engine does."""
@@ -142,8 +142,8 @@ async def _ask(stand: Stand, exchange: Exchange, body: Any, key: str) -> tuple[i
             status = answer.status
     except aiohttp.ClientPayloadError:  # the gateway cut its own answer
         return None, None
-    said = {"events": data.split("\n\n")} if exchange.stream else {"body": json.loads(data)}
-    return status, reply_of(exchange.api, {"status": status, **said})
+    answer = {"events": data.split("\n\n")} if exchange.stream else {"body": json.loads(data)}
+    return status, reply_of(exchange.api, {"status": status, **answer})
 
 
 async def _leave(stand: Stand, exchange: Exchange, body: Any, key: str) -> tuple[None, None]:

@@ -63,12 +63,12 @@ class Session:
 
 def sessions(folder: Path = DATA) -> list[Session]:
     """All recorded sessions, by agent and run."""
-    found: dict[tuple[str, str], list[Exchange]] = {}
+    by_run: dict[tuple[str, str], list[Exchange]] = {}
     for file in sorted(folder.glob("*.jsonl.gz")):
         for row in rows(file):
             exchange = _exchange(row)
-            found.setdefault((exchange.agent, exchange.run), []).append(exchange)
-    return [Session(*name, tuple(sorted(of, key=lambda each: each.seq))) for name, of in sorted(found.items())]
+            by_run.setdefault((exchange.agent, exchange.run), []).append(exchange)
+    return [Session(*name, tuple(sorted(of, key=lambda each: each.seq))) for name, of in sorted(by_run.items())]
 
 
 def rows(file: Path) -> Iterator[dict[str, Any]]:

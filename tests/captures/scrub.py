@@ -82,19 +82,19 @@ class Scrubber:
 
     def _write(self, text: str) -> str:
         atoms, tail = self._atoms(text)
-        chain, found = hashlib.blake2b(key=self._key, digest_size=8), []
+        chain, parts = hashlib.blake2b(key=self._key, digest_size=8), []
         for i, (gap, word) in enumerate(atoms):
             chain.update(f"{gap}\0{word}\0".encode())
             number = int.from_bytes(chain.digest(), "big")
             if word in self._embedded:
-                found.append(_short(gap) + self.write(word))
+                parts.append(_short(gap) + self.write(word))
             elif i < FIRST_WORDS or i in self._kept[text] or number % ONE_OF == 0:
-                found.append(_short(gap) + (self.id(word) if ID.fullmatch(word) else _pseudo_word(number)))
-        return "".join(found) + _short(tail)
+                parts.append(_short(gap) + (self.id(word) if ID.fullmatch(word) else _pseudo_word(number)))
+        return "".join(parts) + _short(tail)
 
     def id(self, text: str) -> str:
         """The text with its ids replaced by others of the same shape."""
-        return ID.sub(lambda found: self._other_id(found[0]), text)
+        return ID.sub(lambda match: self._other_id(match[0]), text)
 
     def _other_id(self, id: str) -> str:
         digits = iter(hashlib.blake2b(id.encode(), key=self._key, digest_size=32).hexdigest() * 4)
@@ -149,12 +149,12 @@ def _short(gap: str) -> str:
 # ---- walking a recording
 
 
-def scrubbed(row: dict[str, Any], scrubber: Scrubber, text: Visit, said: Visit) -> dict[str, Any]:
+def scrubbed(row: dict[str, Any], scrubber: Scrubber, text: Visit, hide: Visit) -> dict[str, Any]:
     """The row with `text` applied to its texts, `said` to those of replies, and its ids replaced."""
     answer, reply = row["resp"], row["resp"]["reply"]
     if reply is not None:
-        calls = [{**call, "arguments": _arguments(call["arguments"], said)} for call in reply["calls"]]
-        reply = {**reply, "content": said(reply["content"]), "reasoning": said(reply["reasoning"]), "calls": calls}
+        calls = [{**call, "arguments": _arguments(call["arguments"], hide)} for call in reply["calls"]]
+        reply = {**reply, "content": hide(reply["content"]), "reasoning": hide(reply["reasoning"]), "calls": calls}
     kept = {name: value for name, value in answer.items() if name not in ("events", "body", "reply")}
     problem = answer.get("body", {}).get("error")
     error = {"error": problem["code"] or problem["type"]} if problem else {}
@@ -212,10 +212,10 @@ def _arguments(raw: str, text: Visit) -> str:
     if not raw.lstrip().startswith("{"):
         return text(raw)
 
-    def literal(found: re.Match[str]) -> str:
-        written, colon = found[1], found[2]
+    def literal(match: re.Match[str]) -> str:
+        written, colon = match[1], match[2]
         if colon:
-            return found[0]
+            return match[0]
         closed = len(written) > 1 and written.endswith('"')
         value = json.dumps(text(json.loads(written if closed else written + '"')), ensure_ascii="\\u" in written)
         value = value.replace("/", "\\/") if "\\/" in written else value
@@ -259,11 +259,11 @@ def _strings(value: Any) -> Iterator[str]:
 def scrub(source: Path, target: Path, key: bytes) -> None:
     """One agent's file."""
     scrubber = Scrubber(key)
-    found = list(rows(source))
-    for row in found:
+    source_rows = list(rows(source))
+    for row in source_rows:
         scrubbed(row, scrubber, scrubber.see, scrubber.see_reply)
     scrubber.settle()
-    result = [scrubbed(row, scrubber, scrubber.write, scrubber.write) for row in found]
+    result = [scrubbed(row, scrubber, scrubber.write, scrubber.write) for row in source_rows]
     check(scrubber, result)
     with gzip.GzipFile(target, "wb", 9, mtime=0) as out:
         for row in result:

@@ -69,10 +69,10 @@ def test_every_recorded_call_has_its_label(agent: str) -> None:
     for session in SESSIONS:
         if session.agent == agent:
             rows = recorded(session)
-            found = labels(rows)
+            label_of = labels(rows)
             judged = [row for row in rows if row.kind in TRUTH]  # the others failed on purpose
             seen.update(TRUTH[row.kind] for row in judged)
-            wrong += [f"{session.name} {row.id}" for row in judged if found[row.id] != TRUTH[row.kind]]
+            wrong += [f"{session.name} {row.id}" for row in judged if label_of[row.id] != TRUTH[row.kind]]
     assert wrong == []
     assert seen["main"] >= 50 and (seen["side"] >= 20 if agent == "opencode" else not seen["side"])
     assert agent == "mini" or (seen["subagent"] >= 6 and seen["compaction"] >= 2)

@@ -106,9 +106,9 @@ def test_a_cut_stream_is_read_as_far_as_it_came() -> None:
 
 
 def test_the_recordings_hold_every_agent_and_behaviour() -> None:
-    found = sessions()
-    assert Counter(session.agent for session in found) == {"codex": 17, "mini": 14, "opencode": 20, "qwen": 15}
-    calls = [exchange for session in found for exchange in session.exchanges]
+    recordings = sessions()
+    assert Counter(session.agent for session in recordings) == {"codex": 17, "mini": 14, "opencode": 20, "qwen": 15}
+    calls = [exchange for session in recordings for exchange in session.exchanges]
     kinds = Counter(call.kind for call in calls)
     assert kinds == {"main": 282, "sub": 18, "side": 20, "compaction": 8, "fault": 35}
     assert {call.api for call in calls} == {"chat", "responses", "anthropic"}

@@ -66,9 +66,9 @@ class Speaker:
         Equal texts get the same words, in other tokens.
         """
         thoughts, mark, rest = text.rpartition("</think>")
-        said, call, calls = rest.partition("<tool_call>")
+        content, call, calls = rest.partition("<tool_call>")
         something = self._added.setdefault(text, self._free(self.rng.randint(1, 8), self._plain))
-        return self._spell(thoughts + mark + said) + something + self._spell(call + calls)
+        return self._spell(thoughts + mark + content) + something + self._spell(call + calls)
 
     def _reasoning(self) -> list[int]:
         if self.family.thinks == "no" or (self.family.thinks and self.rng.random() < 0.3):

@@ -39,8 +39,8 @@ def texts(event: dict[str, Any]) -> list[tuple[int, str]]:
         message = choice.get("message") or choice.get("delta") or choice
         parts = choice.get("content", {}).get("parts", []) if "candidates" in event else [{"text": message}]
         for part in parts:
-            said = part["text"] if isinstance(part["text"], str) else message.get("content", message.get("text"))
-            numbered.append((choice["index"], said or ""))
+            content = part["text"] if isinstance(part["text"], str) else message.get("content", message.get("text"))
+            numbered.append((choice["index"], content or ""))
     return numbered
 
 
@@ -94,8 +94,8 @@ async def test_a_conversation_goes_on_from_any_of_the_answers(serve: Serve) -> N
     for choice in answer["choices"]:
         await stand.chat(user("hello"), choice["message"], {"role": "tool", "content": "out"}, tools=[SHELL])
     rows = stand.recorded()
-    said = {row.reply["tool_calls"][0]["id"]: row.id for row in rows[:2]}
-    followed = [said[choice["message"]["tool_calls"][0]["id"]] for choice in answer["choices"]]
+    row_of_call = {row.reply["tool_calls"][0]["id"]: row.id for row in rows[:2]}
+    followed = [row_of_call[choice["message"]["tool_calls"][0]["id"]] for choice in answer["choices"]]
     assert [row.follows for row in rows[2:]] == [row.prefix_of for row in rows[2:]] == followed
 
 

@@ -57,8 +57,8 @@ from transformers import AutoModelForCausalLM
 directory, *paths = json.load(sys.stdin)
 model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
 with torch.no_grad():
-    found = [torch.stack(model(torch.tensor([path]), output_router_logits=True).router_logits, 1) for path in paths]
-numpy.savez(sys.argv[1], *[scores.numpy() for scores in found])
+    logits = [torch.stack(model(torch.tensor([path]), output_router_logits=True).router_logits, 1) for path in paths]
+numpy.savez(sys.argv[1], *[scores.numpy() for scores in logits])
 """
 
 
@@ -109,9 +109,9 @@ async def test_recorded_experts_are_those_that_the_weights_choose(
 async def relay(mixture_engine: Sglang) -> AsyncIterator[tuple[Relay, str]]:
     async with AsyncExitStack() as stack:
         app = web.Application()
-        found = Relay(mixture_engine.url)
-        app.router.add_route("*", "/{path:.*}", found.handle)
-        yield found, await listening(app, stack)
+        relay = Relay(mixture_engine.url)
+        app.router.add_route("*", "/{path:.*}", relay.handle)
+        yield relay, await listening(app, stack)
 
 
 async def test_the_trainer_computes_what_the_engine_did_with_its_experts(

@@ -239,5 +239,5 @@ def test_kimis_ids_are_its_own_unless_they_are_taken() -> None:
 
 def test_mistrals_ids_are_nine_letters_and_digits() -> None:
     form = FORMATS["mistral"]()
-    (made, kept) = form.ids([ParsedCall("f", "{}"), ParsedCall("f", "{}", "a1b2c3d4e")], ())
-    assert re.fullmatch("[a-z0-9]{9}", made) and kept == "a1b2c3d4e"
+    (generated, kept) = form.ids([ParsedCall("f", "{}"), ParsedCall("f", "{}", "a1b2c3d4e")], ())
+    assert re.fullmatch("[a-z0-9]{9}", generated) and kept == "a1b2c3d4e"

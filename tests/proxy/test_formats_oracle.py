@@ -56,18 +56,18 @@ class Turn:
 
 def turns() -> list[Turn]:
     """Every sample in every format: alone, behind thinking and text, behind thinking that the prompt has opened."""
-    found = []
+    turns = []
     for way, (form, writer) in WRITERS.items():
         begin, end = think(way)
         before = "" if "no tag" in way else "I look.\n"
         reasoning = REASONING.get(form, "deepseek-v3" if "deepseek" in form else "qwen3")
         for sample, calls in SAMPLES.items():
             written, thought = writer(calls), f"\nhm, {{so}}\n{end}{before}{writer(calls)}"
-            found.append(Turn(way, sample, False, (form, reasoning), written))
-            found.append(Turn(way, sample, False, (form, reasoning), begin + thought))
+            turns.append(Turn(way, sample, False, (form, reasoning), written))
+            turns.append(Turn(way, sample, False, (form, reasoning), begin + thought))
             if form in OPENED:
-                found.append(Turn(way, sample, True, (form, OPENED[form]), thought))
-    return found
+                turns.append(Turn(way, sample, True, (form, OPENED[form]), thought))
+    return turns
 
 
 @pytest.fixture(scope="module")

@@ -34,8 +34,8 @@ async def start(tiny_model: Path) -> AsyncIterator[Start]:
         http = await stack.enter_async_context(aiohttp.ClientSession())
 
         async def gateway(url: str) -> Stand:
-            made = Gateway(ProxyConfig(engine=EngineConfig(model=str(tiny_model)), pool=url), engine)
-            return Stand(await served(made, stack), open_pool(url), http)
+            proxy = Gateway(ProxyConfig(engine=EngineConfig(model=str(tiny_model)), pool=url), engine)
+            return Stand(await served(proxy, stack), open_pool(url), http)
 
         yield gateway
 

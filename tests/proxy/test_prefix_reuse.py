@@ -55,10 +55,10 @@ async def rollout(stand: Stand, key: str, task: str) -> None:
     for turn in range(TURNS):
         answer = await stand.chat(*messages, key=key, max_tokens=8)
         messages += [answer["choices"][0]["message"], user(f"go on with step {turn}")]
-        found = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        hit = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
         row = stand.recorded(key)[-1]
-        assert found >= row.prefix_length - 1, turn  # the engine never ran the last sampled token of that turn
-        total, cached = total + row.prompt_length, cached + found
+        assert hit >= row.prefix_length - 1, turn  # the engine never ran the last sampled token of that turn
+        total, cached = total + row.prompt_length, cached + hit
     assert cached > 0.85 * total
 
 

@@ -186,9 +186,9 @@ async def test_the_pools_tools_read_rows_of_text(behind: Any, template: ChatTemp
     report = verify(stand.pool)
     assert report.damages == [] and report.completions == 6 and report.trainable == 3  # the provider's own gateway
     run = find_run(stand.pool, "a collect run")
-    found = list(records(stand.pool, run))
-    assert [record.message["content"] for record in found] == ["bonjour"] * 3
-    assert all(sum(record.mask) == 0 and record.logprobs == [] for record in found)
+    exported = list(records(stand.pool, run))
+    assert [record.message["content"] for record in exported] == ["bonjour"] * 3
+    assert all(sum(record.mask) == 0 and record.logprobs == [] for record in exported)
     assert export(stand.pool, run, "jsonl", tmp_path / "run.jsonl") == 3
     assert any("text_only" in line and "bonjour" in line for line in show(stand.pool, rows[0].attempt_id))
     with pytest.raises(UserError, match="answered by a provider, as text without token ids"):

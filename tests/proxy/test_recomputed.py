@@ -40,47 +40,47 @@ class Dialect:
     streamed_path: str = ""
 
 
-def chat(said: list[str]) -> Body:
-    return {"messages": list(map(message, range(len(said)), said)), "max_tokens": PER_TURN, "temperature": COLD}
+def chat(texts: list[str]) -> Body:
+    return {"messages": list(map(message, range(len(texts)), texts)), "max_tokens": PER_TURN, "temperature": COLD}
 
 
 def message(index: int, text: str) -> Body:
     return {"role": "assistant", "content": text} if index % 2 else user(text)
 
 
-def chat_text(said: Body) -> str:
-    choice = said["choices"][0]
+def chat_text(body: Body) -> str:
+    choice = body["choices"][0]
     return (choice.get("message") or choice["delta"]).get("content") or ""
 
 
-def responses(said: list[str]) -> Body:
-    return {"input": list(map(message, range(len(said)), said)), "max_output_tokens": PER_TURN, "temperature": COLD}
+def responses(texts: list[str]) -> Body:
+    return {"input": list(map(message, range(len(texts)), texts)), "max_output_tokens": PER_TURN, "temperature": COLD}
 
 
-def responses_text(said: Body) -> str:
-    if "type" in said:
-        return str(said["delta"]) if said["type"] == "response.output_text.delta" else ""
-    return "".join(part["text"] for item in said["output"] if item["type"] == "message" for part in item["content"])
+def responses_text(body: Body) -> str:
+    if "type" in body:
+        return str(body["delta"]) if body["type"] == "response.output_text.delta" else ""
+    return "".join(part["text"] for item in body["output"] if item["type"] == "message" for part in item["content"])
 
 
-def messages_text(said: Body) -> str:
-    if said["type"] == "content_block_delta":
-        return str(said["delta"].get("text", ""))
-    return "".join(block.get("text", "") for block in said.get("content", ()))
+def messages_text(body: Body) -> str:
+    if body["type"] == "content_block_delta":
+        return str(body["delta"].get("text", ""))
+    return "".join(block.get("text", "") for block in body.get("content", ()))
 
 
-def gemini(said: list[str]) -> Body:
+def gemini(texts: list[str]) -> Body:
     roles = ("user", "model")
-    contents = [{"role": roles[index % 2], "parts": [{"text": text}]} for index, text in enumerate(said)]
+    contents = [{"role": roles[index % 2], "parts": [{"text": text}]} for index, text in enumerate(texts)]
     return {"contents": contents, "generationConfig": {"maxOutputTokens": PER_TURN, "temperature": COLD}}
 
 
-def gemini_text(said: Body) -> str:
-    return "".join(part.get("text", "") for part in said["candidates"][0]["content"].get("parts", ()))
+def gemini_text(body: Body) -> str:
+    return "".join(part.get("text", "") for part in body["candidates"][0]["content"].get("parts", ()))
 
 
-def completions(said: list[str]) -> Body:
-    return {"prompt": "".join(said), "max_tokens": PER_TURN, "temperature": COLD}
+def completions(texts: list[str]) -> Body:
+    return {"prompt": "".join(texts), "max_tokens": PER_TURN, "temperature": COLD}
 
 
 DIALECTS = {
@@ -90,22 +90,22 @@ DIALECTS = {
     "gemini": Dialect(
         "/v1beta/models/m:generateContent", gemini, gemini_text, "/v1beta/models/m:streamGenerateContent?alt=sse"
     ),
-    "completions": Dialect("/v1/completions", completions, lambda said: said["choices"][0]["text"]),
+    "completions": Dialect("/v1/completions", completions, lambda body: body["choices"][0]["text"]),
 }
 
 
 async def converse(stand: Stand, rollout_id: int, dialect: Dialect, stream: bool) -> list[Completion]:
     """Talk until enough is sampled; the recorded rows."""
     attempt, key = open_attempt(stand.pool, rollout_id, "command")
-    said, rows = ["hello"], list[Completion]()
+    texts, rows = ["hello"], list[Completion]()
     while sum(len(row.sampled) for row in rows) < PER_CONVERSATION:
-        said += [await answer(stand, key, dialect, said, stream), " and then?"]
+        texts += [await answer(stand, key, dialect, texts, stream), " and then?"]
         rows = of_attempt(stand.pool, attempt.id)
     return rows
 
 
-async def answer(stand: Stand, key: str, dialect: Dialect, said: list[str], stream: bool) -> str:
-    path, body = dialect.path, dialect.body(said)
+async def answer(stand: Stand, key: str, dialect: Dialect, texts: list[str], stream: bool) -> str:
+    path, body = dialect.path, dialect.body(texts)
     if stream and dialect.streamed_path:
         path = dialect.streamed_path
     elif stream:
@@ -131,10 +131,10 @@ async def test_recomputed_logprobs_are_the_engines(
             for member, (name, stream) in zip(members, cases, strict=True)
         )
     )
-    found = [recompute(tiny_model, rows) for rows in recorded]
-    for case, rows, again in zip(cases, recorded, found, strict=True):
+    recomputed = [recompute(tiny_model, rows) for rows in recorded]
+    for case, rows, again in zip(cases, recorded, recomputed, strict=True):
         assert again.gap <= 1e-4, case
         assert again.tokens == sum(len(row.sampled) for row in rows) >= 100 and not again.excluded, case
-    assert sum(again.tokens for again in found) >= 1000
+    assert sum(again.tokens for again in recomputed) >= 1000
     # later turns were computed behind the tokens of earlier ones
-    assert sum(again.sequences for again in found) < sum(map(len, recorded))
+    assert sum(again.sequences for again in recomputed) < sum(map(len, recorded))

@@ -94,10 +94,10 @@ def without_reasoning(session: Session) -> Session:
     return replace(session, exchanges=tuple(exchanges))
 
 
-async def played(player: Player, stands: list[Stand], found: list[Session]) -> tuple[Counter[str], list[str]]:
+async def played(player: Player, stands: list[Stand], recordings: list[Session]) -> tuple[Counter[str], list[str]]:
     """How often which verdict came, and which were wrong."""
     counts, wrong = Counter[str](), []
-    for session in found:
+    for session in recordings:
         calls = await player.play(session, *stands)
         verdicts = judged(calls, continuations(session.exchanges))
         counts.update(verdict for _, verdict in verdicts)
@@ -108,9 +108,9 @@ async def played(player: Player, stands: list[Stand], found: list[Session]) -> t
 
 def mislabelled(played: list[Played]) -> list[tuple[int, str]]:
     """Rows whose label is not what their call was for."""
-    found = labels([call.row for call in played if call.row is not None])
+    label_of = labels([call.row for call in played if call.row is not None])
     known = [call for call in played if call.row is not None and call.exchange.kind in TRUTH]
-    pairs = [(call.exchange, found[call.row.id]) for call in known if call.row is not None]
+    pairs = [(call.exchange, label_of[call.row.id]) for call in known if call.row is not None]
     return [(exchange.seq, label) for exchange, label in pairs if label != TRUTH[exchange.kind]]
 
 

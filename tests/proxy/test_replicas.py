@@ -333,13 +333,13 @@ def answer(prompt, ids):
 
 @pytest.fixture
 async def engines(tiny_model: Path, tmp_path: Path) -> AsyncIterator[Processes]:
-    found = Processes(tiny_model, tmp_path)
+    processes = Processes(tiny_model, tmp_path)
     try:
-        await asyncio.gather(found.start(0), found.start(1))
-        yield found
+        await asyncio.gather(processes.start(0), processes.start(1))
+        yield processes
     finally:
-        for number in list(found.running):
-            found.kill(number)
+        for number in list(processes.running):
+            processes.kill(number)
 
 
 ROLLOUTS, TURNS = 16, 8

@@ -60,17 +60,17 @@ def no_commits(pool: Pool) -> AbstractContextManager[None]:
 @contextmanager
 def held(pool: Pool, table: Table) -> Iterator[None]:
     """While the block lasts, no row of the table changes; on SQLite, none of any."""
-    held, over = Event(), Event()
+    is_locked, over = Event(), Event()
 
     def hold() -> None:
         with pool.write() as connection:
             locked(connection, select(table.c.id).order_by(table.c.id))
-            held.set()
+            is_locked.set()
             over.wait(60)
 
     with ThreadPoolExecutor(1) as thread:
         holding = thread.submit(hold)
-        assert held.wait(60)
+        assert is_locked.wait(60)
         try:
             yield
         finally:

@@ -48,8 +48,8 @@ def value(text: str, parameter: Any, guess: bool = False, definitions: Any = Non
     ],
 )
 def test_the_schema_decides_what_text_stands_for(schema: Any, text: str, expected: Any) -> None:
-    found = value(text, schema)
-    assert (found, type(found)) == (expected, type(expected))
+    result = value(text, schema)
+    assert (result, type(result)) == (expected, type(expected))
 
 
 def test_references_are_followed_and_circles_end() -> None:
@@ -67,8 +67,10 @@ def test_where_no_schema_speaks_a_format_may_guess() -> None:
 
 def test_parameters_of_alternatives_count() -> None:
     branch = {"properties": {"p": INTEGER}}
-    found = ToolSchemas([{"function": {"name": "f", "parameters": {"anyOf": [branch, {"properties": {"q": STRING}}]}}}])
-    assert found.value("f", "p", "5", False) == 5
+    schemas = ToolSchemas(
+        [{"function": {"name": "f", "parameters": {"anyOf": [branch, {"properties": {"q": STRING}}]}}}]
+    )
+    assert schemas.value("f", "p", "5", False) == 5
 
 
 @pytest.mark.parametrize("text", ["5", "5.0", "true", "True", "null", "None", "[1]", "{'a': 1}", '"x"', "plain", ""])

@@ -50,9 +50,9 @@ class Relay:
 async def relay(sglang_engine: Sglang) -> AsyncIterator[tuple[Relay, str]]:
     async with AsyncExitStack() as stack:
         app = web.Application()
-        found = Relay(sglang_engine.url)
-        app.router.add_route("*", "/{path:.*}", found.handle)
-        yield found, await listening(app, stack)
+        relay = Relay(sglang_engine.url)
+        app.router.add_route("*", "/{path:.*}", relay.handle)
+        yield relay, await listening(app, stack)
 
 
 GEMINI = {"contents": [{"parts": [{"text": "hello"}]}], "generationConfig": {"maxOutputTokens": 40}}

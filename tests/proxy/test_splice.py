@@ -34,11 +34,11 @@ class Model:
     def of(self, script: Script) -> Script:
         def speak(prompt: str, ids: Sequence[int]) -> ScriptedReply | Fault:
             answer = script(prompt, ids)
-            said = ScriptedReply(answer) if isinstance(answer, str) else answer
-            if isinstance(said, Fault) or said.ids:
-                return said
-            self.turns.append(self._speaker.spoken(said.text))
-            return ScriptedReply("", end=said.end, ids=tuple(self.turns[-1]))
+            reply = ScriptedReply(answer) if isinstance(answer, str) else answer
+            if isinstance(reply, Fault) or reply.ids:
+                return reply
+            self.turns.append(self._speaker.spoken(reply.text))
+            return ScriptedReply("", end=reply.end, ids=tuple(self.turns[-1]))
 
         return speak
 
@@ -238,8 +238,8 @@ THOUGHT_CALL = "<think>\nI list.</think>" + ODD_CALL
 
 async def counted(stand: Stand) -> dict[str, int]:
     async with stand.http.get(f"{stand.url}/health") as answer:
-        found: dict[str, int] = (await answer.json())["continued"]
-    return found
+        counts: dict[str, int] = (await answer.json())["continued"]
+    return counts
 
 
 async def test_reasoning_keeps_its_own_line_ends(serve: Serve) -> None:

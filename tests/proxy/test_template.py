@@ -46,8 +46,8 @@ def test_text_and_tokens_are_those_of_transformers(tiny_model: Path, template: C
     environment = {**os.environ, "PYTHONPATH": str(CPU_PATH), "HF_HUB_OFFLINE": "1"}
     words = [sys.executable, "-c", ORACLE, str(tiny_model)]
     given = msgspec.json.encode(CONVERSATIONS)
-    found = subprocess.run(words, input=given, env=environment, capture_output=True, check=True).stdout
-    for line, conversation in zip(found.splitlines(), CONVERSATIONS, strict=True):
+    output = subprocess.run(words, input=given, env=environment, capture_output=True, check=True).stdout
+    for line, conversation in zip(output.splitlines(), CONVERSATIONS, strict=True):
         text = template.render(conversation["messages"], conversation["tools"])
         assert msgspec.json.decode(line) == [text, template.encode(text)]
 
@@ -69,8 +69,8 @@ def test_what_templates_may_use(tmp_path: Path, tiny_model: Path) -> None:
     source += (
         "{% generation %}{{ tools | tojson }}{% endgeneration %}{{ eos_token }}{{ bos_token }}{{ strftime_now('%%') }}"
     )
-    found = model_with(tmp_path, source, tiny_model).render([user("a"), user("b")], [{"x": "<é>"}])
-    assert found == 'a[{"x": "<é>"}]<|im_end|>%'
+    text = model_with(tmp_path, source, tiny_model).render([user("a"), user("b")], [{"x": "<é>"}])
+    assert text == 'a[{"x": "<é>"}]<|im_end|>%'
 
 
 @pytest.mark.parametrize(

@@ -57,9 +57,9 @@ async def sample_all(engine: Sglang, zoo: dict[str, ChatTemplate]) -> dict[str, 
     asked = [(name, length) for name in zoo for length in lengths]
     hello = [{"role": "user", "content": "go on"}]
     prompts = {name: zoo[name].encode(zoo[name].render(hello, (), **FAMILIES[name].options)) for name in zoo}
-    found = await asyncio.gather(*(sample(engine.url, prompts[n], zoo[n].ends, length) for n, length in asked))
+    sampled_ids = await asyncio.gather(*(sample(engine.url, prompts[n], zoo[n].ends, length) for n, length in asked))
     answers: dict[str, list[list[int]]] = {name: [] for name in zoo}
-    for (name, _), ids in zip(asked, found, strict=True):
+    for (name, _), ids in zip(asked, sampled_ids, strict=True):
         answers[name].append(ids)
     return answers
 
@@ -80,7 +80,7 @@ def keeps(family: Family, rollout: Rollout, episode: list[tuple[int, dict[str, A
     `episode`: the turns since the last user message but for a new one, by their completions.
     """
     index, message = episode[-1]
-    thinking = any(has(said, "reasoning_content") or rollout.opened(i) == "<think>" for i, said in episode)
+    thinking = any(has(turn_ids, "reasoning_content") or rollout.opened(i) == "<think>" for i, turn_ids in episode)
     if family.one_of and has(message, "content", "tool_calls"):
         return False
     if family.forgets == "all" and rollout.opened(index):
@@ -89,13 +89,13 @@ def keeps(family: Family, rollout: Rollout, episode: list[tuple[int, dict[str, A
 
 
 def play(rollout: Rollout, speaker: Speaker, turns: int, pure: bool) -> list[list[int]]:
-    """A conversation of so many turns; every prompt is checked against what the family keeps. The sampled turns."""
-    family, rng, said = rollout.family, speaker.rng, []
+    """Play a conversation of so many turns; check each prompt against what the family keeps; return the sampled ids."""
+    family, rng, spoken = rollout.family, speaker.rng, []
     rollout.messages = [{"role": "system", "content": "Be brief & <b>."}, {"role": "user", "content": "first"}]
     episode: list[tuple[int, dict[str, Any]]] = []
     for number in range(turns):
-        said.append(speaker.as_sampled() if pure else speaker.framed())
-        message = rollout.ask(said[-1])
+        spoken.append(speaker.as_sampled() if pure else speaker.framed())
+        message = rollout.ask(spoken[-1])
         if number:
             check(rollout, keeps(family, rollout, episode, rollout.messages[-1]["role"] == "user"))
         episode = [*episode, (number, message)] if rollout.messages[-1]["role"] == "tool" else [(number, message)]
@@ -103,7 +103,7 @@ def play(rollout: Rollout, speaker: Speaker, turns: int, pure: bool) -> list[lis
         results = [{"role": "tool", "tool_call_id": c["id"], "content": f"result {number}\n"} for c in calls]
         rollout.messages.append(rng.choice(ECHOES)(message))
         rollout.messages += results or [{"role": "user", "content": f" and {number}?"}]
-    return said
+    return spoken
 
 
 def check(rollout: Rollout, kept: bool) -> None:
@@ -186,9 +186,9 @@ def _changed(message: dict[str, Any], rng: random.Random) -> Iterator[tuple[str,
 @pytest.fixture(scope="module")
 def seen() -> Iterator[set[str]]:
     """The kinds of changes that were made; all of them, over all families."""
-    found: set[str] = set()
-    yield found
-    assert {"text", "content", "reasoning", "name", "argument", "a result that outgrows its place"} <= found
+    kinds: set[str] = set()
+    yield kinds
+    assert {"text", "content", "reasoning", "name", "argument", "a result that outgrows its place"} <= kinds
 
 
 @EVERY

@@ -63,8 +63,8 @@ class Family:
         if self.real is None:
             return (HERE / f"{self.file}.jinja").read_text()
         file, words = self.real
-        found = next((place / file for place in PLACES if (place / file).is_file()), None)
-        texts = ast.walk(ast.parse(found.read_text())) if found else ()
+        source = next((place / file for place in PLACES if (place / file).is_file()), None)
+        texts = ast.walk(ast.parse(source.read_text())) if source else ()
         strings = (text.value for text in texts if isinstance(text, ast.Constant) and isinstance(text.value, str))
         return next((text for text in strings if "{%" in text and words in text), None)
 
@@ -140,7 +140,7 @@ FAMILIES: dict[str, Family] = {
 def make_zoo(tiny_model: Path, root: Path) -> dict[str, ChatTemplate]:
     """The families as model directories below `root`, without weights; all have one tokenizer."""
     tokenizer = zoo_tokenizer(tiny_model)
-    found = {}
+    templates = {}
     for name, family in FAMILIES.items():
         if (source := family.source) is None:
             continue
@@ -152,8 +152,8 @@ def make_zoo(tiny_model: Path, root: Path) -> dict[str, ChatTemplate]:
         _write(directory / "tokenizer_config.json", {"eos_token": family.ends[0], "bos_token": "<s>"})
         _write(directory / "generation_config.json", {"eos_token_id": ends})
         _write(directory / "config.json", {"max_position_embeddings": 40960})
-        found[name] = ChatTemplate(directory, WRITERS[family.way][0] if family.real else "auto")
-    return found
+        templates[name] = ChatTemplate(directory, WRITERS[family.way][0] if family.real else "auto")
+    return templates
 
 
 def zoo_tokenizer(tiny_model: Path) -> Tokenizer:

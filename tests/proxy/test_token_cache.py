@@ -68,10 +68,10 @@ def test_pieces_are_the_whole(template: ChatTemplate, text: str) -> None:
 def test_what_stands_behind_a_marker_is_the_rest_of_the_whole(template: ChatTemplate, text: str, after: str) -> None:
     (marker,) = template.encode(after)
     whole = template.encode(f"the{after}{text}")
-    found = TokenCache(template).encode(text, after=marker).tolist()
+    ids = TokenCache(template).encode(text, after=marker).tolist()
     if (after + text).startswith(INSIDE):  # then it is another marker
         return
-    assert [*template.encode("the"), marker, *found] == whole
+    assert [*template.encode("the"), marker, *ids] == whole
 
 
 def test_a_long_piece_is_tokenised_once(template: ChatTemplate) -> None:

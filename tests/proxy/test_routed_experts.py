@@ -27,12 +27,12 @@ MIXTURE = Mixture(layers=3, top_k=2)
 @pytest.fixture
 def mixture(tiny_model: Path, tmp_path: Path) -> Path:
     """A directory that says it is a mixture; the scripted engine needs no weights."""
-    found = tmp_path / "mixture"
-    shutil.copytree(tiny_model, found, ignore=shutil.ignore_patterns("*.safetensors"))
-    config = json.loads((found / "config.json").read_text())
+    directory = tmp_path / "mixture"
+    shutil.copytree(tiny_model, directory, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = json.loads((directory / "config.json").read_text())
     config |= {"num_hidden_layers": MIXTURE.layers, "num_experts_per_tok": MIXTURE.top_k}
-    (found / "config.json").write_text(json.dumps(config))
-    return found
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
 
 
 async def stand_for(serve: Serve, mixture: Path, script: Any, replicas: int = 1) -> Stand:
