@@ -54,5 +54,8 @@ def test_rows_keep_them_and_verify_holds_them_to_their_tokens(database: str) -> 
         for id, stored in damaged.items():
             connection.execute(update(completions).where(completions.c.id == id).values(experts=stored))
     short, broken = verify(pool).damages
-    assert "cover the tokens 1 to 3; they should start at 0 or before and end at 3" in short and "cannot be read (11 bytes" in broken
+    assert (
+        "cover the tokens 1 to 3; they should start at 0 or before and end at 3" in short
+        and "cannot be read (11 bytes" in broken
+    )
     pool.close()

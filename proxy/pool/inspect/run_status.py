@@ -7,7 +7,7 @@ import msgspec
 from sqlalchemy import func, select
 
 from proxy.pool.database import Pool
-from proxy.pool.processes.owners import OwnerProcess, database_time, is_alive, this_process
+from proxy.pool.processes.owners import PoolProcess, database_time, is_alive, this_process
 from proxy.pool.schema import TOKENS, attempts, completions, groups, rollouts, runs
 
 
@@ -29,7 +29,7 @@ class RunStatus:
     agents: dict[str, AgentProgress]
     """By name; "-" where the run has only one."""
     open_attempts: int
-    owner: OwnerProcess | None
+    owner: PoolProcess | None
     """The harness that works on it; None: none does, or it is dead."""
     silent_seconds: float
     """Seconds since the last heartbeat of the owner."""
@@ -64,7 +64,7 @@ def run_status(pool: Pool, run_id: int) -> RunStatus:
         open_attempts = connection.scalar(select(func.count()).where(is_open)) or 0
         owner, seen_at = connection.execute(select(runs.c.owner, runs.c.owner_seen_at).where(runs.c.id == run_id)).one()
         silent = database_time(connection, pool) - seen_at if owner is not None else 0.0
-    holder = None if owner is None else msgspec.convert(owner, OwnerProcess)
+    holder = None if owner is None else msgspec.convert(owner, PoolProcess)
     if holder is not None and not is_alive(holder, this_process(), silent):
         holder = None
     return RunStatus(agents, open_attempts, holder, silent)

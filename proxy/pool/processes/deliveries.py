@@ -17,7 +17,7 @@ from sqlalchemy import ColumnElement, Connection, Row, delete, exists, func, sel
 from proxy.pool.completions.records import SERVED_FINISH_REASONS, Completion
 from proxy.pool.completions.store import from_row
 from proxy.pool.database import Pool, insert_if_new, insert_row, locked, retried
-from proxy.pool.processes.owners import OwnerProcess, database_time, is_alive, this_process
+from proxy.pool.processes.owners import PoolProcess, database_time, is_alive, this_process
 from proxy.pool.schema import TOKENS, attempts, completions, proxies, undelivered
 from proxy.pool.untrained import UntrainedReason
 
@@ -73,12 +73,12 @@ def settle_dead_proxies(pool: Pool) -> None:
         _settle(pool, me)
 
 
-def _dead(rows: Sequence[Row[Any]], me: OwnerProcess, now: float) -> list[Row[Any]]:
-    return [row for row in rows if not is_alive(msgspec.convert(row.owner, OwnerProcess), me, now - row.seen_at)]
+def _dead(rows: Sequence[Row[Any]], me: PoolProcess, now: float) -> list[Row[Any]]:
+    return [row for row in rows if not is_alive(msgspec.convert(row.owner, PoolProcess), me, now - row.seen_at)]
 
 
 @retried
-def _settle(pool: Pool, me: OwnerProcess) -> None:
+def _settle(pool: Pool, me: PoolProcess) -> None:
     with pool.write() as connection:
         now = database_time(connection, pool)
         for proxy in _dead(locked(connection, AT_WORK), me, now):

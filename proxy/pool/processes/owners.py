@@ -28,7 +28,7 @@ HEARTBEAT_SECONDS = 10
 STALE_SECONDS = 60
 
 
-class OwnerProcess(msgspec.Struct, frozen=True, kw_only=True):
+class PoolProcess(msgspec.Struct, frozen=True, kw_only=True):
     """A process that works on a run or serves a pool."""
 
     token: str
@@ -44,7 +44,7 @@ class OwnerProcess(msgspec.Struct, frozen=True, kw_only=True):
 class RunClaim:
     """The claim of this process on a run."""
 
-    def __init__(self, pool: Pool, run: Run, owner: OwnerProcess):
+    def __init__(self, pool: Pool, run: Run, owner: PoolProcess):
         self._pool = pool
         self.run = run
         self._owner = owner
@@ -80,14 +80,14 @@ def owned(pool: Pool, run: Run) -> Iterator[RunClaim]:
 
 
 @retried
-def _claim(pool: Pool, run: Run) -> OwnerProcess:
+def _claim(pool: Pool, run: Run) -> PoolProcess:
     me = this_process()
     with pool.write() as connection:
         # The lock decides between two harnesses that start at the same time.
         [row] = locked(connection, select(runs.c.owner, runs.c.owner_seen_at).where(runs.c.id == run.id))
         now = database_time(connection, pool)
         if row.owner is not None:
-            holder = msgspec.convert(row.owner, OwnerProcess)
+            holder = msgspec.convert(row.owner, PoolProcess)
             if is_alive(holder, me, now - row.owner_seen_at):
                 raise UserError(
                     f"run {run.name!r} of the pool {pool.name} is in use by process {holder.pid} on {holder.host}; "
@@ -99,7 +99,7 @@ def _claim(pool: Pool, run: Run) -> OwnerProcess:
 
 
 @retried
-def _change(pool: Pool, run: Run, owner: OwnerProcess, values: dict[str, Any]) -> bool:
+def _change(pool: Pool, run: Run, owner: PoolProcess, values: dict[str, Any]) -> bool:
     """Update the row of a run if this owner still owns it; return whether it does."""
     with pool.write() as connection:
         [row] = locked(connection, select(runs.c.owner).where(runs.c.id == run.id))
@@ -110,19 +110,19 @@ def _change(pool: Pool, run: Run, owner: OwnerProcess, values: dict[str, Any]) -
         return True
 
 
-def is_alive(holder: OwnerProcess, me: OwnerProcess, silent_seconds: float) -> bool:
+def is_alive(holder: PoolProcess, me: PoolProcess, silent_seconds: float) -> bool:
     """Return whether a process is alive: exactly on its own machine, by its last heartbeat elsewhere."""
     if holder.machine == me.machine:
         return _started(holder.pid) == holder.started
     return silent_seconds < STALE_SECONDS
 
 
-def this_process() -> OwnerProcess:
+def this_process() -> PoolProcess:
     """Return this process as an owner with a new token."""
     pid = os.getpid()
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     machine = f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    return OwnerProcess(
+    return PoolProcess(
         token=secrets.token_hex(8), host=socket.gethostname(), machine=machine, pid=pid, started=_started(pid)
     )
 
