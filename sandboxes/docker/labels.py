@@ -30,7 +30,7 @@ HOST, BOOT, PID, STARTED = (PREFIX + name for name in ("host", "boot", "pid", "s
 
 
 @dataclass(frozen=True)
-class OwnerProcess:
+class ResourceOwner:
     """The process that a resource belongs to. When it ends, the resource is an orphan."""
 
     host: str
@@ -58,20 +58,20 @@ class OwnerProcess:
         return False if local and other_boot and self.host == here.host else None
 
 
-def this_process() -> OwnerProcess:
+def this_process() -> ResourceOwner:
     """Return this process as an owner."""
-    return OwnerProcess(socket.gethostname(), _boot(), os.getpid(), start_of(os.getpid()) or 0)
+    return ResourceOwner(socket.gethostname(), _boot(), os.getpid(), start_of(os.getpid()) or 0)
 
 
-def read_owner(labels: Mapping[str, str]) -> OwnerProcess | None:
+def read_owner(labels: Mapping[str, str]) -> ResourceOwner | None:
     """Return the owner that the labels name; None when the resource is not ours."""
     try:
-        return OwnerProcess(labels[HOST], labels[BOOT], int(labels[PID]), int(labels[STARTED]))
+        return ResourceOwner(labels[HOST], labels[BOOT], int(labels[PID]), int(labels[STARTED]))
     except (KeyError, ValueError):
         return None
 
 
-def labels_of(kind: str, owner: OwnerProcess, run: str = "") -> dict[str, str]:
+def labels_of(kind: str, owner: ResourceOwner, run: str = "") -> dict[str, str]:
     """Return the labels of every resource."""
     return {KIND: kind, RUN: run} | owner.labels()
 

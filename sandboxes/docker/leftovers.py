@@ -14,10 +14,10 @@ from aiodocker.networks import DockerNetwork
 from aiodocker.volumes import DockerVolume
 
 from sandboxes.docker.daemon import DockerDaemon
-from sandboxes.docker.labels import KIND, RUN, SHARED, OwnerProcess, read_owner
+from sandboxes.docker.labels import KIND, RUN, SHARED, ResourceOwner, read_owner
 
 OUR_LABEL = json.dumps({"label": [KIND]})
-NOBODY = OwnerProcess("", "", 0, 0)
+NOBODY = ResourceOwner("", "", 0, 0)
 GONE = (404, 409)
 """HTTP statuses: removed by somebody else meanwhile, being removed right now, or in use again."""
 
@@ -31,7 +31,7 @@ class DockerResource:
     name: str
     purpose: str
     run: str
-    owner: OwnerProcess
+    owner: ResourceOwner
     alive: bool | None
     """Whether its owner lives; None: cannot be checked from here."""
 

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from proxy.pool.errors import UserError
+from proxy.pool.files import write_whole
 from proxy.pool.settings_file import absolute, checked
 from trainer.config import Config
 
@@ -108,14 +109,10 @@ def _write(config: Config, output: Path) -> Path:
     lines += ["[push]", f"engines = {_toml(config.push.engines)}", ""]
     try:
         output.mkdir(parents=True, exist_ok=True)
-        file, partial = output / FILE, output / f"{FILE}.partial"
-        partial.touch()
-        partial.chmod(0o600)
-        partial.write_text("\n".join(lines))
-        partial.replace(file)
+        write_whole(output / FILE, "\n".join(lines).encode(), private=True)
     except OSError as error:
         raise UserError(f"{output} cannot be written ({error.strerror}); name another with --output") from error
-    return file
+    return output / FILE
 
 
 def _toml(value: Any) -> str:

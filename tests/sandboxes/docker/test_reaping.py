@@ -12,7 +12,7 @@ import pytest
 
 from harness.cli import main as harness
 from sandboxes.cli import main
-from sandboxes.docker.labels import KIND, OwnerProcess, labels_of, this_process
+from sandboxes.docker.labels import KIND, ResourceOwner, labels_of, this_process
 from sandboxes.gc import SearchScope, remove_leftovers
 from sandboxes.local.processes import start_of
 from tests.engines import OwnEngine, own_engine
@@ -22,11 +22,11 @@ There = Callable[..., list[str]]
 
 
 class Make(Protocol):
-    def __call__(self, kind: str, owner: OwnerProcess, purpose: str = "sandbox") -> str: ...
+    def __call__(self, kind: str, owner: ResourceOwner, purpose: str = "sandbox") -> str: ...
 
 
 @pytest.fixture
-def dead() -> OwnerProcess:
+def dead() -> ResourceOwner:
     """The owner that a process was that was killed."""
     with subprocess.Popen(["sleep", "600"]) as process:
         owner = replace(this_process(), pid=process.pid, started=start_of(process.pid) or 0)
@@ -47,7 +47,7 @@ def make(daemon: OwnEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     monkeypatch.setenv("DOCKER_HOST", daemon.address)
     made: list[tuple[str, str]] = []
 
-    def one(kind: str, owner: OwnerProcess, purpose: str = "sandbox") -> str:
+    def one(kind: str, owner: ResourceOwner, purpose: str = "sandbox") -> str:
         name = f"test-{len(made)}"
         made.append((kind, name))
         labelled(daemon.say, kind, name, owner, purpose)
@@ -59,7 +59,7 @@ def make(daemon: OwnEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         subprocess.run([*daemon.docker, kind, "rm", *force, name], capture_output=True)
 
 
-def labelled(docker: Callable[..., str], kind: str, name: str, owner: OwnerProcess, purpose: str = "sandbox") -> None:
+def labelled(docker: Callable[..., str], kind: str, name: str, owner: ResourceOwner, purpose: str = "sandbox") -> None:
     labels = [f"--label={label}={value}" for label, value in labels_of(purpose, owner, "a-run").items()]
     if kind == "container":
         docker("run", "--detach", "--network", "none", "--name", name, *labels, "bb:1", "sleep", "600")
@@ -83,7 +83,7 @@ def there(daemon: OwnEngine) -> Callable[..., list[str]]:
 
 @pytest.mark.parametrize("kind", ["container", "network", "volume"])
 def test_gc_removes_what_a_dead_owner_left_and_nothing_else(
-    make: Make, there: There, dead: OwnerProcess, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make: Make, there: There, dead: ResourceOwner, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mine, orphan = make(kind, this_process()), make(kind, dead)
     reused = make(kind, replace(this_process(), started=1))
@@ -100,7 +100,7 @@ def test_gc_removes_what_a_dead_owner_left_and_nothing_else(
 
 
 def test_bundles_stay_until_they_are_asked_for(
-    make: Make, there: There, daemon: OwnEngine, dead: OwnerProcess, tmp_path: Path
+    make: Make, there: There, daemon: OwnEngine, dead: ResourceOwner, tmp_path: Path
 ) -> None:
     shared = make("volume", dead, "bundle")
     daemon.say("volume", "create", "--name", "of-nobody", f"--label={KIND}=bundle")
@@ -114,7 +114,7 @@ def test_bundles_stay_until_they_are_asked_for(
 
 @pytest.mark.timeout(600)
 def test_after_kill_9_of_the_engine_the_next_start_reaps(
-    make: Make, there: There, daemon: OwnEngine, dead: OwnerProcess, tmp_path: Path
+    make: Make, there: There, daemon: OwnEngine, dead: ResourceOwner, tmp_path: Path
 ) -> None:
     orphan, volume, living = make("container", dead), make("volume", dead), make("container", this_process())
     where = SearchScope(root=tmp_path)
@@ -128,7 +128,7 @@ def test_after_kill_9_of_the_engine_the_next_start_reaps(
 
 
 def test_an_engine_that_is_not_there_is_told_and_the_others_are_asked(
-    make: Make, there: There, daemon: OwnEngine, dead: OwnerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make: Make, there: There, daemon: OwnEngine, dead: ResourceOwner, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     orphan = make("container", dead)
     nobody = f"unix://{tmp_path}/no.sock"
@@ -164,7 +164,7 @@ def test_kill_9_of_an_owner_leaves_a_living_sandbox_that_the_next_start_removes(
     assert there("container", name, mine) == [mine]
 
 
-def test_the_start_of_a_run_reaps(make: Make, there: There, dead: OwnerProcess, tmp_path: Path) -> None:
+def test_the_start_of_a_run_reaps(make: Make, there: There, dead: ResourceOwner, tmp_path: Path) -> None:
     orphan, mine = make("container", dead), make("container", this_process())
     tasks = write_tasks(tmp_path / "tasks.jsonl", HELLO)
     nowhere = ["--proxy", "http://127.0.0.1:9", "--run-dir", str(tmp_path / "run")]
