@@ -29,10 +29,10 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
     """The scripted engine of scripts.py:hello behind a real proxy, with a listener for sandboxes."""
     directory = RunDir(tmp_path_factory.mktemp("service"))
     with TemporaryDirectory(dir="/tmp") as short, directory.locked():
-        wanted = ProxyOptions(
+        options = ProxyOptions(
             script=f"{HERE / 'scripts.py'}:hello", for_sandboxes={"sandbox_socket": f"{short}/door/proxy.sock"}
         )
-        with service(wanted, directory) as running:
+        with service(options, directory) as running:
             yield running
 
 

@@ -28,17 +28,17 @@ def tree(chain: Sequence[Completion]) -> list[Conversation]:
     A fork is a conversation more, a join one less, so that either shows.
     """
     whole, by_id = paths(chain), {item.id: item for item in chain}
-    found: list[list[Completion]] = []
+    conversations: list[list[Completion]] = []
     for item in chain:
         prompt = whole[item.id][: item.prompt_length]
-        for conversation in found:
+        for conversation in conversations:
             last = conversation[-1]
             if last.id == item.follows and prompt[: len(whole[last.id])] == whole[last.id]:
                 conversation.append(item)
                 break
         else:
-            found.append([item])
-    return sorted(_conversation(items, by_id) for items in found)
+            conversations.append([item])
+    return sorted(_conversation(items, by_id) for items in conversations)
 
 
 def _conversation(items: Sequence[Completion], by_id: dict[int, Completion]) -> Conversation:

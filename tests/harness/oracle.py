@@ -19,7 +19,7 @@ SOLUTIONS = {
 
 def oracle(prompt_text: str, prompt_ids: Sequence[int]) -> str:
     asked = scripts.Asked.of(prompt_text)
-    told = next((line for line in SOLUTIONS if line in asked.users), None)
-    if told is None or not asked.tools:
+    instruction = next((line for line in SOLUTIONS if line in asked.users), None)
+    if instruction is None or not asked.tools:
         return scripts.hello(prompt_text, prompt_ids)
-    return asked.end("Solved.") if asked.turns_since(told) else asked.run(SOLUTIONS[told])
+    return asked.end("Solved.") if asked.turns_since(instruction) else asked.run(SOLUTIONS[instruction])

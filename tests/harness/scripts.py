@@ -57,9 +57,9 @@ class Asked:
 
     @classmethod
     def of(cls, prompt: str) -> "Asked":
-        said = re.findall(r"<\|im_start\|>user\n(?!<tool_response>)(.*?)<\|im_end\|>", prompt, re.DOTALL)
+        texts = re.findall(r"<\|im_start\|>user\n(?!<tool_response>)(.*?)<\|im_end\|>", prompt, re.DOTALL)
         tools = re.findall(r'^\{"type": "function", "function": \{"name": "(\w+)"', prompt, re.MULTILINE)
-        return cls(prompt, tuple(tools), "\n".join(said))
+        return cls(prompt, tuple(tools), "\n".join(texts))
 
     def turns_since(self, words: str) -> int:
         """How often the assistant has spoken since then; some agents put words into its mouth before the task."""
@@ -82,13 +82,13 @@ def call(tool: str, **arguments: object) -> str:
 
 
 def hello(prompt_text: str, prompt_ids: Sequence[int]) -> str:
-    """The next turn of whoever asks. Each turn is its own, so that a conversation shows by what is said in it."""
+    """The next turn of the agent that asks. All turns differ, so that a conversation can be told by its texts."""
     asked = Asked.of(prompt_text)
     if not asked.tools:
         return aside(asked)
-    told = SUMMARY if SUMMARY in asked.text else next((words for words in SCENES if words in asked.users), HELLO)
-    turns = SCENES[told](asked)
-    return turns[min(asked.turns_since(told), len(turns) - 1)]
+    scene = SUMMARY if SUMMARY in asked.text else next((words for words in SCENES if words in asked.users), HELLO)
+    turns = SCENES[scene](asked)
+    return turns[min(asked.turns_since(scene), len(turns) - 1)]
 
 
 def aside(asked: Asked) -> str:
@@ -122,15 +122,15 @@ def shared(asked: Asked) -> list[str]:
     """Sub-agents at work beside each other; their parent joins what they wrote."""
     join = [asked.run("cat half-1 half-2 > hello.txt"), "Done with helpers."]
     if OPENCODES_HELPER in asked.tools:
-        told = [{"description": half, "prompt": half, "subagent_type": "general"} for half in HALVES]
-        return ["\n".join(call(OPENCODES_HELPER, **words) for words in told), *join]
+        calls = [{"description": half, "prompt": half, "subagent_type": "general"} for half in HALVES]
+        return ["\n".join(call(OPENCODES_HELPER, **words) for words in calls), *join]
     spawned = re.findall(r'"agent_id": ?"([\w-]+)"', asked.text)
     waits = [call(CODEXS_WAIT, targets=[agent], timeout_ms=PATIENCE_MS) for agent in spawned]
     return ["\n".join(call(CODEXS_HELPER, message=half) for half in HALVES), *waits, *join]
 
 
 def half(asked: Asked) -> list[str]:
-    command = next(command for told, command in HALVES.items() if told in asked.users)
+    command = next(command for instruction, command in HALVES.items() if instruction in asked.users)
     return [asked.run(command), f"Done: {command}"]
 
 
@@ -147,7 +147,7 @@ SCENES = {
     TOO_LONG: too_long,
     HELLO: plain,
 }
-"""What was told -> the turns of whoever was told so; the last one is said again."""
+"""Instruction -> the turns of the agent that got it; the last turn is repeated."""
 
 
 def silent(prompt_text: str, prompt_ids: Sequence[int]) -> str:

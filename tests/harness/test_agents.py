@@ -123,10 +123,10 @@ def test_an_unmodified_agent_finishes_its_task_and_leaves_this_tree(
     assert row["trainable"] == row["completions"]
     pool = open_pool(proxy.pool)
     (rollout,) = finished_rollouts(pool, find_run(pool, tmp_path.name).id)
-    found = tree(rollout.completions)
-    assert found == expected
+    conversations = tree(rollout.completions)
+    assert conversations == expected
     version = INSTALLED[name].package.version
-    table.append(Line(name, version, instruction, row["seconds"], row["completions"], tuple(found)))
+    table.append(Line(name, version, instruction, row["seconds"], row["completions"], tuple(conversations)))
 
 
 def test_the_shell_agent_tells_the_model_no_more_than_the_task(run: Callable[..., list[dict[str, Any]]]) -> None:

@@ -39,9 +39,9 @@ MANY = Augment(
 
 @pytest.fixture
 async def sandbox(tmp_path: Path) -> AsyncIterator[ProcessSandbox]:
-    made = await ProcessSandboxes(tmp_path / "sandboxes").start()
-    yield made
-    await made.stop()
+    sandbox = await ProcessSandboxes(tmp_path / "sandboxes").start()
+    yield sandbox
+    await sandbox.stop()
 
 
 def test_the_choice_is_a_pure_function_of_seed_task_and_attempt() -> None:
@@ -66,9 +66,9 @@ def test_one_more_variation_shifts_no_other() -> None:
 
 async def test_what_is_applied_and_what_is_passed_over(sandbox: ProcessSandbox) -> None:
     task = msgspec.convert(HELLO, Task)
-    wanted = [v for v in every(MANY) if not v.needs_own_root]
-    wanted += list(every(Augment(shell=["/no/shell"])))
-    applied, env = await apply(sandbox, task, wanted)
+    selected = [v for v in every(MANY) if not v.needs_own_root]
+    selected += list(every(Augment(shell=["/no/shell"])))
+    applied, env = await apply(sandbox, task, selected)
     assert "command=touch" in applied and "command=skip" not in applied and "shell=/no/shell" not in applied
     assert env["SHELL"] == "/bin/sh" and env["USER"] == env["LOGNAME"] == "dev" and env["TZ"] == "JST-9"
     assert "varied" in (await sandbox.run("ls", Limits(), {})).output
@@ -161,18 +161,18 @@ def test_validate_names_the_variation_that_the_oracle_does_not_survive(tmp_path:
         main(["validate", str(file), "--out", str(tmp_path / "out"), "--augment", "--kinds", "timezone", *PLAIN]) == 0
     )
     lines = map(json.loads, (tmp_path / "out/report.jsonl").read_text().splitlines())
-    found = {line["id"]: (line["verdict"], line["cause"]) for line in lines}
-    assert found["fragile"][0] == "oracle fails"
-    assert found["fragile"][1].startswith("with command=touch, its reward is 0 (the solution ended by exit code 1")
-    assert found["impossible"][0] == "environment broken" and "with command=bad" in found["impossible"][1]
-    assert found["robust"] == found["none"] == ("accepted", "")
+    verdicts = {line["id"]: (line["verdict"], line["cause"]) for line in lines}
+    assert verdicts["fragile"][0] == "oracle fails"
+    assert verdicts["fragile"][1].startswith("with command=touch, its reward is 0 (the solution ended by exit code 1")
+    assert verdicts["impossible"][0] == "environment broken" and "with command=bad" in verdicts["impossible"][1]
+    assert verdicts["robust"] == verdicts["none"] == ("accepted", "")
     trials = list(map(json.loads, (tmp_path / "out/trials.jsonl").read_text().splitlines()))
     tried = [trial["variation"] for trial in trials if trial["task"].startswith("none") and trial["variation"]]
     assert len(tried) == len(of_run(["timezone"]).timezone)
 
 
 @pytest.mark.parametrize(
-    "options, told",
+    "options, message",
     [
         (["--augment", "weather"], "augment[0] = 'weather' is unknown; choose from"),
         (["--augment", "shell,"], "augment[1] = '' is unknown; choose from"),
@@ -183,10 +183,10 @@ def test_an_unknown_kind_ends_the_start(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     options: list[str],
-    told: str,
+    message: str,
 ) -> None:
     assert main(command_line(*options)) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["validate", str(tmp_path / "tasks.jsonl"), "--augment", "--kinds", options[1], *PLAIN])
     assert "is no kind of variation; choose from: shell, locale" in capsys.readouterr().err

@@ -71,8 +71,8 @@ IN_DOCKER = ["--sandbox", "auto", "--command", "python3 -I -S ~/agent.py"]
 
 
 def need_runtime() -> None:
-    found = read_manifest(agents_directory() / RUNTIME_NAME)
-    need("the agents' runtime (harness agents install runtime)", found is not None)
+    manifest = read_manifest(agents_directory() / RUNTIME_NAME)
+    need("the agents' runtime (harness agents install runtime)", manifest is not None)
 
 
 def test_a_run_in_docker(

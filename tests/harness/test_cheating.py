@@ -45,14 +45,14 @@ async def sandboxes(docker_engine: str) -> AsyncIterator[DockerSandboxes]:
 
 async def rollout(sandboxes: DockerSandboxes, agent: str, **task: Any) -> tuple[float, IsolationFindings, str]:
     """The verdict on what a command leaves behind, what was set apart for it, and what the command said."""
-    wanted = msgspec.convert(HELLO | task, Task)
-    sandbox = await sandboxes.start(spec_of(wanted))
+    checked_task = msgspec.convert(HELLO | task, Task)
+    sandbox = await sandboxes.start(spec_of(checked_task))
     try:
-        await set_up(sandbox, wanted)
-        snapshot = await take_snapshot(sandbox, wanted, sandboxes)
-        said = await sandbox.run(agent, Limits(seconds=60), {})
-        async with verifier_sandbox(sandboxes, sandbox, wanted, snapshot) as (room, found):
-            return (await verify(room, wanted)).reward, found, said.output
+        await set_up(sandbox, checked_task)
+        snapshot = await take_snapshot(sandbox, checked_task, sandboxes)
+        output = await sandbox.run(agent, Limits(seconds=60), {})
+        async with verifier_sandbox(sandboxes, sandbox, checked_task, snapshot) as (room, findings):
+            return (await verify(room, checked_task)).reward, findings, output.output
     finally:
         await sandbox.stop()
 
@@ -64,9 +64,11 @@ PROFILES = pytest.mark.parametrize(
 
 @PROFILES
 async def test_honest_work_passes(sandboxes: DockerSandboxes, profile: dict[str, Any]) -> None:
-    reward, found, said = await rollout(sandboxes, "umask 077; echo hello > hello.txt; mkdir -m 700 made", **profile)
-    assert (reward, found.removed, found.restored, said) == (1.0, [], [], "")
-    assert found.difference.added == [f"{'/srv' if profile else '/work'}/{name}" for name in ("hello.txt", "made")]
+    reward, findings, output = await rollout(
+        sandboxes, "umask 077; echo hello > hello.txt; mkdir -m 700 made", **profile
+    )
+    assert (reward, findings.removed, findings.restored, output) == (1.0, [], [], "")
+    assert findings.difference.added == [f"{'/srv' if profile else '/work'}/{name}" for name in ("hello.txt", "made")]
 
 
 @PROFILES
@@ -74,8 +76,8 @@ async def test_honest_work_passes(sandboxes: DockerSandboxes, profile: dict[str,
 async def test_a_cheat_gets_the_verdict_of_its_work(
     sandboxes: DockerSandboxes, cheat: str, profile: dict[str, Any]
 ) -> None:
-    reward, _, said = await rollout(sandboxes, CHEATS[cheat], **profile)
-    assert reward == 0.0 and SECRET not in said
+    reward, _, output = await rollout(sandboxes, CHEATS[cheat], **profile)
+    assert reward == 0.0 and SECRET not in output
 
 
 ROOTS = [
@@ -86,13 +88,13 @@ ROOTS = [
 @pytest.mark.parametrize("cheat", ROOTS)
 async def test_a_cheating_root_finds_its_tools_put_back(sandboxes: DockerSandboxes, cheat: str) -> None:
     verifier = HELLO["verifier"] | {"user": "root"}
-    reward, found, _ = await rollout(sandboxes, AS_ROOT[cheat], **HARBOR, verifier=verifier)
-    assert reward == 0.0 and found.removed + found.restored != []
+    reward, findings, _ = await rollout(sandboxes, AS_ROOT[cheat], **HARBOR, verifier=verifier)
+    assert reward == 0.0 and findings.removed + findings.restored != []
 
 
 async def test_what_root_installs_and_the_task_lets_it_have_stays(sandboxes: DockerSandboxes) -> None:
     agent = "echo hello > hello.txt; cd /usr/local/bin; printf '#!/bin/sh\\necho new' > tool; chmod +x tool; "
     agent += "rm /usr/bin/yes; cp /bin/true /usr/bin/yes"
     verifier = {"command": "[ $(tool) = new ] && yes", "user": "root", "keep": ["/usr/bin/yes"]}
-    reward, found, _ = await rollout(sandboxes, agent, **HARBOR, verifier=verifier)
-    assert (reward, found.removed, found.restored) == (1.0, [], [])
+    reward, findings, _ = await rollout(sandboxes, agent, **HARBOR, verifier=verifier)
+    assert (reward, findings.removed, findings.restored) == (1.0, [], [])

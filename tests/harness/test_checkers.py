@@ -33,14 +33,14 @@ def using(tmp_path: Path) -> CheckerContext:
 @pytest.fixture
 async def judge() -> AsyncIterator[Callable[[str], Judge]]:
     """An endpoint that says what it was told to say, with the rubric and the answer in what it was asked."""
-    said, asked = [""], []
+    reply, asked = [""], []
 
     async def chat(request: web.Request) -> web.Response:
         asked.append(await request.json())
-        if request.headers.get("Authorization") != "Bearer secret" or not said[0]:
+        if request.headers.get("Authorization") != "Bearer secret" or not reply[0]:
             return web.json_response({"error": "no"}, status=503)
         assert "<Rubric>\nbe kind\n</Rubric>" in asked[-1]["messages"][1]["content"]
-        return web.json_response({"choices": [{"message": {"content": said[0]}}]})
+        return web.json_response({"choices": [{"message": {"content": reply[0]}}]})
 
     app = web.Application()
     app.router.add_post("/v1/chat/completions", chat)
@@ -51,7 +51,7 @@ async def judge() -> AsyncIterator[Callable[[str], Judge]]:
     port = runner.addresses[0][1]
 
     def saying(words: str) -> Judge:
-        said[0] = words
+        reply[0] = words
         return Judge(f"http://127.0.0.1:{port}/v1", "strict", "secret")
 
     yield saying

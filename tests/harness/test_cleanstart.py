@@ -18,9 +18,9 @@ from tests.harness.conftest import HELLO
 
 @pytest.fixture
 async def sandbox(tmp_path: Path) -> AsyncIterator[ProcessSandbox]:
-    made = await ProcessSandboxes(tmp_path / "sandboxes").start()
-    yield made
-    await made.stop()
+    sandbox = await ProcessSandboxes(tmp_path / "sandboxes").start()
+    yield sandbox
+    await sandbox.stop()
 
 
 def task(**more: Any) -> Task:
@@ -69,8 +69,8 @@ async def test_a_task_keeps_and_reports(sandbox: ProcessSandbox) -> None:
     await shell(sandbox, LEFT)
     asked = {"caches": "report", "remains": "keep", "temporary": "remove", "keep": ["build.log", "~/.bash_history"]}
     _, rows = await clean_start(sandbox, task(clean=asked), await take_manifest(sandbox, Spec(), own_root=False))
-    found = {(row.kind, short(sandbox, row.path), row.removed) for row in rows}
-    assert found == {
+    reported = {(row.kind, short(sandbox, row.path), row.removed) for row in rows}
+    assert reported == {
         ("caches", "~/.cache/pip", False),
         ("histories", "~/.python_history", True),
         ("histories", "src/.main.py.swp", True),

@@ -67,13 +67,13 @@ async def says(sandbox: DockerSandbox, command: str) -> list[str]:
 
 def on_this_machine(name: str) -> list[str]:
     """Processes that name it, as the engine's host sees them."""
-    found = []
+    pids = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            found += [file.parent.name] if name.encode() in file.read_bytes() else []
+            pids += [file.parent.name] if name.encode() in file.read_bytes() else []
         except OSError:  # it has ended meanwhile
             continue
-    return found
+    return pids
 
 
 async def gone(name: str) -> bool:
@@ -106,9 +106,9 @@ async def typed(sandbox: DockerSandbox) -> list[str]:
     """What the shell in the sandbox's tmux session has in its environment, found out by typing into that session."""
     await says(sandbox, "rm -f who; tmux send-keys -t shared 'echo $WHO >who.new; mv who.new who' Enter")
     async with asyncio.timeout(120):
-        while (found := await sandbox.read("who")) is None:
+        while (output := await sandbox.read("who")) is None:
             await asyncio.sleep(0.1)
-    return found.decode().split()
+    return output.decode().split()
 
 
 async def test_two_agents_with_tmux_cannot_touch_each_other(sandboxes: DockerSandboxes) -> None:
@@ -145,8 +145,8 @@ async def test_the_tasks_daemons_outlive_the_agent_and_the_agents_do_not(
         await says(sandbox, f"sed 's/tmux/mine/g; s/7777/7778/' server.py > mine.py; python3 mine.py {agent}")
         assert on_this_machine(agent)
         async with verifier_sandbox(sandboxes, sandbox, task, snapshot) as (room, _):
-            said = (await room.run("python3 client.py", Limits(seconds=60), {})).output.split()
-            assert said[1:] == (["task", "task"] if daemons else GONE[1:] * 2)  # the socket file is the agent user's
+            answers = (await room.run("python3 client.py", Limits(seconds=60), {})).output.split()
+            assert answers[1:] == (["task", "task"] if daemons else GONE[1:] * 2)  # the socket file is the agent user's
             assert not on_this_machine(agent)
     finally:
         await sandbox.stop()

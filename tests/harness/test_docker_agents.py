@@ -39,11 +39,11 @@ def proxy(tmp_path_factory: pytest.TempPathFactory, docker_engine: str) -> Itera
     """A real proxy with a socket for sandboxes, before an engine that knows the solutions."""
     need("the runtime (harness agents install runtime)", runtime.PACKAGE.installed_version() == runtime.PACKAGE.version)
     directory = RunDir(tmp_path_factory.mktemp("service"))
-    wanted = ProxyOptions(
+    options = ProxyOptions(
         script=f"{Path(__file__).with_name('oracle.py')}:oracle",
         for_sandboxes={"sandbox_socket": str(tmp_path_factory.mktemp("socket") / "proxy.sock")},
     )
-    with directory.locked(), service(wanted, directory) as running:
+    with directory.locked(), service(options, directory) as running:
         yield running
 
 

@@ -95,5 +95,5 @@ def test_engines_that_cannot_be_had_are_one_sentence(
     in_docker: CommandLine, capsys: pytest.CaptureFixture[str], more: list[str], sentence: str
 ) -> None:
     assert main(in_docker(*more)) == 2
-    told = capsys.readouterr().err
-    assert sentence in told and len(told.splitlines()) == 1
+    errors = capsys.readouterr().err
+    assert sentence in errors and len(errors.splitlines()) == 1

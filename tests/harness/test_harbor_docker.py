@@ -32,8 +32,8 @@ async def test_an_example_is_solved_by_its_oracle_and_not_by_nothing(
     sandboxes: DockerSandboxes, tmp_path: Path, directory: Path
 ) -> None:
     plan = ValidationPlan(tasks=[load_harbor(directory)], repeat=1, concurrency=2)
-    (found,) = await prove(sandboxes, plan, ValidationResults(tmp_path))
-    assert found.verdict == "accepted", found.cause
+    (finding,) = await prove(sandboxes, plan, ValidationResults(tmp_path))
+    assert finding.verdict == "accepted", finding.cause
 
 
 async def test_a_compose_file_brings_a_service_that_agent_and_tests_reach(
@@ -57,16 +57,16 @@ echo 0 > /logs/verifier/reward.txt
 """,
     }
     task = load_harbor(task_directory(tmp_path / "task", "[environment]\nallow_internet = false", **compose))
-    (found,) = await prove(
+    (finding,) = await prove(
         sandboxes, ValidationPlan(tasks=[task], repeat=1, concurrency=2), ValidationResults(tmp_path)
     )
-    assert found.verdict == "accepted", found.cause
+    assert finding.verdict == "accepted", finding.cause
 
 
 async def test_tests_get_a_network_that_the_agent_did_not_have(sandboxes: DockerSandboxes) -> None:
     verifier = {"command": 'test "$(cat seen)" = lo && test -e /sys/class/net/eth0', "network": "full", "user": "root"}
-    told = {"id": "a", "instruction": "?", "profile": "harbor", "work": "/srv", "network": "none"}
+    fields = {"id": "a", "instruction": "?", "profile": "harbor", "work": "/srv", "network": "none"}
     solution = {"command": "ls /sys/class/net > seen"}
-    task = msgspec.convert(told | {"verifier": verifier, "solution": solution}, Task)
+    task = msgspec.convert(fields | {"verifier": verifier, "solution": solution}, Task)
     trial = await run_trial(sandboxes, TrialSpec(task, "a", "oracle", 0))
     assert (trial.reward, trial.failure, trial.detail) == (1.0, None, "")

@@ -27,9 +27,9 @@ def sandboxes(tmp_path: Path) -> ProcessSandboxes:
 
 @pytest.fixture
 async def sandbox(sandboxes: ProcessSandboxes) -> AsyncIterator[ProcessSandbox]:
-    made = await sandboxes.start()
-    yield made
-    await made.stop()
+    sandbox = await sandboxes.start()
+    yield sandbox
+    await sandbox.stop()
 
 
 def task(command: str, **verifier: Any) -> Task:
@@ -44,8 +44,8 @@ async def judged(
     snapshot = await take_snapshot(sandbox, task, sandboxes)
     result = await sandbox.run(agent, Limits(), {})
     assert result.exit_code == 0, result.output
-    async with verifier_sandbox(sandboxes, sandbox, task, snapshot) as (room, found):
-        return (await verify(room, task)).reward, found
+    async with verifier_sandbox(sandboxes, sandbox, task, snapshot) as (room, findings):
+        return (await verify(room, task)).reward, findings
 
 
 RUNS_TESTS = "python3 -m unittest -q check_it 2>/dev/null"
@@ -63,8 +63,8 @@ LIAR = "import os; os._exit(0)"
 async def test_a_planted_test_runner_is_removed(
     sandboxes: ProcessSandboxes, sandbox: ProcessSandbox, plant: str, where: str
 ) -> None:
-    came, found = await judged(sandboxes, sandbox, task(RUNS_TESTS, files=TESTS), plant)
-    assert came == 0.0 and found.removed == [f"{sandbox.work}/{where}"]
+    reward, findings = await judged(sandboxes, sandbox, task(RUNS_TESTS, files=TESTS), plant)
+    assert reward == 0.0 and findings.removed == [f"{sandbox.work}/{where}"]
 
 
 @pytest.mark.long
@@ -75,21 +75,21 @@ async def test_a_planted_test_runner_does_not_hide_among_many_files(user: str) -
     with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:  # on a disk it takes a minute
         sandboxes = ProcessSandboxes(Path(memory))
         sandbox = await sandboxes.start()
-        wanted = task(RUNS_TESTS, files=TESTS, user=user)
-        hidden = judged(sandboxes, sandbox, wanted, f"echo '{LIAR}' > unittest.py; {many}")
+        given_task = task(RUNS_TESTS, files=TESTS, user=user)
+        hidden = judged(sandboxes, sandbox, given_task, f"echo '{LIAR}' > unittest.py; {many}")
         if user == "root":
             with pytest.raises(AttemptFailed, match=f"more than {MAX_FILES} files"):
                 await hidden
         else:
-            reward, found = await hidden
-            assert reward == 0 and found.removed == [f"{sandbox.work}/unittest.py"]
+            reward, findings = await hidden
+            assert reward == 0 and findings.removed == [f"{sandbox.work}/unittest.py"]
         await sandbox.stop()
 
 
 async def test_what_the_task_lets_the_agent_have_stays(sandboxes: ProcessSandboxes, sandbox: ProcessSandbox) -> None:
     plant = f"echo '{LIAR}' > unittest.py"
-    came, found = await judged(sandboxes, sandbox, task(RUNS_TESTS, files=TESTS, keep=["unittest.py"]), plant)
-    assert came == 1.0 and found.removed == []
+    reward, findings = await judged(sandboxes, sandbox, task(RUNS_TESTS, files=TESTS, keep=["unittest.py"]), plant)
+    assert reward == 1.0 and findings.removed == []
 
 
 async def test_a_changed_test_configuration_is_put_back(sandboxes: ProcessSandboxes, sandbox: ProcessSandbox) -> None:
@@ -97,8 +97,8 @@ async def test_a_changed_test_configuration_is_put_back(sandboxes: ProcessSandbo
     agent = "echo lies > conftest.py; rm pytest.ini; ln -s /etc/passwd pytest.ini; rm tests/conftest.py"
     command = 'test "$(cat conftest.py pytest.ini tests/conftest.py)" = "$(printf "honest\\nhonest\\nmine")"'
     files = {"tests/test_it.py": ""}
-    came, found = await judged(sandboxes, sandbox, task(command, files=files), agent, before)
-    assert came == 1.0 and len(found.restored) == 3 and found.left == []
+    reward, findings = await judged(sandboxes, sandbox, task(command, files=files), agent, before)
+    assert reward == 1.0 and len(findings.restored) == 3 and findings.left == []
 
 
 HOOK = "printf '#!/bin/sh\\ntouch hooked' > .git/hooks/pre-commit && chmod +x .git/hooks/pre-commit"
@@ -116,8 +116,8 @@ COMMIT = "git -c user.name=a -c user.email=b commit -q --allow-empty -m x"
 async def test_start_files_and_hooks_of_the_agent_are_out_of_the_way(
     sandboxes: ProcessSandboxes, sandbox: ProcessSandbox, agent: str, command: str
 ) -> None:
-    came, _ = await judged(sandboxes, sandbox, task(command), agent)
-    assert came == 0.0
+    reward, _ = await judged(sandboxes, sandbox, task(command), agent)
+    assert reward == 0.0
 
 
 async def test_compiled_python_of_the_agent_is_not_read(sandboxes: ProcessSandboxes, sandbox: ProcessSandbox) -> None:
@@ -128,8 +128,8 @@ async def test_compiled_python_of_the_agent_is_not_read(sandboxes: ProcessSandbo
     )
     agent = f'echo "OK = True" > checker.py; python3 -c "{compiles}"; rm checker.py'
     command = 'python3 -c "import sys, checker; sys.exit(not checker.OK)"'
-    came, _ = await judged(sandboxes, sandbox, task(command, files={"checker.py": "OK = False\n"}), agent)
-    assert came == 0.0
+    reward, _ = await judged(sandboxes, sandbox, task(command, files={"checker.py": "OK = False\n"}), agent)
+    assert reward == 0.0
 
 
 async def test_the_reward_file_cannot_be_known_or_waited_for(
@@ -137,10 +137,10 @@ async def test_the_reward_file_cannot_be_known_or_waited_for(
 ) -> None:
     """A loop of the agent would write every file called reward that appears in its home."""
     loop = "while :; do for f in ~/*/reward* ~/reward*; do echo 1 > $f; done; done"
-    came, _ = await judged(
+    reward, _ = await judged(
         sandboxes, sandbox, task("echo 0 > $REWARD_FILE; sleep 0.5"), f"(setsid sh -c '{loop}' >/dev/null 2>&1 &)"
     )
-    assert came == 0.0
+    assert reward == 0.0
 
 
 async def test_a_fresh_sandbox_holds_the_working_directory_and_nothing_else(
@@ -148,13 +148,13 @@ async def test_a_fresh_sandbox_holds_the_working_directory_and_nothing_else(
 ) -> None:
     agent = "echo hello > hello.txt; ln -s hello.txt link; chmod 700 hello.txt; echo home > ~/planted"
     command = f"test -x link && grep -q hello link && [ ! -e ~/planted ] && [ $PWD != {sandbox.work} ]"
-    came, _ = await judged(sandboxes, sandbox, task(command, fresh=True), agent)
-    assert came == 1.0 and [path.name for path in sandboxes.root.iterdir()] == [sandbox.id]
+    reward, _ = await judged(sandboxes, sandbox, task(command, fresh=True), agent)
+    assert reward == 1.0 and [path.name for path in sandboxes.root.iterdir()] == [sandbox.id]
 
 
 async def test_findings_are_kept(sandboxes: ProcessSandboxes, sandbox: ProcessSandbox, tmp_path: Path) -> None:
-    _, found = await judged(sandboxes, sandbox, task("true"), "echo x > conftest.py; echo y > made.txt")
-    write_findings(tmp_path, "attempt-1", found)
+    _, findings = await judged(sandboxes, sandbox, task("true"), "echo x > conftest.py; echo y > made.txt")
+    write_findings(tmp_path, "attempt-1", findings)
     changes = msgspec.json.decode(gzip.decompress((tmp_path / "attempt-1.changes.json.gz").read_bytes()))
     assert changes["added"] == [f"{sandbox.work}/conftest.py", f"{sandbox.work}/made.txt"]
     kept = msgspec.json.decode((tmp_path / "attempt-1.steering.json").read_bytes())

@@ -89,10 +89,10 @@ async def test_the_first_to_finish_are_kept_and_the_rest_end_at_once(
     assert Counter((row.reward, row.failure) for row in rows) == {(1.0, None): 2, (None, "redundant"): 2}
     with context.pool.blocking.read() as connection:
         query = select(attempts.c.failure, attempts.c.closed_at).where(attempts.c.run_id == run_id)
-        found = connection.execute(query).all()
+        tries = connection.execute(query).all()
         states = connection.scalars(select(groups.c.state).where(groups.c.run_id == run_id)).all()
-    assert Counter(row.failure for row in found) == {None: 2, "redundant": 2}
-    assert all(row.closed_at for row in found) and states == ["DONE"]
+    assert Counter(row.failure for row in tries) == {None: 2, "redundant": 2}
+    assert all(row.closed_at for row in tries) and states == ["DONE"]
     assert not [process for process in table() if process.sandbox.startswith(f"{os.getpid()}-")]
     assert "4 rollouts, 0 running" in board.line()
 

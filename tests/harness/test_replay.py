@@ -75,13 +75,15 @@ def test_a_rollout_is_run_again_and_its_first_difference_is_told(
     again = ["replay", str(tmp_path / "run"), str(row["rollout"])]
     capsys.readouterr()
     assert main([*again, "--config", str(config)]) == 0
-    told = capsys.readouterr().out
-    assert "2 of 2 calls made, 0 requests differed" in told and "recorded 1, now 1: the same" in told
+    output = capsys.readouterr().out
+    assert "2 of 2 calls made, 0 requests differed" in output and "recorded 1, now 1: the same" in output
     changed.touch()
     assert main([*again, "--config", str(config)]) == 1
-    told = capsys.readouterr().out
-    assert "0 of 2 calls made" in told and "verdict: recorded 1, now no reward (agent_crash): different" in told
-    assert re.search(r"first: request 0 differs .* in messages\[1\] \(user\), .*hello.txt.* was recorded", told), told
+    output = capsys.readouterr().out
+    assert "0 of 2 calls made" in output and "verdict: recorded 1, now no reward (agent_crash): different" in output
+    assert re.search(r"first: request 0 differs .* in messages\[1\] \(user\), .*hello.txt.* was recorded", output), (
+        output
+    )
     assert main(again) == 2  # the run did not bring its proxy up
     assert "name that proxy's configuration with --config FILE" in capsys.readouterr().err
     assert main([*again[:2], "999999", "--config", str(config)]) == 2

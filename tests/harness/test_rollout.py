@@ -163,7 +163,7 @@ async def test_exit_0_after_a_call_that_the_engine_failed_is_no_verdict(context:
 async def test_a_slow_database_stalls_no_other_attempt(context: RunContext) -> None:
     """While one query waits for a lock, the event loop and the other queries go on."""
     free = threading.Event()
-    waiting = asyncio.create_task(context.pool(lambda pool: free.wait(30)))
+    waiting = asyncio.create_task(context.pool(lambda pool: free.wait(200)))
     came, _ = await outcome(context)
     assert came.reward == 1.0 and not waiting.done()
     free.set()
@@ -180,16 +180,16 @@ class Failing(ProcessSandboxes):
     async def start(self, spec: Spec = ALONE) -> ProcessSandbox:
         if not self._lost:
             raise ImageError("the image of /tasks/a cannot be built; its log ends:\nRUN false")
-        made = await super().start(spec)
-        run = made.run
+        sandbox = await super().start(spec)
+        run = sandbox.run
 
         async def losing(command: str, *more: Any, **named: Any) -> Result:
             if command == SHELL_AGENT:
                 raise SandboxError("the container is gone")
             return await run(command, *more, **named)
 
-        vars(made)["run"] = losing
-        return made
+        vars(sandbox)["run"] = losing
+        return sandbox
 
 
 @pytest.mark.parametrize(("lost", "kind"), [(False, "image"), (True, "tool_flake")])
@@ -209,9 +209,9 @@ class Lenient(ProcessSandboxes):
         self._broken = broken
 
     async def start(self, spec: Spec = ALONE) -> ProcessSandbox:
-        made = await super().start(replace(spec, image=None))
-        vars(made)["changed"] = self._changed
-        return made
+        sandbox = await super().start(replace(spec, image=None))
+        vars(sandbox)["changed"] = self._changed
+        return sandbox
 
     async def _changed(self) -> dict[str, bool]:
         if self._broken.exists():

@@ -27,7 +27,15 @@ from tests.harness.conftest import HELLO, SHELL_AGENT, results, write_tasks
 
 CommandLine = Callable[..., list[str]]
 PLAIN = ["--sandbox", "process"]
-SLOW = f"{SHELL_AGENT}; sleep 0.5"
+PATIENT = HELLO | {"timeout": 900}
+"""A task whose agent may wait for the test, however busy the machine is."""
+pytestmark = pytest.mark.timeout(900)
+
+
+def gated(directory: Path, passing: int) -> str:
+    """An agent of which only the first `passing` end, until the file `open` is there."""
+    places = " || ".join(f"mkdir {directory}/passed-{number} 2>&-" for number in range(passing))
+    return f"{SHELL_AGENT}; test -e {directory}/open || {places} || sleep 800"
 
 
 @pytest.fixture
@@ -41,7 +49,7 @@ def start(arguments: list[str]) -> "subprocess.Popen[str]":
     return subprocess.Popen([sys.executable, "-m", "harness", *arguments], stdout=subprocess.PIPE, text=True, stderr=-2)
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
@@ -82,12 +90,14 @@ def test_a_finished_run_repeats_nothing(
 def test_kill_9_is_resumed_with_every_rollout_finished_once(
     command_line: CommandLine, tmp_path: Path, pool: Pool
 ) -> None:
-    arguments = command_line("-n", "8", "--concurrency", "3", command=f"setsid sleep 600 & {SLOW}")
+    agent = f"setsid sleep 600 & {gated(tmp_path, 2)}"
+    arguments = command_line("-n", "8", "--concurrency", "3", tasks=[PATIENT], command=agent)
     killed = start(arguments)
     wait_for(lambda: f"{tmp_path.name}" in names(pool) and finished(pool, tmp_path.name) >= 2)
     killed.kill()
     killed.communicate()
     assert sandboxes_of(killed.pid) != []
+    (tmp_path / "open").touch()
     assert main(arguments) == 0
     assert sandboxes_of(killed.pid) == []
     rows = results(tmp_path / "run")
@@ -111,18 +121,18 @@ def failures(pool: Pool, name: str) -> list[str | None]:
 def test_a_stop_is_clean_and_resumable(
     command_line: CommandLine, tmp_path: Path, pool: Pool, number: signal.Signals
 ) -> None:
-    arguments = command_line("-n", "6", "--concurrency", "2", command=SLOW)
+    arguments = command_line("-n", "6", "--concurrency", "2", tasks=[PATIENT], command=gated(tmp_path, 1))
     stopped = start(arguments)
     wait_for(lambda: f"{tmp_path.name}" in names(pool) and finished(pool, tmp_path.name) >= 1)
     stopped.send_signal(number)
-    said, _ = stopped.communicate(timeout=120)
-    assert stopped.returncode == 130 and "stopped; repeat the same command to go on" in said
+    output, _ = stopped.communicate(timeout=300)
+    assert stopped.returncode == 130 and "stopped; repeat the same command to go on" in output
     assert sandboxes_of(stopped.pid) == [] and "interrupted" in failures(pool, tmp_path.name)
+    (tmp_path / "open").touch()
     assert main(arguments) == 0
     assert [row["reward"] for row in results(tmp_path / "run")] == [1.0] * 6
 
 
-@pytest.mark.timeout(300)
 def test_until_step_waits_for_weights_feeds_the_queue_and_stops(
     command_line: CommandLine, tmp_path: Path, pool: Pool
 ) -> None:
@@ -208,7 +218,7 @@ def test_a_first_try_that_could_not_start_binds_nobody(
 
 
 def test_a_directory_in_use_is_refused(command_line: CommandLine, capfd: pytest.CaptureFixture[str]) -> None:
-    user = start(command_line(command=f"{SHELL_AGENT}; sleep 600"))
+    user = start(command_line(tasks=[PATIENT], command=f"{SHELL_AGENT}; sleep 800"))
     try:
         wait_for(lambda: bool(sandboxes_of(user.pid)))
         assert main(command_line()) == 2
@@ -221,17 +231,17 @@ def test_a_directory_in_use_is_refused(command_line: CommandLine, capfd: pytest.
 def test_a_run_at_work_in_another_directory_is_refused_until_its_harness_is_gone(
     command_line: CommandLine, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    user = start(command_line(command=f"{SHELL_AGENT}; sleep 600"))
-    elsewhere = ["--run-dir", str(tmp_path / "elsewhere"), "--command", f"{SHELL_AGENT}; sleep 600"]
+    user = start(command_line(tasks=[PATIENT], command=f"{SHELL_AGENT}; sleep 800"))
+    elsewhere = ["--run-dir", str(tmp_path / "elsewhere"), "--command", f"{SHELL_AGENT}; sleep 800"]
     try:
         wait_for(lambda: bool(sandboxes_of(user.pid)))
-        assert main(command_line(*elsewhere)) == 2
+        assert main(command_line(*elsewhere, tasks=[PATIENT])) == 2
         assert f"run '{tmp_path.name}' of the pool" in (error := capfd.readouterr().err)
         assert f"is in use by process {user.pid}" in error and error.count("\n") == 1
     finally:
         user.kill()
         user.communicate()
-    successor = start(command_line(*elsewhere))
+    successor = start(command_line(*elsewhere, tasks=[PATIENT]))
     wait_for(lambda: bool(sandboxes_of(successor.pid)))
     successor.terminate()
     successor.communicate()
@@ -241,14 +251,14 @@ def test_a_run_at_work_in_another_directory_is_refused_until_its_harness_is_gone
 def test_a_harness_that_was_replaced_ends_its_agents_and_says_so(
     command_line: CommandLine, tmp_path: Path, pool: Pool
 ) -> None:
-    replaced = start(command_line(command=f"{SHELL_AGENT}; sleep 600"))
+    replaced = start(command_line(tasks=[PATIENT], command=f"{SHELL_AGENT}; sleep 800"))
     wait_for(lambda: bool(sandboxes_of(replaced.pid)))
     with pool.write() as connection:
         row = connection.execute(select(runs).where(runs.c.name == tmp_path.name)).one()
         owner = row.owner | {"token": "another", "machine": "elsewhere"}
         connection.execute(update(runs).where(runs.c.id == row.id).values(owner=owner))
-    said, _ = replaced.communicate(timeout=120)
-    assert replaced.returncode == 2 and "another harness has taken over run" in said
+    output, _ = replaced.communicate(timeout=300)
+    assert replaced.returncode == 2 and "another harness has taken over run" in output
     assert sandboxes_of(replaced.pid) == []
 
 
@@ -271,9 +281,9 @@ def test_what_a_run_brings_up_goes_down_with_it(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_harness_brought_up_dies_with_it(tmp_path: Path) -> None:
-    tasks = write_tasks(tmp_path / "tasks.jsonl", HELLO)
+    tasks = write_tasks(tmp_path / "tasks.jsonl", PATIENT)
     script = f"{Path(__file__).parent / 'scripts.py'}:hello"
-    agent = ["--agent", "command", "--command", f"{SHELL_AGENT}; sleep 600", "--scripted", script, *PLAIN]
+    agent = ["--agent", "command", "--command", f"{SHELL_AGENT}; sleep 800", "--scripted", script, *PLAIN]
     killed = start(["run", str(tasks), "--run-dir", str(tmp_path / "run"), *agent])
     wait_for(lambda: bool(sandboxes_of(killed.pid)))
     killed.kill()

@@ -44,8 +44,8 @@ SLOW = f"{SHELL_AGENT}; setsid sleep 600 & sleep 3"
 def proxy(postgres_server: postgres.Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
     """As the harness tests' own, with its pool on PostgreSQL."""
     directory = RunDir(tmp_path_factory.mktemp("service"))
-    wanted = ProxyOptions(script=f"{HERE / 'scripts.py'}:hello", pool=postgres_server.database())
-    with directory.locked(), service(wanted, directory) as running:
+    options = ProxyOptions(script=f"{HERE / 'scripts.py'}:hello", pool=postgres_server.database())
+    with directory.locked(), service(options, directory) as running:
         yield running
 
 
@@ -62,13 +62,13 @@ def cluster() -> Iterator["Cluster"]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster  # a second, and only some tests need it
 
-    made = Cluster(initialize_head=True, head_node_args=SMALL | {"num_cpus": 0, "_system_config": HEALTH})
+    cluster = Cluster(initialize_head=True, head_node_args=SMALL | {"num_cpus": 0, "_system_config": HEALTH})
     try:
         for _ in range(2):
-            made.add_node(num_cpus=2, **SMALL)
-        yield made
+            cluster.add_node(num_cpus=2, **SMALL)
+        yield cluster
     finally:
-        made.shutdown()
+        cluster.shutdown()
         remove_orphans()  # workers are killed with their node
 
 
@@ -134,10 +134,10 @@ def test_ctrl_c_ends_the_agents_on_the_nodes_and_closes_their_attempts(
     run = start(on_ray("-n", "4", "--concurrency", "4", command=f"{SHELL_AGENT}; sleep 600"))
     wait_for(lambda: run.poll() is not None or all(sandboxes_of(node) for node in cluster.worker_nodes), PATIENCE)
     run.send_signal(signal.SIGINT)
-    said, _ = run.communicate(timeout=200)
-    assert run.returncode == 130, said
+    output, _ = run.communicate(timeout=200)
+    assert run.returncode == 130, output
     tries = tries_of(pool, tmp_path.name)
-    assert {row.detail for row in tries} == {"the run was stopped while the attempt ran"}  # said by the nodes
+    assert {row.detail for row in tries} == {"the run was stopped while the attempt ran"}  # written by the nodes
     assert [sandbox for node in cluster.worker_nodes for sandbox in sandboxes_of(node)] == []
 
 
@@ -171,10 +171,10 @@ def test_a_lost_nodes_attempts_run_again_elsewhere_under_new_keys(
     try:
         wait_for(lambda: run.poll() is not None or all(sandboxes_of(node) for node in cluster.worker_nodes), PATIENCE)
         lost = kill(next(iter(cluster.worker_nodes)))
-        said, _ = run.communicate(timeout=400)
+        output, _ = run.communicate(timeout=400)
     finally:
         run.kill()
-    assert run.returncode == 0, said
+    assert run.returncode == 0, output
     assert [row["reward"] for row in results(tmp_path / "run")] == [1.0] * 6
     tries = tries_of(pool, tmp_path.name)
     assert lost and Counter(row.failure for row in tries) == {None: 6, "interrupted": len(lost)}
@@ -196,10 +196,10 @@ def test_with_no_node_left_the_run_ends_with_a_sentence_and_nothing_is_lost(
         wait_for(lambda: run.poll() is not None or all(sandboxes_of(node) for node in alive), PATIENCE)
         for node in alive:
             kill(node)
-        said, _ = run.communicate(timeout=400)
+        output, _ = run.communicate(timeout=400)
     finally:
         run.kill()
-    assert run.returncode == 2 and "no node of the Ray cluster has 1 CPUs and 4096 MB for an attempt" in said, said
+    assert run.returncode == 2 and "no node of the Ray cluster has 1 CPUs and 4096 MB for an attempt" in output, output
     tries = tries_of(pool, tmp_path.name)
     assert tries and {row.failure for row in tries} == {"interrupted"} and all(row.closed_at for row in tries)
     assert all(not row["finished"] for row in results(tmp_path / "run"))

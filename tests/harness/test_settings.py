@@ -111,8 +111,8 @@ def test_a_run_of_a_file_is_resumed_by_its_directory(
     assert main(["run", file(tmp_path / "run.toml", TWO), "--seed", "4", *what]) == 0
     rows = results(tmp_path / "run")
     assert len(rows) == 6 and {row["agent"] for row in rows} == {"shell", "again"}
-    told = capsys.readouterr().out
-    assert [words in told for words in ("all tasks   again", "all tasks   shell", "6/6 rollouts")] == [True] * 3
+    output = capsys.readouterr().out
+    assert [words in output for words in ("all tasks   again", "all tasks   shell", "6/6 rollouts")] == [True] * 3
     monkeypatch.chdir("/")
     assert main(["resume", str(tmp_path / "run")]) == 0
     assert "resuming the run in" in capsys.readouterr().out and results(tmp_path / "run") == rows
@@ -149,7 +149,11 @@ def at_work(proxy: RunningProxy, name: str) -> int:
 def test_a_run_at_work_is_seen_by_its_pool_too(
     command_line: CommandLine, proxy: RunningProxy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    user = start(command_line("-n", "3", "--concurrency", "2", command=f"{SHELL_AGENT}; sleep 600"))
+    user = start(
+        command_line(
+            "-n", "3", "--concurrency", "2", tasks=[HELLO | {"timeout": 600}], command=f"{SHELL_AGENT}; sleep 600"
+        )
+    )
     seen = ""
     try:
         wait_for(lambda: at_work(proxy, tmp_path.name) == 2)

@@ -52,15 +52,15 @@ def validate(tmp_path: Path) -> Validate:
         file = write_tasks(tmp_path / "tasks.jsonl", *tasks)
         assert main(["validate", str(file), "--out", str(tmp_path / "out"), "--sandbox", "process", *more]) == 0
         lines = (tmp_path / "out/report.jsonl").read_text().splitlines()
-        return {found["id"]: found for found in map(json.loads, lines)}
+        return {row["id"]: row for row in map(json.loads, lines)}
 
     return run
 
 
 def test_each_fault_has_its_verdict(validate: Validate, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = validate(tasks=BROKEN)
-    assert {name: found["verdict"] for name, found in report.items()} == {task["id"]: task["id"] for task in BROKEN}
-    causes = {name: found["cause"] for name, found in report.items()}
+    assert {name: row["verdict"] for name, row in report.items()} == {task["id"]: task["id"] for task in BROKEN}
+    causes = {name: row["cause"] for name, row in report.items()}
     assert causes["oracle fails"] == "its reward is 0 (the solution ended by exit code 3: oops)"
     assert causes["environment broken"] == "set-up ended by exit code 7: no disk"
     assert (report["accepted"]["oracle"], report["accepted"]["noop"]) == ([1.0, 1.0], [0.0, 0.0])
@@ -126,7 +126,7 @@ def test_a_repeated_command_runs_only_what_is_new_or_lacked_its_environment(vali
     with (tmp_path / "out/trials.jsonl").open("a") as trials:
         trials.write('{"task": "cut sho')  # what a crash leaves
     report = validate(tasks=[*first, broken("new", setup=count)])
-    assert {found["verdict"] for found in report.values()} == {"accepted"}
+    assert {row["verdict"] for row in report.values()} == {"accepted"}
     assert (tmp_path / "setups").read_text().count("\n") == 4 * 2 + 4 * 2
 
 
@@ -206,7 +206,7 @@ def test_the_judge_reads_instruction_and_tests(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options, told",
+    "options, message",
     [
         (["--judge", "http://x/v1"], "--judge http://x/v1 needs the name of a model; give it with --judge-model"),
         (["--judge-model", "m"], "--judge-model and --judge-key-file go with --judge URL; name the endpoint"),
@@ -215,11 +215,11 @@ def test_the_judge_reads_instruction_and_tests(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_meant_ends_the_start(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], told: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
 ) -> None:
     file = write_tasks(tmp_path / "tasks.jsonl", HELLO)
     assert main(["validate", str(file), "--out", str(tmp_path / "out"), "--sandbox", "process", *options]) == 2
-    assert told in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert message in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_the_page_explains_every_verdict() -> None:
@@ -240,12 +240,12 @@ async def test_in_containers_each_fault_has_its_verdict_too(docker_engine: str, 
     plan = ValidationPlan(tasks=load_tasks(write_tasks(tmp_path / "tasks.jsonl", *tasks)), repeat=1, concurrency=4)
     sandboxes = await DockerSandboxes.open(Options(address=docker_engine, run="test"))
     try:
-        found = {finding.id: finding for finding in await prove(sandboxes, plan, ValidationResults(tmp_path))}
+        findings = {finding.id: finding for finding in await prove(sandboxes, plan, ValidationResults(tmp_path))}
     finally:
         await sandboxes.close()
-    assert [found[task["id"]].verdict for task in BROKEN] == [task["id"] for task in BROKEN]
+    assert [findings[task["id"]].verdict for task in BROKEN] == [task["id"] for task in BROKEN]
     for name, cause in (("image gone", "blackforge/no-such:1"), ("build fails", "no such compiler")):
-        assert found[name].verdict == "environment broken" and cause in found[name].cause
+        assert findings[name].verdict == "environment broken" and cause in findings[name].cause
 
 
 def test_what_needs_docker_is_not_tried_without(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -260,8 +260,8 @@ def test_the_example_tasks_are_accepted(docker_engine: str, tmp_path: Path, monk
     monkeypatch.setenv("DOCKER_HOST", docker_engine)
     examples = Path(__file__).parents[2] / "examples/tasks/harbor"
     assert main(["validate", str(examples), "--out", str(tmp_path), "--sandbox", "docker"]) == 0
-    found = [json.loads(line) for line in (tmp_path / "report.jsonl").read_text().splitlines()]
-    assert {(task["id"], task["verdict"], task["cause"]) for task in found} == {
-        (task["id"], "accepted", "") for task in found
+    findings = [json.loads(line) for line in (tmp_path / "report.jsonl").read_text().splitlines()]
+    assert {(task["id"], task["verdict"], task["cause"]) for task in findings} == {
+        (task["id"], "accepted", "") for task in findings
     }
-    assert len(found) == 5
+    assert len(findings) == 5

@@ -16,9 +16,9 @@ from tests.harness.conftest import HELLO
 
 @pytest.fixture
 async def sandbox(tmp_path: Path) -> AsyncIterator[ProcessSandbox]:
-    made = await ProcessSandboxes(tmp_path / "sandboxes").start()
-    yield made
-    await made.stop()
+    sandbox = await ProcessSandboxes(tmp_path / "sandboxes").start()
+    yield sandbox
+    await sandbox.stop()
 
 
 def judged(command: str, **verifier: Any) -> Task:
