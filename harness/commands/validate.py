@@ -17,7 +17,7 @@ from harness.setup.sandbox_choice import Backend, choose
 from harness.tasks.sources import load_sources
 from harness.validation.review import VERDICTS, Finding
 from harness.validation.runner import ValidationPlan, ValidationResults, prove
-from harness.verdict.judge import PAUSE_SECONDS, Judge
+from harness.verdict.judge import PAUSE_SECONDS
 from proxy.pool.errors import UserError
 from sandboxes.base import Sandboxes
 from sandboxes.gc import remove_leftovers
@@ -74,7 +74,7 @@ def _validate(given: argparse.Namespace) -> int:
         tasks=loaded.mix.tasks,
         repeat=given.repeat,
         concurrency=given.concurrency,
-        judge=_judge_of(given),
+        judge=judge_at(given.judge, given.judge_model, given.judge_key_file, given.judge_pause),
         augmented=given.augment,
         augment=of_run(given.kinds),
     )
@@ -89,10 +89,6 @@ def _validate(given: argparse.Namespace) -> int:
         results.close(plan.tasks, findings, loaded.refused)
     _show(findings, loaded.refused, results)
     return 0
-
-
-def _judge_of(given: argparse.Namespace) -> Judge | None:
-    return judge_at(given.judge, given.judge_model, given.judge_key_file, given.judge_pause)
 
 
 async def _interruptible(sandboxes: Sandboxes, plan: ValidationPlan, results: ValidationResults) -> list[Finding]:

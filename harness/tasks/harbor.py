@@ -29,7 +29,6 @@ from harness.tasks.jsonl import digest_of
 from harness.tasks.schema import Directories, Solution, Step, Task, TaskImage, TaskLimits, Verifier
 from proxy.pool.errors import UserError
 from proxy.pool.settings_file import checked, read_table
-from sandboxes.base import Network
 
 LOGS = "mkdir -p /logs/agent /logs/verifier /logs/artifacts"
 CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
@@ -60,7 +59,7 @@ def load_harbor(directory: Path) -> Task:
         image=compose.image or _image(directory, environment),
         services=compose.services,
         profile="harbor",
-        network=_network(agent.network_mode or environment.network_mode),
+        network="full" if (agent.network_mode or environment.network_mode) == "public" else "model",
         work=environment.workdir or "",
         setup="\n".join([LOGS, *_until_healthy(environment.healthcheck)]),
         setup_timeout=_patience(environment.healthcheck),
@@ -121,20 +120,17 @@ def _step(root: Path, table: HarborStep, file: HarborFile) -> Step:
     verifier = _verifier(root, directory, judge, file.environment)
     if table is not file.steps[-1] and not (judge.network_mode or file.environment.network_mode):
         verifier = msgspec.structs.replace(verifier, network=None)  # the next step's agent would keep the network
+    own_setup = ["bash ./setup.sh || exit"] if (workdir / "setup.sh").is_file() else []
     return Step(
         name=table.name,
         instruction=_instruction(directory),
         verifier=verifier,
         directories={".": str(workdir)} if workdir.is_dir() else {},
-        setup="\n".join([*_set_up(workdir), *_until_healthy(table.healthcheck)]),
+        setup="\n".join([*own_setup, *_until_healthy(table.healthcheck)]),
         timeout=table.agent.timeout_sec,
         min_reward=table.min_reward,
         solution=_solution(directory, file),
     )
-
-
-def _set_up(workdir: Path) -> list[str]:
-    return ["bash ./setup.sh || exit"] if (workdir / "setup.sh").is_file() else []
 
 
 def _solution(directory: Path, file: HarborFile) -> Solution | None:
@@ -153,10 +149,6 @@ def _image(directory: Path, environment: HarborEnvironment) -> TaskImage:
     if not (directory / "environment/Dockerfile").is_file():
         raise UserError(f"{directory} has neither environment/Dockerfile nor docker_image; write one of them")
     return TaskImage(directory=str(directory / "environment"))
-
-
-def _network(mode: str | None) -> Network:
-    return "full" if mode == "public" else "model"
 
 
 def _limits(environment: HarborEnvironment) -> TaskLimits:

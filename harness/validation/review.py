@@ -62,7 +62,7 @@ def can_be_tried(task: Task) -> str:
 
 def finding(task: Task, trials: Sequence[Trial], opinion: Opinion | None = None) -> Finding:
     """Decide on a task by its trials, and by a judge's opinion if there is one."""
-    plain = [trial for trial in sorted(trials, key=_number) if not trial.variation]
+    plain = [trial for trial in sorted(trials, key=lambda trial: trial.number) if not trial.variation]
     rewards = {kind: [trial.reward for trial in plain if trial.kind == kind] for kind in KINDS}
     word, cause = _verdict(task, plain, rewards)
     if word == "accepted":
@@ -81,10 +81,6 @@ def finding(task: Task, trials: Sequence[Trial], opinion: Opinion | None = None)
         opinion=opinion,
         seconds=max((trial.seconds for trial in trials), default=0.0),
     )
-
-
-def _number(trial: Trial) -> int:
-    return trial.number
 
 
 def _verdict(task: Task, trials: Sequence[Trial], rewards: dict[Kind, list[float | None]]) -> tuple[Word, str]:
