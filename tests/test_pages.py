@@ -18,6 +18,7 @@ from urllib.request import urlopen
 import pytest
 
 from proxy.pool.database import open_pool
+from proxy.pool.errors import UserError
 from proxy.pool.rollouts.runs import find_run
 from tests.conftest import need
 from tests.harness.test_agents import need_agent
@@ -105,6 +106,10 @@ reply = OpenAI().chat.completions.create(
     model="any", messages=[{{"role": "user", "content": question}}], max_tokens=16
 )
 print(reply.choices[0].message.content)
+"""
+ALWAYS_PASSES = """\
+{"id": "any", "instruction": "Look around.", "max_turns": 2, "timeout": 120, "verifier": {"command": "true"}, \
+"solution": {"command": "true"}}
 """
 REWARDS_THAT_DIFFER = """\
 {"id": "chance", "instruction": "Look around.", "max_turns": 2, "timeout": 120, "verifier": {"command": \
@@ -232,15 +237,23 @@ def reader(tmp_path_factory: pytest.TempPathFactory, docker_engine: str) -> Iter
         reader.waits(reader.starts(engine), reader.fill_in("http://127.0.0.1:30000/health"))
         reader.waits(reader.starts(serve), reader.fill_in("http://127.0.0.1:8000/health"))
         reader.types(agent)
-        (reader.home / "tasks.jsonl").write_text(REWARDS_THAT_DIFFER)
         yield reader
     finally:
         reader.leaves()
 
 
+def run_exists(pool: Path, name: str) -> bool:
+    try:
+        find_run(open_pool(str(pool)), name)
+    except UserError:
+        return False
+    return True
+
+
 @pytest.mark.long
 @pytest.mark.timeout(2400)
 def test_the_commands_that_run_tasks(reader: Reader) -> None:
+    (reader.home / "tasks.jsonl").write_text(ALWAYS_PASSES)
     install, first, process, watch, evaluate, own, many, file, resume, look, afar, replay, *rest = RUNNING
     reader.types(install)
     reader.types(first, ("-n 4", "-n 1"))
@@ -263,12 +276,13 @@ def test_the_commands_that_run_tasks(reader: Reader) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_the_commands_that_train_and_look(reader: Reader) -> None:
+    (reader.home / "tasks.jsonl").write_text(REWARDS_THAT_DIFFER)
     launch, work, again, logprobs, *inspects, sft, verify, show, export, replay, serve, without_file = TRAINING
     settings = block_of("docs/cluster.md", "runs/train.toml").replace("steps = 100", "steps = 1")
     (reader.home / "runs" / "train.toml").write_text(reader.fill_in(settings) + "[batch]\ngroups = 1\n")
     config = ("train.toml", "runs/train.toml")
     trainer = reader.starts(launch)
-    while find_run(open_pool(str(reader.home / "runs" / "pool.db")), "train") is None:
+    while not run_exists(reader.home / "runs" / "pool.db", "train"):
         assert trainer.poll() is None, reader.log(trainer)
         time.sleep(0.5)
     reader.types(work, ("-n 8", "-n 2"), ("100", "1"))
