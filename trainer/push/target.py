@@ -46,7 +46,7 @@ class PushTarget:
         self.about = ServerInfo()
 
     def describe(self) -> None:
-        """Ask for its properties: up to `push.tries` times, a second apart, as the engine may be starting."""
+        """Ask for its properties: up to `TRIES` times, a second apart, as the engine may be starting."""
         for left in reversed(range(self.options.TRIES)):
             try:
                 self.about = msgspec.convert(self.ask("/server_info"), ServerInfo)
@@ -116,7 +116,7 @@ class PushTarget:
         return self._once(path, body, self.options.timeout_seconds)
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Make a request that is answered at once (`push.answer_seconds`). Without a body it is a GET."""
+        """Make a request that is answered at once (within `ANSWER_SECONDS`). Without a body it is a GET."""
         return self._once(path, body, self.options.ANSWER_SECONDS)
 
     def _once(self, path: str, body: dict[str, Any] | None, seconds: float) -> dict[str, Any]:
