@@ -69,7 +69,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def docker_engine() -> Iterator[str]:
+def docker_daemon() -> Iterator[str]:
     """The address of a Docker daemon with the images bb:1 and deb:py. Nothing of these tests may be left there."""
     client = shutil.which("docker")
     need("a Docker client (apt-get install docker.io)", client is not None)

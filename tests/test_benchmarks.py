@@ -52,7 +52,7 @@ def test_a_trained_head_drafts_what_a_moving_policy_says_and_a_frozen_one_does_n
         assert found["length_frozen"] < 1.5 < 2.4 < min(found["length_before"], found["length_trained"])
 
 
-def test_the_benchmark_of_the_sandboxes_ends_with_one_json_object(docker_engine: str, tmp_path: Path) -> None:
+def test_the_benchmark_of_the_sandboxes_ends_with_one_json_object(docker_daemon: str, tmp_path: Path) -> None:
     command = [sys.executable, "benchmarks/sandboxes.py", "--quick", "--out", str(tmp_path / "found.json")]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=240)
     found = msgspec.json.decode(done.stdout.splitlines()[-1])

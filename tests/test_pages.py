@@ -224,7 +224,7 @@ class Reader:
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory, docker_engine: str) -> Iterator[Reader]:
+def reader(tmp_path_factory: pytest.TempPathFactory, docker_daemon: str) -> Iterator[Reader]:
     """A reader who has followed the README until an agent of their own was recorded."""
     need("sglang and megatron-core", find_spec("sglang") is not None and find_spec("megatron") is not None)
     for name in ("opencode", "codex", "mini-swe-agent"):

@@ -93,8 +93,8 @@ async def test_what_would_change_the_machine_is_never_run_in_a_process_sandbox(t
     assert recorder.commands == []
 
 
-async def test_a_dead_mirror_is_configured_in_a_container(docker_engine: str) -> None:
-    sandboxes = await DockerSandboxes.open(Options(address=docker_engine, image="deb:py", run="test"))
+async def test_a_dead_mirror_is_configured_in_a_container(docker_daemon: str) -> None:
+    sandboxes = await DockerSandboxes.open(Options(address=docker_daemon, image="deb:py", run="test"))
     sandbox = await sandboxes.start(Spec(profile="harbor", network="none", memory_mb=256))
     try:
         await sandbox.write("/etc/apt/sources.list", "deb https://deb.debian.org/debian bookworm main\n")

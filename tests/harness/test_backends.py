@@ -76,7 +76,7 @@ def need_runtime() -> None:
 
 
 def test_a_run_in_docker(
-    docker_engine: str, command_line: CommandLine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    docker_daemon: str, command_line: CommandLine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     need_runtime()
     assert main(command_line(*IN_DOCKER, tasks=[DOCKER_TASK])) == 0
@@ -85,7 +85,7 @@ def test_a_run_in_docker(
 
 
 @pytest.mark.long
-def test_a_run_in_docker_behind_a_relay(docker_engine: str, tmp_path: Path) -> None:
+def test_a_run_in_docker_behind_a_relay(docker_daemon: str, tmp_path: Path) -> None:
     need_runtime()
     tasks = write_tasks(tmp_path / "tasks.jsonl", DOCKER_TASK)
     how = ["--agent", "command", *IN_DOCKER, "--relay", "--scripted", f"{HERE / 'scripts.py'}:hello"]

@@ -37,8 +37,8 @@ HARBOR = {"profile": "harbor", "work": "/srv", "limits": {"memory_mb": 256, "pid
 
 
 @pytest.fixture
-async def sandboxes(docker_engine: str) -> AsyncIterator[DockerSandboxes]:
-    opened = await DockerSandboxes.open(Options(address=docker_engine, image="deb:py", run="test"))
+async def sandboxes(docker_daemon: str) -> AsyncIterator[DockerSandboxes]:
+    opened = await DockerSandboxes.open(Options(address=docker_daemon, image="deb:py", run="test"))
     yield opened
     await opened.close()
 

@@ -59,13 +59,13 @@ async def socket(proxy: RunningProxy) -> AsyncIterator[Path]:
 
 
 @pytest.fixture
-async def context(proxy: RunningProxy, docker_engine: str, socket: Path, tmp_path: Path) -> AsyncIterator[RunContext]:
+async def context(proxy: RunningProxy, docker_daemon: str, socket: Path, tmp_path: Path) -> AsyncIterator[RunContext]:
     async with AsyncExitStack() as stack:
-        engine = await DockerDaemon.open(docker_engine)
+        engine = await DockerDaemon.open(docker_daemon)
         stack.push_async_callback(engine.close)
         channel = Channel(daemon=engine, runtime=Runtime(python="python3", image="deb:py"), socket=socket)
         stack.push_async_callback(channel.close)
-        options = Options(address=docker_engine, image="deb:py", run="test", suppliers=[channel])
+        options = Options(address=docker_daemon, image="deb:py", run="test", suppliers=[channel])
         sandboxes = await DockerSandboxes.open(options)
         stack.push_async_callback(sandboxes.close)
         yield RunContext(

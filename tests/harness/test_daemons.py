@@ -55,8 +55,8 @@ GONE = ["FileNotFoundError", "ConnectionRefusedError"]
 
 
 @pytest.fixture
-async def sandboxes(docker_engine: str) -> AsyncIterator[DockerSandboxes]:
-    opened = await DockerSandboxes.open(Options(address=docker_engine, image="deb:py", run="test"))
+async def sandboxes(docker_daemon: str) -> AsyncIterator[DockerSandboxes]:
+    opened = await DockerSandboxes.open(Options(address=docker_daemon, image="deb:py", run="test"))
     yield opened
     await opened.close()
 

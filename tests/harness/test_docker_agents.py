@@ -35,7 +35,7 @@ LIBRARIES = ("libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.s
 
 
 @pytest.fixture(scope="module")
-def proxy(tmp_path_factory: pytest.TempPathFactory, docker_engine: str) -> Iterator[RunningProxy]:
+def proxy(tmp_path_factory: pytest.TempPathFactory, docker_daemon: str) -> Iterator[RunningProxy]:
     """A real proxy with a socket for sandboxes, before an engine that knows the solutions."""
     need("the runtime (harness agents install runtime)", runtime.PACKAGE.installed_version() == runtime.PACKAGE.version)
     directory = RunDir(tmp_path_factory.mktemp("service"))

@@ -15,7 +15,7 @@ from proxy.pool.database import open_pool
 from sandboxes.bundles import PYTHON, RUNTIME_NAME, read_manifest
 from sandboxes.docker.labels import PID, labels_of, this_process
 from tests.conftest import need
-from tests.engines import own_engine, said
+from tests.daemons import own_daemon, said
 from tests.harness.conftest import HELLO, ROOT, results
 from tests.harness.test_run import failures, start, wait_for
 
@@ -25,7 +25,7 @@ TASK = HELLO | {"files": {"~/agent.py": (ROOT / "examples/agents/shell_agent.py"
 
 
 @pytest.fixture
-def in_docker(command_line: CommandLine, docker_engine: str) -> CommandLine:
+def in_docker(command_line: CommandLine, docker_daemon: str) -> CommandLine:
     need("the agents' runtime (harness agents install runtime)", bool(read_manifest(agents_directory() / RUNTIME_NAME)))
 
     def build(*more: str, command: str = AGENT, **what: Any) -> list[str]:
@@ -41,7 +41,7 @@ def containers_of(pid: int) -> list[str]:
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_run_is_shared_out_over_two_engines_with_spare_containers(in_docker: CommandLine, tmp_path: Path) -> None:
-    with own_engine() as second:
+    with own_daemon() as second:
         shared = "unix:///var/run/docker.sock"
         engines = ["--docker", f"{shared}=1", "--docker", f"{second.address}=1", "--warm", "1"]
         file = tmp_path / "run.prom"

@@ -18,8 +18,8 @@ QUICK = {"ledger", "late-orders"}
 
 
 @pytest.fixture
-async def sandboxes(docker_engine: str) -> AsyncIterator[DockerSandboxes]:
-    opened = await DockerSandboxes.open(Options(address=docker_engine, image="deb:py", run="test"))
+async def sandboxes(docker_daemon: str) -> AsyncIterator[DockerSandboxes]:
+    opened = await DockerSandboxes.open(Options(address=docker_daemon, image="deb:py", run="test"))
     yield opened
     await opened.close()
 

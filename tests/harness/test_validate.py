@@ -230,7 +230,7 @@ def test_the_page_explains_every_verdict() -> None:
 IMAGE = {"image": {"name": "deb:py"}, "limits": {"memory_mb": 256, "disk_mb": 64, "pids": 64}}
 
 
-async def test_in_containers_each_fault_has_its_verdict_too(docker_engine: str, tmp_path: Path) -> None:
+async def test_in_containers_each_fault_has_its_verdict_too(docker_daemon: str, tmp_path: Path) -> None:
     """The same verdicts; and those on images: one is missing, one cannot be built."""
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad/Dockerfile").write_text("FROM deb:py\nRUN echo no such compiler && exit 9\n")
@@ -238,7 +238,7 @@ async def test_in_containers_each_fault_has_its_verdict_too(docker_engine: str, 
     tasks += [broken("image gone") | {"image": {"name": "blackforge/no-such:1"}}]
     tasks += [broken("build fails") | {"image": {"directory": "bad"}}]
     plan = ValidationPlan(tasks=load_tasks(write_tasks(tmp_path / "tasks.jsonl", *tasks)), repeat=1, concurrency=4)
-    sandboxes = await DockerSandboxes.open(Options(address=docker_engine, run="test"))
+    sandboxes = await DockerSandboxes.open(Options(address=docker_daemon, run="test"))
     try:
         findings = {finding.id: finding for finding in await prove(sandboxes, plan, ValidationResults(tmp_path))}
     finally:
@@ -255,9 +255,9 @@ def test_what_needs_docker_is_not_tried_without(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.long
-def test_the_example_tasks_are_accepted(docker_engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_tasks_are_accepted(docker_daemon: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need("the agents' runtime (harness agents install runtime)", bool(read_manifest(agents_directory() / RUNTIME_NAME)))
-    monkeypatch.setenv("DOCKER_HOST", docker_engine)
+    monkeypatch.setenv("DOCKER_HOST", docker_daemon)
     examples = Path(__file__).parents[2] / "examples/tasks/harbor"
     assert main(["validate", str(examples), "--out", str(tmp_path), "--sandbox", "docker"]) == 0
     findings = [json.loads(line) for line in (tmp_path / "report.jsonl").read_text().splitlines()]

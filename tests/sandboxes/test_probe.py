@@ -248,15 +248,15 @@ async def listening_container(engine: DockerDaemon) -> AsyncIterator[tuple[str, 
         pytest.param("harbor", "socket", marks=pytest.mark.long),
     ],
 )
-async def test_docker(scene: Scene, docker_engine: str, profile: Profile, way: str) -> None:
+async def test_docker(scene: Scene, docker_daemon: str, profile: Profile, way: str) -> None:
     async with AsyncExitStack() as stack:
-        engine = await DockerDaemon.open(docker_engine)
+        engine = await DockerDaemon.open(docker_daemon)
         stack.push_async_callback(engine.close)
         address = address_for(engine, scene.address) if way == "relay" else ""
         runtime = Runtime(python="python3", image="deb:py")
         reach = Channel(daemon=engine, runtime=runtime, socket=scene.socket, address=address)
         stack.push_async_callback(reach.close)
-        options = Options(address=docker_engine, image="deb:py", suppliers=[reach])
+        options = Options(address=docker_daemon, image="deb:py", suppliers=[reach])
         sandboxes = await DockerSandboxes.open(options)
         stack.push_async_callback(sandboxes.close)
         others = [await stack.enter_async_context(listening_container(engine))]

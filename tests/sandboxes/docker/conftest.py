@@ -13,9 +13,9 @@ HARBOR = Spec(profile="harbor", memory_mb=256, pids=64, network="none")
 
 
 @pytest.fixture
-async def sandboxes(docker_engine: str) -> AsyncIterator[DockerSandboxes]:
+async def sandboxes(docker_daemon: str) -> AsyncIterator[DockerSandboxes]:
     """The back end on the tests' daemon, with Debian as the default image."""
-    opened = await DockerSandboxes.open(Options(address=docker_engine, image="deb:py", run="test"))
+    opened = await DockerSandboxes.open(Options(address=docker_daemon, image="deb:py", run="test"))
     yield opened
     await opened.close()
 

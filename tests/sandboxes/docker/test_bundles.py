@@ -50,8 +50,8 @@ def directory(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def daemon(docker_engine: str, directory: Path) -> AsyncIterator[DockerDaemon]:
-    opened = await DockerDaemon.open(docker_engine)
+async def daemon(docker_daemon: str, directory: Path) -> AsyncIterator[DockerDaemon]:
+    opened = await DockerDaemon.open(docker_daemon)
     yield opened
     for volume in volumes(directory):
         subprocess.run(["docker", "volume", "rm", volume], capture_output=True)
@@ -110,10 +110,10 @@ async def test_many_who_want_a_bundle_at_once_upload_it_once(daemon: DockerDaemo
 
 
 async def test_an_upload_that_was_broken_off_does_not_count_and_its_holder_is_removed(
-    daemon: DockerDaemon, docker_engine: str, directory: Path
+    daemon: DockerDaemon, docker_daemon: str, directory: Path
 ) -> None:
     os.truncate(directory / "toy/data", 4 << 30)  # seconds of work
-    with subprocess.Popen([sys.executable, "-c", UPLOAD, docker_engine, directory], cwd=ROOT) as uploading:
+    with subprocess.Popen([sys.executable, "-c", UPLOAD, docker_daemon, directory], cwd=ROOT) as uploading:
         holder = f"{volumes(directory)[1]}-filling"
         await until(lambda: bool(listed("container", "ls", "--all", "--filter", f"name={holder}")))
         uploading.kill()

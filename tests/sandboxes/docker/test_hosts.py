@@ -18,7 +18,7 @@ from sandboxes.docker.leftovers import DockerResource
 from sandboxes.fleet import HostedSandbox, HostOptions, Hosts, parse_host
 from sandboxes.gc import SearchScope, remove_leftovers
 from sandboxes.network import relay
-from tests.engines import OwnEngine, own_engine
+from tests.daemons import OwnDaemon, own_daemon
 
 BUSYBOX = Spec(image=Image(name="bb:1"), network="none", profile="harbor")
 
@@ -37,8 +37,8 @@ async def hosts(*wanted: str, out_seconds: float = 600) -> AsyncIterator[Hosts]:
 
 
 @pytest.fixture(scope="module")
-def second(docker_engine: str) -> Iterator[OwnEngine]:
-    with own_engine() as daemon:
+def second(docker_daemon: str) -> Iterator[OwnDaemon]:
+    with own_daemon() as daemon:
         yield daemon
 
 
@@ -65,25 +65,25 @@ def test_a_host_that_is_none_is_one_sentence(text: str) -> None:
 
 
 async def test_sandboxes_are_shared_out_by_weight_and_metrics_tell_them_apart(
-    docker_engine: str, second: OwnEngine
+    docker_daemon: str, second: OwnDaemon
 ) -> None:
-    async with hosts(f"{docker_engine}=2", f"{second.address}=1") as both:
+    async with hosts(f"{docker_daemon}=2", f"{second.address}=1") as both:
         placed = await started(both, 6)
-        assert Counter(one.host for one in placed) == {docker_engine: 4, second.address: 2}
+        assert Counter(one.host for one in placed) == {docker_daemon: 4, second.address: 2}
         result = await placed[-1].run("echo here", Limits(), {})
         assert result.output == "here\n"
         text = both.metrics.text()
-        assert f'blackforge_sandboxes_live{{host="{docker_engine}",image="bb:1"}} 4.0\n' in text
+        assert f'blackforge_sandboxes_live{{host="{docker_daemon}",image="bb:1"}} 4.0\n' in text
         assert f'blackforge_sandbox_start_seconds_count{{host="{second.address}",image="bb:1"}} 2.0\n' in text
         await placed[0].stop()
-        assert (await both.start(BUSYBOX)).host == docker_engine
+        assert (await both.start(BUSYBOX)).host == docker_daemon
         await asyncio.gather(*(one.stop() for one in placed))
-        assert f'blackforge_sandboxes_live{{host="{docker_engine}",image="bb:1"}} 1.0\n' in both.metrics.text()
+        assert f'blackforge_sandboxes_live{{host="{docker_daemon}",image="bb:1"}} 1.0\n' in both.metrics.text()
     assert second.say("ps", "--all", "--quiet") == ""
 
 
 @asynccontextmanager
-async def over_tcp(daemon: OwnEngine) -> AsyncIterator[str]:
+async def over_tcp(daemon: OwnDaemon) -> AsyncIterator[str]:
     """The daemon's address on a port of the loopback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -101,14 +101,14 @@ async def over_tcp(daemon: OwnEngine) -> AsyncIterator[str]:
 
 
 async def test_an_engine_on_tcp_is_a_host_like_another_and_an_earlier_boot_is_not_judged_there(
-    docker_engine: str, second: OwnEngine, tmp_path: Path
+    docker_daemon: str, second: OwnDaemon, tmp_path: Path
 ) -> None:
     gone = replace(this_process(), boot="an-earlier-one pid:[1]")
     labels = [f"--label={label}={value}" for label, value in labels_of("sandbox", gone).items()]
     second.say("volume", "create", "--name", "unjudged", *labels)
-    async with over_tcp(second) as address, hosts(f"{docker_engine}=1", f"{address}=3") as both:
+    async with over_tcp(second) as address, hosts(f"{docker_daemon}=1", f"{address}=3") as both:
         placed = await started(both, 4)
-        assert Counter(one.host for one in placed) == {docker_engine: 1, address: 3}
+        assert Counter(one.host for one in placed) == {docker_daemon: 1, address: 3}
         [far, *_] = [one for one in placed if one.host == address]
         await far.write("note", "from afar")
         assert (await far.run("cat note", Limits(), {})).output == "from afar" and await far.read(
@@ -119,11 +119,11 @@ async def test_an_engine_on_tcp_is_a_host_like_another_and_an_earlier_boot_is_no
     assert [thing.name for thing in await asyncio.to_thread(reaped_here, second, tmp_path)] == ["unjudged"]
 
 
-def reaped_here(daemon: OwnEngine, root: Path) -> list[DockerResource]:
+def reaped_here(daemon: OwnDaemon, root: Path) -> list[DockerResource]:
     return remove_leftovers(SearchScope(daemons=[daemon.address], root=root)).resources
 
 
-async def test_a_full_host_is_waited_for(second: OwnEngine) -> None:
+async def test_a_full_host_is_waited_for(second: OwnDaemon) -> None:
     async with hosts(f"{second.address}=1/1") as one:
         first = await one.start(BUSYBOX)
         waiting = asyncio.create_task(one.start(BUSYBOX))
@@ -136,26 +136,26 @@ async def test_a_full_host_is_waited_for(second: OwnEngine) -> None:
 
 
 @pytest.mark.timeout(600)
-async def test_a_host_that_fails_is_left_out_and_comes_back(docker_engine: str) -> None:
-    with own_engine() as dying:
-        async with hosts(f"{docker_engine}=1", f"{dying.address}=1000", out_seconds=600) as both:
+async def test_a_host_that_fails_is_left_out_and_comes_back(docker_daemon: str) -> None:
+    with own_daemon() as dying:
+        async with hosts(f"{docker_daemon}=1", f"{dying.address}=1000", out_seconds=600) as both:
             lost = await both.start(BUSYBOX)
             assert lost.host == dying.address
             dying.kill()
             with pytest.raises(DaemonError, match="does not answer"):
                 await lost.run("true", Limits(), {})
             placed = await started(both, 3)
-            assert {one.host for one in placed} == {docker_engine}
+            assert {one.host for one in placed} == {docker_daemon}
             text = both.metrics.text()
             assert f'blackforge_sandbox_hosts_left_out_total{{host="{dying.address}"}} 1.0\n' in text
             assert f'blackforge_sandbox_failures_total{{host="{dying.address}",image="bb:1",kind="daemon"}}' in text
-        async with hosts(f"{docker_engine}=1", f"{dying.address}=1000", out_seconds=0.01) as both:
-            assert (await both.start(BUSYBOX)).host == docker_engine  # it was tried, and nobody heard of it
+        async with hosts(f"{docker_daemon}=1", f"{dying.address}=1000", out_seconds=0.01) as both:
+            assert (await both.start(BUSYBOX)).host == docker_daemon  # it was tried, and nobody heard of it
             dying.start()
             assert (await both.start(BUSYBOX)).host == dying.address
 
 
-async def test_with_no_host_left_the_engines_sentence_is_told(second: OwnEngine) -> None:
+async def test_with_no_host_left_the_engines_sentence_is_told(second: OwnDaemon) -> None:
     async with hosts("unix:///nowhere/a.sock", "unix:///nowhere/b.sock") as neither:
         with pytest.raises(DaemonError, match="the Docker daemon at unix:///nowhere/[ab].sock does not answer"):
             await neither.check()
@@ -167,14 +167,14 @@ async def test_with_no_host_left_the_engines_sentence_is_told(second: OwnEngine)
 
 
 @pytest.mark.timeout(600)
-async def test_a_host_out_of_disk_is_left_out_and_nothing_is_lost(docker_engine: str) -> None:
-    with own_engine(disk_mb=24) as small:
-        async with hosts(f"{docker_engine}=1", f"{small.address}=1000") as both:
+async def test_a_host_out_of_disk_is_left_out_and_nothing_is_lost(docker_daemon: str) -> None:
+    with own_daemon(disk_mb=24) as small:
+        async with hosts(f"{docker_daemon}=1", f"{small.address}=1000") as both:
             filling = await both.start(BUSYBOX)
             assert filling.host == small.address
             full = await filling.run("dd if=/dev/zero of=/full bs=64k", Limits(), {})
             assert "No space left" in full.output
-            assert (await both.start(BUSYBOX)).host == docker_engine
+            assert (await both.start(BUSYBOX)).host == docker_daemon
             assert 'kind="disk"} 1.0\n' in both.metrics.text()
             async with hosts(small.address) as alone:
                 with pytest.raises(

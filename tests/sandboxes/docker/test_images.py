@@ -25,9 +25,9 @@ def told() -> list[str]:
 
 
 @pytest.fixture
-async def daemon(docker_engine: str, told: list[str], tmp_path: Path) -> AsyncIterator[DockerSandboxes]:
+async def daemon(docker_daemon: str, told: list[str], tmp_path: Path) -> AsyncIterator[DockerSandboxes]:
     """A back end of its own. The images that it makes of the test's directory are removed again."""
-    opened = await DockerSandboxes.open(Options(address=docker_engine, progress=told.append))
+    opened = await DockerSandboxes.open(Options(address=docker_daemon, progress=told.append))
     yield opened
     await opened.close()
     ours = ["--filter", f"label=blackforge.image={tmp_path}", "--format", "{{.Repository}}:{{.Tag}}"]

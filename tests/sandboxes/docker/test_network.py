@@ -54,8 +54,8 @@ def relays(kind: str) -> list[str]:
     return subprocess.run(given, capture_output=True, text=True, check=True).stdout.split()
 
 
-async def test_all_sandboxes_share_one_relay_that_goes_with_them(docker_engine: str, port: int) -> None:
-    async with opened(docker_engine, f"host.docker.internal:{port}") as (sandboxes, _):
+async def test_all_sandboxes_share_one_relay_that_goes_with_them(docker_daemon: str, port: int) -> None:
+    async with opened(docker_daemon, f"host.docker.internal:{port}") as (sandboxes, _):
         both = await asyncio.gather(sandboxes.start(SMALL), sandboxes.start(SMALL))
         for sandbox in both:
             result = await sandbox.run(f'python3 -I -S -c "{CALL}"', Limits(), {})
@@ -64,23 +64,23 @@ async def test_all_sandboxes_share_one_relay_that_goes_with_them(docker_engine: 
     assert relays("container") == relays("volume") == []
 
 
-async def test_a_proxy_that_a_relay_cannot_reach_is_one_sentence(docker_engine: str) -> None:
-    async with opened(docker_engine, "host.docker.internal:1") as (sandboxes, _):
+async def test_a_proxy_that_a_relay_cannot_reach_is_one_sentence(docker_daemon: str) -> None:
+    async with opened(docker_daemon, "host.docker.internal:1") as (sandboxes, _):
         with pytest.raises(SandboxError, match="tcp:host.docker.internal:1 cannot be reached"):
             await sandboxes.start(SMALL)
     assert relays("container") == relays("volume") == []
 
 
-async def test_a_sandbox_without_a_model_needs_no_relay(docker_engine: str) -> None:
-    async with opened(docker_engine, "") as (sandboxes, _):
+async def test_a_sandbox_without_a_model_needs_no_relay(docker_daemon: str) -> None:
+    async with opened(docker_daemon, "") as (sandboxes, _):
         sandbox = await sandboxes.start(Spec(memory_mb=256, disk_mb=64, network="none"))
         assert sandbox.model_url == ""
         with pytest.raises(SandboxError, match="start it with --sandbox-socket PATH"):
             await sandboxes.start(SMALL)
 
 
-async def test_addresses_as_containers_see_them(docker_engine: str) -> None:
-    daemon = await DockerDaemon.open(docker_engine)
+async def test_addresses_as_containers_see_them(docker_daemon: str) -> None:
+    daemon = await DockerDaemon.open(docker_daemon)
     try:
         assert address_for(daemon, "http://0.0.0.0:80") == "host.docker.internal:80"
         assert address_for(daemon, "http://10.1.2.3:80") == "10.1.2.3:80"
@@ -106,12 +106,12 @@ asyncio.run(main())
 
 
 @pytest.mark.long
-async def test_kill_9_leaves_a_relay_that_is_reaped(docker_engine: str, port: int) -> None:
-    words = [sys.executable, "-c", KILLED, docker_engine, str(port)]
+async def test_kill_9_leaves_a_relay_that_is_reaped(docker_daemon: str, port: int) -> None:
+    words = [sys.executable, "-c", KILLED, docker_daemon, str(port)]
     owner = await asyncio.create_subprocess_exec(*words, cwd=ROOT, stdout=subprocess.PIPE)
     assert owner.stdout is not None
     relay = (await owner.stdout.readline()).decode().strip()
     owner.kill()
     await owner.communicate()
-    removed = await asyncio.to_thread(remove_leftovers, SearchScope(daemons=[docker_engine]))
+    removed = await asyncio.to_thread(remove_leftovers, SearchScope(daemons=[docker_daemon]))
     assert {(thing.kind, thing.name) for thing in removed.resources} >= {("container", relay), ("volume", relay)}

@@ -8,7 +8,7 @@ import pytest
 from sandboxes.base import Image, Limits
 from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.docker.daemon import DaemonError
-from tests.engines import own_engine
+from tests.daemons import own_daemon
 from tests.sandboxes.docker.conftest import HARBOR, SMALL, says
 
 pytestmark = pytest.mark.long
@@ -16,7 +16,7 @@ BUSYBOX = Image(name="bb:1")
 
 
 async def test_an_engine_that_is_killed_ends_what_runs_with_a_sentence_and_removes_it_when_it_is_back() -> None:
-    with own_engine() as daemon:
+    with own_daemon() as daemon:
         sandboxes = await DockerSandboxes.open(Options(address=daemon.address))
         sandbox = await sandboxes.start(replace(SMALL, image=BUSYBOX))
         begun = asyncio.Event()
@@ -38,7 +38,7 @@ async def test_an_engine_that_is_killed_ends_what_runs_with_a_sentence_and_remov
 
 
 async def test_root_of_a_harbor_sandbox_is_nobody_outside_where_the_engine_remaps_it() -> None:
-    with own_engine(remapped=True) as daemon:
+    with own_daemon(remapped=True) as daemon:
         sandboxes = await DockerSandboxes.open(Options(address=daemon.address))
         assert "an unprivileged user outside" in sandboxes.promise
         for spec, user in ((HARBOR, "300000"), (SMALL, "310000")):

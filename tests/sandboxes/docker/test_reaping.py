@@ -15,7 +15,7 @@ from sandboxes.cli import main
 from sandboxes.docker.labels import KIND, ResourceOwner, labels_of, this_process
 from sandboxes.gc import SearchScope, remove_leftovers
 from sandboxes.local.processes import start_of
-from tests.engines import OwnEngine, own_engine
+from tests.daemons import OwnDaemon, own_daemon
 from tests.harness.conftest import HELLO, write_tasks
 
 There = Callable[..., list[str]]
@@ -35,14 +35,14 @@ def dead() -> ResourceOwner:
 
 
 @pytest.fixture(scope="module")
-def daemon(docker_engine: str) -> Iterator[OwnEngine]:
+def daemon(docker_daemon: str) -> Iterator[OwnDaemon]:
     """Where nobody else removes what looks dead."""
-    with own_engine() as made:
+    with own_daemon() as made:
         yield made
 
 
 @pytest.fixture
-def make(daemon: OwnEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+def make(daemon: OwnDaemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Make a labelled container, network or volume on the daemon, which is the usual one, and say its name."""
     monkeypatch.setenv("DOCKER_HOST", daemon.address)
     made: list[tuple[str, str]] = []
@@ -70,7 +70,7 @@ def labelled(docker: Callable[..., str], kind: str, name: str, owner: ResourceOw
 
 
 @pytest.fixture
-def there(daemon: OwnEngine) -> Callable[..., list[str]]:
+def there(daemon: OwnDaemon) -> Callable[..., list[str]]:
     """Which of these names there still are."""
 
     def left(kind: str, *names: str) -> list[str]:
@@ -100,7 +100,7 @@ def test_gc_removes_what_a_dead_owner_left_and_nothing_else(
 
 
 def test_bundles_stay_until_they_are_asked_for(
-    make: Make, there: There, daemon: OwnEngine, dead: ResourceOwner, tmp_path: Path
+    make: Make, there: There, daemon: OwnDaemon, dead: ResourceOwner, tmp_path: Path
 ) -> None:
     shared = make("volume", dead, "bundle")
     daemon.say("volume", "create", "--name", "of-nobody", f"--label={KIND}=bundle")
@@ -114,7 +114,7 @@ def test_bundles_stay_until_they_are_asked_for(
 
 @pytest.mark.timeout(600)
 def test_after_kill_9_of_the_engine_the_next_start_reaps(
-    make: Make, there: There, daemon: OwnEngine, dead: ResourceOwner, tmp_path: Path
+    make: Make, there: There, daemon: OwnDaemon, dead: ResourceOwner, tmp_path: Path
 ) -> None:
     orphan, volume, living = make("container", dead), make("volume", dead), make("container", this_process())
     where = SearchScope(root=tmp_path)
@@ -128,7 +128,7 @@ def test_after_kill_9_of_the_engine_the_next_start_reaps(
 
 
 def test_an_engine_that_is_not_there_is_told_and_the_others_are_asked(
-    make: Make, there: There, daemon: OwnEngine, dead: ResourceOwner, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make: Make, there: There, daemon: OwnDaemon, dead: ResourceOwner, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     orphan = make("container", dead)
     nobody = f"unix://{tmp_path}/no.sock"
@@ -151,7 +151,7 @@ asyncio.run(own())
 
 
 def test_kill_9_of_an_owner_leaves_a_living_sandbox_that_the_next_start_removes(
-    make: Make, there: There, daemon: OwnEngine, tmp_path: Path
+    make: Make, there: There, daemon: OwnDaemon, tmp_path: Path
 ) -> None:
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None

@@ -11,7 +11,7 @@ from sandboxes.base import Image, Limits, Result, SandboxError
 from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.docker.container.sandbox import DockerSandbox
 from sandboxes.docker.labels import KIND, PID
-from tests.engines import said
+from tests.daemons import said
 from tests.sandboxes.docker.conftest import SMALL, says
 
 BOMB = "while True:\n  try: os.fork()\n  except Exception: pass"
@@ -126,9 +126,9 @@ async def test_a_sandbox_that_is_gone_is_told_and_stopping_it_again_is_fine(sand
     assert await sandbox.end_processes() == 0
 
 
-async def test_a_start_that_is_given_up_twice_leaves_nothing(docker_engine: str) -> None:
+async def test_a_start_that_is_given_up_twice_leaves_nothing(docker_daemon: str) -> None:
     mine = ["ps", "--all", "--quiet", f"--filter=label={PID}={os.getpid()}", f"--filter=label={KIND}=sandbox"]
-    opened = await DockerSandboxes.open(Options(address=docker_engine, run="test"))
+    opened = await DockerSandboxes.open(Options(address=docker_daemon, run="test"))
     starting = asyncio.create_task(opened.start(replace(SMALL, image=Image(name="bb:1"))))
     async with asyncio.timeout(120):
         while not said(*mine):  # which holds the start up meanwhile

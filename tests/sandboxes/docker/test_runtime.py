@@ -28,7 +28,7 @@ console.log(JSON.stringify([process.execPath, child, foreign]));
 
 
 @pytest.mark.parametrize("image", ["bb:1", "deb:py"])
-def test_the_runtime_runs_in_an_image_without_interpreters_and_without_a_libc(image: str, docker_engine: str) -> None:
+def test_the_runtime_runs_in_an_image_without_interpreters_and_without_a_libc(image: str, docker_daemon: str) -> None:
     need("the runtime (harness agents install runtime)", PACKAGE.installed_version() == PACKAGE.version)
     assert run(image, PYTHON, "-I", "-c", PYTHON_SAYS) == [PYTHON, "OpenSSL", [], ".pyc"]
     assert run(image, NODE, "-e", NODE_SAYS) == [NODE, "42", []]

@@ -35,13 +35,13 @@ class Bringer:
             raise SandboxError("nothing will ever be ready")
 
 
-async def test_a_container_has_what_its_suppliers_bring(docker_engine: str, tmp_path: Path) -> None:
+async def test_a_container_has_what_its_suppliers_bring(docker_daemon: str, tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     (tmp_path / "tool").write_text("a tool\n")
     mount = {"Type": "bind", "Source": str(tmp_path), "Target": "/opt/tools", "ReadOnly": True}
     supply = Supply(main=MAIN, mounts=[mount], env={"TOOLS": "/opt/tools"}, model_url="http://x", bundles="/opt/tools")
     bringer = Bringer(supply)
-    sandboxes = await DockerSandboxes.open(Options(address=docker_engine, suppliers=[bringer]))
+    sandboxes = await DockerSandboxes.open(Options(address=docker_daemon, suppliers=[bringer]))
     sandbox = await sandboxes.start(replace(SMALL, image=Image(name="bb:1")))
     assert (sandbox.model_url, sandbox.bundles) == ("http://x", "/opt/tools")
     assert await says(sandbox, "cat $TOOLS/tool; (echo x >$TOOLS/x) 2>&1 | grep -c Read-only") == "a tool\n1"
@@ -52,9 +52,9 @@ async def test_a_container_has_what_its_suppliers_bring(docker_engine: str, tmp_
     assert bringer.released == bringer.asked == [sandbox.id]
 
 
-async def test_a_sandbox_whose_main_process_never_gets_ready_leaves_nothing(docker_engine: str) -> None:
+async def test_a_sandbox_whose_main_process_never_gets_ready_leaves_nothing(docker_daemon: str) -> None:
     bringer = Bringer(Supply())
-    sandboxes = await DockerSandboxes.open(Options(address=docker_engine, suppliers=[bringer]))
+    sandboxes = await DockerSandboxes.open(Options(address=docker_daemon, suppliers=[bringer]))
     with pytest.raises(SandboxError, match="nothing will ever be ready"):
         await sandboxes.start(replace(SMALL, image=Image(name="bb:1")))
     assert bringer.released == bringer.asked

@@ -16,7 +16,7 @@ from sandboxes.base import Image, Limits, Spec
 from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.docker.labels import PID
 from sandboxes.docker.warm_pool import WarmPool
-from tests.engines import said
+from tests.daemons import said
 
 ROOT = Path(__file__).parents[3]
 BUSYBOX = Spec(image=Image(name="bb:1"), network="none", profile="harbor")
@@ -46,7 +46,7 @@ async def stocked(made: WarmPool, spares: int, containers: int) -> set[str]:
 
 
 @pytest.fixture
-def changing(docker_engine: str) -> Iterator[str]:
+def changing(docker_daemon: str) -> Iterator[str]:
     """The name of an image that can be given to another one."""
     name = f"blackforge-test-changing:{os.getpid()}"
     said("tag", "bb:1", name)
@@ -54,8 +54,8 @@ def changing(docker_engine: str) -> Iterator[str]:
     said("image", "rm", "--force", name)
 
 
-async def test_spare_ones_are_there_before_they_are_asked_for_and_handed_out_once(docker_engine: str) -> None:
-    async with warm(docker_engine) as made:
+async def test_spare_ones_are_there_before_they_are_asked_for_and_handed_out_once(docker_daemon: str) -> None:
+    async with warm(docker_daemon) as made:
         await made.start(BUSYBOX)
         spare = await stocked(made, 2, 3)
         first = [await made.start(BUSYBOX) for _ in range(2)]
@@ -66,8 +66,8 @@ async def test_spare_ones_are_there_before_they_are_asked_for_and_handed_out_onc
         await stocked(made, 2, 10)
 
 
-async def test_another_spec_has_its_own_and_a_dead_one_is_not_handed_out(docker_engine: str) -> None:
-    async with warm(docker_engine, 1) as made:
+async def test_another_spec_has_its_own_and_a_dead_one_is_not_handed_out(docker_daemon: str) -> None:
+    async with warm(docker_daemon, 1) as made:
         cold = await made.start(BUSYBOX)
         (spare,) = await stocked(made, 1, 2) - {cold.container}
         other = await made.start(Spec(image=BUSYBOX.image, network="none", profile="harbor", memory_mb=64))
@@ -78,8 +78,8 @@ async def test_another_spec_has_its_own_and_a_dead_one_is_not_handed_out(docker_
         assert spare not in mine()
 
 
-async def test_when_the_image_changes_the_spare_ones_go(docker_engine: str, changing: str) -> None:
-    async with warm(docker_engine, 1) as made:
+async def test_when_the_image_changes_the_spare_ones_go(docker_daemon: str, changing: str) -> None:
+    async with warm(docker_daemon, 1) as made:
         spec = Spec(image=Image(name=changing), network="none", profile="harbor")
         cold = await made.start(spec)
         (spare,) = await stocked(made, 1, 2) - {cold.container}
@@ -91,7 +91,7 @@ async def test_when_the_image_changes_the_spare_ones_go(docker_engine: str, chan
 
 
 @pytest.mark.long
-def test_the_benchmark_prints_one_line_of_json(docker_engine: str) -> None:
+def test_the_benchmark_prints_one_line_of_json(docker_daemon: str) -> None:
     command = [sys.executable, "-m", "benchmarks.warm", "--starts", "2"]
     done = subprocess.run(
         command, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
@@ -100,8 +100,8 @@ def test_the_benchmark_prints_one_line_of_json(docker_engine: str) -> None:
     assert found["start_ms"] > 0 and found["warm_start_ms"] > 0 and found["warm_gain"] > 0
 
 
-async def test_a_start_that_is_given_up_while_its_spare_one_is_looked_at_leaves_none(docker_engine: str) -> None:
-    async with warm(docker_engine, 1) as made:
+async def test_a_start_that_is_given_up_while_its_spare_one_is_looked_at_leaves_none(docker_daemon: str) -> None:
+    async with warm(docker_daemon, 1) as made:
         first = await made.start(BUSYBOX)
         await stocked(made, 1, 2)
         giving_up = asyncio.create_task(made.start(BUSYBOX))

@@ -21,7 +21,7 @@ from tests.conftest import need
 START_SECONDS = 120
 
 
-class OwnEngine:
+class OwnDaemon:
     """A dockerd with the image bb:1."""
 
     def __init__(self, home: Path, disk_mb: int | None = None, remapped: bool = False):
@@ -94,13 +94,13 @@ def said(*arguments: str) -> str:
 
 
 @contextmanager
-def own_engine(disk_mb: int | None = None, remapped: bool = False) -> Iterator[OwnEngine]:
+def own_daemon(disk_mb: int | None = None, remapped: bool = False) -> Iterator[OwnDaemon]:
     """A running engine of the test's own, on a disk of this size (in memory) if one is given. Remapped: its containers'
     root is user 300000 outside."""
     need("dockerd, as root (apt-get install docker.io)", shutil.which("dockerd") is not None and os.geteuid() == 0)
     home = Path(tempfile.mkdtemp(prefix="bfd-"))  # a socket's path may have 108 characters
     home.chmod(0o755)
-    engine = OwnEngine(home, disk_mb, remapped)
+    engine = OwnDaemon(home, disk_mb, remapped)
     try:
         engine.start()
         image = subprocess.run(["docker", "save", "bb:1"], capture_output=True, check=True).stdout
@@ -112,7 +112,7 @@ def own_engine(disk_mb: int | None = None, remapped: bool = False) -> Iterator[O
 
 
 @pytest.fixture(scope="module")
-def second_engine(docker_engine: str) -> Iterator[OwnEngine]:
+def second_daemon(docker_daemon: str) -> Iterator[OwnDaemon]:
     """One more host."""
-    with own_engine() as engine:
+    with own_daemon() as engine:
         yield engine
