@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 
-SANDBOXES = ("harness", "sandboxes", "test_benchmarks.py", "test_demo.py", "test_pages.py", "test_survival.py")
+SANDBOXES = (
+    "harness", "sandboxes", "test_benchmarks.py", "test_demo.py", "test_pages.py", "test_stored_data.py",
+    "test_survival.py",
+)  # fmt: skip
 """Tests that start sandboxes. A run removes what dead owners left, and some tests leave such things on purpose."""
 
 

@@ -19,7 +19,7 @@ TURNS, GROUP, GROUPS = 20, 8, 3
 
 
 @pytest.fixture
-def second_daemon(tiny_model: Path, tmp_path: Path) -> Iterator[Sglang]:
+def second_engine(tiny_model: Path, tmp_path: Path) -> Iterator[Sglang]:
     """Another replica beside the one of the session."""
     need("sglang", find_spec("sglang") is not None)
     engine = Sglang(EngineConfig(model=str(tiny_model), dtype="float32"), tmp_path / "engine.log")
@@ -62,8 +62,8 @@ async def rollout(stand: Stand, key: str, task: str) -> None:
     assert cached > 0.85 * total
 
 
-async def test_turns_and_groups_find_their_prefixes(serve: Serve, sglang_engine: Sglang, second_daemon: Sglang) -> None:
-    stand = await serve(url=(sglang_engine.url, second_daemon.url))
+async def test_turns_and_groups_find_their_prefixes(serve: Serve, sglang_engine: Sglang, second_engine: Sglang) -> None:
+    stand = await serve(url=(sglang_engine.url, second_engine.url))
     groups = {f"This is task {number}. " * 60: keys for number, keys in enumerate(issued_keys(stand))}
     for task, (first, *others) in groups.items():
         before = await served(stand)
