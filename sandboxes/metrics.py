@@ -1,7 +1,7 @@
 """Metrics of this process's sandboxes for Prometheus: how many there are, how long starts take, what fails.
 
-By host and image, counted since the start, in memory. Left out: what a sandbox uses of its limits; Docker's own
-exporters have that.
+Most metrics are split by host and image. They live in memory and start at zero with the process. Left out: how much of
+its limits a sandbox uses, because Docker's own exporters report that.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ WHERE = ("host", "image")
 
 
 class _Registry(CollectorRegistry):
-    """A registry without the `_created` series, which double the output; the library's own switch is global."""
+    """Leaves out the `_created` series, which double the output. The library can only switch them off globally."""
 
     def collect(self) -> Iterator[Metric]:
         for family in super().collect():
@@ -23,7 +23,7 @@ class _Registry(CollectorRegistry):
 
 
 class SandboxMetrics:
-    """The gauges, counters and the histogram of one fleet."""
+    """The metrics of the sandboxes that one process starts (sandboxes/fleet.py)."""
 
     def __init__(self) -> None:
         own = self.registry = _Registry(auto_describe=True)
@@ -44,7 +44,7 @@ class SandboxMetrics:
             registry=own,
         )
         self.hosts_left_out = Counter(
-            "blackforge_sandbox_hosts_left_out", "Times a host was left out after a failure.", ["host"], registry=own
+            "blackforge_sandbox_hosts_left_out", "Times a failed host was avoided for a while.", ["host"], registry=own
         )
 
     def text(self) -> str:

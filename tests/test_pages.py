@@ -289,7 +289,9 @@ def test_the_commands_that_train_and_look(reader: Reader) -> None:
     assert trainer.wait() == 0, reader.log(trainer)
     reader.types(again, config)
     reader.types(without_file, ("--proxy", "--output runs/policy --steps 1 --proxy"))  # the same run, which is done
-    reader.types(logprobs, config)
+    # the new weights must have sampled something: rollouts that a reader's run would go on with
+    reader.types("harness eval tasks.jsonl --agent opencode --proxy http://127.0.0.1:8000 --run-dir runs/after")
+    reader.types(logprobs, ("train.toml", "runs/train.toml --run after"))
     for inspect in inspects:
         reader.types(inspect, config, (" 12", " 1"), *([("345", "1")] if "345" in inspect else []))
     assert (reader.home / "step.html").stat().st_size > 1000

@@ -1,4 +1,4 @@
-"""Runs HTTP servers in the foreground: listens, writes a ready file for its starter, and ends on SIGTERM or Ctrl-C."""
+"""Runs HTTP servers in the foreground: listens, announces when they are ready, and ends on SIGTERM or Ctrl-C."""
 
 import asyncio
 import gc
@@ -18,14 +18,14 @@ from proxy.pool.files import write_whole
 STOP_SECONDS = 5
 """Time that calls in flight have to end after the server is told to stop."""
 GARBAGE_THRESHOLD = 20_000
-"""New objects after which the collector looks for cycles. With Python's 700 it would run several times a call."""
+"""New objects after which the garbage collector runs. With Python's default (700) it would run several times a call."""
 
 ServedApps = Sequence[tuple[web.AppRunner, Sequence[socket.socket]]]
-"""Applications with the sockets that they listen on. The first socket's address is the server's."""
+"""Applications with the sockets that they listen on. The address of the first socket is the one announced."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open a listening socket, on a free port for 0; UserError when the address cannot be used."""
+    """Bind a socket for `run_servers` to listen on; port 0 takes a free port. UserError when that fails."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -46,9 +46,10 @@ def url_of(listener: socket.socket) -> str:
 
 
 def run_servers(apps: ServedApps, ready_file: Path | None) -> int:
-    """Serve until SIGTERM or Ctrl-C, then end calls within STOP_SECONDS; returns 0."""
+    """Serve until SIGTERM or Ctrl-C, and return exit status 0. Each runner sets how long calls may take to end."""
     gc.freeze()  # what is loaded stays for good, so the collector need not look at it
-    gc.set_threshold(GARBAGE_THRESHOLD, 20, 100)  # calls make many short-lived objects, and few of them form cycles
+    # Calls make many short-lived objects, and few of them form cycles, so older objects are also looked at less often.
+    gc.set_threshold(GARBAGE_THRESHOLD, 20, 100)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
         loop.run(_serve_until_stopped(apps, ready_file))
     return 0
@@ -64,7 +65,7 @@ async def _serve_until_stopped(apps: ServedApps, ready_file: Path | None) -> Non
             await web.SockSite(runner, listener).start()
     announce(url_of(apps[0][1][0]), ready_file)
     await stop.wait()
-    for runner, _ in reversed(apps):  # sandboxes' server uses what the first one started
+    for runner, _ in reversed(apps):  # the server for sandboxes uses what the first app started, so it stops first
         await runner.cleanup()
 
 

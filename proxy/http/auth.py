@@ -1,6 +1,6 @@
 """Checks keys: agents' keys for the model routes, the admin key for everything else.
 
-Model routes serve agents' keys, and refuse the admin key: agents must not have it. All other routes (metrics, details
+Model routes accept agents' keys, and refuse the admin key: agents must not have it. All other routes (metrics, details
 of the pool and the engine) need the admin key once one is configured; without one the proxy listens on loopback only.
 Left out: users and roles; TLS, which a server in front of a public address has to add.
 """
@@ -18,15 +18,16 @@ from proxy.config import GatewayConfig
 from proxy.pool.errors import UserError
 
 ISSUED_PREFIX = "bf-"
-"""The beginning of keys that `harness run` issues. On loopback, any other key opens a session of its own."""
+"""Every key that `harness run` issues begins so. On loopback, another key opens a session: an attempt without a run."""
 MIN_ADMIN_KEY_CHARS = 16
 """The shortest admin key that is accepted. Nobody types it, so nobody needs a shorter one."""
 KEY_IN_PATH = re.compile(r"/r/([^/]+)(?=/)")
+"""The key in /r/KEY/v1, for tools that cannot set one."""
 KEY_HEADERS = ("x-api-key", "x-goog-api-key")
 
 
 class Access:
-    """Checks the keys of requests. With `open_to_all`, requests with an unknown key or none open their own sessions."""
+    """Checks the keys of requests. With `open_to_all`, a request without an issued key opens a session."""
 
     def __init__(self, config: GatewayConfig, key_chars: int):
         self.open_to_all = is_loopback(config.host)
@@ -39,38 +40,40 @@ class Access:
             )
 
     def agent_key(self, request: web.Request) -> str:
-        """Return the key that names the attempt; empty when the request has none.
+        """Return the key that names the attempt; empty when the request has no key.
 
-        An issued key goes before any other, since some tools always send a key of their own. CallError 400 when the
-        request names two attempts, 403 for the admin key, 401 for what cannot be a key.
+        An issued key wins over other keys in headers and query, because some tools always send one of their own.
+        CallError 400 when an issued key stands beside another one or another key in the path; 403 for the admin key;
+        401 for a key that is too long or not printable.
         """
         in_path = KEY_IN_PATH.findall(request.path)
         keys = [*in_path, *_keys_outside_path(request)]
         for key in keys:
             if len(key) > self._key_chars or not key.isprintable():
-                rule = f"a key has at most {self._key_chars} printable characters"
-                raise CallError(401, "invalid_api_key", f"the request's key has {len(key)} characters; {rule}")
+                fault = "characters" if key.isprintable() else "characters, of which some are not printable"
+                rule = f"send a key of at most {self._key_chars} printable characters"
+                raise CallError(401, "invalid_api_key", f"the request's key has {len(key)} {fault}; {rule}")
             if self._is_admin(key):
                 raise CallError(
                     403, "permission_denied", "the admin key opens no model calls; give agents their own keys"
                 )
         issued = {key for key in keys if key.startswith(ISSUED_PREFIX)}
-        attempts = issued | set(in_path)
-        if issued and len(attempts) > 1:
-            raise CallError(400, "invalid_request", f"the request's keys name {len(attempts)} attempts; send one key")
+        named = issued | set(in_path)
+        if issued and len(named) > 1:
+            raise CallError(400, "invalid_request", f"the request's keys name {len(named)} attempts; send one key")
         return next(iter(issued), next(iter(keys), ""))
 
     def check_issued(self, request: web.Request) -> None:
-        """Raise CallError 401 unless the request's key looks like an issued one. The pool knows whether it is."""
+        """Raise CallError 401 unless the request's key begins as issued keys do. Only the pool knows if it is one."""
         if not self.agent_key(request).startswith(ISSUED_PREFIX):
             raise CallError(401, "invalid_api_key", "this address serves issued keys only; send the key of the attempt")
 
     def is_administrator(self, request: web.Request) -> bool:
-        """Whether the request has the admin key, or none is configured."""
+        """Whether the request may use all routes: it has the admin key, or no admin key is configured."""
         return self._admin is None or self.has_admin_key(request)
 
     def has_admin_key(self, request: web.Request) -> bool:
-        """Whether the request proves to come from the administrator, by the admin key."""
+        """Whether the request has the admin key; False when none is configured."""
         return any(self._is_admin(key) for key in _keys_outside_path(request))
 
     def check_administrator(self, request: web.Request) -> None:
@@ -84,7 +87,10 @@ class Access:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a listening address. A name other than localhost counts as public."""
+    """Whether only this machine can reach a listening address.
+
+    Names are not resolved, so any name but localhost counts as public.
+    """
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:

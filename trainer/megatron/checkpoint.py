@@ -1,10 +1,13 @@
-"""Checkpoints of model and optimizer in Megatron's dist_checkpointing format. Any tensor and data split can read them.
+"""Checkpoints of model and optimizer in Megatron's dist_checkpointing format.
+
+A run with any other split over its ranks can load them.
 
 A checkpoint directory gets its name only when it is complete and on disk (trainer/megatron/atomic_dir.py). Every rank
-writes its part of the files in a thread, while the caller does other work with the weights. The default of
-megatron-core 0.16.1 forks writer processes and starts a manager process instead: that takes seconds even for a small
-model, and forking is unsafe beside threads.
-Left out: changing the weights while their files are written.
+writes its part of the files in a thread. Meanwhile the caller may read the weights, for example to export them, but
+must not change them.
+
+By default megatron-core 0.16.1 would fork writer processes and start a manager process. That takes seconds even for a
+small model, and forking is unsafe beside threads.
 """
 
 import queue
@@ -37,7 +40,7 @@ class _InProcessStrategy(TorchDistSaveShardedStrategy):
     """The torch_dist format, written by this process into one file per rank."""
 
     def __init__(self) -> None:
-        super().__init__("torch_dist", 1, thread_count=1)
+        super().__init__("torch_dist", version=1, thread_count=1)
         # megatron-core 0.16.1 starts a manager process for this queue unless the module has one already.
         filesystem_async._results_queue = queue.Queue()
 
@@ -48,9 +51,9 @@ class _InProcessStrategy(TorchDistSaveShardedStrategy):
 
 
 def _write_buckets(transforms: Any, _rank: int, buckets: list[Any], results: "queue.Queue[Any]") -> None:
-    """Do what Megatron's forked writers do, in this thread: write every bucket, and put the results into `results`.
+    """Write every bucket in this thread, and put the results into `results`, as Megatron's forked writers would.
 
-    An exception takes the place of the results, as Megatron expects.
+    If a bucket fails, its exception is put there instead. A bucket is the content of one file.
     """
     results_by_bucket: dict[int, Any] = {}
     for index, bucket in enumerate(buckets):
@@ -64,10 +67,10 @@ def _write_buckets(transforms: Any, _rank: int, buckets: list[Any], results: "qu
 
 
 class Checkpoints:
-    """Saves and loads one model with its optimizer, and its MTP head with its own optimizer if there is one.
+    """Saves and loads a model and its optimizer, and a draft head (trainer/megatron/mtp/head.py) and its optimizer.
 
-    `settings` are the values that a checkpoint depends on, by name: the model's shape, the kind of optimizer. Loading
-    refuses a checkpoint with other values.
+    `settings` holds values by name that must be the same when a checkpoint is saved and when it is loaded, such as the
+    model's shape. Loading refuses a checkpoint with other values. `head` is None when the model has no draft head.
     """
 
     def __init__(
@@ -81,7 +84,7 @@ class Checkpoints:
         self._strategy = FullyParallelSaveStrategyWrapper(_InProcessStrategy(), _replicas())
 
     def save(self, target: Path, step: int, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Write a durable checkpoint. Collective.
+        """Write a durable checkpoint. Every rank must call this.
 
         `meanwhile` runs while the files are written; it must not change the weights. The checkpoint gets its name when
         both are done. Raises UserError on every rank when one rank cannot write its files.
@@ -112,7 +115,7 @@ class Checkpoints:
         dist.barrier()  # no rank goes on before the checkpoint has its name
 
     def load(self, source: Path) -> int:
-        """Restore model and optimizer, and the head; return the step of the checkpoint. Collective.
+        """Restore model and optimizer, and the head; return the step of the checkpoint. Every rank must call this.
 
         Raises UserError when the directory is incomplete, damaged, or of a run with other settings.
         """
@@ -124,7 +127,7 @@ class Checkpoints:
             if self.head is not None and "head_optimizer" not in common:
                 raise UserError(f"{source} was saved without an MTP head; set mtp.drafts = 0 or start a new run")
             state = dist_checkpointing.load({**self._state(loading=True), "step": 0}, str(source))
-        except (CheckpointingException, CheckpointException, OSError) as error:  # the second is a BaseException
+        except (CheckpointingException, CheckpointException, OSError) as error:
             reason = _reasons(error) if isinstance(error, CheckpointException) else str(error).splitlines()[0]
             raise UserError(
                 f"{source} is damaged ({reason}); restore it, or go back to a complete one with `trainer rollback`"
@@ -138,17 +141,17 @@ class Checkpoints:
 
     def _check(self, source: Path, saved: dict[str, Any]) -> None:
         for name, value in self.settings.items():
-            if saved[name] != value:
+            if saved.get(name) != value:
                 raise UserError(
-                    f"{source} was saved with {name} = {saved[name]} and this run has {value}; use the saved value, or "
+                    f"{source} was saved with {name} = {saved.get(name)} and this run has {value}; use the saved value, or "
                     "start a new run with another output"
                 )
 
     def _state(self, loading: bool) -> dict[str, Any]:
-        """Model, optimizer and head in the form that Megatron saves and loads: tensors with their place in the whole.
+        """Return the state as Megatron saves and loads it: each tensor with its place in the unsplit tensor.
 
-        `fully_reshardable`: any other split over ranks can load it. Without the key, megatron-core 0.16.1 refuses to
-        save the distributed optimizer ("ShardedTensor.flattened_range is not supported").
+        `fully_reshardable`: any other split over ranks can load it. Without this setting, megatron-core 0.16.1 refuses
+        to save the distributed optimizer ("ShardedTensor.flattened_range is not supported").
         """
         metadata = {
             "distrib_optim_sharding_type": "fully_reshardable",
@@ -168,5 +171,5 @@ def _reasons(error: CheckpointException) -> str:
 
 
 def _replicas() -> dist.ProcessGroup:
-    """The ranks that hold the same part of the model, which divide its saving among them."""
+    """Return the group of ranks that hold the same part of the model. They share the work of saving it."""
     return parallel_state.get_data_parallel_group(with_context_parallel=True)

@@ -1,4 +1,4 @@
-"""Finished rollouts with their completions, whatever became of their group: for imitation, checks and replay."""
+"""Reads finished rollouts, whether or not their group was trained: to imitate, check and replay them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ AT_ONCE = 500
 
 @dataclass(frozen=True)
 class RecordedRollout:
-    """A finished rollout and the completions of its final attempt. A missing reward is None."""
+    """A finished rollout, and the completions of the attempt that gave its outcome. A missing reward is None."""
 
     rollout_id: int
     group_id: int
@@ -36,13 +36,15 @@ class ReplayableRollout:
     attempt_id: int
     group_id: int
     member: int
+    """Its number within the group, from 0."""
     calls: int
+    """How many completions its attempt has."""
     reward: float | None
     failure: str | None
 
 
 def finished_rollout(pool: Pool, run_id: int, rollout_id: int) -> ReplayableRollout:
-    """Return a finished rollout of a run, held out or not; UserError when the run has none with this id."""
+    """Return a finished rollout, also one for evaluation. UserError when none with an attempt has this id."""
     calls = select(func.count()).where(completions.c.attempt_id == rollouts.c.attempt_id).scalar_subquery()
     columns = (tasks.c.spec, attempts.c.agent, attempts.c.id, groups.c.id, rollouts.c.member, calls)
     query = (
@@ -60,7 +62,7 @@ def finished_rollout(pool: Pool, run_id: int, rollout_id: int) -> ReplayableRoll
 
 
 def finished_rollouts(pool: Pool, run_id: int) -> list[RecordedRollout]:
-    """Return the finished rollouts of a run that have an attempt, in queue order, without held-out groups."""
+    """Return a run's finished rollouts in queue order. Leaves out those for evaluation and those without an attempt."""
     query = (
         select(rollouts.c.id, rollouts.c.group_id, rollouts.c.attempt_id, rollouts.c.reward, rollouts.c.failure)
         .join_from(rollouts, groups)
@@ -70,14 +72,14 @@ def finished_rollouts(pool: Pool, run_id: int) -> list[RecordedRollout]:
     )
     with pool.read() as connection:
         rows = connection.execute(query).all()
-        completions = of_attempts(connection, [row.attempt_id for row in rows])
-    return [RecordedRollout(row.id, row.group_id, row.reward, row.failure, completions[row.attempt_id]) for row in rows]
+        by_attempt = of_attempts(connection, [row.attempt_id for row in rows])
+    return [RecordedRollout(row.id, row.group_id, row.reward, row.failure, by_attempt[row.attempt_id]) for row in rows]
 
 
 def tokenizers(pool: Pool, attempt_ids: Iterable[int]) -> set[str]:
-    """Return the fingerprints of the tokenizers that these attempts were recorded with, as far as they are known.
+    """Return the fingerprints of the tokenizers of the proxies that recorded these attempts.
 
-    See proxy/pool/tokenizer_fingerprint.py.
+    A proxy without a known fingerprint (proxy/pool/tokenizer_fingerprint.py) is skipped.
     """
     query = (
         select(proxies.c.tokenizer).join_from(completions, proxies, proxies.c.id == completions.c.proxy_id).distinct()
