@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SEED ?= 0
 # two test workers: tests/conftest.py says which tests share one
-WORKERS ?= -n 2 --dist loadgroup
+WORKERS ?= -n 2
 export HF_HUB_OFFLINE := 1
 
 .PHONY: demo demo-control test test-all check install agents all-agents agents-table clean

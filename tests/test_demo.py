@@ -15,7 +15,8 @@ KEYS = """eval_before eval_after eval_episodes eval_stderr reward_by_step steps 
 trainable_tokens max_abs_logprob_diff logprob_tokens_compared wall_seconds""".split()
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_the_shortened_demo_reaches_its_summary(tmp_path: Path) -> None:
     need("sglang and megatron-core", find_spec("sglang") is not None and find_spec("megatron") is not None)
     command = [sys.executable, "examples/demo/run.py", str(tmp_path / "demo"), "--steps", "5", "--episodes", "128"]

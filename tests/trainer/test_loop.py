@@ -158,6 +158,7 @@ def metrics(directory: Path) -> list[dict[str, float]]:
     return steps.metrics(pool, runs.find_run(pool, "demo").id)
 
 
+@pytest.mark.long  # test_crashes.py kills two ranks at every stage
 def test_two_ranks_of_which_one_was_killed_train_the_run_of_one(tmp_path: Path) -> None:
     one, two = prepare(tmp_path / "one"), prepare(tmp_path / "two")
     finish(one, "--steps", "2")

@@ -143,8 +143,8 @@ class Checkpoints:
         for name, value in self.settings.items():
             if saved.get(name) != value:
                 raise UserError(
-                    f"{source} was saved with {name} = {saved.get(name)} and this run has {value}; use the saved value, or "
-                    "start a new run with another output"
+                    f"{source} was saved with {name} = {saved.get(name)} and this run has {value}; use the saved "
+                    "value, or start a new run with another output"
                 )
 
     def _state(self, loading: bool) -> dict[str, Any]:

@@ -87,6 +87,7 @@ def test_credentials_of_a_registry_are_found_by_the_name_of_the_image(config: Pa
     assert registry_credentials("other.test/image") is None
 
 
+@pytest.mark.filterwarnings("ignore:docker-credential-missing not installed:UserWarning")
 def test_a_credential_helper_is_asked_and_its_failure_is_told(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     helper = config / "docker-credential-toy"
     helper.write_text('#!/bin/sh\ncat >/dev/null\necho \'{"Username": "<token>", "Secret": "abc"}\'\n')
