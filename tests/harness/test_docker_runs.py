@@ -49,7 +49,7 @@ def test_a_run_is_shared_out_over_two_engines_with_spare_containers(in_docker: C
         assert [row["reward"] for row in results(tmp_path / "run")] == [1.0] * 4
         started = [line for line in file.read_text().splitlines() if "start_seconds_count" in line]
         assert sorted(line.split('"')[1] for line in started) == sorted([shared, second.address])
-        assert sum(int(line.split()[-1]) for line in started) == 4
+        assert sum(float(line.split()[-1]) for line in started) == 4
         assert second.say("ps", "--all", "--quiet") == "" and containers_of(os.getpid()) == []
 
 

@@ -7,6 +7,7 @@ single ranks, more than one machine.
 
 import logging
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -49,9 +50,16 @@ def _report(failures: Iterable[ProcessFailure]) -> int:
     """Print why the job ended and return its exit status.
 
     When a rank fails, the others fail because they lost it. So a rank that was killed comes first, then one that
-    exited with an error message (status 2).
+    exited with an error message (status 2). SIGTERM comes after these: torchrun itself ends ranks by it, for example
+    rank 0 while it still closes its files after an error that all ranks have.
     """
-    cause = min(failures, key=lambda failure: (failure.exitcode > 0, failure.exitcode != 2))
+
+    def order(failure: ProcessFailure) -> int:
+        if failure.exitcode < 0:
+            return 2 if failure.exitcode == -signal.SIGTERM else 0
+        return 1 if failure.exitcode == 2 else 3
+
+    cause = min(failures, key=order)
     if cause.exitcode == 2:
         print(f"error: {cause.message}", file=sys.stderr)
     return cause.exitcode if cause.exitcode > 0 else 128 - cause.exitcode
