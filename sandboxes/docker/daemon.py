@@ -129,8 +129,19 @@ class DockerDaemon:
             while (state := await execution.inspect())["Running"]:  # the output may end first
                 await asyncio.sleep(0.02)
         if not state["Pid"]:
+            if await self._has_ended(container):
+                raise SandboxError(f"a command in {container}: the container is not running")
             raise CommandNotStarted(f"{command.argv[0]} could not be started in {container}; its image may lack it")
         return state["ExitCode"]
+
+    async def _has_ended(self, container: str) -> bool:
+        """Whether a container has ended. The daemon notes the end up to a second after the container's processes."""
+        with self.translating_errors(f"the state of {container}"):
+            for _ in range(10):
+                if not (await self.container(container).show())["State"]["Running"]:
+                    return True
+                await asyncio.sleep(0.1)
+        return False
 
     @contextmanager
     def translating_errors(self, what: str) -> Iterator[None]:
