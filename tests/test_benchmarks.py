@@ -89,5 +89,5 @@ def test_the_benchmark_of_the_gpu_refuses_without_one() -> None:
     command = [sys.executable, "benchmarks/gpu.py", "--quick"]
     hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, cwd=ROOT, env=hidden, capture_output=True, text=True, timeout=280)
-    said = "error: no GPU is visible to torch here; benchmarks/trainer.py measures steps on a CPU"
-    assert done.returncode == 2 and done.stdout == "" and done.stderr.splitlines()[-1] == said
+    message = "error: torch sees no GPU on this machine; benchmarks/trainer.py measures steps on a CPU"
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.splitlines()[-1] == message

@@ -4,6 +4,7 @@ The commands and files are read from the pages, so a story fails when page and p
 reader would: free ports, the reader's own files, fewer steps.
 """
 
+import json
 import os
 import re
 import subprocess
@@ -292,8 +293,10 @@ def test_the_commands_that_train_and_look(reader: Reader) -> None:
     # the new weights must have sampled something: rollouts that a reader's run would go on with
     reader.types("harness eval tasks.jsonl --agent opencode --proxy http://127.0.0.1:8000 --run-dir runs/after")
     reader.types(logprobs, ("train.toml", "runs/train.toml --run after"))
+    results = (reader.home / "runs" / "train" / "results.jsonl").read_text().splitlines()
+    rollout = str(json.loads(results[0])["rollout"])
     for inspect in inspects:
-        reader.types(inspect, config, (" 12", " 1"), *([("345", "1")] if "345" in inspect else []))
+        reader.types(inspect, config, (" 12", " 1"), *([("345", rollout)] if "345" in inspect else []))
     assert (reader.home / "step.html").stat().st_size > 1000
     (reader.home / "warm.toml").write_text(WARM)
     reader.types(sft)
