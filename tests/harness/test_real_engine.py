@@ -61,5 +61,4 @@ def test_an_unmodified_agent_talks_to_sglang_and_fails_honestly(
     pool = open_pool(sglang.service.pool)
     (rollout,) = finished_rollouts(pool, find_run(pool, tmp_path.name).id)
     again = recompute(sglang.model, rollout.completions)
-    # rounding: prompts have up to 30,000 tokens, and a wrong token or position moves logprobs by far more
-    assert again.gap <= 1e-3 and again.tokens >= 1
+    assert again.gap <= 1e-4 and again.tokens >= 1
