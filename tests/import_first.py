@@ -2,7 +2,8 @@
 
 `python -m tests.import_first [MODULE ...]`. The arguments are imported once, before the forks. What else our modules
 load from other projects is loaded once too, by importing all of them and then forgetting ours, so a fork only runs our
-own code. Modules that are arguments, and the packages around them, are not forgotten.
+own code. Modules that are arguments, and the packages around them, are not forgotten. Which of UNUSED are loaded then
+is printed too.
 """
 
 import gc
@@ -14,6 +15,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 PACKAGES = ("proxy", "harness", "trainer", "sandboxes")
+UNUSED = ("wandb", "torch._inductor", "triton")
+"""Modules that take seconds to load and that no start of ours needs; on a GPU, attention needs the compiler."""
 
 
 def main(preloaded: Sequence[str], modules: Sequence[str]) -> None:
@@ -23,6 +26,9 @@ def main(preloaded: Sequence[str], modules: Sequence[str]) -> None:
     for name in modules:
         with suppress(Exception):  # the fork below reports it
             importlib.import_module(name)
+    if "torch" not in sys.modules or not sys.modules["torch"].cuda.is_available():
+        for name in set(UNUSED) & set(sys.modules):
+            print(f"{name} is loaded, and nothing uses it", flush=True)
     for name in [name for name in sys.modules if name.split(".")[0] in PACKAGES and name not in kept]:
         del sys.modules[name]
         parent, _, child = name.rpartition(".")

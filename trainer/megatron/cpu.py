@@ -43,6 +43,21 @@ def install_cpu_port() -> None:
     warnings.filterwarnings("ignore", message="(Transformer Engine and )?Apex (are|is) not installed")
 
 
+def import_megatron() -> None:
+    """Import megatron.core without libraries that it imports at once and that nothing here uses.
+
+    They take as much CPU as the rest of a rank's start. megatron-core 0.16.1 goes on without each of them.
+    """
+    unused = ["wandb"] if has_gpu() else ["wandb", "triton"]
+    absent = [name for name in unused if name not in sys.modules]
+    vars(sys)["modules"].update(dict.fromkeys(absent))  # None: importing this name raises ImportError
+    try:
+        importlib.import_module("megatron.core.models.gpt.gpt_layer_specs")  # and all that it needs
+    finally:
+        for name in absent:
+            del sys.modules[name]
+
+
 def has_gpu() -> bool:
     """Whether this process has a CUDA device."""
     return torch.cuda.is_available()
@@ -142,6 +157,8 @@ _SUBSTITUTIONS = [
     (re.compile(r"""init_data\((['"])cuda\1\)"""), "init_data('cpu')"),
     (re.compile(r"\.cuda\((non_blocking=True|_cpu_cuda\.current_device\(\))?\)"), ".cpu()"),
     (re.compile(r"pin_memory=True"), "pin_memory=False"),
+    # Decorating fused functions loads torch's compiler, a second of CPU; the fusions are off.
+    (re.compile(r"jit_fuser = torch\.compile"), "jit_fuser = noop_decorator"),
     # The MoE all-to-all dispatcher turns split sizes into lists only for CUDA tensors; gloo needs the lists too.
     (re.compile(r"if torch\.is_tensor\(tensor\) and tensor\.is_cuda:"), "if torch.is_tensor(tensor):"),
 ]
