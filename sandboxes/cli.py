@@ -12,7 +12,7 @@ from sandboxes.local.process import default_root
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line. Return 1 when a daemon did not answer."""
+    """Run the command line. Return 1 when a daemon did not answer or a directory stays."""
     parser = argparse.ArgumentParser(prog="sandboxes", description=__doc__)
     parser.add_argument("verb", choices=("ls", "gc"))
     parser.add_argument(

@@ -27,7 +27,7 @@ class Inventory:
     resources: list[DockerResource] = field(default_factory=list)
     """Containers, networks and volumes on Docker daemons."""
     troubles: list[str] = field(default_factory=list)
-    """One sentence for each daemon that did not answer."""
+    """One sentence for each daemon that did not answer, and for each directory that cannot be removed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,13 +46,13 @@ def remove_leftovers(
     dead_hosts: Collection[str] = (),
     bundles: bool = False,
 ) -> Inventory:
-    """Remove what dead owners left; return what was removed and which daemons did not answer."""
+    """Remove what dead owners left; return what was removed, and what went wrong."""
 
     async def removed(daemon: DockerDaemon) -> list[DockerResource]:
         return await remove_resources(daemon, select_orphans(await list_resources(daemon), dead_hosts, bundles))
 
     seen = asyncio.run(_everywhere(where, removed))
-    seen.sandboxes = remove_orphans(where.root)
+    seen.sandboxes = remove_orphans(where.root, seen.troubles.append)
     return seen
 
 

@@ -16,6 +16,8 @@ from harness.agents.install import agents_directory
 from harness.settings import IMAGE, Settings
 from harness.setup.stack import RunningProxy
 from harness.tasks import Task
+from harness.tasks.schema import Step
+from harness.verdict.verifier import LOGS
 from proxy.pool.errors import UserError
 from sandboxes.base import SandboxError, Sandboxes
 from sandboxes.bundles import PYTHON, RUNTIME_NAME, read_manifest
@@ -26,7 +28,7 @@ from sandboxes.docker.network import Channel, Runtime, address_for
 from sandboxes.fleet import HostOptions, Hosts, parse_host
 from sandboxes.gc import usual_daemons
 from sandboxes.local import bubblewrap
-from sandboxes.local.bubblewrap import BubblewrapSandboxes
+from sandboxes.local.bubblewrap import MOUNTED, BubblewrapSandboxes
 from sandboxes.local.process import ProcessSandboxes, default_root, make_sandbox_directory
 from sandboxes.network.forwarder import SOCKET
 
@@ -209,4 +211,18 @@ def _unfit(task: Task, kind: Kind) -> str:
         return f"the task {task.id} wants {'the profile harbor' if task.profile != 'strict' else 'daemons'}"
     if kind == "process" and task.network == "none":
         return f"the task {task.id} wants no network"
+    places = MOUNTED if kind == "bubblewrap" else {}
+    for path in _absolute_paths(task):
+        if not any(Path(path).is_relative_to(place) and Path(path) != Path(place) for place in places):
+            return f"the task {task.id} wants {path} for files of its own"
     return ""
+
+
+def _absolute_paths(task: Task) -> Iterator[str]:
+    """The places outside of the sandbox's own directories that a task empties or writes to."""
+    parts: tuple[Task | Step, ...] = (task, *task.steps)
+    for part in parts:
+        solution = part.solution.directories if part.solution else {}
+        yield from (path for path in (*part.directories, *part.verifier.directories, *solution) if path.startswith("/"))
+        if part.verifier.rewards == "logs":
+            yield LOGS

@@ -44,6 +44,8 @@ async def _copy_in(sandbox: Sandbox, verifier: Verifier) -> None:
     absolute = [path for path in verifier.directories if path.startswith("/")]
     if verifier.rewards == "logs":
         absolute.append(LOGS)
+    if absolute and not sandbox.own_root:  # this machine's directories are not the task's to empty
+        raise AttemptFailed("verifier", f"{absolute[0]} is this machine's in such a sandbox; use Docker")
     if absolute:
         places = " ".join(map(shlex.quote, absolute))
         result = await sandbox.run(f"rm -rf {places} && mkdir -p {places}", Limits(seconds=60), {}, user=verifier.user)

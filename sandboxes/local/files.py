@@ -7,16 +7,18 @@ with a file system of their own (Docker).
 
 import errno
 import os
-import shutil
 import stat
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from sandboxes.local.removal import remove_below
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO must not hang us
 _CHUNK = 1 << 20
+MAX_DEPTH = 256
+"""Directories below one another that are copied out: each takes an open file and a frame of Python's stack."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ def write(place: SandboxPath, content: bytes, mode: int = 0o644) -> None:
     """Write a file and its parent directories. Replace whatever stands in the way."""
     parent = _open(place.base, place.parts[:-1], place.owner)
     try:
-        _clear(place.parts[-1], parent)
+        remove_below(parent, place.parts[-1])
         file = os.open(place.parts[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode, dir_fd=parent)
         with os.fdopen(file, "wb") as opened:
             opened.write(content)
@@ -85,13 +87,15 @@ def put(source: Path, place: SandboxPath) -> None:
 def get(place: SandboxPath, target: Path, limit: int) -> None:
     """Copy a directory of at most `limit` bytes out: directories, regular files and links, as far as they are readable.
 
-    Links are created last, so that nothing is written through one. OSError when there is more than `limit`.
+    Links are created last, so that nothing is written through one. OSError when there is more than `limit`, or deeper.
     """
     top = _open(place.base, place.parts)
     links: list[tuple[Path, str]] = []
     left = limit
     try:
         for directory, names, files, here in os.fwalk(".", dir_fd=top, follow_symlinks=False):
+            if directory.count("/") >= MAX_DEPTH:
+                raise OSError(errno.ENAMETOOLONG, f"it is deeper than {MAX_DEPTH} directories")
             into = target / directory
             into.mkdir(parents=True, exist_ok=True)
             for name in (*names, *files):
@@ -125,8 +129,10 @@ def _copy_out(name: str, here: int, target: Path, limit: int) -> int:
 def _link(content: Path, place: SandboxPath) -> None:
     parent = _open(place.base, place.parts[:-1], place.owner)
     try:
-        _clear(place.parts[-1], parent)
+        remove_below(parent, place.parts[-1])
         os.symlink(content, place.parts[-1], dir_fd=parent)
+        if place.owner is not None:
+            os.chown(place.parts[-1], place.owner, place.owner, dir_fd=parent, follow_symlinks=False)
     finally:
         os.close(parent)
 
@@ -150,7 +156,7 @@ def _make(name: str, here: int, owner: int | None) -> int:
         os.chmod(name, 0o700, dir_fd=here)  # the sandbox took away our permission
         return _enter(name, here)
     except OSError:
-        _clear(name, here)
+        remove_below(here, name)
         os.mkdir(name, 0o755, dir_fd=here)
         directory = _enter(name, here)
         _give(directory, owner)
@@ -164,11 +170,3 @@ def _enter(name: str, here: int) -> int:
 def _give(file: int, owner: int | None) -> None:
     if owner is not None:
         os.fchown(file, owner, owner)
-
-
-def _clear(name: str, here: int) -> None:
-    with suppress(FileNotFoundError):
-        if stat.S_ISDIR(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode):
-            shutil.rmtree(name, dir_fd=here)
-        else:
-            os.unlink(name, dir_fd=here)

@@ -4,12 +4,13 @@ A sandbox's id holds its owner's pid and start time, which tell whether the owne
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandboxes.local.process import default_root, is_our_directory, remove
+from sandboxes.local.process import default_root, is_our_directory
 from sandboxes.local.processes import Process, kill, namespace, processes_of, start_of, table
+from sandboxes.local.removal import leftovers, remove
 
 
 @dataclass(frozen=True)
@@ -42,14 +43,22 @@ def _described(ids: list[str], processes: list[Process], root: Path) -> Iterator
             yield ListedSandbox(sandbox, int(owner), not alive, len(processes_of(processes, sandbox)), root / sandbox)
 
 
-def remove_orphans(root: Path | None = None) -> list[ListedSandbox]:
-    """End and remove the sandboxes of dead owners, and return them."""
+def remove_orphans(root: Path | None = None, tell: Callable[[str], object] = lambda _: None) -> list[ListedSandbox]:
+    """End and remove the sandboxes of dead owners, and return them.
+
+    `tell`: called with a sentence for each directory that cannot be removed. It is moved aside, and tried again by each
+    later call.
+    """
+    if is_our_directory(root or default_root()):
+        for leftover in leftovers(root or default_root()):
+            if sentence := remove(leftover):
+                tell(sentence)
     orphans = [sandbox for sandbox in list_sandboxes(root) if sandbox.orphaned]
     for sandbox in orphans:
         for _ in range(1000):
             if not any(kill(sandbox.id)):
                 break
             time.sleep(0.005)
-        if sandbox.directory.exists():
-            remove(sandbox.directory)
+        if sandbox.directory.exists() and (sentence := remove(sandbox.directory)):
+            tell(sentence)
     return orphans

@@ -11,19 +11,18 @@ and would not start. Shared pages count once per process. Needs Linux (/proc, pi
 import asyncio
 import os
 import secrets
-import shutil
 import stat
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from sandboxes.base import MAX_COPY_MB, Ended, Limits, OnOutput, Result, SandboxError, Spec, User
 from sandboxes.local import files
 from sandboxes.local.processes import FIRST_NAMESPACE, MARK, kill, namespace, now_ticks, processes_of, start_of, table
+from sandboxes.local.removal import remove
 from sandboxes.output import OutputPipe
 
 WATCH_SECONDS = 0.5
@@ -307,17 +306,3 @@ def exit_code_of(process: subprocess.Popen[bytes]) -> asyncio.Future[int]:
 
     loop.add_reader(exited, reap)
     return code
-
-
-def remove(directory: Path) -> None:
-    """Remove a directory, even if something in it is not writable. Accept that it is gone already."""
-
-    def retry(function: Callable[[str], object], path: str, _error: object) -> None:
-        with suppress(OSError):
-            os.chmod(os.path.dirname(path), 0o700)
-            if os.path.islink(path):  # what it leads to is not the sandbox's
-                return os.unlink(path)
-            os.chmod(path, 0o700)
-            shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
-
-    shutil.rmtree(directory, onerror=retry)

@@ -113,6 +113,9 @@ def test_a_proxy_without_a_listener_is_told_what_it_needs(
         ("bubblewrap", {"profile": "harbor"}, "wants the profile harbor, which bubblewrap sandboxes do not have"),
         ("bubblewrap", {"daemons": True}, "wants daemons"),
         ("process", {"network": "none"}, "wants no network, which process sandboxes do not have; use Docker"),
+        ("process", {"directories": {"/app": "."}}, "wants /app for files of its own, which process sandboxes"),
+        ("process", {"verifier": {"command": "true", "rewards": "logs"}}, "wants /logs/verifier for files of its own"),
+        ("bubblewrap", {"verifier": {"command": "true", "directories": {"/tests": "."}}}, "wants /tests for files"),
     ],
 )
 def test_a_task_that_needs_docker_says_so(kind: str, wish: dict[str, Any], sentence: str) -> None:

@@ -59,3 +59,14 @@ async def test_no_verdict_is_a_failure_never_a_zero(sandbox: ProcessSandbox, com
 async def test_the_verifiers_files_replace_what_the_agent_put_there(sandbox: ProcessSandbox) -> None:
     await sandbox.write("check.sh", "exit 0")
     assert (await verify(sandbox, judged("sh check.sh", files={"check.sh": "exit 1"}))).reward == 0.0
+
+
+async def test_a_sandbox_without_a_root_of_its_own_empties_nothing_of_this_machine(
+    sandbox: ProcessSandbox, tmp_path: Path
+) -> None:
+    (tmp_path / "of this machine").mkdir()
+    (tmp_path / "of this machine" / "file").touch()
+    task = judged("true", directories={str(tmp_path / "of this machine"): str(tmp_path)})
+    with pytest.raises(AttemptFailed, match="of this machine is this machine's in such a sandbox; use Docker"):
+        await verify(sandbox, task)
+    assert [path.name for path in (tmp_path / "of this machine").iterdir()] == ["file"]

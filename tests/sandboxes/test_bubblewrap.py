@@ -92,6 +92,15 @@ async def test_absolute_paths_are_the_sandboxs_own(sandbox: BubblewrapSandbox) -
         assert await said(sandbox, f"cat {path}") == path == (await sandbox.read(path) or b"").decode()
 
 
+async def test_links_of_a_copied_directory_belong_to_the_user_inside(
+    sandbox: BubblewrapSandbox, tmp_path: Path
+) -> None:
+    (tmp_path / "task").mkdir()
+    (tmp_path / "task" / "link").symlink_to("nowhere")
+    await sandbox.put(tmp_path / "task", "task")
+    assert await said(sandbox, "chown -hR $(id -u):$(id -g) . && echo given") == "given"
+
+
 async def test_another_namespace_follows_one_that_was_ended(sandbox: BubblewrapSandbox) -> None:
     await sandbox.run("echo kept > ~/file; sleep 600 >/dev/null &", Limits(), {})
     assert await sandbox.end_processes() == 1 and await sandbox.end_processes() == 0

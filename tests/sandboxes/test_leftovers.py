@@ -15,6 +15,7 @@ from sandboxes.cli import main
 from sandboxes.local.leftovers import list_sandboxes, remove_orphans
 from sandboxes.local.process import ProcessSandboxes, default_root, remove
 from sandboxes.local.processes import table
+from sandboxes.local.removal import ASIDE
 from tests.conftest import need
 
 OWNER = """
@@ -95,6 +96,35 @@ async def test_a_root_that_is_somebody_elses_is_neither_used_nor_emptied(tmp_pat
             await ProcessSandboxes(root).start()
         assert remove_orphans(root) == []
     assert (tmp_path / "theirs" / "999999-1-x").exists()
+
+
+def deep(directory: Path, levels: int) -> None:
+    """Make directories inside one another, each with a file and closed to everybody, by a process like an agent's."""
+    make = "import os\nfor i in range({}):\n open('f', 'w').close(); os.mkdir('deep'); os.chdir('deep')\n"
+    make += " os.chmod('..', 0o100)"
+    directory.mkdir(parents=True)
+    subprocess.run([sys.executable, "-c", make.format(levels)], cwd=directory, check=True)
+
+
+def test_a_tree_deeper_than_python_recurses_and_than_a_path_may_be_long_is_removed(tmp_path: Path) -> None:
+    deep(tmp_path / "sandbox", 1500)
+    assert remove(tmp_path / "sandbox") == "" and list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_removed_is_moved_aside_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    need("root, to mount", os.geteuid() == 0)
+    for name in ("999999-1-a", "999999-1-b"):
+        (tmp_path / name / "work" / "place").mkdir(parents=True)
+    stuck = tmp_path / "999999-1-a" / "work" / "place"
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", stuck], check=True)
+    try:
+        assert main(["gc", "--root", str(tmp_path), "--docker", "unix:///nowhere.sock"]) == 1
+        assert [path.name for path in tmp_path.iterdir()] == [ASIDE]  # in nobody's way, and the others are gone
+        (moved,) = (tmp_path / ASIDE).iterdir()
+        assert f"error: {moved} cannot be removed (" in capsys.readouterr().err
+    finally:
+        subprocess.run(["umount", "-l", *(str(path) for path in tmp_path.glob("**/place"))], check=True)
+    assert remove_orphans(tmp_path) == [] and list((tmp_path / ASIDE).iterdir()) == []
 
 
 def test_what_a_sandbox_links_to_stays_as_it_is_when_the_sandbox_is_removed() -> None:

@@ -153,6 +153,15 @@ async def test_write_replaces_what_stands_in_the_way(sandbox: ProcessSandbox, tm
     assert list((tmp_path / "outside").iterdir()) == []
 
 
+async def test_a_deep_tree_stands_in_nobodys_way(sandbox: ProcessSandbox, tmp_path: Path) -> None:
+    nest = f'{PYTHON} -I -S -c \'import os\nfor i in range(1100): os.mkdir("d"); os.chdir("d")\''
+    assert (await sandbox.run(f"mkdir tests; cd tests; {nest}", Limits(), {})).exit_code == 0
+    with pytest.raises(SandboxError, match="cannot be copied out .*deeper than 256 directories"):
+        await sandbox.get(".", tmp_path / "out")
+    await sandbox.write("tests", "ours")
+    assert await sandbox.read("tests") == b"ours"
+
+
 async def test_reading_a_fifo_or_a_link_gives_nothing(sandbox: ProcessSandbox) -> None:
     await sandbox.run("mkfifo pipe; ln -s /etc/passwd link; mkdir dir", Limits(), {})
     assert [await sandbox.read(path) for path in ("pipe", "link", "dir")] == [None, None, None]
