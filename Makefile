@@ -7,7 +7,7 @@ SEED ?= 0
 WORKERS ?= -n 2
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo demo-control test test-all check install agents all-agents agents-table clean
+.PHONY: demo demo-control test test-all short-tests all-tests failed-tests check install agents all-agents agents-table clean
 
 demo: install  ## learn the demo tasks from scratch on this machine: minutes, no GPU
 	$(BIN)/python examples/demo/run.py runs/demo --seed $(SEED)
@@ -15,11 +15,23 @@ demo: install  ## learn the demo tasks from scratch on this machine: minutes, no
 demo-control: install  ## the same with rewards shuffled within each group: must not learn
 	$(BIN)/python examples/demo/run.py runs/demo-control --seed $(SEED) --control
 
-test: install agents check  ## what CI runs
-	$(BIN)/python -m pytest -m "not long" $(WORKERS)
+# Types are checked beside the tests. Tests that call make get a make without this one's jobs.
+TESTS = env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(BIN)/python -m pytest
 
-test-all: install all-agents check  ## adds the long tests
-	$(BIN)/python -m pytest $(WORKERS)
+test: install agents  ## what CI runs
+	$(MAKE) -j2 check short-tests
+
+test-all: install all-agents  ## adds the long tests
+	$(MAKE) -j2 check all-tests
+
+short-tests: install
+	$(TESTS) -m "not long" $(WORKERS)
+
+all-tests: install
+	$(TESTS) $(WORKERS)
+
+failed-tests: install check  ## those that failed last time, one after the other
+	$(TESTS) -m "not long" --last-failed --last-failed-no-failures none
 
 check: install
 	$(BIN)/ruff check .

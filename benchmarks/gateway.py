@@ -11,7 +11,6 @@ import os
 import platform
 import shutil
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -30,6 +29,7 @@ import msgspec
 from benchmarks.answers import chat_answer, make_answers
 from benchmarks.engine import EngineScript
 from benchmarks.load import LoadJob
+from proxy.engine.process import free_port
 from proxy.engine.tiny_model import make_tiny_model
 from proxy.prompt.template import ChatTemplate
 
@@ -180,7 +180,7 @@ def _litellm(setup: Setup, command: str | None) -> dict[str, Any]:
     settings = {"dangerously_permit_weak_or_unset_master_key": True}  # any key is served, as the gateway does
     models = [{"model_name": "tiny", "litellm_params": model}]
     config.write_bytes(msgspec.json.encode({"model_list": models, "general_settings": settings}))
-    port = _free_port()
+    port = free_port()
     words = [command, "--config", str(config), "--port", str(port), "--host", "127.0.0.1", "--num_workers", "1"]
     with open(setup.folder / "litellm.log", "wb") as log:
         process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
@@ -283,13 +283,6 @@ def _probe(url: str, process: "subprocess.Popen[bytes]") -> list[float]:
         time.sleep(0.005)
     connection.close()
     return stalls
-
-
-def _free_port() -> int:
-    """A free TCP port. Another process may take it before it is used."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def _wait_for(port: int, path: str, process: "subprocess.Popen[bytes]") -> None:

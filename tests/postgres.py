@@ -8,7 +8,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -23,6 +22,7 @@ from typing import Any
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import OperationalError
 
+from proxy.engine.process import free_port
 from proxy.pool.processes.parent import die_with_parent
 
 USER = "blackforge"
@@ -98,9 +98,3 @@ def _answering(server: Server, served: "subprocess.Popen[Any]", log: Path) -> Se
 
 def _root() -> bool:
     return os.geteuid() == 0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

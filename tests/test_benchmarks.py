@@ -29,6 +29,7 @@ def test_the_benchmark_of_the_gateway_ends_with_one_json_object(parts: str, tmp_
     assert found["litellm_cpu_ms_1k"] is not None or "litellm_reason" in found or parts
 
 
+@pytest.mark.long
 def test_the_benchmark_of_trees_ends_with_one_json_object(tmp_path: Path) -> None:
     command = [sys.executable, "benchmarks/tree.py", "--quick", "--out", str(tmp_path / "found.json")]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=280)
@@ -40,7 +41,8 @@ def test_the_benchmark_of_trees_ends_with_one_json_object(tmp_path: Path) -> Non
     assert found["memory_ratio_100"] > 0.7 * found["token_ratio_100"] and found["pack_tokens_per_s"] > 0
 
 
-@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("quick", [True, False])
 def test_a_trained_head_drafts_what_a_moving_policy_says_and_a_frozen_one_does_not(quick: bool, tmp_path: Path) -> None:
     command = [sys.executable, "benchmarks/mtp.py", "--out", str(tmp_path / "found.json"), *["--quick"] * quick]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=2400)
@@ -60,6 +62,7 @@ def test_the_benchmark_of_the_sandboxes_ends_with_one_json_object(docker_daemon:
     assert found["concurrent"] == 4 and found["cycle_ratio"] > 0 and found["cycles_per_s"] > 0
 
 
+@pytest.mark.long
 def test_the_benchmark_of_the_harness_ends_with_one_json_object(tmp_path: Path) -> None:
     command = [sys.executable, "benchmarks/harness.py", "--quick", "--out", str(tmp_path / "found.json")]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=280)
@@ -69,6 +72,7 @@ def test_the_benchmark_of_the_harness_ends_with_one_json_object(tmp_path: Path) 
     assert "rss_growth_mb" in found and found["attempts"] == 60
 
 
+@pytest.mark.long
 def test_the_benchmark_of_steps_ends_with_one_json_object(tmp_path: Path) -> None:
     command = [sys.executable, "benchmarks/trainer.py", "--quick", "--out", str(tmp_path / "found.json")]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=280)

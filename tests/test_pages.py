@@ -18,12 +18,12 @@ from urllib.request import urlopen
 
 import pytest
 
+from proxy.engine.process import free_port
 from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.runs import find_run
 from tests.conftest import need
 from tests.harness.test_agents import need_agent
-from tests.postgres import free_port
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))

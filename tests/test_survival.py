@@ -149,7 +149,8 @@ def feed(stage: Stage, proxy: str) -> list[str]:
 
 
 @pytest.mark.timeout(600)
-def test_every_process_may_be_killed_and_the_run_goes_on(stage: Stage) -> None:
+@pytest.mark.parametrize("engine_too", [False, pytest.param(True, marks=pytest.mark.long)], ids=["", "engine"])
+def test_every_process_may_be_killed_and_the_run_goes_on(engine_too: bool, stage: Stage) -> None:
     pool = prepare(stage)
     engine, proxy = stage.url("engine"), stage.url("proxy")
     stage.start("harness", *feed(stage, proxy))
@@ -168,10 +169,11 @@ def test_every_process_may_be_killed_and_the_run_goes_on(stage: Stage) -> None:
     stage.start("harness", *feed(stage, proxy))
 
     stage.until(lambda: step(pool) >= 4, "trainer")
-    stage.kill("engine")
-    (stage.directory / "engine.ready").unlink()
-    stage.start("engine", *ENGINE_COMMAND)
-    stage.url("engine")
+    if engine_too:
+        stage.kill("engine")
+        (stage.directory / "engine.ready").unlink()
+        stage.start("engine", *ENGINE_COMMAND)
+        stage.url("engine")
     while step(pool) < STEPS:  # who met the dead engine has said so in one sentence, and is repeated
         stage.repeat("harness", *feed(stage, proxy))
         stage.repeat("trainer", "trainer", "launch", "trainer.toml")

@@ -1,6 +1,7 @@
 """Starts and stops child processes that never outlive their parent, each with its whole process group."""
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -10,6 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from proxy.pool.processes.parent import die_with_parent
+
+PORTS = range(20000, 30000)
+"""Where our servers listen. Linux gives outgoing connections ports from 32768 on. A port from there that is free now
+can be a connection's by the time a server binds it, which SGLang does half a minute after its start."""
 
 
 def start(command: Sequence[str], environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
@@ -39,9 +44,19 @@ def stop(process: subprocess.Popen[bytes], grace_seconds: float = 1) -> None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
+    """A port of `PORTS` that nothing listens on now, drawn at random so that two callers rarely get the same one."""
+    return next(port for port in random.sample(PORTS, len(PORTS)) if is_free(port, host))
+
+
+def is_free(port: int, host: str = "127.0.0.1") -> bool:
+    """Whether a server could listen on the port now."""
     with socket.socket() as listener:
-        listener.bind((host, 0))
-        return int(listener.getsockname()[1])
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a closed connection's port is free
+        try:
+            listener.bind((host, port))
+        except OSError:
+            return False
+        return True
 
 
 def end_of(log: Path, lines: int = 5) -> str:

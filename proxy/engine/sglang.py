@@ -96,7 +96,7 @@ class Sglang:
             read_mixture(Path(config.model))
             if any(word in LAYERED for word in config.extra_args):
                 raise UserError(layered_cache("the engine of engine.extra_args"))
-        port = config.port or process.free_port()
+        self._port = port = config.port or process.free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.log = log
         self._process: subprocess.Popen[bytes] = process.start(command(config, port), environment(config), log)
@@ -114,7 +114,7 @@ class Sglang:
         deadline = time.monotonic() + START_SECONDS
         while not healthy(self.url):
             if self.exited() is not None:
-                raise UserError(self.failed(f"ended with status {self.exited()} while starting"))
+                raise UserError(self.failed(f"ended with status {self.exited()} while starting{self._port_taken()}"))
             if time.monotonic() > deadline:
                 raise UserError(self.failed(f"was not healthy after {START_SECONDS} s"))
             time.sleep(0.2)
@@ -122,6 +122,12 @@ class Sglang:
     def failed(self, what: str) -> str:
         """One sentence about a failure, with the end of the log."""
         return f"the engine at {self.url} {what}; see {self.log}, which ends with: {process.end_of(self.log)}"
+
+    def _port_taken(self) -> str:
+        """SGLang's log ends with a time-out where it could not bind its port, so the reason is asked for here."""
+        if process.is_free(self._port):
+            return ""
+        return f", as another program took the port {self._port}; end that program, or leave engine.port out"
 
     def stop(self) -> None:
         process.stop(self._process)

@@ -10,6 +10,7 @@ import pytest
 from aiohttp import ClientSession
 
 from harness.monitor.metrics import shown
+from proxy.engine.process import free_port
 from proxy.pool.errors import UserError
 from sandboxes.metrics import SandboxMetrics
 from tests.harness.conftest import HELLO, SHELL_AGENT
@@ -66,9 +67,3 @@ def test_a_run_shows_its_sandboxes(run: Callable[..., list[dict[str, Any]]], tmp
     text = file.read_text()
     assert 'blackforge_sandboxes_live{host="process",image=""} 0.0\n' in text
     assert 'blackforge_sandbox_start_seconds_count{host="process",image=""} 1.0\n' in text
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

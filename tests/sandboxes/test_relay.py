@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from proxy.engine.process import free_port
 from sandboxes.network import relay
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -28,7 +28,7 @@ class Chain:
         server = await asyncio.start_server(handler, "127.0.0.1", 0)
         self._stack.callback(server.close)
         self._relay(f"unix:{self._socket}", f"tcp:127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        self.port = _free_port()
+        self.port = free_port()
         self._relay(f"tcp:127.0.0.1:{self.port}", f"unix:{self._socket}")
 
     def _relay(self, listen: str, target: str) -> None:
@@ -50,12 +50,6 @@ class Chain:
 async def chain(tmp_path: Path) -> AsyncIterator[Chain]:
     async with AsyncExitStack() as stack:
         yield Chain(tmp_path, stack)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def answer_after_the_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

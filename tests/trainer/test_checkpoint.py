@@ -131,7 +131,7 @@ def test_a_checkpoint_of_another_model_or_optimizer_is_refused(
         other.checkpoints.load(tmp_path / "saved")
 
 
-@pytest.mark.parametrize("distributed", [False, True])
+@pytest.mark.parametrize("distributed", [pytest.param(False, marks=pytest.mark.long), True])
 def test_steps_too_small_for_half_precision_add_up_across_checkpoints(
     distributed: bool, ranks: Ranks, model: Path, tmp_path: Path
 ) -> None:

@@ -1,5 +1,6 @@
 """Two processes against one: the same weights, losses, gradients and checkpoints, whatever the split."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,24 @@ from trainer.report import tokens
 pytestmark = pytest.mark.timeout(900)  # the first one waits for the job of all splits
 
 
+def some_long(splits: Iterable[str]) -> list[Any]:
+    """The splits as parameters, of which those that are not SHORT are run by `make test-all` only."""
+    return [split if split in two_ranks.SHORT else pytest.param(split, marks=pytest.mark.long) for split in splits]
+
+
 @pytest.fixture(scope="module")
-def tried(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The results of one rank, by kind, and of one job of two ranks that tries every split, by the split's name."""
+def tried(request: pytest.FixtureRequest, ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The results of one rank, by kind, and of one job of two ranks that tries each split that a chosen test needs."""
+    chosen = [
+        item for item in request.session.items if isinstance(item, pytest.Function) and item.module is request.module
+    ]
+    splits = sorted({str(item.callspec.params["split"]) for item in chosen})
     directory = tmp_path_factory.mktemp("ranks")
     for family in ("qwen3", "qwen2", "qwen3_moe", "mimo", "qwen3_moe_head"):
         write_model(directory / family, family)
-    for kind in {two_ranks.kind(split) for split in two_ranks.SPLITS}:
+    for kind in {two_ranks.kind(split) for split in splits}:
         two_ranks.work(directory / kind.family, kind.place(directory), kind.parallel(), ranks)
-    run_two(directory, directory, *two_ranks.SPLITS)
+    run_two(directory, directory, *splits)
     return directory
 
 
@@ -35,7 +45,7 @@ def run_two(directory: Path, out: Path, *splits: str) -> None:
     run_torch("tests.trainer.two_ranks", str(directory), str(out), *splits)
 
 
-@pytest.mark.parametrize("split", two_ranks.SPLITS)
+@pytest.mark.parametrize("split", some_long(two_ranks.SPLITS))
 def test_two_ranks_learn_what_one_learns(split: str, tried: Path) -> None:
     kind = two_ranks.kind(split)
     model, out, one = tried / kind.family, tried / split, kind.place(tried)
@@ -70,7 +80,7 @@ def measured(directory: Path, rank: int) -> dict[str, float]:
     return msgspec.json.decode((directory / f"measured-{rank}.json").read_bytes(), type=dict[str, float])
 
 
-@pytest.mark.parametrize("split", two_ranks.SPLITS)
+@pytest.mark.parametrize("split", some_long(two_ranks.SPLITS))
 def test_a_checkpoint_through_another_split_goes_on_bit_for_bit(
     split: str, tried: Path, ranks: Ranks, tmp_path: Path
 ) -> None:
@@ -87,7 +97,7 @@ def test_a_checkpoint_through_another_split_goes_on_bit_for_bit(
     assert same_files(tmp_path / "first", tried / split / "first")
 
 
-@pytest.mark.parametrize("split", drafting.SPLITS)
+@pytest.mark.parametrize("split", some_long(drafting.SPLITS))
 def test_a_head_learns_on_two_ranks_what_it_learns_on_one(
     split: str, tried: Path, ranks: Ranks, tmp_path: Path
 ) -> None:
@@ -103,7 +113,7 @@ def test_a_head_learns_on_two_ranks_what_it_learns_on_one(
     assert drafting.learn(policy, 1) == pytest.approx(expected[1], rel=1e-3, abs=1e-6)
 
 
-@pytest.mark.parametrize("split", ["pipeline", "pipeline-tied"])
+@pytest.mark.parametrize("split", some_long(["pipeline", "pipeline-tied"]))
 def test_trees_through_a_pipeline_have_the_gradients_of_separate_rows(
     split: str, tried: Path, ranks: Ranks, tmp_path: Path
 ) -> None:
@@ -119,7 +129,7 @@ def test_trees_through_a_pipeline_have_the_gradients_of_separate_rows(
         assert (gradient - flat[name]).norm() <= 1e-5 * flat[name].norm(), name
 
 
-@pytest.mark.parametrize("split", ["experts", "experts-tensor", "experts-copied", "experts-pipeline"])
+@pytest.mark.parametrize("split", some_long(["experts", "experts-tensor", "experts-copied", "experts-pipeline"]))
 def test_trees_through_divided_experts_have_the_gradients_of_separate_rows(
     split: str, tried: Path, ranks: Ranks, tmp_path: Path
 ) -> None:

@@ -57,6 +57,9 @@ SPLITS: dict[str, dict[str, Any]] = {
     "half": {"precision": "bfloat16", **SHARDED},
     "pipeline-half": {"pipeline": 2, "precision": "bfloat16"},
 }
+SHORT = {"data", "sequence", "context", "pipeline-tied", "experts-tensor", "half"}
+"""Each way to divide a model once. `make test` tries these, `make test-all` all splits."""
+
 FAMILIES = {"pipeline-tied": "qwen2"} | {name: "qwen3_moe" for name in SPLITS if name.startswith("experts")}
 """Kinds that are not here train a qwen3 model. The qwen2 model shares the weights of embedding and output layer."""
 

@@ -1,7 +1,6 @@
 """Several daemons as one: the shared one, and one of the test's own that can be killed or filled up."""
 
 import asyncio
-import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from proxy.engine.process import free_port
 from sandboxes.base import Image, Limits, Spec
 from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.docker.daemon import DaemonError
@@ -85,9 +85,7 @@ async def test_sandboxes_are_shared_out_by_weight_and_metrics_tell_them_apart(
 @asynccontextmanager
 async def over_tcp(daemon: OwnDaemon) -> AsyncIterator[str]:
     """The daemon's address on a port of the loopback."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     ready = asyncio.Event()
     passing = asyncio.create_task(
         relay.serve(f"tcp:127.0.0.1:{port}", daemon.address.replace("unix://", "unix:"), ready.set)
