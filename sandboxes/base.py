@@ -70,6 +70,8 @@ class Spec:
     pids: int | None = 1024
     disk_mb: int | None = 4096
     """Size of each writable place: working directory, home, temporary files. None: unlimited."""
+    system_calls: tuple[str, ...] = ()
+    """Names of system calls that the sandbox's filter refuses everywhere else."""
     agent: str | None = None
     """The agent whose bundle is mounted, read-only. None: no agent."""
     env: Mapping[str, str] = field(default_factory=dict)

@@ -81,6 +81,7 @@ def spec_of(task: Task) -> Spec:
         cpus=limits.cpus,
         pids=limits.pids,
         disk_mb=limits.disk_mb,
+        system_calls=limits.system_calls,
         env=task.env,
         services=tuple(
             Service(

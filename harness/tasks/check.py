@@ -8,6 +8,7 @@ import msgspec
 
 from harness.tasks.schema import MAX_INSTRUCTION, Task, TaskImage, Verifier
 from proxy.pool.errors import UserError
+from sandboxes.local.system_calls import REFUSED
 
 NEEDS = {"exact": "answer", "math": "answer", "regex": "pattern", "judge": "rubric", "code": "path"}
 """Kind of checker -> the field that it needs."""
@@ -32,6 +33,9 @@ def _faults(task: Task) -> Iterator[str]:
         yield from _environment_faults(f"services[{index}].env", service.env)
         if [other.name for other in task.services].count(service.name) > 1 or service.name == "localhost":
             yield f"services[{index}].name: {service.name!r} is taken; give every service its own"
+    for call in task.limits.system_calls:
+        if call not in REFUSED:
+            yield f"limits.system_calls: sandboxes refuse no call {call!r}; only these: {', '.join(REFUSED)}"
     yield from _environment_faults("env", task.env)
     yield from _path_faults("files", task.files)
     yield from _path_faults("directories", task.directories)

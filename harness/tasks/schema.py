@@ -101,6 +101,8 @@ class TaskLimits(Strict, frozen=True, kw_only=True):
     cpu_seconds: Seconds | None = None
     output_kb: Count = 1024
     """Output that is kept of each command."""
+    system_calls: tuple[str, ...] = ()
+    """Names of system calls that the sandbox's filter would refuse."""
 
 
 class Solution(Strict, frozen=True, kw_only=True):

@@ -92,6 +92,7 @@ def relaxed(spec: Spec) -> list[str]:
     strict = Spec()
     allowed = [f"profile={spec.profile}"] if spec.profile != strict.profile else []
     allowed += ["network=full"] if spec.network == "full" else []
+    allowed += [f"system_calls={','.join(spec.system_calls)}"] if spec.system_calls else []
     limits = {"memory_mb": (spec.memory_mb, strict.memory_mb), "pids": (spec.pids, strict.pids)}
     for name, (value, usual) in (limits | {"disk_mb": (spec.disk_mb, strict.disk_mb)}).items():
         if usual is not None and (value is None or value > usual):

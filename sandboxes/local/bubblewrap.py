@@ -4,7 +4,9 @@ A sandbox sees the host's /usr and /etc, its own home, working directory and /tm
 sees no other home, no run directory and no socket but the proxy's. Without a network it has only the loopback. If root
 starts it, everything inside runs under a user id that no other sandbox has.
 
-Not prevented: attacks on the kernel (there is no seccomp filter), a full disk, reading world-readable files in /etc.
+A filter of system calls (`system_calls.py`) refuses what attacks on the kernel like to begin with.
+
+Not prevented: attacks on the kernel by what is left, a full disk, reading world-readable files in /etc.
 CPUs are not limited; memory is checked twice a second (`sandboxes/local/process.py`). Left out: images, root inside.
 """
 
@@ -21,9 +23,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from sandboxes.base import Limits, OnOutput, Result, SandboxError, Spec, User
+from sandboxes.local import system_calls
 from sandboxes.local.files import SandboxPath
 from sandboxes.local.process import ProcessSandbox, ProcessSandboxes, exit_code_of
 from sandboxes.local.processes import MARK, processes_of, table
@@ -49,6 +53,8 @@ def why_not() -> str:
     """Return why bubblewrap does not work here; empty when it works."""
     if shutil.which("bwrap") is None:
         return "bwrap is not on PATH"
+    if missing := system_calls.why_not():
+        return missing
     tried = subprocess.run(
         ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "true"], capture_output=True, text=True
     )
@@ -257,15 +263,18 @@ class BubblewrapSandbox(ProcessSandbox):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         log = self._directory / "bwrap.log"
-        command = ["bwrap", *self._view.arguments(side), os.path.realpath(sys.executable), "-I", "-S", "-c", PROGRAM]
-        with theirs, log.open("wb") as errors:
+        with theirs, log.open("wb") as errors, TemporaryFile() as calls:
+            calls.write(system_calls.program(self._view.spec.system_calls))
+            calls.seek(0)
+            command = ["bwrap", "--seccomp", f"{calls.fileno()}", *self._view.arguments(side)]
+            command += [os.path.realpath(sys.executable), "-I", "-S", "-c", PROGRAM]
             process = subprocess.Popen(
                 [*command, self._view.start_message(theirs.fileno())],
                 env={MARK: self.id},
                 stdin=subprocess.DEVNULL,
                 stdout=errors,
                 stderr=errors,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(), calls.fileno()),
                 start_new_session=True,
             )
         self._namespace = _Namespace(process, ours, side)
@@ -291,8 +300,8 @@ class BubblewrapSandbox(ProcessSandbox):
         assert self._namespace is not None
         home = VERIFIER_HOME if self._namespace.side == "verifier" else HOME
         clean = {MARK: self.id, "PATH": PATH, "HOME": home, "PWD": WORK, "TMPDIR": "/tmp", "USER": "agent"}
-        clean |= {"LANG": "C.UTF-8", "TERM": "dumb"} | dict(self._view.spec.env)
-        request = {"command": command, "cwd": WORK, "env": clean | dict(env)}
+        clean |= {"LANG": "C.UTF-8", "TERM": "dumb"} | system_calls.environment(self._view.spec.system_calls)
+        request = {"command": command, "cwd": WORK, "env": clean | dict(self._view.spec.env) | dict(env)}
         started = self._namespace.start(request, output.writer)
         output.close_writer()
         return started

@@ -70,6 +70,10 @@ def test_every_example_is_accepted(path: Path) -> None:
         (json.dumps(HELLO | {"id": "b", "image": {"directory": "none"}}), "line 2: image.directory: "),
         (json.dumps(HELLO | {"id": "b", "network": "lan"}), "line 2: network = 'lan' is unknown; choose from"),
         (json.dumps(HELLO | {"id": "b", "limits": {"cpus": 0}}), "line 2: limits.cpus = 0: expected `float` > 0"),
+        (
+            json.dumps(HELLO | {"id": "b", "limits": {"system_calls": ["read"]}}),
+            "line 2: limits.system_calls: sandboxes refuse no call 'read'; only these: ptrace, ",
+        ),
         (json.dumps(HELLO | {"id": "b", "work": "app"}), "line 2: work: 'app' must be absolute"),
         (json.dumps(HELLO | {"id": "b", "directories": {"/": "."}}), "line 2: directories: '/' is all of the sandbox"),
         (json.dumps(HELLO | {"id": "b", "directories": {"x": "none"}}), "line 2: directories: "),
