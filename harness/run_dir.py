@@ -1,6 +1,7 @@
 """A run's directory: its lock, the settings the run was started with, its logs and its results."""
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,7 +36,8 @@ class RunDir:
     def locked(self) -> Iterator[None]:
         """Lock the directory for this process. UserError when another process has locked it."""
         try:
-            self.logs.mkdir(parents=True, exist_ok=True)
+            self._make_private()
+            self.logs.mkdir(exist_ok=True)
             lock = lock_directory(self.path)
         except OSError as error:
             raise UserError(f"the run directory {self.path} cannot be used ({error.strerror}); name another") from error
@@ -47,6 +49,14 @@ class RunDir:
             yield
         finally:
             os.close(lock)
+
+    def _make_private(self) -> None:
+        """Make the directory, for its owner alone; also one of an earlier run. Other directories stay as they are."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = self.path.stat()
+        ours = status.st_uid == os.geteuid() and not status.st_mode & stat.S_ISVTX  # /tmp is everybody's
+        if ours and status.st_mode & 0o077 and (self.path / "run.json").exists():
+            self.path.chmod(status.st_mode & 0o700)
 
     def resumes(self, config: dict[str, Any]) -> bool:
         """Whether a run was started here before. UserError when it was started with another configuration."""

@@ -24,6 +24,7 @@ from sqlalchemy.exc import TimeoutError as NoConnectionLeft
 
 from proxy.pool.address import parsed, shown
 from proxy.pool.errors import PoolConflict, PoolError, PoolReadError, PoolWriteError, UserError
+from proxy.pool.sqlite_file import PoolFile, PoolFileLost, make_private
 
 HEAD = "0009"
 """The schema revision this code reads and writes (proxy/pool/migrations/versions)."""
@@ -55,11 +56,12 @@ T = TypeVar("T")
 class Pool:
     """One database. Safe from any thread: every method opens its own transaction. `name` is for messages."""
 
-    def __init__(self, url: str, engine: Engine):
+    def __init__(self, url: str, engine: Engine, file: PoolFile | None = None):
         self.url = url
         self.name = shown(url)
         self.dialect = engine.dialect.name
         self._engine = engine
+        self._file = file
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -74,10 +76,16 @@ class Pool:
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """Open a write transaction, committed at the end of the block. PoolWriteError when it cannot be stored."""
+        """Open a write transaction, committed at the end of the block. PoolWriteError when it cannot be stored, or was
+        stored in a file that is no longer the pool's."""
         try:
-            with self._engine.connect().execution_options(**WRITE[self.dialect]) as connection, connection.begin():
-                yield connection
+            with self._engine.connect().execution_options(**WRITE[self.dialect]) as connection:
+                with connection.begin():
+                    yield connection
+                    self._check_file(connection)
+                self._check_file(connection)
+        except PoolFileLost as error:
+            raise PoolWriteError(f"the pool {self.name} did not keep a write ({error})") from error
         except (DBAPIError, NoConnectionLeft) as error:
             if _is_a_bug(error):
                 raise
@@ -86,6 +94,10 @@ class Pool:
 
     def close(self) -> None:
         self._engine.dispose()
+
+    def _check_file(self, connection: Connection) -> None:
+        if self._file:
+            self._file.check(connection.info)
 
     def _in_conflict(self, error: Exception) -> bool:
         if self.dialect != "postgresql" or not isinstance(error, DBAPIError):
@@ -157,12 +169,14 @@ def open_pool(url: str, create: bool = True) -> Pool:
     url = url if "://" in url else f"sqlite:///{Path(url).absolute()}"
     address = parsed(url)
     file = Path(address.database) if address.get_backend_name() == "sqlite" and address.database else None
-    pool = Pool(url, _engine(address))
+    guard = PoolFile(file) if file else None
+    pool = Pool(url, _engine(address, guard), guard)
     try:
         if not create and not (file.is_file() and _holds_pool(file) if file else _holds_tables(pool)):
             raise UserError(f"{pool.name} holds no pool; name the SQLite file or database URL of one")
         if file:
             file.parent.mkdir(parents=True, exist_ok=True)
+            make_private(file, create)
         _migrate(pool)
     except (DBAPIError, PoolError, OSError, sqlite3.Error) as error:
         cause = error.__cause__ if isinstance(error, PoolError) and error.__cause__ else error
@@ -189,7 +203,7 @@ def _holds_tables(pool: Pool) -> bool:
         return _revision(connection) is not None
 
 
-def _engine(address: URL) -> Engine:
+def _engine(address: URL, guard: PoolFile | None) -> Engine:
     sqlite = address.get_backend_name() == "sqlite"
     options: dict[str, Any] = {} if sqlite else {"pool_pre_ping": True, "connect_args": _postgres_settings(address)}
     try:
@@ -203,6 +217,9 @@ def _engine(address: URL) -> Engine:
     if sqlite:
         event.listen(engine, "connect", _configure_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
+        if guard:
+            event.listen(engine, "do_connect", guard.connecting)
+            event.listen(engine, "connect", guard.connected)
     return engine
 
 

@@ -1,5 +1,6 @@
 """Opening pools: migrations, newer schemas, disk full."""
 
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -66,6 +67,45 @@ def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
     (tmp_path / "p.db").write_text("hello " * 1000)
     with pytest.raises(UserError, match="p.db cannot be opened"):
         open_pool(str(tmp_path / "p.db"))
+
+
+def test_a_pool_is_its_owners_alone_also_one_that_was_made_before(tmp_path: Path) -> None:
+    file = tmp_path / "pool.db"
+    record_event(first := open_pool(str(file)), None, "note", "here")
+    assert {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == dict.fromkeys(
+        ("pool.db", "pool.db-wal", "pool.db-shm"), 0o600
+    )
+    for path in tmp_path.iterdir():
+        path.chmod(0o644)
+    open_pool(str(file), create=False).close()
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+    record_event(first, None, "note", "still here")
+
+
+@pytest.mark.parametrize("ending", ["", "-wal", "-shm"])
+def test_a_file_that_is_moved_fails_writes_until_it_is_back(tmp_path: Path, ending: str) -> None:
+    pool, file = open_pool(str(tmp_path / "pool.db")), tmp_path / f"pool.db{ending}"
+    record_event(pool, None, "note", "before")
+    file.rename(tmp_path / "elsewhere")
+    for copy in (False, True):
+        if copy:
+            shutil.copy(tmp_path / "elsewhere", file)
+        with pytest.raises(PoolWriteError, match="was deleted, moved or replaced while it was in use; put it back"):
+            record_event(pool, None, "note", "lost")
+    (tmp_path / "elsewhere").rename(file)
+    record_event(pool, None, "note", "after")
+    with pool.read() as connection:
+        assert list(connection.execute(text("select detail from events")).scalars()) == ["before", "after"]
+
+
+def test_a_file_that_is_deleted_is_not_made_again(tmp_path: Path) -> None:
+    file = tmp_path / "pool.db"
+    pool = open_pool(str(file))
+    with pool.read():  # its connection is in use, so the next one is new
+        file.unlink()
+        with pytest.raises(PoolReadError, match="was deleted, moved or replaced"), pool.read():
+            pass
+    assert not file.exists()
 
 
 def test_a_full_disk_fails_the_write_and_stores_nothing(tmp_path: Path) -> None:

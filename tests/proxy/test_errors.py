@@ -213,6 +213,18 @@ async def test_a_full_disk_while_an_engine_fails_still_ends_the_stream(serve: Se
     assert event["error"]["code"] == "pool_write_failed" and done == "[DONE]"
 
 
+async def test_a_pool_that_is_deleted_acknowledges_nothing(serve: Serve, tmp_path: Path) -> None:
+    """1,399 answers were once acknowledged and lost."""
+    stand = await serve(lambda prompt, ids: "ok")
+    await stand.chat(user("hi"))
+    (tmp_path / "pool.db").rename(tmp_path / "kept.db")
+    answer = await stand.chat(user("second"))
+    assert (answer["status"], answer["error"]["code"]) == (507, "pool_write_failed")
+    assert "was deleted, moved or replaced" in answer["error"]["message"]
+    (tmp_path / "kept.db").rename(tmp_path / "pool.db")
+    assert (await stand.chat(user("third")))["status"] == 200
+
+
 async def test_a_full_disk_opens_no_session(serve: Serve, tmp_path: Path) -> None:
     stand = await serve(lambda prompt, ids: "ok")
     await stand.chat(user("hi"))
