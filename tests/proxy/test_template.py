@@ -5,13 +5,16 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import msgspec
 import pytest
+from jinja2 import Undefined
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from proxy.engine.sglang import CPU_PATH
-from proxy.prompt.template import ChatTemplate, TemplateError
+from proxy.prompt.template import ChatTemplate, Sandbox, TemplateError
 from tests.conftest import need
 from tests.proxy.conftest import SHELL, user
 
@@ -73,10 +76,30 @@ def test_what_templates_may_use(tmp_path: Path, tiny_model: Path) -> None:
     assert text == 'a[{"x": "<é>"}]<|im_end|>%'
 
 
-@pytest.mark.parametrize(
-    ("written", "expected"),
-    [("call.arguments | tojson", '{"command": "ls"}'), ("'=' + call.arguments", '={"command": "ls"}')],
-)
+class Sneaky(dict[str, Any]):
+    """A dict with an attribute of its own."""
+
+    hidden = "an attribute"
+
+
+NAMES = (*dir(dict), "role", "missing", "hidden", "_private", "mro", "format")
+MESSAGES: tuple[Any, ...] = (
+    {}, {name: f"the item {name}" for name in NAMES}, Sneaky(role="user"), ["role"], "role", None
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_attributes_are_what_jinjas_own_sandbox_gives(message: Any) -> None:
+    for name in NAMES:
+        ours, jinjas = (kind().getattr(message, name) for kind in (Sandbox, ImmutableSandboxedEnvironment))
+        assert type(ours) is type(jinjas), name
+        if isinstance(jinjas, Undefined):  # what a template that uses it is told
+            assert str(ours._undefined_message) == str(jinjas._undefined_message), name
+            assert ours._undefined_exception is jinjas._undefined_exception, name
+        elif not isinstance(jinjas, FunctionType):  # the sandbox makes one for str.format each time
+            assert ours == jinjas, name
+
+
 def test_arguments_come_as_the_template_takes_them(
     tmp_path: Path, tiny_model: Path, written: str, expected: str
 ) -> None:
