@@ -95,6 +95,7 @@ class RunLoop:
         try:
             while not await self._reached():
                 await asyncio.wait({feeding, self._failed}, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                self._board.outage = self._context.sandboxes.away
                 self._board.refresh()
                 if self._failed.done():
                     self._failed.result()

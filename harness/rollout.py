@@ -36,6 +36,8 @@ from proxy.pool.rollouts.groups import GroupProgress, OpenRollout, Outcome, fini
 from sandboxes.base import ImageError, Result, Sandbox, SandboxError, Sandboxes
 
 TRIES = 3
+OUTAGES = 10
+"""How often a rollout runs again after an outage: an agent that could cause one would try again for ever."""
 VERIFIER_TRIES = 2
 LIMITS = {"timeout": "agent_budget", "cpu": "agent_budget", "memory": "agent_memory"}
 """How a sandbox ends an agent -> the failure that this is."""
@@ -111,12 +113,16 @@ async def run_rollout(
 ) -> tuple[Outcome, GroupProgress]:
     """Bring a rollout to its outcome and write it. UserError when no rollout could succeed at present."""
     job = RolloutJob(rollout, msgspec.convert(rollout.task, Task), agent, cancellation or Cancellation())
-    for number in range(TRIES):
-        if number:
-            await asyncio.sleep(context.pause_seconds * 4 ** (number - 1))
+    tries = outages = 0
+    while True:
         outcome = await (context.remote_attempt or make_attempt)(context, job)
-        if outcome.failure is None or treatment(outcome.failure) != "retry":
+        if outcome.failure == "outage" and outages < OUTAGES:
+            outages += 1
+            continue
+        tries += 1
+        if outcome.failure is None or treatment(outcome.failure) != "retry" or tries == TRIES:
             break
+        await asyncio.sleep(context.pause_seconds * 4 ** (tries - 1))
     if outcome.failure in ("proxy", "engine") and (trouble := await context.trouble()):
         raise UserError(f"{trouble.detail}; bring it back and repeat the same command to go on")
     return outcome, await context.pool(finish_rollout, rollout.rollout_id, outcome)
@@ -124,6 +130,10 @@ async def run_rollout(
 
 async def make_attempt(context: RunContext, job: RolloutJob) -> Outcome:
     """Open an attempt, run it, and close it whatever happens. Raises what ends the run, and cancellation."""
+    try:
+        await context.sandboxes.until_there()
+    except SandboxError as error:
+        raise UserError(f"{error}, then repeat the same command to go on") from error
     agent_name = job.rollout.agent or job.agent.name
     row, key = await context.pool(open_attempt, job.rollout.rollout_id, agent_name, _budget(job.task, context.budgets))
     attempt = LiveAttempt(context, job, row, key)
@@ -135,9 +145,9 @@ async def make_attempt(context: RunContext, job: RolloutJob) -> Outcome:
             verdict = await attempt.run()
         failure, detail = attempt.policy_failure.kind, attempt.policy_failure.detail
     except AttemptFailed as failed:
-        failure, detail = failed.kind, attempt.explained(failed)
+        failure, detail = await attempt.blamed(failed.kind, attempt.explained(failed))
     except ImageError as error:
-        failure, detail = "image", str(error)
+        failure, detail = await attempt.blamed("image", str(error))
     except UserError as error:  # the agent is not there, so no rollout can succeed
         failure, detail = "agent_missing", str(error)
         raise
@@ -175,6 +185,7 @@ class LiveAttempt:
         self._context, self._job, self._id, self._key = context, job, row.id, key
         self._log_name = f"attempt-{row.id}"
         self._sandbox: Sandbox | None = None
+        self._began = time.monotonic()
         self._variations = _variations(context, job)
         """Variations of the environment that are still to be applied: once, not for every step."""
         self._agent_env: dict[str, str] = {}
@@ -215,6 +226,12 @@ class LiveAttempt:
         finally:
             await self.close(failed)
 
+    async def blamed(self, kind: str, detail: str) -> tuple[str, str]:
+        """Return the failure and its detail: an outage where the attempt's sandbox could not be reached meanwhile."""
+        if kind in ("engine", "proxy") or not await self._context.sandboxes.was_away(self._began, self._sandbox):
+            return kind, detail
+        return "outage", f"what runs the sandboxes was away ({detail})"
+
     async def _start(self) -> Sandbox:
         spec = replace(spec_of(self._job.task), agent=self._job.agent.bundle)
         async with self._context.slots.starting:
@@ -244,7 +261,8 @@ class LiveAttempt:
         env |= {"OPENAI_BASE_URL": endpoint.url, "OPENAI_API_KEY": endpoint.key, "MODEL": endpoint.model}
         env |= {"INSTRUCTION": task.instruction, "INSTRUCTION_FILE": f"{sandbox.home}/instruction.md"}
         limits = task.command_limits(min(task.timeout, context.budgets.seconds or task.timeout))
-        watched = HangWatch(context.pool, self._id, context.budgets.hung_seconds)
+        hung_seconds = context.budgets.hung_seconds
+        watched = HangWatch(context.pool, self._id, hung_seconds, lambda: context.sandboxes.away_seconds)
         async with context.slots.agents:
             await sandbox.write("~/instruction.md", task.instruction)
             for path, text in launch.files.items():

@@ -181,6 +181,23 @@ class Sandboxes(Protocol):
     def promise(self) -> str:
         """One sentence that says what it isolates and what it does not."""
 
+    @property
+    def away(self) -> str:
+        """A sentence while nothing can be started, because what starts sandboxes is away; else empty."""
+
+    @property
+    def away_seconds(self) -> float:
+        """Seconds of all such absences so far."""
+
+    async def was_away(self, since: float, sandbox: Sandbox | None = None) -> bool:
+        """Return whether it was away after `since` (time.monotonic()), after asking it whether it is there.
+
+        `sandbox`: asks only about what runs this one.
+        """
+
+    async def until_there(self) -> None:
+        """Wait until sandboxes can be started. SandboxError when that takes too long."""
+
     async def start(self, spec: Spec) -> Sandbox:
         """Start a new sandbox. SandboxError when that fails."""
 

@@ -93,6 +93,42 @@ class Hosts:
     def promise(self) -> str:
         return next((host.sandboxes.promise for host in self._hosts if host.sandboxes), "nothing is started yet")
 
+    @property
+    def away(self) -> str:
+        """A sentence while all hosts are away."""
+        sentences = [host.sandboxes.away for host in self._hosts if host.sandboxes is not None]
+        return sentences[0] if sentences and len(sentences) == len(self._hosts) and all(sentences) else ""
+
+    @property
+    def away_seconds(self) -> float:
+        """The longest of the hosts' absences."""
+        return max((host.sandboxes.away_seconds for host in self._hosts if host.sandboxes is not None), default=0.0)
+
+    async def was_away(self, since: float, sandbox: Sandbox | None = None) -> bool:
+        """Whether the sandbox's host was away; without a sandbox, any host."""
+        asked = [self._host_of(sandbox)] if sandbox is not None else self._hosts
+        answers = [host.sandboxes.was_away(since) for host in asked if host.sandboxes is not None]
+        return any(await asyncio.gather(*answers))
+
+    def _host_of(self, sandbox: Sandbox) -> _Host:
+        return next(host for host in self._hosts if host.options.address == getattr(sandbox, "host", None))
+
+    async def until_there(self) -> None:
+        """Wait until one host is there that was opened."""
+        waiting = [asyncio.ensure_future(host.sandboxes.until_there()) for host in self._hosts if host.sandboxes]
+        try:
+            for first in asyncio.as_completed(waiting):
+                try:
+                    return await first
+                except SandboxError as error:
+                    last = error
+            if waiting:
+                raise last
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
     async def check(self) -> list[str]:
         """Connect to all hosts and say what is wrong with some; DaemonError when none is of use."""
         errors = []

@@ -182,7 +182,8 @@ class Cluster:
         if report.error is not None:
             raise report.error
         assert report.outcome is not None
-        if report.outcome.failure is not None and treatment(report.outcome.failure) == "retry":
+        failure = report.outcome.failure
+        if failure is not None and failure != "outage" and treatment(failure) == "retry":
             self._failed_on[rollout.rollout_id].add(report.node)
         return report.outcome
 

@@ -5,7 +5,7 @@ Silent work cannot be seen, so the patience must be longer than the longest mode
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from harness.async_pool import AsyncPool
@@ -22,16 +22,19 @@ class HangWatch:
     attempt_id: int
     patience: float
     """Seconds without a sign of life after which the agent counts as hung."""
+    away_seconds: Callable[[], float] = lambda: 0.0
+    """Seconds so far in which no sign of life could come, because the daemon that runs the sandbox was away."""
     _heard: float = 0
+    _away_before: float = 0
 
     def hear(self, _output: bytes = b"") -> None:
-        self._heard = time.time()
+        self._heard, self._away_before = time.time(), self.away_seconds()
 
     async def silence(self) -> float:
         """Seconds since the last sign of life. Only an agent that has been silent too long is looked up in the pool."""
         if time.time() - self._heard >= self.patience:
             self._heard = max(self._heard, await self.pool(last_event, self.attempt_id) or 0)
-        return time.time() - self._heard
+        return time.time() - self._heard - (self.away_seconds() - self._away_before)
 
 
 async def run_watched(

@@ -57,6 +57,8 @@ class Board:
         self.running = 0
         self.step: int | None = None
         self.note = ""
+        self.outage = ""
+        """Why no sandbox starts at the moment."""
         for row in rows:
             if row.finished:
                 self.add(row)
@@ -111,7 +113,7 @@ class Board:
         if self.step is not None:
             parts.append(f"train step {self.step}")
         parts.append(f"{time.monotonic() - self._began:.0f} s")
-        return ", ".join(parts + [self.note] * bool(self.note))
+        return ", ".join(parts + [f"waiting: {self.outage}"] * bool(self.outage) + [self.note] * bool(self.note))
 
 
 def closing_table(rows: Sequence[RolloutRow]) -> Table:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from sandboxes.base import SandboxError, Spec
+from sandboxes.base import Sandbox, SandboxError, Spec
 from sandboxes.docker.container.sandbox import DockerSandbox, StartedContainer
 from sandboxes.docker.daemon import ContainerCommand, DaemonError, DockerDaemon
 from sandboxes.docker.image.images import STASH, Images, log
@@ -48,6 +48,8 @@ class DockerSandboxes:
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._running: dict[str, DockerSandbox] = {}
         self._undoing: set[asyncio.Task[None]] = set()
+        self._stranded: set[str] = set()
+        """Sandboxes that could not be removed, because the daemon was away."""
         self._services: dict[str, list[str]] = {}
         """Sandbox id -> containers of its services."""
 
@@ -58,6 +60,20 @@ class DockerSandboxes:
         return cls(await DockerDaemon.open(options.address), options)
 
     @property
+    def away(self) -> str:
+        return self.daemon.presence.away
+
+    @property
+    def away_seconds(self) -> float:
+        return self.daemon.presence.away_seconds
+
+    async def was_away(self, since: float, sandbox: Sandbox | None = None) -> bool:
+        return await self.daemon.presence.was_away(since)
+
+    async def until_there(self) -> None:
+        await self.daemon.presence.until_there()
+
+    @property
     def promise(self) -> str:
         root = "an unprivileged user outside" if self.daemon.remapped else "the host's root, held by its capabilities"
         return (
@@ -66,6 +82,8 @@ class DockerSandboxes:
         )
 
     async def start(self, spec: Spec) -> DockerSandbox:
+        self.daemon.presence.watch()
+        await self._remove_stranded()
         base = await self.images.base(spec)
         starting = asyncio.create_task(self._start(spec, base))
         try:
@@ -133,6 +151,13 @@ class DockerSandboxes:
                     f"{output.text()[-300:].strip()}); give the task more disk or memory"
                 )
 
+    async def _remove_stranded(self) -> None:
+        """Remove what could not be removed while the daemon was away, so that no agent goes on in it."""
+        stranded, self._stranded = self._stranded, set()
+        for sandbox in stranded:
+            with suppress(SandboxError):  # the daemon is away again: it is stranded again
+                await self._remove(sandbox)
+
     async def _remove(self, sandbox: str) -> None:
         """Remove a sandbox with everything in it. Accept that it is gone already."""
         name = container_name(sandbox)
@@ -140,6 +165,9 @@ class DockerSandboxes:
             for service in self._services.get(sandbox, ()):
                 await self._delete(service)
             await self._delete(name)
+        except DaemonError:
+            self._stranded.add(sandbox)
+            raise
         finally:
             for supplier in self._options.suppliers:
                 await supplier.release(sandbox)

@@ -9,6 +9,7 @@ import asyncio
 import secrets
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,8 @@ class Channel:
     """HOST:PORT of the proxy's listener for sandboxes, as the daemon's containers reach it."""
     run: str = ""
     _relay: "asyncio.Task[_Relay] | None" = field(default=None, init=False)
+    _looking: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    """Held while somebody looks at the relay, so that two sandboxes do not both replace it."""
 
     async def supply(self, sandbox: str, spec: Spec) -> Supply:
         if spec.network == "none":
@@ -80,9 +83,23 @@ class Channel:
 
     async def _relayed(self) -> "_Relay":
         """Return the run's relay, which the first sandbox starts. If that fails, the next sandbox tries again."""
-        if self._relay is None or (self._relay.done() and (self._relay.cancelled() or self._relay.exception())):
-            self._relay = asyncio.create_task(self._make())
-        return await asyncio.shield(self._relay)
+        async with self._looking:
+            if self._relay is None or not await self._works(self._relay):
+                self._relay = asyncio.create_task(self._make())
+            return await asyncio.shield(self._relay)
+
+    async def _works(self, making: "asyncio.Task[_Relay]") -> bool:
+        """Whether the relay runs, or is being made. A daemon that is started again has ended it; then it is removed."""
+        if not making.done():
+            return True
+        if making.cancelled() or making.exception():
+            return False
+        relay = making.result()
+        with suppress(SandboxError), self.daemon.translating_errors(f"looking at {relay.container}"):
+            if (await self.daemon.container(relay.container).show())["State"]["Running"]:
+                return True
+        await relay.remove()
+        return False
 
     async def _make(self) -> "_Relay":
         if not self.address:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from sandboxes.base import SandboxError, Spec
+from sandboxes.base import Sandbox, SandboxError, Spec
 from sandboxes.docker.backend import DockerSandboxes
 from sandboxes.docker.container.sandbox import DockerSandbox
 
@@ -45,6 +45,20 @@ class WarmPool:
     def spares(self) -> int:
         """Return how many spares are ready."""
         return sum(len(stock.spares) for stock in self._stocks.values())
+
+    @property
+    def away(self) -> str:
+        return self._inner.away
+
+    @property
+    def away_seconds(self) -> float:
+        return self._inner.away_seconds
+
+    async def was_away(self, since: float, sandbox: Sandbox | None = None) -> bool:
+        return await self._inner.was_away(since, sandbox)
+
+    async def until_there(self) -> None:
+        await self._inner.until_there()
 
     async def start(self, spec: Spec) -> DockerSandbox:
         image = (await self._inner.images.base(spec)).id

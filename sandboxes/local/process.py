@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandboxes.base import MAX_COPY_MB, Ended, Limits, OnOutput, Result, SandboxError, Spec, User
+from sandboxes.base import MAX_COPY_MB, Ended, Limits, OnOutput, Result, Sandbox, SandboxError, Spec, User
 from sandboxes.local import files
 from sandboxes.local.processes import FIRST_NAMESPACE, MARK, kill, namespace, now_ticks, processes_of, start_of, table
 from sandboxes.local.removal import remove
@@ -80,6 +80,8 @@ class ProcessSandboxes:
 
     kind = "process"
     promise = "processes are separated by directory and environment only; they can do whatever this user can"
+    away = ""
+    away_seconds = 0.0
 
     def __init__(self, root: Path | None = None, model_url: str = "", bundles: Path | None = None):
         self.root = root or default_root()
@@ -107,6 +109,12 @@ class ProcessSandboxes:
             remove(directory)
             raise SandboxError(f"the sandbox {directory} cannot be created ({error.strerror})") from error
         return directory.name, directory
+
+    async def was_away(self, since: float, sandbox: Sandbox | None = None) -> bool:
+        return False
+
+    async def until_there(self) -> None:
+        """Return at once: there is no daemon that could be away."""
 
     async def close(self) -> None:
         """Nothing is shared."""

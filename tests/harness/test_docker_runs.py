@@ -79,6 +79,31 @@ def test_kill_9_in_mid_run_leaves_containers_that_the_next_start_removes(
         subprocess.run(["docker", "rm", "--force", other], capture_output=True, check=True)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_daemon_that_is_killed_in_mid_run_costs_no_attempt_its_verdict(
+    in_docker: CommandLine, proxy: RunningProxy, tmp_path: Path
+) -> None:
+    pool, name = open_pool(proxy.pool), tmp_path.name
+    with own_daemon() as daemon:
+        running = start(
+            in_docker("-n", "6", "--concurrency", "2", "--docker", daemon.address, command=f"{AGENT}; sleep 3")
+        )
+        try:
+            wait_for(lambda: running.poll() is not None or len(daemon.say("ps", "--quiet").split()) >= 2)
+            daemon.kill()
+            wait_for(lambda: running.poll() is not None or "outage" in failures(pool, name))
+            daemon.start()
+            output, _ = running.communicate(timeout=600)
+            assert running.returncode == 0, output
+            assert [row["reward"] for row in results(tmp_path / "run")] == [1.0] * 6
+            assert set(failures(pool, name)) == {None, "outage"}
+            assert daemon.say("ps", "--all", "--quiet") == ""
+        finally:
+            running.kill()
+            pool.close()
+
+
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [

@@ -80,12 +80,12 @@ class DockerSandbox:
                 f"a command of {len(command)} characters cannot be run in sandbox {self.id}; Linux takes less than "
                 f"{LONGEST_COMMAND} bytes, without NUL: put long text in files"
             )
-        began = time.monotonic()
+        began = self._clock()
         kept = BoundedOutput(limits.output_bytes, on_output)
         inside = self.command(("/bin/sh", "-c", MERGED, "sh", command), user, env)
         running = asyncio.create_task(self.daemon.execute(self.container, inside, kept.add))
         ended, code = await self.finish(running, limits)
-        return Result(ended, code, kept.text(), kept.dropped, time.monotonic() - began)
+        return Result(ended, code, kept.text(), kept.dropped, self._clock() - began)
 
     def command(self, argv: Sequence[str], user: User, env: Mapping[str, str]) -> ContainerCommand:
         """Return a command of this user in the working directory."""
@@ -107,16 +107,23 @@ class DockerSandbox:
             await self._abandon(running)
         return ended, code
 
+    def _clock(self) -> float:
+        """The time, which stands still while the daemon is away: nobody could see then that a command has ended."""
+        return time.monotonic() - self.daemon.presence.away_seconds
+
     async def _end_of(self, running: "asyncio.Task[int]", limits: Limits) -> Ended:
         spending = asyncio.create_task(self._spend(limits.cpu_seconds))
+        deadline = self._clock() + limits.seconds
         try:
-            await asyncio.wait({running, spending}, timeout=limits.seconds, return_when=asyncio.FIRST_COMPLETED)
-            if running.done():
-                return "exit"
-            if spending.done():
-                spending.result()
-                return "cpu"
-            return "timeout"
+            while (left := deadline - self._clock()) > 0:
+                await asyncio.wait({running, spending}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                if running.done():
+                    return "exit"
+                if spending.done():
+                    spending.result()
+                    return "cpu"
+                await self.daemon.presence.until_there()
+            return "exit" if running.done() else "timeout"
         finally:
             spending.cancel()
 
