@@ -10,6 +10,7 @@ from sandboxes.base import Sandbox, SandboxError, Spec
 from sandboxes.docker.container.sandbox import DockerSandbox, StartedContainer
 from sandboxes.docker.daemon import ContainerCommand, DaemonError, DockerDaemon
 from sandboxes.docker.image.images import STASH, Images, log
+from sandboxes.docker.isolation.walls import with_walls
 from sandboxes.docker.labels import IMAGE, RELAXED, labels_of, sandbox_labels, this_process
 from sandboxes.docker.profiles import ACCOUNTS, BaseImage, container_config
 from sandboxes.docker.services import names_of, start_services
@@ -75,7 +76,8 @@ class DockerSandboxes:
 
     @property
     def promise(self) -> str:
-        root = "an unprivileged user outside" if self.daemon.remapped else "the host's root, held by its capabilities"
+        held = "the host's root, held by its capabilities (userns-remap of the daemon would make it nobody)"
+        root = "an unprivileged user outside" if self.daemon.remapped else held
         return (
             "containers with limits and a network of their own; strict: unprivileged, no capabilities, read-only root; "
             f"harbor: root inside, which is {root}, and a disk without limit; they share the host's kernel"
@@ -113,10 +115,10 @@ class DockerSandboxes:
         labels = self._labels(sandbox, spec) | {IMAGE: base.name}
         name = container_name(sandbox)
         log.info("sandbox %s of image %s, relaxed: %s", sandbox, base.name, labels[RELAXED] or "nothing")
+        config = container_config(spec, base, supply, labels)
+        config = with_walls(config, self.daemon.seccomp, spec.profile, spec.system_calls)
         with self.daemon.translating_errors(f"starting a sandbox of image {base.name}"):
-            container = await self.daemon.docker.containers.create(
-                container_config(spec, base, supply, labels), name=name
-            )
+            container = await self.daemon.docker.containers.create(config, name=name)
             await container.start()
         if base.seeded:
             await self._seed(name, base)

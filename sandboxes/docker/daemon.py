@@ -59,6 +59,8 @@ class DockerDaemon:
         self.presence = Presence(docker, address)
         self.remapped = False
         """Whether uid 0 inside is an unprivileged user outside."""
+        self.seccomp = False
+        """Whether it can filter system calls."""
         self.local = False
         """Whether it runs on this machine; a socket may be forwarded from another."""
         self.cpus = 1
@@ -90,6 +92,7 @@ class DockerDaemon:
         if information["OSType"] != "linux":
             raise DaemonError(f"the Docker daemon at {self.address} runs {information['OSType']}; use one of Linux")
         self.remapped = any("name=userns" in option for option in information["SecurityOptions"] or ())
+        self.seccomp = any("name=seccomp" in option for option in information["SecurityOptions"] or ())
         self.cpus = information["NCPU"]
         self.local = self.address.startswith("unix://") and information.get("Name") == socket.gethostname()
 

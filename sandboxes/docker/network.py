@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from sandboxes.base import SandboxError, Spec
 from sandboxes.docker.daemon import DockerDaemon
+from sandboxes.docker.isolation.walls import with_walls
 from sandboxes.docker.labels import labels_of, this_process
 from sandboxes.docker.wiring import Supplier, Supply
 from sandboxes.network import forwarder
@@ -111,7 +112,7 @@ class Channel:
         with self.daemon.translating_errors("starting the relay to the proxy"):
             try:
                 await self.daemon.docker.volumes.create({"Name": relay.volume, "Labels": labels})
-                config = self._config(relay, supply) | {"Labels": labels}
+                config = with_walls(self._config(relay, supply), self.daemon.seccomp, "strict") | {"Labels": labels}
                 container = await self.daemon.docker.containers.create(config, name=relay.container)
                 await container.start()
                 await _forwards(self.daemon, relay.container)

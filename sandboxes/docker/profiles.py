@@ -18,6 +18,7 @@ from typing import Any
 
 from sandboxes.base import SandboxError, Spec, User
 from sandboxes.docker.wiring import Supply
+from sandboxes.local.system_calls import environment
 
 AGENT, VERIFIER = 10000, 10001
 """uid and gid of each, above those that distributions use."""
@@ -87,7 +88,8 @@ def container_config(spec: Spec, base: BaseImage, supply: Supply, labels: Mappin
         "LogConfig": {"Type": "json-file", "Config": {"max-size": "1m"}},
     }
     main = list(supply.main or SLEEPER)
-    usual = {name: value for name, value in USUAL.items() if name not in base.variables}
+    usual = USUAL | (environment(spec.system_calls) if spec.profile == "strict" else {})
+    usual = {name: value for name, value in usual.items() if name not in base.variables}
     env = usual | dict(supply.env) | dict(spec.env)
     return {
         "Image": base.id,

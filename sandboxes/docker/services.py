@@ -13,6 +13,7 @@ from typing import Any
 from sandboxes.base import SandboxError, Service, Spec
 from sandboxes.docker.daemon import ContainerCommand, DockerDaemon
 from sandboxes.docker.image.images import Images
+from sandboxes.docker.isolation.walls import with_walls
 from sandboxes.docker.labels import IMAGE, KIND
 from sandboxes.docker.profiles import HARBOR_ROOT, limits_of
 from sandboxes.output import BoundedOutput
@@ -33,6 +34,7 @@ async def start_services(
     for service, name in zip(spec.services, names_of(main, spec), strict=True):
         base = await images.base(Spec(image=service.image, profile="harbor"))
         config = _config(service, base.id, main, spec) | {"Labels": {**labels, KIND: "service", IMAGE: base.name}}
+        config = with_walls(config, daemon.seccomp, "strict", spec.system_calls)
         with daemon.translating_errors(f"starting the service {service.name} of image {base.name}"):
             container = await daemon.docker.containers.create(config, name=name)
             await container.start()

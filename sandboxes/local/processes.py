@@ -123,10 +123,11 @@ def _starting(pid: str, fields: list[bytes]) -> bool:
     """Return whether a process that shows no environment will have one.
 
     It will if it has memory (so it is no kernel thread) and its environment's place is not set yet (fields 50 and 51 of
-    proc(5)). False for a process that we may not read.
+    proc(5)). The kernel sets that to an empty place first, and the place of the code (field 26) only after the
+    environment, so an empty place counts once there is code. False for a process that we may not read.
     """
-    first, last = fields[47:49]
-    if fields[20] == b"0" or first == last != b"0":
+    code, first, last = fields[23], fields[47], fields[48]
+    if fields[20] == b"0" or (first == last != b"0" and code != b"0"):
         return False
     try:
         os.close(os.open(f"/proc/{pid}/environ", os.O_RDONLY))

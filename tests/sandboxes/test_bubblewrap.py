@@ -3,8 +3,6 @@
 Not covered: machines where an ordinary user may make no namespaces, other than that it is said.
 """
 
-import ctypes
-import json
 import os
 import shutil
 import subprocess
@@ -20,8 +18,10 @@ from sandboxes.local.bubblewrap import BubblewrapSandbox, BubblewrapSandboxes, w
 from sandboxes.local.leftovers import remove_orphans
 from sandboxes.local.processes import processes_of, table
 from tests.conftest import need
+from tests.sandboxes.calls import CALLS, call_answers
 
 ALONE = Spec(network="none")
+PYTHON = f"{os.path.realpath(sys.executable)} -I -S"
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -94,53 +94,16 @@ async def test_absolute_paths_are_the_sandboxs_own(sandbox: BubblewrapSandbox) -
         assert await said(sandbox, f"cat {path}") == path == (await sandbox.read(path) or b"").decode()
 
 
-CALLS = {
-    "io_uring_setup": (1, 0),
-    "ptrace": (0, 0, 0, 0),
-    "process_vm_readv": (1, 0, 0, 0, 0, 0),
-    "process_vm_writev": (1, 0, 0, 0, 0, 0),
-    "pidfd_getfd": (0, 0, 0),
-    "keyctl": (0, -3, 0),
-    "add_key": (0, 0, 0, 0, -3),
-    "request_key": (0, 0, 0, -3),
-    "userfaultfd": (0,),
-    "unshare": (0x10000000,),
-    "clone": (0x10000000 | 17, 0, 0, 0, 0),
-    "clone3": (0, 0),
-    "socket": (40, 1, 0),
-}
-"""Call -> arguments for which an unfiltered kernel has another answer, or makes a user namespace or a vsock."""
-TRY_CALLS = """
-import ctypes, errno, json, os, sys
-libc = ctypes.CDLL(None, use_errno=True)
-own = os.getpid()
-for name, (number, arguments) in json.loads(sys.argv[1]).items():
-    result = libc.syscall(number, *map(ctypes.c_long, arguments))
-    if os.getpid() != own:
-        os._exit(0)
-    print(name, errno.errorcode[ctypes.get_errno()] if result == -1 else "worked")
-"""
-
-
-async def call_answers(sandbox: BubblewrapSandbox) -> dict[str, str]:
-    resolve = ctypes.CDLL("libseccomp.so.2").seccomp_syscall_resolve_name
-    numbered = {name: (resolve(name.encode()), arguments) for name, arguments in CALLS.items()}
-    command = f"{os.path.realpath(sys.executable)} -I -S -c '{TRY_CALLS}' '{json.dumps(numbered)}'"
-    result = await sandbox.run(command, Limits(), {})
-    assert result.exit_code == 0, result.output
-    return dict(line.split() for line in result.output.splitlines())
-
-
 async def test_calls_that_attack_kernels_and_other_processes_are_refused(sandbox: BubblewrapSandbox) -> None:
     refused = {name: "EPERM" for name in CALLS} | {"clone3": "ENOSYS", "socket": "EAFNOSUPPORT"}
-    assert await call_answers(sandbox) == refused
+    assert await call_answers(sandbox, PYTHON) == refused
 
 
 async def test_a_spec_may_allow_a_call_by_its_name(tmp_path: Path) -> None:
     need("bubblewrap (apt-get install bubblewrap)", not why_not())
     sandbox = await BubblewrapSandboxes(tmp_path).start(Spec(network="none", system_calls=("ptrace",)))
     try:
-        answers = await call_answers(sandbox)
+        answers = await call_answers(sandbox, PYTHON)
         assert (answers["ptrace"], answers["process_vm_readv"]) == ("worked", "EPERM")
         assert await said(sandbox, "echo $ASAN_OPTIONS") == ""
     finally:

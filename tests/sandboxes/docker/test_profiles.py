@@ -9,6 +9,7 @@ import pytest
 from sandboxes.base import Image, SandboxError, Spec
 from sandboxes.docker.backend import DockerSandboxes
 from sandboxes.docker.container.sandbox import DockerSandbox
+from tests.sandboxes.calls import CALLS, call_answers
 from tests.sandboxes.docker.conftest import HARBOR, SMALL, says
 
 CAPABILITIES = "grep -E '^Cap(Prm|Eff|Inh|Amb)' /proc/self/status | cut -f2 | sort -u"
@@ -50,6 +51,19 @@ async def test_no_way_of_raising_rights_is_open(strict: DockerSandbox) -> None:
         assert await says(strict, f"({attempt}) >/dev/null 2>&1 && echo works || echo fails") == "fails", attempt
     effective = "grep CapEff /proc/self/status | cut -f2"
     assert await says(strict, effective, user="root") == "000000000000002b"
+
+
+async def test_calls_that_attack_kernels_and_other_processes_are_refused(strict: DockerSandbox) -> None:
+    refused = {name: "EPERM" for name in CALLS} | {"clone3": "ENOSYS"}
+    assert await call_answers(strict, "python3") == refused
+
+
+async def test_harbor_traces_processes_and_a_spec_may_allow_a_call_by_its_name(sandboxes: DockerSandboxes) -> None:
+    sandbox = await sandboxes.start(replace(HARBOR, system_calls=("request_key",)))
+    answers = await call_answers(sandbox, "python3")
+    assert (answers["ptrace"], answers["keyctl"], answers["unshare"]) == ("worked", "EPERM", "EPERM")
+    assert answers["request_key"] == "EFAULT"  # the kernel's own answer
+    await sandbox.stop()
 
 
 async def test_agent_and_verifier_do_not_reach_each_other(strict: DockerSandbox) -> None:
