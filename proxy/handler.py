@@ -24,7 +24,8 @@ from proxy.engine.fleet import Fleet
 from proxy.engine.moe_config import Mixture
 from proxy.engine.replica import Origin
 from proxy.http.admission import AdmissionGate
-from proxy.http.limits import RequestLimits, parse_call, read_body
+from proxy.http.bodies import BodyBytes, HeldBody, read_body
+from proxy.http.limits import RequestLimits, parse_call
 from proxy.http.metrics import ProxyMetrics
 from proxy.http.response import AnswerWriter, ResponseWriter, StreamedResponse, WholeResponse
 from proxy.prompt.splice import Prompt
@@ -65,13 +66,21 @@ class Handler:
         self._engine = engine
         self._admission = admission
         self._metrics = metrics
+        self._bodies = BodyBytes(settings.limits)
 
     async def complete(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
-        """Serve one model call: authenticate, parse and render the request, then for each answer admit the call,
-        sample, parse and record; at last send the end of the response."""
+        """Serve one model call."""
         started = time.time()
         session = await self._sessions.of(request)
-        call, prompt, fingerprint = await self._read(request, session, dialect)
+        with self._bodies.held(session.attempt.id) as body:
+            return await self._complete(request, session, dialect, body, started)
+
+    async def _complete(
+        self, request: web.Request, session: Session, dialect: Dialect, body: HeldBody, started: float
+    ) -> web.StreamResponse:
+        """Parse and render the request, then for each answer admit the call, sample, parse and record; at last send
+        the end of the response."""
+        call, prompt, fingerprint = await self._read(request, session, dialect, body)
         response = self._open_response(request, dialect, call, prompt)
         answers, rows = [], AnswerRows()
         for number in range(call.choices):
@@ -103,14 +112,15 @@ class Handler:
     async def count(self, request: web.Request, dialect: CountingDialect) -> web.Response:
         """Answer how many tokens the prompt of a request has. Nothing is sampled or recorded."""
         session = await self._sessions.of(request)
-        _, prompt, _ = await self._read(request, session, dialect, any_length=True)
+        with self._bodies.held(session.attempt.id) as body:
+            _, prompt, _ = await self._read(request, session, dialect, body, any_length=True)
         return web.Response(body=dialect.count(len(prompt.ids)), content_type="application/json")
 
     async def _read(
-        self, request: web.Request, session: Session, dialect: Dialect, any_length: bool = False
+        self, request: web.Request, session: Session, dialect: Dialect, held: HeldBody, any_length: bool = False
     ) -> tuple[Call, Prompt, bytes]:
         """Parse the request, render its prompt (spliced from recorded tokens) and fingerprint it for retries."""
-        body = await read_body(request, self._settings.limits)
+        body = await read_body(request, self._settings.limits, held)
 
         def in_thread() -> tuple[Call, Prompt, bytes]:
             call = parse_call(body, request.path_qs, dialect, self._settings.limits)
@@ -121,6 +131,7 @@ class Handler:
             call, prompt, fingerprint = await self._services.work.run(session.attempt, in_thread)
         except TemplateError as error:
             raise CallError(400, "invalid_request", str(error), dialect.PROMPT) from error
+        held.rendered()
         if not any_length:
             limit, length = self._settings.context_length - RESERVED_TOKENS, len(prompt.ids)
             if length >= limit:

@@ -22,6 +22,7 @@ from proxy.engine.moe_config import read_mixture
 from proxy.handler import Handler, HandlerSettings
 from proxy.http.admission import AdmissionGate, Capacity, FairThreads
 from proxy.http.auth import Access
+from proxy.http.connections import ADMINISTRATOR, ClientConnections, Places, open_file_limit
 from proxy.http.error_pages import GatewayRunner, error_response
 from proxy.http.limits import LIMITS, RequestLimits
 from proxy.http.metrics import ProxyMetrics
@@ -71,10 +72,10 @@ class Gateway:
         self.provider = _provider(config, self.engines[0])
         self.settings = _settings(config, self.template, limits)
         self.pool: Pool = open_pool(config.pool)
-        total, per_run = config.proxy.max_calls, config.proxy.max_calls_per_run
-        capacity = Capacity(total=total, per_run=per_run, per_attempt=per_run)
-        self.admission = AdmissionGate(capacity)
-        self.metrics = ProxyMetrics(self.admission, lambda: self._writer.uncommitted)
+        places = Places.within(open_file_limit(), limits)
+        self.admission = AdmissionGate(_capacity(config, limits, places))
+        self.connections = ClientConnections(limits, places)
+        self.metrics = ProxyMetrics(self.admission, lambda: self._writer.uncommitted, self.connections.cut)
 
     def app(self) -> web.Application:
         """Make the application. Its engine client, threads and pool writer live from its start to its clean-up."""
@@ -112,6 +113,7 @@ class Gateway:
         """Require the admin key on every route except the open ones, so that a new route is closed by default."""
         if request.match_info.route.resource not in self._open_to_agents:
             self.access.check_administrator(request)
+            self.connections.claim(request, ADMINISTRATOR)
         return await handler(request)
 
     @web.middleware
@@ -122,11 +124,11 @@ class Gateway:
 
     def runner(self, shutdown_seconds: float) -> GatewayRunner:
         """Make the server of the application."""
-        return GatewayRunner(self.app(), self._limits, shutdown_seconds=shutdown_seconds)
+        return GatewayRunner(self.app(), self._limits, self.connections, shutdown_seconds=shutdown_seconds)
 
     def sandbox_runner(self, shutdown_seconds: float) -> GatewayRunner:
         """Make the server for sandboxes. It uses what `runner` starts: set it up after that, clean it up before."""
-        return GatewayRunner(self.sandbox_app(), self._limits, shutdown_seconds=shutdown_seconds)
+        return GatewayRunner(self.sandbox_app(), self._limits, self.connections, shutdown_seconds=shutdown_seconds)
 
     async def _lifetime(self, _app: web.Application) -> AsyncIterator[None]:
         """Start what serves calls, and stop it in this order: rows, deliveries, engines, threads, pool."""
@@ -136,10 +138,11 @@ class Gateway:
         ledger = DeliveryLedger(proxy_id)
         writer = self._writer = CompletionWriter(self.pool, proxy_id, ledger.committed)
         redelivery = Redelivery(self.pool, ledger, threads)
-        confirming = asyncio.create_task(redelivery.keep_confirming())
+        tasks = [asyncio.create_task(redelivery.keep_confirming()), asyncio.create_task(self.connections.keep_watch())]
         self._engine = self.fleet()
-        sessions = Sessions(self.pool, self.template, self.access, threads=threads, work=work, clock=self.clock)
-        self._sessions = sessions
+        sessions = self._sessions = Sessions(
+            self.pool, self.template, self.access, self.connections, threads=threads, work=work, clock=self.clock
+        )
         self._handler = self._make_handler(
             self.settings,
             self.template,
@@ -150,7 +153,8 @@ class Gateway:
             metrics=self.metrics,
         )
         yield
-        confirming.cancel()
+        for task in tasks:
+            task.cancel()
         await writer.close()
         await redelivery.confirm()
         await self._engine.close()
@@ -241,6 +245,18 @@ def _provider(config: ProxyConfig, url: str) -> Provider | None:
     if config.engine.routed_experts:
         raise UserError(f"engine.routed_experts is true, and {url} returns no experts; set it to false")
     return Provider(url, config.sampling.max_new_tokens, config.engine.silence_seconds)
+
+
+def _capacity(config: ProxyConfig, limits: RequestLimits, places: Places) -> Capacity:
+    """How many calls may be in flight: no attempt takes more than half of its run's."""
+    total, per_run = config.proxy.max_calls, config.proxy.max_calls_per_run
+    if places.attempts < total:
+        log.warning(
+            "this process may open %d files, which is enough for %d calls at once and not for proxy.max_calls = %d; "
+            "raise its limit (ulimit -n)", open_file_limit(), places.attempts, total,
+        )  # fmt: skip
+    per_attempt = max(1, min(limits.attempt_calls, per_run // 2))
+    return Capacity(total=min(total, places.attempts), per_run=per_run, per_attempt=per_attempt)
 
 
 def _settings(config: ProxyConfig, template: ChatTemplate, limits: RequestLimits) -> HandlerSettings:

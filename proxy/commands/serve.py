@@ -11,6 +11,7 @@ import msgspec
 from proxy.commands.serving import STOP_SECONDS, listen, run_servers, url_of
 from proxy.config import ProxyConfig, load_config
 from proxy.http import sandbox_listener
+from proxy.http.connections import raise_open_file_limit
 from proxy.server import Gateway
 
 
@@ -29,6 +30,7 @@ def add_arguments(serve: argparse.ArgumentParser) -> None:
 
 def _serve(arguments: argparse.Namespace) -> int:
     config = with_arguments(load_config(arguments.config), arguments)
+    raise_open_file_limit()
     gateway = Gateway(config, tuple(arguments.engine or ()) or config.engine.url)
     return serve_gateway(gateway, arguments.ready_file)
 

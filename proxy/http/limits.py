@@ -1,25 +1,21 @@
-"""Reads a request within its limits: the body's bytes and time, levels of JSON, and the number of everything.
+"""What a request and a client may cost, and a body's reading as a call: levels of JSON, and the number of everything.
 
-What exceeds a limit is refused in the dialect's error format, before anything is rendered or sampled. Headers and the
-request line are limited in proxy/http/error_pages.py. Left out: how many requests come at a time, and from whom.
+What exceeds a limit is refused in the dialect's error format, before anything is rendered or sampled. Elsewhere: bytes
+of bodies (proxy/http/bodies.py), connections and their time (connections.py beside it), headers and the request line
+(error_pages.py), calls at a time (admission.py).
 """
 
-import asyncio
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-from aiohttp import web
 from msgspec import Struct
 from msgspec.structs import astuple
 
 from proxy.call import Call, CallError
 from proxy.dialects.base import Dialect, refuse
 
-ZLIB_WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
-"""The content encodings that are decompressed, with the `wbits` by which zlib knows their headers."""
 LEAF_TYPES = frozenset((str, int, float, bool, type(None)))
 """Types of decoded JSON values besides objects, arrays and the dialects' structs."""
 LARGEST_NUMBER = 2**31 - 1
@@ -28,7 +24,7 @@ LARGEST_NUMBER = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class RequestLimits:
-    """What one request may cost and how long it may wait; more is refused in the dialect's error form.
+    """What one request and one client may cost and how long each may wait; more is refused, in the dialect's form.
 
     These are constants, not settings: they lie far above what agents send, and guard the proxy against broken or
     hostile clients. Tests pass smaller ones to `Gateway`.
@@ -38,6 +34,21 @@ class RequestLimits:
     """Bytes of the body after decompression. 32 MiB hold a context of a million tokens several times over."""
     body_seconds: float = 120
     """Time until the last byte of the body has arrived."""
+    attempt_body_bytes: int = 1 << 27
+    """Bytes of the bodies of one attempt's calls that have no answer yet. 128 MiB hold four of the largest."""
+    all_body_bytes: int = 1 << 30
+    """Bytes of all bodies that are arriving or being rendered."""
+    header_seconds: float = 20
+    """Time until a new connection has sent a request with a valid key."""
+    idle_seconds: float = 120
+    """Time that a connection may wait for its next request, headers included."""
+    unread_seconds: float = 60
+    """Time after which a client that takes nothing of its answer is cut off."""
+    attempt_connections: int = 512
+    silent_connections: int = 512
+    """Connections without a valid key. When there are more, the oldest is closed."""
+    attempt_calls: int = 256
+    """Calls in flight of one attempt; at most half of its run's."""
     header_bytes: int = 1 << 16
     """Bytes of the request line, and of each header."""
     headers: int = 128
@@ -85,46 +96,6 @@ def parse_call(body: bytes, path: str, dialect: Dialect, limits: RequestLimits) 
         if not isfinite(value) or abs(value) > LARGEST_NUMBER:
             refuse(name, f"is {value}; send a number within 32 bits")
     return call
-
-
-async def read_body(request: web.Request, limits: RequestLimits) -> bytes:
-    """Read the request's body and decompress it; CallError (400, 408, 413, 415) says what is wrong or too much."""
-    encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
-    if encoding not in ("identity", *ZLIB_WINDOWS):
-        rule = f"the body is encoded as {encoding!r}, which is not served; use {', '.join(ZLIB_WINDOWS)} or no encoding"
-        raise CallError(415, "unsupported_encoding", rule)
-    too_large = CallError(413, "request_too_large", f"the body is larger than {limits.body_bytes} bytes; send less")
-    if (request.content_length or 0) > limits.body_bytes:
-        raise too_large
-    try:
-        async with asyncio.timeout(limits.body_seconds):
-            body = await request.read()
-    except TimeoutError as error:
-        rule = f"the body did not arrive within {limits.body_seconds:g} s; send it at once"
-        raise CallError(408, "request_timeout", rule) from error
-    except web.HTTPRequestEntityTooLarge as error:
-        raise too_large from error
-    except web.RequestPayloadError as error:
-        raise CallError(400, "invalid_request", "the body does not match its headers; send it whole") from error
-    if encoding in ZLIB_WINDOWS:
-        body = await asyncio.to_thread(_inflated, body, encoding, limits.body_bytes)
-    if len(body) > limits.body_bytes:
-        raise too_large
-    return body
-
-
-def _inflated(body: bytes, encoding: str, limit: int) -> bytes:
-    """Decompress to at most one byte more than the limit, so that a small body cannot fill the memory."""
-    inflater = zlib.decompressobj(ZLIB_WINDOWS[encoding])
-    try:
-        inflated = inflater.decompress(body, limit + 1)
-    except zlib.error as error:
-        raise CallError(
-            400, "invalid_request", f"the body is not valid {encoding} ({error}); send it uncompressed"
-        ) from error
-    if not inflater.eof and len(inflated) <= limit:
-        raise CallError(400, "invalid_request", f"the body's {encoding} data breaks off; send all of it")
-    return inflated
 
 
 def _too_deep(limits: RequestLimits) -> CallError:

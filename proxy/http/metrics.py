@@ -23,6 +23,8 @@ class ProxyMetrics(Collector):
     """Counts the calls in flight and those that wait, by run."""
     uncommitted: Callable[[], int]
     """Returns how many completions wait for their commit."""
+    cut: Counter[str]
+    """Connections that the proxy closed, by reason (proxy/http/connections.py)."""
     failures: Counter[str] = field(default_factory=Counter)
     """By the error code that the client was sent."""
     continued: Counter[str] = field(default_factory=Counter)
@@ -52,6 +54,10 @@ class ProxyMetrics(Collector):
         yield CounterMetricFamily(
             "blackforge_answers_served_again", "Answers sent once more to a retry.", value=self.served_again
         )
+        cut = CounterMetricFamily("blackforge_cut_connections", "Connections that the proxy closed.", labels=["reason"])
+        for reason, count in self.cut.items():
+            cut.add_metric([reason], count)
+        yield cut
         yield CounterMetricFamily("blackforge_abandoned_calls", "Calls whose client went away.", value=self.abandoned)
 
     def text(self) -> str:

@@ -18,6 +18,7 @@ from aiohttp import web
 from proxy.call import Call, CallError
 from proxy.http.admission import FairThreads
 from proxy.http.auth import ISSUED_PREFIX, Access
+from proxy.http.connections import ClientConnections
 from proxy.pool.completions.records import NewCompletion
 from proxy.pool.completions.store import newer, paths
 from proxy.pool.database import Pool
@@ -80,20 +81,22 @@ class Sessions:
     """All sessions of this proxy. `clock`: unix time for dates in templates; None: the beginning of each attempt."""
 
     def __init__(
-        self, pool: Pool, template: ChatTemplate, access: Access, *, threads: Executor, work: FairThreads,
-        clock: float | None = None,
+        self, pool: Pool, template: ChatTemplate, access: Access, connections: ClientConnections, *,
+        threads: Executor, work: FairThreads, clock: float | None = None,
     ):  # fmt: skip
         self._pool = pool
         self._template = template
         self._threads = threads
         self._access = access
+        self._connections = connections
         self._work = work
         self._clock = clock
         self._known: OrderedDict[str, Session] = OrderedDict()
         self._opening: dict[str, asyncio.Task[Session]] = {}
 
     async def of(self, request: web.Request) -> Session:
-        """Find the session of the request's key; CallError 401 when the key is unknown or its attempt has ended."""
+        """Find the session of the request's key; CallError 401 when the key is unknown or its attempt has ended, 429 or
+        503 when it has too many connections."""
         key = self._access.agent_key(request)
         session = self._known.get(key)
         if session is None or time.monotonic() - session.checked_at > RECHECK_SECONDS:
@@ -104,6 +107,7 @@ class Sessions:
             session = await asyncio.shield(task)
         if key in self._known:
             self._known.move_to_end(key)
+        self._connections.claim(request, session.attempt.id)
         return session
 
     async def check_budget(self, attempt: Attempt) -> None:

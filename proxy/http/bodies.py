@@ -1,0 +1,173 @@
+"""Reads request bodies, and bounds their bytes in memory: of each, of each attempt, and of all together.
+
+A body counts for its attempt until the call is answered, and for all attempts together until it is rendered: then its
+bytes are freed. When all together are too many, the attempt that holds most of them loses a body. Left out: the memory
+of what is made from a body, which is a few times its size.
+"""
+
+import asyncio
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from aiohttp import web
+
+from proxy.call import CallError
+from proxy.http.limits import RequestLimits
+
+ZLIB_WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+"""The content encodings that are decompressed, with the `wbits` by which zlib knows their headers."""
+
+
+class BodyBytes:
+    """Counts the bytes of bodies. It has no lock: only one event loop may use it."""
+
+    def __init__(self, limits: RequestLimits):
+        self._limits = limits
+        self._unanswered: Counter[int] = Counter()
+        """Bytes by attempt."""
+        self._unrendered: set[HeldBody] = set()
+        """Bodies that count for all together."""
+        self._unrendered_bytes = 0
+
+    @contextmanager
+    def held(self, attempt_id: int) -> Iterator["HeldBody"]:
+        """Count a body while the block runs, which ends when the call is answered."""
+        body = HeldBody(self, attempt_id)
+        self._unrendered.add(body)
+        try:
+            yield body
+        finally:
+            self.rendered(body)
+            self._unanswered[attempt_id] -= body.size
+            if not self._unanswered[attempt_id]:
+                del self._unanswered[attempt_id]
+
+    def rendered(self, body: "HeldBody") -> None:
+        """Count a body for its attempt only from now on."""
+        if body in self._unrendered:
+            self._unrendered.remove(body)
+            self._unrendered_bytes -= body.size
+
+    def grow(self, body: "HeldBody", count: int) -> None:
+        """Count more bytes of a body; CallError when they are too many."""
+        attempt, limits = body.attempt_id, self._limits
+        body.size += count
+        self._unrendered_bytes += count
+        self._unanswered[attempt] += count
+        if (bytes_ := self._unanswered[attempt]) > limits.attempt_body_bytes:
+            rule = f"the bodies of this key's unanswered calls have {bytes_} bytes, and at most"
+            raise _busy(429, f"{rule} {limits.attempt_body_bytes} are served; wait for answers, then try again")
+        while self._unrendered_bytes > limits.all_body_bytes:
+            self._break_one_off(body)
+
+    def _break_one_off(self, growing: "HeldBody") -> None:
+        """Break off a body of the attempt that holds most; CallError when it is the growing one, or none is left."""
+        by_attempt: Counter[int] = Counter()
+        for body in self._unrendered:
+            by_attempt[body.attempt_id] += body.size
+        [(largest, _)] = by_attempt.most_common(1)
+        arriving = [body for body in self._unrendered if body.attempt_id == largest and body.deadline is not None]
+        loses = max(arriving, key=lambda body: body.size, default=growing)
+        if largest == growing.attempt_id or loses is growing:
+            raise self.too_many()
+        self.rendered(loses)
+        loses.break_off()
+
+    def too_many(self) -> CallError:
+        """The error for a body that was broken off."""
+        rule = f"over {self._limits.all_body_bytes} bytes of bodies arrive at once, and this key sends most of them"
+        return _busy(503, f"{rule}; try again in 1s")
+
+
+class HeldBody:
+    """One body that is being received, and then waits for its answer."""
+
+    def __init__(self, ledger: BodyBytes, attempt_id: int):
+        self._ledger = ledger
+        self.attempt_id = attempt_id
+        self.size = 0
+        self.deadline: asyncio.Timeout | None = None
+        """Set while it arrives: what ends its reading."""
+        self.broken_off = False
+
+    def grow(self, count: int) -> None:
+        """Count more bytes; CallError when they are too many."""
+        if self.broken_off:
+            raise self.too_many()
+        self._ledger.grow(self, count)
+
+    def rendered(self) -> None:
+        """Count the body for its attempt only from now on."""
+        self._ledger.rendered(self)
+
+    def break_off(self) -> None:
+        """End its reading, so that it fails with `too_many`."""
+        assert self.deadline is not None
+        self.broken_off = True
+        self.deadline.reschedule(asyncio.get_running_loop().time())
+
+    def too_many(self) -> CallError:
+        """The error for a body that was broken off."""
+        return self._ledger.too_many()
+
+
+def _busy(status: int, message: str) -> CallError:
+    return CallError(status, "too_many_bytes", message)
+
+
+async def read_body(request: web.Request, limits: RequestLimits, held: HeldBody) -> bytes:
+    """Read the request's body and decompress it; CallError (400, 408, 413, 415, 429, 503) says what is wrong or too
+    much."""
+    encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in ("identity", *ZLIB_WINDOWS):
+        rule = f"the body is encoded as {encoding!r}, which is not served; use {', '.join(ZLIB_WINDOWS)} or no encoding"
+        raise CallError(415, "unsupported_encoding", rule)
+    too_large = CallError(413, "request_too_large", f"the body is larger than {limits.body_bytes} bytes; send less")
+    if (request.content_length or 0) > limits.body_bytes:
+        raise too_large
+    try:
+        async with asyncio.timeout(limits.body_seconds) as held.deadline:
+            body = await _arrived(request, held, too_large, limits.body_bytes)
+    except TimeoutError as error:
+        if held.broken_off:
+            raise held.too_many() from error
+        rule = f"the body did not arrive within {limits.body_seconds:g} s; send it at once"
+        raise CallError(408, "request_timeout", rule) from error
+    except web.RequestPayloadError as error:
+        raise CallError(400, "invalid_request", "the body does not match its headers; send it whole") from error
+    finally:
+        held.deadline = None
+    if encoding in ZLIB_WINDOWS:
+        inflated = await asyncio.to_thread(_inflated, body, encoding, limits.body_bytes)
+        held.grow(len(inflated) - len(body))
+        body = inflated
+    if len(body) > limits.body_bytes:
+        raise too_large
+    return body
+
+
+async def _arrived(request: web.Request, held: HeldBody, too_large: CallError, limit: int) -> bytes:
+    """All bytes of the body, counted as they come."""
+    body = bytearray()
+    while part := await request.content.readany():
+        held.grow(len(part))
+        body += part
+        if len(body) > limit:
+            raise too_large
+    return bytes(body)
+
+
+def _inflated(body: bytes, encoding: str, limit: int) -> bytes:
+    """Decompress to at most one byte more than the limit, so that a small body cannot fill the memory."""
+    inflater = zlib.decompressobj(ZLIB_WINDOWS[encoding])
+    try:
+        inflated = inflater.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise CallError(
+            400, "invalid_request", f"the body is not valid {encoding} ({error}); send it uncompressed"
+        ) from error
+    if not inflater.eof and len(inflated) <= limit:
+        raise CallError(400, "invalid_request", f"the body's {encoding} data breaks off; send all of it")
+    return inflated
