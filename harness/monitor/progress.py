@@ -9,7 +9,9 @@ from rich import box
 from rich.console import Console
 from rich.status import Status
 from rich.table import Table
+from rich.text import Text
 
+from proxy.pool.errors import printable
 from proxy.pool.inspect.run_status import Traffic
 from proxy.pool.rollouts.groups import Outcome, RolloutRow
 
@@ -20,8 +22,8 @@ CALLED_OFF = ("redundant", "filtered")
 
 def make_console() -> Console:
     """A console for the terminal. Without one its lines are wide, so that nothing is cut in a log."""
-    console = Console()
-    return console if console.is_terminal else Console(width=160)
+    console = Console(markup=False, highlight=False)  # names of tasks may look like markup
+    return console if console.is_terminal else Console(width=160, markup=False, highlight=False)
 
 
 class Rate:
@@ -65,7 +67,7 @@ class Board:
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._console.print(printable(text), soft_wrap=True)
 
     def alarm(self, text: str) -> None:
         """Print a warning, unless it repeats the last one."""
@@ -87,13 +89,13 @@ class Board:
         if not self._console.is_terminal:
             yield
             return
-        with self._console.status(self.line()) as status:
+        with self._console.status(Text(self.line())) as status:
             self._status = status
             yield
 
     def refresh(self) -> None:
         if self._status is not None:
-            self._status.update(self.line())
+            self._status.update(Text(self.line()))
         elif time.monotonic() - self._shown >= PLAIN_SECONDS:
             self._shown = time.monotonic()
             self.say(self.line())

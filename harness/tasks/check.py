@@ -6,8 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from harness.tasks.schema import MAX_INSTRUCTION, Task, TaskImage, Verifier
+from harness.tasks.directories import is_directory
+from harness.tasks.schema import MAX_INSTRUCTION, MAX_NAME, MAX_PATTERN, Task, TaskImage, Verifier
 from proxy.pool.errors import UserError
+from proxy.pool.input_files import shortened
 from sandboxes.local.system_calls import REFUSED
 
 NEEDS = {"exact": "answer", "math": "answer", "regex": "pattern", "judge": "rubric", "code": "path"}
@@ -22,6 +24,7 @@ def check(task: Task, where: str) -> Task:
 
 
 def _faults(task: Task) -> Iterator[str]:
+    yield from _name_faults("id", task.id)
     if task.domain == "agent":
         yield from _agent_faults(task)
     else:
@@ -41,6 +44,7 @@ def _faults(task: Task) -> Iterator[str]:
     yield from _path_faults("directories", task.directories)
     yield from _verifier_faults("verifier", task.verifier)
     for index, step in enumerate(task.steps):
+        yield from _name_faults(f"steps[{index}].name", step.name)
         yield from _instruction_faults(f"steps[{index}].instruction", step.instruction)
         yield from _path_faults(f"steps[{index}].directories", step.directories)
         yield from _verifier_faults(f"steps[{index}].verifier", step.verifier)
@@ -73,10 +77,7 @@ def _answer_faults(task: Task) -> Iterator[str]:
         field = NEEDS[checker.kind]
         yield f"checker.{field}: the kind {checker.kind!r} needs it; fill it in"
     if checker.kind == "regex":
-        try:
-            re.compile(checker.pattern)
-        except re.error as error:
-            yield f"checker.pattern: {checker.pattern!r} is no regular expression ({error}); correct it"
+        yield from _pattern_faults(checker.pattern)
     if (checker.kind == "code") != bool(task.verifier.command):
         yield "verifier: goes with the checker kind 'code', which needs one, and with no other; give a command there"
     if checker.kind == "code":
@@ -84,6 +85,21 @@ def _answer_faults(task: Task) -> Iterator[str]:
     if task.steps:
         yield f"steps: a task of domain {task.domain!r} is one model call; use the domain 'agent'"
     yield from _instruction_faults("instruction", task.instruction)
+
+
+def _pattern_faults(pattern: str) -> Iterator[str]:
+    if len(pattern) > MAX_PATTERN:
+        yield f"checker.pattern: {len(pattern)} characters; at most {MAX_PATTERN}: shorten it"
+        return
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        yield f"checker.pattern: {shortened(repr(pattern))} is no regular expression ({error}); correct it"
+
+
+def _name_faults(field: str, name: str) -> Iterator[str]:
+    if len(name) > MAX_NAME or not name.isprintable():  # it is shown on terminals
+        yield f"{field}: {shortened(ascii(name))} is no name; use at most {MAX_NAME} characters, all of them visible"
 
 
 def _instruction_faults(field: str, text: str) -> Iterator[str]:
@@ -97,7 +113,9 @@ def _instruction_faults(field: str, text: str) -> Iterator[str]:
 def _image_faults(field: str, image: TaskImage) -> Iterator[str]:
     if not image.name and not image.directory:
         yield f"{field}: names nothing; give a name or a directory"
-    if image.directory and not Path(image.directory).is_dir():
+    if Path(image.dockerfile).is_absolute() or ".." in Path(image.dockerfile).parts:
+        yield f"{field}.dockerfile: {image.dockerfile!r} leads out of the directory; name a file in it"
+    if image.directory and not is_directory(image.directory):
         yield f"{field}.directory: {image.directory} is no directory; correct the path"
 
 
@@ -116,7 +134,7 @@ def _path_faults(field: str, entries: dict[str, str]) -> Iterator[str]:
             yield f"{field}: {path!r} leads out of the sandbox; use a relative path or ~/"
         if directories and rest.strip("/") == "":
             yield f"{field}: {path!r} is all of the sandbox; name a directory in it"
-        if directories and not Path(source).is_dir():
+        if directories and not is_directory(source):
             yield f"{field}: {source} is no directory; correct the path"
 
 

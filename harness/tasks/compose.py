@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
-
-from harness.tasks.harbor_toml import refuse
-from harness.tasks.schema import TaskImage, TaskService
+from harness.tasks.harbor_toml import Refused, refuse
+from harness.tasks.schema import MAX_SERVICES, TaskImage, TaskService
+from proxy.pool.errors import UserError
+from proxy.pool.input_files import YAML_BYTES, parse_yaml, read_text, shortened
 
 FILE = "environment/docker-compose.yaml"
 MAIN = "main"
@@ -45,8 +45,13 @@ def read_compose(directory: Path) -> Composed:
     try:
         file = _Compose(directory)
         return Composed(file.main_image(), file.main_environment(), file.services())
-    except (AttributeError, TypeError, ValueError) as error:  # a list where Compose has a table, and the like
-        refuse(directory, FILE, f"has not the form of a compose file ({error})")
+    except (
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ) as error:  # a list where Compose has a table, and the like
+        refuse(directory, FILE, f"has not the form of a compose file ({shortened(str(error))})")
 
 
 class _Compose:
@@ -55,14 +60,16 @@ class _Compose:
     def __init__(self, directory: Path):
         self._directory = directory
         try:
-            content = yaml.safe_load((directory / FILE).read_text())
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            refuse(directory, FILE, f"cannot be read as YAML ({' '.join(str(error).split())})")
+            content = parse_yaml(read_text(directory / FILE, YAML_BYTES), str(directory / FILE))
+        except UserError as error:
+            raise Refused(str(error)) from error
         for key in content if isinstance(content, dict) else ["its content"]:
             if key not in ("services", "volumes", "version", "name"):
                 self._refuse(str(key))
         services = content.get("services") or {}
         self._services: dict[str, dict[str, Any]] = {str(name): body or {} for name, body in services.items()}
+        if len(self._services) > MAX_SERVICES:
+            self._refuse(f"more than {MAX_SERVICES} services")
         if MAIN not in self._services:
             self._refuse("without a service 'main'")
         for name, body in self._services.items():

@@ -6,8 +6,8 @@ harness/tasks/harbor_toml.py are refused by name. Two rules are stricter than Ha
 the network gets it for its tests only, and nothing is read from this machine's environment.
 """
 
-import re
 import shlex
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +15,25 @@ import msgspec
 
 from harness.tasks.check import check
 from harness.tasks.compose import read_compose
+from harness.tasks.directories import check_directory, digest_of
 from harness.tasks.harbor_toml import (
     HarborEnvironment,
     HarborFile,
     HarborHealthcheck,
     HarborStep,
     HarborVerifier,
+    Refused,
     refuse,
     resolved,
     unknown,
 )
-from harness.tasks.jsonl import digest_of
 from harness.tasks.schema import Directories, Solution, Step, Task, TaskImage, TaskLimits, Verifier
 from proxy.pool.errors import UserError
+from proxy.pool.input_files import check_content, read_text
 from proxy.pool.settings_file import checked, read_table
 
+MAX_TRIES = 1_000_000
 LOGS = "mkdir -p /logs/agent /logs/verifier /logs/artifacts"
-CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
 SCRIPT_ENV = {"DEBIAN_FRONTEND": "noninteractive"}
 
 
@@ -46,6 +48,11 @@ def load_harbor(directory: Path) -> Task:
     if not (directory / "task.toml").is_file():
         refuse(directory, "task.yaml", "is of Terminal-Bench 1; convert the task to the Harbor format")
     where = str(directory / "task.toml")
+    try:
+        check_directory(directory)  # before anything in it is read: a link could lead to any file of this machine
+        digest = digest_of([directory])
+    except UserError as error:
+        raise Refused(str(error)) from error
     table, file = _parsed(directory / "task.toml")
     resolved(file, directory)
     environment, agent = file.environment, file.agent
@@ -69,9 +76,11 @@ def load_harbor(directory: Path) -> Task:
         env=compose.env | environment.env,
         solution=_solution(directory, file),
         metadata=_metadata(table, file),
-        digest=digest_of([directory]),
+        digest=digest,
     )
-    return check(task, where)
+    content = msgspec.to_builtins(task)
+    check_content(content, where)  # again: texts have become numbers, and numbers have been added up
+    return check(checked(content, Task, where), where)
 
 
 def _parsed(path: Path) -> tuple[dict[str, Any], HarborFile]:
@@ -81,13 +90,13 @@ def _parsed(path: Path) -> tuple[dict[str, Any], HarborFile]:
 
 def _instruction(directory: Path) -> str:
     """Read the instruction without the canary lines at its head, which mark benchmark data."""
-    try:
-        lines = (directory / "instruction.md").read_text().split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{directory / 'instruction.md'} cannot be read ({error}); write what is to be done") from error
-    while lines and CANARY.fullmatch(lines[0].strip()):
-        lines.pop(0)
-    return "\n".join(lines).lstrip("\n")
+    lines = read_text(directory / "instruction.md").split("\n")
+    return "\n".join(dropwhile(_is_canary, lines)).lstrip("\n")
+
+
+def _is_canary(line: str) -> bool:
+    line = line.strip().lower()
+    return "canary" in line and (line.startswith("#") or (line.startswith("<!--") and line.endswith("-->")))
 
 
 def _verifier(root: Path, directory: Path, judge: HarborVerifier, environment: HarborEnvironment) -> Verifier:
@@ -164,7 +173,7 @@ def _until_healthy(health: HarborHealthcheck | None) -> list[str]:
     """Shell lines that repeat the command until it succeeds, and exit with 1 when all tries have failed."""
     if health is None:
         return []
-    early = int(health.start_period_sec // health.start_interval_sec)
+    early = int(min(health.start_period_sec // health.start_interval_sec, MAX_TRIES))
     pause = f"if [ $tries -lt {early} ]; then sleep {health.start_interval_sec}; else sleep {health.interval_sec}; fi"
     command = f"timeout {health.timeout_sec} sh -c {shlex.quote(health.command)}"
     last = f"tries=$((tries + 1)); [ $tries -lt {early + health.retries} ] || exit 1"

@@ -12,13 +12,15 @@ from typing import Annotated, Any, Literal, NoReturn
 
 import msgspec
 
-from harness.tasks.schema import Count, Seconds, Share
+from harness.tasks.schema import LONGEST_SECONDS, MAX_STEPS, Count, Seconds, Share
 from proxy.pool.errors import UserError
+from proxy.pool.input_files import shortened
 
 Mode = Literal["no-network", "public", "allowlist"]
 UNITS = {"K": 1 / 1024, "M": 1.0, "G": 1024.0}
 STEP_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-TEMPLATE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+TEMPLATE = re.compile(r"\$\{(\w{1,200})(?::-([^}]{0,10000}))?\}")
+"""Bounded: many openings without an end would each search the whole text."""
 
 
 class Refused(UserError):
@@ -40,7 +42,7 @@ class HarborHealthcheck(msgspec.Struct, frozen=True, kw_only=True):
     command: str
     interval_sec: Seconds = 5.0
     timeout_sec: Seconds = 30.0
-    start_period_sec: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    start_period_sec: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_SECONDS)] = 0.0
     start_interval_sec: Seconds = 5.0
     retries: Count = 3
 
@@ -112,7 +114,7 @@ class HarborFile(msgspec.Struct, frozen=True, kw_only=True):
     solution: HarborSolution = msgspec.field(default_factory=HarborSolution)
     source: str | None = None
     multi_step_reward_strategy: Literal["mean", "final"] | None = None
-    steps: list[HarborStep] = []
+    steps: Annotated[list[HarborStep], msgspec.Meta(max_length=MAX_STEPS)] = []
     artifacts: list[Any] = []
 
 
@@ -173,9 +175,11 @@ def _phase_lacks(phase: str, mode: Mode | None, user: str | int | None) -> Itera
 def _megabytes(size: str | None, key: str, directory: Path) -> int | None:
     if size is None:
         return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG])", size.strip().upper())
+    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)([KMG])", size.strip().upper())
     if not match or not (megabytes := int(float(match[1]) * UNITS[match[2]])):
-        raise UserError(f"{directory / 'task.toml'}: environment.{key}: {size!r} is no size; write 512M or 2G, say")
+        raise UserError(
+            f"{directory / 'task.toml'}: environment.{key}: {shortened(repr(size))} is no size; write 512M or 2G, say"
+        )
     return megabytes
 
 

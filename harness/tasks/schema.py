@@ -12,9 +12,10 @@ import msgspec
 from harness.tasks.verdict_options import Augment, Clean, Pattern, Strict
 from sandboxes.base import Limits, Network, Profile, User
 
-Seconds = Annotated[float, msgspec.Meta(gt=0)]
-Count = Annotated[int, msgspec.Meta(gt=0)]
-Share = Annotated[float, msgspec.Meta(gt=0)]
+LONGEST_SECONDS = 30 * 24 * 3600
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=LONGEST_SECONDS)]
+Count = Annotated[int, msgspec.Meta(gt=0, le=2**31 - 1)]
+Share = Annotated[float, msgspec.Meta(gt=0, le=1_000_000)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 Files = dict[Text, str]
 Directories = dict[Text, Text]
@@ -22,6 +23,12 @@ Domain = Literal["agent", "reasoning", "qa"]
 
 MAX_INSTRUCTION = 100_000
 """Bytes. The instruction is an argument of the agent's process, and Linux allows at most 128 KiB for one."""
+MAX_PATTERN = 2000
+"""Characters of a checker's regular expression. Python needs seconds to compile one that is longer and hostile."""
+MAX_NAME = 200
+"""Characters of an id and of a step's name."""
+MAX_SERVICES = 64
+MAX_STEPS = 1000
 
 
 class TaskImage(Strict, frozen=True, kw_only=True):
@@ -139,12 +146,12 @@ class Task(Strict, frozen=True, kw_only=True):
     verifier: Verifier = Verifier()
     checker: Checker | None = None
     """Only for the domains reasoning and qa."""
-    steps: tuple[Step, ...] = ()
+    steps: Annotated[tuple[Step, ...], msgspec.Meta(max_length=MAX_STEPS)] = ()
     steps_reward: Literal["mean", "final"] = "mean"
     """The task's reward: the mean over the steps that were judged, or the last one's."""
     image: TaskImage | None = None
     """None: the back end's default."""
-    services: tuple[TaskService, ...] = ()
+    services: Annotated[tuple[TaskService, ...], msgspec.Meta(max_length=MAX_SERVICES)] = ()
     """Started in this order before set-up, each when the one before it is ready."""
     profile: Profile = "strict"
     """strict: unprivileged, read-only root. harbor: root of a user namespace, writable root."""

@@ -6,7 +6,8 @@ with a weight for each. Left out: data sets that would have to be downloaded.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from glob import glob
+from glob import iglob
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,9 @@ from harness.tasks.mix import TaskMix, TaskSource
 from harness.tasks.schema import Count, Domain, Share, Strict, Task, Text
 from proxy.pool.errors import UserError
 from proxy.pool.settings_file import load_settings
+from sandboxes.host_files.walk import DEPTH, ENTRIES, leads_inside
+
+MAX_WILDCARDS = 10
 
 
 class MixSource(Strict, frozen=True, kw_only=True):
@@ -74,16 +78,40 @@ def _mix(path: Path, refused: list[str]) -> TaskMix:
 
 def _tasks(given: str, base: Path, refused: list[str]) -> list[Task]:
     """Load the tasks of one source; reasons for refused ones are added to `refused`."""
-    if (base / given).exists():
-        paths = [base / given]
-    elif any(sign in given for sign in "*?["):
-        paths = [base / match for match in sorted(glob(given, root_dir=base, recursive=True))]
-    else:
-        raise UserError(f"{given} does not exist; name a JSONL file, a task directory, a directory of them or a glob")
-    tasks = [task for path in paths for task in _of_path(path, given, refused)]
+    tasks = [task for path in _paths(given, base) for task in _of_path(path, given, refused)]
     if not tasks and not refused:
         raise UserError(f"{given} holds no task; name a JSONL file or directories with a task.toml")
     return tasks
+
+
+def _paths(given: str, base: Path) -> list[Path]:
+    try:
+        if (base / given).exists():
+            return [base / given]
+    except OSError as error:
+        raise UserError(f"{given} cannot be a source ({error.strerror}); name a path that exists") from error
+    if not any(sign in given for sign in "*?["):
+        raise UserError(f"{given} does not exist; name a JSONL file, a task directory, a directory of them or a glob")
+    if given.count("*") > MAX_WILDCARDS or "**" in given.replace("**", "", 1):
+        raise UserError(f"{given} has more than {MAX_WILDCARDS} wildcards or several **; name the directory above")
+    try:
+        matches = list(islice(_matches(given, base), ENTRIES + 1))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{given} cannot be searched ({error}); name the directory above") from error
+    if len(matches) > ENTRIES:
+        raise UserError(f"{given} matches more than {ENTRIES} paths; name fewer")
+    return sorted(matches)
+
+
+def _matches(given: str, base: Path) -> Iterator[Path]:
+    if "**" not in given:
+        yield from (base / match for match in iglob(given, root_dir=base))
+        return
+    whole = base / given
+    anchor = Path(whole.anchor)
+    for path in anchor.glob(str(whole.relative_to(anchor))):  # unlike the module glob it follows no links at **
+        if not any(part.startswith(".") and part not in whole.parts for part in path.parts):
+            yield path
 
 
 def _of_path(path: Path, given: str, refused: list[str]) -> Iterator[Task]:
@@ -101,14 +129,27 @@ def _of_path(path: Path, given: str, refused: list[str]) -> Iterator[Task]:
         yield from load_tasks(path)
 
 
-def _directories(path: Path) -> Iterator[Path]:
-    """The task directories at and below a path. Directories inside a task directory belong to that task."""
-    if is_task(path):
-        yield path
-        return
-    for child in sorted(path.iterdir()):
-        if child.is_dir() and not child.name.startswith("."):
-            yield from _directories(child)
+def _directories(root: Path) -> Iterator[Path]:
+    """The task directories at and below a path. Directories inside a task directory belong to that task.
+
+    A link to another directory is followed, once, if it stays below the path.
+    """
+    left, seen = [(root, 0)], set[Path]()
+    while left:
+        place, depth = left.pop()
+        if (real := place.resolve()) in seen:
+            continue
+        seen.add(real)
+        if len(seen) > ENTRIES or depth > DEPTH:
+            raise UserError(f"{root} holds too many directories; name those that hold tasks")
+        if is_task(place):
+            yield place
+            continue
+        for child in sorted(place.iterdir(), reverse=True):
+            if child.is_dir() and not child.name.startswith("."):
+                if not leads_inside(root, child):
+                    raise UserError(f"{child} is a link that leads out of {root}; name what it leads to as a source")
+                left.append((child, depth + 1))
 
 
 def _names(mix: TaskMix) -> None:

@@ -1,8 +1,23 @@
 """The errors of the pool. Any other exception that leaves the pool is a bug."""
 
+LONGEST = 20_000
+"""Characters of a message. It may quote a log, or a value of a file that a stranger wrote."""
+
 
 class UserError(Exception):
     """A request of the user cannot be met. The message is one sentence: the value, the rule, what to do."""
+
+    def __init__(self, sentence: str):
+        if len(sentence) > LONGEST:
+            sentence = f"{sentence[: LONGEST // 2]} ... {sentence[-LONGEST // 2 :]}"
+        super().__init__(printable(sentence))
+
+
+def printable(text: str) -> str:
+    """The text with control characters and the like written as escapes, so that a terminal obeys none of them."""
+    if text.isprintable():
+        return text
+    return "".join(sign if sign in "\n\t" or sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
 class PoolError(Exception):

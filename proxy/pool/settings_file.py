@@ -5,7 +5,6 @@ docstring; rules between fields stand in `__post_init__` and raise UserError. Le
 """
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -13,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 import msgspec
 
 from proxy.pool.errors import UserError
+from proxy.pool.input_files import TOML_BYTES, parse_toml, read_text, shortened
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 NotNegative = Annotated[int, msgspec.Meta(ge=0)]
@@ -46,12 +46,7 @@ def load_settings(path: Path, kind: type[S], overrides: Sequence[str] = ()) -> S
 
 def read_table(path: Path) -> dict[str, Any]:
     """The content of a TOML file; UserError when it cannot be read."""
-    try:
-        return tomllib.loads(path.read_text())
-    except OSError as error:
-        raise UserError(f"the file {path} cannot be read ({error.strerror}); name an existing file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"the file {path} is not valid TOML ({error}); correct it") from error
+    return parse_toml(read_text(path, TOML_BYTES), f"the file {path}")
 
 
 def checked(table: Mapping[str, Any], kind: type[S], where: str, *, strict: bool = True) -> S:
@@ -108,8 +103,8 @@ def _override(table: dict[str, Any], override: str) -> None:
     if not equals or not name:
         raise UserError(f"--set {override} has no value; write --set section.key=value")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = parse_toml(f"value = {text}", "")["value"]
+    except UserError:
         value = text  # a bare word is a string, so that a shell needs no second pair of quotes
     *sections, key = name.split(".")
     for section in sections:
@@ -137,7 +132,7 @@ def _fault(error: msgspec.ValidationError, table: Mapping[str, Any], kind: type[
         return f"{key} = {rule.removeprefix('Invalid enum value ')} is unknown; choose from {', '.join(_choices(hint))}"
     if isinstance(value, dict) or not key:
         return f"{key}{key and ': '}{rule}; correct it (keys there: {', '.join(section.__struct_fields__)})"
-    return f"{key} = {value!r}: {rule}; correct it"
+    return f"{key} = {shortened(repr(value))}: {rule}; correct it"
 
 
 def _types(kind: type[msgspec.Struct]) -> dict[str, Any]:

@@ -1,8 +1,4 @@
-"""Build contexts: selects the files of a directory that go to the daemon, hashes them, and packs them into an archive.
-
-The patterns of a .dockerignore are read by Docker's SDK: from the root, `*` within a name, `**` across names, `[a-z]`,
-`!` for exceptions; the last one that matches decides.
-"""
+"""Build contexts: selects the files of a directory that go to the daemon, hashes them, and packs an archive of them."""
 
 import hashlib
 import io
@@ -10,11 +6,11 @@ import os
 import stat
 import tarfile
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING
+from pathlib import Path
+from typing import IO
 
-if TYPE_CHECKING:
-    from docker.utils.build import Pattern
+from sandboxes.docker.image.ignore_rules import FILE_BYTES, IgnoreRules
+from sandboxes.host_files.walk import TreeError, check_entry, leads_inside, walk
 
 IGNORE = ".dockerignore"
 
@@ -22,22 +18,18 @@ IGNORE = ".dockerignore"
 def files(context: Path, dockerfile: str) -> Iterator[tuple[str, Path]]:
     """Yield the name in the context and the path of everything that is not ignored, in a fixed order.
 
-    OSError when some of it cannot be read.
+    OSError when some of it cannot be read; TreeError when some of it must not be sent (sandboxes/host_files/walk.py).
     """
-    rules = _rules(context / IGNORE)
+    rules = _rules(context)
 
-    def unread(error: OSError) -> None:
-        at = Path(error.filename)
-        if at == context or not _ignored(at.relative_to(context).as_posix(), rules):
+    def unread(error: OSError, inside: str) -> None:
+        if not inside or not rules.ignore(inside):
             raise error
 
-    for directory, names, plain in os.walk(context, onerror=unread):
-        names.sort()
-        for name in sorted([*names, *plain]):
-            path = Path(directory, name)
-            inside = path.relative_to(context).as_posix()
-            if inside in (dockerfile, IGNORE) or not _ignored(inside, rules):
-                yield inside, path
+    for entry in walk(context, unread):
+        if entry.inside in (dockerfile, IGNORE) or not rules.ignore(entry.inside):
+            check_entry(context, entry)
+            yield entry.inside, entry.path
 
 
 def digest(context: Path, dockerfile: str) -> str:
@@ -78,29 +70,11 @@ def _of_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
     return member
 
 
-def _rules(path: Path) -> list["Pattern"]:
-    """Return the patterns of a .dockerignore; none where there is no such file."""
+def _rules(context: Path) -> IgnoreRules:
+    """The rules of the context's .dockerignore; none where there is no such file."""
+    path = context / IGNORE
     if not path.is_file():
-        return []
-    from docker.utils.build import Pattern  # imported here: the SDK takes up to a second
-
-    lines = map(str.strip, path.read_text().splitlines())
-    return [Pattern(line) for line in lines if line and not line.startswith("#")]
-
-
-def _ignored(inside: str, rules: "list[Pattern]") -> bool:
-    """Return whether the last pattern that matches the path, or a directory above it, leaves it out.
-
-    The SDK's own PatternMatcher differs from Docker here: it ignores the case of letters, and it applies neither
-    `**/name` nor an exception such as `!**/name` below a directory that is left out.
-    """
-    if not rules:
-        return False
-    from docker.utils.fnmatch import fnmatchcase
-
-    ignored = False
-    paths = [inside, *map(str, list(PurePosixPath(inside).parents)[:-1])]
-    for pattern in rules:
-        if any(fnmatchcase(path, pattern.cleaned_pattern) for path in paths):
-            ignored = not pattern.exclusion
-    return ignored
+        return IgnoreRules("", "")
+    if not leads_inside(context, path) or path.stat().st_size > FILE_BYTES:
+        raise TreeError(f"{path} leads out of {context} or has more than {FILE_BYTES} bytes; replace it")
+    return IgnoreRules(path.read_text(errors="replace"), str(path))

@@ -20,6 +20,7 @@ from sandboxes.docker.daemon import DaemonError, DockerDaemon
 from sandboxes.docker.image.build_context import digest, pack
 from sandboxes.docker.labels import BOOT, HOST, IMAGE, KIND, PID, PREFIX, STARTED, labels_of, this_process
 from sandboxes.docker.profiles import ACCOUNTS, AGENT, DEFAULT_WORK, BaseImage, working_directory
+from sandboxes.host_files.walk import TreeError
 
 REPOSITORY = "blackforge"
 SEEDED = PREFIX + "seeded"
@@ -133,6 +134,8 @@ class Images:
             raise ImageError(
                 f"the build context {context} cannot be read ({error.strerror or error}); name one that is there"
             ) from error
+        except TreeError as error:
+            raise ImageError(str(error)) from error
         if not (context / image.dockerfile).is_file() and not image.name:
             raise ImageError(f"{context} has no {image.dockerfile} and names no image to copy its files into")
         work = spec.work or DEFAULT_WORK

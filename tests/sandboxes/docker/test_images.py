@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import subprocess
+import time
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -15,6 +16,7 @@ from aiohttp import web
 from sandboxes.base import Image, ImageError
 from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.docker.image.build_context import digest, files
+from sandboxes.host_files.walk import TreeError
 from tests.sandboxes.docker.conftest import HARBOR, SMALL, says
 
 
@@ -154,11 +156,14 @@ def test_what_is_ignored_decides_neither_over_the_image_nor_over_its_name(tmp_pa
     [
         ("makefile\n", {"Makefile", "a.c", "deep/a.c", "deep/sub/keep", "deep/sub/x"}),
         ("*.[a-c]\n", {"Makefile", "deep/a.c", "deep/sub/keep", "deep/sub/x"}),
+        ("*.[^d-z]\n", {"Makefile", "deep/a.c", "deep/sub/keep", "deep/sub/x"}),
         ("**/sub\n!deep/sub/keep\n", {"Makefile", "a.c", "deep/a.c", "deep/sub/keep"}),
         ("deep\n!**/keep\n", {"Makefile", "a.c", "deep/sub/keep"}),
         ("?\n", {"Makefile", "a.c", "deep/a.c", "deep/sub/keep", "deep/sub/x"}),
+        ("de**x\na**.c\n**ke\n", {"Makefile", "deep/a.c", "deep/sub/keep"}),
+        ("deep/**\n", {"Makefile", "a.c"}),
     ],
-    ids=["case", "classes", "exception below", "exception anywhere", "one letter"],
+    ids=["case", "classes", "not a class", "exception below", "exception anywhere", "one letter", "glued", "below"],
 )
 def test_ignored_files_are_those_that_docker_ignores(tmp_path: Path, rules: str, left: set[str]) -> None:
     for name in ("Makefile", "a.c", "deep/a.c", "deep/sub/keep", "deep/sub/x"):
@@ -166,6 +171,37 @@ def test_ignored_files_are_those_that_docker_ignores(tmp_path: Path, rules: str,
         (tmp_path / name).write_text(name)
     (tmp_path / ".dockerignore").write_text(rules)
     assert {name for name, path in files(tmp_path, "Dockerfile") if path.is_file()} == left | {".dockerignore"}
+
+
+def test_hostile_rules_and_contexts_end_in_bounded_time_and_one_sentence(tmp_path: Path) -> None:
+    for name in ("a" * 255, "/".join("a" * 40)):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / ".dockerignore").write_text("*a*a*a*a*a*a*a*b\n" + "**/a*a/" * 2000 + "\n" + "*a" * 2000 + "b\n")
+    began = time.process_time()
+    assert len(list(files(tmp_path, "Dockerfile"))) == 42
+    assert time.process_time() - began < 10
+    for rules, sentence in (
+        ("a[", "'a[' is not a rule that can be read"),
+        ("[b-a]", "is not a rule that can be read"),
+        ("a\\", "is not a rule that can be read"),
+        ("a**" * 5 + "b", "more than 4 wildcards"),
+        ("a\n" * 1001, "more than 1000 rules"),
+        ("a" * 65_537, "more than 65536 bytes"),
+    ):
+        (tmp_path / ".dockerignore").write_text(rules)
+        with pytest.raises(TreeError) as raised:
+            list(files(tmp_path, "Dockerfile"))
+        assert sentence in str(raised.value)
+
+
+async def test_a_context_with_a_link_to_this_machine_is_not_built(daemon: DockerSandboxes, tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM bb:1\n")
+    (tmp_path / "secret").symlink_to("/etc/passwd")
+    with pytest.raises(ImageError, match="secret is a link that leads out of .* .to /etc/passwd.; replace it"):
+        await daemon.start(replace(SMALL, image=Image(context=tmp_path)))
+    (tmp_path / ".dockerignore").write_text("secret\n")
+    assert [name for name, _ in files(tmp_path, "Dockerfile")] == [".dockerignore", "Dockerfile"]
 
 
 async def test_an_image_is_pulled_with_the_credentials_of_its_registry(
