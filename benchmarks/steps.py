@@ -81,6 +81,16 @@ class StepBench:
 
     def step(self, play: Workload, way: StepVariant) -> tuple[dict[str, float], TrainingBatch]:
         """Run one step; returns its seconds by part, and its batch."""
+        laps, batch = self.learn(play, way)
+        at = self.directory / str(time.monotonic_ns())
+        self.policy.checkpoints.save(at / "checkpoint", 1)
+        laps.lap("checkpoint")
+        self.policy.write_hf(at / "model")
+        laps.lap("export")
+        return laps.seconds, batch
+
+    def learn(self, play: Workload, way: StepVariant) -> tuple[PartTimer, TrainingBatch]:
+        """Run the parts of a step up to the optimizer's; returns their times, and the batch."""
         groups = make_groups(play, way.separate)
         laps = PartTimer()
         batch = assemble(groups, StepOptions())
@@ -102,12 +112,7 @@ class StepBench:
         set_learning_rate(self.policy.optimizer, 1e-6)
         self.policy.optimizer.step()
         laps.lap("optimizer")
-        at = self.directory / str(time.monotonic_ns())
-        self.policy.checkpoints.save(at / "checkpoint", 1)
-        laps.lap("checkpoint")
-        self.policy.write_hf(at / "model")
-        laps.lap("export")
-        return laps.seconds, batch
+        return laps, batch
 
     def measured(self, play: Workload, ways: Sequence[StepVariant], repeats: int) -> list[dict[str, Any]]:
         """Medians of some steps after a warm-up. The variants alternate, so that other load meets all of them."""

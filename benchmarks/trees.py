@@ -158,7 +158,7 @@ def write_model(directory: Path, sizes: ModelSizes) -> Path:
 def forward_backward(policy: Policy, micros: Sequence[Sequence[TrainingRow]], merge: bool) -> tuple[float, Tensor]:
     """Seconds of forward and backward pass over the micro-batches, with packing, and the summed loss."""
     policy.ddp.zero_grad_buffer()
-    began, total = time.perf_counter(), torch.zeros(())
+    began, total = time.perf_counter(), torch.zeros((), device=policy.ranks.device)
     for rows in micros:
         packed, tokens = pack(rows, policy.shard, merge)
         loss = policy_loss(policy.ddp(packed)[packed.branches], tokens, RULE)[0]

@@ -34,6 +34,7 @@ COMMAND = re.compile(
 TESTS = "the test commands themselves"
 LONG = "minutes on a quiet machine: tests/test_benchmarks.py and tests/test_demo.py run the short forms"
 MACHINES = "needs other machines: tests/trainer/test_machines.py and tests/sandboxes/docker/test_hosts.py stand in"
+GPU = "needs a GPU for its figures: tests/test_gpu_stages.py runs each stage small"
 SHARED = "removes bundles that other tests use: tests/sandboxes/docker/test_bundles.py does it on an engine of its own"
 ELSEWHERE = {
     "make demo": LONG,
@@ -41,6 +42,9 @@ ELSEWHERE = {
     "make demo-control": LONG,
     "make test": TESTS,
     "python benchmarks/gateway.py --out benchmarks/results/gateway.json": LONG,
+    "python benchmarks/gpu.py --carry wheels": "fetches wheels: tests/test_gpu_stages.py",
+    "python benchmarks/gpu.py --stage attention": GPU,
+    "python benchmarks/gpu.py --out gpu.json": GPU,
     "python benchmarks/mtp.py --out benchmarks/results/mtp.json": LONG,
     "python benchmarks/trainer.py --threads 2 --out benchmarks/results/trainer.json": LONG,
     "python benchmarks/tree.py --threads 2 --out benchmarks/results/tree.json": LONG,

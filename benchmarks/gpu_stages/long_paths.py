@@ -1,0 +1,68 @@
+"""Stage 3: one path of 200,000 tokens, and a group of 8 that shares 150,000, with recompute and chunked logits.
+
+Two layers of Qwen3-4B are measured. `activation_bytes` is what forward and backward passes take at their peak beside
+weights, gradients and optimizer; a further layer adds the hidden states that recompute keeps, one vector per token.
+"""
+
+import random
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from benchmarks.gpu_stages.models import DENSE_SMALL, QWEN3_4B, Sizes, make_policy, write_model
+from benchmarks.gpu_stages.scene import Scene, one_rank
+from benchmarks.gpu_stages.stack import peak_of
+from benchmarks.trees import forward_backward, group, history
+from trainer.data.row import TrainingRow
+from trainer.policy import Policy
+from trainer.report.flops import flops, merged
+
+PATH, SHARED, MEMBERS = 200_000, 150_000, 8
+LAYERS = 2
+LOGITS = (1024, 4096, 16_384)
+"""Rows of logits in memory at once (trainer/megatron/model/model.py: LOGITS_TOKENS)."""
+
+
+def figures(scene: Scene) -> Iterator[dict[str, Any]]:
+    sizes = DENSE_SMALL if scene.small else QWEN3_4B
+    cut = 400 if scene.small else 1
+    path, shared = PATH // cut, SHARED // cut
+    batches = {
+        "path": history(random.Random(0), 10, path // 10),
+        "group8": group(random.Random(1), MEMBERS, shared, (path - shared) // MEMBERS // 2),
+    }
+    yield {"layers": sizes.layers, "measured_layers": LAYERS}
+    with one_rank() as ranks:
+        model = write_model(scene, sizes.with_layers(LAYERS))
+        policy = make_policy(scene, ranks, model, recompute=True)
+        for name, rows in batches.items():
+            yield {name: scene.tried(partial(one_batch, scene, policy, rows, sizes))}
+        chunks: dict[str, Any] = {}
+        for tokens in (16, 64) if scene.small else LOGITS:
+            policy.model.logits_tokens = tokens
+            chunks[str(tokens)] = scene.tried(lambda: one_batch(scene, policy, batches["group8"], sizes))
+            yield {"group8_by_logits_tokens": chunks}
+
+
+def one_batch(scene: Scene, policy: Policy, rows: list[TrainingRow], sizes: Sizes) -> dict[str, Any]:
+    """All rows in one micro-batch: the first pass, which compiles, and a second one that is measured."""
+    work = merged(rows)
+    began = time.perf_counter()
+    peak = scene.peak_bytes(lambda: forward_backward(policy, [rows], merge=True))
+    scene.synchronize()
+    first = time.perf_counter() - began
+    seconds = scene.milliseconds(lambda: forward_backward(policy, [rows], merge=True), repeats=1, warm_up=0) / 1000
+    kept = work.tokens * sizes.hidden * 2  # bf16
+    top = peak_of(scene)
+    return {
+        "tokens": work.tokens,
+        "trained_tokens": work.logprobs,
+        "pairs": work.keys,
+        "seconds_first": first,
+        "seconds": seconds,
+        "tokens_per_s": work.tokens / seconds,
+        "mfu": None if top is None else flops(policy.shape, work) / seconds / top,
+        "activation_bytes": peak,
+        "activation_bytes_all_layers": peak + kept * (sizes.layers - LAYERS),
+    }

@@ -1,0 +1,129 @@
+"""Stage 4: one train step of a model in the shape of Qwen3-1.7B, from the lease to exported weights, by parts.
+
+The order and the functions are those of trainer/loop.py. The pool is a file of random rollouts; then the same batch
+once more with what is in `update` timed by itself (benchmarks/steps.py).
+"""
+
+import shutil
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.gpu_stages.models import DENSE_SMALL, QWEN3_1_7B, make_config, write_model
+from benchmarks.gpu_stages.scene import Scene, one_rank
+from benchmarks.gpu_stages.stack import peak_of
+from benchmarks.recorded import Workload, make_groups
+from benchmarks.steps import TREE, PartTimer, StepBench
+from proxy.pool.completions.records import Completion
+from proxy.pool.completions.store import to_row
+from proxy.pool.database import Pool, insert_row
+from proxy.pool.rollouts.attempts import open_attempt
+from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
+from proxy.pool.schema import completions
+from proxy.pool.training.windowed_fifo import LeasedGroup
+from trainer.config import BatchConfig, Config
+from trainer.config.step import step_options
+from trainer.data.assemble import assemble
+from trainer.data.packing import key_cost, plan
+from trainer.loop import save
+from trainer.loss.named_losses import configured
+from trainer.loss.policy_loss import policy_loss
+from trainer.policy import Policy
+from trainer.report.flops import flops, merged
+from trainer.run_state import RunState
+
+BATCH = Workload(groups=8, members=8, turns=6, prompt=2000, observed=200, sampled=200, vocabulary=151_936)
+SMALL = Workload(groups=2, members=2, turns=2, prompt=32, observed=8, sampled=8)
+DISK_BYTES = 40 * 10**9
+"""Checkpoint and exported model take 28 GB."""
+
+
+def figures(scene: Scene) -> Iterator[dict[str, Any]]:
+    sizes, play = (DENSE_SMALL, SMALL) if scene.small else (QWEN3_1_7B, BATCH)
+    laps = PartTimer()
+    model = write_model(scene, sizes)
+    config = make_config(scene, model)
+    config = msgspec.structs.replace(config, batch=BatchConfig(groups=play.groups))
+    laps.lap("write_inputs")
+    with one_rank() as ranks:
+        run = RunState(config, ranks)
+        run.publish(0, (model, model), {})  # the rollouts are of this version
+        fill(run.pool, run.pool_run.id, make_groups(play))
+        laps.lap("fill_pool")
+        policy = Policy(model, config, ranks)
+        laps.lap("load")
+        for parts in step(scene, laps, config, policy, run):
+            yield {"seconds_by_part": laps.seconds} | parts
+        yield {"update": scene.tried(lambda: update_by_parts(scene, policy, play))}
+
+
+def fill(pool: Pool, run_id: int, groups: list[LeasedGroup]) -> None:
+    """Write these groups into the pool as harness and proxy do: finished, with rewards."""
+    for group in groups:
+        members = open_group(pool, run_id, group.task, len(group.rollouts))
+        for member, rollout in zip(members, group.rollouts, strict=True):
+            attempt, _ = open_attempt(pool, member.rollout_id, "command")
+            store(pool, attempt.id, rollout.completions)
+            finish_rollout(pool, member.rollout_id, Outcome(attempt_id=attempt.id, reward=rollout.reward))
+
+
+def store(pool: Pool, attempt_id: int, chain: list[Completion]) -> None:
+    """Store the completions of an attempt, each against the one before."""
+    before = None
+    with pool.write() as connection:
+        for item in chain:
+            row = to_row(item) | {"attempt_id": attempt_id, "ordinal": item.ordinal, "prefix_of": before}
+            before = insert_row(connection, completions, row)
+
+
+def step(scene: Scene, laps: PartTimer, config: Config, policy: Policy, run: RunState) -> Iterator[dict[str, Any]]:
+    """The step itself. Yields what is known after each part."""
+    leased = run.wait_for_lease(1).groups
+    laps.lap("lease")
+    batch = assemble(leased, step_options(config, 1, policy.mixture))
+    laps.lap("assemble")
+    micros = plan(batch.rows, 1, config.batch.max_tokens, key_cost(policy.shape))[0]
+    laps.lap("plan")
+    work = merged(batch.rows)
+    loss = partial(policy_loss, rule=configured(config.loss))
+    for name in ("update_first", "update"):  # the first one compiles
+        laps.lap("between")
+        peak = scene.peak_bytes(partial(policy.update, micros, batch.tokens, loss, 1e-6))
+        laps.lap(name)
+    seconds, top = laps.seconds["update"], peak_of(scene)
+    yield {
+        "tokens": work.tokens,
+        "trained_tokens": batch.tokens,
+        "micro_batches": len(micros),
+        "update_peak_bytes": peak,
+        "update_tokens_per_s": work.tokens / seconds,
+        "update_mfu": None if top is None else flops(policy.shape, work) / seconds / top,
+    }
+    yield publish(scene, laps, config, policy, run)
+
+
+def publish(scene: Scene, laps: PartTimer, config: Config, policy: Policy, run: RunState) -> dict[str, Any]:
+    """Save checkpoint and exported weights, and publish them."""
+    free = shutil.disk_usage(scene.directory).free
+    if not scene.small and free < DISK_BYTES:
+        return {"save_lacks": f"{free / 1e9:.0f} GB are free on the disk, and checkpoint and model take 28 GB"}
+    laps.lap("between")
+    directories = save(config, policy, 1)
+    laps.lap("save")
+    run.publish(1, directories, {})
+    laps.lap("publish")
+    laps.seconds.pop("between")
+    return {"checkpoint_bytes": size_of(directories[0]), "export_bytes": size_of(directories[1])}
+
+
+def size_of(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def update_by_parts(scene: Scene, policy: Policy, play: Workload) -> dict[str, Any]:
+    """Packing, passes and optimizer apart."""
+    bench = StepBench(policy, BatchConfig().max_tokens, scene.directory)
+    return {"seconds": bench.learn(play, TREE)[0].seconds}

@@ -1,0 +1,175 @@
+"""The stages of benchmarks/gpu.py, small on a CPU, with no package that a machine without a network would lack."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+from benchmarks.gpu_stages import run
+from benchmarks.gpu_stages.carry import CARRIED
+
+ROOT = Path(__file__).parent.parent
+GIVEN = ("torch", "transformers")
+"""What is there before anything is carried, with all that it requires."""
+HIDE = """
+from importlib.machinery import PathFinder
+
+HIDDEN, found = {hidden!r}, PathFinder.find_spec
+PathFinder.find_spec = lambda name, path=None, target=None: (
+    None if name.split(".")[0] in HIDDEN else found(name, path, target)
+)
+"""
+"""A sitecustomize that hides these modules."""
+
+
+def required(names: Iterator[str]) -> set[str]:
+    """These distributions and all that they require, without extras."""
+    found: set[str] = set()
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop().lower().replace("_", "-")
+        if name in found:
+            continue
+        found.add(name)
+        try:
+            needs = [Requirement(line) for line in metadata.requires(name) or ()]
+        except metadata.PackageNotFoundError:  # of other platforms
+            continue
+        waiting += [need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
+    return found
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process that has only what is given and carried."""
+    there = required(iter(GIVEN)) | set(CARRIED)
+    hidden = {
+        module
+        for module, owners in metadata.packages_distributions().items()
+        if not {name.lower().replace("_", "-") for name in owners} & (there | {"blackforge"})
+    }
+    assert {"aiohttp", "sglang", "uvloop"} <= hidden and not {"torch", "megatron", "numpy"} & hidden
+    directory = tmp_path_factory.mktemp("bare")
+    (directory / "sitecustomize.py").write_text(HIDE.format(hidden=hidden))
+    return {**os.environ, "PYTHONPATH": str(directory), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+
+
+def figures(stage: str, environment: dict[str, str]) -> dict[str, Any]:
+    """Run a stage; its line must be the last one's content."""
+    command = [sys.executable, "benchmarks/gpu.py", "--quick", "--stage", stage]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
+    line, whole = (json.loads(text) for text in done.stdout.splitlines())
+    assert done.returncode == 0 and line["ended"] == "whole", (line, done.stderr)
+    assert whole["stages"] == {stage: line} and line["seconds"] < line["limit"]
+    return line
+
+
+def test_tree_attention_agrees_with_the_dense_mask_and_compiles_a_few_times(bare: dict[str, str]) -> None:
+    found = figures("attention", bare)
+    differences = found["difference_of_dense"]
+    assert max(differences["float32"].values()) < 1e-5 and max(differences["bfloat16"].values()) < 2e-2
+    assert found["compilations"]["trees"] == 50 and 1 <= found["compilations"]["count"] <= 4
+    for tokens, one in found["tokens"].items():
+        assert abs(one["flash_tokens"] * (one["flash_tokens"] + 1) / 2 - one["pairs"]) <= one["flash_tokens"]
+        assert one["peak_bytes"] < int(tokens) ** 2 and one["tree_over_flash"] > 0
+
+
+def test_the_demos_steps_are_what_they_were(bare: dict[str, str]) -> None:
+    """On another processor, sums may be rounded in another order; the weights then part a little in every step."""
+    found = figures("demo_replay", bare)
+    exact, half, head = (found[way] for way in ("float32", "bfloat16", "bfloat16_head_float32"))
+    assert exact["steps"] == 20 and max(exact["largest_difference"].values()) < 1e-4
+    assert exact["logprob_gap_first_step"] < 1e-4 < half["logprob_gap_first_step"] < 0.1
+    assert len(set(exact["loss"])) == 20 and max(map(abs, exact["loss"])) > 1e-2
+    for other in (half, head):
+        assert 0 < other["largest_difference"]["loss"] < 1e-2
+
+
+@pytest.mark.long
+def test_a_stack_of_layers_is_measured_by_flat_rows_and_tree(bare: dict[str, str]) -> None:
+    found = figures("stack", bare)
+    assert list(found["cases"]) == ["12", "100_t16", "100_t256", "group8", "compaction"]
+    for name, case in found["cases"].items():
+        tokens = case["tokens"]
+        assert tokens["flat"] > tokens["tree"] and tokens["rows"] >= tokens["tree"], name
+        assert (tokens["rows"] == tokens["tree"]) == (name in ("12", "100_t16", "100_t256"))  # these only grow
+        assert case["flat_bound"] > case["rows_bound"] >= 1 or name == "group8"
+        assert all(value > 0 for value in case["seconds"].values()) and case["mfu"]["tree"] is None
+
+
+@pytest.mark.long
+def test_long_paths_are_measured(bare: dict[str, str]) -> None:
+    found = figures("long_paths", bare)
+    assert found["path"]["tokens"] == 499 and found["group8"]["tokens"] == 375 + 8 * 13
+    chunks = found["group8_by_logits_tokens"]
+    assert list(chunks) == ["16", "64"]
+    assert all(one["activation_bytes_all_layers"] >= one["activation_bytes"] > 0 for one in chunks.values())
+
+
+@pytest.mark.long
+def test_a_whole_step_is_measured_by_parts(bare: dict[str, str]) -> None:
+    found = figures("step", bare)
+    parts = ["lease", "assemble", "plan", "update_first", "update", "save", "publish"]
+    assert [part for part in found["seconds_by_part"] if part in parts] == parts
+    assert list(found["update"]["seconds"]) == ["assemble", "pack", "forward_backward", "optimizer"]
+    assert found["trained_tokens"] == 2 * 2 * 2 * 8 and found["checkpoint_bytes"] > found["export_bytes"] > 0
+
+
+@pytest.mark.long
+def test_experts_are_measured_both_ways_and_replayed(bare: dict[str, str]) -> None:
+    found = figures("mixture", bare)
+    assert found["replay"]["routing_replayed"] == 1
+    apart = found["replay"]["mean_logprob_difference"]
+    assert 0 < apart["replay"] <= apart["own"] < 0.1
+    for one in found["tokens"].values():
+        assert max(*one["difference_loop"].values(), *one["difference_grouped"].values()) < 2e-2
+
+
+@pytest.mark.long
+def test_gradients_in_bf16_are_near_those_in_fp32(bare: dict[str, str]) -> None:
+    found = figures("gradients", bare)
+    for name in ("bfloat16", "bfloat16_head_float32"):
+        for chunks in (1, 8):
+            one = found[f"{name}_{chunks}_chunks"]
+            assert 0 < one["difference"] < 0.1 and len(one["worst"]) == 5
+    assert found["bfloat16_head_float32_1_chunks"]["logprob_mean"] < found["bfloat16_1_chunks"]["logprob_mean"]
+
+
+@pytest.mark.long
+def test_compiled_parts_give_the_same_gradient(bare: dict[str, str]) -> None:
+    found = figures("compiled", bare)
+    for part in ("norm", "feed_forward", "head_loss"):
+        assert found[part]["difference"] == {"plain": 0, "compiled": pytest.approx(0, abs=1e-2)}
+    assert found["small_pass"]["ms_plain"] > 0
+
+
+def test_a_stage_that_lacks_a_part_says_so_and_the_next_one_runs(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "benchmarks/gpu.py", "--quick", "--stage", "attention", "--stage", "mixture"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0 and [line.get("stage") for line in lines] == ["attention", "mixture", None]
+    assert {(line["ended"], line["lacks"]) for line in lines[:2]} == {("lacks a part", "No module named 'torch'")}
+
+
+def test_a_stage_that_takes_too_long_is_ended_and_leaves_nothing(tmp_path: Path) -> None:
+    line = run.run_stage(run.Stage("mixture", 0), small=False, directory=tmp_path)
+    assert line["ended"] == "timed out" and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.long
+def test_the_wheels_are_fetched_and_light(tmp_path: Path) -> None:
+    command = [sys.executable, "benchmarks/gpu.py", "--carry", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    wheels = list(tmp_path.glob("*.whl"))
+    assert len(wheels) == len(CARRIED) and sum(wheel.stat().st_size for wheel in wheels) < 60e6
+    assert all("cp312" in wheel.name or "none-any" in wheel.name for wheel in wheels)
