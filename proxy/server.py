@@ -26,7 +26,9 @@ from proxy.http.connections import ADMINISTRATOR, ClientConnections, Places, ope
 from proxy.http.error_pages import GatewayRunner, error_response
 from proxy.http.limits import LIMITS, RequestLimits
 from proxy.http.metrics import ProxyMetrics
+from proxy.http.refused_keys import CODES, RefusedKeys, source_of
 from proxy.http.routes import ANY_PREFIX, COUNTING, DIALECTS, served_routes
+from proxy.pool.audit import AuditLog
 from proxy.pool.completions.store import CompletionWriter
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import PoolReadError, PoolWriteError, UserError
@@ -114,6 +116,7 @@ class Gateway:
         if request.match_info.route.resource not in self._open_to_agents:
             self.access.check_administrator(request)
             self.connections.claim(request, ADMINISTRATOR)
+            self._audit.note("admin_call", f"{request.method} {request.path} from {source_of(request)}")
         return await handler(request)
 
     @web.middleware
@@ -131,11 +134,14 @@ class Gateway:
         return GatewayRunner(self.sandbox_app(), self._limits, self.connections, shutdown_seconds=shutdown_seconds)
 
     async def _lifetime(self, _app: web.Application) -> AsyncIterator[None]:
-        """Start what serves calls, and stop it in this order: rows, deliveries, engines, threads, pool."""
+        """Start what serves calls, and stop it in this order: rows, deliveries, engines, threads, audit log,
+        pool."""
         threads, workers = ThreadPoolExecutor(SQL_THREADS, "pool"), ThreadPoolExecutor(THREAD_CAPACITY.total, "work")
         work = FairThreads(workers, THREAD_CAPACITY)
         proxy_id = register_proxy(self.pool, fingerprint(Path(self.config.engine.model)))
         ledger = DeliveryLedger(proxy_id)
+        audit = self._audit = AuditLog(self.pool)
+        self._refused = RefusedKeys(audit.note)
         writer = self._writer = CompletionWriter(self.pool, proxy_id, ledger.committed)
         redelivery = Redelivery(self.pool, ledger, threads)
         tasks = [asyncio.create_task(redelivery.keep_confirming()), asyncio.create_task(self.connections.keep_watch())]
@@ -160,6 +166,7 @@ class Gateway:
         await self._engine.close()
         threads.shutdown()
         workers.shutdown()
+        await asyncio.to_thread(audit.close)
         self.pool.close()
 
     @web.middleware
@@ -169,6 +176,8 @@ class Gateway:
             return await handler(request)
         except CallError as error:
             problem = error
+            if error.code in CODES:
+                await self._refused.refused(request, error)
         except PoolWriteError as error:  # a session could not be opened; the recorder handles those of rows
             problem = CallError(507, "pool_write_failed", str(error))
         except PoolReadError as error:
@@ -208,6 +217,8 @@ class Gateway:
         """Answer everybody that the proxy is up, and the administrator with its model, engines and pool."""
         if not self.access.is_administrator(request):
             return web.json_response({"status": "ok"})
+        if self.access.has_admin_key(request):
+            self._audit.note("admin_call", f"GET /health from {source_of(request)}")
         engine = {"url": ", ".join(self.engines), "ok": await self._engine.healthy()}
         status: dict[str, object] = {"status": "ok", "model": self.model, "engine": engine}
         status["replicas"] = [replica.status() for replica in self._engine.replicas]

@@ -1,10 +1,11 @@
-"""The commands that read a pool: `proxy pool verify`, `show` and `export`. None of them creates a pool."""
+"""The commands that read a pool: `proxy pool verify`, `show`, `export` and `events`. None of them creates a pool."""
 
 import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from proxy.pool.audit import audit_lines
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import PoolError, UserError
 from proxy.pool.inspect.export import WRITERS, export
@@ -24,7 +25,11 @@ def add_commands(pool: argparse.ArgumentParser) -> None:
     one.set_defaults(run=_show)
     run = commands.add_parser("export", help="write a run's completions to a file")
     run.set_defaults(run=_export)
-    for command in (verify_all, one, run):
+    events = commands.add_parser(
+        "events", help="print who got keys, whose keys were refused, and administrators' calls"
+    )
+    events.set_defaults(run=_events)
+    for command in (verify_all, one, run, events):
         command.add_argument("pool", metavar="POOL", help="SQLite file or database URL")
     one.add_argument("attempt", metavar="ATTEMPT", help="number of the attempt")
     run.add_argument("name", metavar="RUN", help="name of the run")
@@ -67,6 +72,13 @@ def attempt_number(text: str) -> int:
     if not text.isdecimal() or len(text) > 9:
         raise UserError(f"{text!r} is not the number of an attempt; take one from results.jsonl or the proxy's rows")
     return int(text)
+
+
+def _events(arguments: argparse.Namespace) -> int:
+    with _opened(arguments.pool) as pool:
+        for line in audit_lines(pool):
+            print(line)
+    return 0
 
 
 def _export(arguments: argparse.Namespace) -> int:
