@@ -61,7 +61,9 @@ class Spec:
     profile: Profile = "strict"
     """strict: unprivileged, read-only root, no capabilities. harbor: root of a user namespace, writable root."""
     network: Network = "model"
-    """model: only the proxy's model routes. none: nothing. full: whatever the host reaches."""
+    """model: only the proxy's model routes. none: nothing. full: the Internet, in Docker nothing private or near."""
+    reach: tuple[str, ...] = ()
+    """Networks (ADDRESS or ADDRESS/BITS) that a `full` network reaches although they are private or near."""
     work: str | None = None
     """Working directory, where the sandbox has its own file system. None: that of the image."""
     memory_mb: int | None = 4096

@@ -76,6 +76,7 @@ def spec_of(task: Task) -> Spec:
         image=None if task.image is None else image_of(task.image),
         profile=task.profile,
         network=task.network,
+        reach=task.reach,
         work=task.work or None,
         memory_mb=limits.memory_mb,
         cpus=limits.cpus,

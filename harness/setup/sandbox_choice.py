@@ -24,6 +24,7 @@ from sandboxes.bundles import PYTHON, RUNTIME_NAME, read_manifest
 from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.docker.bundles import Bundles, Way, empty_image
 from sandboxes.docker.daemon import DaemonError, DockerDaemon
+from sandboxes.docker.isolation.reach import Router
 from sandboxes.docker.network import Channel, Runtime, address_for
 from sandboxes.fleet import HostOptions, Hosts, parse_host
 from sandboxes.gc import usual_daemons
@@ -148,7 +149,8 @@ async def _docker(backend: Backend, address: str) -> Sandboxes:
         run=backend.run,
     )
     ways = [channel] if near or backend.address else []
-    options = Options(address=address, image=backend.image, run=backend.run, suppliers=[*ways, bundles])
+    router = Router(daemon=second, python=PYTHON, image=nothing, mounts=bundles, run=backend.run)
+    options = Options(address=address, image=backend.image, run=backend.run, suppliers=[*ways, bundles], router=router)
     sandboxes = _Docker(engine, options)
     sandboxes.bundles, sandboxes.channel = bundles, channel
     return sandboxes

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from ipaddress import ip_network
 from pathlib import Path
 
 import msgspec
@@ -36,6 +37,11 @@ def _faults(task: Task) -> Iterator[str]:
         yield from _environment_faults(f"services[{index}].env", service.env)
         if [other.name for other in task.services].count(service.name) > 1 or service.name == "localhost":
             yield f"services[{index}].name: {service.name!r} is taken; give every service its own"
+    for place in task.reach:
+        try:
+            ip_network(place)
+        except ValueError as error:
+            yield f"reach: {place!r} is no address or network ({error}); write it as 10.0.0.5 or 10.0.0.0/8"
     for call in task.limits.system_calls:
         if call not in REFUSED:
             yield f"limits.system_calls: sandboxes refuse no call {call!r}; only these: {', '.join(REFUSED)}"

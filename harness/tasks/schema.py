@@ -157,6 +157,8 @@ class Task(Strict, frozen=True, kw_only=True):
     """strict: unprivileged, read-only root. harbor: root of a user namespace, writable root."""
     network: Network = "model"
     """model: the proxy's model routes and nothing else. none. full: whatever the host reaches."""
+    reach: tuple[str, ...] = ()
+    """Networks (ADDRESS or ADDRESS/BITS) that a `full` network reaches although they are private or near."""
     work: str = ""
     """Working directory in the sandbox. Empty: the image's."""
     files: Files = {}

@@ -10,6 +10,7 @@ from sandboxes.base import Sandbox, SandboxError, Spec
 from sandboxes.docker.container.sandbox import DockerSandbox, StartedContainer
 from sandboxes.docker.daemon import ContainerCommand, DaemonError, DockerDaemon
 from sandboxes.docker.image.images import STASH, Images, log
+from sandboxes.docker.isolation.reach import Router
 from sandboxes.docker.isolation.walls import with_walls
 from sandboxes.docker.labels import IMAGE, RELAXED, labels_of, sandbox_labels, this_process
 from sandboxes.docker.profiles import ACCOUNTS, BaseImage, container_config
@@ -33,6 +34,8 @@ class Options:
     run: str = ""
     """Name of the run, a label on everything that is created."""
     suppliers: Sequence[Supplier] = ()
+    router: Router | None = None
+    """Keeps full networks and builds from what is private or near. None: they reach whatever the host reaches."""
     progress: Callable[[str], None] = log.info
     """Called with a line for each pull and each step of a build."""
 
@@ -44,7 +47,7 @@ class DockerSandboxes:
 
     def __init__(self, daemon: DockerDaemon, options: Options):
         self.daemon, self._options = daemon, options
-        self.images = Images(daemon, options.image, options.progress)
+        self.images = Images(daemon, options.image, options.progress, options.router)
         self._owner = this_process()
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._running: dict[str, DockerSandbox] = {}
@@ -120,6 +123,8 @@ class DockerSandboxes:
         with self.daemon.translating_errors(f"starting a sandbox of image {base.name}"):
             container = await self.daemon.docker.containers.create(config, name=name)
             await container.start()
+        if spec.network == "full":
+            await self._restrict(name, spec)
         if base.seeded:
             await self._seed(name, base)
         if supply.ready is not None:
@@ -135,9 +140,14 @@ class DockerSandboxes:
             cpus=spec.cpus or self.daemon.cpus,
             labels=labels,
             writable=spec.profile == "harbor",
+            restrict=lambda: self._restrict(name, spec),
         )
         self._running[sandbox] = running = DockerSandbox(self.daemon, started, lambda: self._remove(sandbox))
         return running
+
+    async def _restrict(self, container: str, spec: Spec) -> None:
+        if self._options.router is not None:
+            await self._options.router.restrict(container, spec.reach)
 
     def _labels(self, sandbox: str, spec: Spec) -> dict[str, str]:
         return labels_of("sandbox", self._owner, self._options.run) | sandbox_labels(sandbox, spec, "")

@@ -48,6 +48,8 @@ class StartedContainer:
     """Labels of everything that belongs to the sandbox."""
     writable: bool
     """Whether its root file system can be written."""
+    restrict: Callable[[], Coroutine[None, None, None]]
+    """Keeps it from what is private or near, once it has a network."""
 
 
 class DockerSandbox:
@@ -222,12 +224,13 @@ class DockerSandbox:
         return ContainerFiles(self.daemon, self.container, self._ids(user))
 
     async def allow_network(self) -> None:
-        """Connect the container to the daemon's bridge, which reaches whatever the daemon's host reaches."""
+        """Connect the container to the daemon's bridge, with the restrictions of a full network."""
         with self.daemon.translating_errors(f"the network of {self.container}"):
             for name, how in (("none", "disconnect"), ("bridge", "connect")):
                 network = await self.daemon.docker.networks.get(name)
                 change = network.disconnect if how == "disconnect" else network.connect
                 await change({"Container": self.container})
+        await self._started.restrict()
 
     async def changed(self) -> Mapping[str, bool]:
         return await originals.changed(self.daemon, self.container) if self._started.writable else {}

@@ -17,7 +17,9 @@ from typing import Any
 from sandboxes.base import Image, ImageError, SandboxError, Spec
 from sandboxes.docker.client_config import registry_credentials
 from sandboxes.docker.daemon import DaemonError, DockerDaemon
+from sandboxes.docker.image.build import Build
 from sandboxes.docker.image.build_context import digest, pack
+from sandboxes.docker.isolation.reach import Router
 from sandboxes.docker.labels import BOOT, HOST, IMAGE, KIND, PID, PREFIX, STARTED, labels_of, this_process
 from sandboxes.docker.profiles import ACCOUNTS, AGENT, DEFAULT_WORK, BaseImage, working_directory
 from sandboxes.host_files.walk import TreeError
@@ -50,6 +52,8 @@ exit 10
 """
 """Arguments: working directory, then name, uid and home of each user. Exit code 10: there is content to copy."""
 KEPT_LINES = 30
+BUILD_SECONDS = 3600.0
+"""Time limit of a build. Compilers and package mirrors take their time, a task does not know how much."""
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +61,14 @@ log = logging.getLogger(__name__)
 class Images:
     """The images of one daemon. Builds each at most once at a time; does not repeat a build that failed."""
 
-    def __init__(self, daemon: DockerDaemon, default: str, progress: Callable[[str], None] = log.info):
-        self._daemon, self._default, self._progress = daemon, default, progress
+    def __init__(
+        self,
+        daemon: DockerDaemon,
+        default: str,
+        progress: Callable[[str], None] = log.info,
+        router: Router | None = None,
+    ):
+        self._daemon, self._default, self._progress, self._router = daemon, default, progress, router
         self._making: dict[str, asyncio.Task[Any]] = {}
 
     async def base(self, spec: Spec) -> BaseImage:
@@ -141,10 +151,10 @@ class Images:
         work = spec.work or DEFAULT_WORK
         key = hashlib.sha256(f"{content} {image.name} {work}".encode()).hexdigest()[:24]
         tag = f"{REPOSITORY}/built:{key}"
-        await self._once(tag, lambda: self._build(image, context, work, tag))
+        await self._once(tag, lambda: self._build(image, context, work, tag, spec))
         return tag
 
-    async def _build(self, image: Image, context: Path, work: str, tag: str) -> None:
+    async def _build(self, image: Image, context: Path, work: str, tag: str, spec: Spec) -> None:
         if await self._there(tag):
             return
         if not (context / image.dockerfile).is_file():
@@ -154,20 +164,16 @@ class Images:
             with tempfile.TemporaryFile() as archive:
                 copying = f"FROM {image.name}\nWORKDIR {work}\nCOPY files/ ./\n"
                 dockerfile = await asyncio.to_thread(pack, context, image.dockerfile, copying, archive)
-                with self._daemon.translating_errors("building"):
-                    building = self._daemon.docker.images.build(
-                        fileobj=archive,
-                        encoding="identity",
-                        tag=tag,
-                        path_dockerfile=dockerfile,
-                        labels={KIND: "image", IMAGE: str(context)},
-                        forcerm=True,
-                        stream=True,
-                    )
-                    async for piece in building:
-                        self._tell(str(context), piece.get("stream", ""), lines)
+                build = Build(archive, dockerfile, tag, {KIND: "image", IMAGE: str(context)}, spec)
+                async with asyncio.timeout(BUILD_SECONDS):
+                    async for text in build.run(self._daemon, self._router):
+                        self._tell(str(context), text, lines)
         except DaemonError:
             raise
+        except TimeoutError as error:
+            raise ImageError(
+                f"the image of {context} was not built in {BUILD_SECONDS:g} s; build it by hand"
+            ) from error
         except (SandboxError, OSError) as error:
             end = "\n".join(lines[-KEPT_LINES:])
             raise ImageError(f"the image of {context} cannot be built ({error}); its log ends:\n{end}") from error

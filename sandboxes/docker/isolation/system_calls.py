@@ -4,7 +4,7 @@ It takes the place of the daemon's own profile, so it must not be weaker than th
 everything else: of the calls that Linux had when known_calls.txt was written, all but those that bubblewrap sandboxes
 are refused (sandboxes/local/system_calls.py) and those that the daemon's own profile keeps for privileged containers. A
 deny list would let each new call of a new kernel through. runc answers ENOSYS for calls that are newer than the list,
-so C libraries fall back to older ones. clone, socket and personality are allowed with some arguments only.
+so C libraries fall back to older ones. clone, socket, setsockopt and personality are allowed with some arguments only.
 
 Profile `harbor` may trace processes, as Harbor's tasks expect: everybody is root there and reaches the files of the
 others anyway. It also runs 32-bit programs, which `strict` and services do not: a filter cannot look into socketcall.
@@ -26,7 +26,9 @@ PRIVILEGED = (
 """Refused in containers as well, as by the daemon's own profile. socketcall is the way around the rule for sockets."""
 HARBOR = ("ptrace", "process_vm_readv", "process_vm_writev")
 """Allowed in profile harbor."""
-CONDITIONAL = ("clone", "clone3", "socket", "personality")
+CONDITIONAL = ("clone", "clone3", "socket", "setsockopt", "personality")
+SOL_SOCKET, SO_BINDTODEVICE = 1, 25
+"""A socket that is bound to a device reaches neighbours without a route (sandboxes/network/routes.py)."""
 PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
 """Those that the daemon's own profile allows: plain Linux, 32-bit addresses, an older kernel's name, and asking."""
 ARCHITECTURES = {"SCMP_ARCH_X86_64": ("SCMP_ARCH_X86", "SCMP_ARCH_X32"), "SCMP_ARCH_AARCH64": ("SCMP_ARCH_ARM",)}
@@ -47,6 +49,8 @@ def security_option(profile: Profile, allowed: tuple[str, ...] = ()) -> str:
         {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": errno.ENOSYS},
         {"names": ["socket"], "action": "SCMP_ACT_ALLOW", "args": [_argument(AF_VSOCK, "SCMP_CMP_NE")]},
     ]
+    for condition in (_argument(SOL_SOCKET, "SCMP_CMP_NE", 1), _argument(SO_BINDTODEVICE, "SCMP_CMP_NE", 2)):
+        rules.append({"names": ["setsockopt"], "action": "SCMP_ACT_ALLOW", "args": [condition]})
     for value in PERSONALITIES:
         rules.append({"names": ["personality"], "action": "SCMP_ACT_ALLOW", "args": [_argument(value, "SCMP_CMP_EQ")]})
     others = ARCHITECTURES if profile == "harbor" else dict.fromkeys(ARCHITECTURES, ())
@@ -56,6 +60,6 @@ def security_option(profile: Profile, allowed: tuple[str, ...] = ()) -> str:
     )
 
 
-def _argument(value: int, comparison: str) -> dict[str, Any]:
-    """Return a condition on the first argument. For a mask: none of its bits is set."""
-    return {"index": 0, "value": value, "valueTwo": 0, "op": comparison}
+def _argument(value: int, comparison: str, index: int = 0) -> dict[str, Any]:
+    """Return a condition on an argument, the first where none is named. For a mask: none of its bits is set."""
+    return {"index": index, "value": value, "valueTwo": 0, "op": comparison}

@@ -1,0 +1,106 @@
+"""A full network is the Internet: not this machine, no neighbour, no private range and no metadata, unless named."""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sandboxes.base import Image, ImageError
+from sandboxes.docker.backend import DockerSandboxes, Options
+from sandboxes.docker.container.sandbox import DockerSandbox
+from sandboxes.docker.daemon import DockerDaemon
+from sandboxes.docker.isolation.reach import Router, own_addresses
+from tests.sandboxes.docker.conftest import HARBOR, SMALL, says
+
+TRY = """
+import errno, json, socket, sys
+def answer(way, host, port):
+    try:
+        with socket.socket(socket.AF_INET, way) as tried:
+            tried.settimeout(5)
+            tried.connect((host, port))
+        return "works"
+    except TimeoutError:
+        return "silence"
+    except OSError as error:
+        return errno.errorcode.get(error.errno, str(error))
+print(json.dumps([answer(*one) for one in json.loads(sys.argv[1])]))
+"""
+TCP, UDP = 1, 2
+REFUSED = "EACCES"
+
+
+@pytest.fixture
+async def restricted(docker_daemon: str) -> AsyncIterator[DockerSandboxes]:
+    """The back end with a router, whose containers have Debian's Python."""
+    daemon = await DockerDaemon.open(docker_daemon)
+    router = Router(daemon=daemon, python="/usr/bin/python3", image="deb:py")
+    opened = await DockerSandboxes.open(Options(address=docker_daemon, image="deb:py", run="test", router=router))
+    yield opened
+    await opened.close()
+    await daemon.close()
+
+
+@asynccontextmanager
+async def listener() -> AsyncIterator[int]:
+    """A port that this machine listens at under all its addresses."""
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), "0.0.0.0", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def answers(sandbox: DockerSandbox, *tries: tuple[int, str, int]) -> list[str]:
+    return json.loads(await says(sandbox, f"python3 -c '{TRY}' '{json.dumps(tries)}'"))
+
+
+async def gateway(sandboxes: DockerSandboxes) -> str:
+    bridge = await (await sandboxes.daemon.docker.networks.get("bridge")).show()
+    return bridge["IPAM"]["Config"][0]["Gateway"]
+
+
+async def test_a_full_network_reaches_nothing_near_or_private(restricted: DockerSandboxes) -> None:
+    neighbour = await restricted.start(replace(HARBOR, network="full"))
+    address = await says(neighbour, "hostname -I")
+    sandbox = await restricted.start(replace(SMALL, network="full"))
+    here = await gateway(restricted)
+    async with listener() as port:
+        near = [(TCP, one, port) for one in {here, *(one for one in own_addresses() if "." in one)}]
+        assert await answers(sandbox, *near) == [REFUSED] * len(near)
+        near = [(TCP, "169.254.169.254", 80), (TCP, "10.0.0.1", 80), (TCP, "192.168.1.1", 80), (TCP, address, 80)]
+        assert await answers(sandbox, *near) == [REFUSED] * 4
+        assert await answers(sandbox, (UDP, "192.0.32.8", 53), (TCP, "127.0.0.1", 1)) == ["works", "ECONNREFUSED"]
+        bound = 'import socket; socket.socket().setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"eth0")'
+        assert "PermissionError" in await says(sandbox, f"python3 -c '{bound}' 2>&1 || true")
+        named = await restricted.start(replace(SMALL, network="full", reach=(here, "10.0.0.0/8")))
+        found = await answers(named, (TCP, here, port), (UDP, "10.0.0.1", 53), (TCP, "169.254.169.254", 80))
+        assert found == ["works", "works", REFUSED]
+    for one in (neighbour, sandbox, named):
+        await one.stop()
+
+
+async def test_a_verifiers_network_is_restricted_as_well(restricted: DockerSandboxes) -> None:
+    sandbox = await restricted.start(SMALL)
+    await sandbox.allow_network()
+    async with listener() as port:
+        assert await answers(sandbox, (TCP, await gateway(restricted), port)) == [REFUSED]
+    await sandbox.stop()
+
+
+async def test_a_build_has_a_sandboxs_limits(restricted: DockerSandboxes, tmp_path: Path) -> None:
+    (tmp_path / "try.py").write_text(TRY)
+    async with listener() as port:
+        tries = json.dumps([(TCP, await gateway(restricted), port), (TCP, "169.254.169.254", 80)])
+        check = f"python3 /try.py '{tries}' | grep -x '\\[\"{REFUSED}\", \"{REFUSED}\"\\]'"
+        lines = f"FROM deb:py\nCOPY try.py /\nRUN echo {os.urandom(8).hex()} && {check}\n"
+        (tmp_path / "Dockerfile").write_text(lines)
+        await restricted.images.base(replace(SMALL, image=Image(context=tmp_path)))
+    (tmp_path / "Dockerfile").write_text("FROM deb:py\nRUN python3 -c 'bytearray(300 << 20)'\n")
+    with pytest.raises(ImageError, match="cannot be built"):
+        await restricted.images.base(replace(SMALL, image=Image(context=tmp_path)))
+    left = await restricted.daemon.docker.containers.list(all=True, filters='{"label": ["blackforge.kind=routes"]}')
+    assert not [one for one in left if str(os.getpid()) == one._container["Labels"]["blackforge.pid"]]
