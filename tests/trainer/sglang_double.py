@@ -1,14 +1,17 @@
 """An SGLang server without a model, to test the order of a push's requests and failures in the middle of it.
 
 It keeps what a push can see of the real one: versions, the pause, sessions of partial updates, tensors, memory that is
-released by tags; and it dies where the real one does. Left out: sampling, broadcasts (tests/trainer/test_engine.py).
+released by tags; it joins groups and receives broadcasts over gloo; and it dies where the real one does. Left out:
+sampling (tests/trainer/test_engine.py).
 """
 
 import asyncio
+import math
 import pickle
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 from aiohttp import web
@@ -37,6 +40,8 @@ class Double:
     buckets: list[dict[str, Any]] = field(default_factory=list)
     """The tensors of each request, for rank 0."""
     bodies: list[dict[str, Any]] = field(default_factory=list)
+    group: Any = None
+    """The group with a trainer, as rank 1 of two."""
 
     async def answer(self, request: web.Request) -> web.Response:
         path = request.path.strip("/")
@@ -52,6 +57,10 @@ class Double:
             await asyncio.Event().wait()
         if isinstance(fault, int) or self.dead:
             return web.json_response({"error": {"message": "as told"}}, status=fault if isinstance(fault, int) else 500)
+        if path == "init_weights_update_group":
+            self.group = await asyncio.to_thread(join, body)
+        if path == "update_weights_from_distributed":
+            self.buckets.append(await asyncio.to_thread(receive, self.group, body))
         if fault != "lie" and (refusal := self._do(path, body)):
             return web.json_response({"success": False, "message": refusal}, status=400)
         ranks = [{"per_gpu_checksum": self.checksum}] if self.checksum else []
@@ -81,6 +90,28 @@ class Double:
             self.dead = "weights" in self.released
         self.version = body.get("weight_version") or body.get("new_version") or self.version
         return ""
+
+
+def join(body: dict[str, Any]) -> Any:
+    """Join a trainer's group, as torch's init_process_group does for the backend `cpu:gloo`."""
+    from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # takes seconds, for few tests
+
+    name, wait = body["group_name"], timedelta(seconds=60)
+    store = TCPStore(body["master_address"], body["master_port"], None, False, wait)
+    keys = PrefixStore("cpu/", PrefixStore(f"{name}/", PrefixStore(name, store)))
+    return ProcessGroupGloo(keys, 1, body["world_size"], timeout=wait)
+
+
+def receive(group: Any, body: dict[str, Any]) -> dict[str, Any]:
+    """The tensors of one broadcast."""
+    import torch
+
+    dtypes = [getattr(torch, dtype) for dtype in body["dtypes"]]
+    sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in zip(dtypes, body["shapes"], strict=True)]
+    flat = torch.empty(sum(sizes), dtype=torch.uint8)
+    group.broadcast([flat]).wait()
+    parts = zip(body["names"], flat.split(sizes), dtypes, body["shapes"], strict=True)
+    return {name: part.view(dtype).view(shape) for name, part, dtype, shape in parts}
 
 
 Start = Callable[..., Awaitable[tuple[str, ...]]]

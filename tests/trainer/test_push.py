@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
+from torch import Tensor
+from torch.distributed import ProcessGroupGloo, Work
 
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
@@ -19,7 +22,9 @@ from tests.trainer.sglang_double import Double, Start
 from tests.trainer.test_loop import prepare
 from trainer.config import Push
 from trainer.megatron.parallel import Ranks
+from trainer.push import distributed
 from trainer.push.push import PushResult, push, push_again
+from trainer.push.target import PushFailed, PushTarget
 from trainer.push.weights import Weights
 from trainer.run_state import RunState, check_interval
 
@@ -208,6 +213,42 @@ async def test_a_group_that_the_engine_does_not_join_is_given_up(start: Start, w
     with pytest.raises(UserError, match="did not join the group at 127.0.0.1 .*push.address"):
         await pushed(weights, options)
     assert engine.paused and not engine.in_session
+
+
+class Joined:
+    """A backend whose broadcasts return only when all ranks have joined them, as the first one of NCCL does."""
+
+    def __init__(self, gloo: ProcessGroupGloo):
+        self.gloo = gloo
+
+    def broadcast(self, tensors: list[Tensor]) -> Work:
+        work = self.gloo.broadcast(tensors)
+        work.wait()
+        return work
+
+
+@pytest.mark.parametrize("fault", [None, 500])
+async def test_an_engine_is_asked_to_join_a_broadcast_that_waits_for_it(
+    start: Start, weights: Weights, fault: int | None
+) -> None:
+    engine = Double(faults={"update_weights_from_distributed": fault} if fault else {})
+    (url,) = await start(engine)
+    target = PushTarget(url, make_push(way="distributed", timeout_seconds=30))
+    (bucket,) = weights.buckets(1 << 29)
+
+    def send() -> None:
+        with distributed._group(target, "g") as gloo, target.session():
+            distributed._broadcast(target, Joined(gloo), bucket, {"group_name": "g", "weight_version": "v7"})
+
+    if fault:
+        with pytest.raises(PushFailed, match="failed at /update_weights_from_distributed"):
+            await asyncio.to_thread(send)
+    else:
+        await asyncio.to_thread(send)
+        (received,) = engine.buckets
+        assert received.keys() == dict(bucket.tensors).keys() and engine.version == "v7"
+        assert all(torch.equal(received[name], tensor) for name, tensor in bucket.tensors)
+    assert not engine.in_session
 
 
 async def test_a_store_outside_of_the_engine_is_cleared_before_it_goes_on(start: Start, weights: Weights) -> None:

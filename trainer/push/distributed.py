@@ -2,17 +2,19 @@
 CPU).
 
 Each engine gets its own group, made for one push. In one group of all engines, an engine that dies in mid-transfer
-would leave the others waiting inside of a collective until it times out: half an hour with gloo, the end of the process
-with NCCL. The price: the trainer sends the weights once per engine. The group is independent of the trainer's own
-process groups: it consists of a store and a backend, and is not registered in torch.distributed.
+would leave the others waiting inside of a collective until it times out. The price: the trainer sends the weights once
+per engine. The group is independent of the trainer's own process groups: it consists of a store and a backend, and is
+not registered in torch.distributed.
 """
 
+import os
 import secrets
 import socket
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from threading import Lock, Thread
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,6 +23,7 @@ from trainer.push.weights import Bucket, Weights
 
 BACKENDS = {"cuda": "nccl"}
 """By the engine's device; gloo for others."""
+_ENVIRONMENT = Lock()
 
 
 def send(engine: PushTarget, weights: Weights) -> None:
@@ -33,7 +36,11 @@ def send(engine: PushTarget, weights: Weights) -> None:
 
 
 def _broadcast(engine: PushTarget, backend: Any, bucket: Bucket, about: dict[str, str]) -> None:
-    """Send one bucket as one tensor of bytes, and tell the engine meanwhile how to cut it."""
+    """Send one bucket as one tensor of bytes, and tell the engine meanwhile how to cut it.
+
+    A thread sends, because NCCL returns from the first broadcast only when the engine has joined it, which the engine
+    does when it is asked. The thread is a daemon: if the engine refuses, NCCL may never return.
+    """
     import torch  # takes seconds to import, which pushes by disk need not spend
 
     tensors = [tensor for _, tensor in bucket.tensors]
@@ -48,12 +55,22 @@ def _broadcast(engine: PushTarget, backend: Any, bucket: Bucket, about: dict[str
     }
     if bucket.last:
         body["weight_version"] = about["weight_version"]
+    sent: Future[None] = Future()
+    Thread(target=_send, args=(backend, flat, sent), daemon=True).start()
+    engine.load("/update_weights_from_distributed", body)
     try:
-        work = backend.broadcast([flat])  # asynchronous
-        engine.load("/update_weights_from_distributed", body)
-        work.wait()
-    except RuntimeError as error:  # torch's error for a peer that is gone
+        sent.result(engine.options.timeout_seconds)
+    except (RuntimeError, TimeoutError) as error:  # torch raises RuntimeError for a peer that is gone
         raise PushFailed(f"was lost during a broadcast ({_first_line(error)})") from error
+
+
+def _send(backend: Any, flat: Any, sent: "Future[None]") -> None:
+    """Broadcast a tensor; `sent` tells the end or the error."""
+    try:
+        backend.broadcast([flat]).wait()
+        sent.set_result(None)
+    except RuntimeError as error:
+        sent.set_exception(error)
 
 
 @contextmanager
@@ -102,9 +119,29 @@ def _join(engine: PushTarget, name: str, store: Any, world: int) -> Any:
     if _backend(engine) == "gloo":
         backend = c10d.ProcessGroupGloo(keys, 0, world, timeout=timedelta(seconds=engine.options.ANSWER_SECONDS))
     else:
-        backend = c10d.ProcessGroupNCCL(keys, 0, world, c10d.ProcessGroupNCCL.Options())
+        with _nccl_raises():
+            backend = c10d.ProcessGroupNCCL(keys, 0, world, c10d.ProcessGroupNCCL.Options())
     backend.set_timeout(timedelta(seconds=engine.options.timeout_seconds))
     return backend
+
+
+@contextmanager
+def _nccl_raises() -> Iterator[None]:
+    """Groups made within raise errors and timeouts in `wait`. By default, a lost engine ends this whole process.
+
+    torch reads these variables when it makes a group. The lock: other threads make groups for other engines.
+    """
+    wanted = {"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+    with _ENVIRONMENT:
+        before = {name: os.environ.pop(name, None) for name in wanted}
+        os.environ.update(wanted)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                del os.environ[name]
+                if value is not None:
+                    os.environ[name] = value
 
 
 def _backend(engine: PushTarget) -> str:
@@ -126,4 +163,4 @@ def _address(url: str) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0][:200]
+    return (str(error) or "no answer").splitlines()[0][:200]
