@@ -1,9 +1,9 @@
-"""AdamW in plain torch, with the state layout of FusedAdam in apex and Transformer Engine.
+"""AdamW by torch's fused operation, with the state layout of FusedAdam in apex and Transformer Engine.
 
 megatron-core 0.16.1 can load a checkpoint of its distributed optimizer only in that layout: `step` is an integer of the
 parameter group, and each parameter has `exp_avg` and `exp_avg_sq`. With torch's own AdamW it saves, but the load fails
 (`assert len(steps) == 1`, KeyError: 'step'). So this class stands in wherever neither library is installed.
-Left out: amsgrad, capturable steps and fused kernels.
+Left out: amsgrad, capturable steps; parameters of several dtypes or devices.
 """
 
 from collections.abc import Iterable
@@ -36,20 +36,23 @@ class Adam(torch.optim.Optimizer):
                 self._update(group, params)
 
     def _update(self, group: dict[str, Any], params: list[torch.Tensor]) -> None:
-        (beta1, beta2), rate, decay = group["betas"], group["lr"], group["weight_decay"]
-        grads = [param.grad for param in params if param.grad is not None]
-        first, second = self._moments(params)
-        if decay and self.decoupled:
-            torch._foreach_mul_(params, 1 - rate * decay)
-        elif decay:
-            grads = list(torch._foreach_add(grads, params, alpha=decay))
-        torch._foreach_lerp_(first, grads, 1 - beta1)
-        torch._foreach_mul_(second, beta2)
-        torch._foreach_addcmul_(second, grads, grads, value=1 - beta2)
-        scale = torch._foreach_sqrt(second)
-        torch._foreach_div_(scale, (1 - beta2 ** group["step"]) ** 0.5)
-        torch._foreach_add_(scale, group["eps"])
-        torch._foreach_addcdiv_(params, first, scale, value=-rate / (1 - beta1 ** group["step"]))
+        """One fused operation: temporaries would take as much memory as all parameters."""
+        fused = torch._fused_adamw_ if self.decoupled else torch._fused_adam_
+        steps = torch.full((), group["step"], dtype=torch.float32, device=params[0].device)
+        fused(
+            params,
+            [param.grad for param in params if param.grad is not None],
+            *self._moments(params),
+            [],
+            [steps] * len(params),
+            lr=group["lr"],
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+        )
 
     def _moments(self, params: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         for param in params:

@@ -1,0 +1,60 @@
+"""The optimizer's operation: its numbers, and the memory that it takes beside parameters, gradients and moments."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from trainer.megatron.adam import Adam
+
+OPTIONS: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-15, "weight_decay": 0.1}
+
+
+def parameters() -> list[Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    return [torch.randn(size, 50, generator=draw).requires_grad_() for size in (3, 40, 1)]
+
+
+def draw_gradients(params: list[Tensor], seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    for param in params:
+        param.grad = torch.randn(param.shape, generator=draw) * 1e-3
+
+
+@pytest.mark.parametrize("decoupled", [True, False])
+def test_three_steps_are_those_of_torch(decoupled: bool) -> None:
+    ours, theirs = parameters(), parameters()
+    kind = torch.optim.AdamW if decoupled else torch.optim.Adam
+    pairs = [(ours, Adam(ours, adam_w_mode=decoupled, **OPTIONS)), (theirs, kind(theirs, foreach=False, **OPTIONS))]
+    for params, optimizer in pairs:
+        for seed in range(3):
+            draw_gradients(params, seed)
+            optimizer.step()
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+class Made(TorchDispatchMode):
+    """The numbers in new tensors that operations return."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {leaf.data_ptr() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        results = func(*args, **(kwargs or {}))
+        new = [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor) and leaf.data_ptr() not in given]
+        self.numbers += sum(leaf.numel() for leaf in new)
+        return results
+
+
+def test_a_step_makes_no_temporaries() -> None:
+    params = parameters()
+    optimizer = Adam(params, **OPTIONS)
+    draw_gradients(params, 0)
+    optimizer.step()
+    with Made() as made:
+        optimizer.step()
+    assert made.numbers <= 2
