@@ -31,7 +31,9 @@ def train(config: Config, ranks: Ranks) -> None:
 
     Raises UserError for what the user has to repair, for example engines that refuse a push; resuming is then safe.
     """
-    run, policy = RunState(config, ranks), Policy(Path(config.model), config, ranks)
+    run = RunState(config, ranks)
+    run.release_engines()  # the policy needs their memory from here on
+    policy = Policy(Path(config.model), config, ranks)
     loss = partial(policy_loss, rule=configured(config.loss))
     step = resume(config, policy, run)
     with Reporter(config, run, policy) as reporter:

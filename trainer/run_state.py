@@ -74,6 +74,7 @@ class RunState:
         """Bring the engines to a published version. Repeating it does no harm."""
         if self.config.push.colocated and self.ranks.device.type == "cuda":
             torch.cuda.empty_cache()  # the engines on this device need the memory that the step has freed
+            self.ranks.wait()  # for the others, whose devices the engines use too
         self.ranks.share(lambda: self._push(version))
 
     def release_engines(self) -> None:

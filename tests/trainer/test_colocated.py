@@ -5,13 +5,18 @@ take back what it has not given up, to load without room for weights, or to go o
 """
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
+from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
-from tests.trainer.make import make_push
+from proxy.pool.rollouts.runs import open_run
+from tests.trainer.make import make_config, make_push
 from tests.trainer.sglang_double import Double, Start
 from trainer.config import Push
+from trainer.loop import train
+from trainer.megatron.parallel import Ranks
 from trainer.push.push import push, push_again, release
 from trainer.push.weights import Weights
 
@@ -41,6 +46,16 @@ async def test_the_first_push_finds_engines_that_have_their_memory(start: Start,
     await asyncio.to_thread(push, weights, Push(engines=await start(engine), colocated=True))
     assert engine.calls == [PUSH[0], "release_memory_occupation kv_cache", *PUSH[2:]]
     assert (engine.version, engine.released, engine.dead) == ("v7", set(), False)
+
+
+async def test_a_trainer_loads_its_policy_where_engines_have_released_their_memory(
+    start: Start, model: Path, tmp_path: Path, ranks: Ranks
+) -> None:
+    engine = Double()
+    config = make_config(tmp_path, steps=0, push=Push(engines=await start(engine), colocated=True))
+    open_run(open_pool(config.pool), config.run, "train", {})
+    await asyncio.to_thread(train, config, ranks)
+    assert engine.calls == RELEASE + PUSH and not engine.dead
 
 
 async def test_after_a_death_anywhere_the_next_trainer_brings_the_weights_or_says_what_to_restart(

@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from proxy.pool.errors import UserError
+
 
 @dataclass(frozen=True)
 class Device:
@@ -65,10 +67,20 @@ def has_gpu() -> bool:
 
 def choose_device(local_rank: int) -> Device:
     """This rank's GPU with NCCL, or the CPU with gloo. `local_rank`: the rank on this machine."""
-    if not torch.cuda.is_available():
+    if not has_gpu():
         return Device(torch.device("cpu"), "gloo")
+    demand_gpu(local_rank, torch.cuda.device_count())
     torch.cuda.set_device(local_rank)
     return Device(torch.device("cuda", local_rank), "nccl")
+
+
+def demand_gpu(local_rank: int, gpus: int) -> None:
+    """Raise UserError for a rank without a GPU of its own: NCCL refuses two ranks on one."""
+    if local_rank >= gpus:
+        raise UserError(
+            f"rank {local_rank} of this machine has no GPU, as ranks count from 0 and there are {gpus}; set --nproc or "
+            "torchrun's --nproc-per-node to at most that, or check CUDA_VISIBLE_DEVICES"
+        )
 
 
 class _Nothing:
@@ -193,9 +205,6 @@ class _Loader(importlib.machinery.SourceFileLoader):
             # In 0.16.1 these two initialise CUDA through torch's `_lazy_call` and `_lazy_init`, past the stub.
             module.__dict__["_set_cuda_rng_state"] = _set_rng_state
             module.__dict__["_get_cuda_rng_state"] = _get_rng_state
-        if module.__name__ == "megatron.core.transformer.moe.moe_utils":
-            # 0.16.1 uses this name without defining it when Transformer Engine is absent (NameError in the router).
-            module.__dict__.setdefault("te_general_gemm", None)
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -23,8 +23,11 @@ from proxy.pool.errors import PoolError, UserError
 from trainer.config import Parallel
 from trainer.megatron.cpu import Device, choose_device
 
-COLLECTIVE_TIMEOUT = timedelta(days=7)
-"""How long a rank waits in a collective. Rank 0 may wait for rollouts for hours while the others sit in a broadcast."""
+WAITING_TIMEOUT = timedelta(days=7)
+"""How long a rank waits in `Ranks.share`. Rank 0 may wait for rollouts for hours while the others sit there."""
+COMPUTING_TIMEOUT = timedelta(minutes=30)
+"""How long ranks wait for one another at the start and within a step, before the job ends and says so. Megatron's
+groups have the same. The longest such wait is for a rank that reads or writes the weights of a large model."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,10 @@ class Ranks:
             raise box[0]
         return box[0]
 
+    def wait(self) -> None:
+        """Wait until every rank is here. Collective."""
+        dist.barrier(self.control)
+
     def from_last_stage(self, values: torch.Tensor | None) -> torch.Tensor:
         """Send a tensor of the last pipeline stage to all stages of this rank's pipeline. Collective."""
         if self.pipeline_world > 1:
@@ -92,7 +99,9 @@ def job() -> Iterator[Device]:
     warnings.filterwarnings("ignore", module="megatron.*")
     warnings.filterwarnings("ignore", module="torch.distributed.*")
     logging.getLogger("megatron").setLevel(logging.ERROR)
-    dist.init_process_group(device.backend, timeout=COLLECTIVE_TIMEOUT)
+    # With its device, NCCL connects the ranks at once, so what prevents it shows at the start, not within a step.
+    bound = device.name if device.backend == "nccl" else None
+    dist.init_process_group(device.backend, timeout=COMPUTING_TIMEOUT, device_id=bound)
     try:
         yield device
     finally:
@@ -136,7 +145,7 @@ def split(parallel: Parallel, device: Device, seed: int = 0) -> Iterator[Ranks]:
             tensor_world=parallel.tensor,
             pipeline_world=parallel.pipeline,
             device=device.name,
-            control=dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT),
+            control=dist.new_group(backend="gloo", timeout=WAITING_TIMEOUT),
         )
     finally:
         parallel_state.destroy_model_parallel()

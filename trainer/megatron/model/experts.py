@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from megatron.core.models.backends import LocalSpecProvider
 from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec_for_backend
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler, router_gating_linear
 from megatron.core.transformer.moe.router import Router
@@ -26,6 +27,9 @@ from trainer.data.micro_batch import SequencePaths
 from trainer.megatron.attention.layout import AttentionLayout
 from trainer.megatron.model.balance import imbalance
 from trainer.megatron.model.grouped import LocalExperts
+
+# megatron-core 0.16.1 uses this name without defining it when Transformer Engine is absent (NameError in the router).
+vars(moe_utils).setdefault("te_general_gemm", None)
 
 
 def expert_options(shape: ModelShape, parallel: Parallel) -> dict[str, Any]:
