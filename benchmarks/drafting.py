@@ -154,6 +154,7 @@ def sample(policy: Policy, rng: np.random.Generator) -> tuple[np.ndarray, np.nda
             rows=last,
             labels=last,
             branches=torch.arange(BATCH),
+            nodes=last.numpy(),
             queries=(0, starts[-1]),
         )
         logprobs = policy.model.logits(packed).log_softmax(-1)

@@ -21,6 +21,7 @@ from trainer import config as settings
 from trainer.config.model_shape import ModelShape
 from trainer.data.micro_batch import MicroBatch
 from trainer.data.row import TrainingRow
+from trainer.data.to_device import to_device
 from trainer.megatron.model.model import PolicyModel
 from trainer.megatron.mtp.head import MTPHead, TensorParallelVocabulary, head_input, teacher_states
 from trainer.megatron.mtp.loss import DraftMetrics, acceptance, tail_kl, trained_draft_targets
@@ -124,9 +125,8 @@ class Drafter:
 
 def drafted_at(rows: Sequence[TrainingRow], packed: MicroBatch, depth: int) -> tuple[Tensor, Tensor]:
     """Return the distinct places where draft `depth` is compared with the policy, and the branches through each."""
-    nodes = packed.rows[packed.branches].cpu().numpy()[trained_draft_targets(rows, depth)]
-    places, branches = (torch.from_numpy(values) for values in np.unique(nodes, return_counts=True))
-    return places.to(packed.tokens.device), branches.to(packed.tokens.device)
+    places, branches = np.unique(packed.nodes[trained_draft_targets(rows, depth)], return_counts=True)
+    return to_device(places, packed.tokens.device), to_device(branches, packed.tokens.device)
 
 
 def _wide(logits: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from tests.trainer.test_tree import TREE, dense, row, rows_of
@@ -135,6 +136,22 @@ def test_the_compiled_kernel_takes_the_blocks_at_their_word(stretch: tuple[float
     with torch.no_grad():
         output = kernel(q, k, v, block_mask=block_mask(layout, CPU), scale=0.3, enable_gqa=True)
     torch.testing.assert_close(output, tree_attention(q, k, v, layout, 0.3), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stretches", [[(0, 1)] * 3, [(0.4, 0.9), (0.1, 0.7), (0, 0.6)]], ids=["whole", "stretches"])
+def test_one_compilation_serves_trees_of_all_shapes(stretches: list[tuple[float, float]]) -> None:
+    """What the compiler makes is not run: torch's own operations compute in its place."""
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+    kernel = torch.compile(flex_attention, backend=counter, dynamic=True)
+    for seed, stretch in enumerate(stretches):
+        layout = wide_layout(seed, stretch)
+        query, key, value = tensors(layout, 1)
+        mask = block_mask(layout, CPU)
+        with torch.no_grad():
+            kernel(query.contiguous(), key, value, block_mask=mask, scale=0.3, enable_gqa=True)
+    assert counter.frame_count == 1
 
 
 def test_magi_attention_is_taken_where_it_is_and_fits() -> None:

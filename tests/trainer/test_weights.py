@@ -80,7 +80,7 @@ def packed(sequences: list[torch.Tensor]) -> MicroBatch:
     ends = [0, *accumulate(len(ids) for ids in sequences)]
     runs = tuple(TokenRun(start, end, end, 0) for start, end in pairwise(ends))
     every = torch.arange(len(tokens))
-    return MicroBatch(tokens, positions, runs, every, tokens, every, (0, len(tokens)))
+    return MicroBatch(tokens, positions, runs, every, tokens, every, every.numpy(), (0, len(tokens)))
 
 
 def test_logits_of_packed_sequences_equal_those_of_transformers(ranks: Ranks, tmp_path: Path) -> None:

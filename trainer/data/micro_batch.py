@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor
 
 from trainer.data.tree import TokenRun
@@ -44,6 +45,8 @@ class MicroBatch:
     """[edges] those next tokens."""
     branches: Tensor
     """[trained tokens] the edge of each, with the rows' trained tokens concatenated."""
+    nodes: np.ndarray
+    """[trained tokens] the index in `tokens` at which each is predicted: `rows[branches]`, but not on a GPU."""
     queries: tuple[int, int]
     """[first, end): which of the trees' tokens `tokens` are. All, or a stretch where ranks share a micro-batch."""
     paths: SequencePaths | None = None

@@ -16,6 +16,7 @@ from trainer.config.model_shape import ModelShape
 from trainer.data.micro_batch import MicroBatch, SequencePaths
 from trainer.data.routed_experts import PADDING
 from trainer.data.row import TrainingRow
+from trainer.data.to_device import to_device
 from trainer.data.tree import PrefixForest, SortedRows, TokenRun, build, cut, order
 from trainer.loss.policy_loss import LossTokens
 
@@ -112,7 +113,7 @@ def pack(rows: Sequence[TrainingRow], shard: ContextShard, merge: bool = True) -
         return _empty(shard)
 
     def tensor(values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(values).to(shard.device)
+        return to_device(values, shard.device)
 
     def flat(arrays: Sequence[np.ndarray]) -> torch.Tensor:
         every = np.concatenate([values[row.places] for values, row in zip(arrays, rows, strict=True)])
@@ -122,18 +123,21 @@ def pack(rows: Sequence[TrainingRow], shard: ContextShard, merge: bool = True) -
     first, end = _stretch(tree, shard)
     edges = np.flatnonzero((first <= tree.parents) & (tree.parents < end))  # sorted by parent, so a stretch
     mine = np.isin(tree.edges, edges)
+    branches = tree.edges[mine] - (edges[0] if len(edges) else 0)
     packed = MicroBatch(
         tokens=tensor(tree.tokens[first:end]),
         positions=tensor(tree.positions[first:end]),
         runs=tuple(tree.runs),
         rows=tensor(tree.parents[edges] - first),
         labels=tensor(tree.labels[edges]),
-        branches=tensor(tree.edges[mine] - (edges[0] if len(edges) else 0)),
+        branches=tensor(branches),
+        nodes=(tree.parents[edges] - first)[branches],
         queries=(first, end),
         paths=_paths(tree, rows, (first, end), shard.device) if shard.paths else None,
         experts=None if tree.experts is None else tensor(tree.experts[first:end]),
     )
     starts = np.cumsum([0] + [int(row.segment.max()) + 1 for row in rows])
+    segments = np.concatenate([row.segment[row.places] + start for row, start in zip(rows, starts, strict=False)])
     logp = flat([row.rollout_logp for row in rows])
     weights = [np.full(len(row.tokens), row.weight, dtype=np.float32) for row in rows]
     return packed, LossTokens(
@@ -141,7 +145,7 @@ def pack(rows: Sequence[TrainingRow], shard: ContextShard, merge: bool = True) -
         advantage=flat([row.advantage for row in rows]),
         mask=torch.ones_like(logp),
         scale=flat(weights),
-        segment=flat([row.segment + start for row, start in zip(rows, starts, strict=False)]),
+        segment=tensor(np.unique(segments[mine], return_inverse=True)[1]),
     )
 
 
@@ -168,8 +172,8 @@ def _paths(
     last = np.repeat([run.last for run in tree.runs], lengths)[slice(*stretch)]
     first, end = (np.searchsorted(tree.ends[order], places) for places in (np.arange(*stretch), last))
     counts = [[rows[index].inputs for index in order], [len(rows[index].places) for index in order]]
-    columns = [torch.from_numpy(column).to(device) for column in (first, end)]
-    return SequencePaths(*columns, *(torch.tensor(count, dtype=torch.float64, device=device) for count in counts))
+    columns = [first, end, *(np.array(count, dtype=np.float64) for count in counts)]
+    return SequencePaths(*(to_device(column, device) for column in columns))
 
 
 def _padded(tree: PrefixForest, multiple: int) -> PrefixForest:
@@ -194,6 +198,5 @@ def _empty(shard: ContextShard) -> tuple[MicroBatch, LossTokens]:
     none, nothing = some[:0], torch.zeros(0, device=shard.device)
     tokens = LossTokens(rollout_logp=nothing, advantage=nothing, mask=nothing, scale=nothing, segment=none)
     paths = SequencePaths(some, some, nothing.double(), nothing.double()) if shard.paths else None
-    return MicroBatch(
-        some, some, (TokenRun(0, whole, whole, 0),), none, none, none, (first, first + size), paths
-    ), tokens
+    runs, places = (TokenRun(0, whole, whole, 0),), np.zeros(0, dtype=np.int64)
+    return MicroBatch(some, some, runs, none, none, none, places, (first, first + size), paths), tokens

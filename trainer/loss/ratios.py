@@ -43,7 +43,7 @@ class Window:
 
     def holds(self, ratio: Tensor) -> Tensor:
         """[tokens] whether the ratio is inside. Bounds are compared in the ratio's own precision."""
-        low, high = ratio.new_tensor(self.low), ratio.new_tensor(self.high)
+        low, high = ratio.new_full((), self.low), ratio.new_full((), self.high)  # new_tensor would wait for the GPU
         if self.closed:
             return (low <= ratio) & (ratio <= high)
         return (low < ratio) & (ratio < high)
@@ -56,7 +56,8 @@ def log_ratio(new: Tensor, base: Tensor, kept: Tensor) -> Tensor:
 
 
 def ratio(log_ratios: Tensor, kept: Tensor, segment: Tensor | None, level: Level) -> Tensor:
-    """[tokens] each token's ratio at a level; 1 where it is not kept. `segment`: index of each token's segment, from 0.
+    """[tokens] each token's ratio at a level; 1 where it is not kept. `segment`: number of each token's segment, from 0
+    and without gaps.
 
     A segment must not be spread over calls. A completion is never cut, so it is the natural segment (a chunk of IPA).
     ValueError when a level needs segments and there are none.
@@ -68,7 +69,7 @@ def ratio(log_ratios: Tensor, kept: Tensor, segment: Tensor | None, level: Level
     if not len(segment):
         return log_ratios.exp()
     weight = kept.to(log_ratios)
-    size = int(segment.max()) + 1
+    size = len(segment)  # at least the number of segments; the exact one would have to be read back from a GPU
     total = log_ratios.new_zeros(size).index_add(0, segment, log_ratios * weight)
     if level == "geometric":
         total = total / log_ratios.new_zeros(size).index_add(0, segment, weight).clamp_min(

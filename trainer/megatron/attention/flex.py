@@ -7,10 +7,12 @@ end among the keys. Left out: choosing a kernel (trainer/megatron/attention/kern
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from trainer.data.to_device import to_device
 from trainer.megatron.attention.layout import AttentionLayout
 
 BLOCK = 128
@@ -40,12 +42,14 @@ def block_mask(layout: AttentionLayout, device: torch.device) -> BlockMask:
 
     Where key j has the subtree end last[j], query i attends to it if and only if j <= i < last[j].
     """
-    lengths = torch.tensor([run.end - run.start for run in layout.runs], device=device)
-    last = torch.tensor([run.last for run in layout.runs], device=device).repeat_interleave(lengths)
+    lengths = [run.end - run.start for run in layout.runs]
+    last = to_device(np.repeat([run.last for run in layout.runs], lengths), device)
     first, end = layout.queries
+    offset = torch.full((), first, device=device)
 
     def allowed(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key <= query + first) & (query + first < last[key])
+        # Tensors only: the kernel would be compiled again for each new number.
+        return (key <= query + offset) & (query + offset < last[key])
 
     partial, every = _compare_blocks(last, first, end)
     counts, indices = _indices(partial & ~every)

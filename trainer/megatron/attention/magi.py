@@ -8,9 +8,11 @@ passes.
 from functools import lru_cache
 from importlib.util import find_spec
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from trainer.data.to_device import to_device
 from trainer.megatron.attention.layout import AttentionLayout, slices
 
 FULL, CAUSAL = 0, 1
@@ -48,4 +50,4 @@ def sliced_flash(query: Tensor, key: Tensor, value: Tensor, layout: AttentionLay
 @lru_cache(maxsize=2)
 def _on_device(layout: AttentionLayout, device: torch.device) -> tuple[Tensor, ...]:
     """The ranges as tensors. Cached: all layers of a pass share them."""
-    return tuple(torch.tensor(values, dtype=torch.int32, device=device) for values in ranges(layout))
+    return tuple(to_device(np.array(values, dtype=np.int32), device) for values in ranges(layout))

@@ -60,7 +60,10 @@ def transformer_config(shape: ModelShape, dtype: torch.dtype, parallel: Parallel
         activation_func=torch.nn.functional.silu,
         hidden_dropout=0.0,
         attention_dropout=0.0,
-        use_cpu_initialization=True,  # there may be no GPU; the weights are loaded afterwards
+        # The weights are loaded afterwards. Not `perform_initialization=False`: with that, megatron-core 0.16.1 also
+        # leaves out its marks of parameters that tensor ranks divide.
+        init_method=leave,
+        output_layer_init_method=leave,
         params_dtype=dtype,
         bf16=dtype == torch.bfloat16,
         tensor_model_parallel_size=parallel.tensor,
@@ -82,6 +85,10 @@ def transformer_config(shape: ModelShape, dtype: torch.dtype, parallel: Parallel
         apply_rope_fusion=False,
         **expert_options(shape, parallel),
     )
+
+
+def leave(weight: Tensor) -> None:
+    """Leave a new parameter as it is. Drawing the weights of a large model would take minutes."""
 
 
 def build_model(shape: ModelShape, config: TransformerConfig, parallel: Parallel) -> "PolicyModel":
@@ -230,21 +237,25 @@ class PolicyModel(GPTModel):
             return self._logits(selected).transpose(0, 1).contiguous()
         parts = list(zip(selected.split(self.logits_tokens), labels.split(self.logits_tokens, dim=1), strict=True))
         if len(parts) == 1:
-            return self._losses(*parts[0])
-        # Recompute the logits of each part in the backward pass, so that only one part's exist at a time.
-        return torch.cat([checkpoint(self._losses, *part, use_reentrant=False) for part in parts], dim=1)
+            return self._losses(*parts[0], self._head_weight())
+        # Recompute the logits of each part in the backward pass, so that only one part's exist at a time. The parts'
+        # gradients of the head add up in the dtype of the weight that they share, so they share one in fp32.
+        weight = self._head_weight()
+        weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
+        losses = [checkpoint(self._losses, *part, weight, use_reentrant=False) for part in parts]
+        return torch.cat(losses, dim=1)
 
     def _likeliest(self, hidden: Tensor) -> Tensor:
         """[edges, 1, hidden] -> [edges] tokens. Gathers the vocabulary over tensor ranks."""
         parts = [whole_vocabulary(self._logits(part)).argmax(-1) for part in hidden.split(self.logits_tokens)]
         return torch.cat(parts).view(-1)
 
-    def _losses(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """[part, 1, hidden], [1, part] labels -> [1, part] negative logprobs.
+    def _losses(self, hidden: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+        """[part, 1, hidden], [1, part] labels, the head's weight -> [1, part] negative logprobs.
 
         Megatron's cross entropy: each tensor rank computes its part of the vocabulary.
         """
-        return self.compute_language_model_loss(labels, self._logits(hidden))
+        return self.compute_language_model_loss(labels, self._project(hidden, weight))
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return self._project(hidden, self._head_weight())
@@ -263,7 +274,7 @@ class PolicyModel(GPTModel):
     def _project(self, hidden: Tensor, weight: Tensor) -> Tensor:
         if self.head_float32:
             hidden, weight = hidden.float(), weight.float()
-        return self.output_layer(hidden, weight=weight)[0]
+        return self.output_layer(hidden, weight=weight.to(hidden.dtype))[0]
 
 
 class PackedRotary(RotaryEmbedding):
@@ -290,6 +301,6 @@ class PackedRotary(RotaryEmbedding):
 
     def forward(self, max_seq_len: int, *args: Any, **kwargs: Any) -> Tensor:
         """[S, 1, 1, head_dim] angles of `positions`, which the model sets before each pass. The argument is ignored."""
-        self.inv_freq = self.inv_freq.to(self.positions.device)
+        self.inv_freq = self.inv_freq.to(self.positions.device, non_blocking=True)
         angles = torch.outer(self.positions.to(self.inv_freq.dtype), self.inv_freq)
         return torch.cat((angles, angles), dim=-1)[:, None, None, :]

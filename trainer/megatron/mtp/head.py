@@ -23,6 +23,7 @@ from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from trainer.data.micro_batch import MicroBatch
+from trainer.data.to_device import to_device
 from trainer.megatron.attention.layout import AttentionLayout
 from trainer.megatron.bucket_padding import without_padding
 from trainer.megatron.model.experts import mark_experts
@@ -112,7 +113,7 @@ def head_input(model: PolicyModel, packed: MicroBatch, hidden: Tensor, drafts: i
         hidden=hidden.detach(),
         embedded=embedded,
         angles=model.rotary_pos_emb(len(positions)),
-        before=torch.from_numpy(parents(packed.runs)).to(packed.tokens.device),
+        before=to_device(parents(packed.runs), packed.tokens.device),
         layouts=tuple(
             AttentionLayout(without_first_tokens(packed.runs, depth), packed.queries) for depth in range(1, drafts + 1)
         ),

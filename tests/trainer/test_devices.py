@@ -1,0 +1,96 @@
+"""A micro-batch on a device whose numbers nobody can read: where a GPU would wait for the CPU, and mixed devices.
+
+The device is torch's `meta`, which computes shapes only. Reading a number of it raises an error, as does any operation
+whose result has a shape that depends on numbers. Not covered: attention's kernel (replaced here by one that computes
+the same shapes), layers with experts, whose tokens Megatron counts on the CPU, and several ranks.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from proxy.pool.errors import UserError
+from tests.trainer.make import make_config, make_rows, write_model
+from trainer.config import Loss, LossKind
+from trainer.config.model_shape import read_shape
+from trainer.data.packing import ContextShard, pack
+from trainer.loss.named_losses import configured
+from trainer.loss.policy_loss import policy_loss
+from trainer.megatron import cpu
+from trainer.megatron.attention import flex
+from trainer.megatron.model.model import PolicyModel, build_model, transformer_config
+from trainer.megatron.parallel import Ranks
+
+META = torch.device("meta")
+
+
+class Waits(TorchDispatchMode):
+    """Notes copies for which a GPU would wait, and operations that mix devices, but for single numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        made = [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)]
+        kinds = {tensor.device.type for tensor in given if tensor.dim() or tensor.device == META}
+        if func is torch.ops.aten._to_copy.default and given[0].device != made[0].device:
+            if not (kwargs or {}).get("non_blocking"):
+                self.noted.append(f"a copy of {tuple(given[0].shape)} that waits")
+        elif len(kinds) > 1:
+            self.noted.append(f"{func} on {kinds}")
+        return results
+
+
+@pytest.fixture
+def model(ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PolicyModel]:
+    """A model on the device, with all that bounds memory. Its attention computes as many scores as pairs of tokens."""
+    monkeypatch.setattr(cpu._stub, "current_device", lambda: META, raising=False)
+    monkeypatch.setattr(flex, "compiled", lambda: quadratic)
+    parallel = make_config(tmp_path, parallel={"recompute": True, "precision": "bfloat16"}).parallel
+    shape = read_shape(write_model(tmp_path / "model"))
+    model = build_model(shape, transformer_config(shape, torch.bfloat16, parallel), parallel).to(META)
+    model.logits_tokens = 10
+    yield model
+
+
+def quadratic(query: Tensor, key: Tensor, value: Tensor, block_mask: BlockMask, scale: float, **_: Any) -> Tensor:
+    """FlexAttention's arguments and shapes. The mask's function is called as the kernel calls it."""
+    assert block_mask.kv_num_blocks.device == block_mask.kv_indices.device == query.device
+    numbers = (torch.arange(size, device=query.device) for size in (query.shape[2], key.shape[2]))
+    rows, columns = torch.meshgrid(*numbers, indexing="ij")
+    allowed = block_mask.mask_mod(rows, rows, rows, columns)
+    key, value = (tensor.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for tensor in (key, value))
+    scores = (query @ key.transpose(2, 3) * scale).masked_fill(~allowed, -torch.inf)
+    return scores.softmax(dim=-1) @ value
+
+
+@pytest.mark.parametrize("kind", ["cispo", "icepop", "gspo", "ipa"])
+def test_no_micro_batch_waits_for_the_device(kind: LossKind, model: PolicyModel) -> None:
+    rule = configured(Loss(kind=kind, cap=2.0))
+    with Waits() as waits:
+        packed, tokens = pack(make_rows(3), ContextShard(META, paths=True))
+        loss_of = partial(policy_loss, rule=rule)
+        logp = model(packed)[packed.branches]
+        fields = vars(tokens) | {"old_logp": logp.detach()}
+        loss, sums = loss_of(logp, type(tokens)(**fields))
+        loss.backward()
+    assert waits.noted == []
+    grads = [param.grad for param in model.parameters()]
+    assert {grad.device for grad in [*grads, sums.sums] if grad is not None} == {META} and None not in grads
+
+
+def test_a_rank_without_a_gpu_of_its_own_is_refused() -> None:
+    cpu.demand_gpu(local_rank=1, gpus=2)
+    with pytest.raises(UserError, match="rank 2 of this machine has no GPU, .* there are 2; set --nproc"):
+        cpu.demand_gpu(local_rank=2, gpus=2)
