@@ -40,7 +40,7 @@ class HeadLoss(torch.nn.Module):
         self.model, self.labels = [model], labels  # in a list: its parameters are not this module's
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.model[0]._losses(hidden, self.labels)
+        return self.model[0]._losses(hidden, self.labels, self.model[0]._head_weight())
 
 
 class FeedForward(torch.nn.Module):
