@@ -11,8 +11,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import msgspec
-
 from harness.agents.base import Agent, Endpoint
 from harness.agents.install import bundle_at
 from harness.agents.one_call import ask
@@ -22,9 +20,11 @@ from harness.environment.snapshot import Snapshot, set_up, spec_of, take_snapsho
 from harness.failure import AttemptFailed, Unexpected, stage
 from harness.monitor.hang_watch import HangWatch, run_watched
 from harness.tasks import Task, TaskPart, parts_of
+from harness.tasks.stored import stored_task
 from harness.tasks.verdict_options import Augment
 from harness.verdict.checkers import CheckerContext, check_answer
-from harness.verdict.isolation import end_agent, verifier_sandbox, write_findings
+from harness.verdict.findings import write_findings
+from harness.verdict.isolation import end_agent, verifier_sandbox
 from harness.verdict.judge import Judge
 from harness.verdict.rewards import Verdict, below, joined
 from harness.verdict.verifier import verify
@@ -112,7 +112,7 @@ async def run_rollout(
     context: RunContext, rollout: OpenRollout, agent: Agent, cancellation: Cancellation | None = None
 ) -> tuple[Outcome, GroupProgress]:
     """Bring a rollout to its outcome and write it. UserError when no rollout could succeed at present."""
-    job = RolloutJob(rollout, msgspec.convert(rollout.task, Task), agent, cancellation or Cancellation())
+    job = RolloutJob(rollout, stored_task(rollout.task), agent, cancellation or Cancellation())
     tries = outages = 0
     while True:
         outcome = await (context.remote_attempt or make_attempt)(context, job)
@@ -283,10 +283,10 @@ class LiveAttempt:
         task, context = part.task, self._context
         await end_agent(sandbox, task, snapshot)
         await self._classify_end(result, task)
-        async with (
-            context.slots.verifying,
-            verifier_sandbox(context.sandboxes, sandbox, task, snapshot, part.more) as (room, findings),
-        ):
+        judging = verifier_sandbox(
+            context.sandboxes, sandbox, task, snapshot, before=part.before, more=part.more, ended=True
+        )
+        async with context.slots.verifying, judging as (room, findings):
             await asyncio.to_thread(write_findings, context.logs, self._log_name, findings)
             for past in range(VERIFIER_TRIES):
                 try:

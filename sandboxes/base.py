@@ -7,7 +7,7 @@ outside. An absolute path belongs to the sandbox's own file system, where it has
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import IO, Literal, Protocol
 
 Ended = Literal["exit", "timeout", "cpu", "memory"]
 Profile = Literal["strict", "harbor"]
@@ -158,6 +158,28 @@ class Sandbox(Protocol):
 
     async def get(self, path: str, target: Path, user: User = "agent") -> None:
         """Copy what the user may read of a directory out of the sandbox. SandboxError above `disk_mb`."""
+
+    async def freeze(self) -> None:
+        """Halt all processes at once, from outside. Then only `pack`, `changed`, `restore` and `stop` work.
+
+        `thaw` or `restart` ends that state. May be called more than once.
+        """
+
+    async def thaw(self) -> None:
+        """Let frozen processes go on, where they still live."""
+
+    async def restart(self) -> None:
+        """End all processes from outside, also those that are kept, without asking anything inside. The files stay.
+
+        Not for a sandbox with services, which would lose its network.
+        """
+
+    async def pack(self, path: str, archive: IO[bytes], limit: int) -> bool:
+        """Write the file or directory at a path as a tar archive, read from outside and through no link of an agent.
+
+        Each name begins with one component that stands for `path`. False when nothing is there. SandboxError when the
+        archive gets larger than `limit` bytes. Call it on a frozen sandbox, or where no agent has run.
+        """
 
     async def changed(self) -> Mapping[str, bool]:
         """Return the absolute paths of the image that were changed (False) or removed (True).

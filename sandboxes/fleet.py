@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 from sandboxes.base import ImageError, Limits, OnOutput, Result, Sandbox, SandboxError, Sandboxes, Spec, User
 from sandboxes.docker.daemon import DaemonError
@@ -272,6 +272,18 @@ class HostedSandbox:
 
     async def read(self, path: str, limit: int = 1 << 20, user: User = "agent") -> bytes | None:
         return await self._reporting(self._inner.read(path, limit, user))
+
+    async def freeze(self) -> None:
+        await self._reporting(self._inner.freeze())
+
+    async def thaw(self) -> None:
+        await self._reporting(self._inner.thaw())
+
+    async def restart(self) -> None:
+        await self._reporting(self._inner.restart())
+
+    async def pack(self, path: str, archive: IO[bytes], limit: int) -> bool:
+        return await self._reporting(self._inner.pack(path, archive, limit))
 
     async def changed(self) -> Mapping[str, bool]:
         return await self._reporting(self._inner.changed())

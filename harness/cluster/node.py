@@ -10,13 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from harness.agents.base import Agent
 from harness.cluster.pickling import NodeReport, NodeSetup, unpack
 from harness.cluster.task_directories import moved, own_place, unpacked
 from harness.rollout import RolloutJob, RunContext, make_attempt
-from harness.tasks import Task
+from harness.tasks.stored import stored_task
 from proxy.pool.errors import PoolError, UserError
 from proxy.pool.rollouts.groups import OpenRollout, Outcome
 from sandboxes.gc import remove_leftovers
@@ -38,7 +36,7 @@ def attempt_here(
     logs.mkdir()
     try:
         local = {"logs": logs, "sandboxes": station.make_sandboxes()}
-        task = msgspec.convert(_with_copies(rollout.task, parcel, place), Task)
+        task = stored_task(_with_copies(rollout.task, parcel, place))
         job = RolloutJob(rollout, task, agent)
         outcome = _runner().run(_attempt(unpack(packed, _opened(station) | local), job))
     except (UserError, PoolError) as raised:

@@ -24,7 +24,7 @@ from harness.settings import Settings
 from harness.setup.placement import SandboxMaker
 from harness.setup.sandbox_choice import backend_for, choose, listening
 from harness.setup.stack import replaying
-from harness.tasks import Task
+from harness.tasks.stored import stored_task
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.budgets import calls_seen
@@ -86,7 +86,7 @@ def _play(
     """Run the attempt again in a sandbox of the same kind. Returns its outcome and how many calls it made."""
     where, (_, settings) = directory.whereabouts(), directory.begun_with()
     agent = _agent(recorded, settings)
-    choice = choose(directory.sandbox(), [msgspec.convert(recorded.task, Task)])
+    choice = choose(directory.sandbox(), [stored_task(recorded.task)])
     with (
         listening(choice, settings) as listeners,
         replaying(
@@ -119,7 +119,7 @@ async def _attempt(context: RunContext, recorded: ReplayableRollout, agent: Agen
 
     rollout = replace(await context.pool(open_one), group_id=recorded.group_id, member=recorded.member)
     try:
-        outcome = await make_attempt(context, RolloutJob(rollout, msgspec.convert(recorded.task, Task), agent))
+        outcome = await make_attempt(context, RolloutJob(rollout, stored_task(recorded.task), agent))
     finally:
         await context.sandboxes.close()
     assert outcome.attempt_id is not None

@@ -5,7 +5,6 @@
 
 import argparse
 import asyncio
-import hashlib
 import signal
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
@@ -30,6 +29,7 @@ from harness.setup.sandbox_choice import backend_for, choose, listening
 from harness.setup.stack import ProxyOptions, RunningProxy, service
 from harness.tasks.mix import TaskMix
 from harness.tasks.sources import load_sources
+from harness.tasks.stored import digest_of_tasks
 from harness.verdict.judge import Judge
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import PoolError, UserError
@@ -188,9 +188,8 @@ def _proxy_options(settings: Settings, listeners: Mapping[str, str]) -> ProxyOpt
 
 def _config(settings: Settings, mix: TaskMix) -> dict[str, Any]:
     """The settings that must not change when a run is resumed, without the optional ones that are not used."""
-    digest = hashlib.sha256(msgspec.json.encode(mix.tasks)).hexdigest()[:16]
     config = {
-        "tasks": digest,
+        "tasks": digest_of_tasks(mix.tasks),
         "agent": settings.agent,
         "command": settings.command,
         "group_size": settings.group_size,

@@ -51,14 +51,17 @@ def is_tool(path: str) -> bool:
 
 def is_kept(task: Task, path: str) -> bool:
     """Whether the task allows the agent to create or change this path."""
-    return any(_matches(path, pattern) for pattern in task.verifier.keep)
+    return any(matches(path, pattern) for pattern in task.verifier.keep)
 
 
 def steering(task: Task, sandbox: Sandbox, spec: Spec, own_root: bool) -> Callable[[str], bool]:
-    """Return a test for paths that steer this task's verifier and that the task does not allow the agent to change."""
+    """Return a test for paths that steer the verifier of a task in the agent's own sandbox.
+
+    Paths that the task allows the agent to change are none.
+    """
     above = above_tests(task, sandbox.work, own_root)
-    shared_home = task.verifier.user == "root" and not task.verifier.fresh
-    writable_root = own_root and spec.profile == "harbor" and not task.verifier.fresh
+    shared_home = task.verifier.user == "root"
+    writable_root = own_root and spec.profile == "harbor"
 
     def steers(path: str) -> bool:
         parent, _, name = path.rpartition("/")
@@ -84,6 +87,7 @@ def above_tests(task: Task, work: str, own_root: bool) -> set[str]:
     return above
 
 
-def _matches(path: str, pattern: str) -> bool:
+def matches(path: str, pattern: str) -> bool:
+    """Whether a pattern (absolute, or the end of a path) names a path or a directory above it."""
     full = pattern if pattern.startswith("/") else f"*/{pattern}"
     return fnmatchcase(path, full) or fnmatchcase(path, f"{full}/*")

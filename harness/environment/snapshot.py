@@ -15,6 +15,7 @@ from harness.environment.protected_files import RUNNERS_NAMES, above_tests, stee
 from harness.failure import AttemptFailed
 from harness.tasks import Task
 from harness.tasks.schema import TaskImage
+from harness.tasks.where import judged_fresh
 from sandboxes.base import Image, Limits, Sandbox, Sandboxes, Service, Spec
 
 ORIGINAL_BYTES = 1 << 16
@@ -30,6 +31,8 @@ class Snapshot:
     own_root: bool
     """Whether the sandbox has a root file system of its own, not this machine's."""
     manifest: FileManifest
+    fresh: bool = False
+    """Whether the verdict is reached in a fresh sandbox."""
     leftovers: Sequence[Leftover] = ()
     changed: frozenset[str] = frozenset()
     """Paths of the image that set-up has changed, where the root is writable."""
@@ -44,9 +47,11 @@ async def take_snapshot(sandbox: Sandbox, task: Task, sandboxes: Sandboxes) -> S
     before = await take_manifest(sandbox, spec, own_root, above, RUNNERS_NAMES)
     manifest, rows = await clean_start(sandbox, task, before)
     steer = steering(task, sandbox, spec, own_root)
-    known = [path for path in sorted(manifest.files) if steer(path)]
+    fresh = judged_fresh(task, sandboxes.kind)  # then nothing is put back in this one
+    known = [] if fresh else [path for path in sorted(manifest.files) if steer(path)]
     originals = await _contents(sandbox, known) if known else {}
-    return Snapshot(spec, own_root, manifest, rows, frozenset(await sandbox.changed()), originals)
+    changed = frozenset() if fresh else frozenset(await sandbox.changed())
+    return Snapshot(spec, own_root, manifest, fresh, rows, changed, originals)
 
 
 async def _contents(sandbox: Sandbox, paths: list[str]) -> dict[str, bytes]:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from ipaddress import ip_network
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import msgspec
 
@@ -68,10 +68,18 @@ def _agent_faults(task: Task) -> Iterator[str]:
     for index, step in enumerate(task.steps):
         if not step.verifier.command:
             yield f"steps[{index}].verifier: has no command; give it one"
-        if step is not task.steps[-1] and step.verifier.network == "full" != task.network and not step.verifier.fresh:
-            yield f"steps[{index}].verifier.network: 'full' would stay for the next step's agent; use fresh, or model"
+        if (
+            step is not task.steps[-1]
+            and step.verifier.network == "full" != task.network
+            and _shared(task, step.verifier)
+        ):
+            yield f"steps[{index}].verifier.network: 'full' would stay for the next step's agent; use where = 'fresh'"
         if [other.name for other in task.steps].count(step.name) > 1:
             yield f"steps[{index}].name: {step.name!r} is used twice; give every step its own"
+
+
+def _shared(task: Task, verifier: Verifier) -> bool:
+    return verifier.where == "shared" or (verifier.where is None and task.daemons)
 
 
 def _answer_faults(task: Task) -> Iterator[str]:
@@ -129,6 +137,10 @@ def _verifier_faults(field: str, verifier: Verifier) -> Iterator[str]:
     yield from _path_faults(f"{field}.files", verifier.files)
     yield from _path_faults(f"{field}.directories", verifier.directories)
     yield from _environment_faults(f"{field}.env", verifier.env)
+    for index, artifact in enumerate(verifier.artifacts):
+        rest = PurePosixPath(artifact.path.removeprefix("~/"))
+        if not artifact.path.removeprefix("~/") or ".." in rest.parts or "\0" in artifact.path or str(rest) == "/":
+            yield f"{field}.artifacts[{index}].path: {artifact.path!r} is no place in the sandbox; name a path in it"
 
 
 def _path_faults(field: str, entries: dict[str, str]) -> Iterator[str]:

@@ -56,6 +56,15 @@ class TaskService(Strict, frozen=True, kw_only=True):
     ready_timeout: Seconds = 60
 
 
+class Artifact(Strict, frozen=True, kw_only=True):
+    """A file or directory of the agent's that the verdict is about."""
+
+    path: Text
+    """Relative to the working directory, `~/` for the agent's home, or absolute."""
+    exclude: list[Pattern] = []
+    """What stays behind: the end of a path below `path`, or a glob for it."""
+
+
 class Verifier(Strict, frozen=True, kw_only=True):
     """How the verdict on the agent's work is made. harness/verdict/rewards.py says what counts as a reward."""
 
@@ -70,8 +79,11 @@ class Verifier(Strict, frozen=True, kw_only=True):
     timeout: Seconds = 120
     user: User = "verifier"
     """User who runs the command."""
-    fresh: bool = False
-    """Verify in a fresh sandbox into which only the working directory is copied."""
+    where: Literal["fresh", "shared"] | None = None
+    """fresh: in a new sandbox, into which only data of the agent's travels. shared: in the agent's own.
+    None: fresh where sandboxes isolate and the task keeps no daemons (harness/tasks/where.py)."""
+    artifacts: list[Artifact] = []
+    """What travels into a fresh sandbox. Empty: the working directory."""
     keep: list[Pattern] = []
     """Paths that steer verifiers but that the agent may create or change, such as conftest.py.
     See harness/environment/protected_files.py."""
@@ -203,14 +215,19 @@ class TaskPart:
     min_reward: float | dict[str, float] | None = None
     more: bool = False
     """Another part follows."""
+    before: tuple[Task, ...] = ()
+    """The parts before this one."""
 
 
 def parts_of(task: Task) -> tuple[TaskPart, ...]:
     """The parts of a task, which are worked on one after the other in one sandbox."""
     if not task.steps:
         return (TaskPart(task),)
-    steps = ((_alone(task, step, first=step is task.steps[0]), step) for step in task.steps)
-    return tuple(TaskPart(alone, step.name, step.min_reward, step is not task.steps[-1]) for alone, step in steps)
+    alone = tuple(_alone(task, step, first=step is task.steps[0]) for step in task.steps)
+    return tuple(
+        TaskPart(alone[number], step.name, step.min_reward, number + 1 < len(alone), alone[:number])
+        for number, step in enumerate(task.steps)
+    )
 
 
 def _alone(task: Task, step: Step, first: bool) -> Task:

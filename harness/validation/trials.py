@@ -94,7 +94,9 @@ async def _judged(sandboxes: Sandboxes, spec: TrialSpec) -> tuple[Verdict, str]:
                 variations = []
             snapshot = await take_snapshot(sandbox, part.task, sandboxes)
             remarks += [await _solve(sandbox, part, env)] if spec.kind == "oracle" else []
-            async with verifier_sandbox(sandboxes, sandbox, part.task, snapshot, part.more) as (room, _):
+            async with verifier_sandbox(
+                sandboxes, sandbox, part.task, snapshot, before=part.before, more=part.more
+            ) as (room, _):
                 verdict = await verify(room, part.task)
             judged.append((part.name, verdict))
             if below(verdict, part.min_reward):

@@ -7,13 +7,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from sandboxes.base import Sandbox, SandboxError, Spec
+from sandboxes.docker.container.freezing import holder_config
 from sandboxes.docker.container.sandbox import DockerSandbox, StartedContainer
 from sandboxes.docker.daemon import ContainerCommand, DaemonError, DockerDaemon
 from sandboxes.docker.image.images import STASH, Images, log
 from sandboxes.docker.isolation.reach import Router
 from sandboxes.docker.isolation.walls import with_walls
 from sandboxes.docker.labels import IMAGE, RELAXED, labels_of, sandbox_labels, this_process
-from sandboxes.docker.profiles import ACCOUNTS, BaseImage, container_config
+from sandboxes.docker.profiles import ACCOUNTS, BaseImage, container_config, writable_places
 from sandboxes.docker.services import names_of, start_services
 from sandboxes.docker.wiring import Supplier, Supply, merge_supplies
 from sandboxes.output import BoundedOutput
@@ -118,7 +119,7 @@ class DockerSandboxes:
         labels = self._labels(sandbox, spec) | {IMAGE: base.name}
         name = container_name(sandbox)
         log.info("sandbox %s of image %s, relaxed: %s", sandbox, base.name, labels[RELAXED] or "nothing")
-        config = container_config(spec, base, supply, labels)
+        config = container_config(spec, base, supply, labels, self.daemon.first_id)
         config = with_walls(config, self.daemon.seccomp, spec.profile, spec.system_calls)
         with self.daemon.translating_errors(f"starting a sandbox of image {base.name}"):
             container = await self.daemon.docker.containers.create(config, name=name)
@@ -128,7 +129,7 @@ class DockerSandboxes:
         if base.seeded:
             await self._seed(name, base)
         if supply.ready is not None:
-            await supply.ready(name)
+            await supply.ready(name, 0.0)
         started = StartedContainer(
             id=sandbox,
             container=name,
@@ -140,7 +141,11 @@ class DockerSandboxes:
             cpus=spec.cpus or self.daemon.cpus,
             labels=labels,
             writable=spec.profile == "harbor",
+            networked=spec.network == "full",
             restrict=lambda: self._restrict(name, spec),
+            places=tuple(writable_places(base)) if spec.profile == "strict" else (),
+            holder=holder_config(name, base.id, labels) if spec.profile == "strict" else None,
+            ready=supply.ready,
         )
         self._running[sandbox] = running = DockerSandbox(self.daemon, started, lambda: self._remove(sandbox))
         return running

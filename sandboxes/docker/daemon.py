@@ -59,6 +59,8 @@ class DockerDaemon:
         self.presence = Presence(docker, address)
         self.remapped = False
         """Whether uid 0 inside is an unprivileged user outside."""
+        self.first_id = 0
+        """That user's id."""
         self.seccomp = False
         """Whether it can filter system calls."""
         self.local = False
@@ -92,6 +94,9 @@ class DockerDaemon:
         if information["OSType"] != "linux":
             raise DaemonError(f"the Docker daemon at {self.address} runs {information['OSType']}; use one of Linux")
         self.remapped = any("name=userns" in option for option in information["SecurityOptions"] or ())
+        if self.remapped:  # the daemon keeps the containers of such users below ROOT/UID.GID
+            first = Path(information["DockerRootDir"]).name.partition(".")[0]
+            self.first_id = int(first) if first.isdecimal() else 0
         self.seccomp = any("name=seccomp" in option for option in information["SecurityOptions"] or ())
         self.cpus = information["NCPU"]
         self.local = self.address.startswith("unix://") and information.get("Name") == socket.gethostname()

@@ -68,8 +68,8 @@ class Channel:
         main = forwarder.forwarder(self.runtime.python, target=target)
         return Supply(main=main, mounts=[mount], model_url=forwarder.URL, ready=self._ready)
 
-    async def _ready(self, container: str) -> None:
-        await _forwards(self.daemon, container)
+    async def _ready(self, container: str, since: float) -> None:
+        await _forwards(self.daemon, container, since)
 
     async def release(self, sandbox: str) -> None:
         """Do nothing: the relay stays for the other sandboxes."""
@@ -173,13 +173,14 @@ def _mount(volume: str, read_only: bool) -> Mapping[str, Any]:
     return kind | {"ReadOnly": read_only, "VolumeOptions": options}
 
 
-async def _forwards(daemon: DockerDaemon, container: str) -> None:
-    """Wait until the forwarder prints `ready`. SandboxError, with its output, when it does not."""
+async def _forwards(daemon: DockerDaemon, container: str, since: float = 0) -> None:
+    """Wait until the forwarder prints `ready`, after `since`. SandboxError, with its output, when it does not."""
     output = BoundedOutput(2000)
     with daemon.translating_errors(f"the forwarder of {container}"):
         try:
             async with asyncio.timeout(READY_SECONDS):
-                async for line in daemon.container(container).log(stdout=True, stderr=True, follow=True):
+                log = daemon.container(container).log(stdout=True, stderr=True, follow=True, since=f"{since:.6f}")
+                async for line in log:
                     if line.strip() == "ready":
                         return
                     output.add(line.encode())

@@ -77,13 +77,19 @@ def working_directory(spec: Spec, of_image: str) -> str:
     return work.rstrip("/")
 
 
-def container_config(spec: Spec, base: BaseImage, supply: Supply, labels: Mapping[str, str]) -> dict[str, Any]:
-    """Return the description from which the daemon's API creates a container."""
-    host = limits_of(spec) | _rights(spec, base)
+def container_config(
+    spec: Spec, base: BaseImage, supply: Supply, labels: Mapping[str, str], first_id: int = 0
+) -> dict[str, Any]:
+    """Return the description from which the daemon's API creates a container.
+
+    `first_id`: the user id on the daemon's machine that is root inside.
+    """
+    host = limits_of(spec) | _rights(spec)
+    volumes = _volumes(spec, base, labels, first_id) if spec.profile == "strict" else []
     host |= {
         "NetworkMode": "bridge" if spec.network == "full" else supply.network or "none",
         "ExtraHosts": [f"{service.name}:127.0.0.1" for service in spec.services],
-        "Mounts": list(supply.mounts),
+        "Mounts": [*volumes, *supply.mounts],
         "Init": True,
         "LogConfig": {"Type": "json-file", "Config": {"max-size": "1m"}},
     }
@@ -118,19 +124,45 @@ def limits_of(spec: Spec) -> dict[str, Any]:
     }
 
 
-def _rights(spec: Spec, base: BaseImage) -> dict[str, Any]:
+def writable_places(base: BaseImage) -> dict[str, tuple[str, int]]:
+    """Return the places of a strict sandbox that can be written: path -> mode and owner."""
+    homes = {ACCOUNTS["strict"]["agent"].home: ("0700", AGENT), ACCOUNTS["strict"]["verifier"].home: ("0700", VERIFIER)}
+    return {"/tmp": ("1777", 0), **homes, base.work: ("0755", AGENT)}
+
+
+def _volumes(spec: Spec, base: BaseImage, labels: Mapping[str, str], first_id: int) -> list[dict[str, Any]]:
+    """Return the writable places as volumes in memory. The daemon reads them, unlike a mount inside the container.
+
+    They have no name, so they go with the container.
+    """
+    size = "" if spec.disk_mb is None else f",size={spec.disk_mb}m"
+    return [
+        {
+            "Type": "volume",
+            "Target": place,
+            "VolumeOptions": {
+                "NoCopy": True,
+                "Labels": dict(labels),
+                "DriverConfig": {
+                    "Name": "local",
+                    "Options": {
+                        "type": "tmpfs",
+                        "device": "tmpfs",
+                        "o": f"nosuid,nodev,mode={mode},uid={first_id + owner},gid={first_id + owner}{size}",
+                    },
+                },
+            },
+        }
+        for place, (mode, owner) in writable_places(base).items()
+    ]
+
+
+def _rights(spec: Spec) -> dict[str, Any]:
     if spec.profile == "harbor":
         return {"CapDrop": ["ALL"], "CapAdd": list(HARBOR_ROOT)}
-    size = "" if spec.disk_mb is None else f",size={spec.disk_mb}m"
-    places = {"/tmp": "mode=1777"}
-    for account in (ACCOUNTS["strict"]["agent"], ACCOUNTS["strict"]["verifier"]):
-        uid, gid = account.ids.split(":")
-        places[account.home] = f"mode=0700,uid={uid},gid={gid}"
-    places[base.work] = f"mode=0755,uid={AGENT},gid={AGENT}"
     return {
         "CapDrop": ["ALL"],
         "CapAdd": list(STRICT_ROOT),
         "SecurityOpt": ["no-new-privileges"],
         "ReadonlyRootfs": True,
-        "Tmpfs": {place: f"rw,exec,nosuid,nodev,{how}{size}" for place, how in places.items()},
     }

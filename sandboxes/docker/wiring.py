@@ -18,8 +18,9 @@ class Supply:
     env: Mapping[str, str] = field(default_factory=dict)
     network: str = ""
     """Network of the daemon to join. Empty: none. Ignored where the spec has the full network."""
-    ready: "Callable[[str], Awaitable[None]] | None" = None
-    """Called with the container's name once it runs; returns when the main process works."""
+    ready: "Callable[[str, float], Awaitable[None]] | None" = None
+    """Returns when the main process works. Called with the container's name once it runs, and with the moment before
+    which what it says is of an earlier start, in seconds since the epoch."""
     model_url: str = ""
     bundles: str = ""
 

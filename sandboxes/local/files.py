@@ -8,9 +8,12 @@ with a file system of their own (Docker).
 import errno
 import os
 import stat
+import tarfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from sandboxes.local.removal import remove_below
 
@@ -18,7 +21,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO must not hang us
 _CHUNK = 1 << 20
 MAX_DEPTH = 256
-"""Directories below one another that are copied out: each takes an open file and a frame of Python's stack."""
+"""Directories below one another that `get` and `pack` go down: each takes an open file and a frame of the stack."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,87 @@ def get(place: SandboxPath, target: Path, limit: int) -> None:
         if path.is_symlink() or not path.is_dir():  # else it has turned into a directory meanwhile
             path.unlink(missing_ok=True)
             path.symlink_to(content)
+
+
+def pack(place: SandboxPath, archive: IO[bytes], limit: int) -> bool:
+    """Write a file or directory as a tar archive, whose names begin with `data`. False when nothing is there.
+
+    OSError when there are more than `limit` bytes. Reads through no link. No process may change the files meanwhile.
+    """
+    try:
+        here = _open(place.base, place.parts[:-1])
+    except OSError:
+        return False
+    with tarfile.open(fileobj=archive, mode="w", format=tarfile.PAX_FORMAT, errors="surrogateescape") as tar:
+        try:
+            last = place.parts[-1] if place.parts else "."
+            if not _is_directory(last, here):
+                _pack_one(tar, last, here, "data", limit)
+                return True
+            top = _enter(last, here)
+        except FileNotFoundError:
+            return False
+        finally:
+            os.close(here)
+        try:
+            _pack_directory(tar, top, limit)
+        finally:
+            os.close(top)
+    return True
+
+
+def _pack_directory(tar: tarfile.TarFile, top: int, limit: int) -> None:
+    left = limit
+    for directory, names, others, here in os.fwalk(".", dir_fd=top, follow_symlinks=False):
+        prefix = f"data{directory[1:]}"
+        tar.addfile(_member(prefix, os.fstat(here)))
+        for name in (*(name for name in names if not _is_directory(name, here)), *others):
+            left -= _pack_one(tar, name, here, f"{prefix}/{name}", left)
+        if prefix.count("/") >= MAX_DEPTH:
+            names.clear()
+        for name in names:
+            if _is_directory(name, here):
+                _unlock(name, here, 0o700)
+
+
+def _pack_one(tar: tarfile.TarFile, name: str, here: int, at: str, limit: int) -> int:
+    """Pack what is no directory and return its bytes. Special files become FIFOs, which nobody unpacks."""
+    state = os.stat(name, dir_fd=here, follow_symlinks=False)
+    member = _member(at, state)
+    if stat.S_ISLNK(state.st_mode):
+        member.type, member.linkname = tarfile.SYMTYPE, os.readlink(name, dir_fd=here)
+        tar.addfile(member)
+        return 0
+    if not stat.S_ISREG(state.st_mode):
+        member.type = tarfile.FIFOTYPE
+        tar.addfile(member)
+        return 0
+    if state.st_size > limit:
+        raise OSError(errno.EFBIG, "it holds more than may be copied out")
+    _unlock(name, here, 0o400)
+    with os.fdopen(os.open(name, _FILE, dir_fd=here), "rb") as source:
+        member.size = state.st_size
+        tar.addfile(member, source)
+    return state.st_size
+
+
+def _unlock(name: str, here: int, needed: int) -> None:
+    """Give ourselves permissions that the sandbox took away. `name` is no link, and no process may replace it."""
+    mode = stat.S_IMODE(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode)
+    if mode & needed != needed:
+        with suppress(PermissionError):  # another user's: only root reads it, and needs no permission
+            os.chmod(name, mode | needed, dir_fd=here)
+
+
+def _member(name: str, state: os.stat_result) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.mode, member.mtime = stat.S_IMODE(state.st_mode), int(state.st_mtime)
+    member.type = tarfile.DIRTYPE if stat.S_ISDIR(state.st_mode) else tarfile.REGTYPE
+    return member
+
+
+def _is_directory(name: str, here: int) -> bool:
+    return stat.S_ISDIR(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode)
 
 
 def _copy_out(name: str, here: int, target: Path, limit: int) -> int:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from sandboxes.base import MAX_COPY_MB, Ended, Limits, OnOutput, Result, Sandbox, SandboxError, Spec, User
 from sandboxes.local import files
@@ -272,6 +273,23 @@ class ProcessSandbox:
             await asyncio.to_thread(files.get, place, target, (self.disk_mb or MAX_COPY_MB) << 20)
         except OSError as error:
             raise SandboxError(f"{path} cannot be copied out of sandbox {self.id} ({error})") from error
+
+    async def freeze(self) -> None:
+        """End all processes: outside of Docker nothing has to stay."""
+        await self.end_processes()
+
+    async def thaw(self) -> None:
+        """Do nothing: `freeze` has ended the processes."""
+
+    async def restart(self) -> None:
+        await self.end_processes()
+
+    async def pack(self, path: str, archive: IO[bytes], limit: int) -> bool:
+        place = self._place(path)
+        try:
+            return await asyncio.to_thread(files.pack, place, archive, limit)
+        except OSError as error:
+            raise SandboxError(f"{path} of sandbox {self.id} cannot be packed ({error})") from error
 
     async def changed(self) -> Mapping[str, bool]:
         return {}

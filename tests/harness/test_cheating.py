@@ -11,7 +11,8 @@ import pytest
 
 from harness.environment.snapshot import set_up, spec_of, take_snapshot
 from harness.tasks import Task
-from harness.verdict.isolation import IsolationFindings, verifier_sandbox
+from harness.verdict.findings import IsolationFindings
+from harness.verdict.isolation import verifier_sandbox
 from harness.verdict.verifier import verify
 from sandboxes.base import Limits
 from sandboxes.docker.backend import DockerSandboxes, Options

@@ -13,7 +13,9 @@ from harness.environment.file_manifest import MAX_FILES
 from harness.environment.snapshot import Snapshot, take_snapshot
 from harness.failure import AttemptFailed
 from harness.tasks import Task
-from harness.verdict.isolation import IsolationFindings, safe_path, verifier_sandbox, write_findings
+from harness.verdict.findings import IsolationFindings, write_findings
+from harness.verdict.isolation import verifier_sandbox
+from harness.verdict.room import safe_path
 from harness.verdict.verifier import verify
 from sandboxes.base import Limits
 from sandboxes.local.process import ProcessSandbox, ProcessSandboxes
@@ -148,8 +150,8 @@ async def test_a_fresh_sandbox_holds_the_working_directory_and_nothing_else(
 ) -> None:
     agent = "echo hello > hello.txt; ln -s hello.txt link; chmod 700 hello.txt; echo home > ~/planted"
     command = f"test -x link && grep -q hello link && [ ! -e ~/planted ] && [ $PWD != {sandbox.work} ]"
-    reward, _ = await judged(sandboxes, sandbox, task(command, fresh=True), agent)
-    assert reward == 1.0 and [path.name for path in sandboxes.root.iterdir()] == [sandbox.id]
+    reward, _ = await judged(sandboxes, sandbox, task(command, where="fresh"), agent)
+    assert reward == 1.0 and list(sandboxes.root.iterdir()) == []  # the agent's is not needed any more
 
 
 async def test_findings_are_kept(sandboxes: ProcessSandboxes, sandbox: ProcessSandbox, tmp_path: Path) -> None:

@@ -8,12 +8,14 @@ the result says `memory`.
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
 
 from sandboxes.base import MAX_COPY_MB, Ended, Limits, OnOutput, Result, SandboxError, User
+from sandboxes.docker.container import freezing
 from sandboxes.docker.container import restore as originals
 from sandboxes.docker.container.files import ContainerFiles
 from sandboxes.docker.container.processes import END, OOM_KILLS, TABLE
@@ -48,8 +50,16 @@ class StartedContainer:
     """Labels of everything that belongs to the sandbox."""
     writable: bool
     """Whether its root file system can be written."""
+    networked: bool
+    """Whether it begins with a full network."""
     restrict: Callable[[], Coroutine[None, None, None]]
     """Keeps it from what is private or near, once it has a network."""
+    places: Sequence[str] = ()
+    """Where it is not: the places that can, each a volume in memory."""
+    holder: Mapping[str, Any] | None = None
+    """Configuration of the container that keeps these volumes while this one restarts."""
+    ready: Callable[[str, float], Awaitable[None]] | None = None
+    """Waits until the main process works that has begun after this moment, in seconds since the epoch."""
 
 
 class DockerSandbox:
@@ -65,6 +75,9 @@ class DockerSandbox:
         self.container = started.container
         self.daemon, self._started = daemon, started
         self._kept: Sequence[str] = ()
+        self._networked = started.networked
+        self._killed = False
+        """Whether its processes were ended to halt it. Then a holder has its volumes."""
         self._oom_kills = 0
         self._remove = remove
         self._removal: asyncio.Task[None] | None = None
@@ -230,7 +243,39 @@ class DockerSandbox:
                 network = await self.daemon.docker.networks.get(name)
                 change = network.disconnect if how == "disconnect" else network.connect
                 await change({"Container": self.container})
+        self._networked = True
         await self._started.restrict()
+
+    async def freeze(self) -> None:
+        if not self._killed:
+            self._killed = await freezing.freeze(self.daemon, self.container, self._started.holder)
+
+    async def thaw(self) -> None:
+        if self._killed:
+            await self.restart()
+        else:
+            await freezing.thaw(self.daemon, self.container)
+
+    async def restart(self) -> None:
+        if not self._killed:
+            await freezing.kill(self.daemon, self.container, self._started.holder)
+        self._killed = True
+        ended = await freezing.start_again(self.daemon, self.container)
+        self._killed, self._kept, self._oom_kills = False, (), 0
+        if self._networked:  # its routes went with its name space
+            await self._started.restrict()
+        if self._started.ready is not None:
+            await self._started.ready(self.container, ended)
+
+    async def pack(self, path: str, archive: IO[bytes], limit: int) -> bool:
+        full = str(PurePosixPath(self._inside(path, "agent")))
+        if self._started.writable:
+            return await freezing.pack(self.daemon, self.container, full, full, archive, limit)
+        container = freezing.holder_of(self.container) if self._killed else self.container
+        around = [place for place in self._started.places if PurePosixPath(full).is_relative_to(place)]
+        if not around:
+            raise SandboxError(f"nobody can write to {full} in a strict sandbox; its places are {self._started.places}")
+        return await freezing.pack(self.daemon, container, full, max(around, key=len), archive, limit)
 
     async def changed(self) -> Mapping[str, bool]:
         return await originals.changed(self.daemon, self.container) if self._started.writable else {}
@@ -241,8 +286,14 @@ class DockerSandbox:
     async def stop(self) -> None:
         """Remove the container. If cancelled, the removal goes on, and `DockerSandboxes.close` waits for it."""
         if self._removal is None or (self._removal.done() and self._removal.exception()):
-            self._removal = asyncio.create_task(self._remove())
+            self._removal = asyncio.create_task(self._removed())
         await asyncio.shield(self._removal)
+
+    async def _removed(self) -> None:
+        if self._killed and self._started.holder is not None:
+            with self.daemon.translating_errors(f"removing the holder of {self.container}"):
+                await freezing.release(self.daemon, self.container)
+        await self._remove()
 
     def _ids(self, user: User) -> str:
         return self._started.accounts[user].ids

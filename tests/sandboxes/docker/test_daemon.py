@@ -13,7 +13,7 @@ from aiohttp import web
 from sandboxes.docker.daemon import DaemonError, DockerDaemon
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-INFO = {"OSType": "linux", "NCPU": 2, "SecurityOptions": []}
+INFO = {"OSType": "linux", "NCPU": 2, "SecurityOptions": [], "DockerRootDir": "/data/300000.300000"}
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ async def test_an_engine_that_is_too_old_or_of_another_system_is_refused(
 async def test_a_root_that_is_remapped_is_known(serve: Callable[..., Awaitable[str]]) -> None:
     for options, remapped in (([], False), (["name=seccomp,profile=default", "name=userns"], True)):
         daemon = await DockerDaemon.open(await serve(info=INFO | {"SecurityOptions": options}))
-        assert daemon.remapped is remapped
+        assert (daemon.remapped, daemon.first_id) == (remapped, 300_000 if remapped else 0)
         await daemon.close()
 
 

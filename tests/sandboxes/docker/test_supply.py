@@ -29,7 +29,7 @@ class Bringer:
     async def release(self, sandbox: str) -> None:
         self.released.append(sandbox)
 
-    async def _ready(self, container: str) -> None:
+    async def _ready(self, container: str, since: float) -> None:
         self.ready.append(container)
         if not self.supply_of.main:
             raise SandboxError("nothing will ever be ready")

@@ -1,0 +1,139 @@
+"""Carries an agent's work from its frozen sandbox into a fresh one, as data.
+
+Both sandboxes are packed from outside and compared, so only what differs is written. What would steer the verifier
+(steering.py), what git would obey (git.py) and what the task leaves out stay as the fresh sandbox has them.
+"""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from harness.environment.file_manifest import FileDifference, quoted
+from harness.environment.snapshot import Snapshot
+from harness.failure import AttemptFailed
+from harness.tasks import Task
+from harness.tasks.schema import Artifact
+from harness.verdict.carried.archive import MAX_ENTRIES, TooMuch
+from harness.verdict.carried.compare import Comparison, Place, Plan, compare
+from harness.verdict.carried.steering import LIST_MODULES
+from harness.verdict.findings import IsolationFindings
+from sandboxes.base import MAX_COPY_MB, Limits, Sandbox, SandboxError, User
+from sandboxes.local.process import default_root, make_sandbox_directory
+from sandboxes.local.process import remove as remove_directory
+
+SECONDS = 300.0
+HEADERS = MAX_ENTRIES * 1536
+"""Bytes that the headers of an archive may take, besides the files."""
+LIST = ".carried"
+"""File in the agent's home of the fresh sandbox: the paths to remove."""
+WHOLE = (Artifact(path="."),)
+"""What is carried where a task names nothing: the working directory."""
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """One artifact on its way."""
+
+    place: Place
+    archive: IO[bytes] | None
+    """None: the agent left nothing there."""
+    staging: Path
+
+
+@dataclass(frozen=True)
+class Parcels:
+    """All artifacts of a task on their way."""
+
+    task: Task
+    limit: int
+    """Bytes of all files of one artifact together."""
+    each: Sequence[Parcel]
+
+
+@asynccontextmanager
+async def pick_up(sandbox: Sandbox, task: Task, snapshot: Snapshot) -> AsyncIterator[Parcels]:
+    """Give the task's artifacts as archives, read from outside. After that the frozen sandbox is not needed."""
+    limit = (snapshot.spec.disk_mb or MAX_COPY_MB) << 20
+    directory = make_sandbox_directory(default_root())  # gc finds it after kill -9
+    try:
+        with ExitStack() as files:
+            parcels = []
+            for number, place in enumerate(places_of(task, sandbox)):
+                archive = files.enter_context(tempfile.TemporaryFile())
+                there = await sandbox.pack(place.artifact.path, archive, limit + HEADERS)
+                parcels.append(Parcel(place, archive if there else None, directory / str(number)))
+            yield Parcels(task, limit, parcels)
+    finally:
+        await asyncio.to_thread(remove_directory, directory)
+
+
+async def deliver(parcels: Parcels, fresh: Sandbox) -> IsolationFindings:
+    """Put artifacts into a fresh sandbox that is set up, as data. AttemptFailed when they hold too much."""
+    modules = (await fresh.run(LIST_MODULES, Limits(seconds=SECONDS), {})).output.split()
+    findings = IsolationFindings(FileDifference(), [], [], [])
+    for parcel in parcels.each:
+        given = Comparison(
+            task=parcels.task,
+            place=parcel.place,
+            modules=modules,
+            staging=parcel.staging,
+            limit=parcels.limit,
+        )
+        with tempfile.TemporaryFile() as ours:
+            here = await fresh.pack(parcel.place.artifact.path, ours, 2 * parcels.limit + HEADERS)
+            try:
+                plan = await asyncio.to_thread(compare, given, parcel.archive, ours if here else None, findings)
+            except TooMuch as error:
+                raise AttemptFailed("verifier", str(error)) from error
+        await _apply(fresh, given, plan)
+    difference = findings.difference
+    for paths in (difference.added, difference.changed, difference.removed):
+        paths.sort()
+    return findings
+
+
+def root_of(artifact: Artifact, sandbox: Sandbox) -> str:
+    """The absolute path of an artifact in a sandbox."""
+    base = PurePosixPath(sandbox.home if artifact.path.startswith("~/") else sandbox.work)
+    return str(base / artifact.path.removeprefix("~/"))
+
+
+def places_of(task: Task, sandbox: Sandbox) -> list[Place]:
+    """The task's artifacts as places. AttemptFailed when the working directory is the whole file system."""
+    places = []
+    for artifact in task.verifier.artifacts or WHOLE:
+        root = PurePosixPath(root_of(artifact, sandbox))
+        below = str(root.relative_to(sandbox.work)) if root.is_relative_to(sandbox.work) else None
+        if str(root) == "/":
+            detail = "the working directory is /, which cannot be carried into a fresh sandbox"
+            raise AttemptFailed("verifier", f"{detail}; give the task `work`, `verifier.artifacts` or where = 'shared'")
+        places.append(Place(artifact, str(root), "" if below == "." else below))
+    return places
+
+
+async def _apply(fresh: Sandbox, given: Comparison, plan: Plan) -> None:
+    """Make the place in the fresh sandbox what the plan says. Nothing of the agent's runs there yet."""
+    root, path, staging = root_of(given.place.artifact, fresh), given.place.artifact.path, given.staging
+    if plan.clear:
+        listed = "\0".join(f"{root}/{one}" if one else root for one in plan.clear)
+        await fresh.write(f"~/{LIST}", listed)
+        file = quoted(f"{fresh.home}/{LIST}")
+        await _command(fresh, f"xargs -0 rm -rf -- <{file} && rm -f {file}", "root")
+    if not plan.write:
+        return
+    if staging.is_dir():
+        await fresh.put(staging, path)
+    else:
+        await fresh.write(path, await asyncio.to_thread(staging.read_bytes))
+        if plan.executable:
+            await _command(fresh, f"chmod a+x {quoted(root)}", "agent")
+
+
+async def _command(fresh: Sandbox, command: str, user: User) -> None:
+    result = await fresh.run(command, Limits(seconds=SECONDS), {}, user)
+    if result.exit_code:
+        raise SandboxError(f"the agent's work cannot be carried into a fresh sandbox: {result.output[-300:].strip()}")

@@ -1,0 +1,168 @@
+"""Compares what lies at a place in the agent's sandbox with the same place in a fresh one, and plans what to write."""
+
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from harness.environment.protected_files import matches
+from harness.tasks import Task
+from harness.tasks.schema import Artifact
+from harness.verdict.carried.archive import Entry, Unpacked, unpack
+from harness.verdict.carried.git import harmless, obeyed, repositories
+from harness.verdict.carried.steering import Steering
+from harness.verdict.findings import IsolationFindings
+
+CONFIG_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Place:
+    """One artifact and where it lies."""
+
+    artifact: Artifact
+    root: str
+    """Its absolute path in the agent's sandbox."""
+    below: str | None
+    """Its path below the working directory; empty for that itself, None for a place elsewhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What a comparison needs."""
+
+    task: Task
+    place: Place
+    modules: Collection[str]
+    """Names of the Python modules that the image has installed."""
+    staging: Path
+    """Where the agent's files are unpacked; in the end it holds only what is to be written."""
+    limit: int
+    """Bytes of all files together."""
+
+
+@dataclass
+class Plan:
+    """What is to be done in the fresh sandbox so that a place holds the agent's data."""
+
+    clear: list[str] = field(default_factory=list)
+    """Paths below the place that are removed first, topmost only; empty text: the place itself."""
+    write: bool = False
+    """Whether there is anything to write."""
+    executable: bool = False
+    """Whether a place that is one file can be executed."""
+
+
+def compare(given: Comparison, theirs: IO[bytes] | None, ours: IO[bytes] | None, findings: IsolationFindings) -> Plan:
+    """Unpack the agent's archive, set apart what is no data, and plan the rest. None: nothing lies there.
+
+    TooMuch when there is more than may be carried. `findings` gets what the agent did.
+    """
+    root = given.place.root
+    for archive in (theirs, ours):
+        if archive is not None:
+            archive.seek(0)
+    before = Unpacked() if ours is None else unpack(ours, None, root, {}, 2 * given.limit)
+    now = Unpacked() if theirs is None else unpack(theirs, given.staging, root, before.entries, given.limit)
+    findings.left_out.extend(f"{root}/{path}" for path in now.left_out)
+    _note_difference(root, before.entries, now.entries, findings)
+    apart = _set_apart(given, before.entries, now.entries)
+    for path in apart:
+        known = findings.restored if path in before.entries else findings.removed
+        known.append(f"{root}/{path}".rstrip("/"))
+    _disarm(given, before.entries, now.entries, findings)
+    excluded = _excluded(given, {*before.entries, *now.entries})
+    kept = _Kept({*apart, *excluded}, before.entries)
+    return _planned(given, before.entries, now.entries, kept)
+
+
+def _note_difference(
+    root: str, before: Mapping[str, Entry], now: Mapping[str, Entry], findings: IsolationFindings
+) -> None:
+    difference = findings.difference
+    difference.added.extend(f"{root}/{path}" for path in now if path not in before)
+    difference.removed.extend(f"{root}/{path}" for path in before if path not in now)
+    difference.changed.extend(f"{root}/{path}" for path in now if path in before and now[path] != before[path])
+
+
+def _set_apart(given: Comparison, before: Mapping[str, Entry], now: Mapping[str, Entry]) -> list[str]:
+    """The topmost paths whose state from before the agent counts: they would be obeyed, by a verifier or by git."""
+    apart = [
+        path
+        for repository in repositories(now)
+        for path in obeyed(repository, now)
+        if now[path] != before.get(path) and now[path] != Entry("directory")
+    ]
+    if given.place.below is not None:
+
+        def beginning(path: str) -> bytes:
+            with (given.staging / path).open("rb") as file:
+                return file.read(CONFIG_BYTES)
+
+        judge = Steering(given.task, given.place.below, before, now, given.modules)
+        apart += judge.judge(beginning)
+    return apart
+
+
+def _disarm(given: Comparison, before: Mapping[str, Entry], now: dict[str, Entry], findings: IsolationFindings) -> None:
+    """Rewrite the configurations of git repositories that the agent made or changed."""
+    for repository in repositories(now):
+        path = f"{repository}config"
+        if path not in now or now[path] == before.get(path) or now[path].kind == "directory":
+            continue
+        file = given.staging / path
+        if now[path].kind == "link" or file.stat().st_size > CONFIG_BYTES:
+            file.unlink()
+            text, safe = "", "\n"
+        else:
+            text = file.read_text(errors="replace")
+            safe = harmless(text)
+        if text.split() != safe.split():
+            findings.restored.append(f"{given.place.root}/{path}")
+            file.write_text(safe)
+            now[path] = Entry("file", "made harmless")
+
+
+def _excluded(given: Comparison, paths: Collection[str]) -> set[str]:
+    patterns, root = given.place.artifact.exclude, given.place.root
+    return {path for path in paths if path and any(matches(f"{root}/{path}", pattern) for pattern in patterns)}
+
+
+class _Kept:
+    """Tells which paths of the fresh sandbox stay as they are, each with all that lies below."""
+
+    def __init__(self, tops: Collection[str], before: Collection[str]):
+        self.tops = set(tops)
+        held = [path for path in tops if path in before]
+        self.above = {str(up) for path in held for up in PurePosixPath(path).parents} - {"."}
+        """Directories that hold some of them, so they stay too."""
+
+    def __contains__(self, path: str) -> bool:
+        return path in self.tops or any(str(up) in self.tops for up in _above(path))
+
+
+def _above(path: str) -> list[str]:
+    return [str(up) for up in PurePosixPath(path).parents if str(up) != "."] if path else []
+
+
+def _planned(given: Comparison, before: Mapping[str, Entry], now: Mapping[str, Entry], kept: _Kept) -> Plan:
+    """Take out of the staging directory what need not be written, and list what must be removed."""
+    plan = Plan(executable=now[""].executable if "" in now else False)
+    for path, entry in now.items():
+        file = given.staging / path
+        if path in kept or entry == before.get(path) or (path in kept.above and entry.kind != "directory"):
+            if entry.kind != "directory":
+                file.unlink()
+        else:
+            plan.write = True
+    for path in kept.tops:
+        if now.get(path) == Entry("directory"):
+            shutil.rmtree(given.staging / path)
+    cleared: set[str] = set()
+    for path in sorted(before):
+        if path in kept or path in kept.above or now.get(path) == before[path] or cleared.intersection(_above(path)):
+            continue
+        cleared.add(path)
+    plan.clear = sorted(cleared)
+    return plan

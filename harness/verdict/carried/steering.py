@@ -1,0 +1,95 @@
+"""Tells which of an agent's files would steer a verifier that did not ask for them, beside the tests and above them.
+
+- What test runners read (harness/environment/protected_files.py), and project files with a section for pytest.
+- `__init__.py` where the verifier's files lie, which the import of a test runs first; above them where it is new.
+- Metadata of installed packages (`*.dist-info`, `*.egg-info`), whose entry points are plugins.
+- New modules with the name of one that Python brings or the image has installed: they would be imported instead.
+
+Left out: what a verifier calls by name, as `make test` does. A task's `verifier.keep` lists exceptions.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Collection, Mapping
+from pathlib import PurePosixPath
+
+from harness.environment.protected_files import RUNNERS, is_kept
+from harness.tasks import Task
+from harness.verdict.carried.archive import Entry
+
+PROJECT_FILES = ("pyproject.toml", "tox.ini", "setup.cfg")
+PYTEST_SECTION = re.compile(rb"^\s*\[+\s*(?:tool[:.]\s*)?[\"']?pytest", re.MULTILINE)
+METADATA = re.compile(r".*\.(?:dist-info|egg-info|egg-link|egg)")
+MODULE = re.compile(r"([A-Za-z_]\w*)(?:\.[\w-]+)*\.(?:py|pyc|so|pyd)")
+OWN_NAMES = {"test", "this", "antigravity", "idlelib", "turtledemo", "setup"}
+"""Names of Python's own that no verifier imports, or that projects use for themselves."""
+LIST_MODULES = 'python3 -I -c "import pkgutil; print(*{m.name for m in pkgutil.iter_modules()})" 2>/dev/null || true'
+"""Shell command that prints the names of all modules that the image's Python finds."""
+
+
+def places_of(task: Task) -> set[str]:
+    """The directories of the working directory that hold the verifier's files or lie above them; `` is itself."""
+    files = [PurePosixPath(path) for path in task.verifier.files if not path.startswith("~/")]
+    directories = [PurePosixPath(path) for path in task.verifier.directories if not path.startswith(("~/", "/"))]
+    return {"", *(_text(parent) for path in (*files, *directories) for parent in path.parents)}
+
+
+def _text(path: PurePosixPath) -> str:
+    return "" if str(path) == "." else str(path)
+
+
+def _below(places: Collection[str], root: str) -> set[str]:
+    """Those of the places that lie at or below the root, in relation to it."""
+    inside = (PurePosixPath(place) for place in places if PurePosixPath(place).is_relative_to(root or "."))
+    return {_text(place.relative_to(root or ".")) for place in inside}
+
+
+class Steering:
+    """Judges the files of one agent's working directory, or of a part of it."""
+
+    def __init__(
+        self, task: Task, root: str, before: Mapping[str, Entry], now: Mapping[str, Entry], modules: Collection[str]
+    ):
+        """`root`: the working directory, or a directory below it, in relation to the working directory."""
+        self._task, self._before, self._now = task, before, now
+        beside = {_text(PurePosixPath(path).parent) for path in task.verifier.files}
+        self._places, self._beside = _below(places_of(task), root), _below(beside, root)
+        self._modules = (sys.stdlib_module_names | set(modules)) - OWN_NAMES
+
+    def judge(self, read: Callable[[str], bytes]) -> list[str]:
+        """The topmost paths that would steer the verifier, whose state from before the agent counts instead.
+
+        `read` gives the beginning of a file of the agent's.
+        """
+        either = sorted({*self._before, *self._now})
+        steers = {path for path in either if self._differs(path) and self._steers(path, read)}
+        return [path for path in sorted(steers) if not any(str(up) in steers for up in PurePosixPath(path).parents)]
+
+    def _differs(self, path: str) -> bool:
+        """Whether the agent changed what lies here, or may have changed what lies below."""
+        entry = self._now.get(path)
+        return entry != self._before.get(path) or (entry is not None and entry.kind == "directory")
+
+    def _steers(self, path: str, read: Callable[[str], bytes]) -> bool:
+        parent, _, name = path.rpartition("/")
+        if parent not in self._places or not name or is_kept(self._task, f"/{path}"):
+            return False
+        new = path not in self._before
+        entry = self._now.get(path) or Entry("file")
+        if RUNNERS.fullmatch(name):
+            return entry.kind != "directory" or new
+        if METADATA.fullmatch(name):
+            return new
+        if re.fullmatch(r"__init__\.\w+", name):
+            return new or parent in self._beside
+        if name in PROJECT_FILES and path in self._now and entry.kind != "directory":
+            return entry.kind == "link" or bool(PYTEST_SECTION.search(read(path)))
+        return new and self._shadows(path, name, entry)
+
+    def _shadows(self, path: str, name: str, entry: Entry) -> bool:
+        """Whether Python would import this instead of an installed module. A directory without __init__ comes last."""
+        if entry.kind != "directory":
+            module = MODULE.fullmatch(name)
+            return bool(module and module[1] in self._modules)
+        below = (other for other in self._now if other.startswith(f"{path}/__init__."))
+        return name in self._modules and next(below, None) is not None

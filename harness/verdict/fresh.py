@@ -1,0 +1,81 @@
+"""Sandboxes in which no agent has run: the verdict is reached there, from data of the agent's or from none at all."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from harness.environment.snapshot import Snapshot, set_up
+from harness.failure import AttemptFailed
+from harness.tasks import Task
+from harness.verdict.carried.carry import deliver, pick_up, places_of
+from harness.verdict.findings import IsolationFindings
+from harness.verdict.room import VerifierSandbox, verifier_room
+from harness.verdict.verifier import verify
+from sandboxes.base import Sandbox, SandboxError, Sandboxes
+
+
+@asynccontextmanager
+async def fresh_room(
+    sandboxes: Sandboxes, sandbox: Sandbox, task: Task, snapshot: Snapshot, before: Sequence[Task], more: bool
+) -> AsyncIterator[tuple[VerifierSandbox, IsolationFindings]]:
+    """Give a verifier's room in a fresh sandbox that holds the frozen one's work as data, and what the agent had done.
+
+    Unless `more` steps follow, the agent's sandbox is stopped. `before`: the tasks of the steps before this one.
+    """
+    async with pick_up(sandbox, task, snapshot) as parcels:
+        leaving = asyncio.create_task(_go_on(sandbox, task) if more else sandbox.stop())
+        try:  # meanwhile, so that one attempt needs no more room than one sandbox
+            async with fresh_sandbox(sandboxes, task, snapshot, before) as fresh:
+                findings = await deliver(parcels, fresh)
+                await leaving
+                given = [place.root for place in places_of(task, fresh) if place.below is None]
+                yield await verifier_room(fresh, task, snapshot, given), findings
+        finally:
+            await asyncio.wait({leaving})
+
+
+async def _go_on(sandbox: Sandbox, task: Task) -> None:
+    """End what the agent left running, so that its sandbox can serve the next step."""
+    if task.daemons or task.services:
+        await sandbox.thaw()
+        await sandbox.end_processes()
+    else:
+        await sandbox.restart()
+
+
+@asynccontextmanager
+async def fresh_sandbox(
+    sandboxes: Sandboxes, task: Task, snapshot: Snapshot, before: Sequence[Task]
+) -> AsyncIterator[Sandbox]:
+    """Give a sandbox of the task in which no agent has run, set up as the agent's was."""
+    spec = snapshot.spec
+    if task.verifier.network or (spec.network == "model" and sandboxes.kind != "process"):
+        spec = replace(spec, network=task.verifier.network or "none")  # no key for the model is there
+    if spec.disk_mb is not None:  # a disk that the agent has filled must not keep the verifier from its verdict
+        spec = replace(spec, disk_mb=2 * spec.disk_mb)
+    fresh = await sandboxes.start(spec)
+    try:
+        for earlier in before:
+            await set_up(fresh, earlier)
+        try:
+            await set_up(fresh, task)
+        except AttemptFailed as error:
+            if before:
+                why = "the set-up of this step fails where no agent has worked"
+                way = "judge it with verifier.where = 'shared'"
+                raise AttemptFailed("verifier", f"{why}; {way} ({error.detail})") from error
+            raise
+        yield fresh
+    finally:
+        await fresh.stop()
+
+
+async def gives_verdict_untouched(sandboxes: Sandboxes, task: Task, snapshot: Snapshot, before: Sequence[Task]) -> bool:
+    """Whether the verifier comes to a verdict in a sandbox that no agent has touched."""
+    try:
+        async with fresh_sandbox(sandboxes, task, snapshot, before) as fresh:
+            await verify(await verifier_room(fresh, task, snapshot), task)
+    except (AttemptFailed, SandboxError):
+        return False
+    return True

@@ -1,0 +1,153 @@
+"""The place in a sandbox where a verifier runs: a user, a home and an environment of its own.
+
+Home, temporary files and compiled Python get a random name after the agent's end, so the agent cannot have put anything
+there. $PATH is the one from before the agent, without directories that the agent could write to.
+"""
+
+import secrets
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from harness.environment.snapshot import Snapshot
+from harness.tasks import Task
+from sandboxes.base import Limits, OnOutput, Result, Sandbox, SandboxError, User
+
+SECONDS = 120.0
+GIT = {
+    "safe.directory": "*",
+    "safe.bareRepository": "explicit",
+    "core.hooksPath": "/dev/null",
+    "core.attributesFile": "/dev/null",
+    "core.fsmonitor": "false",
+    "core.pager": "cat",
+}
+"""Git settings of the verifier. The repository belongs to another user, which git refuses without safe.directory, and
+its own configuration must not run the agent's programs."""
+SAFE = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1", "GIT_TERMINAL_PROMPT": "0", "PIP_NO_INPUT": "1"}
+"""Environment variables of the verifier. PYTHONSAFEPATH is not among them: it breaks `python3 -m unittest tests.x`."""
+_PLACE = 'umask 077; mkdir "$HOME/$name" 2>/dev/null && cd "$HOME/$name" || { cd /tmp && mkdir "$name" && cd "$name"; }'
+
+
+async def verifier_room(
+    sandbox: Sandbox, task: Task, snapshot: Snapshot, given: Sequence[str] = ()
+) -> "VerifierSandbox":
+    """Make the verifier's home and its environment variables, and hand it the working directory.
+
+    `given`: further absolute paths that are handed over.
+    """
+    user, name = task.verifier.user, f"verifier-{secrets.token_hex(8)}"
+    command = f'name={name}; {_PLACE} && mkdir tmp pycache && pwd -P && echo "$(id -u):$(id -g)"'
+    result = await sandbox.run(command, Limits(seconds=SECONDS), {}, user)
+    if result.exit_code:
+        raise SandboxError(f"no home can be made for the verifier: {result.output[-300:].strip()}")
+    place, owner = result.output.strip().splitlines()[-2:]
+    await _hand_over(sandbox, task, snapshot, owner, given)
+    path, writable = snapshot.manifest.path, (sandbox.work, sandbox.home, *snapshot.manifest.temporary)
+    env = {"PATH": safe_path(path, writable) if snapshot.spec.profile == "strict" else path}
+    env |= {"HOME": sandbox.home if user == "root" else place, "TMPDIR": f"{place}/tmp"}
+    env |= {"PYTHONPYCACHEPREFIX": f"{place}/pycache"} | SAFE | {"GIT_CONFIG_COUNT": str(len(GIT))}
+    for number, (key, value) in enumerate(GIT.items()):
+        env |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
+    return VerifierSandbox(sandbox, user, env)
+
+
+async def _hand_over(sandbox: Sandbox, task: Task, snapshot: Snapshot, owner: str, given: Sequence[str]) -> None:
+    """Remove what lies where the verifier's files belong. Where users are separated, give it the working directory.
+
+    It becomes the owner, and the modes stay as the agent left them. Daemons of the task keep what they own and share it
+    through the group.
+    """
+    places = [path for path in (*task.verifier.files, *task.verifier.directories) if not path.startswith(("~/", "/"))]
+    work = shlex.quote(sandbox.work)
+    commands = [f"rm -rf -- {' '.join(map(shlex.quote, places))}"] if places else []
+    if snapshot.own_root and snapshot.spec.profile == "strict" and task.verifier.user == "verifier":
+        share = [f"chgrp -hR {owner.partition(':')[2]} {work}", f"chmod -R g=u {work}"]
+        commands += share if task.daemons else [f"chown -hR {owner} {work}"]
+        if given:
+            commands += [f"chown -hR {owner} {' '.join(map(shlex.quote, given))}", f"chmod a+x {sandbox.home}"]
+    if not commands:
+        return
+    result = await sandbox.run(" && ".join(commands), Limits(seconds=SECONDS), {"PATH": snapshot.manifest.path}, "root")
+    if result.exit_code:
+        raise SandboxError(f"the verifier cannot be given {sandbox.work}: {result.output[-300:].strip()}")
+
+
+def safe_path(path: str, writable: tuple[str, ...]) -> str:
+    """The absolute directories of a $PATH that are not inside `writable` places."""
+    places = {PurePosixPath(place) for place in writable}
+    absolute = [entry for entry in path.split(":") if entry.startswith("/")]
+    return ":".join(entry for entry in absolute if not places & {(at := PurePosixPath(entry)), *at.parents})
+
+
+def within(sandbox: Sandbox, path: str) -> str:
+    """An absolute path in the form that the sandbox's methods take."""
+    for base, prefix in ((sandbox.work, ""), (sandbox.home, "~/")):
+        if path.startswith(f"{base}/"):
+            return prefix + path[len(base) + 1 :]
+    return path
+
+
+class VerifierSandbox:
+    """A sandbox in which commands and files are the verifier's. `~` is its home, not the agent's, unless it is root."""
+
+    def __init__(self, sandbox: Sandbox, user: User, env: Mapping[str, str]):
+        self._sandbox, self._user, self._env = sandbox, user, env
+        self.id, self.work, self.home = sandbox.id, sandbox.work, env["HOME"]
+        self.model_url, self.bundles, self.own_root = sandbox.model_url, sandbox.bundles, sandbox.own_root
+
+    async def run(
+        self,
+        command: str,
+        limits: Limits,
+        env: Mapping[str, str],
+        user: User | None = None,
+        on_output: OnOutput | None = None,
+    ) -> Result:
+        return await self._sandbox.run(command, limits, {**self._env, **env}, user or self._user, on_output)
+
+    async def write(self, path: str, content: str | bytes, user: User | None = None) -> None:
+        await self._sandbox.write(self._own(path), content, user or self._user)
+
+    async def read(self, path: str, limit: int = 1 << 20, user: User | None = None) -> bytes | None:
+        return await self._sandbox.read(self._own(path), limit, user or self._user)
+
+    async def put(self, source: Path, path: str, user: User | None = None) -> None:
+        await self._sandbox.put(source, self._own(path), user or self._user)
+
+    async def get(self, path: str, target: Path, user: User | None = None) -> None:
+        await self._sandbox.get(self._own(path), target, user or self._user)
+
+    async def keep_processes(self) -> None:
+        await self._sandbox.keep_processes()
+
+    async def allow_network(self) -> None:
+        await self._sandbox.allow_network()
+
+    async def end_processes(self) -> int:
+        return await self._sandbox.end_processes()
+
+    async def freeze(self) -> None:
+        await self._sandbox.freeze()
+
+    async def thaw(self) -> None:
+        await self._sandbox.thaw()
+
+    async def restart(self) -> None:
+        await self._sandbox.restart()
+
+    async def pack(self, path: str, archive: IO[bytes], limit: int) -> bool:
+        return await self._sandbox.pack(path, archive, limit)
+
+    async def changed(self) -> Mapping[str, bool]:
+        return await self._sandbox.changed()
+
+    async def restore(self, paths: Sequence[str]) -> None:
+        await self._sandbox.restore(paths)
+
+    async def stop(self) -> None:
+        await self._sandbox.stop()
+
+    def _own(self, path: str) -> str:
+        return within(self._sandbox, f"{self.home}/{path[2:]}") if path.startswith("~/") else path

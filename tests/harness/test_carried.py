@@ -1,0 +1,227 @@
+"""What an agent leaves travels into a fresh sandbox as data: in process sandboxes, as nothing here needs isolation."""
+
+import io
+import os
+import tarfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from harness.environment.snapshot import set_up, spec_of, take_snapshot
+from harness.failure import AttemptFailed
+from harness.tasks import Task
+from harness.verdict.carried import archive as archives
+from harness.verdict.carried.archive import Entry, TooMuch, unpack
+from harness.verdict.carried.git import harmless
+from harness.verdict.findings import IsolationFindings
+from harness.verdict.isolation import verifier_sandbox
+from sandboxes.base import Limits
+from sandboxes.local.process import ProcessSandbox, ProcessSandboxes
+from tests.harness.conftest import HELLO
+
+TESTS = {"tests/test_it.py": "import unittest\n"}
+
+
+@pytest.fixture
+def sandboxes(tmp_path: Path) -> ProcessSandboxes:
+    return ProcessSandboxes(tmp_path / "sandboxes")
+
+
+@pytest.fixture
+async def sandbox(sandboxes: ProcessSandboxes) -> AsyncIterator[ProcessSandbox]:
+    sandbox = await sandboxes.start()
+    yield sandbox
+    await sandbox.stop()
+
+
+async def carried(
+    sandboxes: ProcessSandboxes, agent: str, shown: str, before: str = "true", **verifier: Any
+) -> tuple[str, IsolationFindings]:
+    """What a command says of the verifier's room after this agent, and what was set apart on the way."""
+    described = {"command": "true", "where": "fresh", **verifier}
+    task = msgspec.convert(HELLO | {"setup": before, "verifier": described}, Task)
+    sandbox = await sandboxes.start(spec_of(task))
+    try:
+        await set_up(sandbox, task)
+        snapshot = await take_snapshot(sandbox, task, sandboxes)
+        result = await sandbox.run(agent, Limits(), {})
+        assert result.exit_code == 0, result.output
+        async with verifier_sandbox(sandboxes, sandbox, task, snapshot) as (room, findings):
+            return (await room.run(shown, Limits(), {})).output.strip(), findings
+    finally:
+        await sandbox.stop()
+
+
+def tree(where: str = ".") -> str:
+    return f"find {where} -mindepth 1 -not -path './.git/*' | sort | tr '\\n' ' '"
+
+
+async def test_files_directories_and_the_executable_bit_travel_and_nothing_else_of_a_mode(
+    sandboxes: ProcessSandboxes,
+) -> None:
+    agent = "mkdir -p a/empty; echo x > a/x; chmod 4711 a/x; echo y > y; chmod 000 y; mkfifo f; ln y z; chmod 0 a/empty"
+    shown, findings = await carried(sandboxes, agent, "find . -mindepth 1 -printf '%P %M\\n' | sort")
+    assert shown.splitlines() == [
+        "a drwxr-xr-x", "a/empty drwxr-xr-x", "a/x -rwxr-xr-x", "y -rw-r--r--", "z -rw-r--r--",
+    ]  # fmt: skip
+    assert [Path(path).name for path in findings.left_out] == ["f"]
+    assert [Path(path).name for path in findings.difference.added] == ["a", "empty", "x", "y", "z"]
+
+
+async def test_only_links_that_stay_inside_travel_and_those_that_were_there_before(
+    sandboxes: ProcessSandboxes,
+) -> None:
+    before = "mkdir d; ln -s /etc/passwd given; echo hello > d/file"
+    agent = "ln -s d/file in; ln -s ../d/file d/up; ln -s $PWD/d/file absolute; ln -s /etc/passwd out; ln -s .. up"
+    agent += "; ln -s /etc here; ln -s here/passwd through; mkdir e; ln -s .. e/root; ln -s e/root/../x over"
+    shown, findings = await carried(sandboxes, agent, "find . -type l -printf '%P>%l\\n' | sort", before)
+    expected = [
+        "absolute>d/file",
+        "d/up>../d/file",
+        "e/root>..",
+        "given>/etc/passwd",
+        "in>d/file",
+        "through>here/passwd",
+    ]
+    assert shown.splitlines() == expected
+    assert sorted(Path(path).name for path in findings.left_out) == ["here", "out", "over", "up"]
+
+
+async def test_the_fresh_sandbox_has_what_the_agent_removed_no_more(sandboxes: ProcessSandboxes) -> None:
+    before = "mkdir -p d/e; touch d/e/f gone turned; ln -s gone link; echo same > same"
+    agent = "rm -r d gone link; rm turned; mkdir turned; touch turned/x; echo new > ~/.carried"
+    shown, findings = await carried(sandboxes, agent, tree(), before)
+    assert shown == "./same ./turned ./turned/x"
+    assert [Path(path).name for path in findings.difference.removed] == ["d", "e", "f", "gone", "link"]
+
+
+async def test_what_steers_a_verifier_stays_as_it_was(sandboxes: ProcessSandboxes) -> None:
+    before = "mkdir tests; echo mine > tests/conftest.py; touch queue.py; printf '[tool.x]\\n' > pyproject.toml"
+    agent = """
+    echo lies > tests/conftest.py; touch json.py random.pyc unittest.py tests/__init__.py pytest.ini sitecustomize.py
+    mkdir -p evil.dist-info argparse html email src; touch argparse/__init__.py
+    touch evil.dist-info/entry_points.txt email/data src/json.py calc.py
+    printf '[tool.pytest.ini_options]\\naddopts = "-p evil"\\n' > pyproject.toml; printf '[metadata]\\n' > setup.cfg
+    printf '[tool:pytest]\\n' > tox.ini; echo work > queue.py
+    """
+    show = f"{tree()}; cat tests/conftest.py pyproject.toml queue.py"
+    shown, findings = await carried(sandboxes, agent, show, before, files=TESTS)
+    listed = "./calc.py ./email ./email/data ./html ./pyproject.toml ./queue.py ./setup.cfg"
+    listed += " ./src ./src/json.py ./tests ./tests/conftest.py mine [tool.x] work"
+    assert shown.split() == listed.split()
+    gone = (
+        "argparse evil.dist-info json.py pytest.ini random.pyc sitecustomize.py tests/__init__.py tox.ini unittest.py"
+    )
+    assert sorted(path.partition("/work/")[2] for path in findings.removed) == gone.split()
+    assert sorted(path.partition("/work/")[2] for path in findings.restored) == ["pyproject.toml", "tests/conftest.py"]
+
+
+async def test_what_the_task_lets_the_agent_have_travels(sandboxes: ProcessSandboxes) -> None:
+    shown, findings = await carried(sandboxes, "touch json.py conftest.py", tree(), keep=["json.py", "conftest.py"])
+    assert shown == "./conftest.py ./json.py" and findings.removed == []
+
+
+HOSTILE = """
+git init -q . && git config user.name me && git config filter.x.clean 'touch ~/ran; cat'
+git config core.fsmonitor 'touch ~/ran' && echo '* filter=x' | tee .gitattributes > .git/info/attributes
+mkdir -p .git/hooks && printf '#!/bin/sh\\ntouch ~/ran\\n' > .git/hooks/post-index-change && chmod +x .git/hooks/*
+git -c filter.x.clean=cat -c core.fsmonitor= add -A && echo more > file
+"""
+
+
+async def test_git_obeys_nothing_of_the_agents(sandboxes: ProcessSandboxes) -> None:
+    show = "git status --short; git config user.name; git config filter.x.clean; ls .git/hooks 2>/dev/null; "
+    show += "ls .git/info | grep -v exclude; test -e ~/ran && echo ran"
+    shown, _ = await carried(sandboxes, HOSTILE, show, "echo x > file")
+    assert shown.split() == ["A", ".gitattributes", "AM", "file", "me"]
+
+
+def test_a_git_configuration_keeps_what_runs_nothing() -> None:
+    config = "[core]\n\tbare = false\n\tfsmonitor = evil\n\tsshCommand = e\\\n\tbare = evil\n[include] path = /x\n"
+    config += (
+        '[remote "a b"]\n\turl = https://x/y\n\tuploadpack = evil\n[core] hooksPath = evil\n[alias]\n\tst = !evil\n'
+    )
+    assert (
+        harmless(config) == '[core]\n\tbare = false\n[include]\n[remote "a b"]\n\turl = https://x/y\n[core]\n[alias]\n'
+    )
+
+
+async def test_declared_artifacts_travel_and_the_rest_stays(sandboxes: ProcessSandboxes) -> None:
+    agent = "mkdir -p out/cache deep/er; echo 1 > out/a; echo 2 > out/cache/b; echo 3 > deep/er/c; chmod +x deep/er/c"
+    agent += "; echo 4 > other; echo 5 > ~/note; rm stale out/old; mkdir gone; ln -s /etc out2"
+    artifacts = [{"path": "out", "exclude": ["cache"]}, {"path": "deep/er/c"}, {"path": "~/note"}, {"path": "stale"}]
+    shown, _ = await carried(
+        sandboxes,
+        agent,
+        f"{tree()}; test -x deep/er/c && cat ../home/note",
+        "touch stale; mkdir out; touch out/old",
+        artifacts=[*artifacts, {"path": "out2/passwd"}],
+    )
+    assert shown.split() == ["./deep", "./deep/er", "./deep/er/c", "./out", "./out/a", "5"]
+
+
+async def test_more_than_may_be_carried_is_no_verdict(
+    sandboxes: ProcessSandboxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archives, "MAX_ENTRIES", 20)
+    with pytest.raises(AttemptFailed, match="holds more than 20 files") as failed:
+        await carried(sandboxes, "for i in $(seq 30); do touch $i; done", "true")
+    assert failed.value.kind == "verifier" and list(sandboxes.root.iterdir()) == []
+
+
+async def test_a_deep_tree_is_cut_off_and_judged(sandboxes: ProcessSandboxes) -> None:
+    deep = 'echo work > work; python3 -c \'import os\nfor _ in range(300): os.mkdir("d"), os.chdir("d")\''
+    shown, findings = await carried(sandboxes, deep, "cat work; find . -type d | wc -l")
+    assert shown.split() == ["work", "101"] and findings.left_out != []
+
+
+def forged(*members: tuple[str, bytes, str]) -> io.BytesIO:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        for name, kind, leads_to in members:
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname, member.mode = kind, leads_to, 0o7777
+            tar.addfile(member, io.BytesIO(b""))
+    made.seek(0)
+    return made
+
+
+def test_a_forged_archive_writes_nothing_outside_of_its_directory(tmp_path: Path) -> None:
+    hostile = forged(
+        ("data", tarfile.DIRTYPE, ""), ("data/../../a", tarfile.REGTYPE, ""), ("data//etc/b", tarfile.REGTYPE, ""),
+        ("data/link", tarfile.SYMTYPE, ".."), ("data/link/c", tarfile.REGTYPE, ""), ("data/d", tarfile.CHRTYPE, ""),
+        ("data/hard", tarfile.LNKTYPE, "/etc/passwd"), ("data/line\nbreak", tarfile.REGTYPE, ""),
+        ("data/\udcff", tarfile.REGTYPE, ""), ("data/" + "x/" * 120, tarfile.DIRTYPE, ""),
+    )  # fmt: skip
+    target = tmp_path / "in" / "to"
+    target.parent.mkdir()
+    result = unpack(hostile, target, "/work", {}, 1000)
+    assert list(tmp_path.rglob("*")) == [target.parent, target, target / "link", target / "link" / "c"]
+    assert set(result.entries) == {"", "link/c"} and len(result.left_out) == 8
+    assert os.stat(target / "link" / "c").st_mode & 0o7777 == 0o755
+
+
+def test_the_bytes_of_an_archive_are_counted_with_every_name_of_a_file(tmp_path: Path) -> None:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        first = tarfile.TarInfo("data/a")
+        first.size = 600
+        tar.addfile(first, io.BytesIO(b"x" * 600))
+        second = tarfile.TarInfo("data/b")
+        second.type, second.linkname = tarfile.LNKTYPE, "data/a"
+        tar.addfile(second)
+    made.seek(0)
+    assert unpack(made, tmp_path / "a", "/work", {}, 1200).entries["b"].kind == "file"
+    made.seek(0)
+    with pytest.raises(TooMuch, match="the files of /work hold more"):
+        unpack(made, tmp_path / "b", "/work", {}, 1199)
+    made.seek(0)
+    assert unpack(made, None, "/work", {}, 1200).entries["b"] == Entry("file", unpack_digest(made))
+
+
+def unpack_digest(made: io.BytesIO) -> str:
+    made.seek(0)
+    return unpack(made, None, "/work", {}, 1200).entries["a"].content
