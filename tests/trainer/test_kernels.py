@@ -4,7 +4,7 @@ Not covered here: MagiAttention itself and FlexAttention's backward pass, which 
 """
 
 import random
-from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -154,7 +154,15 @@ def test_one_compilation_serves_trees_of_all_shapes(stretches: list[tuple[float,
     assert counter.frame_count == 1
 
 
-def test_magi_attention_is_taken_where_it_is_and_fits() -> None:
+@pytest.mark.parametrize("complete", [True, False], ids=["whole", "PyPI's empty package"])
+def test_magi_attention_is_taken_where_it_is_and_fits(
+    complete: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "magi_attention").mkdir()
+    (tmp_path / "magi_attention" / "__init__.py").touch()
+    if complete:
+        (tmp_path / "magi_attention" / "api").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
     half, wide = torch.zeros(1, 1, 1, 128, dtype=torch.bfloat16), torch.zeros(1, 1, 1, 256, dtype=torch.bfloat16)
-    assert magi.fits(half) == (find_spec("magi_attention") is not None)
+    assert magi.fits(half) == complete
     assert not magi.fits(half.float()) and not magi.fits(wide)

@@ -7,6 +7,7 @@ supports the heads (trainer/megatron/attention/magi.py), else FlexAttention (tra
 backward pass torch has for GPUs only. Left out: dropout, sliding windows.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,9 +26,20 @@ def tree_attention(query: Tensor, key: Tensor, value: Tensor, layout: AttentionL
 
     Keys are all tokens of the layout. `scale` multiplies the scores q k^T before the softmax.
     """
+    return kernel_for(query)(query, key, value, layout, scale)
+
+
+def kernel_for(query: Tensor) -> Callable[..., Tensor]:
+    """The function that attends for queries of this device, type and head dimension."""
     if query.device.type == "cpu":
-        return _Sliced.apply(query, key, value, slices(layout), scale)
-    return (magi.sliced_flash if magi.fits(query) else flexible)(query, key, value, layout, scale)
+        return sliced
+    return magi.sliced_flash if magi.fits(query) else flexible
+
+
+def sliced(query: Tensor, key: Tensor, value: Tensor, layout: AttentionLayout, scale: float) -> Tensor:
+    """The CPU's kernel; arguments and result as those of `tree_attention`."""
+    result: Tensor = _Sliced.apply(query, key, value, slices(layout), scale)
+    return result
 
 
 class _Sliced(torch.autograd.Function):

@@ -7,6 +7,7 @@ passes.
 
 from functools import lru_cache
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -24,7 +25,14 @@ MAX_HEAD_DIM = 128
 def fits(query: Tensor) -> bool:
     """Whether MagiAttention is installed and supports these heads."""
     half = query.dtype in (torch.bfloat16, torch.float16)
-    return half and query.shape[-1] <= MAX_HEAD_DIM and find_spec("magi_attention") is not None
+    return half and query.shape[-1] <= MAX_HEAD_DIM and installed()
+
+
+def installed() -> bool:
+    """Whether MagiAttention is installed. PyPI's `magi-attention` 0.0.1 is an empty package of that name."""
+    spec = find_spec("magi_attention")
+    folders = spec.submodule_search_locations if spec else None
+    return any(Path(folder, "api").is_dir() or Path(folder, "api.py").is_file() for folder in folders or ())
 
 
 def ranges(layout: AttentionLayout) -> tuple[list[tuple[int, int]], list[tuple[int, int]], list[int]]:
