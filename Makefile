@@ -7,7 +7,8 @@ SEED ?= 0
 WORKERS ?= -n 2
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo demo-control test test-all short-tests all-tests failed-tests check install agents all-agents agents-table clean
+.PHONY: demo demo-control test test-all short-tests all-tests failed-tests check install install-gpu gpu-packages lock-gpu
+.PHONY: agents all-agents agents-table clean
 
 demo: install  ## learn the demo tasks from scratch on this machine: minutes, no GPU
 	$(BIN)/python examples/demo/run.py runs/demo --seed $(SEED)
@@ -40,6 +41,16 @@ check: install
 
 install: $(VENV)/.installed
 
+# Both installs use $(VENV), and each takes the other's mark away: their versions of torch differ.
+install-gpu: gpu-packages  ## instead of install, on a machine with NVIDIA GPUs: some 8 GB on disk
+	$(BIN)/pip install -q --no-deps -e . --config-settings editable_mode=compat
+	$(BIN)/python -m proxy.engine.toolkit
+
+gpu-packages: $(VENV)/.gpu-packages
+
+lock-gpu:  ## make requirements/gpu.txt again; needs python3.11 and python3.12
+	$(PYTHON) requirements/lock.py
+
 agents: install  ## the unmodified agent CLIs that tests and examples drive
 	$(BIN)/harness agents install mini-swe-agent opencode codex qwen-code
 
@@ -53,6 +64,13 @@ $(VENV)/.installed: pyproject.toml constraints.txt requirements/sglang-cpu.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -c constraints.txt -e '.[trainer,sglang-cpu,postgres,ray,parquet,providers,wandb,demo,dev]' --config-settings editable_mode=compat
 	$(BIN)/pip install -q --no-deps -r requirements/sglang-cpu.txt
+	rm -f $(VENV)/.gpu-packages
+	touch $@
+
+$(VENV)/.gpu-packages: requirements/gpu.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --require-hashes --only-binary :all: -r requirements/gpu.txt
+	rm -f $(VENV)/.installed
 	touch $@
 
 clean:

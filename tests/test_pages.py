@@ -35,11 +35,18 @@ TESTS = "the test commands themselves"
 LONG = "minutes on a quiet machine: tests/test_benchmarks.py and tests/test_demo.py run the short forms"
 MACHINES = "needs other machines: tests/trainer/test_machines.py and tests/sandboxes/docker/test_hosts.py stand in"
 GPU = "needs a GPU for its figures: tests/test_gpu_stages.py runs each stage small"
+GIGABYTES = "fetches gigabytes of CUDA wheels: tests/test_gpu_lock.py resolves them"
+DOCTORS = "tests/proxy/test_doctor.py and tests/trainer/test_doctor.py type it"
 SHARED = "removes bundles that other tests use: tests/sandboxes/docker/test_bundles.py does it on an engine of its own"
 ELSEWHERE = {
     "make demo": LONG,
     "make demo SEED=1": LONG,
     "make demo-control": LONG,
+    "make install-gpu": GIGABYTES,
+    "proxy doctor": DOCTORS,
+    "proxy doctor runs/serve.toml": DOCTORS,
+    "trainer doctor": DOCTORS,
+    "trainer doctor runs/train.toml": DOCTORS,
     "make test": TESTS,
     "python benchmarks/gateway.py --out benchmarks/results/gateway.json": LONG,
     "python benchmarks/gpu.py --carry wheels": "fetches wheels: tests/test_gpu_stages.py",

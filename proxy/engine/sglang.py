@@ -18,6 +18,7 @@ from pathlib import Path
 from proxy.config import EngineConfig
 from proxy.engine import process
 from proxy.engine.moe_config import LAYERED, layered_cache, read_mixture
+from proxy.engine.toolkit import cuda_home
 from proxy.pool.errors import UserError
 
 CPU_PATH = Path(__file__).parent / "cpu" / "path"
@@ -71,6 +72,8 @@ def environment(config: EngineConfig) -> dict[str, str]:
         if SPECULATION not in config.extra_args:  # whose draft model may be in any file
             values["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(_other_models(Path(config.model)))
         values["PYTHONPATH"] = os.pathsep.join(path)
+    elif home := cuda_home(os.environ):
+        values["CUDA_HOME"] = str(home)
     return values
 
 

@@ -7,6 +7,7 @@ attempt for its completions. Locks are always taken in the order run, rollout, a
 No message contains the password.
 """
 
+import os
 import random
 import sqlite3
 import time
@@ -185,6 +186,29 @@ def open_pool(url: str, create: bool = True) -> Pool:
             "name a writable SQLite file or a database URL"
         ) from error
     return pool
+
+
+def demand_reachable(url: str) -> None:
+    """UserError unless a pool can be opened or made at this URL or path. Changes nothing."""
+    url = url if "://" in url else f"sqlite:///{Path(url).absolute()}"
+    address = parsed(url)
+    if address.get_backend_name() == "sqlite" and address.database:
+        file = Path(address.database)
+        place = next(path for path in (file, *file.absolute().parents) if path.exists())
+        if not os.access(place, os.W_OK):
+            raise UserError(f"the pool {shown(url)} cannot be written; name a writable SQLite file or a database URL")
+        return
+    engine = _engine(address, None)
+    try:
+        with engine.connect() as connection:
+            connection.execute(text("select 1"))
+    except DBAPIError as error:
+        raise UserError(
+            f"the pool {shown(url)} cannot be reached ({_masked(_cause(error), address)}); start the database or name "
+            "another one"
+        ) from error
+    finally:
+        engine.dispose()
 
 
 def _masked(message: str, address: URL) -> str:

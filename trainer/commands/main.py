@@ -1,4 +1,4 @@
-"""The command line: `trainer launch|sft|logprobs|rollback|inspect CONFIG`, or `trainer launch --proxy URL`.
+"""The command line: `trainer launch|sft|logprobs|rollback|inspect|doctor CONFIG`, or `trainer launch --proxy URL`.
 
 It checks configuration and model directory, then starts the ranks (trainer/commands/ranks.py). It does not import
 torch, so mistakes are reported at once; the ranks import it.
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxy.pool.errors import PoolError, UserError
+from trainer.commands.checks import demand_trainable
+from trainer.commands.doctor import add_arguments, run_doctor
 from trainer.commands.ranks import run_ranks
 from trainer.commands.rollback import roll_back
 from trainer.commands.without_file import add_options, settings_file
 from trainer.config import Config, load_config
-from trainer.config.model_shape import demand_served, demand_splits, read_shape
-from trainer.data.routed_experts import replayed
 from trainer.report.inspect import InspectOptions, inspect
 
 
@@ -38,17 +38,17 @@ class TrainerCommand:
 def main(argv: list[str] | None = None) -> int:
     """Run the console script and return its exit status: 2 for a mistake of the user, which one sentence explains."""
     try:
-        command = parse(sys.argv[1:] if argv is None else argv)
+        words = sys.argv[1:] if argv is None else argv
+        if words[:1] == ["doctor"]:
+            return run_doctor(_parser().parse_args(words))
+        command = parse(words)
         if command.to is not None:
             print(roll_back(command.config, command.to))
             return 0
         if command.inspect is not None:
             inspect(command.config, command.inspect)
             return 0
-        shape = read_shape(Path(command.config.model))
-        demand_splits(shape, command.config.parallel)
-        demand_served(shape, command.config.push.engines)
-        replayed(command.config.loss, shape)
+        demand_trainable(command.config)
     except (UserError, PoolError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -110,4 +110,5 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument("--limit", type=int, metavar="N", help="show at most N rollouts")
         if verb == "logprobs":
             sub.add_argument("--run", help="the run that holds the completions; default: the configuration's run")
+    add_arguments(verbs.add_parser("doctor", help="say what this machine has to train on, and what is missing"))
     return parser

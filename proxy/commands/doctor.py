@@ -1,0 +1,65 @@
+"""The command `proxy doctor`: what this machine has, what will be used, what is missing; 1 when a file cannot run."""
+
+import argparse
+import os
+import re
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+
+from proxy.config import ProxyConfig, load_config
+from proxy.doctor.examine import Facts, Sandboxes, examine
+from proxy.doctor.probe import EngineProbe
+from proxy.engine.sglang import on_cuda
+from proxy.engine.toolkit import cuda_home
+from proxy.pool.database import demand_reachable
+from proxy.pool.errors import UserError
+from proxy.pool.machine.child import ask
+from proxy.pool.machine.facts import read_machine
+from proxy.pool.machine.report import write_report
+
+
+def add_arguments(doctor: argparse.ArgumentParser) -> None:
+    """Add the arguments of `proxy doctor`."""
+    doctor.add_argument("config", type=Path, nargs="?", help="say whether this settings file can run here")
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    doctor.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    config = load_config(arguments.config) if arguments.config else None
+    report = examine(read_facts(config), config)
+    print(write_report(report, as_json=arguments.json))
+    return report.status
+
+
+def read_facts(config: ProxyConfig | None) -> Facts:
+    """Read the machine and ask the libraries and the code that decides."""
+    pool = Path(config.pool).parent if config and "://" not in config.pool else Path.cwd()
+    return Facts(
+        machine=read_machine([pool]),
+        probe=msgspec.convert(ask("proxy.doctor.probe"), EngineProbe),
+        sandboxes=msgspec.convert(ask("harness.setup.probe"), Sandboxes),
+        cuda=on_cuda(config.engine.device if config else "auto"),
+        toolkit=cuda_home(os.environ),
+        wanted_torch=_wanted_torch(),
+        pool_error=_pool_error(config.pool) if config else "",
+    )
+
+
+def _wanted_torch() -> str:
+    """The torch that the installed SGLang pins; empty without SGLang, or where it pins none."""
+    try:
+        required = metadata.requires("sglang") or []
+    except metadata.PackageNotFoundError:
+        return ""
+    return next((pin[1] for line in required if (pin := re.match(r"torch==([\d.]+)$", line))), "")
+
+
+def _pool_error(url: str) -> str:
+    try:
+        demand_reachable(url)
+    except UserError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,1 @@
+"""`proxy doctor`: what this machine has for an engine and a proxy, and whether a settings file can run here."""

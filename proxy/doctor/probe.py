@@ -1,0 +1,39 @@
+"""Asks torch and SGLang's kernels, in a process of its own: `python -m proxy.doctor.probe`. Prints one JSON object."""
+
+import importlib
+import sys
+
+import msgspec
+
+from proxy.engine.sglang import on_cuda
+from proxy.pool.machine.torch_build import TorchBuild, read_torch
+
+KERNELS = ("sgl_kernel", "flashinfer", "flash_attn.cute", "deep_gemm")
+"""Modules of CUDA kernels that SGLang calls. Without a GPU none of them can be imported, so none is tried."""
+
+
+class EngineProbe(msgspec.Struct, frozen=True, kw_only=True):
+    """What the libraries of the engine said."""
+
+    torch: TorchBuild = TorchBuild()
+    kernels: dict[str, str] = {}
+    """Each of KERNELS with its version, where there is a GPU."""
+    broken: dict[str, str] = {}
+    """Those that cannot be imported, with the reason."""
+    error: str = ""
+    """Why there is no answer at all."""
+
+
+def probe() -> EngineProbe:
+    """Import what the engine would import."""
+    torch, kernels, broken = read_torch(), {}, {}
+    for name in KERNELS if on_cuda("auto") else ():
+        try:
+            kernels[name] = str(getattr(importlib.import_module(name), "__version__", "present"))
+        except Exception as error:  # whatever a library raises on import is the answer
+            broken[name] = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return EngineProbe(torch=torch, kernels=kernels, broken=broken)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(msgspec.json.encode(probe()).decode() + "\n")

@@ -1,0 +1,1 @@
+"""What this machine has, and how a doctor reports it: the part that `proxy doctor` and `trainer doctor` share."""

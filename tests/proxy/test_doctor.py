@@ -1,0 +1,149 @@
+"""`proxy doctor`: verdicts on machines that differ, and the command on this one."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from proxy.commands.main import main
+from proxy.config import EngineConfig, ProxyConfig
+from proxy.doctor.examine import Facts, Sandboxes, examine
+from proxy.doctor.probe import EngineProbe
+from proxy.doctor.weights import gpus_of, weight_bytes
+from proxy.engine.sglang import on_cuda
+from proxy.engine.toolkit import cuda_home, link_toolkit
+from proxy.pool.database import demand_reachable
+from proxy.pool.errors import UserError
+from proxy.pool.machine.facts import parse_gpus
+from tests.machines import CPU_TORCH, CUDA_TORCH, GB, LAPTOP, NODE
+
+DOCKER = Sandboxes(kind="docker", promise="containers")
+ON_CPU = Facts(machine=LAPTOP, probe=EngineProbe(torch=CPU_TORCH), sandboxes=DOCKER, cuda=False, toolkit=None)
+ON_GPUS = Facts(
+    machine=NODE, probe=EngineProbe(torch=CUDA_TORCH), sandboxes=DOCKER, cuda=True, toolkit=Path("/usr/local/cuda"),
+    wanted_torch="2.14.1",
+)  # fmt: skip
+SMI = """\
+NVIDIA H100 80GB HBM3, 81559, 81004, 9.0, 580.95.05
+NVIDIA GB10, [N/A], [N/A], 12.1, 580.95.05
+"""
+
+
+def with_facts(facts: Facts, **changes: object) -> Facts:
+    return msgspec.structs.replace(facts, **changes)
+
+
+def on(facts: Facts, **machine: object) -> Facts:
+    return with_facts(facts, machine=msgspec.structs.replace(facts.machine, **machine))
+
+
+def named(directory: Path, shape: list[int], dtype: str = "BF16") -> Path:
+    """A model directory whose file names one tensor, without its numbers."""
+    directory.mkdir()
+    (directory / "config.json").write_text("{}")
+    header = json.dumps({"weight": {"dtype": dtype, "shape": shape, "data_offsets": [0, 0]}}).encode()
+    (directory / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    return directory
+
+
+def test_what_nvidia_smi_says_is_read() -> None:
+    gpus, driver = parse_gpus(SMI)
+    assert [(gpu.name, gpu.memory_bytes >> 20, gpu.capability) for gpu in gpus] == [
+        ("NVIDIA H100 80GB HBM3", 81559, "9.0"),
+        ("NVIDIA GB10", 0, "12.1"),
+    ]
+    assert driver == "580.95.05" and parse_gpus("") == ((), "")
+
+
+def test_the_bytes_of_weights_are_those_of_the_files(tiny_model: Path, tmp_path: Path) -> None:
+    (file,) = tiny_model.glob("*.safetensors")
+    header = 8 + int.from_bytes(file.read_bytes()[:8], "little")
+    assert weight_bytes(tiny_model, "auto") == file.stat().st_size - header
+    assert weight_bytes(named(tmp_path / "half", [1000, 10]), "float32") == 40_000
+
+
+@pytest.mark.parametrize(
+    ("words", "gpus", "shared"),
+    [
+        ("", 1, 1),
+        ("--tp-size 4 --max-total-tokens 10", 4, 4),
+        ("--tensor-parallel-size=4 --dp-size 2", 8, 4),
+        ("--tp 8 --dp-size 8 --enable-dp-attention", 8, 8),
+        ("--tp-size 4 --pp-size 2", 8, 8),
+    ],
+)
+def test_the_gpus_of_an_engine_are_those_of_its_arguments(words: str, gpus: int, shared: int) -> None:
+    assert gpus_of(words.split()) == (gpus, shared)
+
+
+@pytest.mark.parametrize(
+    ("facts", "parts"),
+    [
+        (on(ON_CPU, packages={**LAPTOP.packages, "psycopg": "3.3.9"}), set()),
+        (ON_GPUS, set()),
+        (with_facts(ON_GPUS, probe=EngineProbe(torch=CPU_TORCH)), {"torch for CUDA"}),
+        (with_facts(ON_GPUS, wanted_torch="2.15.0"), {"torch 2.15.0"}),
+        (on(ON_GPUS, driver_cuda="12.8"), {"a newer driver"}),
+        (with_facts(ON_GPUS, toolkit=None), {"nvcc"}),
+        (on(ON_GPUS, compiler=False), {"a C++ compiler and Python's headers"}),
+        (with_facts(ON_GPUS, probe=EngineProbe(torch=CUDA_TORCH, broken={"sgl_kernel": "no"})), {"sgl_kernel"}),
+        (with_facts(ON_CPU, sandboxes=Sandboxes(kind="process", passed_over="no daemon")), {"Docker", "psycopg"}),
+    ],
+    ids=["laptop", "node", "CPU torch", "other torch", "old driver", "no nvcc", "no compiler", "kernels", "no Docker"],
+)
+def test_what_is_missing_is_named_with_the_command_that_brings_it(facts: Facts, parts: set[str]) -> None:
+    missing = examine(facts).missing
+    assert {part.part for part in missing} == parts
+    assert all(part.lost and part.command for part in missing)
+
+
+def test_a_model_runs_where_its_weights_fit(tmp_path: Path) -> None:
+    big = str(named(tmp_path / "70b", [70, 10**9]))  # 140 GB in bf16
+
+    def refused(facts: Facts, **engine: object) -> str:
+        return "".join(examine(facts, ProxyConfig(engine=EngineConfig(model=big, **engine))).refused)  # type: ignore[arg-type]
+
+    assert "take 140.0 GB, and this machine has 16.0 GB" in refused(ON_CPU)
+    assert "take 140.0 GB on each of 1 GPUs, and one has 85.0 GB" in refused(ON_GPUS)
+    assert refused(ON_GPUS, extra_args=("--tp-size", "2")) == ""
+    assert "wants 16 GPUs, and torch sees 8" in refused(ON_GPUS, extra_args=("--tp-size", "16"))
+    assert "torch sees no GPU" in refused(with_facts(ON_CPU, cuda=True), device="cuda")
+    assert refused(ON_CPU, url="http://10.0.0.7:30000") == ""  # an engine elsewhere
+    assert "pool" in refused(with_facts(ON_GPUS, pool_error="no pool"), extra_args=("--tp-size", "2"))
+
+
+def test_the_wheels_of_cuda_become_a_toolkit_that_sglang_can_link_with(tmp_path: Path) -> None:
+    wheels, linked = tmp_path / "nvidia" / "cu13", tmp_path / "cuda"
+    for name in ("bin/nvcc", "include/cuda.h", "nvvm/bin/cicc", "lib/libcudart.so.13"):
+        (wheels / name).parent.mkdir(parents=True, exist_ok=True)
+        (wheels / name).write_text(name)
+    (wheels / "bin" / "nvcc").chmod(0o755)
+    link_toolkit(wheels, linked)
+    link_toolkit(wheels, linked)  # again, as after an update
+    assert (linked / "lib64" / "libcudart.so").read_text() == "lib/libcudart.so.13"
+    assert (linked / "bin" / "nvcc").exists() and (linked / "nvvm" / "bin" / "cicc").exists()
+    assert cuda_home({"PATH": str(wheels / "bin")}, linked) == wheels
+    assert cuda_home({"CUDA_HOME": "/opt/cuda", "PATH": ""}, linked) == Path("/opt/cuda")
+    assert cuda_home({"PATH": ""}, linked) in (linked, Path("/usr/local/cuda"))
+
+
+def test_a_pool_that_nobody_serves_is_refused(tmp_path: Path) -> None:
+    demand_reachable(str(tmp_path / "new" / "pool.db"))
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(UserError, match=r"postgresql://me:\*\*\*@127.0.0.1:1/pool"):
+        demand_reachable("postgresql://me:secret@127.0.0.1:1/pool?connect_timeout=5")
+
+
+def test_the_command_asks_the_code_that_decides_and_refuses_what_no_machine_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named(tmp_path / "huge", [10**9, 10**9])
+    (tmp_path / "serve.toml").write_text('[engine]\nmodel = "huge"\n')
+    assert main(["doctor", str(tmp_path / "serve.toml"), "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    uses = {use["purpose"]: use["choice"] for use in report["uses"]}
+    assert "huge" in report["refused"][0] or "GPU" in report["refused"][0]
+    assert on_cuda("auto") == ("on CUDA" in uses["engine"])
+    assert uses["sandboxes"].split(",")[0] in ("docker", "bubblewrap", "process")
+    assert report["machine"]["memory_bytes"] > GB

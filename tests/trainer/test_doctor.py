@@ -1,0 +1,135 @@
+"""`trainer doctor`: the estimate of memory against what a policy holds, and the verdicts on machines that differ."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from proxy.pool.machine.facts import Disk
+from tests.machines import CPU_TORCH, CUDA_TORCH, GB, LAPTOP, NODE
+from tests.trainer.make import FAMILIES, make_config, write_model
+from trainer.commands.main import main
+from trainer.config.model_shape import ModelShape, read_shape
+from trainer.doctor.examine import Facts, examine
+from trainer.doctor.memory import Held, held, stage_parameters
+from trainer.doctor.probe import TrainerProbe
+from trainer.megatron.optimizer import parts
+from trainer.megatron.parallel import Ranks
+from trainer.policy import Policy
+
+ON_CPU = TrainerProbe(torch=CPU_TORCH, device="cpu", backend="gloo")
+ON_GPUS = TrainerProbe(torch=CUDA_TORCH, device="cuda", backend="nccl", attention="FlexAttention")
+QWEN3_4B = ModelShape(
+    family="qwen3", layers=36, hidden=2560, ffn=9728, heads=32, kv_heads=8, head_dim=128, vocab=151936, context=40960,
+    norm_eps=1e-6, tied=True, rope={},
+)  # fmt: skip
+
+
+def measured(policy: Policy) -> Held:
+    """What a policy really holds."""
+    models = [policy.model, *([policy.drafter.head] if policy.drafter else [])]
+    optimizers = [policy.optimizer, *([policy.drafter.optimizer] if policy.drafter else [])]
+    weights = [param for model in models for param in model.parameters()]
+    own = {param.data_ptr() for param in weights}
+    updated = [
+        (inner.optimizer, param)
+        for optimizer in optimizers
+        for inner in parts(optimizer)
+        for group in inner.optimizer.param_groups
+        for param in group["params"]
+    ]
+    moments = [value for optimizer, param in updated for value in optimizer.state[param].values()]
+    main = [param for _, param in updated if param.data_ptr() not in own]
+    reference = [] if policy.reference is None else list(policy.reference.parameters())
+    gradients = [vars(param)["main_grad"] for param in weights]
+    return Held(size(weights), size(gradients), size([*moments, *main]), size(reference))
+
+
+def size(tensors: list[torch.Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("qwen3", {}),
+    ("qwen2", {"parallel": {"precision": "bfloat16"}}),
+    ("llama", {"parallel": {"precision": "bfloat16"}, "loss": {"kl": 0.1}}),
+    ("mimo", {"mtp": {"drafts": 2}}),
+    ("qwen3_moe", {"parallel": {"precision": "bfloat16"}}),
+    ("qwen3_moe_mixed", {"loss": {"kl": 0.1}}),
+]
+
+
+@pytest.mark.parametrize(("family", "changes"), CASES, ids=[family for family, _ in CASES])
+def test_the_estimate_is_what_a_policy_holds_byte_for_byte(
+    family: str, changes: dict[str, Any], ranks: Ranks, tmp_path: Path
+) -> None:
+    assert family in FAMILIES
+    model, config = write_model(tmp_path / "model", family), make_config(tmp_path, **changes)
+    assert held(read_shape(model), config) == measured(Policy(model, config, ranks))
+
+
+def test_ranks_divide_the_estimate(tmp_path: Path) -> None:
+    def rank(**parallel: Any) -> Held:
+        return held(QWEN3_4B, make_config(tmp_path, parallel={"precision": "bfloat16", **parallel}))
+
+    whole = rank()
+    assert 4.0e9 < whole.weights / 2 < 4.1e9 and whole.total == 9 * whole.weights
+    assert 0.499 < rank(processes=2, tensor=2).total / whole.total < 0.501
+    assert rank(processes=8, distributed_optimizer=True).optimizer == whole.optimizer / 8
+    stages = [stage_parameters(QWEN3_4B, make_config(tmp_path, parallel={"processes": 2, "pipeline": 2}).parallel, at)
+              for at in (0, 1)]  # fmt: skip
+    embedding = QWEN3_4B.vocab * QWEN3_4B.hidden  # tied: both stages hold it
+    assert sum(stage.total for stage in stages) == whole.weights / 2 + embedding
+
+
+@pytest.mark.parametrize(
+    ("facts", "parallel", "reason"),
+    [
+        (Facts(machine=NODE, probe=ON_GPUS, shape=QWEN3_4B), {"processes": 8, "precision": "bfloat16"}, None),
+        (Facts(machine=NODE, probe=ON_GPUS, shape=QWEN3_4B), {"processes": 16, "tensor": 2}, "16 needs a GPU for each"),
+        (Facts(machine=LAPTOP, probe=ON_CPU, shape=QWEN3_4B), {}, "1 ranks hold 64.4 GB before any activation"),
+        (Facts(machine=LAPTOP, probe=TrainerProbe(error="No module named 'megatron'")), {}, "No module named"),
+        (Facts(machine=NODE, probe=ON_GPUS, config_errors=("the pool cannot be reached",)), {}, "cannot be reached"),
+    ],
+    ids=["fits", "too many ranks", "too little memory", "nothing installed", "no pool"],
+)
+def test_a_configuration_is_refused_for_what_the_machine_lacks(
+    facts: Facts, parallel: dict[str, Any], reason: str | None, tmp_path: Path
+) -> None:
+    report = examine(facts, make_config(tmp_path, parallel=parallel))
+    assert report.status == (reason is not None)
+    assert (reason or "") in "".join(report.refused)
+
+
+def test_what_a_gpu_or_a_disk_cannot_hold_is_refused(tmp_path: Path) -> None:
+    facts = Facts(machine=NODE, probe=ON_GPUS, shape=replace(QWEN3_4B, layers=80, hidden=8192, ffn=28672))
+    parallel = {"processes": 8, "precision": "bfloat16"}
+    assert "and a GPU has 85.0 GB" in "".join(examine(facts, make_config(tmp_path, parallel=parallel)).refused)
+    full = msgspec.structs.replace(NODE, disks=(Disk(str(tmp_path / "trainer"), 10 * GB),))
+    facts = Facts(machine=full, probe=ON_GPUS, shape=QWEN3_4B)
+    assert "has 10.0 GB free" in "".join(examine(facts, make_config(tmp_path, parallel=parallel)).refused)
+
+
+def test_what_has_no_wheel_is_named_on_a_gpu_alone() -> None:
+    parts = {part.part for part in examine(Facts(machine=NODE, probe=ON_GPUS)).missing}
+    assert parts == {"Transformer Engine", "MagiAttention", "apex"}
+    assert examine(Facts(machine=LAPTOP, probe=ON_CPU)).missing == ()
+
+
+def test_the_command_asks_the_trainer_itself_and_refuses_what_no_machine_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((write_model(tmp_path / "model") / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"hidden_size": 10**12}))
+    file = tmp_path / "train.toml"
+    file.write_text('pool = "pool.db"\nrun = "demo"\nmodel = "model"\noutput = "policy"\n')
+    assert main(["doctor", str(file), "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert "before any activation" in report["refused"][0]
+    uses = {use["purpose"]: use["choice"] for use in report["uses"]}
+    assert ("GPUs" in uses["device"]) == torch.cuda.is_available()
+    assert "attention" in uses

@@ -1,0 +1,1 @@
+"""`trainer doctor`: what this machine has to train on, and whether a training file can run here."""

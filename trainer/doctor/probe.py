@@ -1,0 +1,74 @@
+"""Asks the trainer what it would use here: `python -m trainer.doctor.probe PRECISION HEAD_DIM`. Prints one JSON object.
+
+It imports torch and Megatron, so it runs in a process of its own.
+"""
+
+import sys
+
+import msgspec
+
+from proxy.pool.machine.torch_build import TorchBuild, read_torch
+
+NAMES = {
+    "trainer.megatron.attention.kernels": "slices of torch's CPU flash attention",
+    "trainer.megatron.attention.flex": "FlexAttention",
+    "trainer.megatron.attention.magi": "MagiAttention",
+    "trainer.megatron.adam": "AdamW in plain torch",
+}
+"""What people call the modules whose code is chosen."""
+
+
+class TrainerProbe(msgspec.Struct, frozen=True, kw_only=True):
+    """What the trainer's own code chose."""
+
+    torch: TorchBuild = TorchBuild()
+    device: str = ""
+    backend: str = ""
+    """Of the collectives."""
+    attention: str = ""
+    layers: str = ""
+    optimizer: str = ""
+    magi: bool = False
+    """Whether MagiAttention is installed."""
+    error: str = ""
+    """Why there is no answer."""
+
+
+def probe(precision: str, head_dim: int) -> TrainerProbe:
+    """Ask each part of trainer/megatron for its choice."""
+    build = read_torch()
+    if not build.version:
+        return TrainerProbe(torch=build, error=build.error)
+    import torch
+
+    from trainer.megatron.cpu import choose_device, install_cpu_port
+
+    install_cpu_port()
+    from megatron.core import optimizer
+
+    from trainer.megatron import adam
+    from trainer.megatron.attention import magi
+    from trainer.megatron.attention.kernels import kernel_for
+    from trainer.megatron.model import transformer_engine
+    from trainer.policy import DTYPES
+
+    device = choose_device(0)
+    adam.install()
+    query = torch.empty(1, 1, 1, head_dim, dtype=DTYPES[precision], device=device.name)
+    return TrainerProbe(
+        torch=build,
+        device=device.name.type,
+        backend=device.backend,
+        attention=_name(kernel_for(query).__module__),
+        layers="Transformer Engine's" if transformer_engine.available() else "Megatron's plain ones",
+        optimizer=_name(optimizer.Adam.__module__),
+        magi=magi.installed(),
+    )
+
+
+def _name(module: str) -> str:
+    return NAMES.get(module, module.split(".")[0])
+
+
+if __name__ == "__main__":
+    sys.stdout.write(msgspec.json.encode(probe(sys.argv[1], int(sys.argv[2]))).decode() + "\n")
