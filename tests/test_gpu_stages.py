@@ -150,6 +150,10 @@ def test_compiled_parts_give_the_same_gradient(bare: dict[str, str]) -> None:
     assert found["small_pass"]["ms_plain"] > 0
 
 
+def test_all_stages_take_nine_minutes_at_most() -> None:
+    assert sum(stage.limit for stage in run.STAGES) == 540
+
+
 def test_a_stage_that_lacks_a_part_says_so_and_the_next_one_runs(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")\n")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}

@@ -37,7 +37,8 @@ class HeadLoss(torch.nn.Module):
 
     def __init__(self, model: PolicyModel, labels: Tensor):
         super().__init__()
-        self.model, self.labels = [model], labels  # in a list: its parameters are not this module's
+        self.model, self.labels = [model], labels  # in a list, so that of its weights only the head is this module's
+        self.weight = model.shared_embedding_or_output_weight()
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.model[0]._losses(hidden, self.labels, self.model[0]._head_weight())
@@ -94,6 +95,10 @@ def input_gradient(module: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor
 def small_pass(scene: Scene, model: PolicyModel) -> dict[str, Any]:
     """A pass over some hundred tokens: as it is, and as one graph, which no launch slows down."""
     packed = pack(group(random.Random(0), 4, 256, 64), ContextShard(scene.device))[0]
+
+    layout = model._layout(packed)
+    # A graph cannot copy the mask's numbers from the CPU again.
+    model._layout = lambda packed: layout  # type: ignore[method-assign]
 
     def compute() -> None:
         model(packed).sum().backward()

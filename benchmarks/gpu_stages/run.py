@@ -36,13 +36,13 @@ class Stage:
 
 
 STAGES = (
-    Stage("attention", 90),
-    Stage("stack", 105),
-    Stage("long_paths", 80),
-    Stage("step", 95),
-    Stage("demo_replay", 40),
-    Stage("mixture", 45),
-    Stage("gradients", 40),
+    Stage("attention", 110),
+    Stage("stack", 90),
+    Stage("long_paths", 60),
+    Stage("step", 85),
+    Stage("demo_replay", 55),
+    Stage("mixture", 40),
+    Stage("gradients", 55),
     Stage("compiled", 45),
 )
 """The most telling first. The module of each has its name."""

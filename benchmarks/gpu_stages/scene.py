@@ -114,6 +114,8 @@ def one_rank() -> Iterator["Ranks"]:
     from trainer.megatron.parallel import process_groups  # megatron-core may be missing
 
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    # Without a network the machine's own name may have no address.
+    os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
     with process_groups(Parallel()) as ranks:
         yield ranks
 

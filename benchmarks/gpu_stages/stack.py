@@ -21,7 +21,7 @@ from trainer.data.row import TrainingRow
 from trainer.policy import Policy
 from trainer.report.flops import PEAKS, Workload, flops, merged, separate
 
-DEPTHS = (2, 4)
+DEPTHS = (1, 3)
 """Layers that are measured."""
 BUDGET = 32_768
 """Tokens of a micro-batch."""
