@@ -74,6 +74,17 @@ def test_saving_starts_no_process(ranks: Ranks, model: Path, tmp_path: Path) -> 
     assert multiprocessing.active_children() == before
 
 
+def test_what_the_writing_thread_lacks_is_told(
+    ranks: Ranks, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Megatron is where psutil is missing."""
+    monkeypatch.setattr("megatron.core.dist_checkpointing.strategies.filesystem_async.HAVE_PSUTIL", False)
+    policy = Policy(model, make_config(tmp_path), ranks)
+    with pytest.raises(UserError, match=r"saved could not be written \(.*psutil is not installed.*\)"):
+        policy.checkpoints.save(tmp_path / "saved", 1)
+    assert not (tmp_path / "saved").exists()
+
+
 def test_files_that_cannot_be_written_are_told_and_leave_the_old_checkpoint(
     ranks: Ranks, model: Path, tmp_path: Path
 ) -> None:

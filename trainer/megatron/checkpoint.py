@@ -60,8 +60,11 @@ def _write_buckets(transforms: Any, _rank: int, buckets: list[Any], results: "qu
         done: queue.Queue[Any] = queue.Queue()
         count: queue.Queue[int] = queue.Queue()
         count.put(index)  # write_preloaded_data takes one entry from this queue to say that it is done
-        FileSystemWriterAsync.write_preloaded_data([transforms], index, bucket, done, count, use_fsync=True)
-        results_by_bucket[index] = done.get_nowait()[1]
+        try:
+            FileSystemWriterAsync.write_preloaded_data([transforms], index, bucket, done, count, use_fsync=True)
+            results_by_bucket[index] = done.get_nowait()[1]
+        except Exception as error:  # as in a thread of its own nobody would see it
+            results_by_bucket[index] = error
     failures = [result for result in results_by_bucket.values() if isinstance(result, Exception)]
     results.put(failures[0] if failures else results_by_bucket)
 
