@@ -1,5 +1,9 @@
 r"""Whether two mathematical answers are the same, by math-verify: as numbers, expressions, sets, intervals, matrices.
 
+An answer is one value with its own unit. `5\%` is 0.05. Where both sides name a unit, it must be the same one; where
+only one does, the values decide. Of `x = 3 + 4 = 7` each side but a name must be the right value, so `1 = 2 = 42` is
+not 42. math-verify alone leaves out units and all that stands before the last `=`.
+
 The policy writes the text, and no parser of mathematics is safe from `10^{10^{10}}`. So each comparison runs in a child
 process of its own with limited CPU time and memory. What goes beyond these limits is a wrong answer, or an answer could
 escape its verdict by being expensive. Anything else that goes wrong with the child is no verdict.
@@ -25,6 +29,34 @@ DECIMALS = 12
 """math-verify rounds both sides to this before it compares them. Its default of 6 takes 0.3333333 for 1/3."""
 TOO_EXPENSIVE = (-signal.SIGXCPU, -signal.SIGSEGV, -signal.SIGABRT)
 """Exit codes of a child that outgrew its CPU time, its stack or its memory."""
+_SPELLINGS = {
+    "m": "meter metre", "km": "kilometer kilometre", "cm": "centimeter centimetre", "mm": "millimeter millimetre",
+    "s": "second sec", "min": "minute", "h": "hour hr", "day": "", "week": "", "month": "", "year": "yr",
+    "g": "gram gm", "kg": "kilogram", "lb": "pound", "l": "liter litre", "gallon": "gal", "acre": "", "mph": "",
+    "ft": "foot feet", "in": "inch inches", "yard": "yd", "mile": "", "degree": "deg", "dollar": "usd", "euro": "",
+    "cent": "", "rupee": "", "unit": "", "student": "", "apple": "", "coin": "", "digit": "",
+    "2": "square sq squared", "3": "cubic cubed", "/": "per", "%": "percent", "": "of the",
+}  # fmt: skip
+"""Unit -> other spellings, both also with an s. Words that are units without `\text{}` around them."""
+_CANONICAL = {
+    spelling: unit
+    for unit, others in _SPELLINGS.items()
+    for word in (unit, *others.split())
+    for spelling in (word, f"{word}s" if len(word) > 1 else word)
+} | {"circ": "degree", "°": "degree"}
+_WORD = re.compile(r"[^\W\d_]+|[°%/]|-?\d")
+_COMMAND = re.compile(r"\\[a-z]+")
+_POWER = r"(?:\^-?\d|\^\{-?\d\})?"
+_BARE = rf"(?:{'|'.join(sorted((w for w in _CANONICAL if w.isalpha()), key=len, reverse=True))})(?![^\W\d_]){_POWER}"
+_NO_UNIT = r"(?![^{}]*\b(?:or|and|not)\b)"
+_TEXT = rf"\\(?:text|mbox|textrm|mathrm|rm)\s?\{{{_NO_UNIT}[^{{}}\d\\]*(?:\^?[23])?\s?\}}{_POWER}"
+_UNIT = re.compile(
+    rf"(?:(?<=[\d\s}}).])|(?=[\\^°%]))(?:\\[,;:! ]|[\s~])*+"
+    rf"(?P<unit>{_TEXT}|\^\s?\{{?\\circ\s?\}}?|\\degree|°|{_BARE}(?:\s?(?:/|per|\s)\s?{_BARE}){{0,3}})\Z"
+)
+_PERCENT = re.compile(r"\\?%")
+_NAME = re.compile(r"(?:[^\W\d_]|\\[a-zA-Z]++|_\w|_\{\w+\}|\([^()=]*\)|[\s{}|+*/'-])++")
+"""What may stand before an `=` without being a value: no digits but in subscripts and in parentheses."""
 _SCIENTIFIC = re.compile(r"(\d)[eE]([+-]?\d+)\b")
 _PROCESSES = multiprocessing.get_context("forkserver")
 # importing sympy takes a second: the server does it once, and each comparison is a fork of it
@@ -40,7 +72,7 @@ async def is_same(candidates: Sequence[str], right: str) -> bool:
     if not parsable:
         return False
     receiver, sender = _PROCESSES.Pipe(duplex=False)
-    child = _PROCESSES.Process(target=_compare, args=(parsable, right.strip(), CPU_SECONDS, sender), daemon=True)
+    child = _PROCESSES.Process(target=compare, args=(parsable, right.strip(), CPU_SECONDS, sender), daemon=True)
     await asyncio.to_thread(child.start)  # waits for the server, which imports sympy first
     sender.close()
     answered, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -62,29 +94,71 @@ async def is_same(candidates: Sequence[str], right: str) -> bool:
         receiver.close()
 
 
-def _compare(candidates: Sequence[str], right: str, cpu_seconds: int, sender: Connection) -> None:
-    """What the child does: send whether one of the candidates is right."""
+def compare(candidates: Sequence[str], right: str, cpu_seconds: int, sender: Connection) -> None:
+    """What the child does: limit itself, then send whether one of the candidates is right."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(
-        resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 5)
-    )  # the hard limit is SIGKILL, which tells no cause
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 5))  # the hard limit is SIGKILL: tells no cause
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     logging.disable()
     try:
-        sender.send(any(_equal(candidate, right) for candidate in candidates))
+        sender.send(any(equal(candidate, right) for candidate in candidates))
     except (MemoryError, RecursionError):
         sender.send(False)
 
 
-def _equal(answer: str, right: str) -> bool:
+def equal(answer: str, right: str) -> bool:
+    """Compare in this process, without limits."""
+    (answer, unit), (right, right_unit) = _split(answer), _split(right)
+    if unit and right_unit and unit != right_unit:
+        return False
+    sides, right_sides = _sides(answer), _sides(right)
+    if len(sides) == 1 or (len(sides) == len(right_sides) == 2 and _NAME.fullmatch(sides[0])):
+        return _same_value(answer, right)
+    if len(right_sides) > 1 and right_sides[0].strip() != sides[0].strip():
+        return False
+    values = [side for side in sides[:-1] if not _NAME.fullmatch(side)] + sides[-1:]
+    return all(_same_value(value, right_sides[-1]) for value in values)
+
+
+def _same_value(answer: str, right: str) -> bool:
+    from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse, verify
 
     # LaTeX only: math-verify hands plain expressions to sympy's parse_expr, which evaluates Python.
     # No timeouts of its own: they are by the wall clock, which a busy machine would turn into wrong answers.
-    read = [
-        parse(f"\\boxed{{{_latex(text)}}}", [LatexExtractionConfig()], parsing_timeout=None) for text in (right, answer)
-    ]
+    rules = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="all")
+    target = [LatexExtractionConfig(normalization_config=rules)]
+    read = [parse(f"\\boxed{{{_latex(text)}}}", target, parsing_timeout=None) for text in (right, answer)]
     return bool(verify(*read, float_rounding=DECIMALS, timeout_seconds=None))
+
+
+def _split(text: str) -> tuple[str, str]:
+    """The value, percent as hundredths, and the unit in a common spelling (empty: none)."""
+    value, words = text.strip().strip("$").strip().removesuffix("."), list[str]()
+    while (match := _UNIT.search(value)) and match.start():
+        words += _WORD.findall(_COMMAND.sub("", re.sub(r"\\circ|\\degree", "°", match["unit"])))
+        value = value[: match.start()].rstrip()
+    if value.startswith("\\$"):
+        value, words = value.removeprefix("\\$").lstrip(), [*words, "dollar"]
+    words = [_CANONICAL.get(word, _CANONICAL.get(word.lower(), word.lower())) for word in words]
+    if "%" in words:
+        value, words = f"{value}\\%", []
+    unit = "" if "unit" in words else " ".join(sorted(word.removesuffix("s") or word for word in words if word))
+    return _PERCENT.sub(r"\\times\\frac{1}{100}", value), unit
+
+
+def _sides(text: str) -> list[str]:
+    """The sides of an equation or a chain of them. A list such as `x = 1, y = 2` is one side."""
+    depth, sides = 0, [""]
+    for before, sign in zip(" " + text, text, strict=False):
+        depth += (sign in "{([") - (sign in "])}")
+        if depth == 0 and sign in ",;":
+            return [text]
+        if depth == 0 and sign == "=" and before not in "<>!=":
+            sides.append("")
+        else:
+            sides[-1] += sign
+    return sides
 
 
 def _latex(text: str) -> str:

@@ -1,12 +1,16 @@
 """When two mathematical answers are the same, and what an answer that is too expensive to compare gets."""
 
+import resource
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
 
 from harness.failure import AttemptFailed
 from harness.verdict import math_answers
-from harness.verdict.math_answers import is_same
+from harness.verdict.math_answers import equal, is_same
 
 
 @pytest.mark.parametrize(
@@ -34,10 +38,22 @@ from harness.verdict.math_answers import is_same
         ("\\sqrt{8}", "2\\sqrt{2}"),
         ("−3", "-3"),
         (".5", "0.5"),
+        ("7\\text{ m}", "7 meters"),
+        ("12 cm^2", "12\\text{ square centimeters}"),
+        ("3 m/s", "3\\text{ meters per second}"),
+        ("5\\text{ hours}", "5"),
+        ("2 days", "2\\text{ day}"),
+        ("\\$5", "5 dollars"),
+        ("42\\text{ percent}", "0.42"),
+        ("x = 3 + 4 = 7", "7"),
+        ("\\angle ABC = 90^\\circ", "90"),
+        ("a_1 + b = 5", "5"),
+        ("x \\in [0,1)", "[0,1)"),
+        ("x=1,y=2", "x=1, y=2"),
     ],
 )
-async def test_the_same(answer: str, right: str) -> None:
-    assert await is_same([answer], right) and await is_same([right], answer)
+def test_the_same(answer: str, right: str) -> None:
+    assert equal(answer, right) and equal(right, answer)
 
 
 @pytest.mark.parametrize(
@@ -57,10 +73,25 @@ async def test_the_same(answer: str, right: str) -> None:
         ("1} \\boxed{42", "42"),
         ("\\boxed{1} \\boxed{42}", "42"),
         ("9" * 200, "9" * 199),
+        ("7 meters", "7 seconds"),
+        ("7m", "7s"),
+        ("42^\\circ", "42 dollars"),
+        ("5\\%", "5"),
+        ("42 % 100", "42"),
+        ("1=2=42", "42"),
+        ("1=2=42, 42", "42"),
+        ("1=2=x=7", "x=7"),
+        ("5=42", "42"),
+        ("5=42", "x=42"),
+        ("2x=42", "42"),
+        ("x = y = 7", "y = 7"),
+        ("42\\text{ or 43}", "42"),
+        ("42\\text{ or forty-three}", "42"),
+        ("5\\text{ hours and }3\\text{ minutes}", "5"),
     ],
 )
-async def test_not_the_same(answer: str, right: str) -> None:
-    assert not await is_same([answer], right) and not await is_same([right], answer)
+def test_not_the_same(answer: str, right: str) -> None:
+    assert not equal(answer, right) and not equal(right, answer)
 
 
 async def test_one_candidate_that_is_right_is_enough() -> None:
@@ -71,6 +102,15 @@ async def test_one_candidate_that_is_right_is_enough() -> None:
 async def test_an_answer_that_is_too_expensive_is_wrong(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(math_answers, "CPU_SECONDS", 1)
     assert not await is_same([answer], "42")
+
+
+def test_a_comparison_has_the_seconds_that_it_was_given() -> None:
+    """The limit must come from the argument: the child does not have this process's constant."""
+    code = "import harness.verdict.math_answers as m; m.compare(['9999999!'], '42', 3, m._PROCESSES.Pipe()[1])"
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGXCPU, done.stderr
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 4
 
 
 async def test_a_comparison_that_does_not_end_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
