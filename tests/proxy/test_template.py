@@ -14,7 +14,7 @@ from jinja2 import Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from proxy.engine.sglang import CPU_PATH
-from proxy.prompt.template import ChatTemplate, Sandbox, TemplateError
+from proxy.prompt.template import ChatTemplate, TemplateError, TemplateSandbox
 from tests.conftest import need
 from tests.proxy.conftest import SHELL, user
 
@@ -91,7 +91,7 @@ MESSAGES: tuple[Any, ...] = (
 @pytest.mark.parametrize("message", MESSAGES)
 def test_attributes_are_what_jinjas_own_sandbox_gives(message: Any) -> None:
     for name in NAMES:
-        ours, jinjas = (kind().getattr(message, name) for kind in (Sandbox, ImmutableSandboxedEnvironment))
+        ours, jinjas = (kind().getattr(message, name) for kind in (TemplateSandbox, ImmutableSandboxedEnvironment))
         assert type(ours) is type(jinjas), name
         if isinstance(jinjas, Undefined):  # what a template that uses it is told
             assert str(ours._undefined_message) == str(jinjas._undefined_message), name
