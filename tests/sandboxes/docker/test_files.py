@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sandboxes.base import SandboxError
+from sandboxes.docker.container import restore
 from sandboxes.docker.container.files import unpack
 from sandboxes.docker.container.sandbox import DockerSandbox
 from tests.sandboxes.docker.conftest import says
@@ -131,3 +132,19 @@ async def test_a_forged_archive_is_refused_in_a_sentence(harbor: DockerSandbox, 
         await says(harbor, "chmod +x /usr/bin/tar; mkdir -p files")
         with pytest.raises(SandboxError, match="files .*cannot be unpacked"):
             await harbor.get("files", tmp_path / "back")
+
+
+async def test_restoring_what_an_agent_touched_is_bounded_work(
+    harbor: DockerSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SandboxError, match="5001 files of .* were changed, and at most 5000 are restored"):
+        await harbor.restore([f"/usr/bin/{number}" for number in range(5001)])
+    await says(harbor, "rm /usr/bin/env")
+    monkeypatch.setattr(restore, "SECONDS", 0.0)
+    with pytest.raises(SandboxError, match="restoring files of .* took more than 0 s"):
+        await harbor.restore(["/usr/bin/env"])
+    with pytest.raises(SandboxError, match="listing the changes of .* took more than 0 s"):
+        await harbor.changed()
+    monkeypatch.undo()
+    await harbor.restore(["/usr/bin/env"])
+    assert await says(harbor, "env true") == ""
