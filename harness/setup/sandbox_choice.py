@@ -28,7 +28,7 @@ from sandboxes.docker.isolation.reach import Router
 from sandboxes.docker.network import Channel, Runtime, address_for
 from sandboxes.fleet import HostOptions, Hosts, parse_host
 from sandboxes.gc import usual_daemons
-from sandboxes.local import bubblewrap
+from sandboxes.local import bubblewrap, memory_group
 from sandboxes.local.bubblewrap import MOUNTED, BubblewrapSandboxes
 from sandboxes.local.process import ProcessSandboxes, default_root, make_sandbox_directory
 from sandboxes.network.forwarder import SOCKET
@@ -183,8 +183,12 @@ def _kind(kind: str, engines: Sequence[str]) -> SandboxChoice:
     if kind == "bubblewrap":
         if why_not := bubblewrap.why_not():
             raise SandboxError(f"bubblewrap does not work: {why_not}")
-        return SandboxChoice("bubblewrap", BubblewrapSandboxes.promise)
-    return SandboxChoice("process", ProcessSandboxes.promise)
+        return SandboxChoice("bubblewrap", _promise(BubblewrapSandboxes.promise))
+    return SandboxChoice("process", _promise(ProcessSandboxes.promise))
+
+
+def _promise(promise: str) -> str:
+    return "; ".join(filter(None, (promise, memory_group.why_not())))
 
 
 async def _docker_choice(engines: Sequence[str]) -> SandboxChoice:

@@ -91,6 +91,7 @@ class BubblewrapSandboxes(ProcessSandboxes):
         view = SandboxView(spec, directory, shown, self._socket)
         sandbox = BubblewrapSandbox(sandbox_id, view, self.watch, spec.memory_mb)
         sandbox.bundles, sandbox.disk_mb = str(self._bundles), spec.disk_mb
+        sandbox.limit_memory()
         try:
             await sandbox.begin()
         except BaseException:  # cancelled as well: what has begun must not stay
@@ -269,7 +270,7 @@ class BubblewrapSandbox(ProcessSandbox):
             command = ["bwrap", "--seccomp", f"{calls.fileno()}", *self._view.arguments(side)]
             command += [os.path.realpath(sys.executable), "-I", "-S", "-c", PROGRAM]
             process = subprocess.Popen(
-                [*command, self._view.start_message(theirs.fileno())],
+                self.entering([*command, self._view.start_message(theirs.fileno())]),
                 env={MARK: self.id},
                 stdin=subprocess.DEVNULL,
                 stdout=errors,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from sandboxes.local import memory_group
 from sandboxes.local.process import default_root, is_our_directory
 from sandboxes.local.processes import Process, kill, namespace, processes_of, start_of, table
 from sandboxes.local.removal import leftovers, remove
@@ -59,6 +60,7 @@ def remove_orphans(root: Path | None = None, tell: Callable[[str], object] = lam
             if not any(kill(sandbox.id)):
                 break
             time.sleep(0.005)
+        memory_group.remove(sandbox.id)
         if sandbox.directory.exists() and (sentence := remove(sandbox.directory)):
             tell(sentence)
     return orphans

@@ -3,9 +3,10 @@
 **This does not isolate.** A command runs as the user who started us and can read and write whatever that user can, and
 reach the network. Use it for agents and tasks that you would run on this machine by hand.
 
-Limits are checked twice a second over all processes of the sandbox, so a burst can pass them for half a second. The
-memory limit counts resident memory instead of setting RLIMIT_AS: node and bun reserve far more addresses than they use
-and would not start. Shared pages count once per process. Needs Linux (/proc, pidfd).
+The memory limit is the kernel's where a control group can be made (memory_group.py). Elsewhere, and for CPU time,
+limits are checked twice a second over all processes of the sandbox, so a burst can pass them for half a second. Memory
+is then resident memory instead of RLIMIT_AS: node and bun reserve far more addresses than they use and would not start.
+Shared pages count once per process. Needs Linux (/proc, pidfd).
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from sandboxes.base import MAX_COPY_MB, Ended, Limits, OnOutput, Result, Sandbox, SandboxError, Spec, User
-from sandboxes.local import files
+from sandboxes.local import files, memory_group
 from sandboxes.local.processes import FIRST_NAMESPACE, MARK, kill, namespace, now_ticks, processes_of, start_of, table
 from sandboxes.local.removal import remove
 from sandboxes.output import OutputPipe
@@ -97,6 +98,7 @@ class ProcessSandboxes:
             raise SandboxError(f"a process sandbox has no image, network or root of its own ({asked}); use Docker")
         sandbox_id, directory = self._fresh("work", "home", "tmp")
         sandbox = ProcessSandbox(sandbox_id, directory, self.watch, spec.memory_mb)
+        sandbox.limit_memory()
         sandbox.model_url, sandbox.bundles, sandbox.disk_mb = self._model_url, str(self._bundles), spec.disk_mb
         return sandbox
 
@@ -134,7 +136,13 @@ class ProcessSandboxes:
             for running in self._running:
                 own = processes_of(processes, running.sandbox.id, running.sandbox.sessions)
                 memory, cpu = running.sandbox.memory_mb, running.limits.cpu_seconds
-                if memory is not None and sum(process.memory_bytes for process in own) > memory << 20:
+                if running.sandbox.was_out_of_memory():
+                    running.end("memory")
+                elif (
+                    memory is not None
+                    and running.sandbox.group is None
+                    and sum(process.memory_bytes for process in own) > memory << 20
+                ):
                     running.end("memory")
                 elif cpu is not None and sum(process.cpu_seconds for process in own) > cpu + running.cpu_before:
                     running.end("cpu")
@@ -152,9 +160,26 @@ class ProcessSandbox:
         self.id, self.memory_mb = sandbox_id, memory_mb
         self.work, self.home = str(directory / "work"), str(directory / "home")
         self.sessions: set[int] = set()
+        self.group: memory_group.MemoryGroup | None = None
+        """What holds it to its memory limit. None: this process does."""
+        self._kills = 0
         self._made_at = now_ticks()
         self._directory = directory
         self._watch = watch
+
+    def limit_memory(self) -> None:
+        """Let the kernel hold it to its memory limit, where it can."""
+        if self.memory_mb is not None:
+            self.group = memory_group.make(self.id, self.memory_mb << 20)
+
+    def was_out_of_memory(self) -> bool:
+        """Whether the kernel has ended a process for lack of memory since this was asked last."""
+        before, self._kills = self._kills, 0 if self.group is None else self.group.kills()
+        return self._kills > before
+
+    def entering(self, argv: list[str]) -> list[str]:
+        """Return the command line that runs `argv` within the memory limit."""
+        return argv if self.group is None else self.group.enter(argv)
 
     async def run(
         self,
@@ -171,6 +196,8 @@ class ProcessSandbox:
         loop.add_reader(output.reader, lambda: output.read_available() or loop.remove_reader(output.reader))
         try:
             ended = await self._end_of(exit_code, limits)
+            if ended == "exit" and self.was_out_of_memory():
+                ended = "memory"
             if ended != "exit":
                 await self.end_processes()
         finally:
@@ -187,7 +214,7 @@ class ProcessSandbox:
         clean |= {"TMPDIR": str(self._directory / "tmp"), "LANG": "C.UTF-8", "TERM": "dumb"}
         try:
             process = subprocess.Popen(
-                ["/bin/sh", "-c", command],
+                self.entering(["/bin/sh", "-c", command]),
                 cwd=self.work,
                 env=clean | dict(env),
                 stdin=subprocess.DEVNULL,
@@ -308,6 +335,7 @@ class ProcessSandbox:
 
     async def _stop(self) -> None:
         await self.end_processes()
+        await asyncio.to_thread(memory_group.remove, self.id)
         await asyncio.to_thread(remove, self._directory)
 
     def _place(self, path: str, user: User = "agent") -> files.SandboxPath:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sandboxes.base import Limits, SandboxError, Spec
-from sandboxes.local import bubblewrap
+from sandboxes.local import bubblewrap, memory_group
 from sandboxes.local.process import ProcessSandbox, ProcessSandboxes
 from sandboxes.local.processes import Process, processes_of, table
 from tests.conftest import need
@@ -89,6 +89,23 @@ async def test_the_memory_limit_counts_all_processes(sandboxes: ProcessSandboxes
     result = await sandbox.run(f"{hog} & {hog}", Limits(seconds=120), {})
     assert result.ended == "memory" and processes_of(table(), sandbox.id) == []
     await sandbox.stop()
+
+
+async def test_the_memory_limit_counts_memory_that_belongs_to_no_process(sandboxes: ProcessSandboxes) -> None:
+    need("a control group for memory (cgroup version 1 or 2, as root)", not memory_group.why_not())
+    sandbox = await sandboxes.start(spec_for(sandboxes, memory_mb=100))
+    hog = (
+        'import os, time; f = os.memfd_create("x"); [os.write(f, bytes(1 << 20)) for _ in range(200)]; time.sleep(600)'
+    )
+    result = await sandbox.run(f"{PYTHON} -I -S -c '{hog}'", Limits(seconds=120), {})
+    assert result.ended == "memory" and processes_of(table(), sandbox.id) == []
+    result = await sandbox.run(
+        "head -c 300000000 /dev/zero >file; rm file; echo files on disk do not count", Limits(), {}
+    )
+    assert (result.ended, result.exit_code) == ("exit", 0)
+    assert sandbox.group is not None and sandbox.group.directory.exists()
+    await sandbox.stop()
+    assert not sandbox.group.directory.exists()
 
 
 async def test_the_cpu_limit_ends_a_busy_loop(sandbox: ProcessSandbox) -> None:
