@@ -23,6 +23,7 @@ from trainer.policy import Policy
 
 ON_CPU = TrainerProbe(torch=CPU_TORCH, device="cpu", backend="gloo")
 ON_GPUS = TrainerProbe(torch=CUDA_TORCH, device="cuda", backend="nccl", attention="FlexAttention")
+TOO_MANY = msgspec.structs.replace(ON_GPUS, too_many="rank 15 of this machine has no GPU")
 QWEN3_4B = ModelShape(
     family="qwen3", layers=36, hidden=2560, ffn=9728, heads=32, kv_heads=8, head_dim=128, vocab=151936, context=40960,
     norm_eps=1e-6, tied=True, rope={},
@@ -90,7 +91,7 @@ def test_ranks_divide_the_estimate(tmp_path: Path) -> None:
     ("facts", "parallel", "reason"),
     [
         (Facts(machine=NODE, probe=ON_GPUS, shape=QWEN3_4B), {"processes": 8, "precision": "bfloat16"}, None),
-        (Facts(machine=NODE, probe=ON_GPUS, shape=QWEN3_4B), {"processes": 16, "tensor": 2}, "16 needs a GPU for each"),
+        (Facts(machine=NODE, probe=TOO_MANY, shape=QWEN3_4B), {"processes": 16, "precision": "bfloat16"}, "rank 15"),
         (Facts(machine=LAPTOP, probe=ON_CPU, shape=QWEN3_4B), {}, "1 ranks hold 64.4 GB before any activation"),
         (Facts(machine=LAPTOP, probe=TrainerProbe(error="No module named 'megatron'")), {}, "No module named"),
         (Facts(machine=NODE, probe=ON_GPUS, config_errors=("the pool cannot be reached",)), {}, "cannot be reached"),

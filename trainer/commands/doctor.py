@@ -11,7 +11,7 @@ from proxy.pool.machine.child import ask
 from proxy.pool.machine.facts import read_machine
 from proxy.pool.machine.report import Report, write_report
 from trainer.commands.checks import demand_trainable
-from trainer.config import Config, load_config
+from trainer.config import Config, Parallel, load_config
 from trainer.doctor.examine import Facts, examine
 from trainer.doctor.probe import TrainerProbe
 
@@ -47,8 +47,9 @@ def examined(config: Config | None) -> Report:
                 shape = check() or shape
             except UserError as error:
                 errors.append(str(error))
-    precision = config.parallel.precision if config else "bfloat16"
-    answer = ask("trainer.doctor.probe", precision, str(shape.head_dim if shape else USUAL_HEAD))
+    parallel = config.parallel if config else Parallel(precision="bfloat16")
+    head = shape.head_dim if shape else USUAL_HEAD
+    answer = ask("trainer.doctor.probe", parallel.precision, str(head), str(parallel.processes))
     facts = Facts(
         machine=read_machine([Path(config.output) if config else Path.cwd()]),
         probe=msgspec.convert(answer, TrainerProbe),

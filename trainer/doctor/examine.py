@@ -100,11 +100,8 @@ def _refusals(facts: Facts, config: Config) -> Iterator[str]:
     probe, machine, processes = facts.probe, facts.machine, config.parallel.processes
     if probe.error:
         yield f"the trainer cannot start ({probe.error}); {install_command(machine)} brings what it needs"
-    if probe.device == "cuda" and processes > probe.torch.devices:
-        yield (
-            f"parallel.processes = {processes} needs a GPU for each rank, and torch sees {probe.torch.devices}; lower "
-            "it (--nproc), or start the ranks on several machines (docs/cluster.md)"
-        )
+    if probe.too_many:
+        yield probe.too_many
     if facts.shape is None:
         return
     rank = held(facts.shape, config).total

@@ -1,12 +1,13 @@
-"""Asks the trainer what it would use here: `python -m trainer.doctor.probe PRECISION HEAD_DIM`. Prints one JSON object.
+"""Asks the trainer what it would use here: `python -m trainer.doctor.probe PRECISION HEAD_DIM RANKS`.
 
-It imports torch and Megatron, so it runs in a process of its own.
+It imports torch and Megatron, so it runs in a process of its own. It prints one JSON object.
 """
 
 import sys
 
 import msgspec
 
+from proxy.pool.errors import UserError
 from proxy.pool.machine.torch_build import TorchBuild, read_torch
 
 NAMES = {
@@ -28,20 +29,22 @@ class TrainerProbe(msgspec.Struct, frozen=True, kw_only=True):
     attention: str = ""
     layers: str = ""
     optimizer: str = ""
+    too_many: str = ""
+    """Why so many ranks cannot run here."""
     magi: bool = False
     """Whether MagiAttention is installed."""
     error: str = ""
     """Why there is no answer."""
 
 
-def probe(precision: str, head_dim: int) -> TrainerProbe:
-    """Ask each part of trainer/megatron for its choice."""
+def probe(precision: str, head_dim: int, ranks: int) -> TrainerProbe:
+    """Ask each part of trainer/megatron for its choice, for a model with such heads on so many ranks."""
     build = read_torch()
     if not build.version:
         return TrainerProbe(torch=build, error=build.error)
     import torch
 
-    from trainer.megatron.cpu import choose_device, install_cpu_port
+    from trainer.megatron.cpu import choose_device, demand_gpu, install_cpu_port
 
     install_cpu_port()
     from megatron.core import optimizer
@@ -54,6 +57,12 @@ def probe(precision: str, head_dim: int) -> TrainerProbe:
 
     device = choose_device(0)
     adam.install()
+    too_many = ""
+    if device.name.type == "cuda":
+        try:
+            demand_gpu(ranks - 1, build.devices)
+        except UserError as error:
+            too_many = str(error)
     query = torch.empty(1, 1, 1, head_dim, dtype=DTYPES[precision], device=device.name)
     return TrainerProbe(
         torch=build,
@@ -62,6 +71,7 @@ def probe(precision: str, head_dim: int) -> TrainerProbe:
         attention=_name(kernel_for(query).__module__),
         layers="Transformer Engine's" if transformer_engine.available() else "Megatron's plain ones",
         optimizer=_name(optimizer.Adam.__module__),
+        too_many=too_many,
         magi=magi.installed(),
     )
 
@@ -71,4 +81,4 @@ def _name(module: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(msgspec.json.encode(probe(sys.argv[1], int(sys.argv[2]))).decode() + "\n")
+    sys.stdout.write(msgspec.json.encode(probe(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))).decode() + "\n")
