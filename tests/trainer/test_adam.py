@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trainer.megatron.adam import Adam
+from trainer.megatron.adam import Adam, install
+from trainer.megatron.parallel import Ranks
 
 OPTIONS: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-15, "weight_decay": 0.1}
 
@@ -58,3 +59,17 @@ def test_a_step_makes_no_temporaries() -> None:
     with Made() as made:
         optimizer.step()
     assert made.numbers <= 2
+
+
+def test_the_norm_and_the_clipping_of_gradients_read_nothing_back(ranks: Ranks) -> None:
+    install()
+    from megatron.core.optimizer import clip_grads
+
+    grads = [param.detach() for param in parameters()]
+    expected = torch.cat([grad.flatten() for grad in grads]).norm()
+    (norm,) = clip_grads.l2_norm_impl(0, None, [grads], False)[0]
+    torch.testing.assert_close(norm, expected)
+    clip_grads.multi_tensor_scale_impl(0, None, [grads, grads], 0.5)
+    torch.testing.assert_close(torch.cat([grad.flatten() for grad in grads]).norm(), expected / 2)
+    unreadable = [grad.to("meta") for grad in grads]
+    assert clip_grads.l2_norm_impl(0, None, [unreadable], False)[0].device.type == "meta"

@@ -19,9 +19,12 @@ from torch.utils._pytree import tree_leaves
 
 from proxy.pool.errors import UserError
 from tests.trainer.make import make_config, make_rows, write_model
-from trainer.config import Loss, LossKind
+from trainer import drafter as drafter_module
+from trainer.commands.ranks import _environment
+from trainer.config import Loss, LossKind, Parallel
 from trainer.config.model_shape import read_shape
 from trainer.data.packing import ContextShard, pack
+from trainer.drafter import Drafter
 from trainer.loss.named_losses import configured
 from trainer.loss.policy_loss import policy_loss
 from trainer.megatron import cpu
@@ -58,7 +61,7 @@ def model(ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setattr(cpu._stub, "current_device", lambda: META, raising=False)
     monkeypatch.setattr(flex, "compiled", lambda: quadratic)
     parallel = make_config(tmp_path, parallel={"recompute": True, "precision": "bfloat16"}).parallel
-    shape = read_shape(write_model(tmp_path / "model"))
+    shape = read_shape(write_model(tmp_path / "model", "mimo"))
     model = build_model(shape, transformer_config(shape, torch.bfloat16, parallel), parallel).to(META)
     model.logits_tokens = 10
     yield model
@@ -88,6 +91,29 @@ def test_no_micro_batch_waits_for_the_device(kind: LossKind, model: PolicyModel)
     assert waits.noted == []
     grads = [param.grad for param in model.parameters()]
     assert {grad.device for grad in [*grads, sums.sums] if grad is not None} == {META} and None not in grads
+
+
+def test_a_draft_head_does_not_wait_for_the_device_either(
+    model: PolicyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drafter_module, "build_optimizer", lambda *_: None)  # Megatron's takes no such tensors
+    source = tmp_path / "model"
+    config = make_config(tmp_path, parallel={"precision": "bfloat16"}, mtp={"drafts": 2})
+    drafter = Drafter(model, read_shape(source), source, config)
+    rows = make_rows(3)
+    drafter.counts, drafter.sums = torch.ones(2, device=META), torch.zeros(2, 2, device=META)  # `begin` is collective
+    with Waits() as waits:
+        packed, _ = pack(rows, ContextShard(META))
+        model(packed)
+        drafter.learn(rows, packed)
+    assert waits.noted == []
+
+
+def test_a_rank_has_the_gpus_settings_that_torch_reads_at_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8")
+    environment = _environment(Parallel())
+    assert environment["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "8"  # what the user has set counts
 
 
 def test_a_rank_without_a_gpu_of_its_own_is_refused() -> None:

@@ -41,6 +41,10 @@ def _environment(parallel: Parallel) -> dict[str, str]:
         # Waiting threads must sleep: spinning ones made a step ten times slower beside busy neighbours.
         "OMP_WAIT_POLICY": "passive",
         "PYTHONUNBUFFERED": "1",
+        # Micro-batches differ in length; with fixed segments, GPU memory would be lost between their tensors.
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        # One queue to the GPU keeps collectives of tensor ranks beside the computing that they are meant to overlap.
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
         "OMP_NUM_THREADS": str(threads),
         **os.environ,
     }

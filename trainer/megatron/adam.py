@@ -61,15 +61,30 @@ class Adam(torch.optim.Optimizer):
         return [self.state[p]["exp_avg"] for p in params], [self.state[p]["exp_avg_sq"] for p in params]
 
 
-def install() -> None:
-    """Make Megatron use this class where it found neither Transformer Engine nor apex.
+def norm_of_all(_chunk: int, _flags: Any, lists: list[list[torch.Tensor]], *_: Any) -> tuple[torch.Tensor, None]:
+    """[1] the norm of all numbers of the first list. The arguments are those of apex's `multi_tensor_l2norm`.
 
-    megatron-core 0.16.1 decides at import which Adam it uses and keeps the decision in these module variables.
+    megatron-core 0.16.1's own form without apex reads one number back from the GPU for every tensor.
+    """
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(lists[0]))).view(1), None
+
+
+def scale_all(_chunk: int, _flags: Any, lists: list[list[torch.Tensor]], factor: float) -> None:
+    """Multiply all numbers of the first list in place. The arguments are those of apex's `multi_tensor_scale`."""
+    torch._foreach_mul_(lists[0], factor)
+
+
+def install() -> None:
+    """Make Megatron use this class and these functions where it found neither Transformer Engine nor apex.
+
+    megatron-core 0.16.1 decides at import which it uses and keeps the decision in these module variables.
     """
     import megatron.core.optimizer as optimizer  # importable only after install_cpu_port()
     import megatron.core.optimizer.distrib_optimizer as distributed
+    from megatron.core.optimizer import clip_grads
 
     if optimizer.USING_PYTORCH_OPTIMIZER:
         optimizer.Adam = distributed.Adam = Adam
         optimizer.USING_PYTORCH_OPTIMIZER = False
         distributed.HAVE_APEX_OR_TE = distributed.USING_APEX_OPTIMIZER = True
+        vars(clip_grads).update(l2_norm_impl=norm_of_all, multi_tensor_scale_impl=scale_all)

@@ -33,7 +33,8 @@ def flexible(query: Tensor, key: Tensor, value: Tensor, layout: AttentionLayout,
 @lru_cache(maxsize=1)
 def compiled() -> Any:
     """The compiled kernel. Made once, for all lengths (`dynamic`): micro-batches differ in length."""
-    return torch.compile(flex_attention, dynamic=True)
+    # fullgraph: an error where torch would otherwise compile no more kernels and compute all scores at once
+    return torch.compile(flex_attention, dynamic=True, fullgraph=True)
 
 
 @lru_cache(maxsize=2)
