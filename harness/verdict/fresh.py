@@ -66,6 +66,8 @@ async def fresh_sandbox(
                 way = "judge it with verifier.where = 'shared'"
                 raise AttemptFailed("verifier", f"{why}; {way} ({error.detail})") from error
             raise
+        if not task.daemons and any(each.setup for each in (*before, task)):
+            await fresh.end_processes()
         yield fresh
     finally:
         await fresh.stop()
