@@ -19,9 +19,9 @@ from harness.rollout import Cancellation, RunContext, run_rollout
 from harness.tasks.mix import TaskMix
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.attempts import HasOutcome
-from proxy.pool.rollouts.failures import CAP, FAILURES, alarming, treatment
+from proxy.pool.rollouts.failures import CAP, FAILURES, SPOILED_FEWEST, SPOILED_WINDOW, alarming, treatment
 from proxy.pool.rollouts.groups import GroupOptions, GroupProgress, OpenRollout, Outcome, open_group, open_rollouts
-from proxy.pool.rollouts.queue import PlannedGroup, lost_groups, opened_in_order, replacements
+from proxy.pool.rollouts.queue import PlannedGroup, lost_groups, opened_in_order, replacements, spoiled_of
 from proxy.pool.rollouts.runs import admission, record_event
 
 POLL_SECONDS = 0.2
@@ -82,6 +82,8 @@ class RunLoop:
         self._slots = asyncio.Semaphore(plan.concurrency)
         self._running: dict[int, _RunningRollout] = {}
         self._called_off: dict[int, str] = {}
+        self._spoiled_said: dict[str, int] = {}
+        """Id of a task -> the number of its spoiled rollouts at the last alarm."""
         self._owing = True
         """Whether the pool may hold filtered groups that need a replacement."""
         self._ended = asyncio.Event()
@@ -170,6 +172,8 @@ class RunLoop:
             if rollout.rollout_id not in self._called_off:
                 self._board.add(outcome)
             self._call_off(finished)
+            if outcome.failure == "spoiled":
+                await self._spoiled(rollout.task["id"])
             if finished.failure is not None:
                 await self._lost(rollout.task, finished)
         except HasOutcome:  # another member's outcome cancelled it just now
@@ -195,6 +199,19 @@ class RunLoop:
             if rollout_id in self._running:
                 self._running[rollout_id].cancellation.reason = kind
                 self._running[rollout_id].task.cancel()
+
+    async def _spoiled(self, task: str) -> None:
+        """Warn when one task's verdicts are spoiled again and again."""
+        spoiled = await self._pool(spoiled_of, self._run_id, task)
+        if spoiled < max(SPOILED_FEWEST, 2 * self._spoiled_said.get(task, 0)):
+            return
+        self._spoiled_said[task] = spoiled
+        message = (
+            f"{spoiled} of the last {SPOILED_WINDOW} rollouts of task {task!r} left work that its verifier "
+            "cannot judge; the policy may avoid verdicts that it would lose"
+        )
+        await self._pool(record_event, self._run_id, "alarm", message)
+        self._board.alarm(message)
 
     async def _lost(self, task: dict[str, Any], finished: GroupProgress) -> None:
         """Handle a lost group: replace it if it was filtered. UserError when too many groups were lost."""

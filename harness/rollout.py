@@ -24,6 +24,7 @@ from harness.tasks.stored import stored_task
 from harness.tasks.verdict_options import Augment
 from harness.verdict.checkers import CheckerContext, check_answer
 from harness.verdict.findings import write_findings
+from harness.verdict.fresh import gives_verdict_untouched
 from harness.verdict.isolation import end_agent, verifier_sandbox
 from harness.verdict.judge import Judge
 from harness.verdict.rewards import Verdict, below, joined
@@ -279,10 +280,28 @@ class LiveAttempt:
         return result
 
     async def verify(self, sandbox: Sandbox, part: TaskPart, snapshot: Snapshot, result: Result) -> Verdict:
-        """End the agent, say whether its end is a failure of the policy's, and take the verifier's verdict."""
+        """End the agent, say whether its end is a failure of the policy's, and take the verifier's verdict.
+
+        AttemptFailed("spoiled") when there is none and the verifier comes to one where no agent was.
+        """
+        try:
+            await end_agent(sandbox, part.task, snapshot)
+            await self._classify_end(result, part.task)
+            return await self._judged(sandbox, part, snapshot)
+        except (AttemptFailed, SandboxError) as error:
+            of_verifier = error.kind == "verifier" if isinstance(error, AttemptFailed) else True
+            if isinstance(error, ImageError) or not of_verifier:
+                raise
+            if await self._context.sandboxes.was_away(self._began):
+                raise
+            async with self._context.slots.verifying:
+                if not await gives_verdict_untouched(self._context.sandboxes, part.task, snapshot, part.before):
+                    raise
+            detail = f"{error}; where no agent has worked, the verifier comes to a verdict"
+            raise AttemptFailed("spoiled", detail) from error
+
+    async def _judged(self, sandbox: Sandbox, part: TaskPart, snapshot: Snapshot) -> Verdict:
         task, context = part.task, self._context
-        await end_agent(sandbox, task, snapshot)
-        await self._classify_end(result, task)
         judging = verifier_sandbox(
             context.sandboxes, sandbox, task, snapshot, before=part.before, more=part.more, ended=True
         )
@@ -356,7 +375,7 @@ class LiveAttempt:
 
     def explained(self, failed: AttemptFailed) -> str:
         """The failure's detail, with the limit that ended the agent where that may be the cause."""
-        if self._ended_by and (failed.kind == "verifier" or isinstance(failed, Unexpected)):
+        if self._ended_by and (failed.kind in ("verifier", "spoiled") or isinstance(failed, Unexpected)):
             return f"{failed.detail} ({self._ended_by})"
         return failed.detail
 

@@ -108,6 +108,20 @@ async def test_redundant_members_that_never_started_are_called_off_too(
     ]
 
 
+async def test_work_that_no_verifier_can_judge_is_spoiled_and_alarms_when_it_comes_again(
+    go: Callable[..., Awaitable[list[RolloutRow]]], context: RunContext, run_id: int
+) -> None:
+    agent = scaffold("spoiler", f"{SHELL_AGENT}; touch spoilt")
+    judged = task(verifier={"command": "test ! -e spoilt || exit 2"})
+    rows = await go(scaffolds=[agent], tasks=[judged], epochs=7, concurrency=1)
+    assert [(row.reward, row.failure) for row in rows] == [(None, "spoiled")] * 7
+    with context.pool.blocking.read() as connection:
+        said = connection.scalars(select(events.c.detail).where(events.c.run_id == run_id)).all()
+    assert [text.partition(" left")[0] for text in said if "avoid" in text] == [
+        f"{number} of the last 64 rollouts of task 'hello'" for number in (3, 6)
+    ]
+
+
 async def test_a_hung_member_takes_its_group_along_and_a_new_one_comes(
     go: Callable[..., Awaitable[list[RolloutRow]]], context: RunContext
 ) -> None:

@@ -5,7 +5,7 @@ from sqlalchemy import select
 
 from proxy.pool.database import Pool
 from proxy.pool.rollouts.attempts import HasOutcome, by_key, open_attempt
-from proxy.pool.rollouts.failures import REPLACED
+from proxy.pool.rollouts.failures import REPLACED, SPOILED_WINDOW
 from proxy.pool.rollouts.groups import (
     GroupOptions,
     OpenRollout,
@@ -15,7 +15,7 @@ from proxy.pool.rollouts.groups import (
     open_rollouts,
     run_summary,
 )
-from proxy.pool.rollouts.queue import lost_groups, opened_in_order, replacements
+from proxy.pool.rollouts.queue import lost_groups, opened_in_order, replacements, spoiled_of
 from proxy.pool.rollouts.runs import admission, open_run
 from proxy.pool.schema import groups, rollouts
 from proxy.pool.training.finished_rollouts import finished_rollouts
@@ -138,6 +138,15 @@ def test_a_group_is_replaced_so_often_and_no_more(pool: Pool, run_id: int) -> No
         ended(pool, again, None, "tool_flake")
     assert replacements(pool, run_id, 0) == []
     assert opened_in_order(pool, run_id) == 1
+
+
+def test_the_spoiled_rollouts_of_a_task_are_counted_among_its_newest(pool: Pool, run_id: int) -> None:
+    for failure in ("spoiled", "spoiled", *["verifier"] * (SPOILED_WINDOW - 2), "spoiled"):
+        [member] = open_group(pool, run_id, TASK, 1)
+        ended(pool, member, None, failure)
+    [other] = open_group(pool, run_id, TASK | {"id": "u"}, 1)
+    ended(pool, other, None, "spoiled")
+    assert (spoiled_of(pool, run_id, TASK["id"]), spoiled_of(pool, run_id, "u")) == (2, 1)
 
 
 def test_lost_groups_are_those_of_failures_in_their_domain(pool: Pool, run_id: int) -> None:

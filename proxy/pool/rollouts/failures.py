@@ -54,6 +54,7 @@ FAILURES: dict[str, Failure] = {
         Failure("tool_flake", "filter", "the sandbox failed while the agent used its tools"),
         Failure("hung", "filter", "the agent was stopped after too long without a model call and without output"),
         Failure("verifier", "mask", "the verifier gave no verdict in two tries, so the reward is missing"),
+        Failure("spoiled", "mask", "the verifier gives no verdict on the agent's work, but one where no agent was"),
         Failure("redundant", "mask", "enough others of its group had finished, so it was cancelled"),
         Failure("filtered", "mask", "its group was dropped for another member's failure, so it was cancelled"),
     )
@@ -88,6 +89,10 @@ class LostGroupCap:
 
 
 CAP = LostGroupCap()
+SPOILED_WINDOW = 64
+"""Newest finished rollouts of a task among which the spoiled ones are counted."""
+SPOILED_FEWEST = 3
+"""From so many on, warn, and again at each doubling: a policy may have learned to avoid verdicts that it would lose."""
 
 
 def alarming(lost: Sequence[bool], cap: LostGroupCap = CAP) -> Literal["", "alarm", "stop"]:

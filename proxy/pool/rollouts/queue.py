@@ -7,9 +7,9 @@ from typing import Any
 from sqlalchemy import select
 
 from proxy.pool.database import Pool
-from proxy.pool.rollouts.failures import CAP, FAILURES, REPLACED
+from proxy.pool.rollouts.failures import CAP, FAILURES, REPLACED, SPOILED_WINDOW
 from proxy.pool.rollouts.groups import GroupOptions
-from proxy.pool.schema import groups, tasks
+from proxy.pool.schema import groups, rollouts, tasks
 
 
 @dataclass(frozen=True)
@@ -64,3 +64,17 @@ def lost_groups(pool: Pool, run_id: int, domain: str) -> list[bool]:
     )
     with pool.read() as connection:
         return [failure is not None for failure in reversed(connection.scalars(query).all())]
+
+
+def spoiled_of(pool: Pool, run_id: int, task: str) -> int:
+    """Return how many of a task's newest finished rollouts are spoiled."""
+    query = (
+        select(rollouts.c.failure)
+        .join_from(rollouts, groups, groups.c.id == rollouts.c.group_id)
+        .join(tasks, tasks.c.id == groups.c.task_id)
+        .where(groups.c.run_id == run_id, tasks.c.name == task, rollouts.c.finished_at.is_not(None))
+        .order_by(rollouts.c.finished_at.desc(), rollouts.c.id.desc())
+        .limit(SPOILED_WINDOW)
+    )
+    with pool.read() as connection:
+        return connection.scalars(query).all().count("spoiled")
