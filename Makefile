@@ -42,7 +42,7 @@ check: install
 install: $(VENV)/.installed
 
 # Both installs use $(VENV), and each takes the other's mark away: their versions of torch differ.
-install-gpu: gpu-packages  ## instead of install, on a machine with NVIDIA GPUs: some 8 GB on disk
+install-gpu: gpu-packages  ## instead of install, on a machine with NVIDIA GPUs: 4.5 GB of wheels
 	$(BIN)/pip install -q --no-deps -e . --config-settings editable_mode=compat
 	$(BIN)/python -m proxy.engine.toolkit
 

@@ -92,7 +92,8 @@ class Sglang:
 
     def __init__(self, config: EngineConfig, log: Path):
         if importlib.util.find_spec("sglang") is None:
-            raise UserError("sglang is not installed in this environment; install it with: make install")
+            install = "make install-gpu" if on_cuda(config.device) else "make install"
+            raise UserError(f"sglang is not installed in this environment; install it with: {install}")
         if not (Path(config.model) / "config.json").is_file():
             raise UserError(f"the model directory {config.model} has no config.json; name one in Hugging Face format")
         if config.routed_experts:

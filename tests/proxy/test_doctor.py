@@ -11,8 +11,8 @@ from proxy.config import EngineConfig, ProxyConfig
 from proxy.doctor.examine import Facts, Sandboxes, examine
 from proxy.doctor.probe import EngineProbe
 from proxy.doctor.weights import gpus_of, weight_bytes
-from proxy.engine.sglang import on_cuda
-from proxy.engine.toolkit import cuda_home, link_toolkit
+from proxy.engine.sglang import environment, on_cuda
+from proxy.engine.toolkit import cuda_home, installed_wheels, link_toolkit
 from proxy.pool.database import demand_reachable
 from proxy.pool.errors import UserError
 from proxy.pool.machine.facts import parse_gpus
@@ -113,18 +113,27 @@ def test_a_model_runs_where_its_weights_fit(tmp_path: Path) -> None:
     assert "pool" in refused(with_facts(ON_GPUS, pool_error="no pool"), extra_args=("--tp-size", "2"))
 
 
-def test_the_wheels_of_cuda_become_a_toolkit_that_sglang_can_link_with(tmp_path: Path) -> None:
+def test_the_wheels_of_cuda_become_a_toolkit_that_sglang_can_link_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wheels, linked = tmp_path / "nvidia" / "cu13", tmp_path / "cuda"
     for name in ("bin/nvcc", "include/cuda.h", "nvvm/bin/cicc", "lib/libcudart.so.13"):
         (wheels / name).parent.mkdir(parents=True, exist_ok=True)
         (wheels / name).write_text(name)
     (wheels / "bin" / "nvcc").chmod(0o755)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert installed_wheels() == wheels
     link_toolkit(wheels, linked)
     link_toolkit(wheels, linked)  # again, as after an update
     assert (linked / "lib64" / "libcudart.so").read_text() == "lib/libcudart.so.13"
     assert (linked / "bin" / "nvcc").exists() and (linked / "nvvm" / "bin" / "cicc").exists()
     assert cuda_home({"PATH": str(wheels / "bin")}, linked) == wheels
     assert cuda_home({"CUDA_HOME": "/opt/cuda", "PATH": ""}, linked) == Path("/opt/cuda")
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(wheels / "bin"))
+    assert environment(EngineConfig(model="any", device="cuda"))["CUDA_HOME"] == str(wheels)
+    assert "CUDA_HOME" not in environment(EngineConfig(model=str(named(tmp_path / "model", [1])), device="cpu"))
     assert cuda_home({"PATH": ""}, linked) in (linked, Path("/usr/local/cuda"))
 
 
