@@ -121,6 +121,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     that this machine belongs to. Default: attempts run in this process."""
     docker: tuple[str, ...] = ()
     """Docker daemons: ADDRESS, ADDRESS=WEIGHT or ADDRESS=WEIGHT/LIMIT. Default: DOCKER_HOST or the Docker context."""
+    runtime: tuple[str, ...] = ()
+    """Runtimes of Docker containers: PROFILE=NAME, such as strict=runsc. Default: the daemon's."""
     warm: NotNegative = 0
     """Spare containers kept ready for each kind of sandbox that was used lately."""
     metrics_port: Port | None = None

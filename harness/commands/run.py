@@ -25,7 +25,7 @@ from harness.rollout import Budgets, RunContext, StageSlots
 from harness.run_dir import RunDir, Whereabouts
 from harness.settings import IMAGE, SANDBOXES, Settings, load_settings
 from harness.setup import placement
-from harness.setup.sandbox_choice import backend_for, choose, listening
+from harness.setup.sandbox_choice import backend_for, choose, listening, runtimes_of
 from harness.setup.stack import ProxyOptions, RunningProxy, service
 from harness.tasks.mix import TaskMix
 from harness.tasks.sources import load_sources
@@ -132,7 +132,7 @@ def run(verb: str, settings: Settings) -> int:
     with directory.locked():
         hosts = placement.docker_hosts(settings)
         addresses = [host.address for host in hosts]
-        choice = choose("docker" if hosts else settings.sandbox, mix.tasks, addresses)
+        choice = choose("docker" if hosts else settings.sandbox, mix.tasks, addresses, runtimes_of(settings.runtime))
         config = _config(settings, mix) | {"sandbox": choice.kind}
         identity = {"name": settings.name or directory.path.name, "purpose": PURPOSES[verb]}
         if directory.resumes(config | identity):

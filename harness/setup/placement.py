@@ -32,6 +32,9 @@ def add_options(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--docker", action="append", metavar="HOST", help="Docker daemon as ADDRESS[=WEIGHT[/LIMIT]]; repeatable"
     )
+    run.add_argument(
+        "--runtime", action="append", metavar="PROFILE=NAME", help="runtime of containers: strict=runsc, say"
+    )
     run.add_argument("--warm", type=int, help="spare containers kept ready for each kind of sandbox (default: 0)")
     run.add_argument("--metrics-port", type=int, help="serve the sandboxes' metrics at 127.0.0.1:PORT/metrics")
     run.add_argument("--metrics-file", metavar="PATH", help="write the sandboxes' metrics to this file")

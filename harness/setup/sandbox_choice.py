@@ -6,9 +6,9 @@ daemons are handled in harness/setup/placement.py.
 
 import asyncio
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -19,12 +19,13 @@ from harness.tasks import Task
 from harness.tasks.schema import Step
 from harness.verdict.verifier import LOGS
 from proxy.pool.errors import UserError
-from sandboxes.base import SandboxError, Sandboxes
+from sandboxes.base import Profile, SandboxError, Sandboxes
 from sandboxes.bundles import PYTHON, RUNTIME_NAME, read_manifest
 from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.docker.bundles import Bundles, Way, empty_image
 from sandboxes.docker.daemon import DaemonError, DockerDaemon
 from sandboxes.docker.isolation.reach import Router
+from sandboxes.docker.isolation.walls import NATIVE
 from sandboxes.docker.network import Channel, Runtime, address_for
 from sandboxes.fleet import HostOptions, Hosts, parse_host
 from sandboxes.gc import usual_daemons
@@ -34,6 +35,7 @@ from sandboxes.local.process import ProcessSandboxes, default_root, make_sandbox
 from sandboxes.network.forwarder import SOCKET
 
 Kind = Literal["docker", "bubblewrap", "process"]
+NO_RUNTIMES: Mapping[Profile, str] = {}
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ class Backend:
     """How agents get into containers."""
     image: str = IMAGE
     shown: tuple[Path, ...] = ()
+    runtimes: Mapping[Profile, str] = field(default_factory=dict)
+    """Profile -> runtime of its containers."""
     run: str = ""
 
     async def open(self, engine: str = "") -> Sandboxes:
@@ -116,6 +120,7 @@ def backend_for(choice: SandboxChoice, settings: Settings, proxy: RunningProxy, 
         bundles=settings.bundles,
         image=settings.image,
         shown=tuple(Path(path) for path in settings.show),
+        runtimes=runtimes_of(settings.runtime),
         run=run,
     )
 
@@ -150,24 +155,47 @@ async def _docker(backend: Backend, address: str) -> Sandboxes:
     )
     ways = [channel] if near or backend.address else []
     router = Router(daemon=second, python=PYTHON, image=nothing, mounts=bundles, run=backend.run)
-    options = Options(address=address, image=backend.image, run=backend.run, suppliers=[*ways, bundles], router=router)
+    options = Options(
+        address=address,
+        image=backend.image,
+        run=backend.run,
+        suppliers=[*ways, bundles],
+        router=router,
+        runtimes=backend.runtimes,
+    )
     sandboxes = _Docker(engine, options)
     sandboxes.bundles, sandboxes.channel = bundles, channel
     return sandboxes
 
 
-def choose(asked: str, tasks: Sequence[Task], engines: Sequence[str] = ()) -> SandboxChoice:
+def runtimes_of(given: Sequence[str]) -> dict[Profile, str]:
+    """Read PROFILE=NAME. UserError for anything else."""
+    runtimes: dict[Profile, str] = {}
+    for text in given:
+        profile, _, name = text.partition("=")
+        if profile not in ("strict", "harbor") or not name:
+            raise UserError(f"a runtime is strict=NAME or harbor=NAME, not: {text}; correct --runtime")
+        runtimes["strict" if profile == "strict" else "harbor"] = name
+    return runtimes
+
+
+def choose(
+    asked: str, tasks: Sequence[Task], engines: Sequence[str] = (), runtimes: Mapping[Profile, str] = NO_RUNTIMES
+) -> SandboxChoice:
     """Choose the kind that was asked for, or with `auto` the best that works. UserError when no kind fits the tasks.
 
     `engines`: addresses of Docker daemons, of which one must answer. Empty: the usual one.
     """
     reasons: list[str] = []
+    _check_runtimes(tasks, runtimes)
     for kind in ("docker", "bubblewrap", "process") if asked == "auto" else (asked,):
         try:
-            choice = _kind(kind, engines)
+            choice = _kind(kind, engines, runtimes)
         except SandboxError as error:
             reasons.append(str(error))
             continue
+        if runtimes and choice.kind != "docker":
+            raise UserError(f"--runtime is for Docker, and this run has {choice.kind} sandboxes; leave it out")
         unfit = next((reason for task in tasks if (reason := _unfit(task, choice.kind))), "")
         if unfit:
             cause = f"; {reasons[0]}" if reasons else ""
@@ -176,10 +204,24 @@ def choose(asked: str, tasks: Sequence[Task], engines: Sequence[str] = ()) -> Sa
     raise UserError(f"{asked} sandboxes do not work here ({reasons[0]}); choose another kind with --sandbox, or auto")
 
 
-def _kind(kind: str, engines: Sequence[str]) -> SandboxChoice:
+def _check_runtimes(tasks: Sequence[Task], runtimes: Mapping[Profile, str]) -> None:
+    """UserError for a task whose sandbox cannot share its network, which other containers must join."""
+    for task in tasks:
+        runtime = runtimes.get(task.profile, "")
+        verifiers = (task.verifier, *(step.verifier for step in task.steps))
+        full = "full" in (task.network, *(verifier.network for verifier in verifiers))
+        if runtime and runtime not in NATIVE and (full or task.services):
+            wants = "services" if task.services else "a full network"
+            raise UserError(
+                f"the task {task.id} wants {wants}, which containers of runtime {runtime} cannot share with others; "
+                f"leave out --runtime {task.profile}={runtime} for it"
+            )
+
+
+def _kind(kind: str, engines: Sequence[str], runtimes: Mapping[Profile, str]) -> SandboxChoice:
     """Check that this kind works. SandboxError when it does not."""
     if kind == "docker":
-        return asyncio.run(_docker_choice(engines or [""]))
+        return asyncio.run(_docker_choice(engines or [""], runtimes))
     if kind == "bubblewrap":
         if why_not := bubblewrap.why_not():
             raise SandboxError(f"bubblewrap does not work: {why_not}")
@@ -191,20 +233,20 @@ def _promise(promise: str) -> str:
     return "; ".join(filter(None, (promise, memory_group.why_not())))
 
 
-async def _docker_choice(engines: Sequence[str]) -> SandboxChoice:
+async def _docker_choice(engines: Sequence[str], runtimes: Mapping[Profile, str]) -> SandboxChoice:
     """Choose Docker if one daemon answers. DaemonError when none does."""
     if read_manifest(agents_directory() / RUNTIME_NAME) is None:
         raise DaemonError("agents' runtime for containers is not installed; run: harness agents install runtime")
-    hosts = Hosts([HostOptions(address=address) for address in engines], _plain)
+
+    async def plain(address: str) -> Sandboxes:
+        return await DockerSandboxes.open(Options(address=address, runtimes=runtimes))
+
+    hosts = Hosts([HostOptions(address=address) for address in engines], plain)
     try:
         out = await hosts.check()
         return SandboxChoice("docker", hosts.promise, "; ".join(out))
     finally:
         await hosts.close()
-
-
-async def _plain(address: str) -> Sandboxes:
-    return await DockerSandboxes.open(Options(address=address))
 
 
 def _unfit(task: Task, kind: Kind) -> str:

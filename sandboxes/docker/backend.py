@@ -2,17 +2,17 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from sandboxes.base import Sandbox, SandboxError, Spec
+from sandboxes.base import Profile, Sandbox, SandboxError, Spec
 from sandboxes.docker.container.freezing import holder_config
 from sandboxes.docker.container.sandbox import DockerSandbox, StartedContainer
 from sandboxes.docker.daemon import ContainerCommand, DaemonError, DockerDaemon
 from sandboxes.docker.image.images import STASH, Images, log
 from sandboxes.docker.isolation.reach import Router
-from sandboxes.docker.isolation.walls import with_walls
+from sandboxes.docker.isolation.walls import missing_runtime, with_walls
 from sandboxes.docker.labels import IMAGE, RELAXED, labels_of, sandbox_labels, this_process
 from sandboxes.docker.profiles import ACCOUNTS, BaseImage, container_config, writable_places
 from sandboxes.docker.services import names_of, start_services
@@ -35,6 +35,8 @@ class Options:
     run: str = ""
     """Name of the run, a label on everything that is created."""
     suppliers: Sequence[Supplier] = ()
+    runtimes: Mapping[Profile, str] = field(default_factory=dict)
+    """Profile -> runtime of its containers. Others have the daemon's default."""
     router: Router | None = None
     """Keeps full networks and builds from what is private or near. None: they reach whatever the host reaches."""
     progress: Callable[[str], None] = log.info
@@ -62,7 +64,11 @@ class DockerSandboxes:
     async def open(cls, options: Options | None = None) -> "DockerSandboxes":
         """Connect to the daemon. DaemonError when it cannot be used."""
         options = options or Options()
-        return cls(await DockerDaemon.open(options.address), options)
+        daemon = await DockerDaemon.open(options.address)
+        if missing := missing_runtime(daemon, options.runtimes.values()):
+            await daemon.close()
+            raise DaemonError(missing)
+        return cls(daemon, options)
 
     @property
     def away(self) -> str:
@@ -120,7 +126,8 @@ class DockerSandboxes:
         name = container_name(sandbox)
         log.info("sandbox %s of image %s, relaxed: %s", sandbox, base.name, labels[RELAXED] or "nothing")
         config = container_config(spec, base, supply, labels, self.daemon.first_id)
-        config = with_walls(config, self.daemon.seccomp, spec.profile, spec.system_calls)
+        runtime = self._options.runtimes.get(spec.profile, "")
+        config = with_walls(config, self.daemon.seccomp, spec.profile, spec.system_calls, runtime)
         with self.daemon.translating_errors(f"starting a sandbox of image {base.name}"):
             container = await self.daemon.docker.containers.create(config, name=name)
             await container.start()

@@ -63,6 +63,7 @@ class DockerDaemon:
         """That user's id."""
         self.seccomp = False
         """Whether it can filter system calls."""
+        self.runtimes: frozenset[str] = frozenset()
         self.local = False
         """Whether it runs on this machine; a socket may be forwarded from another."""
         self.cpus = 1
@@ -98,6 +99,7 @@ class DockerDaemon:
             first = Path(information["DockerRootDir"]).name.partition(".")[0]
             self.first_id = int(first) if first.isdecimal() else 0
         self.seccomp = any("name=seccomp" in option for option in information["SecurityOptions"] or ())
+        self.runtimes = frozenset(information.get("Runtimes") or ())
         self.cpus = information["NCPU"]
         self.local = self.address.startswith("unix://") and information.get("Name") == socket.gethostname()
 

@@ -11,7 +11,7 @@ import pytest
 
 from harness.agents.install import agents_directory
 from harness.cli import main
-from harness.setup.sandbox_choice import choose
+from harness.setup.sandbox_choice import choose, runtimes_of
 from harness.setup.stack import RunningProxy
 from harness.tasks import Task
 from proxy.pool.errors import UserError
@@ -121,6 +121,26 @@ def test_a_proxy_without_a_listener_is_told_what_it_needs(
 def test_a_task_that_needs_docker_says_so(kind: str, wish: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         choose(kind, [msgspec.convert(HELLO | wish, Task)])
+
+
+@pytest.mark.parametrize(
+    ("wish", "runtimes", "sentence"),
+    [
+        (
+            {},
+            ["strict=nowhere"],
+            "the Docker daemon at .* has no runtime 'nowhere', only .*runc; install it and name it",
+        ),
+        ({}, ["weak=runc"], "a runtime is strict=NAME or harbor=NAME, not: weak=runc; correct --runtime"),
+        ({"network": "full"}, ["strict=runsc"], "wants a full network, which containers of runtime runsc cannot share"),
+    ],
+)
+def test_a_runtime_that_cannot_be_had_is_one_sentence_at_the_start(
+    docker_daemon: str, wish: dict[str, Any], runtimes: list[str], sentence: str
+) -> None:
+    need("the agents' runtime (harness agents install runtime)", bool(read_manifest(agents_directory() / RUNTIME_NAME)))
+    with pytest.raises(UserError, match=sentence):
+        choose("docker", [msgspec.convert(HELLO | wish, Task)], [docker_daemon], runtimes_of(runtimes))
 
 
 def test_where_there_is_no_docker_the_next_best_is_taken_and_the_reason_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from sandboxes.base import Image, SandboxError, Spec
-from sandboxes.docker.backend import DockerSandboxes
+from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.docker.container.sandbox import DockerSandbox
 from tests.sandboxes.calls import CALLS, call_answers
 from tests.sandboxes.docker.conftest import HARBOR, SMALL, says
@@ -64,6 +64,17 @@ async def test_harbor_traces_processes_and_a_spec_may_allow_a_call_by_its_name(s
     assert (answers["ptrace"], answers["keyctl"], answers["unshare"]) == ("worked", "EPERM", "EPERM")
     assert answers["request_key"] == "EFAULT"  # the kernel's own answer
     await sandbox.stop()
+
+
+async def test_a_profile_may_have_a_runtime_of_its_own(docker_daemon: str) -> None:
+    other = "io.containerd.runc.v2"
+    options = Options(address=docker_daemon, image="deb:py", run="test", runtimes={"strict": other})
+    sandboxes = await DockerSandboxes.open(options)
+    for spec, runtime in ((SMALL, other), (HARBOR, "runc")):
+        sandbox = await sandboxes.start(spec)
+        details = await sandboxes.daemon.container(sandbox.container).show()
+        assert details["HostConfig"]["Runtime"] == runtime and await says(sandbox, "echo works") == "works"
+    await sandboxes.close()
 
 
 async def test_agent_and_verifier_do_not_reach_each_other(strict: DockerSandbox) -> None:
