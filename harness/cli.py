@@ -14,7 +14,11 @@ INTERRUPTED = 130
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command and return its exit code: 2 after an error that the user can mend, 130 after Ctrl-C."""
-    given = _parser().parse_args(argv)
+    parser = argparse.ArgumentParser(prog="harness", description="Run tasks with agents, many at a time.")
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    for verb in VERBS:
+        verb.add_to(verbs)
+    given = parser.parse_args(argv)
     previous = signal.signal(signal.SIGTERM, _interrupt)
     try:
         return int(given.call(given))
@@ -30,11 +34,3 @@ def main(argv: list[str] | None = None) -> int:
 
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="harness", description="Run tasks with agents, many at a time.")
-    verbs = parser.add_subparsers(required=True, metavar="VERB")
-    for verb in VERBS:
-        verb.add_to(verbs)
-    return parser

@@ -75,7 +75,9 @@ class RunDir:
     def begin(self, config: dict[str, Any], verb: str, settings: Settings) -> None:
         """Store what the run was started with. Call it once the run can start, so that a failed start binds nobody."""
         write_whole(self.path / "run.json", msgspec.json.format(msgspec.json.encode(config)))
-        content = {"verb": verb, "settings": _with_absolute_paths(settings)}
+        # absolute paths, so that a run can be resumed from another working directory
+        absolute = with_absolute_paths(msgspec.to_builtins(settings), Settings, Path())
+        content = {"verb": verb, "settings": absolute}
         write_whole(self.path / "settings.json", msgspec.json.format(msgspec.json.encode(content)), private=True)
 
     def begun_with(self) -> tuple[str, Settings]:
@@ -110,8 +112,3 @@ class RunDir:
         file = self.path / "results.jsonl"
         write_whole(file, b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
         return file
-
-
-def _with_absolute_paths(settings: Settings) -> dict[str, Any]:
-    """The settings with absolute paths, so that the working directory does not matter."""
-    return with_absolute_paths(msgspec.to_builtins(settings), Settings, Path())

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from sandboxes.docker.leftovers import DockerResource
 from sandboxes.gc import Inventory, SearchScope, list_all, remove_leftovers
-from sandboxes.local.leftovers import ListedSandbox
 from sandboxes.local.process import default_root
 
 
@@ -36,8 +35,12 @@ def main(argv: list[str] | None = None) -> int:
     where = SearchScope(daemons=given.docker, root=given.root)
     if given.verb == "ls":
         seen = list_all(where)
-        for line in (*map(_sandbox_line, seen.sandboxes), *map(_resource_line, seen.resources)):
-            print(line)
+        for sandbox in seen.sandboxes:
+            owner = sandbox.owner
+            state = f"orphaned, its owner {owner} is dead" if sandbox.orphaned else f"in use by process {owner}"
+            print(f"{sandbox.id}  {sandbox.processes} processes  {state}  {sandbox.directory}")
+        for resource in seen.resources:
+            print(_resource_line(resource))
     else:
         seen = remove_leftovers(where, dead_hosts=given.host, bundles=given.bundles)
         print(_summary(seen))
@@ -52,11 +55,6 @@ def _summary(seen: Inventory) -> str:
     counts = Counter((thing.kind, thing.daemon) for thing in seen.resources)
     removed += [f"{number} {kind}s on {daemon}" for (kind, daemon), number in counts.items()]
     return f"removed {'; '.join(removed)}"
-
-
-def _sandbox_line(sandbox: ListedSandbox) -> str:
-    state = f"orphaned, its owner {sandbox.owner} is dead" if sandbox.orphaned else f"in use by process {sandbox.owner}"
-    return f"{sandbox.id}  {sandbox.processes} processes  {state}  {sandbox.directory}"
 
 
 def _resource_line(thing: DockerResource) -> str:

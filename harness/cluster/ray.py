@@ -200,7 +200,11 @@ class Cluster:
 
     def _able(self, wants: dict[str, float]) -> list[str]:
         """The ids of the nodes that are large enough for an attempt."""
-        return [node["NodeID"] for node in self._nodes() if _fits(wants, node["Resources"])]
+        return [
+            node["NodeID"]
+            for node in self._nodes()
+            if all(node["Resources"].get(name, 0.0) >= amount for name, amount in wants.items())
+        ]
 
     def _nowhere(self, wants: dict[str, float]) -> UserError:
         return UserError(
@@ -263,10 +267,6 @@ def _placement(wants: dict[str, float], avoided: set[str]) -> dict[str, Any]:
     """Ray's options for the resources of an attempt and the nodes that it must avoid."""
     selector = {"ray.io/node-id": f"!in({','.join(sorted(avoided))})"} if avoided else {}
     return {"num_cpus": wants["CPU"], "memory": wants["memory"], "label_selector": selector}
-
-
-def _fits(wants: dict[str, float], has: dict[str, float]) -> bool:
-    return all(has.get(name, 0.0) >= amount for name, amount in wants.items())
 
 
 def _is_loopback(host: str) -> bool:

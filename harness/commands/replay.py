@@ -69,13 +69,19 @@ def _replay(given: argparse.Namespace) -> int:
     pool.close()
     with tempfile.TemporaryDirectory(prefix="replay-") as folder:
         outcome, calls = _play(recorded, directory, config, Path(folder), given.ignore)
-        differences = _differences(Path(folder) / "differences.jsonl")
+        report = Path(folder) / "differences.jsonl"
+        lines = report.read_bytes().splitlines() if report.exists() else []
+        differences = [msgspec.json.decode(line) for line in lines]
     same = outcome.reward == recorded.reward
     print(
         f"attempt {recorded.attempt_id}: {calls} of {recorded.calls} calls made, {len(differences)} requests differed"
     )
     if differences:
-        print(f"first: {_sentence(differences[0])}")
+        first = differences[0]
+        print(
+            f"first: request {first['request']} differs from completion {first['nearest']} {first['where']}: "
+            f"{first['expected']!r} was recorded and {first['got']!r} came"
+        )
     print(f"verdict: recorded {_verdict(recorded)}, now {_verdict(outcome)}: {'the same' if same else 'different'}")
     return 0 if same and not differences else DIFFERENT
 
@@ -124,18 +130,6 @@ async def _attempt(context: RunContext, recorded: ReplayableRollout, agent: Agen
         await context.sandboxes.close()
     assert outcome.attempt_id is not None
     return outcome, (await context.pool(calls_seen, outcome.attempt_id)).completed
-
-
-def _differences(report: Path) -> list[dict[str, Any]]:
-    lines = report.read_bytes().splitlines() if report.exists() else []
-    return [msgspec.json.decode(line) for line in lines]
-
-
-def _sentence(difference: dict[str, Any]) -> str:
-    return (
-        f"request {difference['request']} differs from completion {difference['nearest']} {difference['where']}: "
-        f"{difference['expected']!r} was recorded and {difference['got']!r} came"
-    )
 
 
 def _verdict(of: ReplayableRollout | Outcome) -> str:

@@ -117,12 +117,9 @@ class _Lines:
         for line in lines[2:MAX_FILES]:
             if line.count(" ") >= 6 and not line.endswith(MOUNTED):
                 *stat, name = line.split(" ", 6)
-                files[name] = " ".join(["d", *stat[1:3]] if _is_directory(stat[0]) else stat)
+                is_directory = stat[0] == "d" or (len(stat[0]) == 4 and stat[0].startswith("4"))
+                files[name] = " ".join(["d", *stat[1:3]] if is_directory else stat)
         return path, temporary, files
-
-
-def _is_directory(kind: str) -> bool:
-    return kind == "d" or (len(kind) == 4 and kind.startswith("4"))
 
 
 async def remove(sandbox: Sandbox, paths: Sequence[str], path: str) -> set[str]:

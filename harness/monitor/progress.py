@@ -168,9 +168,6 @@ def length_bias(rows: Sequence[RolloutRow]) -> str | None:
 
 
 def _lengths(rows: Sequence[RolloutRow]) -> str:
-    tokens, seconds = (sum(values) / len(rows) for values in zip(*map(_length, rows), strict=True))
+    tokens = sum(row.sampled_tokens for row in rows) / len(rows)
+    seconds = sum(row.seconds or 0.0 for row in rows) / len(rows)
     return f"{len(rows)} of {tokens:.0f} tokens and {seconds:.1f} s each"
-
-
-def _length(row: RolloutRow) -> tuple[float, float]:
-    return row.sampled_tokens, row.seconds or 0.0

@@ -6,7 +6,7 @@ as agents send many.
 
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -205,7 +205,11 @@ class ChatEvents:
         )
 
     def closing(self, answer: Reply, *others: Reply) -> bytes:
-        events = [event for i, each in enumerate((answer, *others)) for event in self._final_events(i, each)]
+        events = []
+        for choice, each in enumerate((answer, *others)):
+            for i, call in enumerate(each.message().get("tool_calls", [])):
+                events.append(self._event(choice, {"tool_calls": [{"index": i, **call}]}))
+            events.append(self._event(choice, {}, each.finish_reason))
         if self._call.include_usage:
             events.append(data_event({**self._envelope, "choices": [], "usage": usage(answer, *others)}))
         return b"".join([*events, DONE])
@@ -215,11 +219,6 @@ class ChatEvents:
 
     def keepalive(self) -> bytes:
         return COMMENT
-
-    def _final_events(self, index: int, answer: Reply) -> Iterator[bytes]:
-        for i, call in enumerate(answer.message().get("tool_calls", [])):
-            yield self._event(index, {"tool_calls": [{"index": i, **call}]})
-        yield self._event(index, {}, answer.finish_reason)
 
     def _event(self, index: int, delta: dict[str, Any], finish: str | None = None) -> bytes:
         after = b',"logprobs":null,"finish_reason":%b}]}\n\n' % msgspec.json.encode(finish)

@@ -156,9 +156,13 @@ def read(body: bytes, path: str) -> Call:
     model, method = _model_and_method(path)
     thinking = config.thinkingConfig or _ThinkingConfig()
     tools = tuple(_tools(request))
+    system: list[dict[str, Any]] = []
+    if (instruction := request.systemInstruction) is not None:
+        parts = [_Part(instruction)] if isinstance(instruction, str) else instruction.parts
+        system.append({"role": "system", "content": _text(parts, "systemInstruction", "\n\n")})
     return Call(
         model=model,
-        messages=(*_system(request.systemInstruction), *_messages(request.contents)),
+        messages=(*system, *_messages(request.contents)),
         tools=tools,
         constraint=_constraint(request, config, tools),
         max_new_tokens=config.maxOutputTokens,
@@ -267,13 +271,6 @@ def _json_schema(schema: Any, names: bool = False) -> Any:
         else _json_schema(value, key == "properties" and not names)
         for key, value in schema.items()
     }
-
-
-def _system(instruction: _Content | str | None) -> list[dict[str, Any]]:
-    if instruction is None:
-        return []
-    parts = [_Part(instruction)] if isinstance(instruction, str) else instruction.parts
-    return [{"role": "system", "content": _text(parts, "systemInstruction", "\n\n")}]
 
 
 def _messages(contents: list[_Content]) -> list[dict[str, Any]]:

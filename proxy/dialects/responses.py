@@ -209,7 +209,11 @@ def _messages(items: str | list[_Item]) -> list[dict[str, Any]]:
     for i, item in enumerate(items):
         message = _message(item, f"input[{i}]")
         if message["role"] == "assistant" and messages and _same_turn(messages[-1], message):
-            _extend(messages[-1], message)
+            turn = messages[-1]
+            turn["content"] += message["content"]
+            for name, nothing in (("reasoning_content", ""), ("tool_calls", [])):
+                if name in message:
+                    turn[name] = turn.get(name, nothing) + message[name]
         else:
             messages.append(message)
     return messages
@@ -237,13 +241,6 @@ def _same_turn(turn: dict[str, Any], more: dict[str, Any]) -> bool:
     """Whether the assistant's next item belongs to this turn. codex keeps the text of a reply that broke off."""
     has_text = turn["content"] and not turn.get("tool_calls")
     return turn["role"] == "assistant" and not (has_text and "tool_calls" not in more)
-
-
-def _extend(turn: dict[str, Any], more: dict[str, Any]) -> None:
-    turn["content"] += more["content"]
-    for name, nothing in (("reasoning_content", ""), ("tool_calls", [])):
-        if name in more:
-            turn[name] = turn.get(name, nothing) + more[name]
 
 
 def _text(content: str | list[_Part] | None, where: str, glue: str) -> str:

@@ -35,7 +35,11 @@ class Packed(TypeDecorator[Any]):
         return dialect.type_descriptor(_Unchanged() if dialect.name == "sqlite" else JSON())
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
-        return _packed(msgspec.json.encode(value)) if dialect.name == "sqlite" else value
+        if dialect.name != "sqlite":
+            return value
+        text = msgspec.json.encode(value)
+        packed = zlib.compress(text, LEVEL)
+        return packed if len(packed) < len(text) else text.decode()
 
     def process_result_value(self, value: Any, dialect: Dialect) -> Any:
         return msgspec.json.decode(_unpacked(value)) if dialect.name == "sqlite" else value
@@ -56,11 +60,6 @@ class _Unread(Packed):
 def as_text(column: ColumnElement[Any], dialect: str) -> ColumnElement[Any]:
     """Return a packed column as JSON text, also where it is damaged."""
     return type_coerce(column, _Unread()) if dialect == "sqlite" else cast(column, Text)
-
-
-def _packed(text: bytes) -> bytes | str:
-    packed = zlib.compress(text, LEVEL)
-    return packed if len(packed) < len(text) else text.decode()
 
 
 def _unpacked(stored: bytes | str) -> bytes | str:

@@ -58,7 +58,7 @@ class _Conversations:
         for id, before in self._before.items():
             self._place(id, before)
         self._roles: dict[int, str] = {}
-        first = min(shapes, key=self._unlike_work, default=0)
+        first = min(shapes, key=lambda id: (not shapes[id].tools, shapes[id].constrained), default=0)
         for id in shapes:
             self._roles[id] = self._role(id, shapes[first])
 
@@ -78,9 +78,6 @@ class _Conversations:
             self._after[before].append(id)
         self._conversation[id] = id if before is None else self._conversation[before]
         self._last[self._conversation[id], bool(shape.tools)] = id
-
-    def _unlike_work(self, id: int) -> tuple[bool, bool]:
-        return not self._shapes[id].tools, self._shapes[id].constrained
 
     def _role(self, id: int, first: RequestShape) -> str:
         """Return main, subagent or aside."""

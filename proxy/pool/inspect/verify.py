@@ -146,7 +146,9 @@ def _sampling_problems(row: Row[Any]) -> Iterator[str]:
     if spans is None:
         yield "its versions are no list of spans"
         spans = []
-    elif not _in_order([VersionSpan(*span) for span in spans], sampled):
+    named = [VersionSpan(*span) for span in spans]
+    inside = all(0 <= span.start <= span.end <= sampled for span in named)
+    if not inside or any(before.end > after.start for before, after in pairwise(named)):
         yield f"its version spans {spans} overlap or leave its {sampled} sampled tokens"
     if row.untrainable is not None:
         return
@@ -157,11 +159,6 @@ def _sampling_problems(row: Row[Any]) -> Iterator[str]:
     covered = sum(end - start for _, start, end in spans)
     if covered != sampled:
         yield f"it is trainable with versions for {covered} of {sampled} sampled tokens"
-
-
-def _in_order(spans: list[VersionSpan], sampled: int) -> bool:
-    inside = all(0 <= span.start <= span.end <= sampled for span in spans)
-    return inside and all(before.end <= after.start for before, after in pairwise(spans))
 
 
 def _is_numbers(data: object) -> bool:
