@@ -1,5 +1,6 @@
 """Checks of a task that a schema cannot express. Each fault is one sentence that begins with the field."""
 
+import math
 import re
 from collections.abc import Iterator
 from ipaddress import ip_network
@@ -62,11 +63,11 @@ def _agent_faults(task: Task) -> Iterator[str]:
     if task.checker is not None:
         yield f"checker: goes with the domains reasoning and qa, not with {task.domain!r}; use a verifier"
     if not task.steps:
-        if not task.verifier.command:
+        if not (task.verifier.command or task.verifier.cases):
             yield "verifier: a task of domain 'agent' has none without a command; give it one, e.g. \"sh check.sh\""
         yield from _instruction_faults("instruction", task.instruction)
     for index, step in enumerate(task.steps):
-        if not step.verifier.command:
+        if not (step.verifier.command or step.verifier.cases):
             yield f"steps[{index}].verifier: has no command; give it one"
         if (
             step is not task.steps[-1]
@@ -92,7 +93,7 @@ def _answer_faults(task: Task) -> Iterator[str]:
         yield f"checker.{field}: the kind {checker.kind!r} needs it; fill it in"
     if checker.kind == "regex":
         yield from _pattern_faults(checker.pattern)
-    if (checker.kind == "code") != bool(task.verifier.command):
+    if (checker.kind == "code") != bool(task.verifier.command or task.verifier.cases):
         yield "verifier: goes with the checker kind 'code', which needs one, and with no other; give a command there"
     if checker.kind == "code":
         yield from _path_faults("checker.path", {checker.path: ""})
@@ -137,6 +138,16 @@ def _verifier_faults(field: str, verifier: Verifier) -> Iterator[str]:
     yield from _path_faults(f"{field}.files", verifier.files)
     yield from _path_faults(f"{field}.directories", verifier.directories)
     yield from _environment_faults(f"{field}.env", verifier.env)
+    if verifier.command and verifier.cases:
+        yield f"{field}.cases: the command would not be run; give one of the two"
+    for index, case in enumerate(verifier.cases):
+        if bool(case.command) == bool(case.call):
+            yield f"{field}.cases[{index}]: gives {'both a' if case.call else 'no'} command and call; give one of them"
+    if len({case.name or str(index) for index, case in enumerate(verifier.cases)}) < len(verifier.cases):
+        yield f"{field}.cases: two have the same name; give every case its own"
+    lowest, highest = verifier.range
+    if not (math.isfinite(lowest) and math.isfinite(highest) and lowest < highest):
+        yield f"{field}.range: {lowest:g} to {highest:g} holds no rewards; give the lowest one, then the highest"
     for index, artifact in enumerate(verifier.artifacts):
         rest = PurePosixPath(artifact.path.removeprefix("~/"))
         if not artifact.path.removeprefix("~/") or ".." in rest.parts or "\0" in artifact.path or str(rest) == "/":

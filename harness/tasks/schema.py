@@ -29,6 +29,7 @@ MAX_NAME = 200
 """Characters of an id and of a step's name."""
 MAX_SERVICES = 64
 MAX_STEPS = 1000
+MAX_CASES = 1000
 
 
 class TaskImage(Strict, frozen=True, kw_only=True):
@@ -65,17 +66,42 @@ class Artifact(Strict, frozen=True, kw_only=True):
     """What stays behind: the end of a path below `path`, or a glob for it."""
 
 
+class Case(Strict, frozen=True, kw_only=True):
+    """One program or function of the agent's, and what must come out. Only the input enters the sandbox."""
+
+    name: str = ""
+    """Names it in the reward's parts. Empty: its number."""
+    command: str = ""
+    """Shell command, run as the agent's user in the working directory."""
+    input: str = ""
+    """What the command reads."""
+    output: str | None = None
+    """What it must print. None: anything."""
+    exit_code: int = 0
+    call: Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*)?$")] = ""
+    """Instead of a command: MODULE:FUNCTION of the working directory, called by python3."""
+    args: list[Any] = []
+    returns: Any = None
+    """What the function must return, as JSON."""
+    timeout: Seconds = 10
+    weight: Share = 1
+
+
 class Verifier(Strict, frozen=True, kw_only=True):
     """How the verdict on the agent's work is made. harness/verdict/rewards.py says what counts as a reward."""
 
     command: str = ""
-    """Shell command. A task of domain `agent` needs one."""
+    """Shell command. A task of domain `agent` needs one, or cases."""
+    cases: Annotated[list[Case], msgspec.Meta(max_length=MAX_CASES)] = []
+    """Instead of a command: what is run and what must come out, judged outside of the sandbox."""
     files: Files = {}
     """Path -> text, written after the agent has ended and its processes are gone."""
     directories: Directories = {}
     """Path in the sandbox -> directory here; whatever the agent put there is removed first."""
     rewards: Literal["exit", "logs"] = "exit"
     """exit: exit code and $REWARD_FILE. logs: /logs/verifier/reward.json or reward.txt, whatever the exit code."""
+    range: tuple[float, float] = (0.0, 1.0)
+    """Lowest and highest reward. One outside is no verdict."""
     timeout: Seconds = 120
     user: User = "verifier"
     """User who runs the command."""

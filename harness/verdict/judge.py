@@ -106,6 +106,8 @@ def _tests(verifier: Verifier) -> str:
         "logs": "The reward is what is written to /logs/verifier/reward.json or reward.txt.",
     }[verifier.rewards]
     text = f"Command: {verifier.command}\n{rule}\n"
+    if verifier.cases:
+        text = f"Cases, each run in a process of its own: {msgspec.json.encode(verifier.cases).decode()}\n"
     for path, content in _files(verifier):
         shown = content if len(content) <= MAX_FILE else f"{content[:MAX_FILE]}\n[{len(content) - MAX_FILE} more]"
         text += f"\n## {path}\n\n{shown}\n"

@@ -62,6 +62,15 @@ def _finite(value: object, otherwise: str) -> float:
     return number
 
 
+def within(bounds: tuple[float, float], verdict: Verdict) -> Verdict:
+    """Return a verdict whose reward is within the task's range. NoReward for any other."""
+    lowest, highest = bounds
+    if lowest <= verdict.reward <= highest:
+        return verdict
+    outside = f"the reward {verdict.reward:g} is outside of {lowest:g} to {highest:g}"
+    raise NoReward(f"{outside}; if the task means it, set verifier.range")
+
+
 def below(verdict: Verdict, least: float | Mapping[str, float] | None) -> bool:
     """Whether a step's reward is below its `min_reward`. A part that is missing is below any number."""
     if least is None:

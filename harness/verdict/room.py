@@ -12,6 +12,7 @@ from typing import IO
 
 from harness.environment.snapshot import Snapshot
 from harness.tasks import Task
+from harness.verdict.verifier import user_of
 from sandboxes.base import Limits, OnOutput, Result, Sandbox, SandboxError, User
 
 SECONDS = 120.0
@@ -37,7 +38,7 @@ async def verifier_room(
 
     `given`: further absolute paths that are handed over.
     """
-    user, name = task.verifier.user, f"verifier-{secrets.token_hex(8)}"
+    user, name = user_of(task.verifier), f"verifier-{secrets.token_hex(8)}"
     command = f'name={name}; {_PLACE} && mkdir tmp pycache && pwd -P && echo "$(id -u):$(id -g)"'
     result = await sandbox.run(command, Limits(seconds=SECONDS), {}, user)
     if result.exit_code:
@@ -62,7 +63,7 @@ async def _hand_over(sandbox: Sandbox, task: Task, snapshot: Snapshot, owner: st
     places = [path for path in (*task.verifier.files, *task.verifier.directories) if not path.startswith(("~/", "/"))]
     work = shlex.quote(sandbox.work)
     commands = [f"rm -rf -- {' '.join(map(shlex.quote, places))}"] if places else []
-    if snapshot.own_root and snapshot.spec.profile == "strict" and task.verifier.user == "verifier":
+    if snapshot.own_root and snapshot.spec.profile == "strict" and user_of(task.verifier) == "verifier":
         share = [f"chgrp -hR {owner.partition(':')[2]} {work}", f"chmod -R g=u {work}"]
         commands += share if task.daemons else [f"chown -hR {owner} {work}"]
         if given:

@@ -2,7 +2,7 @@
 
 Exit code 0 is reward 1, exit code 1 is reward 0. A number that the verifier wrote to $REWARD_FILE overrides exit code
 0. Harbor's verifiers write /logs/verifier/reward.json or reward.txt instead. Anything else (another exit code, a limit,
-no number) is no verdict: the reward is missing, never 0.
+no number, one outside of the task's range) is no verdict: the reward is missing, never 0. Cases are judged by cases.py.
 """
 
 import secrets
@@ -11,8 +11,9 @@ from pathlib import Path
 
 from harness.failure import AttemptFailed
 from harness.tasks import Task, Verifier
-from harness.verdict.rewards import MAX_BYTES, NoReward, Verdict, from_json, from_text
-from sandboxes.base import Limits, Result, Sandbox
+from harness.verdict.cases import judge_cases
+from harness.verdict.rewards import MAX_BYTES, NoReward, Verdict, from_json, from_text, within
+from sandboxes.base import Limits, Result, Sandbox, User
 
 LOGS = "/logs/verifier"
 """Where Harbor's verifiers write their rewards."""
@@ -24,6 +25,8 @@ async def verify(sandbox: Sandbox, task: Task) -> Verdict:
     AttemptFailed("verifier") when there is none.
     """
     await _copy_in(sandbox, task.verifier)
+    if task.verifier.cases:
+        return await judge_cases(sandbox, task)
     name = f"reward-{secrets.token_hex(8)}"  # random, so that the agent cannot have put a file there
     env = task.env | task.verifier.env | {"REWARD_FILE": f"{sandbox.home}/{name}"}
     result = await sandbox.run(
@@ -33,10 +36,15 @@ async def verify(sandbox: Sandbox, task: Task) -> Verdict:
         raise AttemptFailed("verifier", f"ended by its {result.ended} limit after {result.seconds:.1f} s")
     try:
         if task.verifier.rewards == "logs":
-            return await _from_logs(sandbox, result)
-        return await _from_exit(sandbox, result, f"~/{name}")
+            return within(task.verifier.range, await _from_logs(sandbox, result))
+        return within(task.verifier.range, await _from_exit(sandbox, result, f"~/{name}"))
     except NoReward as error:
         raise AttemptFailed("verifier", str(error)) from error
+
+
+def user_of(verifier: Verifier) -> User:
+    """Who runs the verifier: cases are run as the agent's user."""
+    return "agent" if verifier.cases else verifier.user
 
 
 async def _copy_in(sandbox: Sandbox, verifier: Verifier) -> None:
@@ -48,13 +56,15 @@ async def _copy_in(sandbox: Sandbox, verifier: Verifier) -> None:
         raise AttemptFailed("verifier", f"{absolute[0]} is this machine's in such a sandbox; use Docker")
     if absolute:
         places = " ".join(map(shlex.quote, absolute))
-        result = await sandbox.run(f"rm -rf {places} && mkdir -p {places}", Limits(seconds=60), {}, user=verifier.user)
+        result = await sandbox.run(
+            f"rm -rf {places} && mkdir -p {places}", Limits(seconds=60), {}, user=user_of(verifier)
+        )
         if result.exit_code:
             raise AttemptFailed("verifier", f"{places} cannot be emptied: {result.output[-300:].strip()}")
     for path, source in verifier.directories.items():
-        await sandbox.put(Path(source), path, user=verifier.user)
+        await sandbox.put(Path(source), path, user=user_of(verifier))
     for path, text in verifier.files.items():
-        await sandbox.write(path, text, user=verifier.user)
+        await sandbox.write(path, text, user=user_of(verifier))
 
 
 async def _from_exit(sandbox: Sandbox, result: Result, path: str) -> Verdict:

@@ -31,7 +31,7 @@ def judged(command: str, **verifier: Any) -> Task:
         ("true", 1.0),
         ("exit 1", 0.0),
         ("echo 0.25 > $REWARD_FILE", 0.25),
-        ("echo -3 > $REWARD_FILE", -3.0),
+        ("echo 1.0 > $REWARD_FILE", 1.0),
         ("echo 0.25 > $REWARD_FILE; exit 1", 0.0),
     ],
 )
@@ -48,12 +48,66 @@ async def test_a_verdict(sandbox: ProcessSandbox, command: str, reward: float) -
         ("echo good > $REWARD_FILE", "no finite number: b'good"),
         ("echo nan > $REWARD_FILE", "no finite number: b'nan"),
         (": > $REWARD_FILE", "no finite number: b''"),
+        ("echo 100 > $REWARD_FILE", "the reward 100 is outside of 0 to 1; if the task means it, set verifier.range"),
+        ("echo -0.1 > $REWARD_FILE", "the reward -0.1 is outside of 0 to 1"),
     ],
 )
 async def test_no_verdict_is_a_failure_never_a_zero(sandbox: ProcessSandbox, command: str, detail: str) -> None:
     with pytest.raises(AttemptFailed) as failed:
         await verify(sandbox, judged(command, timeout=1))
     assert failed.value.kind == "verifier" and detail in failed.value.detail
+
+
+async def test_a_task_may_declare_other_rewards(sandbox: ProcessSandbox) -> None:
+    task = judged("echo -3 > $REWARD_FILE", range=[-5, 10])
+    assert (await verify(sandbox, task)).reward == -3.0
+
+
+CALC = """
+import os, sys, time
+print("imported")
+def add(a, b): return a + b
+def half(a): return a / 3 * 1.5
+def lie(*args): os._exit(0)
+def shout(): os.write(1, b"true"); os._exit(0)
+def slow(): time.sleep(600)
+def cyclic(): value = []; value.append(value); return value
+if __name__ == "__main__":
+    sys.stderr.write("noise"); print(sum(map(int, sys.stdin.read().split())))
+"""
+
+
+async def test_cases_are_judged_by_what_comes_out(sandbox: ProcessSandbox) -> None:
+    await sandbox.write("calc.py", CALC)
+    right = [
+        {"call": "calc:add", "args": [[1], ["x"]], "returns": [1, "x"]},
+        {"call": "calc:half", "args": [0.3], "returns": 0.15},
+        {"command": "python3 calc.py", "input": "1 2\n3", "output": "imported\n6\n"},
+        {"command": "exit 3", "exit_code": 3, "name": "ends"},
+    ]
+    wrong = [
+        {"call": "calc:add", "args": [1, 1], "returns": 3},
+        {"call": "calc:add", "args": [0, 1], "returns": True},
+        {"call": "calc:lie", "returns": True},
+        {"call": "calc:slow", "timeout": 1},
+        {"call": "calc:cyclic", "returns": []},
+        {"call": "calc:missing"},
+        {"call": "calc:shout", "returns": True},
+        {"command": "echo 5; exit 1", "output": "5"},
+        {"command": "sleep 637 & echo 6", "output": "7", "weight": 3},
+    ]
+    verdict = await verify(sandbox, judged("", cases=right + wrong))
+    assert list(verdict.parts.values()) == [1.0] * 4 + [0.0] * 9
+    assert verdict.reward == 4 / 15 and verdict.parts["case:ends"] == 1.0
+
+
+async def test_what_must_come_out_never_enters_the_sandbox(sandbox: ProcessSandbox) -> None:
+    spy = "import os, re, subprocess\ndef look():\n"
+    spy += "    return subprocess.run('cat /proc/[0-9]*/cmdline ~/* ~/.* $PWD/*; env', shell=True, capture_output=True)"
+    await sandbox.write("spy.py", spy + ".stdout.decode(errors='replace').count('SECR' + 'ET')")
+    case = {"call": "spy:look", "returns": "SECRET"}
+    again = {"call": "spy:look", "returns": 0}
+    assert (await verify(sandbox, judged("", cases=[case, again]))).reward == 0.5
 
 
 async def test_the_verifiers_files_replace_what_the_agent_put_there(sandbox: ProcessSandbox) -> None:
