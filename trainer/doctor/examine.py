@@ -20,13 +20,8 @@ MAGI = Missing(
 )
 TRANSFORMER_ENGINE = Missing(
     "Transformer Engine",
-    "norm and linear layer are two kernels instead of one, and AdamW is plain torch; its torch part has no wheel",
-    "pip install --no-build-isolation 'transformer-engine[pytorch,core_cu13]'    # needs the CUDA toolkit and cuDNN",
-)
-APEX = Missing(
-    "apex",
-    "AdamW is plain torch, unless Transformer Engine brings its own; PyPI's package of that name is another one",
-    "build it from https://github.com/NVIDIA/apex",
+    "norm and linear layer are two kernels instead of one; its torch part has no wheel and must be built",
+    "pip install --no-build-isolation 'transformer-engine[pytorch,core_cu13]>=2.9,<2.12'    # megatron-core's range",
 )
 
 
@@ -91,9 +86,8 @@ def _missing(facts: Facts) -> Iterator[Missing]:
     if machine.gpus:
         if not probe.magi:
             yield MAGI
-        for part, package in ((TRANSFORMER_ENGINE, "transformer-engine"), (APEX, "apex")):
-            if package not in machine.packages:
-                yield part
+        if "transformer-engine" not in machine.packages:
+            yield TRANSFORMER_ENGINE
 
 
 def _refusals(facts: Facts, config: Config) -> Iterator[str]:

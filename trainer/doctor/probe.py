@@ -14,7 +14,7 @@ NAMES = {
     "trainer.megatron.attention.kernels": "slices of torch's CPU flash attention",
     "trainer.megatron.attention.flex": "FlexAttention",
     "trainer.megatron.attention.magi": "MagiAttention",
-    "trainer.megatron.adam": "AdamW in plain torch",
+    "trainer.megatron.adam": "torch's fused AdamW",
 }
 """What people call the modules whose code is chosen."""
 

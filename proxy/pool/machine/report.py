@@ -72,12 +72,12 @@ def _lines(report: Report) -> Iterator[str]:
 
 def _machine(machine: Machine) -> dict[str, str]:
     gpus = [f"{gpu.name}, {gigabytes(gpu.memory_bytes)}, sm {gpu.capability}" for gpu in machine.gpus]
-    driver = f"{machine.driver}, runs CUDA {machine.driver_cuda} and older" if machine.driver else "none"
+    runs = f"runs CUDA {machine.driver_cuda} and older" if machine.driver_cuda else "without libcuda.so.1"
     return {
         "system": f"{machine.system}, Python {machine.python}",
         "processor": f"{machine.cores} cores, {gigabytes(machine.memory_bytes)} of memory",
         "GPUs": "; ".join(gpus) or "none",
-        "NVIDIA driver": driver,
+        "NVIDIA driver": f"{machine.driver}, {runs}" if machine.driver else "none",
         "free disk": "; ".join(f"{gigabytes(disk.free_bytes)} at {disk.path}" for disk in machine.disks),
         "packages": ", ".join(f"{name} {version}" for name, version in machine.packages.items()) or "none",
         "PostgreSQL server": machine.postgres or "none",
