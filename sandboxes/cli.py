@@ -44,6 +44,8 @@ def main(argv: list[str] | None = None) -> int:
     else:
         seen = remove_leftovers(where, dead_hosts=given.host, bundles=given.bundles)
         print(_summary(seen))
+    for shim in seen.shims:
+        print(shim)
     for trouble in seen.troubles:
         print(f"error: {trouble}", file=sys.stderr)
     return 1 if seen.troubles else 0

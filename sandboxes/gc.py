@@ -13,6 +13,7 @@ from pathlib import Path
 from sandboxes.base import SandboxError
 from sandboxes.docker.daemon import DockerDaemon, usual_endpoint
 from sandboxes.docker.leftovers import DockerResource, list_resources, remove_resources, select_orphans
+from sandboxes.docker.shims import IdleShim, idle_shims
 from sandboxes.local.leftovers import ListedSandbox, list_sandboxes, remove_orphans
 
 DAEMON_SECONDS = 300.0
@@ -26,6 +27,8 @@ class Inventory:
     """Directories and processes of this machine."""
     resources: list[DockerResource] = field(default_factory=list)
     """Containers, networks and volumes on Docker daemons."""
+    shims: list[IdleShim] = field(default_factory=list)
+    """Processes of this machine that a killed daemon left."""
     troubles: list[str] = field(default_factory=list)
     """One sentence for each daemon that did not answer, and for each directory that cannot be removed."""
 
@@ -53,6 +56,7 @@ def remove_leftovers(
 
     seen = asyncio.run(_everywhere(where, removed))
     seen.sandboxes = remove_orphans(where.root, seen.troubles.append)
+    seen.shims = list(idle_shims())
     return seen
 
 
@@ -60,6 +64,7 @@ def list_all(where: SearchScope = SearchScope()) -> Inventory:  # noqa: B008 (fr
     """Return all sandboxes and resources, whoever owns them."""
     seen = asyncio.run(_everywhere(where, list_resources))
     seen.sandboxes = list_sandboxes(where.root)
+    seen.shims = list(idle_shims())
     return seen
 
 

@@ -45,6 +45,11 @@ def now_ticks() -> int:
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
 
 
+def ticks(seconds: float) -> int:
+    """Return a duration in the unit of start times."""
+    return int(seconds * _TICKS)
+
+
 def table(since: int = 0) -> list[Process]:
     """Return every living process that we may read. `since`: only those that started from then on, at half the cost."""
     return [process for name in os.listdir("/proc") if name.isdigit() and (process := _process(name, since))]

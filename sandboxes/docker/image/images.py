@@ -19,7 +19,8 @@ from sandboxes.docker.client_config import registry_credentials
 from sandboxes.docker.daemon import DaemonError, DockerDaemon
 from sandboxes.docker.image.build import Build
 from sandboxes.docker.image.build_context import digest, pack
-from sandboxes.docker.isolation.reach import Router
+from sandboxes.docker.image.remote_sources import forbidden_source
+from sandboxes.docker.isolation.reach import Router, own_addresses
 from sandboxes.docker.labels import BOOT, HOST, IMAGE, KIND, PID, PREFIX, STARTED, labels_of, this_process
 from sandboxes.docker.profiles import ACCOUNTS, AGENT, DEFAULT_WORK, BaseImage, working_directory
 from sandboxes.host_files.walk import TreeError
@@ -51,6 +52,9 @@ chown -R {AGENT}:{AGENT} "{STASH}"
 exit 10
 """
 """Arguments: working directory, then name, uid and home of each user. Exit code 10: there is content to copy."""
+PREPARE_LIMITS = {"NetworkMode": "none", "Memory": 4 << 30, "MemorySwap": 4 << 30, "PidsLimit": 64}
+"""The image's own programs run while it is prepared."""
+PREPARE_SECONDS = 1200.0
 KEPT_LINES = 30
 BUILD_SECONDS = 3600.0
 """Time limit of a build. Compilers and package mirrors take their time, a task does not know how much."""
@@ -160,6 +164,7 @@ class Images:
         if not (context / image.dockerfile).is_file():
             await self._once(f"name {image.name}", lambda: self._present(image.name))
         lines: list[str] = []
+        await self._check_sources(context / image.dockerfile)
         try:
             with tempfile.TemporaryFile() as archive:
                 copying = f"FROM {image.name}\nWORKDIR {work}\nCOPY files/ ./\n"
@@ -178,6 +183,14 @@ class Images:
             end = "\n".join(lines[-KEPT_LINES:])
             raise ImageError(f"the image of {context} cannot be built ({error}); its log ends:\n{end}") from error
 
+    async def _check_sources(self, dockerfile: Path) -> None:
+        """ImageError where a build would fetch what it must not reach."""
+        if self._router is None or not dockerfile.is_file():
+            return
+        near = own_addresses() if self._daemon.local else []
+        if fault := await asyncio.to_thread(forbidden_source, dockerfile.read_text(errors="replace"), near):
+            raise ImageError(f"the image of {dockerfile.parent} is not built: {fault}")
+
     def _tell(self, name: str, text: str, lines: list[str]) -> None:
         for line in text.splitlines():
             if line.strip():
@@ -191,7 +204,13 @@ class Images:
         details = await self._there(tag)
         if details is None:
             self._progress(f"preparing image {name} for profile strict")
-            await self._prepare(image, name, work, key)
+            try:
+                async with asyncio.timeout(PREPARE_SECONDS):
+                    await self._prepare(image, name, work, key)
+            except TimeoutError as error:
+                raise ImageError(
+                    f"the image {name!r} was not prepared in {PREPARE_SECONDS:g} s; make it smaller"
+                ) from error
             details = await self._inspect(tag)
         return details["Id"], details["Config"]["Labels"].get(SEEDED) == "1"
 
@@ -205,7 +224,7 @@ class Images:
             "User": "0:0",
             "WorkingDir": "/",
             "Labels": labels_of("image", this_process()) | {IMAGE: name},
-            "HostConfig": {"NetworkMode": "none"},
+            "HostConfig": PREPARE_LIMITS,
         }
         try:
             with self._daemon.translating_errors(f"preparing {name}"):

@@ -1,6 +1,9 @@
 """Sandboxes on daemons that the shared one is not: one that is killed, and one whose root is nobody outside."""
 
 import asyncio
+import os
+import signal
+import time
 from dataclasses import replace
 
 import pytest
@@ -8,6 +11,7 @@ import pytest
 from sandboxes.base import Image, Limits
 from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.docker.daemon import DaemonError
+from sandboxes.docker.shims import idle_shims
 from tests.daemons import own_daemon
 from tests.sandboxes.docker.conftest import HARBOR, SMALL, says
 
@@ -35,6 +39,21 @@ async def test_an_engine_that_is_killed_ends_what_runs_with_a_sentence_and_remov
         await sandbox.stop()
         assert daemon.say("ps", "--all", "--quiet") == ""
         await sandboxes.close()
+
+
+async def test_shims_that_a_killed_engine_leaves_without_a_process_are_named() -> None:
+    with own_daemon() as daemon:
+        container = daemon.say("run", "--detach", "--network", "none", "bb:1", "sleep", "600")
+        process = int(daemon.say("inspect", "--format", "{{.State.Pid}}", container))
+        assert container not in {shim.container for shim in idle_shims(0)}
+        daemon.kill()
+        os.kill(process, signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        while container not in {shim.container for shim in idle_shims(0)}:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.1)
+        (shim,) = (shim for shim in idle_shims(0) if shim.container == container)
+        assert f"the shim of the container {container[:12]}" in str(shim) and f"kill -9 {shim.pid}" in str(shim)
 
 
 async def test_root_of_a_harbor_sandbox_is_nobody_outside_where_the_engine_remaps_it() -> None:
