@@ -89,8 +89,8 @@ def docker_daemon() -> Iterator[str]:
     yield os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
     ours = ["--quiet", "--filter", f"label={PID}={os.getpid()}"]
     for kind in (["container", "ls", "--all"], ["network", "ls"], ["volume", "ls"]):
-        found = subprocess.run(["docker", *kind, *ours], capture_output=True, text=True, check=True).stdout.split()
-        left = [name for name in found if not name.startswith(VOLUMES)]  # an engine keeps its bundles
+        listed = subprocess.run(["docker", *kind, *ours], capture_output=True, text=True, check=True).stdout.split()
+        left = [name for name in listed if not name.startswith(VOLUMES)]  # an engine keeps its bundles
         assert not left, f"docker {kind[0]}s that tests left: {left}"
 
 

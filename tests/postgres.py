@@ -32,8 +32,8 @@ START_SECONDS = 60
 def binaries() -> Path | None:
     """The directory of the newest server binaries, if they and the driver are installed."""
     on_path = shutil.which("initdb")
-    found = [Path(on_path).resolve().parent] if on_path else sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-    return found[-1] if found and find_spec("psycopg") else None
+    directories = [Path(on_path).resolve().parent] if on_path else sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    return directories[-1] if directories and find_spec("psycopg") else None
 
 
 class Server:
@@ -70,8 +70,8 @@ def running(installed: Path) -> Iterator[Server]:
     secret = ["-U", USER, "--auth=scram-sha-256", f"--pwfile={home}/password", "--no-sync", "-E", "UTF8", "--locale=C"]
     run = partial(subprocess.Popen, cwd=home, stdout=subprocess.DEVNULL, stderr=(home / "log").open("wb"))
     try:
-        made = run([installed / "initdb", "-D", home / "data", *secret], **unprivileged)
-        assert made.wait(START_SECONDS) == 0, (home / "log").read_text()
+        initdb = run([installed / "initdb", "-D", home / "data", *secret], **unprivileged)
+        assert initdb.wait(START_SECONDS) == 0, (home / "log").read_text()
         options = ["-p", str(port), "-h", "127.0.0.1", "-k", home, "-F", "-c", "shared_buffers=16MB"]
         served = run(
             [installed / "postgres", "-D", home / "data", *options], preexec_fn=die_with_parent, **unprivileged

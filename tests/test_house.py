@@ -24,8 +24,8 @@ HEAVY = ("torch", "transformers", "litellm", "sglang", "megatron", "numpy")
 def test_importing_every_module_of_a_package_loads_nothing_heavy(package: str) -> None:
     modules = [name for name in module_names(package) if ".engine.cpu" not in name and "migrations" not in name]
     code = f"import sys, {', '.join(modules)}; print([m for m in {HEAVY!r} if m in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
 
 
 def test_imports_run_one_way() -> None:

@@ -226,10 +226,10 @@ def check_acknowledged(pool: Pool, acks: Path) -> None:
     """Every answer that an agent got stands in the pool, with the tokens that it was made of."""
     noted = [json.loads(line) for line in acks.read_text().splitlines()]
     assert len(noted) >= STEPS * GROUPS * SIZE
-    told: dict[str, Counter[str]] = {}
+    delivered: dict[str, Counter[str]] = {}
     for ack in noted:
-        told.setdefault(ack["key"], Counter())[ack["content"]] += 1
-    for key, contents in told.items():
+        delivered.setdefault(ack["key"], Counter())[ack["content"]] += 1
+    for key, contents in delivered.items():
         attempt = by_key(pool, key)
         assert attempt is not None
         recorded = of_attempt(pool, attempt.id)

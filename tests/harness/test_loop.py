@@ -116,8 +116,8 @@ async def test_work_that_no_verifier_can_judge_is_spoiled_and_alarms_when_it_com
     rows = await go(scaffolds=[agent], tasks=[judged], epochs=7, concurrency=1)
     assert [(row.reward, row.failure) for row in rows] == [(None, "spoiled")] * 7
     with context.pool.blocking.read() as connection:
-        said = connection.scalars(select(events.c.detail).where(events.c.run_id == run_id)).all()
-    assert [text.partition(" left")[0] for text in said if "avoid" in text] == [
+        details = connection.scalars(select(events.c.detail).where(events.c.run_id == run_id)).all()
+    assert [text.partition(" left")[0] for text in details if "avoid" in text] == [
         f"{number} of the last 64 rollouts of task 'hello'" for number in (3, 6)
     ]
 

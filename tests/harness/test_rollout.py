@@ -228,8 +228,8 @@ async def test_what_broke_under_the_agent_is_masked_and_not_tried_again(lenient:
     """Otherwise an agent that breaks its sandbox would get another chance, which one that merely fails does not."""
     came, tries = await outcome(lenient, f"{SHELL_AGENT}; touch {lenient.logs}/broken; sleep 637", timeout=10)
     assert (came.reward, came.failure, len(tries)) == (None, "spoiled", 1)
-    said = "the container is gone; where no agent has worked, the verifier comes to a verdict"
-    assert came.detail == f"{said} (the agent was ended by its timeout limit)"
+    reason = "the container is gone; where no agent has worked, the verifier comes to a verdict"
+    assert came.detail == f"{reason} (the agent was ended by its timeout limit)"
 
 
 async def test_the_key_dies_with_the_attempt(context: RunContext, tmp_path: Path) -> None:

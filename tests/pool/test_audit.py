@@ -45,8 +45,8 @@ def test_nobody_waits_for_a_locked_database_and_nothing_is_lost(tmp_path: Path) 
     rows = written(pool)
     assert sum(kind == "key_refused" for kind, _ in rows) == MAX_WAITING - 1
     assert ("events_lost", "7 events did not fit") in rows
-    told = [detail for kind, detail in rows if kind == "admin_call"]
-    assert told in (["GET /metrics (5 times)"], ["GET /metrics", "GET /metrics (4 times)"])
+    details = [detail for kind, detail in rows if kind == "admin_call"]
+    assert details in (["GET /metrics (5 times)"], ["GET /metrics", "GET /metrics (4 times)"])
 
 
 def test_equal_events_are_counted_and_not_repeated(pool: Pool) -> None:

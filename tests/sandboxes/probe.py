@@ -291,14 +291,14 @@ def finds_content() -> tuple[bool, str]:
 
 
 def other_sockets() -> tuple[bool, str]:
-    found = []
+    paths = []
     for path in everywhere():
         try:
             if stat.S_ISSOCK(path.lstat().st_mode) and str(path.parent) != GIVEN["socket_directory"]:
-                found.append(str(path))
+                paths.append(str(path))
         except OSError:
             continue
-    return bool(found), str(found)
+    return bool(paths), str(paths)
 
 
 def digest(text: str) -> str:
@@ -321,8 +321,8 @@ def removes(directory: str) -> tuple[bool, str]:
 
 
 def block_devices() -> tuple[bool, str]:
-    found = [name for name in os.listdir("/dev") if stat.S_ISBLK(os.lstat("/dev/" + name).st_mode)]
-    return bool(found), str(found)
+    devices = [name for name in os.listdir("/dev") if stat.S_ISBLK(os.lstat("/dev/" + name).st_mode)]
+    return bool(devices), str(devices)
 
 
 def host_processes() -> tuple[bool, str]:

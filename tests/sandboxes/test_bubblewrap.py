@@ -31,9 +31,9 @@ async def sandbox(tmp_path: Path) -> AsyncIterator[BubblewrapSandbox]:
     (tmp_path / "shown").mkdir()
     (tmp_path / "shown" / "file").write_text("shown")
     (tmp_path / "secret").write_text("secret")
-    made = await BubblewrapSandboxes(tmp_path / "root", shown=[tmp_path / "shown"]).start(ALONE)
-    yield made
-    await made.stop()
+    started = await BubblewrapSandboxes(tmp_path / "root", shown=[tmp_path / "shown"]).start(ALONE)
+    yield started
+    await started.stop()
 
 
 async def said(sandbox: BubblewrapSandbox, command: str) -> str:
@@ -167,7 +167,7 @@ def test_kill_9_of_the_owner_ends_everything_and_the_directory_is_collected(tmp_
     sandbox = owner.stdout.readline().split()[0]
     owner.kill()
     owner.communicate()
-    assert [found.id for found in remove_orphans(tmp_path)] == [sandbox]
+    assert [removed.id for removed in remove_orphans(tmp_path)] == [sandbox]
     assert processes_of(table(), sandbox) == [] and list(tmp_path.iterdir()) == []
 
 

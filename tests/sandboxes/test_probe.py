@@ -109,8 +109,8 @@ def digest(text: str) -> str:
 def addresses() -> list[str]:
     """This machine's, with those of all its bridges."""
     shown = json.loads(subprocess.run(["ip", "-j", "address"], capture_output=True, check=True).stdout)
-    found = [one["local"] for interface in shown for one in interface["addr_info"]]
-    return [address for address in found if address not in ("127.0.0.1", "::1")]
+    addresses = [one["local"] for interface in shown for one in interface["addr_info"]]
+    return [address for address in addresses if address not in ("127.0.0.1", "::1")]
 
 
 @pytest.fixture(scope="module")
@@ -164,8 +164,8 @@ async def probed(scene: Scene, sandboxes: Sandboxes, spec: Spec, **more: Any) ->
         waiting = asyncio.create_task(neighbour)
         await sandbox.write("probe.py", PROBE.read_text())
         await sandbox.write("probe.json", json.dumps(scene.given(sandbox, **more)))
-        told = {"OPENAI_API_KEY": key}
-        result = await sandbox.run("python3 -I -S probe.py probe.json", Limits(seconds=500), told)
+        environment = {"OPENAI_API_KEY": key}
+        result = await sandbox.run("python3 -I -S probe.py probe.json", Limits(seconds=500), environment)
         waiting.cancel()
         await asyncio.wait({waiting})
     finally:
@@ -201,9 +201,9 @@ async def test_the_probe_has_good_eyes(scene: Scene) -> None:
         beside.close()
         (scene.directory / "sub").mkdir()
         (scene.socket.parent / "s").rename(scene.directory / "sub" / "s")
-    told = {"OPENAI_API_KEY": scene.attempts[0][1]}
+    environment = {"OPENAI_API_KEY": scene.attempts[0][1]}
     probe = [sys.executable, "-I", "-S", str(PROBE), str(scene.directory / "probe.json")]
-    started = await asyncio.create_subprocess_exec(*probe, env=told, cwd=scene.directory, stdout=-1)
+    started = await asyncio.create_subprocess_exec(*probe, env=environment, cwd=scene.directory, stdout=-1)
     tries = [json.loads(line) for line in (await started.communicate())[0].splitlines()]
     reached = {one["try"].split(" of the host")[0] for one in tries if one["reached"]}
     assert reached >= {

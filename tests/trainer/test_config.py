@@ -170,5 +170,5 @@ def test_ranks_are_passed_on_as_settings(file: Path) -> None:
 
 def test_the_command_line_does_not_load_torch() -> None:
     code = "import sys, trainer.commands.main; print('torch' in sys.modules or 'megatron' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "False"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False"

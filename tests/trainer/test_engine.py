@@ -123,7 +123,7 @@ def test_engine_and_trainer_agree_after_a_push(
 def test_every_way_brings_the_same_weights(engine: Sglang, tiny: Path, tmp_path: Path) -> None:
     """In buckets of a few tensors, and while calls are in flight."""
     make_tiny_model(tmp_path / "other", seed=1)
-    found = []
+    checksums = []
     for number, way in enumerate(("disk", "tensor", "distributed")):
         options = make_push(engines=(engine.url,), way=way, bucket_bytes=1 << 19)  # type: ignore[arg-type]
         push(Weights(f"before-{way}", tiny), options)
@@ -135,8 +135,8 @@ def test_every_way_brings_the_same_weights(engine: Sglang, tiny: Path, tmp_path:
         (answer,) = call.result()
         assert {span["version"] for span in answer["meta_info"]["weight_versions"]} <= {f"before-{way}", f"after-{way}"}
         assert PushTarget(engine.url, options).served() == f"after-{way}"
-        found.append((old, PushTarget(engine.url, options).checksums()))
-    assert len(set(found)) == 1 and found[0][0] != found[0][1]
+        checksums.append((old, PushTarget(engine.url, options).checksums()))
+    assert len(set(checksums)) == 1 and checksums[0][0] != checksums[0][1]
 
 
 def test_an_engine_gives_up_its_memory_for_a_step_and_serves_again_after_the_push(engine: Sglang, tiny: Path) -> None:

@@ -64,7 +64,7 @@ def test_an_exported_model_is_one_model_everywhere(family: str, ranks: Ranks, tm
         rows = sampled(server.url)
     finally:
         server.stop()
-    found = difference(Policy(exported, make_config(tmp_path), ranks), rows, 4096)
-    assert found["logprob_tokens_compared"] >= 4 * 160
-    assert found["max_abs_logprob_diff"] <= TOLERANCE
+    figures = difference(Policy(exported, make_config(tmp_path), ranks), rows, 4096)
+    assert figures["logprob_tokens_compared"] >= 4 * 160
+    assert figures["max_abs_logprob_diff"] <= TOLERANCE
     assert transformers_gap(exported, rows) <= TOLERANCE

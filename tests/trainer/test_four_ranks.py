@@ -34,5 +34,5 @@ def test_four_ranks_train_the_run_of_one(split: str, alone: list[tuple[float, fl
     chosen = [word for setting in SPLITS[split] for word in ("--set", f"parallel.{setting}")]
     finish(prepare(tmp_path), *SMALL, *chosen, "--nproc", "4")
     assert len(alone) == 3
-    for found, expected in zip(reached(tmp_path), alone, strict=True):
-        assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    for values, expected in zip(reached(tmp_path), alone, strict=True):
+        assert values == pytest.approx(expected, rel=1e-3, abs=1e-5)

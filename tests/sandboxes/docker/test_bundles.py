@@ -86,9 +86,9 @@ async def test_a_sandbox_runs_what_is_in_a_bundle_and_cannot_change_it(
     sandbox = await sandboxes.start(ASKED)
     try:
         assert sandbox.bundles == AGENTS and await says(sandbox, f"{AGENTS}/toy/start") == "toy"
-        found = await says(sandbox, f"sha256sum {AGENTS}/toy/data; cat {RUNTIME}/empty; stat -c %u {AGENTS}/toy/data")
+        output = await says(sandbox, f"sha256sum {AGENTS}/toy/data; cat {RUNTIME}/empty; stat -c %u {AGENTS}/toy/data")
         here = subprocess.run(["sha256sum", directory / "toy/data"], capture_output=True, text=True, check=True).stdout
-        assert found.split() == [here.split()[0], f"{AGENTS}/toy/data", str(directory.parent) + "0"]
+        assert output.split() == [here.split()[0], f"{AGENTS}/toy/data", str(directory.parent) + "0"]
         for user in ("agent", "root"):
             refused = f"! touch {AGENTS}/toy/x && ! rm -f {AGENTS}/toy/data && ! mkdir {RUNTIME}/x"
             assert await says(sandbox, f"({refused}) 2>/dev/null; echo $?", user=user) == "0"

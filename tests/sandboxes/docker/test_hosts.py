@@ -29,11 +29,11 @@ async def on(address: str) -> DockerSandboxes:
 
 @asynccontextmanager
 async def hosts(*wanted: str, out_seconds: float = 600) -> AsyncIterator[Hosts]:
-    made = Hosts([parse_host(one) for one in wanted], on, out_seconds=out_seconds)
+    fleet = Hosts([parse_host(one) for one in wanted], on, out_seconds=out_seconds)
     try:
-        yield made
+        yield fleet
     finally:
-        await made.close()
+        await fleet.close()
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +42,8 @@ def second(docker_daemon: str) -> Iterator[OwnDaemon]:
         yield daemon
 
 
-async def started(made: Hosts, number: int) -> list[HostedSandbox]:
-    return list(await asyncio.gather(*(made.start(BUSYBOX) for _ in range(number))))
+async def started(fleet: Hosts, number: int) -> list[HostedSandbox]:
+    return list(await asyncio.gather(*(fleet.start(BUSYBOX) for _ in range(number))))
 
 
 @pytest.mark.parametrize(

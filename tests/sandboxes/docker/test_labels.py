@@ -59,7 +59,7 @@ print(owner.alive(), replace(owner, pid=1 << 22).alive())
 def test_a_process_that_the_system_hides_from_us_is_not_taken_for_dead() -> None:
     need("unshare, as root (util-linux)", shutil.which("unshare") is not None and os.geteuid() == 0)
     hide = 'mount -t proc -o hidepid=2 proc /proc && "$@"'
-    said = subprocess.run(
+    result = subprocess.run(
         ["unshare", "--mount", "sh", "-c", hide, "sh", sys.executable, "-c", HIDDEN], capture_output=True, text=True
     )
-    assert said.stdout.split() == ["None", "False"], said.stderr
+    assert result.stdout.split() == ["None", "False"], result.stderr

@@ -88,8 +88,10 @@ async def test_agent_and_verifier_do_not_reach_each_other(strict: DockerSandbox)
 
 async def test_the_writable_places_are_sized(strict: DockerSandbox) -> None:
     for place in ("/work", "/home/agent", "/tmp"):
-        said = await says(strict, f"head -c 100000000 /dev/zero 2>&1 >{place}/big; wc -c <{place}/big; rm {place}/big")
-        assert "No space left" in said and int(said.split()[-1]) <= 64 << 20
+        output = await says(
+            strict, f"head -c 100000000 /dev/zero 2>&1 >{place}/big; wc -c <{place}/big; rm {place}/big"
+        )
+        assert "No space left" in output and int(output.split()[-1]) <= 64 << 20
 
 
 async def test_a_harbor_sandbox_is_root_with_a_root_file_system_to_write_to(harbor: DockerSandbox) -> None:

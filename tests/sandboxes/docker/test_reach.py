@@ -77,8 +77,8 @@ async def test_a_full_network_reaches_nothing_near_or_private(restricted: Docker
         bound = 'import socket; socket.socket().setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"eth0")'
         assert "PermissionError" in await says(sandbox, f"python3 -c '{bound}' 2>&1 || true")
         named = await restricted.start(replace(SMALL, network="full", reach=(here, "10.0.0.0/8")))
-        found = await answers(named, (TCP, here, port), (UDP, "10.0.0.1", 53), (TCP, "169.254.169.254", 80))
-        assert found == ["works", "works", REFUSED]
+        results = await answers(named, (TCP, here, port), (UDP, "10.0.0.1", 53), (TCP, "169.254.169.254", 80))
+        assert results == ["works", "works", REFUSED]
     for one in (neighbour, sandbox, named):
         await one.stop()
 

@@ -41,5 +41,5 @@ def run(image: str, *command: str) -> list[object]:
     command = ("docker", "run", "--rm", *labels, *hardened, mount, image, *command)
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    found: list[object] = json.loads(done.stdout)
-    return found
+    namespaces: list[object] = json.loads(done.stdout)
+    return namespaces

@@ -19,8 +19,8 @@ def serving(name: str, port: int) -> Service:
 
 
 def beside(sandbox: str) -> str:
-    told = ["docker", "ps", "--all", "--quiet", "--filter", f"label=blackforge.sandbox={sandbox}"]
-    return subprocess.run(told, capture_output=True, text=True, check=True).stdout
+    command = ["docker", "ps", "--all", "--quiet", "--filter", f"label=blackforge.sandbox={sandbox}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.parametrize("spec", [SMALL, HARBOR], ids=["strict", "harbor"])

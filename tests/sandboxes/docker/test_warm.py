@@ -24,11 +24,11 @@ BUSYBOX = Spec(image=Image(name="bb:1"), network="none", profile="harbor")
 
 @asynccontextmanager
 async def warm(daemon: str, count: int = 2) -> AsyncIterator[WarmPool]:
-    made = WarmPool(await DockerSandboxes.open(Options(address=daemon)), count)
+    pool = WarmPool(await DockerSandboxes.open(Options(address=daemon)), count)
     try:
-        yield made
+        yield pool
     finally:
-        await made.close()
+        await pool.close()
     assert mine() == set()
 
 
@@ -36,11 +36,11 @@ def mine() -> set[str]:
     return set(said("ps", "--all", "--filter", f"label={PID}={os.getpid()}", "--format", "{{.Names}}").split())
 
 
-async def stocked(made: WarmPool, spares: int, containers: int) -> set[str]:
+async def stocked(pool: WarmPool, spares: int, containers: int) -> set[str]:
     """The names of all containers, once there are so many, so many of them spare."""
     deadline = time.monotonic() + 120
-    while made.spares != spares or len(names := mine()) != containers:
-        assert time.monotonic() < deadline, (made.spares, mine())
+    while pool.spares != spares or len(names := mine()) != containers:
+        assert time.monotonic() < deadline, (pool.spares, mine())
         await asyncio.sleep(0.05)
     return names
 
@@ -55,38 +55,38 @@ def changing(docker_daemon: str) -> Iterator[str]:
 
 
 async def test_spare_ones_are_there_before_they_are_asked_for_and_handed_out_once(docker_daemon: str) -> None:
-    async with warm(docker_daemon) as made:
-        await made.start(BUSYBOX)
-        spare = await stocked(made, 2, 3)
-        first = [await made.start(BUSYBOX) for _ in range(2)]
+    async with warm(docker_daemon) as pool:
+        await pool.start(BUSYBOX)
+        spare = await stocked(pool, 2, 3)
+        first = [await pool.start(BUSYBOX) for _ in range(2)]
         assert {one.container for one in first} <= spare
-        more = await asyncio.gather(*(made.start(BUSYBOX) for _ in range(5)))
+        more = await asyncio.gather(*(pool.start(BUSYBOX) for _ in range(5)))
         assert len({one.id for one in [*first, *more]}) == 7
         assert (await more[-1].run("echo here", Limits(), {})).output == "here\n"
-        await stocked(made, 2, 10)
+        await stocked(pool, 2, 10)
 
 
 async def test_another_spec_has_its_own_and_a_dead_one_is_not_handed_out(docker_daemon: str) -> None:
-    async with warm(docker_daemon, 1) as made:
-        cold = await made.start(BUSYBOX)
-        (spare,) = await stocked(made, 1, 2) - {cold.container}
-        other = await made.start(Spec(image=BUSYBOX.image, network="none", profile="harbor", memory_mb=64))
+    async with warm(docker_daemon, 1) as pool:
+        cold = await pool.start(BUSYBOX)
+        (spare,) = await stocked(pool, 1, 2) - {cold.container}
+        other = await pool.start(Spec(image=BUSYBOX.image, network="none", profile="harbor", memory_mb=64))
         assert other.container != spare
         said("kill", spare)
-        assert (await made.start(BUSYBOX)).container != spare
-        await stocked(made, 2, 5)
+        assert (await pool.start(BUSYBOX)).container != spare
+        await stocked(pool, 2, 5)
         assert spare not in mine()
 
 
 async def test_when_the_image_changes_the_spare_ones_go(docker_daemon: str, changing: str) -> None:
-    async with warm(docker_daemon, 1) as made:
+    async with warm(docker_daemon, 1) as pool:
         spec = Spec(image=Image(name=changing), network="none", profile="harbor")
-        cold = await made.start(spec)
-        (spare,) = await stocked(made, 1, 2) - {cold.container}
+        cold = await pool.start(spec)
+        (spare,) = await stocked(pool, 1, 2) - {cold.container}
         said("commit", "--change", "ENV NEW=yes", spare, changing)
-        fresh = await made.start(spec)
+        fresh = await pool.start(spec)
         assert (await fresh.run("echo $NEW", Limits(), {})).output == "yes\n"
-        await stocked(made, 1, 3)
+        await stocked(pool, 1, 3)
         assert spare not in mine()
 
 
@@ -96,20 +96,20 @@ def test_the_benchmark_prints_one_line_of_json(docker_daemon: str) -> None:
     done = subprocess.run(
         command, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
     )
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["start_ms"] > 0 and found["warm_start_ms"] > 0 and found["warm_gain"] > 0
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert figures["start_ms"] > 0 and figures["warm_start_ms"] > 0 and figures["warm_gain"] > 0
 
 
 async def test_a_start_that_is_given_up_while_its_spare_one_is_looked_at_leaves_none(docker_daemon: str) -> None:
-    async with warm(docker_daemon, 1) as made:
-        first = await made.start(BUSYBOX)
-        await stocked(made, 1, 2)
-        giving_up = asyncio.create_task(made.start(BUSYBOX))
+    async with warm(docker_daemon, 1) as pool:
+        first = await pool.start(BUSYBOX)
+        await stocked(pool, 1, 2)
+        giving_up = asyncio.create_task(pool.start(BUSYBOX))
         async with asyncio.timeout(60):
-            while made.spares:  # from now on it is being looked at
+            while pool.spares:  # from now on it is being looked at
                 await asyncio.sleep(0)
         giving_up.cancel()
         await asyncio.wait({giving_up})
         assert giving_up.cancelled()
         await first.stop()
-        await stocked(made, 1, 1)
+        await stocked(pool, 1, 1)
