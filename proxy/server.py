@@ -141,7 +141,7 @@ class Gateway:
         proxy_id = register_proxy(self.pool, fingerprint(Path(self.config.engine.model)))
         ledger = DeliveryLedger(proxy_id)
         audit = self._audit = AuditLog(self.pool)
-        self._refused = RefusedKeys(audit.note)
+        self._refused = RefusedKeys(self._limits, audit.note)
         writer = self._writer = CompletionWriter(self.pool, proxy_id, ledger.committed)
         redelivery = Redelivery(self.pool, ledger, threads)
         tasks = [asyncio.create_task(redelivery.keep_confirming()), asyncio.create_task(self.connections.keep_watch())]

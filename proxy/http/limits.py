@@ -62,6 +62,8 @@ class RequestLimits:
     choices: int = 64
     """Answers to one request (n, candidateCount); each one is a call in flight."""
     key_chars: int = 512
+    free_refusals: int = 64
+    """Refused keys of one source that are answered at once; later ones wait (proxy/http/refused_keys.py)."""
     keepalive_seconds: float = 25
     """Silence of a stream after which the client gets a sign of life. Clients and load balancers commonly give up
     after 30 or 60 seconds."""

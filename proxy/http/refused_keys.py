@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from proxy.call import CallError
+from proxy.http.limits import RequestLimits
 from proxy.http.redact import redacted
 
 log = logging.getLogger(__name__)
 CODES = frozenset(("invalid_api_key", "permission_denied"))
 """Errors that refuse a key."""
-FREE_REFUSALS = 64
-"""Refusals that a source gets at once. Each later one waits longer than the one before."""
 FIRST_WAIT_SECONDS = 0.1
 MAX_WAIT_SECONDS = 10.0
 QUIET_SECONDS = 600
@@ -45,7 +44,8 @@ class _Source:
 class RefusedKeys:
     """Counts refused keys by source. `note` is called with each refusal that is logged."""
 
-    def __init__(self, note: Note):
+    def __init__(self, limits: RequestLimits, note: Note):
+        self._limits = limits
         self._note = note
         self._sources: OrderedDict[str, _Source] = OrderedDict()
         self._minute = 0
@@ -64,7 +64,7 @@ class RefusedKeys:
         source.refusals, source.seen_at = source.refusals + 1, now
         if source.refusals.bit_count() == 1:
             self._say(f"{name}, {source.refusals} so far: {error}", int(now // 60))
-        await asyncio.sleep(wait_seconds(source.refusals))
+        await asyncio.sleep(wait_seconds(source.refusals - self._limits.free_refusals))
 
     def _say(self, what: str, minute: int) -> None:
         if minute != self._minute:
@@ -79,11 +79,9 @@ class RefusedKeys:
         self._note("key_refused", redacted(what))
 
 
-def wait_seconds(refusals: int) -> float:
-    """How long the answer to a source's nth refusal waits."""
-    if refusals <= FREE_REFUSALS:
-        return 0.0
-    return min(MAX_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2.0 ** min(16, refusals - FREE_REFUSALS - 1))
+def wait_seconds(number: int) -> float:
+    """How long a refusal waits that is this many above the free ones."""
+    return min(MAX_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2.0 ** min(16, number - 1)) if number > 0 else 0.0
 
 
 def source_of(request: web.Request) -> str:

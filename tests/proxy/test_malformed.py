@@ -24,6 +24,7 @@ from sqlalchemy import func, select
 
 from proxy.config import EngineConfig, ProxyConfig
 from proxy.engine.scripted import ScriptedEngine, ScriptedReply
+from proxy.http.limits import RequestLimits
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.inspect.verify import verify
 from proxy.pool.schema import completions
@@ -123,9 +124,9 @@ def target(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     async def serve() -> None:
         async with AsyncExitStack() as stack:
             engine = await listening(ScriptedEngine(answer, ChatTemplate(tiny_model)).app(), stack)
-            url = await served(
-                Gateway(ProxyConfig(engine=EngineConfig(model=str(tiny_model)), pool=file), engine), stack
-            )
+            config = ProxyConfig(engine=EngineConfig(model=str(tiny_model)), pool=file)
+            patient = RequestLimits(free_refusals=100_000)  # some keys are malformed
+            url = await served(Gateway(config, engine, limits=patient), stack)
             address.extend([asyncio.get_running_loop(), int(url.rpartition(":")[2])])
             ready.set()
             await over.wait()
