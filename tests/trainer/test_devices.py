@@ -2,7 +2,7 @@
 
 The device is torch's `meta`, which computes shapes only. Reading a number of it raises an error, as does any operation
 whose result has a shape that depends on numbers. Not covered: attention's kernel (replaced here by one that computes
-the same shapes), layers with experts, whose tokens Megatron counts on the CPU, and several ranks.
+the same shapes), and several ranks, of which those that divide experts count tokens on the CPU.
 """
 
 from collections.abc import Iterator
@@ -29,6 +29,7 @@ from trainer.loss.named_losses import configured
 from trainer.loss.policy_loss import policy_loss
 from trainer.megatron import cpu
 from trainer.megatron.attention import flex
+from trainer.megatron.model.experts import MoEAuxLossAutoScaler
 from trainer.megatron.model.model import PolicyModel, build_model, transformer_config
 from trainer.megatron.parallel import Ranks
 
@@ -56,12 +57,16 @@ class Waits(TorchDispatchMode):
 
 
 @pytest.fixture
-def model(ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PolicyModel]:
+def model(
+    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[PolicyModel]:
     """A model on the device, with all that bounds memory. Its attention computes as many scores as pairs of tokens."""
+    family = getattr(request, "param", "mimo")
     monkeypatch.setattr(cpu._stub, "current_device", lambda: META, raising=False)
     monkeypatch.setattr(flex, "compiled", lambda: quadratic)
+    monkeypatch.setattr(MoEAuxLossAutoScaler, "main_loss_backward_scale", torch.ones(1, device=META))
     parallel = make_config(tmp_path, parallel={"recompute": True, "precision": "bfloat16"}).parallel
-    shape = read_shape(write_model(tmp_path / "model", "mimo"))
+    shape = read_shape(write_model(tmp_path / "model", family))
     model = build_model(shape, transformer_config(shape, torch.bfloat16, parallel), parallel).to(META)
     model.logits_tokens = 10
     yield model
@@ -78,9 +83,14 @@ def quadratic(query: Tensor, key: Tensor, value: Tensor, block_mask: BlockMask, 
     return scores.softmax(dim=-1) @ value
 
 
-@pytest.mark.parametrize("kind", ["cispo", "icepop", "gspo", "ipa"])
+@pytest.mark.parametrize(
+    ("kind", "model"),
+    [("cispo", "mimo"), ("icepop", "mimo"), ("gspo", "mimo"), ("ipa", "mimo"), ("cispo", "qwen3_moe")],
+    indirect=["model"],
+)
 def test_no_micro_batch_waits_for_the_device(kind: LossKind, model: PolicyModel) -> None:
     rule = configured(Loss(kind=kind, cap=2.0))
+    model.balance = 0.1
     with Waits() as waits:
         packed, tokens = pack(make_rows(3), ContextShard(META, paths=True))
         loss_of = partial(policy_loss, rule=rule)

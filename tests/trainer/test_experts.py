@@ -2,10 +2,13 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from proxy.pool.errors import UserError
 from tests.trainer.make import EXPERTS, HIDDEN, VOCABULARY, make_config, write_model
@@ -108,6 +111,20 @@ def test_a_dense_model_has_nothing_to_balance(ranks: Ranks, model: Path, tmp_pat
         Policy(model, make_config(tmp_path, loss={"balance": 0.1}), ranks)
 
 
+class Stacks(TorchDispatchMode):
+    """The memory of all tensors that are stacked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[StorageWeakRef] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.stack.default:
+            self.made.append(StorageWeakRef(result.untyped_storage()))
+        return result
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 def test_a_grouped_product_is_what_the_experts_give_one_by_one(
     dtype: torch.dtype, tolerance: float, ranks: Ranks, tmp_path: Path
@@ -119,7 +136,10 @@ def test_a_grouped_product_is_what_the_experts_give_one_by_one(
     hidden, upstream = (torch.randn(24, HIDDEN, generator=generator).to(dtype) for _ in range(2))
     weights = torch.rand(24, generator=generator)
     inputs = [hidden.requires_grad_(), weights.requires_grad_(), *experts.parameters()]
-    one_by_one, grouped = experts(hidden, counts, weights)[0], experts.grouped(hidden, counts, weights)
+    with Stacks() as stacks:
+        grouped = experts.grouped(hidden, counts, weights)
+    assert len(stacks.made) == 2 and all(storage.expired() for storage in stacks.made)
+    one_by_one = experts(hidden, counts, weights)[0]
     pairs = [(grouped, one_by_one)]
     pairs += zip(*(torch.autograd.grad(output, inputs, upstream) for output in (grouped, one_by_one)), strict=True)
     for actual, expected in pairs:

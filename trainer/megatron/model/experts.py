@@ -15,7 +15,11 @@ from megatron.core.models.backends import LocalSpecProvider
 from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec_for_backend
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.moe_layer import MoELayer
-from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler, router_gating_linear
+from megatron.core.transformer.moe.moe_utils import (
+    MoEAuxLossAutoScaler,
+    get_default_pg_collection,
+    router_gating_linear,
+)
 from megatron.core.transformer.moe.router import Router
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_layer import TransformerLayer
@@ -27,6 +31,7 @@ from trainer.data.micro_batch import SequencePaths
 from trainer.megatron.attention.layout import AttentionLayout
 from trainer.megatron.model.balance import imbalance
 from trainer.megatron.model.grouped import LocalExperts
+from trainer.megatron.model.local_dispatch import LocalDispatcher
 
 # megatron-core 0.16.1 uses this name without defining it when Transformer Engine is absent (NameError in the router).
 vars(moe_utils).setdefault("te_general_gemm", None)
@@ -123,6 +128,15 @@ class MixtureLayer(TransformerLayer):
     megatron-core 0.16.1 passes no such argument to routers. The layer sets it in every forward pass, so the router has
     that of the right micro-batch also when activations are recomputed.
     """
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        experts, its = self.mlp, self.mlp.token_dispatcher
+        if its.ep_size == its.tp_size == 1:
+            groups = get_default_pg_collection()
+            experts.token_dispatcher = LocalDispatcher(
+                experts.num_local_experts, experts.local_expert_indices, self.config, groups
+            )
 
     def forward(self, *args: Any, attention_bias: AttentionLayout, **options: Any) -> Any:
         """As Megatron's layer. `attention_bias` is the layout, also for the attention (`TreeAttention`)."""

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from megatron.core.transformer.moe.experts import SequentialMLP
 from torch import Tensor
 
+from trainer.data.to_device import to_device
+
 
 class LocalExperts(SequentialMLP):
     """Experts for tokens that are sorted by expert."""
@@ -18,16 +20,37 @@ class LocalExperts(SequentialMLP):
 
         `tokens_per_expert` [experts]; `weights` [tokens] are the router's.
         """
-        if hidden.device.type == "cuda" and hidden.dtype == torch.bfloat16:  # all that torch's grouped product supports
+        if hidden.device.type != "cpu" and hidden.dtype == torch.bfloat16:  # all that torch's grouped product supports
             return self.grouped(hidden, tokens_per_expert, weights), None
         output, _ = super().forward(hidden, tokens_per_expert, weights)
         return output, None
 
     def grouped(self, hidden: Tensor, tokens_per_expert: Tensor, weights: Tensor) -> Tensor:
         """The same by two grouped products over the tokens of all experts."""
-        ends = tokens_per_expert.cumsum(0).to(hidden.device, torch.int32)
+        ends = tokens_per_expert.cumsum(0).int()
+        if ends.device != hidden.device:  # Megatron counts on the CPU what expert ranks exchange
+            ends = to_device(ends.numpy(), hidden.device)
         matrices = [(expert.linear_fc1.weight, expert.linear_fc2.weight) for expert in self.local_experts]
-        into, out = (torch.stack(list(stack)).transpose(1, 2) for stack in zip(*matrices, strict=True))
-        gate, up = F.grouped_mm(hidden, into, offs=ends).chunk(2, dim=-1)
+        into, out = (list(stack) for stack in zip(*matrices, strict=True))
+        gate, up = _grouped_product(hidden, into, ends).chunk(2, dim=-1)
         inner = (F.silu(gate) * up * weights[:, None]).to(hidden.dtype)
-        return F.grouped_mm(inner, out, offs=ends)
+        return _grouped_product(inner, out, ends)
+
+
+def _grouped_product(hidden: Tensor, matrices: list[Tensor], ends: Tensor) -> Tensor:
+    """hidden[ends[i - 1]:ends[i]] @ matrices[i].T for each i.
+
+    The stacked matrices are not kept for the backward pass, but stacked again there: over all layers, they would take
+    as much memory as the experts.
+    """
+    stacked = torch.stack(matrices).transpose(1, 2)
+    storage = stacked.untyped_storage()._cdata
+
+    def pack(saved: Tensor) -> Tensor | None:
+        return None if saved.untyped_storage()._cdata == storage else saved
+
+    def unpack(saved: Tensor | None) -> Tensor:
+        return torch.stack(matrices).transpose(1, 2) if saved is None else saved
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        return F.grouped_mm(hidden, stacked, offs=ends)
