@@ -11,13 +11,14 @@ import torch
 
 from proxy.pool.machine.facts import Disk
 from tests.machines import CPU_TORCH, CUDA_TORCH, GB, LAPTOP, NODE
+from tests.trainer.held_ranks import SPLITS, measured
 from tests.trainer.make import FAMILIES, make_config, write_model
+from tests.trainer.torchrun import run_torch
 from trainer.commands.main import main
 from trainer.config.model_shape import ModelShape, read_shape
 from trainer.doctor.examine import Facts, examine
 from trainer.doctor.memory import Held, held, stage_parameters
 from trainer.doctor.probe import TrainerProbe
-from trainer.megatron.optimizer import parts
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy
 
@@ -28,30 +29,6 @@ QWEN3_4B = ModelShape(
     family="qwen3", layers=36, hidden=2560, ffn=9728, heads=32, kv_heads=8, head_dim=128, vocab=151936, context=40960,
     norm_eps=1e-6, tied=True, rope={},
 )  # fmt: skip
-
-
-def measured(policy: Policy) -> Held:
-    """What a policy really holds."""
-    models = [policy.model, *([policy.drafter.head] if policy.drafter else [])]
-    optimizers = [policy.optimizer, *([policy.drafter.optimizer] if policy.drafter else [])]
-    weights = [param for model in models for param in model.parameters()]
-    own = {param.data_ptr() for param in weights}
-    updated = [
-        (inner.optimizer, param)
-        for optimizer in optimizers
-        for inner in parts(optimizer)
-        for group in inner.optimizer.param_groups
-        for param in group["params"]
-    ]
-    moments = [value for optimizer, param in updated for value in optimizer.state[param].values()]
-    main = [param for _, param in updated if param.data_ptr() not in own]
-    reference = [] if policy.reference is None else list(policy.reference.parameters())
-    gradients = [vars(param)["main_grad"] for param in weights]
-    return Held(size(weights), size(gradients), size([*moments, *main]), size(reference))
-
-
-def size(tensors: list[torch.Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
 
 
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -71,6 +48,21 @@ def test_the_estimate_is_what_a_policy_holds_byte_for_byte(
     assert family in FAMILIES
     model, config = write_model(tmp_path / "model", family), make_config(tmp_path, **changes)
     assert held(read_shape(model), config) == measured(Policy(model, config, ranks))
+
+
+@pytest.mark.long
+def test_the_estimate_is_what_each_of_two_ranks_holds_however_they_divide_the_model(tmp_path: Path) -> None:
+    """Byte for byte on the rank that holds most; a distributed optimizer divides at another place by some bytes."""
+    run_torch("tests.trainer.held_ranks", str(tmp_path))
+    for name, (_, parallel) in SPLITS.items():
+        model = tmp_path / name / "model"
+        estimate = held(read_shape(model), make_config(tmp_path, parallel={"processes": 2, **parallel}))
+        both = msgspec.json.decode((tmp_path / f"{name}.json").read_bytes(), type=list[Held])
+        most = max(both, key=lambda rank: rank.total)
+        if name.startswith("distributed"):
+            assert estimate.optimizer == pytest.approx(most.optimizer, rel=0.01), name
+            estimate = replace(estimate, optimizer=most.optimizer)
+        assert estimate == most, name
 
 
 def test_ranks_divide_the_estimate(tmp_path: Path) -> None:
