@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.agents.base import Agent, Endpoint
-from harness.agents.install import bundle_at
+from harness.agents.bundles.install import bundle_at
 from harness.agents.one_call import ask
 from harness.async_pool import AsyncPool
 from harness.environment.augment import Variation, apply, chosen

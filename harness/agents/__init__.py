@@ -2,11 +2,11 @@
 
 from harness.agents.aider import Aider
 from harness.agents.base import Agent
+from harness.agents.bundles.install import FromRegistry
 from harness.agents.claude_code import ClaudeCode
 from harness.agents.codex import Codex
 from harness.agents.command import CommandAgent
 from harness.agents.gemini_cli import GeminiCli
-from harness.agents.install import FromRegistry
 from harness.agents.mini_swe_agent import MiniSweAgent
 from harness.agents.opencode import CLIENTS, Opencode
 from harness.agents.qwen_code import QwenCode

@@ -7,7 +7,7 @@ import json
 import shlex
 
 from harness.agents.base import Bundle, Endpoint, Launch
-from harness.agents.install import PACKAGES, FromRegistry, Package, pip_install
+from harness.agents.bundles.install import PACKAGES, FromRegistry, Package, pip_install
 
 OPTIONS = (
     "--yes-always --no-check-update --no-analytics --no-show-model-warnings --no-show-release-notes "

@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 from harness.agents.base import Bundle, Endpoint, Launch
-from harness.agents.install import FromRegistry, Package, npm_install
+from harness.agents.bundles.install import FromRegistry, Package, npm_install
 
 SETTINGS = {
     "security": {"auth": {"selectedType": "gemini-api-key"}},

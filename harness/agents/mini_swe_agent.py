@@ -3,7 +3,7 @@
 import shlex
 
 from harness.agents.base import Bundle, Endpoint, Launch
-from harness.agents.install import PACKAGES, FromRegistry, Package, pip_install
+from harness.agents.bundles.install import PACKAGES, FromRegistry, Package, pip_install
 
 MAIN = "from minisweagent.run.mini import app\n\napp()\n"
 

@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 from harness.agents.base import Bundle, Endpoint, Launch
-from harness.agents.install import FromRegistry, Package, npm_install
+from harness.agents.bundles.install import FromRegistry, Package, npm_install
 
 PROVIDER = "blackforge"
 CLIENTS = {"chat": "@ai-sdk/openai-compatible", "responses": "@ai-sdk/openai", "messages": "@ai-sdk/anthropic"}

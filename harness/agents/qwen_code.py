@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 from harness.agents.base import Bundle, Endpoint, Launch
-from harness.agents.install import FromRegistry, Package, npm_install
+from harness.agents.bundles.install import FromRegistry, Package, npm_install
 
 PATIENCE_MS = 1_200_000  # calls wait during weight updates; its default is two minutes
 

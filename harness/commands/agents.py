@@ -2,7 +2,8 @@
 
 import argparse
 
-from harness.agents import INSTALLED, runtime
+from harness.agents import INSTALLED
+from harness.agents.bundles import runtime
 from proxy.pool.errors import UserError
 
 

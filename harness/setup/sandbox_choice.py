@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from harness.agents.install import agents_directory
+from harness.agents.bundles.install import agents_directory
 from harness.settings import IMAGE, Settings
 from harness.setup.stack import RunningProxy
 from harness.tasks import Task

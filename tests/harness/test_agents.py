@@ -12,7 +12,7 @@ import pytest
 
 from harness.agents import INSTALLED
 from harness.agents.base import Endpoint
-from harness.agents.install import bundle_at
+from harness.agents.bundles.install import bundle_at
 from harness.cli import main
 from harness.setup.stack import RunningProxy
 from proxy.pool.database import open_pool

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.agents.install import agents_directory
+from harness.agents.bundles.install import agents_directory
 from harness.cli import main
 from harness.setup.sandbox_choice import choose, runtimes_of
 from harness.setup.stack import RunningProxy

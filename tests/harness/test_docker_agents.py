@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from harness.agents import INSTALLED, runtime
+from harness.agents import INSTALLED
+from harness.agents.bundles import runtime
 from harness.cli import main
 from harness.run_dir import RunDir
 from harness.setup.stack import ProxyOptions, RunningProxy, service

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.agents.install import agents_directory
+from harness.agents.bundles.install import agents_directory
 from harness.cli import main
 from harness.setup.stack import RunningProxy
 from proxy.pool.database import open_pool

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.agents.install import agents_directory
+from harness.agents.bundles.install import agents_directory
 from harness.cli import main
 from harness.tasks import Task, load_tasks
 from harness.validation.review import VERDICTS

@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from harness.agents.install import agents_directory
+from harness.agents.bundles.install import agents_directory
 from proxy.prompt.template import ChatTemplate
 from tests.proxy.written import WRITERS
 

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from harness.agents.runtime import PACKAGE
+from harness.agents.bundles.runtime import PACKAGE
 from sandboxes.bundles import NODE, PYTHON, RUNTIME
 from sandboxes.docker.labels import labels_of, this_process
 from tests.conftest import need

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from harness.agents.install import Package, compile_python, npm, run
+from harness.agents.bundles.install import Package, compile_python, npm, run
 from sandboxes.bundles import RUNTIME, RUNTIME_NAME
 
 NODE_VERSION = "22.23.3"
