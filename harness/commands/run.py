@@ -31,6 +31,7 @@ from harness.tasks.mix import TaskMix
 from harness.tasks.sources import load_sources
 from harness.tasks.stored import digest_of_tasks
 from harness.verdict.judge import Judge
+from harness.verdict.shared import shared_warning
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import PoolError, UserError
 from proxy.pool.inspect.run_status import traffic
@@ -140,6 +141,8 @@ def run(verb: str, settings: Settings) -> int:
                 f"resuming the run in {directory.path}; name another with --run-dir to start anew", highlight=False
             )
         console.print(str(choice), highlight=False)
+        if warning := shared_warning(mix.tasks, choice.kind):
+            console.print(f"warning: {warning}", highlight=False, markup=False)
         if settings.proxy is None:
             console.print("starting an engine and a proxy ...", highlight=False)
         with (

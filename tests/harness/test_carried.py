@@ -18,6 +18,7 @@ from harness.verdict.carried.archive import Entry, TooMuch, unpack
 from harness.verdict.carried.git import harmless
 from harness.verdict.findings import IsolationFindings
 from harness.verdict.isolation import verifier_sandbox
+from harness.verdict.shared import not_stopped, shared_warning
 from sandboxes.base import Limits
 from sandboxes.local.process import ProcessSandbox, ProcessSandboxes
 from tests.harness.conftest import HELLO
@@ -225,3 +226,16 @@ def test_the_bytes_of_an_archive_are_counted_with_every_name_of_a_file(tmp_path:
 def unpack_digest(made: io.BytesIO) -> str:
     made.seek(0)
     return unpack(made, None, "/work", {}, 1200).entries["a"].content
+
+
+def test_a_run_warns_of_the_tasks_that_are_judged_where_the_agent_worked() -> None:
+    def task(name: str, **more: Any) -> Task:
+        return msgspec.convert(HELLO | {"id": name, **more}, Task)
+
+    fresh, kept = task("fresh"), [task(f"kept-{number}", daemons=True) for number in range(7)]
+    assert shared_warning([fresh], "docker") == shared_warning([fresh], "bubblewrap") == ""
+    assert shared_warning([fresh], "process").startswith("1 of 1 task is judged in the agent's own sandbox (fresh):")
+    said = shared_warning([fresh, *kept], "docker")
+    assert said.startswith("7 of 8 tasks are judged") and "kept-4, 2 more)" in said and "may miss some" in said
+    root = task("root", profile="harbor", verifier=HELLO["verifier"] | {"where": "shared"})
+    assert not_stopped(root, "docker")[-1].startswith("the agent is root") and len(not_stopped(root, "docker")) == 2

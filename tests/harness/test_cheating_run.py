@@ -1,6 +1,7 @@
 """Cheating agents in a whole run: containers, a real proxy, a group of rollouts. Each is trained on, with reward 0."""
 
 import asyncio
+import re
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -99,3 +100,24 @@ async def test_cheats_count_in_their_groups_statistics(context: RunContext) -> N
     steered = [path for path in context.logs.glob("*.steering.json") if "unittest.py" in path.read_text()]
     assert [path.name for path in steered] == [f"attempt-{outcomes[1].attempt_id}.steering.json"]
     assert len(list(context.logs.glob("*.manifest.json.gz"))) == len(outcomes)
+
+
+LOOK = """
+env | sort; id; hostname; pwd; ulimit -a; stat -c '%A %u:%g %n' / /* /work/* ~/* /tmp /tmp/* /dev/* /opt/* /run/*
+sort /proc/mounts; find / -xdev | sort; tr '\\0' ' ' < /proc/1/cmdline; cat /proc/[0-9]*/comm | sort -u
+"""
+IDS = re.compile(r"[0-9a-f]{64}|overlay2/l?/?[A-Z0-9]{26}|bf-\w+|\d\d:\d\d(:\d\d)?|OPENAI_API_KEY=\S+|lowerdir=\S+")
+
+
+async def test_an_agent_cannot_see_where_it_will_be_judged(context: RunContext) -> None:
+    pool = context.pool.blocking
+    run_id = open_run(pool, str(context.logs), "train", {}).id
+    seen = []
+    for where in ("fresh", "shared"):
+        task = HELLO | {"network": "model", "id": "same", "verifier": HELLO["verifier"] | {"where": where}}
+        [opened] = open_group(pool, run_id, task, 1)
+        outcome, _ = await run_rollout(context, opened, CommandAgent(f"{ASK}\n{LOOK}echo hello > hello.txt"))
+        assert outcome.reward == 1.0
+        log = (context.logs / f"attempt-{outcome.attempt_id}.log").read_text()
+        seen.append(IDS.sub("ID", log.partition("}")[2].partition("\n")[2]).splitlines())
+    assert seen[0] == seen[1] and len(seen[0]) > 100
