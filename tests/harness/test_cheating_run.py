@@ -104,7 +104,7 @@ async def test_cheats_count_in_their_groups_statistics(context: RunContext) -> N
 
 LOOK = """
 env | sort; id; hostname; pwd; ulimit -a; stat -c '%A %u:%g %n' / /* /work/* ~/* /tmp /tmp/* /dev/* /opt/* /run/*
-sort /proc/mounts; find / -xdev | sort; tr '\\0' ' ' < /proc/1/cmdline; cat /proc/[0-9]*/comm | sort -u
+sort /proc/mounts; find / -xdev | sort; tr '\\0' ' ' < /proc/1/cmdline
 """
 IDS = re.compile(r"[0-9a-f]{64}|overlay2/l?/?[A-Z0-9]{26}|bf-\w+|\d\d:\d\d(:\d\d)?|OPENAI_API_KEY=\S+|lowerdir=\S+")
 
