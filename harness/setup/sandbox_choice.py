@@ -253,8 +253,10 @@ def _unfit(task: Task, kind: Kind) -> str:
     """Say what a task needs that only Docker offers; empty when it needs nothing."""
     if kind == "docker":
         return ""
-    if task.image is not None:
-        return f"the task {task.id} wants the image {task.image.name or task.image.directory}"
+    owns = [part.verifier.environment for part in (task, *task.steps)]
+    for image in (task.image, *(own.image for own in owns if own)):
+        if image is not None:
+            return f"the task {task.id} wants the image {image.name or image.directory}"
     if task.profile != "strict" or task.daemons:
         return f"the task {task.id} wants {'the profile harbor' if task.profile != 'strict' else 'daemons'}"
     if kind == "process" and task.network == "none":

@@ -148,6 +148,14 @@ def _verifier_faults(field: str, verifier: Verifier) -> Iterator[str]:
     lowest, highest = verifier.range
     if not (math.isfinite(lowest) and math.isfinite(highest) and lowest < highest):
         yield f"{field}.range: {lowest:g} to {highest:g} holds no rewards; give the lowest one, then the highest"
+    if (own := verifier.environment) is not None:
+        if verifier.where == "shared":
+            yield f"{field}.environment: goes with a fresh sandbox; set where = 'fresh', or remove it"
+        if own.image is not None:
+            yield from _image_faults(f"{field}.environment.image", own.image)
+        if own.work and not own.work.startswith("/"):
+            yield f"{field}.environment.work: {own.work!r} must be absolute in the sandbox; begin it with /"
+        yield from _environment_faults(f"{field}.environment.env", own.env)
     for index, artifact in enumerate(verifier.artifacts):
         rest = PurePosixPath(artifact.path.removeprefix("~/"))
         if not artifact.path.removeprefix("~/") or ".." in rest.parts or "\0" in artifact.path or str(rest) == "/":

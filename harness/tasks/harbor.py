@@ -6,7 +6,6 @@ harness/tasks/harbor_toml.py are refused by name. Two rules are stricter than Ha
 the network gets it for its tests only, and nothing is read from this machine's environment.
 """
 
-import shlex
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any
@@ -19,21 +18,18 @@ from harness.tasks.directories import check_directory, digest_of
 from harness.tasks.harbor_toml import (
     HarborEnvironment,
     HarborFile,
-    HarborHealthcheck,
     HarborStep,
-    HarborVerifier,
     Refused,
     refuse,
     resolved,
     unknown,
 )
-from harness.tasks.schema import Directories, Solution, Step, Task, TaskImage, TaskLimits, Verifier
+from harness.tasks.harbor_verifier import LOGS, limits_of, patience, until_healthy, verifier_of
+from harness.tasks.schema import Solution, Step, Task, TaskImage, Verifier
 from proxy.pool.errors import UserError
 from proxy.pool.input_files import check_content, read_text
 from proxy.pool.settings_file import checked, read_table
 
-MAX_TRIES = 1_000_000
-LOGS = "mkdir -p /logs/agent /logs/verifier /logs/artifacts"
 SCRIPT_ENV = {"DEBIAN_FRONTEND": "noninteractive"}
 
 
@@ -60,7 +56,7 @@ def load_harbor(directory: Path) -> Task:
     task = Task(
         id=str(file.task.get("name") or directory.name),
         instruction="" if file.steps else _instruction(directory),
-        verifier=Verifier() if file.steps else _verifier(directory, directory, file.verifier, environment),
+        verifier=Verifier() if file.steps else verifier_of(directory, directory, file.verifier, file, None),
         steps=tuple(_step(directory, step, file) for step in file.steps),
         steps_reward=file.multi_step_reward_strategy or "mean",
         image=compose.image or _image(directory, environment),
@@ -68,11 +64,11 @@ def load_harbor(directory: Path) -> Task:
         profile="harbor",
         network="full" if (agent.network_mode or environment.network_mode) == "public" else "model",
         work=environment.workdir or "",
-        setup="\n".join([LOGS, *_until_healthy(environment.healthcheck)]),
-        setup_timeout=_patience(environment.healthcheck),
+        setup="\n".join([LOGS, *until_healthy(environment.healthcheck)]),
+        setup_timeout=patience(environment.healthcheck),
         daemons=True,
         timeout=agent.timeout_sec or 600,
-        limits=_limits(environment),
+        limits=limits_of(environment),
         env=compose.env | environment.env,
         solution=_solution(directory, file),
         metadata=_metadata(table, file),
@@ -99,24 +95,6 @@ def _is_canary(line: str) -> bool:
     return "canary" in line and (line.startswith("#") or (line.startswith("<!--") and line.endswith("-->")))
 
 
-def _verifier(root: Path, directory: Path, judge: HarborVerifier, environment: HarborEnvironment) -> Verifier:
-    """The verifier of a step's tests, laid over the task's tests that all steps share."""
-    places = [place / "tests" for place in dict.fromkeys((root, directory)) if (place / "tests").is_dir()]
-    if not any((place / "test.sh").is_file() for place in places):
-        raise UserError(f"{directory} has no tests/test.sh, so nothing would judge; write one")
-    mounts: Directories = {"/tests" + "/" * number: str(place) for number, place in enumerate(places)}
-    declared = judge.network_mode or environment.network_mode
-    return Verifier(
-        command=f"{LOGS} && chmod +x /tests/test.sh && exec /tests/test.sh",
-        directories=mounts,
-        rewards="logs",
-        timeout=judge.timeout_sec or 600,
-        user="root",
-        network=None if declared == "no-network" else "full",
-        env=judge.env,
-    )
-
-
 def _step(root: Path, table: HarborStep, file: HarborFile) -> Step:
     directory = root / "steps" / table.name
     judge = msgspec.structs.replace(
@@ -126,8 +104,12 @@ def _step(root: Path, table: HarborStep, file: HarborFile) -> Step:
         network_mode=table.verifier.network_mode or file.verifier.network_mode,
     )
     workdir = directory / "workdir"
-    verifier = _verifier(root, directory, judge, file.environment)
-    if table is not file.steps[-1] and not (judge.network_mode or file.environment.network_mode):
+    verifier = verifier_of(root, directory, judge, file, table)
+    if (
+        verifier.where == "shared"
+        and table is not file.steps[-1]
+        and not (judge.network_mode or file.environment.network_mode)
+    ):
         verifier = msgspec.structs.replace(verifier, network=None)  # the next step's agent would keep the network
     own_setup = ["bash ./setup.sh || exit"] if (workdir / "setup.sh").is_file() else []
     return Step(
@@ -135,7 +117,7 @@ def _step(root: Path, table: HarborStep, file: HarborFile) -> Step:
         instruction=_instruction(directory),
         verifier=verifier,
         directories={".": str(workdir)} if workdir.is_dir() else {},
-        setup="\n".join([*own_setup, *_until_healthy(table.healthcheck)]),
+        setup="\n".join([*own_setup, *until_healthy(table.healthcheck)]),
         timeout=table.agent.timeout_sec,
         min_reward=table.min_reward,
         solution=_solution(directory, file),
@@ -160,35 +142,8 @@ def _image(directory: Path, environment: HarborEnvironment) -> TaskImage:
     return TaskImage(directory=str(directory / "environment"))
 
 
-def _limits(environment: HarborEnvironment) -> TaskLimits:
-    own = TaskLimits()
-    return TaskLimits(
-        cpus=environment.cpus,
-        memory_mb=environment.memory_mb or own.memory_mb,
-        disk_mb=environment.storage_mb or own.disk_mb,
-    )
-
-
-def _until_healthy(health: HarborHealthcheck | None) -> list[str]:
-    """Shell lines that repeat the command until it succeeds, and exit with 1 when all tries have failed."""
-    if health is None:
-        return []
-    early = int(min(health.start_period_sec // health.start_interval_sec, MAX_TRIES))
-    pause = f"if [ $tries -lt {early} ]; then sleep {health.start_interval_sec}; else sleep {health.interval_sec}; fi"
-    command = f"timeout {health.timeout_sec} sh -c {shlex.quote(health.command)}"
-    last = f"tries=$((tries + 1)); [ $tries -lt {early + health.retries} ] || exit 1"
-    return [f"tries=0; until {command}; do {last}; {pause}; done"]
-
-
-def _patience(health: HarborHealthcheck | None) -> float:
-    """Seconds for set-up: the longest time that all tries of the health check may take."""
-    if health is None:
-        return 120.0
-    return 120.0 + health.start_period_sec + health.retries * (health.interval_sec + health.timeout_sec)
-
-
 def _metadata(table: dict[str, Any], file: HarborFile) -> dict[str, Any]:
     """The keys of a task that change nothing here."""
-    carried = {"task": file.task, "artifacts": table.get("artifacts"), "unknown": unknown(table)}
+    carried = {"task": file.task, "unknown": unknown(table)}
     carried["build_timeout_sec"] = file.environment.build_timeout_sec
     return {**file.metadata, "harbor": {name: value for name, value in carried.items() if value}}

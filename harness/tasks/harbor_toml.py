@@ -1,22 +1,24 @@
 """The tables of Harbor's task.toml (schema versions 1.0 to 1.4), and the keys that are refused here.
 
 Keys are refused when ignoring them would change the task: GPUs, TPUs, other systems, MCP servers, skills,
-lists of allowed hosts, verifiers with their own environment, other users than root, a network that differs between
-steps, variables of this machine, and prior trajectories.
+lists of allowed hosts, artifacts and collect commands of services, other users than root, a network that differs
+between steps, variables of this machine, and prior trajectories.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
 import msgspec
 
-from harness.tasks.schema import LONGEST_SECONDS, MAX_STEPS, Count, Seconds, Share
+from harness.tasks.schema import LONGEST_SECONDS, MAX_STEPS, Count, Seconds, Share, Text
 from proxy.pool.errors import UserError
 from proxy.pool.input_files import shortened
 
 Mode = Literal["no-network", "public", "allowlist"]
+MAIN = "main"
+"""Harbor's name for the container of the agent; the others are services."""
 UNITS = {"K": 1 / 1024, "M": 1.0, "G": 1024.0}
 STEP_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 TEMPLATE = re.compile(r"\$\{(\w{1,200})(?::-([^}]{0,10000}))?\}")
@@ -71,6 +73,27 @@ class HarborEnvironment(msgspec.Struct, kw_only=True):
     allow_internet: bool | None = None
 
 
+class HarborArtifact(msgspec.Struct, frozen=True, kw_only=True):
+    """A path whose content reaches a separate verifier. `destination` only matters to Harbor's own results."""
+
+    source: Text
+    destination: str | None = None
+    exclude: list[Text] = []
+    service: str | None = None
+
+
+class HarborCollect(msgspec.Struct, frozen=True, kw_only=True):
+    """One of [[verifier.collect]]: a command that writes artifacts when the agent has ended."""
+
+    command: Text
+    service: str = MAIN
+    timeout_sec: Seconds = 60.0
+    user: str | int | None = None
+
+
+Artifacts = list[str | HarborArtifact]
+
+
 class HarborVerifier(msgspec.Struct, kw_only=True):
     """[verifier], also of a step."""
 
@@ -80,8 +103,8 @@ class HarborVerifier(msgspec.Struct, kw_only=True):
     network_mode: Mode | None = None
     allowed_hosts: list[str] | None = None
     environment_mode: Literal["shared", "separate"] | None = None
-    environment: dict[str, Any] | None = None
-    collect: list[dict[str, Any]] = []
+    environment: HarborEnvironment | None = None
+    collect: list[HarborCollect] = []
 
 
 class HarborSolution(msgspec.Struct, kw_only=True):
@@ -98,7 +121,7 @@ class HarborStep(msgspec.Struct, frozen=True, kw_only=True):
     verifier: HarborVerifier = msgspec.field(default_factory=HarborVerifier)
     min_reward: float | dict[str, float] | None = None
     healthcheck: HarborHealthcheck | None = None
-    artifacts: list[Any] = []
+    artifacts: Artifacts = []
 
 
 class HarborFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +138,7 @@ class HarborFile(msgspec.Struct, frozen=True, kw_only=True):
     source: str | None = None
     multi_step_reward_strategy: Literal["mean", "final"] | None = None
     steps: Annotated[list[HarborStep], msgspec.Meta(max_length=MAX_STEPS)] = []
-    artifacts: list[Any] = []
+    artifacts: Artifacts = []
 
 
 def refuse(directory: Path, what: str, why: str) -> NoReturn:
@@ -127,30 +150,23 @@ def resolved(file: HarborFile, directory: Path) -> None:
     """Refuse keys that are not offered, and move keys of older schemas into today's. Changes `file`."""
     for what, why in _lacking(file, directory):
         refuse(directory, what, why)
-    environment = file.environment
-    environment.memory_mb = environment.memory_mb or _megabytes(environment.memory, "memory", directory)
-    environment.storage_mb = environment.storage_mb or _megabytes(environment.storage, "storage", directory)
-    if environment.network_mode is None and environment.allow_internet is not None:
-        environment.network_mode = "public" if environment.allow_internet else "no-network"
-    with_env: list[HarborEnvironment | HarborVerifier | HarborSolution] = [environment, file.verifier, file.solution]
-    for table in (*with_env, *(step.verifier for step in file.steps)):
+    verifiers = [file.verifier, *(step.verifier for step in file.steps)]
+    environments = [file.environment, *(judge.environment for judge in verifiers if judge.environment)]
+    for environment in environments:
+        environment.memory_mb = environment.memory_mb or _megabytes(environment.memory, "memory", directory)
+        environment.storage_mb = environment.storage_mb or _megabytes(environment.storage, "storage", directory)
+        if environment.network_mode is None and environment.allow_internet is not None:
+            environment.network_mode = "public" if environment.allow_internet else "no-network"
+    with_env: list[HarborEnvironment | HarborVerifier | HarborSolution] = [*environments, *verifiers, file.solution]
+    for table in with_env:
         table.env = {name: _filled(value, f"env.{name}", directory) for name, value in table.env.items()}
 
 
 def _lacking(file: HarborFile, directory: Path) -> Iterator[tuple[str, str]]:
-    environment = file.environment
-    if environment.os.lower() != "linux":
-        yield f"environment.os = {environment.os!r}", "is not offered: sandboxes are Linux containers"
-    if environment.gpus or environment.tpu:
-        yield "environment.gpus" if environment.gpus else "environment.tpu", "is not offered: sandboxes have none"
-    if environment.mcp_servers:
-        yield "environment.mcp_servers", "is not offered: agents are started without MCP servers"
-    if environment.skills_dir:
-        yield "environment.skills_dir", "is not offered: agents are started without skills"
+    yield from _environment_lacks("environment", file.environment)
     for place in (directory, *(directory / "steps" / step.name for step in file.steps)):
         if (place / "trajectory.json").exists():
             yield "trajectory.json", "is not offered: agents begin without a history"
-    yield from _phase_lacks("environment", environment.network_mode, None)
     for name, agent, judge in (
         ("", file.agent, file.verifier),
         *((f"steps.{step.name}.", step.agent, step.verifier) for step in file.steps),
@@ -159,10 +175,31 @@ def _lacking(file: HarborFile, directory: Path) -> Iterator[tuple[str, str]]:
             yield f"{name}agent.network_mode", "is not offered: the network is the same in all steps"
         yield from _phase_lacks(f"{name}agent", agent.network_mode, agent.user)
         yield from _phase_lacks(f"{name}verifier", judge.network_mode, judge.user)
-        if judge.environment_mode == "separate" or judge.environment is not None:
-            yield f"{name}verifier.environment", "is not offered: tests run where the agent worked"
-        if judge.collect:
-            yield f"{name}verifier.collect", "is not offered: it goes with verifiers in an environment of their own"
+        if judge.environment is not None:
+            yield from _environment_lacks(f"{name}verifier.environment", judge.environment)
+        yield from _collection_lacks(f"{name}verifier.collect", judge.collect)
+    for name, artifacts in (("", file.artifacts), *((f"steps.{step.name}.", step.artifacts) for step in file.steps)):
+        yield from _collection_lacks(f"{name}artifacts", [one for one in artifacts if isinstance(one, HarborArtifact)])
+
+
+def _environment_lacks(name: str, environment: HarborEnvironment) -> Iterator[tuple[str, str]]:
+    if environment.os.lower() != "linux":
+        yield f"{name}.os = {environment.os!r}", "is not offered: sandboxes are Linux containers"
+    if environment.gpus or environment.tpu:
+        yield f"{name}.gpus" if environment.gpus else f"{name}.tpu", "is not offered: sandboxes have none"
+    if environment.mcp_servers:
+        yield f"{name}.mcp_servers", "is not offered: agents are started without MCP servers"
+    if environment.skills_dir:
+        yield f"{name}.skills_dir", "is not offered: agents are started without skills"
+    yield from _phase_lacks(name, environment.network_mode, None)
+
+
+def _collection_lacks(name: str, entries: Sequence[HarborArtifact | HarborCollect]) -> Iterator[tuple[str, str]]:
+    for entry in entries:
+        if entry.service not in (None, MAIN):
+            yield f"{name}: service = {entry.service!r}", "is not offered: the verifier gets what the agent left"
+        if isinstance(entry, HarborCollect):
+            yield from _phase_lacks(name, None, entry.user)
 
 
 def _phase_lacks(phase: str, mode: Mode | None, user: str | int | None) -> Iterator[tuple[str, str]]:

@@ -37,7 +37,10 @@ def _resolved(task: Task, base: Path) -> Task:
         return {path: str(base / source) for path, source in directories.items()}
 
     def judged(verifier: Verifier) -> Verifier:
-        return replace(verifier, directories=absolute(verifier.directories))
+        own = verifier.environment
+        if own is not None and own.image is not None:
+            own = replace(own, image=built(own.image))
+        return replace(verifier, directories=absolute(verifier.directories), environment=own)
 
     def solved(solution: Solution | None) -> Solution | None:
         return solution and replace(solution, directories=absolute(solution.directories))
@@ -82,7 +85,9 @@ def pinned(task: Task, where: str) -> Task:
 
 
 def _built(task: Task) -> Iterator[TaskImage]:
-    for image in (task.image, *(service.image for service in task.services)):
+    owns = [judge.environment for judge in (task.verifier, *(step.verifier for step in task.steps))]
+    images = [task.image, *(service.image for service in task.services), *(own.image for own in owns if own)]
+    for image in images:
         if image is not None and image.directory:
             yield image
 

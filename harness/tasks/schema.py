@@ -87,6 +87,44 @@ class Case(Strict, frozen=True, kw_only=True):
     weight: Share = 1
 
 
+class Collect(Strict, frozen=True, kw_only=True):
+    """A command that writes artifacts: it runs as root in the agent's sandbox when the agent has ended."""
+
+    command: Text
+    timeout: Seconds = 60
+
+
+class TaskLimits(Strict, frozen=True, kw_only=True):
+    """Limits of the sandbox, and of each command in it: set-up, agent and verifier."""
+
+    memory_mb: Count | None = 4096
+    """Memory of all processes of the sandbox together. None: unlimited."""
+    cpus: Share | None = None
+    """CPUs that the sandbox may use at once. None: all."""
+    pids: Count | None = 1024
+    disk_mb: Count | None = 4096
+    """Disk space of each writable place."""
+    cpu_seconds: Seconds | None = None
+    output_kb: Count = 1024
+    """Output that is kept of each command."""
+    system_calls: tuple[str, ...] = ()
+    """Names of system calls that the sandbox's filter would refuse."""
+
+
+class VerifierEnvironment(Strict, frozen=True, kw_only=True):
+    """A verifier's own sandbox, where it is judged fresh. The task's files and set-up do not enter it."""
+
+    image: TaskImage | None = None
+    """None: the task's, with its services."""
+    work: str = ""
+    """Working directory. Empty: the image's."""
+    env: dict[str, str] = {}
+    limits: TaskLimits = TaskLimits()
+    setup: str = ""
+    """Shell command before the agent's artifacts enter."""
+    setup_timeout: Seconds = 120
+
+
 class Verifier(Strict, frozen=True, kw_only=True):
     """How the verdict on the agent's work is made. harness/verdict/rewards.py says what counts as a reward."""
 
@@ -110,6 +148,10 @@ class Verifier(Strict, frozen=True, kw_only=True):
     None: fresh where sandboxes isolate and the task keeps no daemons (harness/tasks/where.py)."""
     artifacts: list[Artifact] = []
     """What travels into a fresh sandbox. Empty: the working directory."""
+    collect: list[Collect] = []
+    """Commands before the artifacts are carried. One that fails is passed over."""
+    environment: VerifierEnvironment | None = None
+    """A fresh sandbox other than the task's. None: one like the agent's."""
     keep: list[Pattern] = []
     """Paths that steer verifiers but that the agent may create or change, such as conftest.py.
     See harness/environment/protected_files.py."""
@@ -131,23 +173,6 @@ class Checker(Strict, frozen=True, kw_only=True):
     """code: file for the answer's last code block, which the task's verifier then judges in a sandbox."""
     rubric: str = ""
     """judge: what makes an answer good."""
-
-
-class TaskLimits(Strict, frozen=True, kw_only=True):
-    """Limits of the sandbox, and of each command in it: set-up, agent and verifier."""
-
-    memory_mb: Count | None = 4096
-    """Memory of all processes of the sandbox together. None: unlimited."""
-    cpus: Share | None = None
-    """CPUs that the sandbox may use at once. None: all."""
-    pids: Count | None = 1024
-    disk_mb: Count | None = 4096
-    """Disk space of each writable place."""
-    cpu_seconds: Seconds | None = None
-    output_kb: Count = 1024
-    """Output that is kept of each command."""
-    system_calls: tuple[str, ...] = ()
-    """Names of system calls that the sandbox's filter would refuse."""
 
 
 class Solution(Strict, frozen=True, kw_only=True):
@@ -226,6 +251,11 @@ class Task(Strict, frozen=True, kw_only=True):
     """Stored with the rollout, never shown to the agent."""
     digest: str = ""
     """Digest of the directories' content, set by the loader."""
+
+    def verifier_env(self) -> dict[str, str]:
+        """Environment variables of the verifier."""
+        own = self.verifier.environment
+        return (self.env if own is None else own.env) | self.verifier.env
 
     def command_limits(self, seconds: float) -> Limits:
         """Limits of one command in this task's sandbox, at most `seconds` long."""

@@ -47,7 +47,7 @@ async def judge_cases(sandbox: Sandbox, task: Task) -> Verdict:
 
 
 async def _need_python(sandbox: Sandbox, task: Task) -> None:
-    result = await sandbox.run("command -v python3", Limits(seconds=60), task.env | task.verifier.env)
+    result = await sandbox.run("command -v python3", Limits(seconds=60), task.verifier_env())
     if result.exit_code:
         raise AttemptFailed("verifier", "a case calls a function, and the sandbox has no python3; add it to the image")
 
@@ -63,7 +63,7 @@ async def _run(sandbox: Sandbox, task: Task, case: Case) -> Result:
     source = shlex.quote(f"{sandbox.home}/{name}")
     limits = task.command_limits(case.timeout)
     inside = f"exec <{source}; rm -f {source}; exec 2>/dev/null; {command}"
-    return await sandbox.run(inside, limits, task.env | task.verifier.env)
+    return await sandbox.run(inside, limits, task.verifier_env())
 
 
 def is_right(case: Case, result: Result) -> bool:

@@ -5,9 +5,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from harness.environment.snapshot import Snapshot, set_up
+import msgspec
+
+from harness.environment.snapshot import Snapshot, set_up, spec_of
 from harness.failure import AttemptFailed
 from harness.tasks import Task
+from harness.tasks.schema import VerifierEnvironment
 from harness.verdict.carried.carry import deliver, pick_up, places_of
 from harness.verdict.findings import IsolationFindings
 from harness.verdict.room import VerifierSandbox, verifier_room
@@ -50,6 +53,9 @@ async def fresh_sandbox(
 ) -> AsyncIterator[Sandbox]:
     """Give a sandbox of the task in which no agent has run, set up as the agent's was."""
     spec = snapshot.spec
+    if task.verifier.environment is not None:
+        before, task = (), in_own_environment(task, task.verifier.environment)
+        spec = spec_of(task)
     if task.verifier.network or (spec.network == "model" and sandboxes.kind != "process"):
         spec = replace(spec, network=task.verifier.network or "none")  # no key for the model is there
     if spec.disk_mb is not None:  # a disk that the agent has filled must not keep the verifier from its verdict
@@ -71,6 +77,23 @@ async def fresh_sandbox(
         yield fresh
     finally:
         await fresh.stop()
+
+
+def in_own_environment(task: Task, own: VerifierEnvironment) -> Task:
+    """The task as the verifier's own environment knows it: without the files and the set-up of the agent's."""
+    image, services = (own.image, ()) if own.image else (task.image, task.services)
+    return msgspec.structs.replace(
+        task,
+        image=image,
+        services=services,
+        work=own.work,
+        env=own.env,
+        limits=own.limits,
+        files={},
+        directories={},
+        setup=own.setup,
+        setup_timeout=own.setup_timeout,
+    )
 
 
 async def gives_verdict_untouched(sandboxes: Sandboxes, task: Task, snapshot: Snapshot, before: Sequence[Task]) -> bool:

@@ -12,7 +12,7 @@ a verifier that runs the agent's program runs the agent's program.
 
 import shlex
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from harness.environment.file_manifest import MAX_FILES, remove, take_manifest
 from harness.environment.protected_files import RUNNERS_NAMES, above_tests, is_kept, is_tool, steering
@@ -71,8 +71,10 @@ async def end_agent(sandbox: Sandbox, task: Task, snapshot: Snapshot) -> None:
     """End the agent's processes from outside: freeze a sandbox whose work is carried away, restart one that goes on.
 
     Tools that an agent with root rights has changed are restored while nothing runs. Where daemons or services of the
-    task must stay, they are restored while the agent may still run, and a script inside ends its processes.
+    task must stay, they are restored while the agent may still run, and a script inside ends its processes. Before
+    all that, the commands run that collect artifacts.
     """
+    await _collect(sandbox, task)
     stays = not snapshot.fresh and (task.daemons or task.services)
     if not stays:
         await sandbox.freeze()
@@ -82,6 +84,13 @@ async def end_agent(sandbox: Sandbox, task: Task, snapshot: Snapshot) -> None:
         await sandbox.end_processes()
     elif not snapshot.fresh:
         await sandbox.restart()
+
+
+async def _collect(sandbox: Sandbox, task: Task) -> None:
+    """Run the commands that write artifacts. What they write is the agent's as much as its other work."""
+    for one in task.verifier.collect:
+        with suppress(SandboxError):  # then the artifact is missing, which is for the verifier to judge
+            await sandbox.run(one.command, task.command_limits(one.timeout), task.env, "root")
 
 
 async def undo_steering(sandbox: Sandbox, task: Task, snapshot: Snapshot) -> IsolationFindings:

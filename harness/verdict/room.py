@@ -47,6 +47,8 @@ async def verifier_room(
     await _hand_over(sandbox, task, snapshot, owner, given)
     path, writable = snapshot.manifest.path, (sandbox.work, sandbox.home, *snapshot.manifest.temporary)
     env = {"PATH": safe_path(path, writable) if snapshot.spec.profile == "strict" else path}
+    if task.verifier.environment is not None:  # no agent was there, and another image may keep its programs elsewhere
+        env = {}
     env |= {"HOME": sandbox.home if user == "root" else place, "TMPDIR": f"{place}/tmp"}
     env |= {"PYTHONPYCACHEPREFIX": f"{place}/pycache"} | SAFE | {"GIT_CONFIG_COUNT": str(len(GIT))}
     for number, (key, value) in enumerate(GIT.items()):

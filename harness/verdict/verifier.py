@@ -28,7 +28,7 @@ async def verify(sandbox: Sandbox, task: Task) -> Verdict:
     if task.verifier.cases:
         return await judge_cases(sandbox, task)
     name = f"reward-{secrets.token_hex(8)}"  # random, so that the agent cannot have put a file there
-    env = task.env | task.verifier.env | {"REWARD_FILE": f"{sandbox.home}/{name}"}
+    env = task.verifier_env() | {"REWARD_FILE": f"{sandbox.home}/{name}"}
     result = await sandbox.run(
         task.verifier.command, task.command_limits(task.verifier.timeout), env, user=task.verifier.user
     )

@@ -139,7 +139,9 @@ def test_steps_share_tests_and_bring_their_own(tmp_path: Path) -> None:
         ('[environment]\nnetwork_mode = "allowlist"', "environment.network_mode = 'allowlist' is not offered"),
         ('[agent]\nnetwork_mode = "allowlist"', "agent.network_mode = 'allowlist' is not offered"),
         ('[agent]\nuser = "nobody"', "agent.user = 'nobody' is not offered"),
-        ('[verifier]\nenvironment_mode = "separate"', "verifier.environment is not offered"),
+        ('artifacts = [{source = "/d", service = "db"}]', "artifacts: service = 'db' is not offered"),
+        ('[[verifier.collect]]\ncommand = "x"\nservice = "db"', "verifier.collect: service = 'db' is not offered"),
+        ("[verifier.environment]\ngpus = 1", "verifier.environment.gpus is not offered"),
         ('[[steps]]\nname = "a"\n[steps.agent]\nnetwork_mode = "public"', "steps.a.agent.network_mode is not offered"),
         ('[environment.env]\nA = "${SECRET}"', "env.A = '${SECRET}' is not offered"),
     ],
@@ -173,6 +175,75 @@ def test_a_malformed_directory_is_told_with_file_and_key(tmp_path: Path, toml: s
     with pytest.raises(UserError) as raised:
         load_harbor(task_directory(tmp_path, toml))
     assert sentence in str(raised.value) and not isinstance(raised.value, Refused)
+
+
+SEPARATE = '[verifier]\nenvironment_mode = "separate"\n'
+STEPS = '[[steps]]\nname = "one"\nartifacts = ["/step"]\n[[steps]]\nname = "two"\n[steps.verifier]\n'
+OF_STEPS = {f"steps__{name}__instruction_dot_md": "Do." for name in ("one", "two")}
+
+
+@pytest.mark.parametrize(
+    "toml, where",
+    [
+        ("", "shared"),
+        ('[verifier]\nenvironment_mode = "shared"', "shared"),
+        (SEPARATE, "fresh"),
+        ('[verifier.environment]\ndocker_image = "bb:1"', "fresh"),
+    ],
+)
+def test_a_verifier_is_separate_where_the_task_says_so(tmp_path: Path, toml: str, where: str) -> None:
+    verifier = load_harbor(task_directory(tmp_path, toml)).verifier
+    assert (verifier.where, [one.path for one in verifier.artifacts]) == (
+        where,
+        ["/logs/artifacts"] if where == "fresh" else [],
+    )
+
+
+@pytest.mark.parametrize(
+    "step, places",
+    [
+        ('environment_mode = "shared"', ["fresh", "shared"]),
+        ("timeout_sec = 3", ["fresh", "fresh"]),
+    ],
+)
+def test_a_step_may_differ_from_its_task(tmp_path: Path, step: str, places: list[str]) -> None:
+    task = load_harbor(task_directory(tmp_path, f'artifacts = ["/all"]\n{SEPARATE}{STEPS}{step}', **OF_STEPS))
+    assert [step.verifier.where for step in task.steps] == places
+    assert [one.path for one in task.steps[0].verifier.artifacts] == ["/logs/artifacts", "/all", "/step"]
+
+
+def test_separate_tests_bring_their_image_their_artifacts_and_their_environment(tmp_path: Path) -> None:
+    toml = f"""
+        artifacts = ["/app/result", {{source = "/logs/artifacts", exclude = ["*.tmp"]}}]
+        {SEPARATE}
+        env = {{ A = "1" }}
+        collect = [{{command = "dump", timeout_sec = 5}}]
+        [verifier.environment]
+        memory = "1G"
+        workdir = "/judge"
+        env = {{ B = "2" }}
+        network_mode = "no-network"
+        [environment]
+        env = {{ C = "3" }}
+    """
+    verifier = load_harbor(task_directory(tmp_path, toml, tests__Dockerfile="FROM bb:1")).verifier
+    own = verifier.environment
+    assert own is not None and own.image == TaskImage(directory=str(tmp_path / "tests"))
+    assert (own.limits.memory_mb, own.work, own.env, verifier.env) == (1024, "/judge", {"B": "2"}, {"A": "1"})
+    assert (verifier.directories, verifier.network) == ({}, None)
+    assert [(one.path, one.exclude) for one in verifier.artifacts] == [
+        ("/app/result", []),
+        ("/logs/artifacts", ["*.tmp"]),
+    ]
+    assert [(one.command, one.timeout) for one in verifier.collect] == [("dump", 5)]
+
+
+def test_what_contradicts_itself_or_needs_services_beside_the_tests_is_told(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="tests/docker-compose.yaml is not offered"):
+        load_harbor(task_directory(tmp_path / "a", SEPARATE, **{"tests__docker-compose_dot_yaml": ""}))
+    both = '[verifier]\nenvironment_mode = "shared"\n[verifier.environment]\ncpus = 1'
+    with pytest.raises(UserError, match="a shared verifier has no environment of its own"):
+        load_harbor(task_directory(tmp_path / "b", both))
 
 
 @pytest.mark.parametrize("missing", ["instruction.md", "environment/Dockerfile", "tests/test.sh"])

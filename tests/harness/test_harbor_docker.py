@@ -63,6 +63,39 @@ echo 0 > /logs/verifier/reward.txt
     assert finding.verdict == "accepted", finding.cause
 
 
+SEPARATE = """
+artifacts = ["/app/result", {source = "/app/data", exclude = ["*.tmp"]}, "/app/gone"]
+[verifier]
+environment_mode = "separate"
+collect = [{command = "echo 3 > /logs/artifacts/rows"}, {command = "exit 9"}]
+[verifier.environment]
+env = {WORDS = "of the verifier"}
+network_mode = "no-network"
+[environment]
+env = {WORDS = "of the agent"}
+"""
+SEPARATE_FILES = {
+    "environment__Dockerfile": "FROM deb:py\nWORKDIR /app\n",
+    "tests__Dockerfile": "FROM bb:1\nWORKDIR /app\nCOPY test.sh /tests/\nRUN echo stale > /app/gone\n",
+    "solution__solve_dot_sh": "mkdir data; touch data/a.tmp other; echo $WORDS > result; ln -s / data/root\n",
+    "tests__test_dot_sh": """#!/bin/sh
+cd /app
+[ "$(cat result)" = "of the agent" ] && [ "$WORDS" = "of the verifier" ] && [ "$(cat /logs/artifacts/rows)" = 3 ] &&
+    [ "$(ls)" = "$(printf 'data\nresult')" ] && [ -z "$(ls data)" ] && ! which python3 &&
+    echo 1 > /logs/verifier/reward.txt && exit
+echo 0 > /logs/verifier/reward.txt
+""",
+}
+
+
+async def test_separate_tests_see_the_artifacts_and_nothing_else(sandboxes: DockerSandboxes, tmp_path: Path) -> None:
+    """Their own image has no Python, and a file at /app/gone, which the agent did not leave."""
+    task = load_harbor(task_directory(tmp_path, SEPARATE, **SEPARATE_FILES))
+    for kind, reward in (("oracle", 1.0), ("no-op", 0.0)):
+        trial = await run_trial(sandboxes, TrialSpec(task, "a", kind, 0))
+        assert (trial.reward, trial.failure, trial.detail) == (reward, None, "")
+
+
 async def test_tests_get_a_network_that_the_agent_did_not_have(sandboxes: DockerSandboxes) -> None:
     verifier = {"command": 'test "$(cat seen)" = lo && test -e /sys/class/net/eth0', "network": "full", "user": "root"}
     fields = {"id": "a", "instruction": "?", "profile": "harbor", "work": "/srv", "network": "none"}

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from harness.tasks import Step, Task, TaskLimits, TaskPart, Verifier, load_tasks, parts_of
-from harness.tasks.schema import Checker, Solution, TaskImage, TaskService
+from harness.tasks.schema import Artifact, Checker, Collect, Solution, TaskImage, TaskService, VerifierEnvironment
 from harness.tasks.verdict_options import Augment, Clean
 from proxy.pool.errors import UserError
 from tests.harness.conftest import HELLO, ROOT, write_tasks
@@ -19,6 +19,9 @@ DATABASE = {"name": "db", "image": {"name": "postgres:16"}}
 TABLES = {
     "tasks.jsonl": Task,
     "verifier": Verifier,
+    "artifacts": Artifact,
+    "collect": Collect,
+    "environment": VerifierEnvironment,
     "image": TaskImage,
     "services": TaskService,
     "limits": TaskLimits,
