@@ -16,7 +16,7 @@ from harness.setup.placement import SandboxMaker
 from harness.setup.sandbox_choice import Backend, choose
 from harness.tasks.sources import load_sources
 from harness.validation.review import VERDICTS, Finding
-from harness.validation.runner import ValidationPlan, ValidationResults, prove
+from harness.validation.runner import ValidationPlan, ValidationResults, on_places, prove
 from harness.verdict.judge import PAUSE_SECONDS
 from proxy.pool.errors import UserError
 from sandboxes.base import Sandboxes
@@ -110,5 +110,7 @@ def _show(findings: Sequence[Finding], refused: Sequence[str], results: Validati
     for finding in findings:
         if finding.verdict != "accepted":
             console.print(f"{finding.id}: {finding.verdict}: {finding.cause}", highlight=False, markup=False)
+    for line in on_places(findings):
+        console.print(line.replace("## ", ""), highlight=False, markup=False) if line else None
     console.print(", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]))
     console.print(f"accepted tasks: {results.accepted}; report: {results.summary}", highlight=False)

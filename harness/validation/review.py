@@ -10,6 +10,9 @@ flaky                the same trial came to different rewards, or only sometimes
 environment broken   image, set-up or sandbox fail, or the verifier gives no verdict on an untouched environment
 weak test            a judge thinks that the tests let wrong work pass (harness/verdict/judge.py); the cause says why
 
+Beside its verdict a finding says where the task is judged, where else it could be, what an agent can do to a verdict in
+its own sandbox, and whether code that does no work earns the whole reward.
+
 Left out: how hard a task is, and whether its instruction mentions everything that its tests check.
 """
 
@@ -20,14 +23,23 @@ from typing import Literal, get_args
 import msgspec
 
 from harness.tasks import Task, parts_of
+from harness.tasks.where import judged_fresh
 from harness.validation.trials import Kind, Trial
 from harness.verdict.judge import Opinion
+from harness.verdict.not_stopped import not_stopped
 
 FULL = 1.0
 """The reward that an oracle solution must reach."""
 KINDS: tuple[Kind, ...] = ("oracle", "no-op")
 Word = Literal["accepted", "no solution", "oracle fails", "no-op passes", "flaky", "environment broken", "weak test"]
 VERDICTS: tuple[Word, ...] = get_args(Word)
+PLACES = {
+    "could be fresh": "Judged in the agent's sandbox, and with the same verdicts in a fresh one: set verifier.where",
+    "shared only": "Judged in the agent's sandbox, and only there the oracle solution passes",
+    "should be shared": "Judged in a fresh sandbox, but the oracle solution passes in the agent's only: name what is "
+    "missing in verifier.artifacts, or set verifier.where = 'shared'",
+}
+"""What the other place of judgement says about a task -> the heading of such tasks in the report."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +52,14 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     oracle: list[float | None] = []
     """Rewards of the oracle trials; null for a trial without a reward. `noop` is the same for no-op trials."""
     noop: list[float | None] = []
+    where: str = ""
+    """fresh or shared: where the task is judged."""
+    place: str = ""
+    """One of PLACES, or empty."""
+    not_stopped: list[str] = []
+    """What an agent can do to the verdict, if it is reached in the agent's sandbox."""
+    bought_by: list[str] = []
+    """Programs of the solution that could be replaced by ones without work, for the whole reward."""
     opinion: Opinion | None = None
     seconds: float = 0.0
     """Duration of the longest trial."""
@@ -60,10 +80,14 @@ def can_be_tried(task: Task) -> str:
     return f"step {missing[0]!r} has no solution" if task.steps else "the task has no solution"
 
 
-def finding(task: Task, trials: Sequence[Trial], opinion: Opinion | None = None) -> Finding:
-    """Decide on a task by its trials, and by a judge's opinion if there is one."""
+def finding(task: Task, trials: Sequence[Trial], sandboxes: str, opinion: Opinion | None = None) -> Finding:
+    """Decide on a task by its trials in sandboxes of this kind, and by a judge's opinion if there is one."""
+    elsewhere = [trial for trial in trials if trial.where]
+    hollow = [trial for trial in trials if trial.kind == "hollow"]
+    trials = [trial for trial in trials if trial not in elsewhere and trial not in hollow]
     plain = [trial for trial in sorted(trials, key=lambda trial: trial.number) if not trial.variation]
     rewards = {kind: [trial.reward for trial in plain if trial.kind == kind] for kind in KINDS}
+    fresh = all(judged_fresh(part.task, sandboxes) for part in parts_of(task))
     word, cause = _verdict(task, plain, rewards)
     if word == "accepted":
         word, cause = _under_variations(trials)
@@ -78,9 +102,31 @@ def finding(task: Task, trials: Sequence[Trial], opinion: Opinion | None = None)
         cause=cause,
         oracle=rewards["oracle"],
         noop=rewards["no-op"],
+        where="fresh" if fresh else "shared",
+        place=_place(fresh, plain, elsewhere),
+        not_stopped=list(not_stopped(task, sandboxes).values()),
+        bought_by=[
+            path for trial in hollow if trial.reward is not None and trial.reward >= FULL for path in trial.replaced
+        ],
         opinion=opinion,
         seconds=max((trial.seconds for trial in trials), default=0.0),
     )
+
+
+def _place(fresh: bool, here: Sequence[Trial], elsewhere: Sequence[Trial]) -> str:
+    """What the trials at the other place say; empty when nothing, or when none were made."""
+    if not elsewhere:
+        return ""
+    if fresh:
+        return "should be shared" if _passes(elsewhere) and not _passes(here) else ""
+    if not _passes(here):
+        return ""
+    return "could be fresh" if _passes(elsewhere) else "shared only"
+
+
+def _passes(trials: Sequence[Trial]) -> bool:
+    """Whether each oracle solution reaches the whole reward, and doing nothing never does."""
+    return all(trial.reward is not None and (trial.reward >= FULL) == (trial.kind == "oracle") for trial in trials)
 
 
 def _verdict(task: Task, trials: Sequence[Trial], rewards: dict[Kind, list[float | None]]) -> tuple[Word, str]:

@@ -17,8 +17,8 @@ import msgspec
 from harness.environment.augment import every
 from harness.tasks import Task
 from harness.tasks.verdict_options import Augment
-from harness.validation.review import KINDS, VERDICTS, Finding, can_be_tried, finding, key_of
-from harness.validation.trials import Kind, Trial, TrialSpec, run_trial
+from harness.validation.review import KINDS, PLACES, VERDICTS, Finding, can_be_tried, finding, key_of
+from harness.validation.trials import Kind, Trial, TrialSpec, Where, run_trial
 from harness.verdict.judge import Judge, Opinion, opinion
 from proxy.pool.errors import UserError
 from proxy.pool.files import write_whole
@@ -96,15 +96,22 @@ class _Proof:
     async def of(self, task: Task) -> Finding:
         key = key_of(task)
         if can_be_tried(task):
-            return finding(task, [])
+            return finding(task, [], self.sandboxes.kind)
         specs = [TrialSpec(task, key, kind, number) for kind in KINDS for number in range(self.plan.repeat)]
         if self.plan.augmented:
             specs += [TrialSpec(task, key, "oracle", 0, one) for one in every(task.augment or self.plan.augment)]
-        trials = await asyncio.gather(*map(self._trial, specs))
-        result = finding(task, trials)
+        trials = list(await asyncio.gather(*map(self._trial, specs)))
+        result = finding(task, trials, self.sandboxes.kind)
+        if any(reward is not None for reward in result.oracle):
+            specs = [TrialSpec(task, key, "hollow", 0)]
+            if self.sandboxes.kind != "process":  # these keep an agent out of nowhere
+                other: Where = "shared" if result.where == "fresh" else "fresh"
+                specs += [TrialSpec(task, key, kind, 0, where=other) for kind in KINDS]
+            trials += await asyncio.gather(*map(self._trial, specs))
+            result = finding(task, trials, self.sandboxes.kind)
         if result.verdict != "accepted" or self.plan.judge is None:
             return result
-        return finding(task, trials, await self._opinion(self.plan.judge, task, key))
+        return finding(task, trials, self.sandboxes.kind, await self._opinion(self.plan.judge, task, key))
 
     async def _trial(self, spec: TrialSpec) -> Trial:
         if (done := self.results.trials.get(spec.name)) is not None:
@@ -123,8 +130,8 @@ class _Proof:
         return new
 
 
-def name_of(trial: Trial) -> tuple[str, Kind, int, str]:
-    return trial.task, trial.kind, trial.number, trial.variation
+def name_of(trial: Trial) -> tuple[str, Kind, int, str, str]:
+    return trial.task, trial.kind, trial.number, trial.variation, trial.where
 
 
 def summary(findings: Sequence[Finding], refused: Sequence[str]) -> str:
@@ -136,9 +143,26 @@ def summary(findings: Sequence[Finding], refused: Sequence[str]) -> str:
         rest = [row for row in findings if row.verdict == verdict and (verdict != "accepted" or row.cause)]
         if rest:
             lines += ["", f"## {verdict}", "", *(f"- `{row.id}`: {' '.join(row.cause.split())}" for row in rest)]
+    lines += on_places(findings)
     if refused:
         lines += ["", "## left out", "", *(f"- {reason}" for reason in refused)]
     return "\n".join(lines) + "\n"
+
+
+def on_places(findings: Sequence[Finding]) -> list[str]:
+    """Say which tasks could be judged elsewhere, and what an agent can do to the verdicts of the others."""
+    lines: list[str] = []
+    for place, heading in PLACES.items():
+        names = [f"- `{row.id}`" for row in findings if row.place == place]
+        lines += ["", f"## {heading}", "", *names] if names else []
+    kinds = dict.fromkeys(sentence for row in findings for sentence in row.not_stopped)
+    if kinds:
+        lines += ["", "## What an agent can do to a verdict that is reached in its own sandbox", ""]
+        lines += [f"- {kind} ({sum(kind in row.not_stopped for row in findings)} tasks)" for kind in kinds]
+    bought = [f"- `{row.id}`: {', '.join(row.bought_by)}" for row in findings if row.bought_by]
+    if bought:
+        lines += ["", "## Code without work earns the whole reward: tested code could write it, or end the tests", ""]
+    return lines + bought
 
 
 def _rows(file: Path, kind: type[Row]) -> list[Row]:

@@ -1,4 +1,9 @@
-"""Runs trials of a task without an agent: its oracle solution, or nothing at all, verified like an agent's work."""
+"""Runs trials of a task without an agent, verified like an agent's work.
+
+oracle  the task's solution
+no-op   nothing
+hollow  the task's solution, whose code is then replaced by code that does no work (hollow.py)
+"""
 
 import time
 from dataclasses import dataclass
@@ -11,12 +16,14 @@ from harness.environment.augment import Variation, apply
 from harness.environment.snapshot import set_up, spec_of, take_snapshot
 from harness.failure import AttemptFailed
 from harness.tasks import Task, TaskPart, parts_of
+from harness.validation.hollow import hollow_out
 from harness.verdict.isolation import verifier_sandbox
 from harness.verdict.rewards import Verdict, below, joined
 from harness.verdict.verifier import verify
 from sandboxes.base import Sandbox, SandboxError, Sandboxes
 
-Kind = Literal["oracle", "no-op"]
+Kind = Literal["oracle", "no-op", "hollow"]
+Where = Literal["fresh", "shared"]
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,11 +35,15 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     variation: str = ""
     """The variation of the environment as `kind=value`; empty for none."""
+    where: str = ""
+    """fresh or shared: where it was judged instead of the task's own place."""
     reward: float | None
     failure: Literal["environment", "verifier"] | None = None
     """What failed, if there is no reward."""
     detail: str = ""
     """Detail of the failure, or the end of the output of a solution that did not exit with 0."""
+    replaced: list[str] = []
+    """In a hollow trial, the programs that were replaced."""
     seconds: float
 
 
@@ -45,46 +56,52 @@ class TrialSpec:
     kind: Kind
     number: int
     variation: Variation | None = None
+    where: Where | None = None
+    """None: where the task says."""
 
     @property
-    def name(self) -> tuple[str, Kind, int, str]:
-        return self.key, self.kind, self.number, self.variation.name if self.variation else ""
+    def name(self) -> tuple[str, Kind, int, str, str]:
+        return self.key, self.kind, self.number, self.variation.name if self.variation else "", self.where or ""
 
 
 async def run_trial(sandboxes: Sandboxes, spec: TrialSpec) -> Trial:
     """Run one trial in a sandbox of its own. Failures are part of the result and not raised."""
     began = time.monotonic()
     reward: float | None = None
+    replaced: list[str] = []
     failure: Literal["environment", "verifier"] | None = None
     try:
-        verdict, detail = await _judged(sandboxes, spec)
+        verdict, detail, replaced = await _judged(sandboxes, spec)
         reward = verdict.reward
     except AttemptFailed as failed:
         failure, detail = "verifier" if failed.kind == "verifier" else "environment", failed.detail
     except SandboxError as error:
         failure, detail = "environment", str(error)
     seconds = time.monotonic() - began
-    key, kind, number, variation = spec.name
+    key, kind, number, variation, where = spec.name
     return Trial(
         task=key,
         kind=kind,
         number=number,
         variation=variation,
+        where=where,
         reward=reward,
         failure=failure,
         detail=detail[-2000:],
+        replaced=replaced,
         seconds=seconds,
     )
 
 
-async def _judged(sandboxes: Sandboxes, spec: TrialSpec) -> tuple[Verdict, str]:
-    """Judge all parts. Returns the verdict, and remarks on solutions that did not exit with 0."""
-    task, variations = spec.task, [spec.variation] if spec.variation else []
+async def _judged(sandboxes: Sandboxes, spec: TrialSpec) -> tuple[Verdict, str, list[str]]:
+    """Judge all parts. Returns the verdict, remarks on solutions that did not exit with 0, and hollow programs."""
+    task, variations = judged_at(spec.task, spec.where), [spec.variation] if spec.variation else []
     if task.network == "model" and sandboxes.kind != "process":  # there is no model in a trial
         task = msgspec.structs.replace(task, network="none")
     env: dict[str, str] = {}
     judged: list[tuple[str, Verdict]] = []
     remarks: list[str] = []
+    replaced: list[str] = []
     sandbox = await sandboxes.start(spec_of(task))
     try:
         for part in parts_of(task):
@@ -93,7 +110,8 @@ async def _judged(sandboxes: Sandboxes, spec: TrialSpec) -> tuple[Verdict, str]:
                 _, env = await apply(sandbox, part.task, variations)
                 variations = []
             snapshot = await take_snapshot(sandbox, part.task, sandboxes)
-            remarks += [await _solve(sandbox, part, env)] if spec.kind == "oracle" else []
+            remarks += [await _solve(sandbox, part, env)] if spec.kind != "no-op" else []
+            replaced += await hollow_out(sandbox, part.task, snapshot) if spec.kind == "hollow" else []
             async with verifier_sandbox(
                 sandboxes, sandbox, part.task, snapshot, before=part.before, more=part.more
             ) as (room, _):
@@ -103,7 +121,20 @@ async def _judged(sandboxes: Sandboxes, spec: TrialSpec) -> tuple[Verdict, str]:
                 break
     finally:
         await sandbox.stop()
-    return (joined(judged, task.steps_reward) if task.steps else verdict), "; ".join(filter(None, remarks))
+    whole = joined(judged, task.steps_reward) if task.steps else verdict
+    return whole, "; ".join(filter(None, remarks)), replaced
+
+
+def judged_at(task: Task, where: Where | None) -> Task:
+    """The task with its verdicts reached at another place; None changes nothing."""
+    if where is None:
+        return task
+    verifier = msgspec.structs.replace(task.verifier, where=where)
+    steps = tuple(
+        msgspec.structs.replace(step, verifier=msgspec.structs.replace(step.verifier, where=where))
+        for step in task.steps
+    )
+    return msgspec.structs.replace(task, verifier=verifier, steps=steps)
 
 
 async def _solve(sandbox: Sandbox, part: TaskPart, env: dict[str, str]) -> str:

@@ -19,6 +19,7 @@ from harness.validation.trials import TrialSpec, run_trial
 from harness.verdict.judge import MAX_FILE, described, read
 from sandboxes.bundles import RUNTIME_NAME, read_manifest
 from sandboxes.docker.backend import DockerSandboxes, Options
+from sandboxes.local.bubblewrap import BubblewrapSandboxes, why_not
 from sandboxes.local.process import ProcessSandboxes
 from tests.conftest import need
 from tests.harness.conftest import HELLO, write_tasks
@@ -127,7 +128,39 @@ def test_a_repeated_command_runs_only_what_is_new_or_lacked_its_environment(vali
         trials.write('{"task": "cut sho')  # what a crash leaves
     report = validate(tasks=[*first, broken("new", setup=count)])
     assert {row["verdict"] for row in report.values()} == {"accepted"}
-    assert (tmp_path / "setups").read_text().count("\n") == 4 * 2 + 4 * 2
+    assert (tmp_path / "setups").read_text().count("\n") == 4 * 2 + 4 * 2 + 3  # and a hollow one of each that passed
+
+
+def test_code_without_work_that_earns_the_reward_is_named(validate: Validate) -> None:
+    program = {"command": "echo 'print(6 * 7)' > answer.py; echo 42 > answer.txt"}
+    runs_it = checks("test -e answer.py && python3 answer.py")
+    compares = checks('test -e answer.py && test "$(python3 answer.py)" = 42')
+    report = validate(
+        tasks=[
+            broken("bought", solution=program, verifier=runs_it),
+            broken("earned", solution=program, verifier=compares),
+        ]
+    )
+    bought = {name: [Path(path).name for path in row["bought_by"]] for name, row in report.items()}
+    assert bought == {"bought": ["answer.py"], "earned": []}
+
+
+async def test_both_places_of_judgement_are_tried(tmp_path: Path) -> None:
+    need("bubblewrap", not why_not())
+    in_home = {"solution": {"command": "echo hello > ~/hello.txt"}}
+    reads_home = checks("test -e /home/agent/hello.txt") | {"user": "agent"}
+    fields: dict[str, dict[str, Any]] = {
+        "fresh": {},
+        "could be fresh": {"verifier": HELLO["verifier"] | {"where": "shared"}},
+        "shared only": in_home | {"verifier": reads_home | {"where": "shared"}},
+        "should be shared": in_home | {"verifier": reads_home},
+    }
+    tasks = [msgspec.convert(broken(name, **more), Task) for name, more in fields.items()]
+    sandboxes = BubblewrapSandboxes(tmp_path / "sandboxes")
+    findings = await prove(sandboxes, ValidationPlan(tasks=tasks, repeat=1, concurrency=2), ValidationResults(tmp_path))
+    assert {one.id: one.place for one in findings} == {"fresh": "", **{name: name for name in list(fields)[1:]}}
+    assert [bool(one.not_stopped) for one in findings] == [False, True, True, False]
+    assert [one.verdict for one in findings] == ["accepted"] * 3 + ["oracle fails"]
 
 
 class Answers(BaseHTTPRequestHandler):
