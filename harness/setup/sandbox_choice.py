@@ -253,7 +253,8 @@ def _unfit(task: Task, kind: Kind) -> str:
     """Say what a task needs that only Docker offers; empty when it needs nothing."""
     if kind == "docker":
         return ""
-    owns = [part.verifier.environment for part in (task, *task.steps)]
+    parts: tuple[Task | Step, ...] = (task, *task.steps)
+    owns = [part.verifier.environment for part in parts]
     for image in (task.image, *(own.image for own in owns if own)):
         if image is not None:
             return f"the task {task.id} wants the image {image.name or image.directory}"

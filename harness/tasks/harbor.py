@@ -144,6 +144,6 @@ def _image(directory: Path, environment: HarborEnvironment) -> TaskImage:
 
 def _metadata(table: dict[str, Any], file: HarborFile) -> dict[str, Any]:
     """The keys of a task that change nothing here."""
-    carried = {"task": file.task, "unknown": unknown(table)}
+    carried: dict[str, Any] = {"task": file.task, "unknown": unknown(table)}
     carried["build_timeout_sec"] = file.environment.build_timeout_sec
     return {**file.metadata, "harbor": {name: value for name, value in carried.items() if value}}

@@ -26,7 +26,7 @@ from harness.tasks import Task, parts_of
 from harness.tasks.where import judged_fresh
 from harness.validation.trials import Kind, Trial
 from harness.verdict.judge import Opinion
-from harness.verdict.not_stopped import not_stopped
+from harness.verdict.shared import not_stopped
 
 FULL = 1.0
 """The reward that an oracle solution must reach."""

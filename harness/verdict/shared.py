@@ -1,36 +1,50 @@
-"""Says what a verdict in the agent's own sandbox cannot stop, for a run's first lines and for reports."""
+"""Says what a verdict in the agent's own sandbox cannot stop, for a run's first lines and for reports.
+
+Each kind has ways in tests/harness/cheats.py, which the tests try. In a fresh sandbox none of them earns anything.
+"""
 
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 from harness.tasks import Task, parts_of
 from harness.tasks.where import judged_fresh
 
+Kind = Literal["neighbours", "links", "repository", "programs", "processes", "room"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+SENTENCES: dict[Kind, str] = {
+    "neighbours": "modules, packages and settings beside the verifier's files are read before the installed ones",
+    "links": "a link in the work may lead to the verifier's own files",
+    "repository": "git runs what the work's own configuration names, such as filters",
+    "programs": "root can change packages, settings and links of the system that are not put back",
+    "processes": "a process that hides, or that took over one of the task's, lives on beside the verifier",
+    "room": "a full disk, memory or process table turns a failing verdict into none",
+}
 NAMED = 5
 """Tasks that a warning names; of the others it gives the number."""
 
 
-def not_stopped(task: Task, kind: str) -> list[str]:
-    """What an agent may do to this task's verdict, where sandboxes are of this kind. Empty for fresh sandboxes."""
-    shared = [part.task for part in parts_of(task) if part.task.domain == "agent" and not judged_fresh(part.task, kind)]
-    if not shared:
-        return []
-    if kind == "process":
-        return ["the agent is the verifier's user, so it can change whatever the verifier reads and writes"]
-    risks = ["modules and packages that the agent put beside the tests, or installed, may be imported by them"]
-    if any(part.daemons or part.services for part in shared):
-        risks.append("a script inside ends the agent's processes, as daemons or services stay, and may miss some")
-    if any(part.profile == "harbor" for part in shared):
-        risks.append("the agent is root, so what it installed outside of the image's own tools stays")
-    return risks
+def not_stopped(task: Task, sandboxes: str) -> dict[Kind, str]:
+    """Kind -> sentence for a task in sandboxes of this kind; empty where each of its verdicts is reached afresh."""
+    parts = (part.task for part in parts_of(task))
+    if not any(part.domain == "agent" and not judged_fresh(part, sandboxes) for part in parts):
+        return {}
+    kinds: set[Kind] = {"neighbours", "links", "repository", "room"}
+    if task.profile == "harbor":
+        kinds.add("programs")
+    if task.daemons or task.services or sandboxes == "process":  # else all processes are ended from outside
+        kinds.add("processes")
+    return {kind: SENTENCES[kind] for kind in KINDS if kind in kinds}
 
 
-def shared_warning(tasks: Sequence[Task], kind: str) -> str:
+def shared_warning(tasks: Sequence[Task], sandboxes: str) -> str:
     """One line on a run's tasks that are judged in the agent's own sandbox; empty when none is."""
-    found = {task.id: not_stopped(task, kind) for task in tasks}
-    shared = {name: risks for name, risks in found.items() if risks}
-    if not shared:
+    found = {task.id: these for task in tasks if (these := not_stopped(task, sandboxes))}
+    if not found:
         return ""
-    names = ", ".join([*list(shared)[:NAMED], *([f"{len(shared) - NAMED} more"] if len(shared) > NAMED else [])])
-    risks = dict.fromkeys(risk for each in shared.values() for risk in each)
-    number = f"{len(shared)} of {len(tasks)} {'task is' if len(tasks) == 1 else 'tasks are'}"
-    return f"{number} judged in the agent's own sandbox ({names}): {'; '.join(risks)}"
+    names = ", ".join([*list(found)[:NAMED], *([f"{len(found) - NAMED} more"] if len(found) > NAMED else [])])
+    kinds = ", ".join(kind for kind in KINDS if any(kind in each for each in found.values()))
+    number = f"{len(found)} of {len(tasks)} {'task is' if len(tasks) == 1 else 'tasks are'}"
+    return (
+        f"{number} judged in the agent's own sandbox ({names}), where cheating by {kinds} is not stopped "
+        "(docs/security.md says what these are)"
+    )

@@ -18,7 +18,7 @@ from harness.verdict.carried.archive import Entry, TooMuch, unpack
 from harness.verdict.carried.git import harmless
 from harness.verdict.findings import IsolationFindings
 from harness.verdict.isolation import verifier_sandbox
-from harness.verdict.shared import not_stopped, shared_warning
+from harness.verdict.shared import shared_warning
 from sandboxes.base import Limits
 from sandboxes.local.process import ProcessSandbox, ProcessSandboxes
 from tests.harness.conftest import HELLO
@@ -85,10 +85,9 @@ async def test_only_links_that_stay_inside_travel_and_those_that_were_there_befo
         "e/root>..",
         "given>/etc/passwd",
         "in>d/file",
-        "through>here/passwd",
     ]
     assert shown.splitlines() == expected
-    assert sorted(Path(path).name for path in findings.left_out) == ["here", "out", "over", "up"]
+    assert sorted(Path(path).name for path in findings.left_out) == ["here", "out", "over", "through", "up"]
 
 
 async def test_the_fresh_sandbox_has_what_the_agent_removed_no_more(sandboxes: ProcessSandboxes) -> None:
@@ -234,8 +233,6 @@ def test_a_run_warns_of_the_tasks_that_are_judged_where_the_agent_worked() -> No
 
     fresh, kept = task("fresh"), [task(f"kept-{number}", daemons=True) for number in range(7)]
     assert shared_warning([fresh], "docker") == shared_warning([fresh], "bubblewrap") == ""
-    assert shared_warning([fresh], "process").startswith("1 of 1 task is judged in the agent's own sandbox (fresh):")
+    assert shared_warning([fresh], "process").startswith("1 of 1 task is judged in the agent's own sandbox (fresh)")
     said = shared_warning([fresh, *kept], "docker")
-    assert said.startswith("7 of 8 tasks are judged") and "kept-4, 2 more)" in said and "may miss some" in said
-    root = task("root", profile="harbor", verifier={"command": "true", "where": "shared"})
-    assert not_stopped(root, "docker")[-1].startswith("the agent is root") and len(not_stopped(root, "docker")) == 2
+    assert said.startswith("7 of 8 tasks are judged") and "kept-4, 2 more)" in said and "cheating by neighbours" in said

@@ -1,101 +1,169 @@
-"""Agents that cheat, in real containers: each gets the verdict that its work deserves, 0, and the honest one gets 1.
+"""Agents that cheat: each way earns what its work deserves, nothing, and honest work earns everything.
 
-Here the agent is a shell command; tests/harness/test_cheating_run.py takes cheats through a whole run.
+A way is the solution of a task that `harness validate` tries, so it takes the path of every rollout but for the model.
+tests/harness/test_cheating_run.py takes some through a whole run.
 """
 
-from collections.abc import AsyncIterator
-from typing import Any
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 import pytest
 
-from harness.environment.snapshot import set_up, spec_of, take_snapshot
 from harness.tasks import Task
-from harness.verdict.findings import IsolationFindings
-from harness.verdict.isolation import verifier_sandbox
-from harness.verdict.verifier import verify
-from sandboxes.base import Limits
+from harness.validation.trials import Trial, TrialSpec, run_trial
+from harness.verdict.shared import KINDS, not_stopped
+from sandboxes.base import Sandboxes
 from sandboxes.docker.backend import DockerSandboxes, Options
-from tests.harness.cheats import AS_ROOT, CHEATS
+from sandboxes.local.bubblewrap import BubblewrapSandboxes, why_not
+from tests.conftest import need
+from tests.harness.cheats import PYTEST_NEEDS, SECRET, VICTIMS, WAYS, Way
 
-SECRET = "an answer that only the tests hold"
-TESTS = f"""
-import unittest
-class T(unittest.TestCase):
-    def test(self):
-        self.assertEqual(open("hello.txt").read().strip(), "hello, not {SECRET}"[:5])
-"""
-HELLO: dict[str, Any] = {
-    "id": "hello",
-    "instruction": "Write hello.txt",
-    "image": {"name": "deb:py"},
-    "network": "none",
-    "setup": "mkdir src && echo 'x = 1' > src/app.py && git init -q . && git -C . add src",
-    "verifier": {"command": "python3 -m unittest -q tests.test_hello", "files": {"tests/test_hello.py": TESTS}},
-    "limits": {"memory_mb": 256, "disk_mb": 64, "pids": 64},
-}
-HARBOR = {"profile": "harbor", "work": "/srv", "limits": {"memory_mb": 256, "pids": 64}}
+Mode = Literal["strict", "harbor", "bubblewrap", "steps"]
+MODES: tuple[Mode, ...] = ("strict", "harbor", "bubblewrap", "steps")
+HONEST = "echo hello > hello.txt"
+LOGS = "&& echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt"
 
 
 @pytest.fixture
-async def sandboxes(docker_daemon: str) -> AsyncIterator[DockerSandboxes]:
-    opened = await DockerSandboxes.open(Options(address=docker_daemon, image="deb:py", run="test"))
+async def sandboxes(docker_daemon: str, tmp_path: Path, mode: Mode) -> AsyncIterator[Sandboxes]:
+    opened: Sandboxes
+    if mode == "bubblewrap":
+        need("bubblewrap", not why_not())
+        opened = BubblewrapSandboxes(tmp_path / "sandboxes")
+    else:
+        opened = await DockerSandboxes.open(Options(address=docker_daemon, image="deb:py", run="test"))
     yield opened
     await opened.close()
 
 
-async def rollout(sandboxes: DockerSandboxes, agent: str, **task: Any) -> tuple[float, IsolationFindings, str]:
-    """The verdict on what a command leaves behind, what was set apart for it, and what the command said."""
-    checked_task = msgspec.convert(HELLO | task, Task)
-    sandbox = await sandboxes.start(spec_of(checked_task))
-    try:
-        await set_up(sandbox, checked_task)
-        snapshot = await take_snapshot(sandbox, checked_task, sandboxes)
-        output = await sandbox.run(agent, Limits(seconds=60), {})
-        async with verifier_sandbox(sandboxes, sandbox, checked_task, snapshot) as (room, findings):
-            return (await verify(room, checked_task)).reward, findings, output.output
-    finally:
-        await sandbox.stop()
+@pytest.fixture(scope="session")
+def pytest_directory(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """pytest and what it needs, for sandboxes whose image has none."""
+    directory = tmp_path_factory.mktemp("pytest")
+    for name in PYTEST_NEEDS:
+        found = find_spec(name)
+        assert found is not None and found.origin is not None
+        source = Path(found.origin)
+        if source.name == "__init__.py":
+            shutil.copytree(source.parent, directory / name, ignore=_not_needed)
+        else:
+            shutil.copy(source, directory)
+    return str(directory)
 
 
-PROFILES = pytest.mark.parametrize(
-    "profile", [pytest.param({}, id="strict"), pytest.param(HARBOR, id="harbor", marks=pytest.mark.long)]
-)
+def _not_needed(directory: str, names: list[str]) -> list[str]:
+    lexers = {"__init__.py", "_mapping.py", "python.py", "diff.py"}
+    return [name for name in names if name == "__pycache__" or (directory.endswith("/lexers") and name not in lexers)]
 
 
-@PROFILES
-async def test_honest_work_passes(sandboxes: DockerSandboxes, profile: dict[str, Any]) -> None:
-    reward, findings, output = await rollout(
-        sandboxes, "umask 077; echo hello > hello.txt; mkdir -m 700 made", **profile
-    )
-    assert (reward, findings.removed, findings.restored, output) == (1.0, [], [], "")
-    assert findings.difference.added == [f"{'/srv' if profile else '/work'}/{name}" for name in ("hello.txt", "made")]
+def verifier_of(victim: str, mode: Mode, where: str, library: str) -> dict[str, Any]:
+    fields: dict[str, Any] = {"timeout": 20, "where": where} | VICTIMS[victim]
+    if ".lib" in fields["command"]:
+        fields |= {"directories": {".lib": library}}
+    if mode == "harbor":
+        command = fields["command"]
+        fields |= {
+            "user": "root",
+            "rewards": "logs",
+            "command": command if "reward" in command else f"({command}) {LOGS}",
+        }
+    return fields
 
 
-@PROFILES
-@pytest.mark.parametrize("cheat", CHEATS, ids=[name.replace(" ", "-") for name in CHEATS])
-async def test_a_cheat_gets_the_verdict_of_its_work(
-    sandboxes: DockerSandboxes, cheat: str, profile: dict[str, Any]
-) -> None:
-    reward, _, output = await rollout(sandboxes, CHEATS[cheat], **profile)
-    assert reward == 0.0 and SECRET not in output
+def task_of(way: Way, mode: Mode, where: str, library: str) -> Task:
+    """The task that a way attacks; its solution is the way."""
+    fields: dict[str, Any] = {
+        "id": "hello",
+        "instruction": "Write hello.txt",
+        "image": None if mode == "bubblewrap" else {"name": "deb:py"},
+        "network": "none",
+        "limits": {"memory_mb": 512, "disk_mb": 64, "pids": 128},
+        "timeout": 60,
+        "verifier": verifier_of(way.victim, mode, where, library),
+        "solution": {"command": way.script},
+    }
+    if mode == "harbor":
+        fields |= {"profile": "harbor", "work": "/srv"}
+    if mode == "steps":
+        first = {"verifier": verifier_of(way.first_victim or way.victim, mode, where, library)}
+        second = {"verifier": fields.pop("verifier"), "solution": {"command": "true"}}
+        fields["steps"] = [{"name": name, "instruction": "?", **step} for name, step in (("1", first), ("2", second))]
+    return msgspec.convert(fields, Task)
 
 
-ROOTS = [
-    pytest.param(name, id=name.replace(" ", "-"), marks=[] if "shell" in name else pytest.mark.long) for name in AS_ROOT
+async def trial_of(sandboxes: Sandboxes, task: Task) -> Trial:
+    return await run_trial(sandboxes, TrialSpec(task, "a", "oracle", 0))
+
+
+def earns_nothing(trial: Trial, way: Way) -> bool:
+    """Whether the verdict is 0. Only a way that aims at no verdict, or at a reward out of range, may also have none."""
+    return trial.reward == 0.0 or (trial.reward is None and way.kind in ("room", None))
+
+
+def named(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, id=name.replace(" ", "-")) for name in names]
+
+
+LISTED = [
+    pytest.param(name, way.attacks, id=f"{way.listed}-{name.replace(' ', '-')}")
+    for name, way in WAYS.items()
+    if way.listed
 ]
 
 
-@pytest.mark.parametrize("cheat", ROOTS)
-async def test_a_cheating_root_finds_its_tools_put_back(sandboxes: DockerSandboxes, cheat: str) -> None:
-    verifier = HELLO["verifier"] | {"user": "root"}
-    reward, findings, _ = await rollout(sandboxes, AS_ROOT[cheat], **HARBOR, verifier=verifier)
-    assert reward == 0.0 and findings.removed + findings.restored != []
+EVERYWHERE = [
+    pytest.param(name, mode, id=f"{name.replace(' ', '-')}-{mode}")
+    for name, way in WAYS.items()
+    for mode in ((way.attacks,) if way.attacks in ("harbor", "steps") else MODES)
+]
+"""Every way in every mode, but for those that need root, or a first step."""
 
 
-async def test_what_root_installs_and_the_task_lets_it_have_stays(sandboxes: DockerSandboxes) -> None:
-    agent = "echo hello > hello.txt; cd /usr/local/bin; printf '#!/bin/sh\\necho new' > tool; chmod +x tool; "
-    agent += "rm /usr/bin/yes; cp /bin/true /usr/bin/yes"
-    verifier = {"command": "[ $(tool) = new ] && yes", "user": "root", "keep": ["/usr/bin/yes"]}
-    reward, findings, _ = await rollout(sandboxes, agent, **HARBOR, verifier=verifier)
-    assert (reward, findings.removed, findings.restored) == (1.0, [], [])
+def test_the_ten_kinds_have_their_ways() -> None:
+    assert sorted(way.listed for way in WAYS.values() if way.listed) == list(range(1, 11))
+    assert {way.kind for way in WAYS.values()} == {*KINDS, None} and len(WAYS) >= 59
+    assert {way.victim for way in WAYS.values()} == {*VICTIMS}
+
+
+@pytest.mark.parametrize("name, mode", LISTED)
+async def test_a_way_of_each_kind_earns_nothing_in_a_fresh_sandbox(
+    sandboxes: Sandboxes, pytest_directory: str, name: str, mode: Mode
+) -> None:
+    trial = await trial_of(sandboxes, task_of(WAYS[name], mode, "fresh", pytest_directory))
+    assert earns_nothing(trial, WAYS[name]), trial
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name, mode", EVERYWHERE)
+async def test_a_way_earns_nothing_in_a_fresh_sandbox_and_is_stopped_or_listed_in_its_own(
+    sandboxes: Sandboxes, pytest_directory: str, name: str, mode: Mode
+) -> None:
+    tasks = [task_of(WAYS[name], mode, where, pytest_directory) for where in ("fresh", "shared")]
+    fresh, shared = await asyncio.gather(*(trial_of(sandboxes, task) for task in tasks))
+    assert earns_nothing(fresh, WAYS[name]) and SECRET not in fresh.detail + shared.detail, fresh
+    assert earns_nothing(shared, WAYS[name]) or WAYS[name].kind in not_stopped(tasks[1], sandboxes.kind), shared
+
+
+@pytest.mark.parametrize(
+    "mode", [pytest.param(mode, marks=[] if mode == "bubblewrap" else pytest.mark.long) for mode in MODES]
+)
+@pytest.mark.parametrize("victim", named(VICTIMS))
+async def test_honest_work_earns_everything(
+    sandboxes: Sandboxes, pytest_directory: str, victim: str, mode: Mode
+) -> None:
+    tasks = [task_of(Way(script=HONEST, victim=victim), mode, where, pytest_directory) for where in ("fresh", "shared")]
+    for trial in await asyncio.gather(*(trial_of(sandboxes, task) for task in tasks)):
+        assert (trial.reward, trial.failure) == (1.0, None), trial
+
+
+@pytest.mark.parametrize("mode", ["bubblewrap"])
+async def test_a_reward_may_have_another_range(sandboxes: Sandboxes, pytest_directory: str) -> None:
+    task = task_of(WAYS["a reward out of range"], "bubblewrap", "fresh", pytest_directory)
+    wider = msgspec.structs.replace(task.verifier, range=(0.0, 1000.0))
+    assert (await trial_of(sandboxes, task)).detail.startswith("the reward 1000 is outside of 0 to 1")
+    assert (await trial_of(sandboxes, msgspec.structs.replace(task, verifier=wider))).reward == 1000

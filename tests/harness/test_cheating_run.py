@@ -22,8 +22,7 @@ from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.docker.daemon import DockerDaemon
 from sandboxes.docker.network import Channel, Runtime
 from sandboxes.network.forwarder import SOCKET, URL
-from tests.harness.cheats import CHEATS
-from tests.harness.test_cheating import HELLO
+from tests.harness.cheats import HELLO, WAYS
 
 ASK = """python3 -c '
 import json, os, urllib.request as u
@@ -32,7 +31,7 @@ head = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type
 print(u.urlopen(u.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body.encode(), head)).read())
 '
 """
-TAKEN = ("reads the tests", "runs a test runner of its own", "writes rewards", "patches from the background")
+TAKEN = ("reads the tests", "a test runner of its own", "rewards in every place", "a loop in the background")
 
 
 @pytest.fixture
@@ -82,7 +81,7 @@ async def context(proxy: RunningProxy, docker_daemon: str, socket: Path, tmp_pat
 
 
 async def test_cheats_count_in_their_groups_statistics(context: RunContext) -> None:
-    pool, cheats = context.pool.blocking, [CHEATS[name] for name in TAKEN]
+    pool, cheats = context.pool.blocking, [WAYS[name].script for name in TAKEN]
     task = HELLO | {"network": "model", "timeout": 120}
     run_id = open_run(pool, str(context.logs), "train", {}).id
     opened = open_group(pool, run_id, task, len(cheats) + 1)

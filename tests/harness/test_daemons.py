@@ -14,7 +14,7 @@ from harness.verdict.isolation import verifier_sandbox
 from sandboxes.base import Limits
 from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.docker.container.sandbox import DockerSandbox
-from tests.harness.test_cheating import HELLO
+from tests.harness.cheats import HELLO
 
 SERVER = """
 import os, socket, sys, threading

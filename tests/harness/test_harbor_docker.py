@@ -9,7 +9,7 @@ import pytest
 from harness.tasks import Task
 from harness.tasks.harbor import load_harbor
 from harness.validation.runner import ValidationPlan, ValidationResults, prove
-from harness.validation.trials import TrialSpec, run_trial
+from harness.validation.trials import Kind, TrialSpec, run_trial
 from sandboxes.docker.backend import DockerSandboxes, Options
 from tests.harness.test_harbor import EXAMPLES, task_directory
 
@@ -91,7 +91,8 @@ echo 0 > /logs/verifier/reward.txt
 async def test_separate_tests_see_the_artifacts_and_nothing_else(sandboxes: DockerSandboxes, tmp_path: Path) -> None:
     """Their own image has no Python, and a file at /app/gone, which the agent did not leave."""
     task = load_harbor(task_directory(tmp_path, SEPARATE, **SEPARATE_FILES))
-    for kind, reward in (("oracle", 1.0), ("no-op", 0.0)):
+    expected: dict[Kind, float] = {"oracle": 1.0, "no-op": 0.0}
+    for kind, reward in expected.items():
         trial = await run_trial(sandboxes, TrialSpec(task, "a", kind, 0))
         assert (trial.reward, trial.failure, trial.detail) == (reward, None, "")
 

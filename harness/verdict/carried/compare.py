@@ -1,5 +1,6 @@
 """Compares what lies at a place in the agent's sandbox with the same place in a fresh one, and plans what to write."""
 
+import os
 import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -65,7 +66,8 @@ def compare(given: Comparison, theirs: IO[bytes] | None, ours: IO[bytes] | None,
             archive.seek(0)
     before = Unpacked() if ours is None else unpack(ours, None, root, {}, 2 * given.limit)
     now = Unpacked() if theirs is None else unpack(theirs, given.staging, root, before.entries, given.limit)
-    findings.left_out.extend(f"{root}/{path}" for path in now.left_out)
+    dropped = _drop_links(given, before.entries, now.entries)
+    findings.left_out.extend(f"{root}/{path}" for path in (*now.left_out, *dropped))
     _note_difference(root, before.entries, now.entries, findings)
     apart = _set_apart(given, before.entries, now.entries)
     for path in apart:
@@ -75,6 +77,33 @@ def compare(given: Comparison, theirs: IO[bytes] | None, ours: IO[bytes] | None,
     excluded = _excluded(given, {*before.entries, *now.entries})
     kept = _Kept({*apart, *excluded}, before.entries)
     return _planned(given, before.entries, now.entries, kept)
+
+
+def _drop_links(given: Comparison, before: Mapping[str, Entry], now: dict[str, Entry]) -> list[str]:
+    """Drop links of the agent's that lead to nothing, or to where the verifier's files will lie: a right answer."""
+    staging = Path(os.path.realpath(given.staging))
+    theirs = [staging / path for path in _places_of_verifier(given)]
+    dropped = []
+    for path, entry in now.items():
+        if entry.kind == "link" and entry != before.get(path):
+            end = Path(os.path.realpath(staging / path))  # one of a circle does not exist
+            if not end.exists() or any(
+                end == place or end in place.parents or place in end.parents for place in theirs
+            ):
+                dropped.append(path)
+    for path in dropped:
+        (given.staging / path).unlink()
+        del now[path]
+    return dropped
+
+
+def _places_of_verifier(given: Comparison) -> list[PurePosixPath]:
+    """Where the verifier's files and directories will lie below the place, in relation to it."""
+    root, below = PurePosixPath(given.place.root), given.place.below
+    work = None if below is None else PurePosixPath(*root.parts[: len(root.parts) - len(PurePosixPath(below).parts)])
+    paths = [path for path in (*given.task.verifier.files, *given.task.verifier.directories) if path[:2] != "~/"]
+    full = [(work or root.parent) / path for path in paths if work or path.startswith("/")]
+    return [path.relative_to(root) for path in full if path.is_relative_to(root)]
 
 
 def _note_difference(

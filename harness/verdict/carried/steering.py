@@ -3,7 +3,8 @@
 - What test runners read (harness/environment/protected_files.py), and project files with a section for pytest.
 - `__init__.py` where the verifier's files lie, which the import of a test runs first; above them where it is new.
 - Metadata of installed packages (`*.dist-info`, `*.egg-info`), whose entry points are plugins.
-- New modules with the name of one that Python brings or the image has installed: they would be imported instead.
+- New modules with the name of one that Python brings, the image has installed, or the verifier brings as a package:
+  they would be imported instead.
 
 Left out: what a verifier calls by name, as `make test` does. A task's `verifier.keep` lists exceptions.
 """
@@ -11,7 +12,7 @@ Left out: what a verifier calls by name, as `make test` does. A task's `verifier
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from harness.environment.protected_files import RUNNERS, is_kept
 from harness.tasks import Task
@@ -44,6 +45,12 @@ def _below(places: Collection[str], root: str) -> set[str]:
     return {_text(place.relative_to(root or ".")) for place in inside}
 
 
+def _brought(task: Task) -> set[str]:
+    """The names of Python packages at the top of the directories that the verifier brings."""
+    packages = (Path(source).glob("*/__init__.py") for source in task.verifier.directories.values())
+    return {file.parent.name for found in packages for file in found}
+
+
 class Steering:
     """Judges the files of one agent's working directory, or of a part of it."""
 
@@ -54,7 +61,7 @@ class Steering:
         self._task, self._before, self._now = task, before, now
         beside = {_text(PurePosixPath(path).parent) for path in task.verifier.files}
         self._places, self._beside = _below(places_of(task), root), _below(beside, root)
-        self._modules = (sys.stdlib_module_names | set(modules)) - OWN_NAMES
+        self._modules = (sys.stdlib_module_names | set(modules) | _brought(task)) - OWN_NAMES
 
     def judge(self, read: Callable[[str], bytes]) -> list[str]:
         """The topmost paths that would steer the verifier, whose state from before the agent counts instead.
