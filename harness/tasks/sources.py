@@ -4,9 +4,10 @@ A mix file is TOML: `[[source]]` with `path` (relative to the file) and optional
 with a weight for each. Left out: data sets that would have to be downloaded.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from glob import iglob
+from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
@@ -21,8 +22,6 @@ from harness.tasks.schema import Count, Domain, Share, Strict, Task, Text
 from proxy.pool.errors import UserError
 from proxy.pool.settings_file import load_settings
 from sandboxes.host_files.walk import DEPTH, ENTRIES, leads_inside
-
-MAX_WILDCARDS = 10
 
 
 class MixSource(Strict, frozen=True, kw_only=True):
@@ -92,26 +91,50 @@ def _paths(given: str, base: Path) -> list[Path]:
         raise UserError(f"{given} cannot be a source ({error.strerror}); name a path that exists") from error
     if not any(sign in given for sign in "*?["):
         raise UserError(f"{given} does not exist; name a JSONL file, a task directory, a directory of them or a glob")
-    if given.count("*") > MAX_WILDCARDS or "**" in given.replace("**", "", 1):
-        raise UserError(f"{given} has more than {MAX_WILDCARDS} wildcards or several **; name the directory above")
+    return sorted(_matches(base / given, given))
+
+
+def _matches(pattern: Path, given: str) -> set[Path]:
+    """The paths that a pattern matches.
+
+    Unlike Python's glob, which follows links in a circle again and again, this follows a link only where the pattern
+    names it, or at its end.
+    """
+    names = pattern.parts[bool(pattern.anchor) :]
+    places = {Path(pattern.anchor)}
+    for index, name in enumerate(names):
+        if name == "**":
+            places = set(islice((below for place in places for below in _below(place)), ENTRIES + 1))
+        elif any(sign in name for sign in "*?["):
+            last, hidden = index == len(names) - 1, name.startswith(".")
+            places = {
+                child
+                for place in places
+                for child in _children(place)
+                if fnmatchcase(child.name, name)
+                and (last or not child.is_symlink())
+                and (hidden or not child.name.startswith("."))
+            }
+        else:
+            places = {place / name for place in places if os.path.lexists(place / name)}
+        if len(places) > ENTRIES:
+            raise UserError(f"{given} matches more than {ENTRIES} paths; name fewer")
+    return places
+
+
+def _below(place: Path) -> Iterator[Path]:
+    """A directory and all below it, without hidden ones and links."""
+    left = [place]
+    while left:
+        yield (place := left.pop())
+        left += [c for c in _children(place) if c.is_dir() and not c.is_symlink() and not c.name.startswith(".")]
+
+
+def _children(place: Path) -> list[Path]:
     try:
-        matches = list(islice(_matches(given, base), ENTRIES + 1))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{given} cannot be searched ({error}); name the directory above") from error
-    if len(matches) > ENTRIES:
-        raise UserError(f"{given} matches more than {ENTRIES} paths; name fewer")
-    return sorted(matches)
-
-
-def _matches(given: str, base: Path) -> Iterator[Path]:
-    if "**" not in given:
-        yield from (base / match for match in iglob(given, root_dir=base))
-        return
-    whole = base / given
-    anchor = Path(whole.anchor)
-    for path in anchor.glob(str(whole.relative_to(anchor))):  # unlike the module glob it follows no links at **
-        if not any(part.startswith(".") and part not in whole.parts for part in path.parts):
-            yield path
+        return list(islice(place.iterdir(), ENTRIES + 1))
+    except OSError:  # no directory, or one that cannot be read
+        return []
 
 
 def _of_path(path: Path, given: str, refused: list[str]) -> Iterator[Task]:

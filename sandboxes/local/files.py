@@ -6,7 +6,9 @@ with a file system of their own (Docker).
 """
 
 import errno
+import io
 import os
+import shutil
 import stat
 import tarfile
 from collections.abc import Sequence
@@ -37,14 +39,14 @@ class SandboxPath:
         return SandboxPath(self.base, (*self.parts, *parts), self.owner)
 
 
-def write(place: SandboxPath, content: bytes, mode: int = 0o644) -> None:
+def write(place: SandboxPath, content: bytes | IO[bytes], mode: int = 0o644) -> None:
     """Write a file and its parent directories. Replace whatever stands in the way."""
     parent = _open(place.base, place.parts[:-1], place.owner)
     try:
         remove_below(parent, place.parts[-1])
         file = os.open(place.parts[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode, dir_fd=parent)
         with os.fdopen(file, "wb") as opened:
-            opened.write(content)
+            shutil.copyfileobj(io.BytesIO(content) if isinstance(content, bytes) else content, opened, _CHUNK)
             _give(file, place.owner)
     finally:
         os.close(parent)
@@ -84,7 +86,8 @@ def put(source: Path, place: SandboxPath) -> None:
             elif path.is_dir():
                 os.close(_open(here.base, (*here.parts, name), here.owner))
             elif path.is_file():
-                write(here.below(name), path.read_bytes(), stat.S_IMODE(path.stat().st_mode))
+                with path.open("rb") as file:
+                    write(here.below(name), file, stat.S_IMODE(path.stat().st_mode))
 
 
 def get(place: SandboxPath, target: Path, limit: int) -> None:

@@ -200,6 +200,9 @@ def test_links_in_a_circle_are_searched_once(tmp_path: Path) -> None:
         (tmp_path / "tasks" / name).symlink_to(".")
     assert [task.id for task in load_sources([str(tmp_path / "tasks")]).mix.tasks] == ["one"]
     assert [task.id for task in load_sources([f"{tmp_path}/**/one"]).mix.tasks] == ["one"]
+    for number in range(30):
+        (tmp_path / f"tasks/link{number}").symlink_to(".")
+    assert "holds no task" in sentence_of(tmp_path / "tasks/*/*/*/*/*/*/*/*/none")
     (tmp_path / "tasks/out").symlink_to("/usr")
     assert "tasks/out is a link that leads out of" in sentence_of(tmp_path / "tasks")
 

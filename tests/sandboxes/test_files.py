@@ -1,6 +1,7 @@
 """Files that go into and out of a sandbox's directory never pass a link that an agent has put in the way."""
 
 import os
+import resource
 import threading
 import time
 from pathlib import Path
@@ -48,6 +49,20 @@ def test_a_tree_is_copied_as_it_is(inside: Path, tmp_path: Path) -> None:
     assert not back.is_symlink() and (back / "sub" / "empty").is_dir() and (back / "file").is_symlink()
     assert (back / "sub" / "tool").read_text() == "#!" and (back / "sub" / "tool").stat().st_mode & 0o777 == 0o755
     assert [path.name for path in (tmp_path / "outside").iterdir()] == ["secret"]
+
+
+def test_a_large_file_is_copied_in_pieces(inside: Path, tmp_path: Path) -> None:
+    (tmp_path / "large").mkdir()
+    with (tmp_path / "large/holes").open("wb") as file:
+        file.truncate(400 << 20)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + (200 << 20), before[1]))
+    try:
+        files.put(tmp_path / "large", SandboxPath(inside, ("copy",)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert (inside / "copy/holes").stat().st_size == 400 << 20
 
 
 def test_a_tree_that_has_gone_is_not_an_empty_one(inside: Path, tmp_path: Path) -> None:
