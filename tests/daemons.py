@@ -68,9 +68,19 @@ class OwnDaemon:
         self._dockerd.kill()
         self._dockerd.wait()
 
+    def hang(self) -> None:
+        """As a daemon that waits for a disk does: it takes connections and answers nothing."""
+        assert self._dockerd is not None
+        self._dockerd.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        assert self._dockerd is not None
+        self._dockerd.send_signal(signal.SIGCONT)
+
     def stop(self) -> None:
         """Down, with everything that it started."""
         if self._dockerd is not None and self._dockerd.poll() is None:
+            self.go_on()
             with suppress(subprocess.CalledProcessError):
                 if left := self.say("ps", "--all", "--quiet").split():
                     self.say("rm", "--force", *left)

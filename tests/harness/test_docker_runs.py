@@ -81,8 +81,9 @@ def test_kill_9_in_mid_run_leaves_containers_that_the_next_start_removes(
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_a_daemon_that_is_killed_in_mid_run_costs_no_attempt_its_verdict(
-    in_docker: CommandLine, proxy: RunningProxy, tmp_path: Path
+@pytest.mark.parametrize("way", ["killed", "hangs"])
+def test_a_daemon_that_is_away_in_mid_run_costs_no_rollout_its_verdict(
+    in_docker: CommandLine, proxy: RunningProxy, tmp_path: Path, way: str
 ) -> None:
     pool, name = open_pool(proxy.pool), tmp_path.name
     with own_daemon() as daemon:
@@ -91,13 +92,16 @@ def test_a_daemon_that_is_killed_in_mid_run_costs_no_attempt_its_verdict(
         )
         try:
             wait_for(lambda: running.poll() is not None or len(daemon.say("ps", "--quiet").split()) >= 2)
-            daemon.kill()
-            wait_for(lambda: running.poll() is not None or "outage" in failures(pool, name))
-            daemon.start()
+            daemon.kill() if way == "killed" else daemon.hang()
+            assert running.stdout is not None
+            seen = next((line for line in running.stdout if "waiting: the Docker daemon" in line), "")
+            assert f"the Docker daemon at {daemon.address} has been away for" in seen
+            daemon.start() if way == "killed" else daemon.go_on()
             output, _ = running.communicate(timeout=600)
             assert running.returncode == 0, output
             assert [row["reward"] for row in results(tmp_path / "run")] == [1.0] * 6
-            assert set(failures(pool, name)) == {None, "outage"}
+            assert set(failures(pool, name)) <= {None, "outage"}
+            assert ("outage" in failures(pool, name)) >= (way == "killed")
             assert daemon.say("ps", "--all", "--quiet") == ""
         finally:
             running.kill()

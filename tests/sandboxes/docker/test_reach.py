@@ -87,7 +87,10 @@ async def test_a_verifiers_network_is_restricted_as_well(restricted: DockerSandb
     sandbox = await restricted.start(SMALL)
     await sandbox.allow_network()
     async with listener() as port:
-        assert await answers(sandbox, (TCP, await gateway(restricted), port)) == [REFUSED]
+        here = await gateway(restricted)
+        assert await answers(sandbox, (TCP, here, port)) == [REFUSED]
+        await sandbox.restart()  # into a new name space
+        assert await answers(sandbox, (TCP, here, port), (UDP, "192.0.32.8", 53)) == [REFUSED, "works"]
     await sandbox.stop()
 
 
