@@ -105,10 +105,10 @@ class Hosts:
         return max((host.sandboxes.away_seconds for host in self._hosts if host.sandboxes is not None), default=0.0)
 
     async def was_away(self, since: float, sandbox: Sandbox | None = None) -> bool:
-        """Whether the sandbox's host was away; without a sandbox, any host."""
+        """Whether the sandbox's host was away; without a sandbox, all hosts: a start tries one after the other."""
         asked = [self._host_of(sandbox)] if sandbox is not None else self._hosts
         answers = [host.sandboxes.was_away(since) for host in asked if host.sandboxes is not None]
-        return any(await asyncio.gather(*answers))
+        return bool(answers) and all(await asyncio.gather(*answers))
 
     def _host_of(self, sandbox: Sandbox) -> _Host:
         return next(host for host in self._hosts if host.options.address == getattr(sandbox, "host", None))

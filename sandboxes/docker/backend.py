@@ -132,7 +132,7 @@ class DockerSandboxes:
             container = await self.daemon.docker.containers.create(config, name=name)
             await container.start()
         if spec.network == "full":
-            await self._restrict(name, spec)
+            await self._connect(name, spec)
         if base.seeded:
             await self._seed(name, base)
         if supply.ready is not None:
@@ -149,7 +149,7 @@ class DockerSandboxes:
             labels=labels,
             writable=spec.profile == "harbor",
             networked=spec.network == "full",
-            restrict=lambda: self._restrict(name, spec),
+            connect=lambda: self._connect(name, spec),
             places=tuple(writable_places(base)) if spec.profile == "strict" else (),
             holder=holder_config(name, base.id, labels) if spec.profile == "strict" else None,
             ready=supply.ready,
@@ -157,9 +157,20 @@ class DockerSandboxes:
         self._running[sandbox] = running = DockerSandbox(self.daemon, started, lambda: self._remove(sandbox))
         return running
 
-    async def _restrict(self, container: str, spec: Spec) -> None:
-        if self._options.router is not None:
-            await self._options.router.restrict(container, spec.reach)
+    async def _connect(self, container: str, spec: Spec) -> None:
+        """Give a running container the daemon's bridge. It is paused until it is kept from what is private or near.
+
+        If that fails, it stays paused.
+        """
+        with self.daemon.translating_errors(f"the network of {container}"):
+            target = self.daemon.container(container)
+            await target.pause()
+            if "none" in (await target.show())["NetworkSettings"]["Networks"]:  # after a restart it is in no network
+                await (await self.daemon.docker.networks.get("none")).disconnect({"Container": container})
+            await (await self.daemon.docker.networks.get("bridge")).connect({"Container": container})
+            if self._options.router is not None:
+                await self._options.router.restrict(container, spec.reach)
+            await target.unpause()
 
     def _labels(self, sandbox: str, spec: Spec) -> dict[str, str]:
         return labels_of("sandbox", self._owner, self._options.run) | sandbox_labels(sandbox, spec, "")

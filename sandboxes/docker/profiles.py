@@ -87,7 +87,7 @@ def container_config(
     host = limits_of(spec) | _rights(spec)
     volumes = _volumes(spec, base, labels, first_id) if spec.profile == "strict" else []
     host |= {
-        "NetworkMode": "bridge" if spec.network == "full" else supply.network or "none",
+        "NetworkMode": "none" if spec.network == "full" else supply.network or "none",
         "ExtraHosts": [f"{service.name}:127.0.0.1" for service in spec.services],
         "Mounts": [*volumes, *supply.mounts],
         "Init": True,

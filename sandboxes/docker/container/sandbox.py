@@ -52,8 +52,8 @@ class StartedContainer:
     """Whether its root file system can be written."""
     networked: bool
     """Whether it begins with a full network."""
-    restrict: Callable[[], Coroutine[None, None, None]]
-    """Keeps it from what is private or near, once it has a network."""
+    connect: Callable[[], Coroutine[None, None, None]]
+    """Gives it a full network."""
     places: Sequence[str] = ()
     """Where it is not: the places that can, each a volume in memory."""
     holder: Mapping[str, Any] | None = None
@@ -237,14 +237,9 @@ class DockerSandbox:
         return ContainerFiles(self.daemon, self.container, self._ids(user))
 
     async def allow_network(self) -> None:
-        """Connect the container to the daemon's bridge, with the restrictions of a full network."""
-        with self.daemon.translating_errors(f"the network of {self.container}"):
-            for name, how in (("none", "disconnect"), ("bridge", "connect")):
-                network = await self.daemon.docker.networks.get(name)
-                change = network.disconnect if how == "disconnect" else network.connect
-                await change({"Container": self.container})
+        if not self._networked:
+            await self._started.connect()
         self._networked = True
-        await self._started.restrict()
 
     async def freeze(self) -> None:
         if not self._killed:
@@ -260,10 +255,13 @@ class DockerSandbox:
         if not self._killed:
             await freezing.kill(self.daemon, self.container, self._started.holder)
         self._killed = True
+        if self._networked:  # so that nothing in it has a network before its routes are restricted
+            with self.daemon.translating_errors(f"the network of {self.container}"):
+                await (await self.daemon.docker.networks.get("bridge")).disconnect({"Container": self.container})
         ended = await freezing.start_again(self.daemon, self.container)
         self._killed, self._kept, self._oom_kills = False, (), 0
-        if self._networked:  # its routes went with its name space
-            await self._started.restrict()
+        if self._networked:
+            await self._started.connect()
         if self._started.ready is not None:
             await self._started.ready(self.container, ended)
 
