@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.verdicts import verdicts
 from sandboxes.base import Image, Limits, Spec
 from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.docker.container.sandbox import DockerSandbox
@@ -50,6 +51,7 @@ async def measure(sizes: Sizes, image: str) -> dict[str, Any]:
     try:
         await cycle(sandboxes, spec)  # prepares the image
         figures = await side_by_side(sandboxes, spec, sizes.cycles)
+        figures |= await verdicts(sandboxes, image, sizes.cycles)
         began = time.perf_counter()
         await asyncio.gather(*(cycle(sandboxes, spec) for _ in range(sizes.batch)))
         figures["cycles_per_s"] = sizes.batch / (time.perf_counter() - began)

@@ -2,6 +2,7 @@
 
 import io
 import os
+import sys
 import tarfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -117,6 +118,14 @@ async def test_what_steers_a_verifier_stays_as_it_was(sandboxes: ProcessSandboxe
     )
     assert sorted(path.partition("/work/")[2] for path in findings.removed) == gone.split()
     assert sorted(path.partition("/work/")[2] for path in findings.restored) == ["pyproject.toml", "tests/conftest.py"]
+
+
+async def test_a_module_that_the_image_has_installed_is_not_replaced(
+    sandboxes: ProcessSandboxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # a Python that has msgspec
+    shown, findings = await carried(sandboxes, "mkdir msgspec; touch msgspec/__init__.py msgspec.py mine.py", tree())
+    assert shown == "./mine.py" and len(findings.removed) == 2
 
 
 async def test_what_the_task_lets_the_agent_have_travels(sandboxes: ProcessSandboxes) -> None:

@@ -6,7 +6,7 @@ Both sandboxes are packed from outside and compared, so only what differs is wri
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -73,7 +73,12 @@ async def pick_up(sandbox: Sandbox, task: Task, snapshot: Snapshot) -> AsyncIter
 
 async def deliver(parcels: Parcels, fresh: Sandbox) -> IsolationFindings:
     """Put artifacts into a fresh sandbox that is set up, as data. AttemptFailed when they hold too much."""
-    modules = (await fresh.run(LIST_MODULES, Limits(seconds=SECONDS), {})).output.split()
+    loop = asyncio.get_running_loop()
+
+    def modules() -> Collection[str]:  # asked from the thread that compares
+        asking = fresh.run(LIST_MODULES, Limits(seconds=SECONDS), {})
+        return asyncio.run_coroutine_threadsafe(asking, loop).result().output.split()
+
     findings = IsolationFindings(FileDifference(), [], [], [])
     for parcel in parcels.each:
         given = Comparison(

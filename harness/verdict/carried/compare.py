@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -35,8 +35,8 @@ class Comparison:
 
     task: Task
     place: Place
-    modules: Collection[str]
-    """Names of the Python modules that the image has installed."""
+    modules: Callable[[], Collection[str]]
+    """Asks the fresh sandbox for the Python modules that its image has installed; only where it matters."""
     staging: Path
     """Where the agent's files are unpacked; in the end it holds only what is to be written."""
     limit: int

@@ -55,13 +55,20 @@ class Steering:
     """Judges the files of one agent's working directory, or of a part of it."""
 
     def __init__(
-        self, task: Task, root: str, before: Mapping[str, Entry], now: Mapping[str, Entry], modules: Collection[str]
+        self,
+        task: Task,
+        root: str,
+        before: Mapping[str, Entry],
+        now: Mapping[str, Entry],
+        modules: Callable[[], Collection[str]],
     ):
         """`root`: the working directory, or a directory below it, in relation to the working directory."""
         self._task, self._before, self._now = task, before, now
         beside = {_text(PurePosixPath(path).parent) for path in task.verifier.files}
         self._places, self._beside = _below(places_of(task), root), _below(beside, root)
-        self._modules = (sys.stdlib_module_names | set(modules) | _brought(task)) - OWN_NAMES
+        self._ask = modules
+        self._installed: Collection[str] | None = None
+        self._brought = _brought(task)
 
     def judge(self, read: Callable[[str], bytes]) -> list[str]:
         """The topmost paths that would steer the verifier, whose state from before the agent counts instead.
@@ -97,6 +104,15 @@ class Steering:
         """Whether Python would import this instead of an installed module. A directory without __init__ comes last."""
         if entry.kind != "directory":
             module = MODULE.fullmatch(name)
-            return bool(module and module[1] in self._modules)
+            return module is not None and self._is_module(module[1])
         below = (other for other in self._now if other.startswith(f"{path}/__init__."))
-        return name in self._modules and next(below, None) is not None
+        return next(below, None) is not None and self._is_module(name)
+
+    def _is_module(self, name: str) -> bool:
+        if name in sys.stdlib_module_names or name in OWN_NAMES:
+            return name not in OWN_NAMES
+        if name in self._brought:
+            return True
+        if self._installed is None:
+            self._installed = self._ask()
+        return name in self._installed
