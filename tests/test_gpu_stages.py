@@ -158,9 +158,11 @@ def test_a_stage_that_lacks_a_part_says_so_and_the_next_one_runs(tmp_path: Path)
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")\n")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "benchmarks/gpu.py", "--quick", "--stage", "attention", "--stage", "mixture"]
+    command += ["--out", str(tmp_path / "found.json")]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0 and [line.get("stage") for line in lines] == ["attention", "mixture", None]
+    assert json.loads((tmp_path / "found.json").read_text()) == lines[2] and {"date", "machine"} <= lines[2].keys()
     assert {(line["ended"], line["lacks"]) for line in lines[:2]} == {("lacks a part", "No module named 'torch'")}
 
 
