@@ -24,8 +24,8 @@ START_SECONDS = 120
 class OwnDaemon:
     """A dockerd with the image bb:1."""
 
-    def __init__(self, home: Path, disk_mb: int | None = None, remapped: bool = False):
-        self.home, self._disk_mb, self._remapped = home, disk_mb, remapped
+    def __init__(self, home: Path, disk_mb: int | None = None, remapped: bool = False, bridge: bool = False):
+        self.home, self._disk_mb, self._remapped, self._bridge = home, disk_mb, remapped, bridge
         self.address = f"unix://{home}/docker.sock"
         self._dockerd: subprocess.Popen[bytes] | None = None
 
@@ -35,7 +35,8 @@ class OwnDaemon:
         for left in ("docker.pid", "run/containerd/containerd.pid"):  # may name a zombie, which passes for alive
             (home / left).unlink(missing_ok=True)
         places = [f"--{name}={home / path}" for name, path in PLACES.items()] + [f"--host={self.address}"]
-        options = ["--iptables=false", "--ip6tables=false", "--bridge=none", "--storage-driver=overlay2", *places]
+        options = ["--iptables=false", "--ip6tables=false", "--storage-driver=overlay2", *places]
+        options += [] if self._bridge else ["--bridge=none"]
         disk = f"mount -t tmpfs -o size={self._disk_mb}m tmpfs {home}/data && " if self._disk_mb else ""
         (home / "data").mkdir(exist_ok=True)
         if self._remapped:
@@ -104,13 +105,13 @@ def said(*arguments: str) -> str:
 
 
 @contextmanager
-def own_daemon(disk_mb: int | None = None, remapped: bool = False) -> Iterator[OwnDaemon]:
+def own_daemon(disk_mb: int | None = None, remapped: bool = False, bridge: bool = False) -> Iterator[OwnDaemon]:
     """A running engine of the test's own, on a disk of this size (in memory) if one is given. Remapped: its containers'
-    root is user 300000 outside."""
+    root is user 300000 outside. Bridge: containers may have a network, which leads nowhere."""
     need("dockerd, as root (apt-get install docker.io)", shutil.which("dockerd") is not None and os.geteuid() == 0)
     home = Path(tempfile.mkdtemp(prefix="bfd-"))  # a socket's path may have 108 characters
     home.chmod(0o755)
-    engine = OwnDaemon(home, disk_mb, remapped)
+    engine = OwnDaemon(home, disk_mb, remapped, bridge)
     try:
         engine.start()
         image = subprocess.run(["docker", "save", "bb:1"], capture_output=True, check=True).stdout

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,6 +16,7 @@ from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.docker.container.sandbox import DockerSandbox
 from sandboxes.docker.daemon import DockerDaemon
 from sandboxes.docker.isolation.reach import Router, own_addresses
+from tests.daemons import own_daemon
 from tests.sandboxes.docker.conftest import HARBOR, SMALL, says
 
 TRY = """
@@ -58,16 +60,17 @@ async def answers(sandbox: DockerSandbox, *tries: tuple[int, str, int]) -> list[
     return json.loads(await says(sandbox, f"python3 -c '{TRY}' '{json.dumps(tries)}'"))
 
 
-async def gateway(sandboxes: DockerSandboxes) -> str:
-    bridge = await (await sandboxes.daemon.docker.networks.get("bridge")).show()
-    return bridge["IPAM"]["Config"][0]["Gateway"]
+async def gateway(sandbox: DockerSandbox) -> str:
+    """The address of the daemon's host on the bridge that the sandbox is connected to."""
+    details = await sandbox.daemon.container(sandbox.container).show()
+    return details["NetworkSettings"]["Networks"]["bridge"]["Gateway"]
 
 
 async def test_a_full_network_reaches_nothing_near_or_private(restricted: DockerSandboxes) -> None:
     neighbour = await restricted.start(replace(HARBOR, network="full"))
     address = await says(neighbour, "hostname -I")
     sandbox = await restricted.start(replace(SMALL, network="full"))
-    here = await gateway(restricted)
+    here = await gateway(sandbox)
     async with listener() as port:
         near = [(TCP, one, port) for one in {here, *(one for one in own_addresses() if "." in one)}]
         assert await answers(sandbox, *near) == [REFUSED] * len(near)
@@ -87,17 +90,33 @@ async def test_a_verifiers_network_is_restricted_as_well(restricted: DockerSandb
     sandbox = await restricted.start(SMALL)
     await sandbox.allow_network()
     async with listener() as port:
-        here = await gateway(restricted)
+        here = await gateway(sandbox)
         assert await answers(sandbox, (TCP, here, port)) == [REFUSED]
         await sandbox.restart()  # into a new name space
         assert await answers(sandbox, (TCP, here, port), (UDP, "192.0.32.8", 53)) == [REFUSED, "works"]
     await sandbox.stop()
 
 
+@pytest.mark.long
+async def test_a_root_that_is_nobody_outside_is_restricted_as_well(docker_daemon: str) -> None:
+    with own_daemon(remapped=True, bridge=True) as own:
+        image = subprocess.run(["docker", "save", "deb:py"], capture_output=True, check=True).stdout
+        subprocess.run([*own.docker, "load"], input=image, capture_output=True, check=True)
+        daemon = await DockerDaemon.open(own.address)
+        router = Router(daemon=daemon, python="/usr/bin/python3", image="deb:py")
+        sandboxes = await DockerSandboxes.open(Options(address=own.address, image="deb:py", router=router))
+        sandbox = await sandboxes.start(replace(HARBOR, network="full"))
+        tries = [(TCP, await gateway(sandbox), 80), (TCP, "169.254.169.254", 80), (UDP, "192.0.32.8", 53)]
+        assert await answers(sandbox, *tries) == [REFUSED, REFUSED, "works"]
+        await sandboxes.close()
+        await daemon.close()
+
+
 async def test_a_build_has_a_sandboxs_limits(restricted: DockerSandboxes, tmp_path: Path) -> None:
     (tmp_path / "try.py").write_text(TRY)
     async with listener() as port:
-        tries = json.dumps([(TCP, await gateway(restricted), port), (TCP, "169.254.169.254", 80)])
+        near = next(one for one in own_addresses() if "." in one)
+        tries = json.dumps([(TCP, near, port), (TCP, "169.254.169.254", 80)])
         check = f"python3 /try.py '{tries}' | grep -x '\\[\"{REFUSED}\", \"{REFUSED}\"\\]'"
         lines = f"FROM deb:py\nCOPY try.py /\nRUN echo {os.urandom(8).hex()} && {check}\n"
         (tmp_path / "Dockerfile").write_text(lines)
