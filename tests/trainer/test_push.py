@@ -216,6 +216,15 @@ async def test_a_group_that_the_engine_does_not_join_is_given_up(start: Start, w
     assert engine.paused and not engine.in_session
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this trainer has a GPU")
+async def test_a_trainer_without_a_gpu_says_so_to_an_engine_on_one(start: Start, weights: Weights) -> None:
+    engine = Double(version="v6")
+    engine.about["device"] = "cuda"
+    with pytest.raises(UserError, match="needs NCCL for a broadcast, and this trainer has no GPU; set push.way to"):
+        await pushed(weights, make_push(engines=await start(engine), way="distributed"))
+    assert engine.paused and "init_weights_update_group" not in engine.calls
+
+
 class Joined:
     """A backend whose broadcasts return only when all ranks have joined them, as the first one of NCCL does."""
 

@@ -28,6 +28,10 @@ _ENVIRONMENT = Lock()
 
 def send(engine: PushTarget, weights: Weights) -> None:
     """Broadcast bucket after bucket; the last one sets the version and drops the old caches. Raises PushFailed."""
+    import torch  # takes seconds to import, which pushes by disk need not spend
+
+    if _backend(engine) == "nccl" and not torch.cuda.is_available():
+        raise PushFailed("needs NCCL for a broadcast, and this trainer has no GPU; set push.way to tensor or disk")
     # A unique name: the engine may still have the group of a trainer that died.
     name = f"blackforge-{weights.version}-{secrets.token_hex(4)}"
     with _group(engine, name) as backend, engine.session():
@@ -41,7 +45,7 @@ def _broadcast(engine: PushTarget, backend: Any, bucket: Bucket, about: dict[str
     A thread sends, because NCCL returns from the first broadcast only when the engine has joined it, which the engine
     does when it is asked. The thread is a daemon: if the engine refuses, NCCL may never return.
     """
-    import torch  # takes seconds to import, which pushes by disk need not spend
+    import torch
 
     tensors = [tensor for _, tensor in bucket.tensors]
     flat = torch.cat([tensor.view(-1).view(torch.uint8) for tensor in tensors]).to(_device(engine))
