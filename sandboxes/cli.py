@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 from sandboxes.docker.leftovers import DockerResource
-from sandboxes.gc import Inventory, SearchScope, list_all, remove_leftovers
+from sandboxes.gc import SearchScope, list_all, remove_leftovers
 from sandboxes.local.process import default_root
 
 
@@ -43,20 +43,16 @@ def main(argv: list[str] | None = None) -> int:
             print(_resource_line(resource))
     else:
         seen = remove_leftovers(where, dead_hosts=given.host, bundles=given.bundles)
-        print(_summary(seen))
+        processes = sum(sandbox.processes for sandbox in seen.sandboxes)
+        removed = [f"{len(seen.sandboxes)} sandboxes of dead owners, with {processes} processes"]
+        counts = Counter((thing.kind, thing.daemon) for thing in seen.resources)
+        removed += [f"{number} {kind}s on {daemon}" for (kind, daemon), number in counts.items()]
+        print(f"removed {'; '.join(removed)}")
     for shim in seen.shims:
         print(shim)
     for trouble in seen.troubles:
         print(f"error: {trouble}", file=sys.stderr)
     return 1 if seen.troubles else 0
-
-
-def _summary(seen: Inventory) -> str:
-    processes = sum(sandbox.processes for sandbox in seen.sandboxes)
-    removed = [f"{len(seen.sandboxes)} sandboxes of dead owners, with {processes} processes"]
-    counts = Counter((thing.kind, thing.daemon) for thing in seen.resources)
-    removed += [f"{number} {kind}s on {daemon}" for (kind, daemon), number in counts.items()]
-    return f"removed {'; '.join(removed)}"
 
 
 def _resource_line(thing: DockerResource) -> str:

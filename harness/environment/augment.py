@@ -63,7 +63,14 @@ class Variation:
 
 def variations(augment: Augment) -> list[list[Variation]]:
     """All variations that are declared; of each inner list at most one is chosen."""
-    options = [[_version(package, version) for version in augment.versions[package]] for package in augment.versions]
+    install = "python3 -m pip install --quiet --no-input --disable-pip-version-check"
+    options = [
+        [
+            Variation("version", wanted, f"{install} {quoted(wanted)}", needs_own_root=True)
+            for wanted in (f"{package}=={version}" for version in versions)
+        ]
+        for package, versions in augment.versions.items()
+    ]
     options += [[_removal(name)] for name in augment.remove]
     options += [[Variation("mirror", "dead", DEAD_MIRROR, needs_own_root=True)]] if augment.mirror else []
     options += [
@@ -74,11 +81,6 @@ def variations(augment: Augment) -> list[list[Variation]]:
     options += [[Variation("user", name, "", {"USER": name, "LOGNAME": name}) for name in augment.user]]
     options += [[Variation("command", name, command)] for name, command in augment.commands.items()]
     return [choices for choices in options if choices]
-
-
-def _version(package: str, version: str) -> Variation:
-    install = f"python3 -m pip install --quiet --no-input --disable-pip-version-check {quoted(f'{package}=={version}')}"
-    return Variation("version", f"{package}=={version}", install, needs_own_root=True)
 
 
 def _removal(name: str) -> Variation:

@@ -199,16 +199,13 @@ def _messages(message: _Message, where: str) -> list[dict[str, Any]]:
     texts: list[_Block] = []
     for j, block in enumerate(message.content):
         if block.type == "tool_result":
-            results.append(_result(block, f"{where}.content[{j}].content"))
+            content = _joined(block.content or "", f"{where}.content[{j}].content", "\n")
+            result = {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+            results.append({**result, "is_error": True} if block.is_error else result)  # for templates that show it
         else:
             texts.append(_text_only(block, f"{where}.content[{j}]"))
     text = "\n\n".join(block.text for block in texts)
     return [*results, {"role": message.role, "content": text}] if texts or not results else results
-
-
-def _result(block: _Block, where: str) -> dict[str, Any]:
-    result = {"role": "tool", "tool_call_id": block.tool_use_id, "content": _joined(block.content or "", where, "\n")}
-    return {**result, "is_error": True} if block.is_error else result  # for templates that show it
 
 
 def _assistant(content: str | list[_Block], where: str) -> dict[str, Any]:

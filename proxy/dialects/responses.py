@@ -284,8 +284,13 @@ class ResponsesEvents:
         return self._event("created", response=self.response) + self._event("in_progress", response=self.response)
 
     def deltas(self, pieces: Sequence[Piece], choice: int = 0) -> bytes:
-        shown = (piece for piece in pieces if isinstance(piece, Text | Reasoning))
-        return b"".join(self._open_item(type(piece)) + self._delta(piece.text) for piece in shown)
+        events = []
+        for piece in pieces:
+            if isinstance(piece, Text | Reasoning):
+                events.append(self._open_item(type(piece)))
+                self._texts.append(piece.text)
+                events.append(self._text_event("delta", delta=piece.text))
+        return b"".join(events)
 
     def closing(self, answer: Reply, *_: Reply) -> bytes:
         events = [self._close_item(), *(self._tool_call(call) for call in answer.tool_calls)]
@@ -324,10 +329,6 @@ class ResponsesEvents:
         done = self._text_event("done", text=part["text"])
         self._open_kind = None
         return done + self._part_event("content_part.done", part=part) + self._item_done()
-
-    def _delta(self, text: str) -> bytes:
-        self._texts.append(text)
-        return self._text_event("delta", delta=text)
 
     def _part(self) -> dict[str, Any]:
         text = "".join(self._texts)

@@ -106,18 +106,17 @@ class CompletionWriter:
     def _commit(self, batch: list[NewCompletion]) -> list[int | Exception]:
         with self._pool.write() as connection:
             next_ordinal = _open_attempts(connection, {item.attempt_id for item in batch})
-            rows = [self._row(item, next_ordinal) for item in batch if item.attempt_id in next_ordinal]
+            rows = []
+            for item in batch:
+                if item.attempt_id in next_ordinal:
+                    rows.append(to_row(item) | {"ordinal": next_ordinal[item.attempt_id], "proxy_id": self._proxy_id})
+                    next_ordinal[item.attempt_id] += 1
             ids = iter(connection.execute(INSERT, rows).scalars().all() if rows else ())
             closed = "attempt {} has ended, so its key is revoked; open a new attempt"
             return [
                 next(ids) if item.attempt_id in next_ordinal else AttemptClosed(closed.format(item.attempt_id))
                 for item in batch
             ]
-
-    def _row(self, item: NewCompletion, next_ordinal: dict[int, int]) -> dict[str, Any]:
-        ordinal = next_ordinal[item.attempt_id]
-        next_ordinal[item.attempt_id] += 1
-        return to_row(item) | {"ordinal": ordinal, "proxy_id": self._proxy_id}
 
 
 def _resolve(future: "asyncio.Future[int]", result: int | Exception) -> None:
