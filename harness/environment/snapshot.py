@@ -3,12 +3,14 @@
 `take_snapshot` is the last thing before the agent, so it can be trusted: nothing of the policy has run yet.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from harness.environment.archive import Entry
+from harness.environment.artifacts import initial_state
 from harness.environment.clean_start import Leftover, clean_start
 from harness.environment.file_manifest import FileManifest, quoted, take_manifest, write_manifest
 from harness.environment.protected_files import RUNNERS_NAMES, above_tests, steering
@@ -38,6 +40,8 @@ class Snapshot:
     """Paths of the image that set-up has changed, where the root is writable."""
     originals: dict[str, bytes] = field(default_factory=dict)
     """Absolute path -> content of small files that steer a verifier, to be restored when the agent changes them."""
+    initial: Mapping[str, Mapping[str, Entry]] | None = None
+    """Absolute path of each artifact -> what lies there, where only the agent's changes travel."""
 
 
 async def take_snapshot(sandbox: Sandbox, task: Task, sandboxes: Sandboxes) -> Snapshot:
@@ -51,7 +55,8 @@ async def take_snapshot(sandbox: Sandbox, task: Task, sandboxes: Sandboxes) -> S
     known = [] if fresh else [path for path in sorted(manifest.files) if steer(path)]
     originals = await _contents(sandbox, known) if known else {}
     changed = frozenset() if fresh else frozenset(await sandbox.changed())
-    return Snapshot(spec, own_root, manifest, fresh, rows, changed, originals)
+    initial = await initial_state(sandbox, task) if fresh and task.verifier.carry == "changes" else None
+    return Snapshot(spec, own_root, manifest, fresh, rows, changed, originals, initial)
 
 
 async def _contents(sandbox: Sandbox, paths: list[str]) -> dict[str, bytes]:

@@ -148,6 +148,8 @@ class Verifier(Strict, frozen=True, kw_only=True):
     None: fresh where sandboxes isolate and the task keeps no daemons (harness/tasks/where.py)."""
     artifacts: list[Artifact] = []
     """What travels into a fresh sandbox. Empty: the working directory."""
+    carry: Literal["files", "changes"] = "files"
+    """files: the artifacts as the agent left them. changes: only what it changed, beside what set-up makes afresh."""
     collect: list[Collect] = []
     """Commands before the artifacts are carried. One that fails is passed over."""
     environment: VerifierEnvironment | None = None

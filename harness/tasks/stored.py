@@ -11,7 +11,7 @@ from harness.tasks.schema import Task, TaskLimits, Verifier
 LATER: Mapping[type, frozenset[str]] = {
     Task: frozenset({"reach"}),
     TaskLimits: frozenset({"system_calls"}),
-    Verifier: frozenset({"cases", "range", "where", "artifacts", "collect", "environment"}),
+    Verifier: frozenset({"cases", "range", "where", "artifacts", "carry", "collect", "environment"}),
 }
 """Fields that runs from before them lack. One that has its default leaves the digest as it was."""
 

@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from harness.environment import archive as archives
+from harness.environment.archive import Entry, TooMuch, unpack
 from harness.environment.snapshot import set_up, spec_of, take_snapshot
 from harness.failure import AttemptFailed
 from harness.tasks import Task
-from harness.verdict.carried import archive as archives
-from harness.verdict.carried.archive import Entry, TooMuch, unpack
 from harness.verdict.carried.git import harmless
 from harness.verdict.findings import IsolationFindings
 from harness.verdict.isolation import verifier_sandbox
@@ -170,6 +170,16 @@ async def test_declared_artifacts_travel_and_the_rest_stays(sandboxes: ProcessSa
         artifacts=[*artifacts, {"path": "out2/passwd"}],
     )
     assert shown.split() == ["./deep", "./deep/er", "./deep/er/c", "./out", "./out/a", "5"]
+
+
+async def test_changes_alone_travel_where_the_task_says_so(sandboxes: ProcessSandboxes) -> None:
+    before = "head -c 8 /dev/urandom | od -An -tx1 > random; cp random gone; cp random ~/random; echo a > kept"
+    agent = "echo c > kept; echo d > new; rm gone; mkdir made; touch -d @1 random"
+    for carry, kept in (("changes", "same"), ("files", "other")):
+        show = "cmp -s random ../home/random && echo same || echo other; cat kept new; ls"
+        shown, findings = await carried(sandboxes, agent, show, before, carry=carry)
+        assert shown.split() == [kept, "c", "d", "kept", "made", "new", "random"]
+        assert [Path(path).name for path in findings.difference.removed] == ["gone"]
 
 
 async def test_more_than_may_be_carried_is_no_verdict(

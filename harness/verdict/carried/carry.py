@@ -6,32 +6,28 @@ Both sandboxes are packed from outside and compared, so only what differs is wri
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from harness.environment.archive import Entry, TooMuch
+from harness.environment.artifacts import HEADERS, artifacts_of, limit_of, root_of
 from harness.environment.file_manifest import FileDifference, quoted
 from harness.environment.snapshot import Snapshot
 from harness.failure import AttemptFailed
 from harness.tasks import Task
-from harness.tasks.schema import Artifact
-from harness.verdict.carried.archive import MAX_ENTRIES, TooMuch
 from harness.verdict.carried.compare import Comparison, Place, Plan, compare
 from harness.verdict.carried.steering import LIST_MODULES
 from harness.verdict.findings import IsolationFindings
-from sandboxes.base import MAX_COPY_MB, Limits, Sandbox, SandboxError, User
+from sandboxes.base import Limits, Sandbox, SandboxError, User
 from sandboxes.local.process import default_root, make_sandbox_directory
 from sandboxes.local.process import remove as remove_directory
 
 SECONDS = 300.0
-HEADERS = MAX_ENTRIES * 1536
-"""Bytes that the headers of an archive may take, besides the files."""
 LIST = ".carried"
 """File in the agent's home of the fresh sandbox: the paths to remove."""
-WHOLE = (Artifact(path="."),)
-"""What is carried where a task names nothing: the working directory."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +48,14 @@ class Parcels:
     limit: int
     """Bytes of all files of one artifact together."""
     each: Sequence[Parcel]
+    initial: Mapping[str, Mapping[str, Entry]] | None
+    """What lay there before the agent, where only its changes travel."""
 
 
 @asynccontextmanager
 async def pick_up(sandbox: Sandbox, task: Task, snapshot: Snapshot) -> AsyncIterator[Parcels]:
     """Give the task's artifacts as archives, read from outside. After that the frozen sandbox is not needed."""
-    limit = (snapshot.spec.disk_mb or MAX_COPY_MB) << 20
+    limit = limit_of(snapshot.spec.disk_mb)
     directory = make_sandbox_directory(default_root())  # gc finds it after kill -9
     try:
         with ExitStack() as files:
@@ -66,7 +64,7 @@ async def pick_up(sandbox: Sandbox, task: Task, snapshot: Snapshot) -> AsyncIter
                 archive = files.enter_context(tempfile.TemporaryFile())
                 there = await sandbox.pack(place.artifact.path, archive, limit + HEADERS)
                 parcels.append(Parcel(place, archive if there else None, directory / str(number)))
-            yield Parcels(task, limit, parcels)
+            yield Parcels(task, limit, parcels, snapshot.initial)
     finally:
         await asyncio.to_thread(remove_directory, directory)
 
@@ -87,6 +85,7 @@ async def deliver(parcels: Parcels, fresh: Sandbox) -> IsolationFindings:
             modules=modules,
             staging=parcel.staging,
             limit=parcels.limit,
+            initial=None if parcels.initial is None else parcels.initial.get(parcel.place.root, {}),
         )
         with tempfile.TemporaryFile() as ours:
             here = await fresh.pack(parcel.place.artifact.path, ours, 2 * parcels.limit + HEADERS)
@@ -101,16 +100,10 @@ async def deliver(parcels: Parcels, fresh: Sandbox) -> IsolationFindings:
     return findings
 
 
-def root_of(artifact: Artifact, sandbox: Sandbox) -> str:
-    """The absolute path of an artifact in a sandbox."""
-    base = PurePosixPath(sandbox.home if artifact.path.startswith("~/") else sandbox.work)
-    return str(base / artifact.path.removeprefix("~/"))
-
-
 def places_of(task: Task, sandbox: Sandbox) -> list[Place]:
     """The task's artifacts as places. AttemptFailed when the working directory is the whole file system."""
     places = []
-    for artifact in task.verifier.artifacts or WHOLE:
+    for artifact in artifacts_of(task):
         root = PurePosixPath(root_of(artifact, sandbox))
         below = str(root.relative_to(sandbox.work)) if root.is_relative_to(sandbox.work) else None
         if str(root) == "/":

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from harness.environment.archive import Entry, Unpacked, unpack
 from harness.environment.protected_files import matches
 from harness.tasks import Task
 from harness.tasks.schema import Artifact
-from harness.verdict.carried.archive import Entry, Unpacked, unpack
 from harness.verdict.carried.git import harmless, obeyed, repositories
 from harness.verdict.carried.steering import Steering
 from harness.verdict.findings import IsolationFindings
@@ -41,6 +41,8 @@ class Comparison:
     """Where the agent's files are unpacked; in the end it holds only what is to be written."""
     limit: int
     """Bytes of all files together."""
+    initial: Mapping[str, Entry] | None = None
+    """What lay there before the agent, where only its changes travel; None: everything does."""
 
 
 @dataclass
@@ -75,7 +77,7 @@ def compare(given: Comparison, theirs: IO[bytes] | None, ours: IO[bytes] | None,
         known.append(f"{root}/{path}".rstrip("/"))
     _disarm(given, before.entries, now.entries, findings)
     excluded = _excluded(given, {*before.entries, *now.entries})
-    kept = _Kept({*apart, *excluded}, before.entries)
+    kept = _Kept({*apart, *excluded}, _untouched(given.initial, before.entries, now.entries), before.entries)
     return _planned(given, before.entries, now.entries, kept)
 
 
@@ -158,17 +160,25 @@ def _excluded(given: Comparison, paths: Collection[str]) -> set[str]:
     return {path for path in paths if path and any(matches(f"{root}/{path}", pattern) for pattern in patterns)}
 
 
-class _Kept:
-    """Tells which paths of the fresh sandbox stay as they are, each with all that lies below."""
+def _untouched(initial: Mapping[str, Entry] | None, before: Mapping[str, Entry], now: Mapping[str, Entry]) -> set[str]:
+    """The paths that the agent left as it found them, where only its changes travel."""
+    if initial is None:
+        return set()
+    same = {path for path, entry in now.items() if entry == initial.get(path) and entry.kind != "directory"}
+    return same | {path for path in before if path not in now and path not in initial}
 
-    def __init__(self, tops: Collection[str], before: Collection[str]):
-        self.tops = set(tops)
+
+class _Kept:
+    """Tells which paths of the fresh sandbox stay as they are: some with all that lies below, some by themselves."""
+
+    def __init__(self, tops: Collection[str], alone: Collection[str], before: Collection[str]):
+        self.tops, self._alone = set(tops), alone
         held = [path for path in tops if path in before]
         self.above = {str(up) for path in held for up in PurePosixPath(path).parents} - {"."}
         """Directories that hold some of them, so they stay too."""
 
     def __contains__(self, path: str) -> bool:
-        return path in self.tops or any(str(up) in self.tops for up in _above(path))
+        return path in self._alone or path in self.tops or any(str(up) in self.tops for up in _above(path))
 
 
 def _above(path: str) -> list[str]:

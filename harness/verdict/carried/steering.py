@@ -14,9 +14,9 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path, PurePosixPath
 
+from harness.environment.archive import Entry
 from harness.environment.protected_files import RUNNERS, is_kept
 from harness.tasks import Task
-from harness.verdict.carried.archive import Entry
 
 PROJECT_FILES = ("pyproject.toml", "tox.ini", "setup.cfg")
 PYTEST_SECTION = re.compile(rb"^\s*\[+\s*(?:tool[:.]\s*)?[\"']?pytest", re.MULTILINE)

@@ -1,0 +1,51 @@
+"""Where a task's artifacts lie in a sandbox, and what was there before the agent."""
+
+import asyncio
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+
+from harness.environment.archive import MAX_ENTRIES, Entry, TooMuch, unpack
+from harness.failure import AttemptFailed
+from harness.tasks import Task
+from harness.tasks.schema import Artifact
+from sandboxes.base import MAX_COPY_MB, Sandbox
+
+HEADERS = MAX_ENTRIES * 1536
+"""Bytes that the headers of an archive may take, besides the files."""
+WHOLE = (Artifact(path="."),)
+"""What travels where a task names nothing: the working directory."""
+
+
+def artifacts_of(task: Task) -> Sequence[Artifact]:
+    """What of the agent's work travels into a fresh sandbox."""
+    return task.verifier.artifacts or WHOLE
+
+
+def root_of(artifact: Artifact, sandbox: Sandbox) -> str:
+    """The absolute path of an artifact in a sandbox."""
+    base = PurePosixPath(sandbox.home if artifact.path.startswith("~/") else sandbox.work)
+    return str(base / artifact.path.removeprefix("~/"))
+
+
+def limit_of(disk_mb: int | None) -> int:
+    """How many bytes of files one artifact may hold."""
+    return (disk_mb or MAX_COPY_MB) << 20
+
+
+async def initial_state(sandbox: Sandbox, task: Task) -> dict[str, Mapping[str, Entry]]:
+    """The artifacts before the agent: absolute path -> what lies there."""
+    limit = limit_of(task.limits.disk_mb)
+    state: dict[str, Mapping[str, Entry]] = {}
+    for artifact in artifacts_of(task):
+        with tempfile.TemporaryFile() as archive:
+            if await sandbox.pack(artifact.path, archive, limit + HEADERS):
+                archive.seek(0)
+                root = root_of(artifact, sandbox)
+                try:
+                    state[root] = (await asyncio.to_thread(unpack, archive, None, root, {}, limit)).entries
+                except TooMuch as error:
+                    raise AttemptFailed(
+                        "image", f"{error}; the set-up leaves too much to tell changes from it"
+                    ) from error
+    return state
