@@ -88,6 +88,7 @@ def step(scene: Scene, laps: PartTimer, config: Config, policy: Policy, run: Run
     micros = plan(batch.rows, 1, config.batch.max_tokens, key_cost(policy.shape))[0]
     laps.lap("plan")
     work = merged(batch.rows)
+    yield {"tokens": work.tokens, "trained_tokens": batch.tokens, "micro_batches": len(micros)}
     loss = partial(policy_loss, rule=configured(config.loss))
     for name in ("update_first", "update"):  # the first one compiles
         laps.lap("between")
@@ -95,9 +96,6 @@ def step(scene: Scene, laps: PartTimer, config: Config, policy: Policy, run: Run
         laps.lap(name)
     seconds, top = laps.seconds["update"], peak_of(scene)
     yield {
-        "tokens": work.tokens,
-        "trained_tokens": batch.tokens,
-        "micro_batches": len(micros),
         "update_peak_bytes": peak,
         "update_tokens_per_s": work.tokens / seconds,
         "update_mfu": None if top is None else flops(policy.shape, work) / seconds / top,
