@@ -294,6 +294,7 @@ class LiveAttempt:
                 raise
             if await self._context.sandboxes.was_away(self._began):
                 raise
+            await sandbox.stop()  # its place on a host that has a limit may be needed
             async with self._context.slots.verifying:
                 if not await gives_verdict_untouched(self._context.sandboxes, part.task, snapshot, part.before):
                     raise

@@ -79,6 +79,8 @@ class Spec:
     env: Mapping[str, str] = field(default_factory=dict)
     services: tuple[Service, ...] = ()
     """Started in this order. Each has the same limits as the sandbox."""
+    beside: bool = False
+    """Judges the work of a sandbox that waits for it, so it does not wait for a place where a host has a limit."""
 
 
 @dataclass(frozen=True, kw_only=True)

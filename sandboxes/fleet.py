@@ -146,7 +146,7 @@ class Hosts:
         """Start a sandbox on the host with the largest free share. When all hosts fail, raise the last one's error."""
         tried: list[_Host] = []
         while True:
-            host = await self._taken(tried)
+            host = await self._taken(tried, spec.beside)
             try:
                 return await self._start(host, spec)
             except DaemonError:
@@ -154,13 +154,13 @@ class Hosts:
                 if len(tried) == len(self._hosts):
                     raise
 
-    async def _taken(self, tried: Sequence[_Host]) -> _Host:
-        """Choose the best host that was not tried, and take a place on it. Wait while all are full."""
+    async def _taken(self, tried: Sequence[_Host], beside: bool) -> _Host:
+        """Choose the best host that was not tried, and take a place on it. Unless `beside`, wait while all are full."""
         async with self._freed:
             while True:
                 left = [host for host in self._hosts if host not in tried]
                 due = [host for host in left if host.out_until <= time.monotonic()]
-                able = [host for host in due or left if not host.full]
+                able = [host for host in due or left if beside or not host.full]
                 if able:
                     best = min(able, key=lambda host: host.share if due else host.out_until)
                     best.used += 1

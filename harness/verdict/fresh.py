@@ -29,7 +29,7 @@ async def fresh_room(
     async with pick_up(sandbox, task, snapshot) as parcels:
         leaving = asyncio.create_task(_go_on(sandbox, task) if more else sandbox.stop())
         try:  # meanwhile, so that one attempt needs no more room than one sandbox
-            async with fresh_sandbox(sandboxes, task, snapshot, before) as fresh:
+            async with fresh_sandbox(sandboxes, task, snapshot, before, beside=more) as fresh:
                 findings = await deliver(parcels, fresh)
                 await leaving
                 given = [place.root for place in places_of(task, fresh) if place.below is None]
@@ -49,9 +49,12 @@ async def _go_on(sandbox: Sandbox, task: Task) -> None:
 
 @asynccontextmanager
 async def fresh_sandbox(
-    sandboxes: Sandboxes, task: Task, snapshot: Snapshot, before: Sequence[Task]
+    sandboxes: Sandboxes, task: Task, snapshot: Snapshot, before: Sequence[Task], *, beside: bool = False
 ) -> AsyncIterator[Sandbox]:
-    """Give a sandbox of the task in which no agent has run, set up as the agent's was."""
+    """Give a sandbox of the task in which no agent has run, set up as the agent's was.
+
+    `beside`: the agent's sandbox stays meanwhile, for the next step.
+    """
     spec = snapshot.spec
     if task.verifier.environment is not None:
         before, task = (), in_own_environment(task, task.verifier.environment)
@@ -60,7 +63,7 @@ async def fresh_sandbox(
         spec = replace(spec, network=task.verifier.network or "none")  # no key for the model is there
     if spec.disk_mb is not None:  # a disk that the agent has filled must not keep the verifier from its verdict
         spec = replace(spec, disk_mb=2 * spec.disk_mb)
-    fresh = await sandboxes.start(spec)
+    fresh = await sandboxes.start(replace(spec, beside=beside))
     try:
         for earlier in before:
             await set_up(fresh, earlier)

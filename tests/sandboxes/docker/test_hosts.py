@@ -128,6 +128,9 @@ async def test_a_full_host_is_waited_for(second: OwnDaemon) -> None:
         await asyncio.sleep(0)
         where = {"host": second.address, "image": "bb:1"}
         assert not waiting.done()
+        async with asyncio.timeout(300):  # a verifier's sandbox, for which the first waits
+            await (await one.start(replace(BUSYBOX, beside=True))).stop()
+        assert not waiting.done()
         assert one.metrics.registry.get_sample_value("blackforge_sandboxes_starting", where) == 0
         await first.stop()
         assert (await waiting).id != first.id
