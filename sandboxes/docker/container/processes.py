@@ -1,7 +1,7 @@
 """Scripts that list and end the processes of a container from inside it, so that they work on a remote daemon too.
 
 Any /bin/sh runs them without starting a process, since a sandbox at its limit of processes cannot start one. They spare
-pid 1, the main process (the oldest after it) and the processes that were kept, each with its descendants. A process is
+pid 1, the main process (its oldest child) and the processes that were kept, each with its descendants. A process is
 identified by pid and start time; its name and environment are not trusted. Where the agent is root (profile harbor), it
 can kill the script: then it is repeated, and in the end the sandbox is given up.
 """
@@ -50,7 +50,7 @@ while [ $round -lt 1000 ]; do
     main= first=
     for one in $found; do
         split $one
-        [ $pid = 1 ] && continue
+        [ $parent = 1 ] || continue  # on a busy machine a command (its parent is outside: 0) may start before main
         if [ -z "$main" ] || [ $start -lt $first ] || { [ $start = $first ] && [ $pid -lt $main ]; }; then
             main=$pid first=$start
         fi
