@@ -35,9 +35,11 @@ _PROGRAMS = 'for f do [ -f "$f" ] && [ ! -L "$f" ] && { [ -x "$f" ] && echo "x $
 
 
 async def hollow_out(sandbox: Sandbox, task: Task, snapshot: Snapshot) -> list[str]:
-    """Replace the programs and modules that were written since the snapshot; return their paths."""
+    """Replace the programs and modules that the solution wrote, but not its own; return their paths."""
     difference = await take_manifest(sandbox, snapshot.spec, snapshot.own_root) - snapshot.manifest
-    written = [path for path in (*difference.added, *difference.changed) if "\n" not in path][: 10 * MAX_FILES]
+    own = tuple(f"{path.rstrip('/')}/" for path in (task.solution.directories if task.solution else ()))
+    changed = (path for path in (*difference.added, *difference.changed) if "\n" not in path)
+    written = [path for path in changed if not path.startswith(own)][: 10 * MAX_FILES]
     if not written:
         return []
     command = f"set -- {' '.join(map(quoted, written))}\n{_PROGRAMS}"

@@ -30,6 +30,7 @@ PYTEST = "PYTHONPATH=.lib python3 -m pytest -q {} || exit 1"
 
 VICTIMS: dict[str, dict[str, Any]] = {
     "shell": {"command": DONE},
+    "patient": {"command": "timeout 10 cat hello.txt | grep -qx hello"},
     "script": {"command": "python3 check.py", "files": {"check.py": CHECK}},
     "slow script": {"command": "sleep 1; python3 check.py", "files": {"check.py": CHECK}},
     "helped script": {"command": "python3 check.py", "files": HELPED},
@@ -179,7 +180,7 @@ PLACES = {
     ),
     "a link to the expected answer": Way(script="ln -s expected.txt hello.txt", victim="compare"),
     "a FIFO in the answer's place": Way(
-        script="mkfifo hello.txt; (while :; do echo hello > hello.txt; done) >/dev/null 2>&1 &"
+        script="mkfifo hello.txt; (while :; do echo hello > hello.txt; done) >/dev/null 2>&1 &", victim="patient"
     ),
     "everything locked": Way(script="mkdir src tests; touch tests/x; chmod 000 src tests; chmod 000 ."),
     "rewards in every place": Way(

@@ -62,7 +62,7 @@ def _not_needed(directory: str, names: list[str]) -> list[str]:
 
 
 def verifier_of(victim: str, mode: Mode, where: str, library: str) -> dict[str, Any]:
-    fields: dict[str, Any] = {"timeout": 20, "where": where} | VICTIMS[victim]
+    fields: dict[str, Any] = {"timeout": 120, "where": where} | VICTIMS[victim]
     if ".lib" in fields["command"]:
         fields |= {"directories": {".lib": library}}
     if mode == "harbor":

@@ -13,6 +13,7 @@ import pytest
 from harness.agents.bundles.install import agents_directory
 from harness.cli import main
 from harness.tasks import Task, load_tasks
+from harness.tasks.schema import Solution
 from harness.validation.review import VERDICTS
 from harness.validation.runner import ValidationPlan, ValidationResults, prove
 from harness.validation.trials import TrialSpec, run_trial
@@ -22,7 +23,7 @@ from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.local.bubblewrap import BubblewrapSandboxes, why_not
 from sandboxes.local.process import ProcessSandboxes
 from tests.conftest import need
-from tests.harness.conftest import HELLO, write_tasks
+from tests.harness.conftest import HELLO, ROOT, write_tasks
 
 SOLVED = {"solution": {"command": "echo hello > hello.txt"}}
 Validate = Callable[..., dict[str, dict[str, Any]]]
@@ -161,6 +162,27 @@ async def test_both_places_of_judgement_are_tried(tmp_path: Path) -> None:
     assert {one.id: one.place for one in findings} == {"fresh": "", **{name: name for name in list(fields)[1:]}}
     assert [bool(one.not_stopped) for one in findings] == [False, True, True, False]
     assert [one.verdict for one in findings] == ["accepted"] * 3 + ["oracle fails"]
+
+
+SOLUTIONS = {
+    "hello-file": "echo hello > hello.txt",
+    "count-errors": "grep -c ERROR app.log > errors.txt",
+    "fix-add": "sed -i s/-/+/ calc.sh",
+    "sort-people": "tail -n +2 people.csv | sort -t, -k2 -nr | cut -d, -f1 > names.txt",
+    "partial-credit": "mkdir a b c; touch a/keep b/keep c/keep",
+}
+
+
+@pytest.mark.long
+async def test_the_example_tasks_are_judged_in_fresh_sandboxes(tmp_path: Path) -> None:
+    need("bubblewrap", not why_not())
+    tasks = [
+        msgspec.structs.replace(task, solution=Solution(command=SOLUTIONS[task.id]))
+        for task in load_tasks(ROOT / "examples/tasks.jsonl")
+    ]
+    sandboxes = BubblewrapSandboxes(tmp_path / "sandboxes")
+    findings = await prove(sandboxes, ValidationPlan(tasks=tasks, repeat=1, concurrency=2), ValidationResults(tmp_path))
+    assert [(one.id, one.verdict, one.where) for one in findings] == [(name, "accepted", "fresh") for name in SOLUTIONS]
 
 
 class Answers(BaseHTTPRequestHandler):
