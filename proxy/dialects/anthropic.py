@@ -43,12 +43,12 @@ KINDS = {
 
 class _Block(msgspec.Struct):
     type: str
-    text: str = ""
-    thinking: str = ""
-    id: str = ""
-    name: str = ""
-    input: dict[str, Any] = {}
-    tool_use_id: str = ""
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
     content: "str | list[_Block] | None" = None
     is_error: bool | None = None
 
@@ -200,11 +200,11 @@ def _messages(message: _Message, where: str) -> list[dict[str, Any]]:
     for j, block in enumerate(message.content):
         if block.type == "tool_result":
             content = _joined(block.content or "", f"{where}.content[{j}].content", "\n")
-            result = {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+            result = {"role": "tool", "tool_call_id": block.tool_use_id or "", "content": content}
             results.append({**result, "is_error": True} if block.is_error else result)  # for templates that show it
         else:
             texts.append(_text_only(block, f"{where}.content[{j}]"))
-    text = "\n\n".join(block.text for block in texts)
+    text = "\n\n".join(block.text or "" for block in texts)
     return [*results, {"role": message.role, "content": text}] if texts or not results else results
 
 
@@ -214,18 +214,18 @@ def _assistant(content: str | list[_Block], where: str) -> dict[str, Any]:
     reasoning, calls = "", []
     for j, block in enumerate(blocks):
         if block.type == "thinking":
-            reasoning += block.thinking
+            reasoning += block.thinking or ""
         elif block.type == "tool_use":
-            calls.append(tool_call(block.id, block.name, block.input))
+            calls.append(tool_call(block.id, block.name or "", block.input or {}))
         else:
-            values["content"] += _text_only(block, f"{where}[{j}]").text
+            values["content"] += _text_only(block, f"{where}[{j}]").text or ""
     return values | ({"reasoning_content": reasoning} if reasoning else {}) | ({"tool_calls": calls} if calls else {})
 
 
 def _joined(content: str | list[_Block], where: str, glue: str) -> str:
     if isinstance(content, str):
         return content
-    return glue.join(_text_only(block, f"{where}[{i}]").text for i, block in enumerate(content))
+    return glue.join(_text_only(block, f"{where}[{i}]").text or "" for i, block in enumerate(content))
 
 
 def _text_only(block: _Block, where: str) -> _Block:

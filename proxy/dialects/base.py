@@ -5,6 +5,7 @@ A dialect is a module with these functions, in this order: read, reply, events, 
 
 import base64
 import binascii
+import re
 from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
@@ -16,6 +17,10 @@ from proxy.parsing.turn_parser import Piece
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": keep-alive\n\n"
 SEAL = b"blackforge:"
+_SURROGATES = re.compile(
+    rb"(\\(?<!\\\\)(?:\\\\)*)u[dD](?:[89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|([89a-fA-F][0-9a-fA-F]{2}))"
+)
+"""An escaped pair of surrogates in JSON, or half of one (group 2). An even number of backslashes escapes nothing."""
 SAMPLING_FIELDS = (
     "temperature",
     "top_p",
@@ -102,12 +107,21 @@ def unreadable(what: str, error: Exception) -> CallError:
     return CallError(400, "invalid_request", f"the body is not {what}: {error}")
 
 
-def parsed_arguments(arguments: str) -> Any:
+def well_formed(text: bytes) -> bytes:
+    """JSON with U+FFFD for each escaped half of a surrogate pair, which is left where a client cuts an emoji in two."""
+    if b"\\ud" not in text and b"\\uD" not in text:
+        return text
+    return _SURROGATES.sub(lambda found: found[1] + b"ufffd" if found[2] else found[0], text)
+
+
+def parsed_arguments(arguments: str | None) -> Any:
     """Tool-call arguments in the chat template's form: an object, or the text where it is not one."""
     try:
         value = msgspec.json.decode(arguments or "{}")
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        return arguments
+        written = (arguments or "").encode()
+        mended = well_formed(written)
+        return arguments if mended == written else parsed_arguments(mended.decode())
     return value if isinstance(value, dict) else arguments
 
 
@@ -117,9 +131,9 @@ def tool_definition(name: str, description: str | None, parameters: Any) -> dict
     return {"type": "function", "function": {"name": name, **described, "parameters": parameters}}
 
 
-def tool_call(id: str, name: str, arguments: Any) -> dict[str, Any]:
+def tool_call(id: str | None, name: str, arguments: Any) -> dict[str, Any]:
     """A tool call of the history in the chat template's form."""
-    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"id": id or "", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def effort_options(asked: str | None) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from proxy.dialects.base import (
     parsed_arguments,
     refuse,
     refuse_any,
+    tool_call,
     unreadable,
     usage,
 )
@@ -39,17 +40,17 @@ OWN_VARIABLES = {"messages", "tools", "documents", "self"}
 class _Part(msgspec.Struct):
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
 class _Function(msgspec.Struct):
     name: str
-    arguments: str | dict[str, Any] = ""
+    arguments: str | dict[str, Any] | None = None
 
 
 class _ToolCall(msgspec.Struct):
     function: _Function
-    id: str = ""
-    type: str = "function"
+    id: str | None = None
 
 
 class _Message(msgspec.Struct):
@@ -159,16 +160,17 @@ def _message(message: _Message, index: int) -> dict[str, Any]:
 def _text(message: _Message, index: int) -> str:
     if not isinstance(message.content, list):
         return message.content or ""
+    texts = [part.refusal if part.type == "refusal" else part.text for part in message.content]
     for j, part in enumerate(message.content):
-        if part.type not in ("text", "input_text", "output_text") or part.text is None:
+        if part.type not in ("text", "input_text", "output_text", "refusal") or texts[j] is None:
             refuse(f"messages[{index}].content[{j}]", f"is of type {part.type!r}; send text only")
-    return "".join(part.text or "" for part in message.content)
+    return "".join(filter(None, texts))
 
 
 def _tool_call(call: _ToolCall) -> dict[str, Any]:
     arguments = call.function.arguments
-    arguments = parsed_arguments(arguments) if isinstance(arguments, str) else arguments
-    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+    parsed = arguments if isinstance(arguments, dict) else parsed_arguments(arguments)
+    return tool_call(call.id, call.function.name, parsed)
 
 
 # ---- answering

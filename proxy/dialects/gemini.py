@@ -48,14 +48,14 @@ KINDS = {
 
 class _FunctionCall(msgspec.Struct):
     name: str
-    args: dict[str, Any] = {}
-    id: str = ""
+    args: dict[str, Any] | None = None
+    id: str | None = None
 
 
 class _FunctionResponse(msgspec.Struct):
-    name: str = ""
-    response: dict[str, Any] = {}
-    id: str = ""
+    name: str | None = None
+    response: dict[str, Any] | None = None
+    id: str | None = None
     parts: list[Any] | None = None
 
 
@@ -292,10 +292,11 @@ def _messages(contents: list[_Content]) -> list[dict[str, Any]]:
 
 def _result(result: _FunctionResponse, where: str) -> dict[str, Any]:
     refuse_any({f"{where}.functionResponse.parts": result.parts}, "are not served; send the result as text")
-    output = result.response.get("output")
-    alone = isinstance(output, str) and len(result.response) == 1
-    content = output if alone else msgspec.json.encode(result.response).decode()
-    return {"role": "tool", "tool_call_id": result.id, "name": result.name, "content": content}
+    response = result.response or {}
+    output = response.get("output")
+    alone = isinstance(output, str) and len(response) == 1
+    content = output if alone else msgspec.json.encode(response).decode()
+    return {"role": "tool", "tool_call_id": result.id or "", "name": result.name or "", "content": content}
 
 
 def _assistant(content: _Content, where: str) -> dict[str, Any]:
@@ -307,7 +308,7 @@ def _assistant(content: _Content, where: str) -> dict[str, Any]:
     if thoughts or any(signed):
         values["reasoning_content"] = thoughts or "".join(signed)
     if calls:
-        values["tool_calls"] = [tool_call(call.id, call.name, call.args) for call in calls]
+        values["tool_calls"] = [tool_call(call.id, call.name, call.args or {}) for call in calls]
     return values
 
 

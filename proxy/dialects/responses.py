@@ -38,12 +38,13 @@ from proxy.parsing.turn_parser import Piece, Reasoning, Text
 PROMPT, CHOICES = "input", ""
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 ENCRYPTED = "reasoning.encrypted_content"
-TEXTS = ("input_text", "output_text", "text")
+TEXTS = ("input_text", "output_text", "text", "refusal")
 
 
 class _Part(msgspec.Struct):
     type: str
-    text: str = ""
+    text: str | None = None
+    refusal: str | None = None
 
 
 class _Item(msgspec.Struct):
@@ -52,11 +53,11 @@ class _Item(msgspec.Struct):
     content: str | list[_Part] | None = None
     summary: list[_Part] | None = None
     encrypted_content: str | None = None
-    call_id: str = ""
+    call_id: str | None = None
     name: str = ""
     namespace: str | None = None
-    arguments: str = ""
-    input: str = ""
+    arguments: str | None = None
+    input: str | None = None
     output: str | list[_Part] | None = None
 
 
@@ -228,12 +229,16 @@ def _message(item: _Item, where: str) -> dict[str, Any]:
     if item.type == "reasoning":
         return {"role": "assistant", "content": "", "reasoning_content": _reasoning(item)}
     if item.type in ("function_call", "custom_tool_call"):
-        arguments = parsed_arguments(item.arguments) if item.type == "function_call" else {"input": item.input}
+        arguments = parsed_arguments(item.arguments) if item.type == "function_call" else {"input": item.input or ""}
         name = f"{item.namespace}__{item.name}" if item.namespace else item.name
         call = tool_call(item.call_id, name, arguments)
         return {"role": "assistant", "content": "", "tool_calls": [call]}
     if item.type in ("function_call_output", "custom_tool_call_output"):
-        return {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output, f"{where}.output", "\n")}
+        return {
+            "role": "tool",
+            "tool_call_id": item.call_id or "",
+            "content": _text(item.output, f"{where}.output", "\n"),
+        }
     refuse(where, f"is of type {item.type!r}, which is not served; send messages, reasoning and tool calls in full")
 
 
@@ -248,14 +253,14 @@ def _text(content: str | list[_Part] | None, where: str, glue: str) -> str:
         return content or ""
     for j, other in ((j, part.type) for j, part in enumerate(content) if part.type not in TEXTS):
         refuse(f"{where}[{j}]", f"is of type {other!r}; send text only")
-    return glue.join(part.text for part in content)
+    return glue.join(part.text or part.refusal or "" for part in content)
 
 
 def _reasoning(item: _Item) -> str:
     """The reasoning text. Clients send back all of it, the encrypted content, or only a summary."""
     if item.content:
-        return item.content if isinstance(item.content, str) else "".join(part.text for part in item.content)
-    return unsealed(item.encrypted_content) or "".join(part.text for part in item.summary or ())
+        return item.content if isinstance(item.content, str) else "".join(part.text or "" for part in item.content)
+    return unsealed(item.encrypted_content) or "".join(part.text or "" for part in item.summary or ())
 
 
 # ---- answering

@@ -23,7 +23,8 @@ MIN_ADMIN_KEY_CHARS = 16
 """The shortest admin key that is accepted. Nobody types it, so nobody needs a shorter one."""
 KEY_IN_PATH = re.compile(r"/r/([^/]+)(?=/)")
 """The key in /r/KEY/v1, for tools that cannot set one."""
-KEY_HEADERS = ("x-api-key", "x-goog-api-key")
+KEY_HEADERS = ("x-api-key", "x-goog-api-key", "api-key")
+"""The last one is Azure's."""
 
 
 class Access:
@@ -117,7 +118,7 @@ def _admin_key(config: GatewayConfig) -> str | None:
 
 
 def _keys_outside_path(request: web.Request) -> list[str]:
-    """The keys in Authorization, x-api-key, x-goog-api-key and ?key=, in this order."""
+    """The keys in Authorization, the KEY_HEADERS and ?key=, in this order."""
     keys = []
     for value in request.headers.getall("Authorization", ()):
         scheme, _, token = value.partition(" ")

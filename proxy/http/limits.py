@@ -14,8 +14,9 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from proxy.call import Call, CallError
-from proxy.dialects.base import Dialect, refuse
+from proxy.dialects.base import Dialect, refuse, well_formed
 
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 LEAF_TYPES = frozenset((str, int, float, bool, type(None)))
 """Types of decoded JSON values besides objects, arrays and the dialects' structs."""
 LARGEST_NUMBER = 2**31 - 1
@@ -78,7 +79,7 @@ LIMITS = RequestLimits()
 def parse_call(body: bytes, path: str, dialect: Dialect, limits: RequestLimits) -> Call:
     """Read the body as a call; CallError 400 says what is wrong or too much."""
     try:
-        call = dialect.read(body, path)
+        call = _read(body.removeprefix(BYTE_ORDER_MARK), path, dialect)
     except RecursionError as error:
         raise _too_deep(limits) from error
     tool_calls = [tool_call for message in call.messages for tool_call in message.get("tool_calls", ())]
@@ -98,6 +99,17 @@ def parse_call(body: bytes, path: str, dialect: Dialect, limits: RequestLimits) 
         if not isfinite(value) or abs(value) > LARGEST_NUMBER:
             refuse(name, f"is {value}; send a number within 32 bits")
     return call
+
+
+def _read(body: bytes, path: str, dialect: Dialect) -> Call:
+    """Read the body; where it is refused because a client cut an emoji in two, read it mended."""
+    try:
+        return dialect.read(body, path)
+    except CallError:
+        mended = well_formed(body)
+        if mended == body:
+            raise
+        return dialect.read(mended, path)
 
 
 def _too_deep(limits: RequestLimits) -> CallError:

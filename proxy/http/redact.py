@@ -16,7 +16,7 @@ SECRETS = re.compile(
       | (?<=/r/) [^/\s'"]+ (?=/)                                            # in a path
       | (?<=[?&]key=) [^&\s'"]+                                             # in a query
       | (?<=\bbearer[ ]) [^\s'",\\]+
-      | (?: (?<=x-api-key) | (?<=x-goog-api-key) ) ['"]? [:=,] \s* b?['"]? [^\s'",\\]+
+      | (?<=api-key) ['"]? [:=,] \s* b?['"]? [^\s'",\\]+
       | (?<=://) [^\s/@'"]* : [^\s/@'"]* (?=@)                              # a user and a password
     )"""
 )

@@ -59,7 +59,7 @@ async def status(stand: Stand, path: str, **headers: str) -> int:
 
 def carriers(key: str) -> list[dict[str, str]]:
     """The headers that may carry a key."""
-    return [{"Authorization": f"Bearer {key}"}, {"x-api-key": key}, {"x-goog-api-key": key}]
+    return [{"Authorization": f"Bearer {key}"}, {"x-api-key": key}, {"x-goog-api-key": key}, {"api-key": key}]
 
 
 async def test_an_attempts_key_opens_every_model_route_and_records_under_its_attempt(serve: Serve) -> None:
@@ -69,7 +69,7 @@ async def test_an_attempts_key_opens_every_model_route_and_records_under_its_att
         assert await status(stand, path, **headers) == 200
     for path in CALLS:
         assert await status(stand, f"/r/{key}{path}") == 200
-    assert len(of_attempt(stand.pool, own.id)) == 4 * len(RECORDED) and of_attempt(stand.pool, other.id) == []
+    assert len(of_attempt(stand.pool, own.id)) == 5 * len(RECORDED) and of_attempt(stand.pool, other.id) == []
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])

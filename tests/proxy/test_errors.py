@@ -25,7 +25,6 @@ from proxy.server import Gateway
 from tests.proxy.conftest import SHELL, Serve, Stand, listening, user
 
 ABANDONED = Untrained(UntrainedReason.ABANDONED)
-SURROGATE = b'{"messages": [{"role": "user", "content": "\\ud800"}]}'
 IMAGE = [{"type": "image_url", "image_url": {"url": "data:"}}]
 
 
@@ -52,7 +51,7 @@ async def test_what_is_not_served_is_refused_by_name(serve: Serve, fields: dict[
     assert error["message"].startswith(param) and stand.recorded() == []
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"messages": 1}', b'{"messages": [{}]}', b"\xff", SURROGATE])
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"messages": 1}', b'{"messages": [{}]}', b"\xff"])
 async def test_a_body_that_is_no_request_is_a_400(serve: Serve, body: bytes) -> None:
     stand = await serve(lambda prompt, ids: "ok")
     async with stand.post(body) as answer:

@@ -51,7 +51,7 @@ async def every_way(url: str, keys: list[str], admin: str) -> set[int]:
     async with aiohttp.ClientSession() as http:
         for key in keys:
             headers: list[dict[str, str]] = [
-                *({name: key} for name in ("x-api-key", "x-goog-api-key")),
+                *({name: key} for name in ("x-api-key", "x-goog-api-key", "api-key")),
                 *({"Authorization": f"{scheme}{key}"} for scheme in ("Bearer ", "Basic ", "")),
             ]
             places = [f"/r/{key}/v1/chat/completions", f"/r/{key}/nothing", f"/v1/messages?key={key}", f"/{key}"]
@@ -118,6 +118,7 @@ KEYED = [
     "bug while serving POST /r/SECRET/v1/messages",
     "GET /v1/models?key=SECRET&a=b",
     "<CIMultiDict('Authorization': 'Bearer SECRET', 'x-api-key': 'SECRET')>",
+    "<CIMultiDict('api-key': 'SECRET')>",
     "b'x-goog-api-key: SECRET'",
     "(b'Authorization', b'Bearer SECRET')",
     "cannot connect to postgresql://me:SECRET@host/pool",
