@@ -152,7 +152,7 @@ async def test_both_places_of_judgement_are_tried(tmp_path: Path) -> None:
     reads_home = checks("test -e /home/agent/hello.txt") | {"user": "agent"}
     fields: dict[str, dict[str, Any]] = {
         "fresh": {},
-        "could be fresh": {"verifier": checks("grep -qx hello hello.txt") | {"where": "shared"}},
+        "could be fresh": {"verifier": checks("test -e hello.txt && grep -qx hello hello.txt") | {"where": "shared"}},
         "shared only": in_home | {"verifier": reads_home | {"where": "shared"}},
         "should be shared": in_home | {"verifier": reads_home},
     }
