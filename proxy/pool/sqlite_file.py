@@ -29,6 +29,7 @@ class PoolFile:
 
     def __init__(self, file: Path):
         self._file = file
+        self._names = [f"{file}{ending}" for ending in WITH_LOG]
         self._opened: Identity = None
 
     def connecting(self, *_: Any) -> None:
@@ -46,13 +47,18 @@ class PoolFile:
     def check(self, info: dict[Any, Any]) -> None:
         """Raise PoolFileLost when the files of a connection are no longer those of the pool."""
         now = self._identities()
+        if info[KEY] == now:
+            return
         # SQLite opens the log when a connection first needs it.
-        info[KEY] = opened = tuple(before or found for before, found in zip(info[KEY], now, strict=True))
+        info[KEY] = opened = [before or found for before, found in zip(info[KEY], now, strict=True)]
         if opened != now:
             raise self._lost()
 
-    def _identities(self) -> tuple[Identity, ...]:
-        return tuple(_identity(f"{self._file}{ending}") for ending in WITH_LOG)
+    def _identities(self) -> list[Identity]:
+        try:
+            return [(status.st_dev, status.st_ino) for status in map(os.stat, self._names)]
+        except OSError:  # at least one is missing
+            return [_identity(name) for name in self._names]
 
     def _lost(self) -> PoolFileLost:
         lost = f"{self._file}, -wal or -shm was deleted, moved or replaced while it was in use"
