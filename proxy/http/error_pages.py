@@ -5,19 +5,23 @@ format that most clients read, OpenAI's. Nothing of such a request is logged, si
 connection may do nothing: proxy/http/connections.py.
 
 aiohttp 3 has no public way to set the parser's limits or to shape these answers, so three of its classes are extended.
+Its parser is wrapped, too (proxy/http/repeated_headers.py).
 """
 
 import asyncio
 import logging
+from functools import partial
 from typing import Any, cast
 
 from aiohttp import web
+from aiohttp.http import HttpRequestParser
 from aiohttp.http_exceptions import LineTooLong
 
 from proxy.call import CallError, internal_error
 from proxy.http.admission import RETRY_SECONDS
 from proxy.http.connections import TOO_MANY_CONNECTIONS, ClientConnections
 from proxy.http.limits import RequestLimits
+from proxy.http.repeated_headers import TolerantParser
 from proxy.http.routes import dialect_of
 
 log = logging.getLogger(__name__)
@@ -66,10 +70,13 @@ class _GatewayConnection(web.RequestHandler):
     def __init__(self, server: web.Server, limits: RequestLimits, clients: ClientConnections):
         size = limits.header_bytes
         # Bodies are decompressed in proxy/http/limits.py, which stops at the limit.
-        options: dict[str, Any] = {"access_log": None, "auto_decompress": False}
-        options |= {"max_line_size": size, "max_field_size": size, "max_headers": limits.headers}
-        options |= {"keepalive_timeout": limits.idle_seconds}
-        super().__init__(server, loop=asyncio.get_running_loop(), **options)
+        parsing: dict[str, Any] = {"max_line_size": size, "max_field_size": size, "max_headers": limits.headers}
+        parsing |= {"auto_decompress": False}
+        options: dict[str, Any] = {"access_log": None, "keepalive_timeout": limits.idle_seconds}
+        super().__init__(server, loop=asyncio.get_running_loop(), **options, **parsing)
+        parsing |= {"payload_exception": web.RequestPayloadError, "max_msg_queue_size": self._max_msg_queue_size}
+        again = partial(HttpRequestParser, self, self._loop, self._read_bufsize, **parsing)
+        self._parser = cast(Any, TolerantParser(self._parser, again))
         self._limits = limits
         self._clients = clients
 
