@@ -36,6 +36,8 @@ KINDS = re.compile(
     rf"|/(?P<histories>{_HISTORIES})$|/(?P<remains>{_REMAINS})(?=/|$)"
 )
 """Patterns of the kinds. A match ends with the topmost path of the leftover."""
+_GIT = {"safe.directory": "*", "core.fsmonitor": "false", "core.hooksPath": "/dev/null"}
+"""Before a later step, the repository is configured by the agent of the step before."""
 _VCS = r"""
 find "$@" -xdev -name .git -prune 2>/dev/null | while IFS= read -r dir; do
     git --git-dir="$dir" rev-parse HEAD >/dev/null 2>&1 || continue
@@ -116,8 +118,10 @@ async def _vcs(sandbox: Sandbox, task: Task, manifest: FileManifest) -> list[Lef
     if task.clean.vcs == "keep" or not any(path.endswith("/.git") for path in manifest.files):
         return []
     command = f"action={task.clean.vcs}\nset -- {quoted(sandbox.work)} {quoted(sandbox.home)}\n{_VCS}"
-    trusted = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
-    result = await sandbox.run(command, Limits(seconds=SECONDS), trusted)
+    settings = {"GIT_CONFIG_COUNT": str(len(_GIT))}
+    for number, (key, value) in enumerate(_GIT.items()):
+        settings |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
+    result = await sandbox.run(command, Limits(seconds=SECONDS), settings)
     lines = result.output.splitlines()
     removed = {line.removesuffix(": removed") for line in lines if line.endswith(": removed")}
     return [Leftover("vcs", line, line.split(": ")[0] in removed) for line in lines if " commits beyond HEAD " in line]

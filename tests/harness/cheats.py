@@ -105,7 +105,7 @@ def plant(text: str, *paths: str) -> str:
 GIT = r"""
 git init -q . 2>/dev/null; echo x > made; git add made
 git -c user.name=a -c user.email=b commit -qm x; echo y >> made
-printf '#!/bin/sh\necho hello > hello.txt; cat\n' > lie; chmod 755 lie; p=$PWD/lie
+printf '#!/bin/sh\ncase $TMPDIR in */verifier-*) echo hello > hello.txt ;; esac; cat\n' > lie; chmod 755 lie; p=$PWD/lie
 """
 SITE = "d=$(python3 -c 'import site; print(site.getusersitepackages())'); mkdir -p $d\n"
 DIST = "/usr/local/lib/python3.11/dist-packages"
