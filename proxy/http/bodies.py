@@ -12,12 +12,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from aiohttp import web
+from zstandard import ZstdDecompressor, ZstdError
 
 from proxy.call import CallError
 from proxy.http.limits import RequestLimits
 
 ZLIB_WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
-"""The content encodings that are decompressed, with the `wbits` by which zlib knows their headers."""
+"""The content encodings that zlib decompresses, with the `wbits` by which it knows their headers."""
+ENCODINGS = (*ZLIB_WINDOWS, "zstd")
+ZSTD_WINDOW = 1 << 25
+"""The most bytes that a zstd body may have its decompressor remember. Clients ask for 8 MiB and less."""
+ZSTD_PIECE = 1 << 10
+"""Bytes of a zstd body that are decompressed at a time: they become 32 MiB at most."""
 
 
 class BodyBytes:
@@ -121,8 +127,8 @@ async def read_body(request: web.Request, limits: RequestLimits, held: HeldBody)
     """Read the request's body and decompress it; CallError (400, 408, 413, 415, 429, 503) says what is wrong or too
     much."""
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
-    if encoding not in ("identity", *ZLIB_WINDOWS):
-        rule = f"the body is encoded as {encoding!r}, which is not served; use {', '.join(ZLIB_WINDOWS)} or no encoding"
+    if encoding not in ("identity", *ENCODINGS):
+        rule = f"the body is encoded as {encoding!r}, which is not served; use {', '.join(ENCODINGS)} or no encoding"
         raise CallError(415, "unsupported_encoding", rule)
     too_large = CallError(413, "request_too_large", f"the body is larger than {limits.body_bytes} bytes; send less")
     if (request.content_length or 0) > limits.body_bytes:
@@ -139,7 +145,7 @@ async def read_body(request: web.Request, limits: RequestLimits, held: HeldBody)
         raise CallError(400, "invalid_request", "the body does not match its headers; send it whole") from error
     finally:
         held.deadline = None
-    if encoding in ZLIB_WINDOWS:
+    if encoding in ENCODINGS:
         inflated = await asyncio.to_thread(_inflated, body, encoding, limits.body_bytes)
         held.grow(len(inflated) - len(body))
         body = inflated
@@ -161,13 +167,26 @@ async def _arrived(request: web.Request, held: HeldBody, too_large: CallError, l
 
 def _inflated(body: bytes, encoding: str, limit: int) -> bytes:
     """Decompress to at most one byte more than the limit, so that a small body cannot fill the memory."""
-    inflater = zlib.decompressobj(ZLIB_WINDOWS[encoding])
     try:
-        inflated = inflater.decompress(body, limit + 1)
-    except zlib.error as error:
+        inflated, whole = _unzstd(body, limit) if encoding == "zstd" else _unzlib(body, ZLIB_WINDOWS[encoding], limit)
+    except (zlib.error, ZstdError) as error:
         raise CallError(
             400, "invalid_request", f"the body is not valid {encoding} ({error}); send it uncompressed"
         ) from error
-    if not inflater.eof and len(inflated) <= limit:
+    if not whole and len(inflated) <= limit:
         raise CallError(400, "invalid_request", f"the body's {encoding} data breaks off; send all of it")
     return inflated
+
+
+def _unzlib(body: bytes, window: int, limit: int) -> tuple[bytes, bool]:
+    inflater = zlib.decompressobj(window)
+    return inflater.decompress(body, limit + 1), inflater.eof
+
+
+def _unzstd(body: bytes, limit: int) -> tuple[bytes, bool]:
+    inflater, inflated = ZstdDecompressor(max_window_size=ZSTD_WINDOW).decompressobj(), bytearray()
+    for at in range(0, len(body), ZSTD_PIECE):
+        inflated += inflater.decompress(body[at : at + ZSTD_PIECE])
+        if inflater.eof or len(inflated) > limit:
+            break
+    return bytes(inflated[: limit + 1]), inflater.eof

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import zstandard
 from hypothesis import strategies as st
 
 EDGES = [0, -1, 0.5, -0.1, -0.0, 2**31, 2**53, 2**63, -(2**63) - 1, 10**40, 1e308]
@@ -332,6 +333,7 @@ HEADERS: list[Change] = [
     ([("Content-Encoding", "deflate")], _same),
     ([("Content-Encoding", "br")], _same),
     ([("Content-Encoding", "zstd")], _same),
+    ([("Content-Encoding", "zstd")], zstandard.compress),
     ([("Content-Type", "multipart/form-data; boundary=")], _same),
     ([("Content-Type", "text/plain; charset=utf-16")], _same),
     ([("Authorization", "Bearer")], _same),
