@@ -34,6 +34,8 @@ class CompletionNode:
     """The text of the prompt behind the path of `base` (without its end of turn)."""
     meaning: tuple[Any, ...]
     """What the reply says (proxy.call.meaning)."""
+    text: str
+    """The reply's text with the white space around it."""
     history: HistoryDigest | None
     """What the reply answered; None for text completions and for rows written before histories were stored."""
     call_ids: tuple[str, ...]

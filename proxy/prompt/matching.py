@@ -97,13 +97,16 @@ class TurnMatcher:
                     yield SplicePlan(node, steps + ([SpliceStep(turn.index, node)] if node.spliceable else []))
 
     def _by_preference(self, turn: RequestTurn, message: dict[str, Any]) -> list[CompletionNode]:
-        """The candidates: first those after the same tool results, then those with the same call ids, then the newest.
+        """The candidates: those after the same tool results first, then those with the same call ids, then those with
+        the same white space around their text, then the newest.
 
         Equal replies of siblings differ only in these.
         """
-        ids = tuple(call.get("id") for call in message.get("tool_calls", ()))
+        ids, text = tuple(call.get("id") for call in message.get("tool_calls", ())), message.get("content") or ""
         newest_first = reversed(self._candidates(turn))
-        return sorted(newest_first, key=lambda node: (node.history != turn.history, node.call_ids != ids))
+        return sorted(
+            newest_first, key=lambda node: (node.history != turn.history, node.call_ids != ids, node.text != text)
+        )
 
     def _steps_before(self, turns: list[RequestTurn], node: CompletionNode) -> list[SpliceStep] | None:
         """The turns whose recorded ids stand in the node's prompt; None when the request lacks one of its ancestors."""

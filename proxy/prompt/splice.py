@@ -95,6 +95,7 @@ class PromptBuilder:
             base=base,
             glue=glue,
             meaning=reply,
+            text=item.reply.get("content") or "",
             history=item.shape.history if item.shape else None,
             call_ids=tuple(call["id"] for call in calls or ()),
             spliceable=parsed_meaning(form, raw, RecordedSchemas(calls) if calls else None, opened) == reply,

@@ -148,3 +148,23 @@ async def test_none_is_being_sampled_any_more_when_a_client_goes_while_the_other
     with pytest.raises(asyncio.CancelledError):
         await running
     assert ended.is_set()
+
+
+@pytest.mark.parametrize("echoed", [0, 1, 2])
+async def test_of_siblings_that_differ_in_white_space_the_one_that_is_echoed_goes_on(echoed: int, serve: Serve) -> None:
+    words = iter(["Answer is 4. ", "Answer is 4.", "Answer is 4.\n\n", "ok"])
+    stand = await serve(lambda prompt, ids: next(words))
+    said = [(await stand.chat(user("2 + 2?")))["choices"][0]["message"] for _ in range(3)]
+    assert len({message["content"] for message in said}) == 3
+    await stand.chat(user("2 + 2?"), said[echoed], user("why?"))
+    assert stand.recorded()[3].follows == stand.recorded()[echoed].id
+    path = stand.path(echoed)
+    assert stand.path(3)[: len(path)] == path
+
+
+async def test_of_equal_siblings_the_newest_goes_on(serve: Serve) -> None:
+    words = iter(["Answer is 4. ", "Answer is 4. ", "Answer is 4.", "ok"])
+    stand = await serve(lambda prompt, ids: next(words))
+    said = [(await stand.chat(user("2 + 2?")))["choices"][0]["message"] for _ in range(3)]
+    await stand.chat(user("2 + 2?"), said[0], user("why?"))
+    assert stand.recorded()[3].follows == stand.recorded()[1].id
