@@ -26,6 +26,9 @@ from proxy.engine.process import free_port
 from proxy.pool.processes.parent import die_with_parent
 
 USER = "blackforge"
+MEMORY = Path("/dev/shm")
+MOST_BYTES = 4 << 30
+"""More than all databases of a test session take."""
 START_SECONDS = 60
 
 
@@ -60,7 +63,9 @@ class Server:
 @contextmanager
 def running(installed: Path) -> Iterator[Server]:
     """A server for as long as the block lasts."""
-    home = Path(tempfile.mkdtemp(prefix="blackforge-postgres-"))  # pytest's own directories are closed to other users
+    # pytest's own directories are closed to other users; in memory, a hundred databases are made and removed at once
+    roomy = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > MOST_BYTES
+    home = Path(tempfile.mkdtemp(prefix="blackforge-postgres-", dir=MEMORY if roomy else None))
     password, port = secrets.token_hex(8), free_port()
     (home / "password").write_text(password)
     unprivileged: dict[str, Any] = {"user": "postgres", "group": "postgres", "extra_groups": []} if _root() else {}
