@@ -27,11 +27,15 @@ SANDBOXES = (
     "test_survival.py",
 )  # fmt: skip
 """Tests that start sandboxes. A run removes what dead owners left, and some tests leave such things on purpose."""
+PLAIN = {f"harness/test_{name}.py" for name in ("compose", "harbor", "math_answers", "rewards", "run_dir", "sources")}
+"""Those among them that start none."""
+ENGINE = {f"proxy/test_{name}.py" for name in ("prefix_reuse", "recomputed", "sglang", "splice", "structured_output")}
+"""Tests that share the session's real engine, which takes half a minute to start."""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Say which tests share a worker of pytest-xdist: all that start sandboxes, and else those of one file.
+    """Say which tests share a worker of pytest-xdist: all that start sandboxes, all with the real engine, each file's.
 
     The library's own groups (`--dist loadgroup`, 3.8.0) have no effect with pytest 9.2.
     """
@@ -40,7 +44,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class RoomScheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.split("::")[0].removeprefix("tests/")
-            return "sandboxes" if file.split("/")[0] in SANDBOXES else file
+            if file in ENGINE:
+                return "engine"
+            return "sandboxes" if file.split("/")[0] in SANDBOXES and file not in PLAIN else file
 
     return RoomScheduling(config, log)
 

@@ -19,14 +19,19 @@ ROOT = Path(__file__).parent.parent
 GIVEN = ("torch", "transformers")
 """What is there before anything is carried, with all that it requires."""
 HIDE = """
+import sys
 from importlib.machinery import PathFinder
 
 HIDDEN, found = {hidden!r}, PathFinder.find_spec
-PathFinder.find_spec = lambda name, path=None, target=None: (
-    None if name.split(".")[0] in HIDDEN else found(name, path, target)
-)
+
+def find_spec(name, path=None, target=None):
+    if path is None and name.split(".")[0] in HIDDEN:
+        path = [place for place in sys.path if "_vendor" in place]
+    return found(name, path, target)
+
+PathFinder.find_spec = find_spec
 """
-"""A sitecustomize that hides these modules."""
+"""A sitecustomize that hides these modules, but for setuptools' own copies of some, which are there with it."""
 
 
 def required(names: Iterator[str]) -> set[str]:

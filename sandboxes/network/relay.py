@@ -46,12 +46,10 @@ async def serve(listen: str, target: str, ready: Callable[[], object]) -> None:
 async def joined(one: Streams, other: Streams) -> None:
     """Pass bytes on in both directions until both have ended. An error in one ends both."""
     ways = [asyncio.ensure_future(pump(one[0], other[1])), asyncio.ensure_future(pump(other[0], one[1]))]
+    broken = True  # also where this is cancelled, or thrown away at the end of its event loop
     try:
         done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_EXCEPTION)
         broken = any(way.exception() for way in done)
-    except asyncio.CancelledError:
-        broken = True
-        raise
     finally:
         for way in ways:
             way.cancel()

@@ -25,7 +25,7 @@ from tests.harness.test_agents import need_agent
 if TYPE_CHECKING:
     from tests.trainer.recompute import Recompute
 
-IN_CI = ("mini-swe-agent", "opencode")
+IN_CI = ("mini-swe-agent",)
 AGENTS = [pytest.param(name, marks=() if name in IN_CI else pytest.mark.long) for name in INSTALLED]
 
 

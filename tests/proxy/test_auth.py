@@ -74,7 +74,7 @@ async def test_an_attempts_key_opens_every_model_route_and_records_under_its_att
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 async def test_a_key_dies_with_its_attempt_on_every_route(serve: Serve, host: str) -> None:
-    stand = await serve(lambda prompt, ids: "ok", host=host)
+    stand = await serve(lambda prompt, ids: "ok", host=host, limits={"free_refusals": 1000})
     (attempt, key), _ = attempts(stand.pool)
     close_attempt(stand.pool, attempt.id, Ending())
     for path, headers in product(CALLS, carriers(key)):

@@ -100,6 +100,10 @@ def test_attributes_are_what_jinjas_own_sandbox_gives(message: Any) -> None:
             assert ours == jinjas, name
 
 
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [("call.arguments | tojson", '{"command": "ls"}'), ("'=' + call.arguments", '={"command": "ls"}')],
+)
 def test_arguments_come_as_the_template_takes_them(
     tmp_path: Path, tiny_model: Path, written: str, expected: str
 ) -> None:

@@ -3,7 +3,7 @@
 import json
 import random
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -127,13 +127,20 @@ def test_ranks_that_share_a_micro_batch_have_every_trained_token_once(seed: int,
         asked = [one for packed, tokens in shares for one in asked_of(packed, tokens)]
         packed, tokens = pack(rows, ContextShard(torch.device("cpu")))
         assert sorted(asked) == sorted(asked_of(packed, tokens)) and len(asked) == sum(len(one.places) for one in rows)
+        assert tokens.segment is not None
+        for share, own in shares:  # each numbers the segments of its tokens from 0
+            assert own.segment is not None
+            theirs = (share.queries[0] <= packed.nodes) & (packed.nodes < share.queries[1])
+            both = set(zip(tokens.segment[torch.from_numpy(theirs)].tolist(), own.segment.tolist(), strict=True))
+            numbers = {number for _, number in both}
+            assert numbers == set(range(len(both))) and len({segment for segment, _ in both}) == len(both)
 
 
 def asked_of(packed: MicroBatch, tokens: LossTokens) -> list[tuple[float, ...]]:
     """Each trained token with the last token and position of its context, and its entries in the loss."""
-    assert tokens.scale is not None and tokens.segment is not None
+    assert tokens.scale is not None
     at = packed.rows[packed.branches]
-    columns = [packed.tokens[at], packed.positions[at], packed.labels[packed.branches], tokens.segment]
+    columns = [packed.tokens[at], packed.positions[at], packed.labels[packed.branches]]
     columns += [tokens.rollout_logp, tokens.advantage, tokens.scale, tokens.mask]
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
@@ -274,8 +281,17 @@ def distances(left: dict[str, Tensor], right: dict[str, Tensor]) -> dict[str, fl
     return {name: float((left[name] - right[name]).norm() / right[name].norm()) for name in right}
 
 
-@pytest.mark.parametrize("kind", ["cispo", "ppo", "gspo"])
-@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3_moe"])
+SHORT = [("qwen3", "cispo"), ("llama", "ppo"), ("qwen3_moe", "gspo")]
+"""Each family and each loss once; `make test-all` tries them all."""
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        pytest.param(*both, marks=() if both in SHORT else pytest.mark.long)
+        for both in product(("qwen3", "llama", "qwen3_moe"), ("cispo", "ppo", "gspo"))
+    ],
+)
 def test_trees_give_the_loss_and_gradient_of_separate_rows(
     kind: str, family: str, ranks: Ranks, tmp_path: Path
 ) -> None:

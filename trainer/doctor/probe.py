@@ -47,8 +47,6 @@ def probe(precision: str, head_dim: int, ranks: int) -> TrainerProbe:
     from trainer.megatron.cpu import choose_device, demand_gpu, install_cpu_port
 
     install_cpu_port()
-    from megatron.core import optimizer
-
     from trainer.megatron import adam
     from trainer.megatron.attention import magi
     from trainer.megatron.attention.kernels import kernel_for
@@ -56,7 +54,6 @@ def probe(precision: str, head_dim: int, ranks: int) -> TrainerProbe:
     from trainer.policy import DTYPES
 
     device = choose_device(0)
-    adam.install()
     too_many = ""
     if device.name.type == "cuda":
         try:
@@ -70,7 +67,7 @@ def probe(precision: str, head_dim: int, ranks: int) -> TrainerProbe:
         backend=device.backend,
         attention=_name(kernel_for(query).__module__),
         layers="Transformer Engine's" if transformer_engine.available() else "Megatron's plain ones",
-        optimizer=_name(optimizer.Adam.__module__),
+        optimizer=_name(adam.install()),
         too_many=too_many,
         magi=magi.installed(),
     )

@@ -74,9 +74,10 @@ def scale_all(_chunk: int, _flags: Any, lists: list[list[torch.Tensor]], factor:
     torch._foreach_mul_(lists[0], factor)
 
 
-def install() -> None:
+def install() -> str:
     """Make Megatron use this class and these functions where it found neither Transformer Engine nor apex.
 
+    Returns the name of the module whose Adam it uses then.
     megatron-core 0.16.1 decides at import which it uses and keeps the decision in these module variables.
     """
     import megatron.core.optimizer as optimizer  # importable only after install_cpu_port()
@@ -88,3 +89,4 @@ def install() -> None:
         optimizer.USING_PYTORCH_OPTIMIZER = False
         distributed.HAVE_APEX_OR_TE = distributed.USING_APEX_OPTIMIZER = True
         vars(clip_grads).update(l2_norm_impl=norm_of_all, multi_tensor_scale_impl=scale_all)
+    return str(optimizer.Adam.__module__)
