@@ -94,7 +94,9 @@ def saved(name: str, path: str = "/tmp/.run.py") -> str:
 
 
 def program(name: str) -> str:
-    return (PROGRAMS / name).read_text()
+    """The text of a program; the function that several share is written into it."""
+    shared = (PROGRAMS / "replacing.py").read_text()
+    return (PROGRAMS / name).read_text().replace("from tests.harness.ways.replacing import replace\n", shared)
 
 
 def plant(text: str, *paths: str) -> str:
