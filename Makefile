@@ -16,6 +16,8 @@ demo: install  ## learn the demo tasks from scratch on this machine: minutes, no
 demo-control: install  ## the same with rewards shuffled within each group: must not learn
 	$(BIN)/python examples/demo/run.py runs/demo-control --seed $(SEED) --control
 
+# names the tests that failed; kept only of a run that came to its end
+FAILED := .pytest_cache/v/cache/lastfailed
 # Types are checked beside the tests. Tests that call make get a make without this one's jobs.
 TESTS = env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(BIN)/python -m pytest
 
@@ -26,7 +28,8 @@ test-all: install all-agents  ## adds the long tests
 	$(MAKE) -j2 check all-tests
 
 short-tests: install
-	$(TESTS) -m "not long" $(WORKERS)
+	rm -f $(FAILED)
+	$(TESTS) -m "not long" $(WORKERS) || { code=$$?; [ $$code = 1 ] || rm -f $(FAILED); exit $$code; }
 
 all-tests: install
 	$(TESTS) $(WORKERS)
