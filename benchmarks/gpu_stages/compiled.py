@@ -6,6 +6,7 @@ and as a CUDA graph; and a whole pass over a small micro-batch, which waits for 
 
 import random
 from collections.abc import Callable, Iterator
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -75,8 +76,8 @@ def three_ways(scene: Scene, module: torch.nn.Module, hidden: Tensor) -> dict[st
     # On a CPU the compiler writes C++ for many seconds: there the graph is traced, and run as it is.
     compiled = torch.compile(module, backend="inductor" if scene.gpu else "eager")
     ways: dict[str, Any] = {"plain": module, "compiled": compiled}
-    if scene.gpu:
-        ways["graph"] = torch.cuda.make_graphed_callables(module, (hidden.detach().clone().requires_grad_(),))
+    if scene.gpu:  # a copy that shares the parameters, as its `forward` is replaced
+        ways["graph"] = torch.cuda.make_graphed_callables(copy(module), (hidden.detach().clone().requires_grad_(),))
     repeats = 2 if scene.small else 20
     return {
         "ms": {name: scene.milliseconds(partial(input_gradient, way, hidden), repeats) for name, way in ways.items()},

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.gpu_stages.scene import Scene, one_rank
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.rollouts.runs import find_run
@@ -65,7 +67,7 @@ def replay(pool: Pool, config: Config, ranks: Ranks) -> dict[str, Any]:
     return {
         "steps": len(found),
         "largest_difference": {
-            name: max(abs(ours[name] - row[name]) for ours, row in zip(found, recorded, strict=True))
+            name: float(np.max([abs(ours[name] - row[name]) for ours, row in zip(found, recorded, strict=True)]))
             for name in COMPARED
         },
         "loss": [ours["loss"] for ours in found],

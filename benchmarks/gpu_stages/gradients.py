@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -78,5 +79,5 @@ def by_kind(apart: dict[str, float]) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, value in apart.items():
         kind = name.split(".", 3)[-1] if name.startswith("decoder.layers.") else name
-        found[kind] = max(found.get(kind, 0.0), value)
+        found[kind] = float(np.maximum(found.get(kind, 0.0), value))  # NaN stays NaN
     return found

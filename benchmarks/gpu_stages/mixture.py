@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -76,7 +77,7 @@ def both_ways(scene: Scene, sizes: Sizes, modules: list[LocalExperts], tokens: i
         apart = [relative(actual, right) for actual, right in zip(passes(half, way), expected, strict=True)]
         found |= {
             f"ms_{name}": scene.milliseconds(partial(passes, half, way), 2 if scene.small else 5),
-            f"difference_{name}": {"output": apart[0], "hidden": apart[1], "experts": max(apart[3:])},
+            f"difference_{name}": {"output": apart[0], "hidden": apart[1], "experts": float(np.max(apart[3:]))},
             f"peak_bytes_{name}": scene.peak_bytes(partial(passes, half, way)),
         }
     return found | {"loop_over_grouped": found["ms_loop"] / found["ms_grouped"]}

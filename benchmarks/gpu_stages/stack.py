@@ -108,7 +108,7 @@ def report(scene: Scene, shape: ModelShape, depths: Sequence[int], measured: Seq
     """By case: what trees gain and could gain, and each way's figures for a model of all layers."""
     found, peak = dict[str, Any](), peak_of(scene)
     for case in cases(scene.small):
-        if any("error" in one[case.name] for one in measured):
+        if any(one[case.name].keys() & {"error", "lacks"} for one in measured):
             continue
         rows, scale = case.rows(), whole(shape.layers, depths)
         works = {way: work(rows, way) for way in WAYS}

@@ -70,6 +70,7 @@ def test_the_norm_and_the_clipping_of_gradients_read_nothing_back(ranks: Ranks) 
     (norm,) = clip_grads.l2_norm_impl(0, None, [grads], False)[0]
     torch.testing.assert_close(norm, expected)
     clip_grads.multi_tensor_scale_impl(0, None, [grads, grads], 0.5)
+    clip_grads.multi_tensor_scale_impl(0, None, [[], []], 0.5)
     torch.testing.assert_close(torch.cat([grad.flatten() for grad in grads]).norm(), expected / 2)
     unreadable = [grad.to("meta") for grad in grads]
     assert clip_grads.l2_norm_impl(0, None, [unreadable], False)[0].device.type == "meta"

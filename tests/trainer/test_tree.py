@@ -388,7 +388,6 @@ def test_parts_add_up_the_gradient_of_a_half_precision_head_in_single_precision(
         policy.ddp.zero_grad_buffer()
         policy.ddp(packed).sum().backward()
         grads.append(vars(weight)["main_grad"].clone())
-    print((grads[1] - grads[0]).norm() / grads[0].norm())
     assert (grads[1] - grads[0]).norm() <= 3e-3 * grads[0].norm()  # each part is rounded to bf16, their sum is not
 
 

@@ -58,7 +58,7 @@ SPLITS: dict[str, dict[str, Any]] = {
     "pipeline-half": {"pipeline": 2, "precision": "bfloat16"},
 }
 SHORT = {"data", "sequence", "context", "pipeline-tied", "experts-tensor", "half"}
-"""Each way to divide a model once. `make test` tries these, `make test-all` all splits."""
+"""Data, tensors with sequences, context, a pipeline, experts, bf16. `make test` tries these, `make test-all` all."""
 
 FAMILIES = {"pipeline-tied": "qwen2"} | {name: "qwen3_moe" for name in SPLITS if name.startswith("experts")}
 """Kinds that are not here train a qwen3 model. The qwen2 model shares the weights of embedding and output layer."""

@@ -71,7 +71,8 @@ def norm_of_all(_chunk: int, _flags: Any, lists: list[list[torch.Tensor]], *_: A
 
 def scale_all(_chunk: int, _flags: Any, lists: list[list[torch.Tensor]], factor: float) -> None:
     """Multiply all numbers of the first list in place. The arguments are those of apex's `multi_tensor_scale`."""
-    torch._foreach_mul_(lists[0], factor)
+    if lists[0]:  # a rank may have no gradients of its own
+        torch._foreach_mul_(lists[0], factor)
 
 
 def install() -> str:
