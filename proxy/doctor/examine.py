@@ -94,7 +94,8 @@ def _is_file(url: str) -> bool:
 
 def _missing(facts: Facts) -> Iterator[Missing]:
     machine, probe = facts.machine, facts.probe
-    yield from missing_torch(machine, probe.torch)
+    if not probe.error:  # else nobody knows what torch has
+        yield from missing_torch(machine, probe.torch)
     if machine.gpus and not facts.cuda:
         yield Missing("CUDA", "nvidia-smi sees a GPU, and the driver's library finds none", DRIVER)
     if facts.cuda:

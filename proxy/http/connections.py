@@ -145,7 +145,8 @@ class ClientConnections:
             self._close_idle([own], 429, f"this key has {len(own)} connections with calls at work")
         attempts = len(self._owner) - len(self._of.get(ADMINISTRATOR, ()))
         if owner != ADMINISTRATOR and attempts >= self._places.attempts:
-            largest_first = sorted(self._of.values(), key=len, reverse=True)
+            groups = [group for other, group in self._of.items() if other != ADMINISTRATOR]
+            largest_first = sorted(groups, key=len, reverse=True)
             self._close_idle(largest_first, 503, f"the proxy serves {attempts} connections, and has no room for more")
         self._leave(connection)
         self._of.setdefault(owner, OrderedDict())[connection] = None

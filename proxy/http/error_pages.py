@@ -69,7 +69,7 @@ class _GatewayConnection(web.RequestHandler):
 
     def __init__(self, server: web.Server, limits: RequestLimits, clients: ClientConnections):
         size = limits.header_bytes
-        # Bodies are decompressed in proxy/http/limits.py, which stops at the limit.
+        # Bodies are decompressed in proxy/http/bodies.py, which stops at the limit.
         parsing: dict[str, Any] = {"max_line_size": size, "max_field_size": size, "max_headers": limits.headers}
         parsing |= {"auto_decompress": False}
         options: dict[str, Any] = {"access_log": None, "keepalive_timeout": limits.idle_seconds}

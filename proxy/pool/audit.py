@@ -74,8 +74,10 @@ class AuditLog:
             self._closing = True
             self._changed.notify()
         self._thread.join(STOP_SECONDS)
-        if self._thread.is_alive():
-            log.warning("the audit log is not complete: the pool did not take its last %d events", len(self._waiting))
+        with self._changed:
+            left = self._lost + sum(repeats.count for repeats in self._waiting.values())
+        if left:
+            log.warning("the audit log is not complete: the pool did not take its last %d events", left)
 
     def _run(self) -> None:
         while True:
@@ -83,10 +85,10 @@ class AuditLog:
                 self._changed.wait_for(lambda: self._closing or self._due(), PAUSE_SECONDS * 60)
                 closing, batch, lost = self._closing, self._due(), self._lost
             written = self._write(batch, lost)
-            if closing:
-                return
             if written:
                 self._settle(batch, lost)
+            if closing:
+                return
             self._pause()
 
     def _due(self) -> list[tuple[Event, int, float]]:
