@@ -125,7 +125,7 @@ def pack(place: SandboxPath, archive: IO[bytes], limit: int) -> bool:
     """
     try:
         here = _open(place.base, place.parts[:-1])
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     with tarfile.open(fileobj=archive, mode="w", format=tarfile.PAX_FORMAT, errors="surrogateescape") as tar:
         try:

@@ -25,8 +25,8 @@ def forbidden_source(dockerfile: str, near: Sequence[str] = ()) -> str:
         try:
             host = urlsplit(source if "://" in source else f"ssh://{source}").hostname or ""
             found = {entry[4][0] for entry in socket.getaddrinfo(host.rstrip("."), None)}
-        except (OSError, ValueError):  # the daemon will say so
-            continue
+        except (OSError, ValueError) as error:  # the daemon may know another name server
+            return f"ADD {source}: its host cannot be looked up ({error}); copy the file instead"
         for address in map(ipaddress.ip_address, found):
             if address.is_loopback or any(address in ipaddress.ip_network(one) for one in (*FORBIDDEN, *near)):
                 return f"ADD {source}: {address} is private or near, where builds do not reach; copy the file instead"
@@ -45,6 +45,7 @@ def _remote_sources(dockerfile: str) -> Iterator[str]:
         except ValueError:
             words = text.split()
         for word in words[:-1]:
-            source = word.strip("\"'")
-            if "://" in source or source.startswith(("$", "git@")):
+            source = re.sub(r"[\"'\\]", "", word)  # the builder drops these before it looks for an address
+            variable = "$" in source and not source.startswith((".", "/"))  # no address begins so
+            if "://" in source or variable or source.startswith("git@"):
                 yield source

@@ -16,6 +16,8 @@ from sandboxes.docker.image.remote_sources import forbidden_source
         'ADD ["https://localhost/x", "/x"]',
         "ADD git@10.0.0.1:a/b.git /x",
         "ADD http://2130706433/ /x",
+        "ADD http:\\//10.0.0.1/ /x",
+        'ADD http:"//"10.0.0.1/ /x',
     ],
 )
 def test_a_private_source_is_refused(lines: str) -> None:
@@ -25,6 +27,8 @@ def test_a_private_source_is_refused(lines: str) -> None:
 def test_an_unknown_source_is_refused_and_this_machines_addresses_count() -> None:
     assert "what a variable stands for is not known before" in forbidden_source("ARG U\nADD $U /x")
     assert "what a variable stands for is not known before" in forbidden_source("ADD https://$HOST/ /x")
+    assert "what a variable stands for is not known before" in forbidden_source("ENV X=ttp://10.0.0.1\nADD h${X}/ /x")
+    assert "its host cannot be looked up" in forbidden_source("ADD http://nowhere.invalid/ /x")
     assert forbidden_source("ADD http://192.0.32.8/ /x") == ""
     assert "is private or near" in forbidden_source("ADD http://192.0.32.8/ /x", ["192.0.32.8"])
 
