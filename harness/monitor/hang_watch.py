@@ -33,7 +33,9 @@ class HangWatch:
     async def silence(self) -> float:
         """Seconds since the last sign of life. Only an agent that has been silent too long is looked up in the pool."""
         if time.time() - self._heard >= self.patience:
-            self._heard = max(self._heard, await self.pool(last_event, self.attempt_id) or 0)
+            last_call = await self.pool(last_event, self.attempt_id) or 0
+            if last_call > self._heard:  # an outage before it is no part of the silence after it
+                self._heard, self._away_before = last_call, self.away_seconds()
         return time.time() - self._heard - (self.away_seconds() - self._away_before)
 
 

@@ -140,6 +140,8 @@ def _verifier_faults(field: str, verifier: Verifier) -> Iterator[str]:
     yield from _environment_faults(f"{field}.env", verifier.env)
     if verifier.command and verifier.cases:
         yield f"{field}.cases: the command would not be run; give one of the two"
+    if verifier.cases and tuple(verifier.range) != (0.0, 1.0):
+        yield f"{field}.range: cases give rewards from 0 to 1; remove it"
     for index, case in enumerate(verifier.cases):
         if bool(case.command) == bool(case.call):
             yield f"{field}.cases[{index}]: gives {'both a' if case.call else 'no'} command and call; give one of them"

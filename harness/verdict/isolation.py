@@ -12,7 +12,7 @@ a verifier that runs the agent's program runs the agent's program.
 
 import shlex
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from harness.environment.file_manifest import MAX_FILES, remove, take_manifest
 from harness.environment.protected_files import RUNNERS_NAMES, above_tests, is_kept, is_tool, steering
@@ -89,8 +89,8 @@ async def end_agent(sandbox: Sandbox, task: Task, snapshot: Snapshot) -> None:
 async def _collect(sandbox: Sandbox, task: Task) -> None:
     """Run the commands that write artifacts. What they write is the agent's as much as its other work."""
     for one in task.verifier.collect:
-        with suppress(SandboxError):  # then the artifact is missing, which is for the verifier to judge
-            await sandbox.run(one.command, task.command_limits(one.timeout), task.env, "root")
+        # Where it fails, the artifact is missing, which is for the verifier to judge.
+        await sandbox.run(one.command, task.command_limits(one.timeout), task.env, "root")
 
 
 async def undo_steering(sandbox: Sandbox, task: Task, snapshot: Snapshot) -> IsolationFindings:

@@ -71,6 +71,7 @@ def half(a): return a / 3 * 1.5
 def lie(*args): os._exit(0)
 def shout(): os.write(1, b"true"); os._exit(0)
 def slow(): time.sleep(600)
+def huge(): return 10 ** 400
 def cyclic(): value = []; value.append(value); return value
 if __name__ == "__main__":
     sys.stderr.write("noise"); print(sum(map(int, sys.stdin.read().split())))
@@ -91,14 +92,15 @@ async def test_cases_are_judged_by_what_comes_out(sandbox: ProcessSandbox) -> No
         {"call": "calc:lie", "returns": True},
         {"call": "calc:slow", "timeout": 1},
         {"call": "calc:cyclic", "returns": []},
+        {"call": "calc:huge", "returns": 0.5},
         {"call": "calc:missing"},
         {"call": "calc:shout", "returns": True},
         {"command": "echo 5; exit 1", "output": "5"},
         {"command": "sleep 637 & echo 6", "output": "7", "weight": 3},
     ]
     verdict = await verify(sandbox, judged("", cases=right + wrong))
-    assert list(verdict.parts.values()) == [1.0] * 4 + [0.0] * 9
-    assert verdict.reward == 4 / 15 and verdict.parts["case:ends"] == 1.0
+    assert list(verdict.parts.values()) == [1.0] * 4 + [0.0] * 10
+    assert verdict.reward == 4 / 16 and verdict.parts["case:ends"] == 1.0
 
 
 async def test_what_must_come_out_never_enters_the_sandbox(sandbox: ProcessSandbox) -> None:
