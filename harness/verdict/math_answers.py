@@ -136,14 +136,16 @@ def _split(text: str) -> tuple[str, str]:
     """The value, percent as hundredths, and the unit in a common spelling (empty: none)."""
     value, words = text.strip().strip("$").strip().removesuffix("."), list[str]()
     while (match := _UNIT.search(value)) and match.start():
-        words += _WORD.findall(_COMMAND.sub("", re.sub(r"\\circ|\\degree", "°", match["unit"])))
+        words = _WORD.findall(_COMMAND.sub("", re.sub(r"\\circ|\\degree", "°", match["unit"]))) + words
         value = value[: match.start()].rstrip()
     if value.startswith("\\$"):
         value, words = value.removeprefix("\\$").lstrip(), [*words, "dollar"]
     words = [_CANONICAL.get(word, _CANONICAL.get(word.lower(), word.lower())) for word in words]
     if "%" in words:
         value, words = f"{value}\\%", []
-    unit = "" if "unit" in words else " ".join(sorted(word.removesuffix("s") or word for word in words if word))
+    singular = [word.removesuffix("s") or word for word in words if word and "unit" not in words]
+    sides = " ".join(singular).split("/")  # the words above and below a fraction are in any order, but not exchanged
+    unit = "/".join(" ".join(sorted(side.split())) for side in sides)
     return _PERCENT.sub(r"\\times\\frac{1}{100}", value), unit
 
 

@@ -74,6 +74,7 @@ def test_the_same(answer: str, right: str) -> None:
         ("\\boxed{1} \\boxed{42}", "42"),
         ("9" * 200, "9" * 199),
         ("7 meters", "7 seconds"),
+        ("7 m/s", "7 s/m"),
         ("7m", "7s"),
         ("42^\\circ", "42 dollars"),
         ("5\\%", "5"),
