@@ -22,6 +22,8 @@ class Constraint:
     """The functions that may be called."""
     once: bool = False
     """The answer is exactly one call."""
+    enforced: bool = False
+    """Whether the engine's grammar enforces it (proxy.prescribed = "grammar"); such an answer is not trained."""
 
 
 @dataclass(frozen=True)

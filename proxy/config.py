@@ -24,6 +24,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     history: Literal["splice", "faithful"] = "splice"
     """splice: use the recorded tokens of turns that were sampled in the same attempt. faithful: always render the
     whole conversation with the chat template."""
+    prescribed: Literal["prefill", "grammar"] = "grammar"
+    """How an answer gets the form that a request prescribes (tool_choice required or named, JSON of a schema).
+    prefill: it is sampled freely, and trained. grammar: the engine enforces the form, and it is not trained."""
 
     max_calls: Count = 4096
     """Model calls in flight at once, over all runs. Further calls wait, in turn by run."""

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aiohttp import web
 
@@ -124,6 +124,8 @@ class Handler:
 
         def in_thread() -> tuple[Call, Prompt, bytes]:
             call = parse_call(body, request.path_qs, dialect, self._settings.limits)
+            if call.constraint is not None and self._settings.config.proxy.prescribed == "grammar":
+                call = replace(call, constraint=replace(call.constraint, enforced=True))
             prompt = session.prepare(call, self._settings.config.proxy.history == "splice")
             return call, prompt, request_fingerprint(call, prompt)
 

@@ -34,6 +34,7 @@ def answer_limit(turn: Turn, context_length: int, max_new_tokens: int | None) ->
 
 def sampling_request(turn: Turn, attempt: Attempt, template: ChatTemplate, limit: int) -> SamplingRequest:
     """Make the request for one answer of at most `limit` tokens; CallError 400 for a form that cannot be enforced."""
+    enforced = turn.call.constraint is not None and turn.call.constraint.enforced
     return SamplingRequest(
         prompt=turn.prompt.written,
         prompt_length=len(turn.prompt.ids),
@@ -41,7 +42,7 @@ def sampling_request(turn: Turn, attempt: Attempt, template: ChatTemplate, limit
         distribution=TRAINING_DISTRIBUTION | _own_parameters(turn, attempt),
         end_ids=tuple(template.ends),
         stop=turn.call.stop,
-        grammar=grammar(turn.call, template.form),
+        grammar=grammar(turn.call, template.form) if enforced else None,
         stream=turn.call.stream or limit > LONG_ANSWER_TOKENS,
     )
 
@@ -57,7 +58,7 @@ def why_untrained(turn: Turn, attempt: Attempt) -> Untrained | None:
         covered = span.end
     if covered != sampled:
         return Untrained(UntrainedReason.VERSION_MISSING, f"first {covered} of {sampled} tokens")
-    if turn.call.constraint is not None:
+    if turn.call.constraint is not None and turn.call.constraint.enforced:
         return Untrained(UntrainedReason.CONSTRAINED)
     own = _own_parameters(turn, attempt)
     other = {name: value for name, value in own.items() if value != TRAINING_DISTRIBUTION[name]}

@@ -28,7 +28,7 @@ class UntrainedReason(StrEnum):
     ABANDONED = "abandoned", "the client left before it had the whole answer"
     ENGINE_FAILED = "engine_failed", "the engine failed before the answer was complete; detail: how"
     VERSION_MISSING = "version_missing", "the engine named no weight version for some tokens; detail: for which it did"
-    CONSTRAINED = "constrained", "a grammar or a required tool prescribed the form of the answer"
+    CONSTRAINED = "constrained", 'a grammar enforced the form of the answer (`proxy.prescribed = "grammar"`)'
     SAMPLING_PARAMETERS = "sampling_parameters", "it was sampled with other parameters than training's; detail: which"
     TEXT_ONLY = "text_only", "the answer came from a provider that returns text without token ids; detail: how it ended"
     # of a completion, known when a batch is assembled

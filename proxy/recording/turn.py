@@ -58,7 +58,8 @@ class Turn:
         self.sampling = Sampling(experts=experts)
         form = self.template.form
         tools = ToolSchemas(self.call.tools) if self.call.tools else None
-        reasoning = form.opens_reasoning(self.prompt.text) and self.call.constraint is None
+        enforced = self.call.constraint is not None and self.call.constraint.enforced
+        reasoning = form.opens_reasoning(self.prompt.text) and not enforced
         plain = self.call.prompt is not None
         self._parser = PlainParser() if plain else TurnParser(form, tools=tools, reasoning=reasoning)
         self._decoder = DecodeStream(skip_special_tokens=False)

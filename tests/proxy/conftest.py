@@ -158,6 +158,7 @@ def _config(model: Path, pool: Path, values: dict[str, Any]) -> ProxyConfig:
             host=values.get("host", "127.0.0.1"),
             admin_key_file=_admin_key_file(pool, values),
             history=values.get("history", "splice"),
+            prescribed=values.get("prescribed", GatewayConfig().prescribed),
             max_calls_per_run=values.get("max_calls_per_run", 2048),
         ),
     )

@@ -80,6 +80,14 @@ async def test_a_call_is_forced(path: str, fields: dict[str, Any], once: bool, s
     assert str(row.untrainable) == "constrained" and row.finish_reason == "tool_calls"
 
 
+async def test_a_form_that_is_not_enforced_is_sampled_freely_and_trained(serve: Serve) -> None:
+    stand = await serve(lambda prompt, ids: "no JSON", prescribed="prefill")
+    await stand.chat(user("hello"), response_format={"type": "json_object"})
+    assert stand.engine is not None and "json_schema" not in stand.engine.last_params
+    [row] = stand.recorded()
+    assert row.untrainable is None and row.shape and row.shape.constrained
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "sentence"),
     [
