@@ -26,9 +26,20 @@ SANDBOXES = (
     "harness", "sandboxes", "test_benchmarks.py", "test_demo.py", "test_pages.py", "test_stored_data.py",
     "test_survival.py",
 )  # fmt: skip
-"""Tests that start sandboxes. A run removes what dead owners left, and some tests leave such things on purpose."""
-PLAIN = {f"harness/test_{name}.py" for name in ("compose", "harbor", "math_answers", "rewards", "run_dir", "sources")}
-"""Those among them that start none."""
+"""Tests that start runs, which remove what dead owners left, or that leave such things on purpose."""
+APART = {
+    *(f"harness/test_{name}.py" for name in (
+        "carried", "cheating", "cheating_run", "checkers", "cleanstart", "compose", "daemons", "fresh_docker", "harbor",
+        "harbor_docker", "isolation", "loop", "math_answers", "not_stopped", "rewards", "rollout", "run_dir", "sources",
+        "task_input", "tasks", "verifier",
+    )),
+    *(f"sandboxes/docker/test_{name}.py" for name in (
+        "bundles", "client_config", "daemon", "files", "freezing", "images", "labels", "own_daemon", "presence",
+        "profiles", "reach", "remote_sources", "run", "runtime", "services", "supply",
+    )),
+    *(f"sandboxes/test_{name}.py" for name in ("bubblewrap", "bundles", "files", "probe", "process", "relay")),
+}  # fmt: skip
+"""Those of the same rooms that do neither: each file may run beside any other."""
 ENGINE = {f"proxy/test_{name}.py" for name in ("prefix_reuse", "recomputed", "sglang", "splice", "structured_output")}
 """Tests that share the session's real engine, which takes half a minute to start."""
 
@@ -46,7 +57,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             file = nodeid.split("::")[0].removeprefix("tests/")
             if file in ENGINE:
                 return "engine"
-            return "sandboxes" if file.split("/")[0] in SANDBOXES and file not in PLAIN else file
+            return "sandboxes" if file.split("/")[0] in SANDBOXES and file not in APART else file
 
     return RoomScheduling(config, log)
 

@@ -87,6 +87,7 @@ def test_tree_attention_agrees_with_the_dense_mask_and_compiles_a_few_times(bare
         assert one["peak_bytes"] < int(tokens) ** 2 and one["tree_over_flash"] > 0
 
 
+@pytest.mark.long
 def test_the_demos_steps_are_what_they_were(bare: dict[str, str]) -> None:
     """On another processor, sums may be rounded in another order; the weights then part a little in every step."""
     found = figures("demo_replay", bare)

@@ -25,9 +25,6 @@ from tests.harness.test_agents import need_agent
 if TYPE_CHECKING:
     from tests.trainer.recompute import Recompute
 
-IN_CI = ("mini-swe-agent",)
-AGENTS = [pytest.param(name, marks=() if name in IN_CI else pytest.mark.long) for name in INSTALLED]
-
 
 @dataclass(frozen=True)
 class Real:
@@ -46,8 +43,9 @@ def sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
         yield Real(running, directory.path / "model")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)  # the longest prompts have 30,000 tokens
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("name", INSTALLED)
 def test_an_unmodified_agent_talks_to_sglang_and_fails_honestly(
     name: str, sglang: Real, tmp_path: Path, recompute: "Recompute"
 ) -> None:

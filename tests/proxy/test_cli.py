@@ -131,6 +131,7 @@ def test_a_script_that_is_not_there(config: Path, capsys: pytest.CaptureFixture[
     assert "write it as FILE.py:NAME" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_an_engine_that_cannot_start_quotes_its_log(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -62,6 +62,7 @@ async def rollout(stand: Stand, key: str, task: str) -> None:
     assert cached > 0.85 * total
 
 
+@pytest.mark.long
 async def test_turns_and_groups_find_their_prefixes(serve: Serve, sglang_engine: Sglang, second_engine: Sglang) -> None:
     stand = await serve(url=(sglang_engine.url, second_engine.url))
     groups = {f"This is task {number}. " * 60: keys for number, keys in enumerate(issued_keys(stand))}

@@ -82,7 +82,8 @@ def killed(statuses: list[int], end: End) -> bool:
     return statuses[end.rank] == KILLED and all(statuses)
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_kill_at_every_stage_changes_nothing(
     ranks: int, lives: Lives, smooth: Callable[[int], Path], tmp_path: Path
 ) -> None:
