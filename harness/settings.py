@@ -127,8 +127,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Spare containers kept ready for each kind of sandbox that was used lately."""
     metrics_port: Port | None = None
     """Serve the sandboxes' metrics at 127.0.0.1:PORT/metrics."""
-    metrics_file: FilePath | None = None
-    """Write the sandboxes' metrics to this file every 5 s."""
 
     @property
     def sources(self) -> tuple[str, ...]:

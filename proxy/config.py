@@ -29,9 +29,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     prefill: it is sampled freely, and trained. grammar: the engine enforces the form, and it is not trained."""
 
     max_calls: Count = 4096
-    """Model calls in flight at once, over all runs. Further calls wait, in turn by run."""
-    max_calls_per_run: Count = 2048
-    """Model calls in flight at once of one run. A session outside of runs counts as a run of its own."""
+    """Model calls in flight at once, over all runs; one run has at most half of them, and so does a session outside of
+    runs. Further calls wait, in turn by run."""
 
     admin_key_file: FilePath = ""
     """File with the admin key, which guards every route but the model routes. Agents must not be able to read it."""

@@ -259,8 +259,9 @@ def _provider(config: ProxyConfig, url: str) -> Provider | None:
 
 
 def _capacity(config: ProxyConfig, limits: RequestLimits, places: Places) -> Capacity:
-    """How many calls may be in flight: no attempt takes more than half of its run's."""
-    total, per_run = config.proxy.max_calls, config.proxy.max_calls_per_run
+    """How many calls may be in flight: a run takes at most half of all, an attempt at most half of its run's."""
+    total = config.proxy.max_calls
+    per_run = max(1, total // 2)
     if places.attempts < total:
         log.warning(
             "this process may open %d files, which is enough for %d calls at once and not for proxy.max_calls = %d; "

@@ -159,7 +159,7 @@ def run(verb: str, settings: Settings) -> int:
                     maker = placement.SandboxMaker(backend=backend, hosts=hosts, warm=settings.warm)
                     sandboxes, logs = maker(), directory.logs
                     context = make_context(proxy, settings, pool=pool, sandboxes=sandboxes, logs=logs)
-                    metrics = placement.with_metrics(settings, sandboxes)
+                    metrics = placement.with_metrics(settings.metrics_port, sandboxes, directory.path)
                     with placement.placed(settings, replace(context, judge=judge), maker) as placed:
                         directory.begin(config | identity, verb, settings)
                         directory.write_whereabouts(

@@ -1,12 +1,12 @@
-"""`harness run --metrics-port N` and `--metrics-file PATH`: what goes on in a run's sandboxes, for Prometheus.
+"""What goes on in a run's sandboxes, for Prometheus: RUN_DIR/metrics.prom, and `harness run --metrics-port N`.
 
-On a port of this machine's loopback at /metrics, or as a file for the node exporter's textfile collector, written whole
-every few seconds. What the proxy counts is at its own /metrics. Left out: sandboxes on the nodes of a Ray cluster.
+The file is for the node exporter's textfile collector and is replaced every few seconds. The port is on this machine's
+loopback, at /metrics. What the proxy counts is at its own /metrics. Left out: sandboxes on the nodes of a Ray cluster.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 from aiohttp import web
@@ -15,15 +15,18 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from proxy.pool.errors import UserError
 from proxy.pool.files import write_whole
 
+METRICS = "metrics.prom"
 WRITE_SECONDS = 5.0
 
 
 @asynccontextmanager
-async def shown(text: Callable[[], str], port: int | None, file: Path | None) -> AsyncIterator[None]:
-    """Show the metrics for as long as the block lasts; UserError when that cannot be."""
+async def shown(text: Callable[[], str], port: int | None, file: Path) -> AsyncIterator[None]:
+    """Write the metrics to the file, and serve them on the port, until the block ends. UserError if the port is taken.
+
+    A file that cannot be written is left out: a full disk must not end a run for its metrics.
+    """
     async with AsyncExitStack() as stack:
-        if file is not None:
-            await stack.enter_async_context(_written(text, file))
+        await stack.enter_async_context(_written(text, file))
         if port is not None:
             await stack.enter_async_context(_served(text, port))
         yield
@@ -51,19 +54,20 @@ async def _served(text: Callable[[], str], port: int) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _written(text: Callable[[], str], file: Path) -> AsyncIterator[None]:
+    def write(content: bytes) -> None:
+        with suppress(OSError):
+            write_whole(file, content)
+
     async def keep_writing() -> None:
         while True:
             await asyncio.sleep(WRITE_SECONDS)
-            await asyncio.to_thread(write_whole, file, text().encode())
+            await asyncio.to_thread(write, text().encode())
 
-    try:
-        write_whole(file, text().encode())
-    except OSError as error:
-        raise UserError(f"the metrics file {file} cannot be written ({error.strerror}); name another") from error
+    write(text().encode())
     writing = asyncio.create_task(keep_writing())
     try:
         yield
     finally:
         writing.cancel()
         await asyncio.wait([writing])
-        write_whole(file, text().encode())
+        write(text().encode())

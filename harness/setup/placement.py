@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.cluster.ray import RayOptions, on_cluster
-from harness.monitor.metrics import shown
+from harness.monitor.metrics import METRICS, shown
 from harness.rollout import RunContext
 from harness.settings import Settings
 from harness.setup.sandbox_choice import Backend
@@ -37,7 +37,6 @@ def add_options(run: argparse.ArgumentParser) -> None:
     )
     run.add_argument("--warm", type=int, help="spare containers kept ready for each kind of sandbox (default: 0)")
     run.add_argument("--metrics-port", type=int, help="serve the sandboxes' metrics at 127.0.0.1:PORT/metrics")
-    run.add_argument("--metrics-file", metavar="PATH", help="write the sandboxes' metrics to this file")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,12 +93,11 @@ def placed(settings: Settings, context: RunContext, maker: SandboxMaker) -> Iter
 
 
 @asynccontextmanager
-async def with_metrics(settings: Settings, sandboxes: Sandboxes) -> AsyncIterator[None]:
-    """Serve and write the sandboxes' metrics as the settings say. At the end close the sandboxes."""
+async def with_metrics(port: int | None, sandboxes: Sandboxes, run_dir: Path) -> AsyncIterator[None]:
+    """Write the sandboxes' metrics into the run directory, and serve them on a port. At the end close the sandboxes."""
     metrics = sandboxes.metrics if isinstance(sandboxes, Hosts) else SandboxMetrics()
-    file = None if settings.metrics_file is None else Path(settings.metrics_file)
     try:
-        async with shown(metrics.text, settings.metrics_port, file):
+        async with shown(metrics.text, port, run_dir / METRICS):
             yield
     finally:
         await sandboxes.close()

@@ -124,7 +124,7 @@ class AdmissionGate:
         message = (
             f"{run} has {self.inside[run]} calls in flight and {self.waiting[run]} waiting, and this call was not "
             f"admitted within {seconds:g} s; try again in {RETRY_SECONDS}s, run fewer agents, or raise the proxy's "
-            "proxy.max_calls_per_run"
+            "proxy.max_calls"
         )
         return CallError(429, "rate_limit_exceeded", message)
 

@@ -44,10 +44,10 @@ def test_a_run_is_shared_out_over_two_engines_with_spare_containers(in_docker: C
     with own_daemon() as second:
         shared = "unix:///var/run/docker.sock"
         engines = ["--docker", f"{shared}=1", "--docker", f"{second.address}=1", "--warm", "1"]
-        file = tmp_path / "run.prom"
-        assert main(in_docker("-n", "4", "--concurrency", "2", "--metrics-file", str(file), *engines)) == 0
+        assert main(in_docker("-n", "4", "--concurrency", "2", *engines)) == 0
         assert [row["reward"] for row in results(tmp_path / "run")] == [1.0] * 4
-        started = [line for line in file.read_text().splitlines() if "start_seconds_count" in line]
+        metrics = (tmp_path / "run" / "metrics.prom").read_text().splitlines()
+        started = [line for line in metrics if "start_seconds_count" in line]
         assert sorted(line.split('"')[1] for line in started) == sorted([shared, second.address])
         assert sum(float(line.split()[-1]) for line in started) == 4
         assert second.say("ps", "--all", "--quiet") == "" and containers_of(os.getpid()) == []

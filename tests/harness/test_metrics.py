@@ -18,10 +18,10 @@ from tests.harness.conftest import HELLO, SHELL_AGENT
 CURL = f"{sys.executable} -c 'import urllib.request as u; print(u.urlopen(\"http://127.0.0.1:{{port}}/metrics\").read().decode())'"
 
 
-async def test_the_port_tells_what_goes_on_now_and_is_closed_at_the_end() -> None:
+async def test_the_port_tells_what_goes_on_now_and_is_closed_at_the_end(tmp_path: Path) -> None:
     metrics, port = SandboxMetrics(), free_port()
     url = f"http://127.0.0.1:{port}/metrics"
-    async with shown(metrics.text, port, None), ClientSession() as client:
+    async with shown(metrics.text, port, tmp_path / "run.prom"), ClientSession() as client:
         metrics.live.labels("a host", 'an "image"').inc(3)
         metrics.start_seconds.labels("a host", "").observe(0.3)
         text = await (await client.get(url)).text()
@@ -45,25 +45,31 @@ async def test_the_file_holds_the_last_state(tmp_path: Path) -> None:
     )
 
 
-async def test_what_cannot_be_shown_is_one_sentence(tmp_path: Path) -> None:
+async def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"^port {port} cannot be used for metrics .*; choose another$"):
-            async with shown(str, port, None):
+            async with shown(str, port, tmp_path / "run.prom"):
                 pass
-    with pytest.raises(UserError, match="^the metrics file .*; name another$"):
-        async with shown(str, None, tmp_path / "no" / "file"):
-            pass
+
+
+async def test_a_file_that_cannot_be_written_does_not_end_the_run(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    async with shown(lambda: "live 1\n", None, directory / "metrics.prom"):
+        assert not directory.exists()
+        directory.mkdir()
+    assert (directory / "metrics.prom").read_text() == "live 1\n"
+    async with shown(lambda: "live 2\n", None, directory / "metrics.prom"):
+        (directory / "metrics.prom").unlink()
+        directory.rmdir()
 
 
 def test_a_run_shows_its_sandboxes(run: Callable[..., list[dict[str, Any]]], tmp_path: Path) -> None:
-    file, port = tmp_path / "run.prom", free_port()
+    port = free_port()
     command = f"{SHELL_AGENT}; {CURL.format(port=port)} > hello.metrics"
     look = {"command": 'test "$(cat hello.txt)" = hello && grep -F \'live{host="process",image=""} 1.0\' hello.metrics'}
-    rows = run(
-        "--metrics-file", str(file), "--metrics-port", str(port), command=command, tasks=[HELLO | {"verifier": look}]
-    )
+    rows = run("--metrics-port", str(port), command=command, tasks=[HELLO | {"verifier": look}])
     assert [row["reward"] for row in rows] == [1.0]
-    text = file.read_text()
+    text = (tmp_path / "run" / "metrics.prom").read_text()
     assert 'blackforge_sandboxes_live{host="process",image=""} 0.0\n' in text
     assert 'blackforge_sandbox_start_seconds_count{host="process",image=""} 1.0\n' in text

@@ -159,7 +159,7 @@ def _config(model: Path, pool: Path, values: dict[str, Any]) -> ProxyConfig:
             admin_key_file=_admin_key_file(pool, values),
             history=values.get("history", "splice"),
             prescribed=values.get("prescribed", GatewayConfig().prescribed),
-            max_calls_per_run=values.get("max_calls_per_run", 2048),
+            max_calls=values.get("max_calls", 4096),
         ),
     )
 

@@ -237,7 +237,7 @@ async def test_a_long_answer_is_read_off_the_event_loop(slow: SlowStand) -> None
 
 
 async def test_calls_beyond_the_limit_wait_and_are_counted_by_run(serve: Serve) -> None:
-    stand = await serve(lambda prompt, ids: "ok", max_calls_per_run=1)
+    stand = await serve(lambda prompt, ids: "ok", max_calls=2)
     assert stand.engine is not None
     stand.engine.running.clear()
     calls = [asyncio.ensure_future(stand.chat(user("hi"))) for _ in range(3)]
@@ -251,7 +251,7 @@ async def test_calls_beyond_the_limit_wait_and_are_counted_by_run(serve: Serve) 
 @pytest.mark.parametrize("begun", [False, True], ids=["before the headers", "in a stream"])
 async def test_a_call_that_waits_too_long_is_told_so_in_its_dialect(serve: Serve, begun: bool) -> None:
     limits = {"wait_seconds": 1, "keepalive_seconds": 0.1 if begun else 25}
-    stand = await serve(lambda prompt, ids: "ok", max_calls_per_run=1, limits=limits)
+    stand = await serve(lambda prompt, ids: "ok", max_calls=2, limits=limits)
     assert stand.engine is not None
     stand.engine.running.clear()
     first = asyncio.ensure_future(stand.chat(user("hi")))

@@ -178,7 +178,7 @@ async def test_nine_unread_streams_leave_places_to_the_rest_of_the_run(
 ) -> None:
     stand = await serve(
         lambda prompt, ids: "ok" if "hi" in prompt else ScriptedReply("word " * 5000, seconds_per_token=0.1),
-        max_calls_per_run=8, limits={"wait_seconds": 20},
+        max_calls=16, limits={"wait_seconds": 20},
     )  # fmt: skip
     (_, greedy), (_, modest) = attempts(stand.pool)
     body = msgspec.json.encode({"messages": [user("count")], "stream": True})

@@ -239,8 +239,8 @@ def test_lost_tokens_are_an_alarm_that_cannot_be_switched_off() -> None:
 def test_settings_that_cannot_be_are_refused() -> None:
     with pytest.raises(UserError, match=r"silent_alarms\[0\] = 'kl' is unknown; choose from length_ratio"):
         checked({"silent_alarms": ["kl"]}, Report, "report")
-    with pytest.raises(UserError, match="keep_tokens = -1: expected `int` >= 0"):
-        checked({"keep_tokens": -1}, Report, "report")
+    with pytest.raises(UserError, match="negative_gradient_every = -1: expected `int` >= 0"):
+        checked({"negative_gradient_every": -1}, Report, "report")
 
 
 def events(directory: Path) -> Any:

@@ -24,6 +24,7 @@ from trainer.config import Config
 from trainer.loop import train
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy
+from trainer.report import tokens
 from trainer.report.reporter import Reporter
 from trainer.run_state import RunState
 
@@ -54,10 +55,11 @@ def published(pool: Pool, config: Config, name: str) -> list[tuple[int, Any]]:
     return [(row["step"], pytest.approx(row[name], rel=1e-6)) for row in metrics]
 
 
-def test_board_and_pool_agree_and_a_step_that_is_trained_again_stands_there_once(ranks: Ranks, tmp_path: Path) -> None:
-    config, pool = prepare(
-        tmp_path, 3, report=CALM | {"keep_tokens": 2, "negative_gradient_every": 2}, keep_checkpoints=9
-    )
+def test_board_and_pool_agree_and_a_step_that_is_trained_again_stands_there_once(
+    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "KEPT_STEPS", 2)
+    config, pool = prepare(tmp_path, 3, report=CALM | {"negative_gradient_every": 2}, keep_checkpoints=9)
     train(config, ranks)
     assert shown(config, "loss/loss") == published(pool, config, "loss")
     kept = sorted(path.name for path in (tmp_path / "trainer" / "tokens").iterdir())

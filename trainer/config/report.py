@@ -25,9 +25,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     wandb: str = ""
     """Weights & Biases project to log to. Empty: none. Needs `pip install 'blackforge[wandb]'`; WANDB_MODE=offline
     writes to `wandb` in the output directory, for `wandb sync` to send later."""
-    keep_tokens: NotNegative = 50
-    """Steps whose tokens `trainer inspect` can show exactly, at 8 to 20 bytes per trained token. 0: none is
-    recorded."""
     negative_gradient_every: NotNegative = 0
     """Steps between two measurements of the negatives' share of the gradient norm, each of which costs two further
     forward and backward passes. 0: never measured."""

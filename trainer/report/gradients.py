@@ -24,15 +24,11 @@ TokenArrays = tuple[np.ndarray, np.ndarray]
 """Logprobs and coefficients of the trained tokens of a micro-batch that a rank computed."""
 
 
-def token_arrays(inputs: LossInput, loss_function: LossFunction | None) -> TokenArrays:
+def token_arrays(inputs: LossInput, loss_function: LossFunction) -> TokenArrays:
     """Differentiate the loss of one micro-batch by each token's logprob.
 
-    That is read off the loss itself, so it holds for every rule. Costs the loss arithmetic again, not the model.
-    Without a loss function the coefficients are NaN.
-    """
+    That is read off the loss itself, so it holds for every rule. Costs the loss arithmetic again, not the model."""
     logp = inputs.logp.detach().requires_grad_()
-    if loss_function is None:
-        return (values := logp.detach().float().cpu().numpy()), np.full_like(values, np.nan)
     loss, _ = loss_function(logp, inputs.tokens)
     [gradient] = torch.autograd.grad(loss, logp)
     return logp.detach().float().cpu().numpy(), -gradient.float().cpu().numpy()
@@ -40,7 +36,7 @@ def token_arrays(inputs: LossInput, loss_function: LossFunction | None) -> Token
 
 def token_notes(
     loss_inputs: Sequence[LossInput],
-    loss_function: LossFunction | None,
+    loss_function: LossFunction,
     micros: Sequence[Sequence[Sequence[TrainingRow]]],
     ranks: Ranks,
     shard: ContextShard,

@@ -73,17 +73,16 @@ class Reporter:
         return self.ranks.share(lambda: self._describe(facts))
 
     def _describe(self, facts: StepFacts) -> dict[str, Any]:
-        self._attempt("report.keep_tokens", lambda: self._keep_tokens(facts))
+        self._attempt("the record of tokens", lambda: self._keep_tokens(facts))
         published = steps.versions(self.run.pool, self.run.pool_run.id)
         metrics = describe(facts, self._metrics_context(versions={version.name: version.step for version in published}))
         alarms = raised(metrics, self.config.report.silent_alarms, self.config.batch.max_staleness)
         return metrics | {"alarms": [alarm.name for alarm in alarms]}
 
     def _keep_tokens(self, facts: StepFacts) -> None:
-        output, keep = Path(self.config.output), self.config.report.keep_tokens
-        if keep:
-            tokens.write(tokens.path(output, facts.step), facts.batch.rows, facts.notes)
-        tokens.prune(output, facts.step, keep)
+        output = Path(self.config.output)
+        tokens.write(tokens.path(output, facts.step), facts.batch.rows, facts.notes)
+        tokens.prune(output, facts.step)
 
     def announce(self, version: steps.Version, metrics: dict[str, Any]) -> None:
         """Write the metrics of a published step to the pool, the terminal and the exporters. Collective."""
@@ -177,7 +176,7 @@ class StepReport:
         """Return the metrics to publish with the step, once it is saved."""
         self._lap("checkpoint")
         config, policy = self._reporter.config, self._reporter.policy
-        loss = partial(policy_loss, rule=configured(config.loss)) if config.report.keep_tokens else None
+        loss = partial(policy_loss, rule=configured(config.loss))
         notes = token_notes(self._update.loss_inputs, loss, self._micros, policy.ranks, policy.shard)
         facts = StepFacts(
             self.step, self._groups, self._batch, self._micros, self._update, notes, self._gradient_shares, self.seconds

@@ -152,9 +152,9 @@ def _trained_sequences(
         return tokens.read(path), []
     except FileNotFoundError:
         note = (
-            f"there is no record {path} (report.keep_tokens = {config.report.keep_tokens}): the batch is assembled "
-            "again from the pool with the current configuration, colours show the advantage, and the ratios are not "
-            "known"
+            f"there is no record {path}, as those of the newest {tokens.KEPT_STEPS} steps are kept: the batch is "
+            "assembled again from the pool with the current configuration, colours show the advantage, and the ratios "
+            "are not known"
         )
     rows = assemble(groups, step_options(config, step)).rows
     return [
