@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from sandboxes.network import relay
 from tests.conftest import need
 
 START_SECONDS = 120
@@ -120,6 +122,27 @@ def own_daemon(disk_mb: int | None = None, remapped: bool = False, bridge: bool 
     finally:
         engine.stop()
         shutil.rmtree(home, ignore_errors=True)
+
+
+class Way:
+    """The only way to a daemon for one client, so that the daemon can be gone for it and for nobody else."""
+
+    def __init__(self, place: Path, daemon: str):
+        self.address = f"unix://{place}/way.sock"
+        self._command = [sys.executable, "-I", "-S", relay.__file__, f"unix:{place}/way.sock"]
+        self._command.append(daemon.replace("unix://", "unix:"))
+        self.open()
+
+    def open(self) -> None:
+        self._relay = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
+        assert self._relay.stdout is not None and self._relay.stdout.readline() == "ready\n"
+
+    def send(self, what: signal.Signals) -> None:
+        self._relay.send_signal(what)
+
+    def close(self) -> None:
+        self._relay.kill()
+        self._relay.communicate()
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from sandboxes.base import Profile, Sandbox, SandboxError, Spec
-from sandboxes.docker.container.freezing import holder_config
+from sandboxes.docker.container.freezing import holder_config, holder_of
 from sandboxes.docker.container.sandbox import DockerSandbox, StartedContainer
 from sandboxes.docker.daemon import ContainerCommand, DaemonError, DockerDaemon
 from sandboxes.docker.image.images import STASH, Images, log
@@ -199,6 +199,7 @@ class DockerSandboxes:
         try:
             for service in self._services.get(sandbox, ()):
                 await self._delete(service)
+            await self._delete(holder_of(name))
             await self._delete(name)
         except DaemonError:
             self._stranded.add(sandbox)

@@ -284,14 +284,8 @@ class DockerSandbox:
     async def stop(self) -> None:
         """Remove the container. If cancelled, the removal goes on, and `DockerSandboxes.close` waits for it."""
         if self._removal is None or (self._removal.done() and self._removal.exception()):
-            self._removal = asyncio.create_task(self._removed())
+            self._removal = asyncio.create_task(self._remove())
         await asyncio.shield(self._removal)
-
-    async def _removed(self) -> None:
-        if self._killed and self._started.holder is not None:
-            with self.daemon.translating_errors(f"removing the holder of {self.container}"):
-                await freezing.release(self.daemon, self.container)
-        await self._remove()
 
     def _ids(self, user: User) -> str:
         return self._started.accounts[user].ids

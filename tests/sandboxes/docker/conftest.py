@@ -1,8 +1,10 @@
 """Docker sandboxes for the tests beside this file."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
+from aiodocker import DockerError
+from aiodocker.containers import DockerContainer
 
 from sandboxes.base import Limits, Spec
 from sandboxes.docker.backend import DockerSandboxes, Options
@@ -41,3 +43,17 @@ async def says(sandbox: DockerSandbox, command: str, **more: str) -> str:
     result = await sandbox.run(command, Limits(seconds=120), {}, **more)  # type: ignore[arg-type]
     assert (result.ended, result.exit_code) == ("exit", 0), result.output
     return result.output.strip()
+
+
+def unpausable(container: Callable[[str], DockerContainer]) -> Callable[[str], DockerContainer]:
+    """Containers that a daemon fails to pause, as runc does while processes fork."""
+
+    async def refuse() -> None:
+        raise DockerError(500, "OCI runtime pause failed: unable to freeze: unknown")
+
+    def of(name: str) -> DockerContainer:
+        found = container(name)
+        found.pause = refuse  # type: ignore[method-assign]
+        return found
+
+    return of

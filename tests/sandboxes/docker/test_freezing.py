@@ -2,18 +2,15 @@
 
 import io
 import tarfile
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from aiodocker import DockerError
-from aiodocker.containers import DockerContainer
 
 from sandboxes.base import Image, SandboxError
 from sandboxes.docker.backend import DockerSandboxes
 from sandboxes.docker.container.sandbox import DockerSandbox
 from sandboxes.docker.leftovers import list_resources
-from tests.sandboxes.docker.conftest import HARBOR, SMALL, says
+from tests.sandboxes.docker.conftest import HARBOR, SMALL, says, unpausable
 
 HIDDEN = """
 python3 -c '
@@ -92,20 +89,6 @@ async def test_a_sandbox_that_cannot_be_paused_is_killed_and_read(sandboxes: Doc
     await sandbox.freeze()
     await sandbox.stop()
     assert [one for one in await list_resources(sandbox.daemon) if one.name.startswith(sandbox.container)] == []
-
-
-def unpausable(container: Callable[[str], DockerContainer]) -> Callable[[str], DockerContainer]:
-    """Containers that a daemon fails to pause, as runc does while processes fork."""
-
-    async def refuse() -> None:
-        raise DockerError(500, "OCI runtime pause failed: unable to freeze: unknown")
-
-    def of(name: str) -> DockerContainer:
-        found = container(name)
-        found.pause = refuse  # type: ignore[method-assign]
-        return found
-
-    return of
 
 
 async def test_what_is_thawed_goes_on(strict: DockerSandbox) -> None:

@@ -5,8 +5,6 @@ The daemon is the tests' own behind a relay, so that it can be gone for one clie
 
 import asyncio
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,32 +15,12 @@ import pytest
 from sandboxes.base import Limits, SandboxError
 from sandboxes.docker import presence
 from sandboxes.docker.backend import DockerSandboxes, Options
+from sandboxes.docker.container.freezing import holder_of
 from sandboxes.docker.daemon import DaemonError
-from sandboxes.network import relay
-from tests.sandboxes.docker.conftest import SMALL
+from tests.daemons import Way
+from tests.sandboxes.docker.conftest import SMALL, unpausable
 
 SPEC = replace(SMALL, memory_mb=None, disk_mb=16)
-
-
-class Way:
-    """The only way to the daemon."""
-
-    def __init__(self, place: Path, daemon: str):
-        self.address = f"unix://{place}/way.sock"
-        self._command = [sys.executable, "-I", "-S", relay.__file__, f"unix:{place}/way.sock"]
-        self._command.append(daemon.replace("unix://", "unix:"))
-        self.open()
-
-    def open(self) -> None:
-        self._relay = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
-        assert self._relay.stdout is not None and self._relay.stdout.readline() == "ready\n"
-
-    def send(self, what: signal.Signals) -> None:
-        self._relay.send_signal(what)
-
-    def close(self) -> None:
-        self._relay.kill()
-        self._relay.communicate()
 
 
 @pytest.fixture
@@ -72,10 +50,33 @@ async def test_a_daemon_that_goes_is_missed_at_once_and_waited_for(way: Way) -> 
     assert sandboxes.away == "" and sandboxes.away_seconds > 0
     assert await sandboxes.was_away(before) and not await sandboxes.was_away(time.monotonic())
     other = await sandboxes.start(SPEC)  # removes what could not be removed before
-    names = [container._container["Names"][0] for container in await sandboxes.daemon.docker.containers.list(all=True)]
-    assert f"/{sandbox.container}" not in names
+    assert sandbox.container not in await names(sandboxes)
     await other.stop()
     await sandboxes.close()
+
+
+async def test_a_halted_sandbox_that_could_not_be_removed_goes_later_with_its_holder(way: Way) -> None:
+    sandboxes = await DockerSandboxes.open(Options(address=way.address, image="deb:py", run="test"))
+    sandbox = await sandboxes.start(SPEC)
+    there = sandboxes.daemon.container
+    sandboxes.daemon.container = unpausable(there)  # type: ignore[method-assign, assignment]
+    await sandbox.freeze()
+    sandboxes.daemon.container = there  # type: ignore[method-assign]
+    assert {sandbox.container, holder_of(sandbox.container)} <= await names(sandboxes)
+    way.close()
+    with pytest.raises(DaemonError):
+        await sandbox.stop()
+    way.open()
+    await asyncio.wait_for(sandboxes.until_there(), 120)
+    other = await sandboxes.start(SPEC)
+    assert [name for name in await names(sandboxes) if name.startswith(sandbox.container)] == []
+    await other.stop()
+    await sandboxes.close()
+
+
+async def names(sandboxes: DockerSandboxes) -> set[str]:
+    containers = await sandboxes.daemon.docker.containers.list(all=True)
+    return {container._container["Names"][0].lstrip("/") for container in containers}
 
 
 @pytest.mark.long
