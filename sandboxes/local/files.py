@@ -122,6 +122,8 @@ def pack(place: SandboxPath, archive: IO[bytes], limit: int) -> bool:
     """Write a file or directory as a tar archive, whose names begin with `data`. False when nothing is there.
 
     OSError when there are more than `limit` bytes. Reads through no link. No process may change the files meanwhile.
+    Special files, and directories deeper than MAX_DEPTH, become FIFOs, which nobody unpacks: so a reader sees that they
+    were there, and an agent cannot prevent a verdict by a deep tree.
     """
     try:
         here = _open(place.base, place.parts[:-1])
@@ -150,17 +152,18 @@ def _pack_directory(tar: tarfile.TarFile, top: int, limit: int) -> None:
     for directory, names, others, here in os.fwalk(".", dir_fd=top, follow_symlinks=False):
         prefix = f"data{directory[1:]}"
         tar.addfile(_member(prefix, os.fstat(here)))
-        for name in (*(name for name in names if not _is_directory(name, here)), *others):
+        deepest = prefix.count("/") >= MAX_DEPTH
+        entered = set() if deepest else {name for name in names if _is_directory(name, here)}
+        for name in (*(name for name in names if name not in entered), *others):
             left -= _pack_one(tar, name, here, f"{prefix}/{name}", left)
-        if prefix.count("/") >= MAX_DEPTH:
+        if deepest:
             names.clear()
-        for name in names:
-            if _is_directory(name, here):
-                _unlock(name, here, 0o700)
+        for name in entered:
+            _unlock(name, here, 0o700)
 
 
 def _pack_one(tar: tarfile.TarFile, name: str, here: int, at: str, limit: int) -> int:
-    """Pack what is no directory and return its bytes. Special files become FIFOs, which nobody unpacks."""
+    """Pack what is not entered and return its bytes. What is neither a file nor a link becomes a FIFO."""
     state = os.stat(name, dir_fd=here, follow_symlinks=False)
     member = _member(at, state)
     if stat.S_ISLNK(state.st_mode):

@@ -1,7 +1,11 @@
 """Files that go into and out of a sandbox's directory never pass a link that an agent has put in the way."""
 
+import io
 import os
 import resource
+import subprocess
+import sys
+import tarfile
 import threading
 import time
 from pathlib import Path
@@ -98,3 +102,16 @@ def test_a_link_that_turns_into_a_directory_while_it_is_copied_leads_nowhere(ins
     files.get(SandboxPath(inside, ()), copy, 1 << 30)
     swapping.join()
     assert (outside / "secret").read_text() == "secret"
+
+
+def test_what_lies_too_deep_to_be_packed_is_in_the_archive_as_left_out(inside: Path) -> None:
+    deep = "import os\nfor _ in range(300): os.mkdir('d'); os.chdir('d')\nopen('file', 'w').close()"
+    subprocess.run([sys.executable, "-c", deep], cwd=inside / "real", check=True)
+    archive = io.BytesIO()
+    assert files.pack(SandboxPath(inside, ("real",)), archive, 1 << 20)
+    archive.seek(0)
+    with tarfile.open(fileobj=archive) as tar:
+        kinds = {member.name: member.type for member in tar}
+    last = "/".join(["data", *["d"] * (files.MAX_DEPTH + 1)])
+    assert kinds[last] == tarfile.FIFOTYPE and max(map(len, kinds)) == len(last)
+    assert kinds[last.removesuffix("/d")] == tarfile.DIRTYPE
