@@ -60,7 +60,9 @@ def remove_orphans(root: Path | None = None, tell: Callable[[str], object] = lam
             if not any(kill(sandbox.id)):
                 break
             time.sleep(0.005)
-        memory_group.remove(sandbox.id)
+    for group in memory_group.left_by([sandbox.id for sandbox in orphans]):
+        group.remove()
+    for sandbox in orphans:
         if sandbox.directory.exists() and (sentence := remove(sandbox.directory)):
             tell(sentence)
     return orphans

@@ -6,6 +6,7 @@ group can be made (no rights, no controller), limits count the resident memory o
 
 import os
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,15 @@ class MemoryGroup:
                         return int(line.split()[1])
         return 0
 
+    def remove(self) -> None:
+        """Remove it, once its processes have ended. Accept that it is gone."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while self.directory.exists() and time.monotonic() < deadline:
+            try:
+                return self.directory.rmdir()
+            except OSError:  # the kernel has not let go of the last process yet
+                time.sleep(0.01)
+
 
 def make(sandbox: str, limit: int) -> MemoryGroup | None:
     """Make the group of a sandbox with a limit in bytes. None where that cannot be."""
@@ -60,15 +70,12 @@ def make(sandbox: str, limit: int) -> MemoryGroup | None:
     return MemoryGroup(directory)
 
 
-def remove(sandbox: str) -> None:
-    """Remove the group of a sandbox whose processes have ended. Accept that there is none."""
-    directory = _place(sandbox)
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while directory is not None and directory.exists() and time.monotonic() < deadline:
-        try:
-            return directory.rmdir()
-        except OSError:  # the kernel has not let go of the last process yet
-            time.sleep(0.01)
+def left_by(sandboxes: Collection[str]) -> list[MemoryGroup]:
+    """Return the groups of these sandboxes, wherever they lie: their owner may have been in another group than we."""
+    names = {f"{NAME}{sandbox}" for sandbox in sandboxes}
+    top = ROOT if (ROOT / "cgroup.controllers").exists() else ROOT / "memory"
+    places = os.walk(top) if names else ()
+    return [MemoryGroup(Path(place, name)) for place, below, _ in places for name in below if name in names]
 
 
 def why_not() -> str:
@@ -76,7 +83,7 @@ def why_not() -> str:
     group = make(f"probe-{os.getpid()}", 1 << 30)
     if group is None:
         return "memory limits leave out memfd and shared memory, because no control group can be made here"
-    remove(f"probe-{os.getpid()}")
+    group.remove()
     return ""
 
 

@@ -335,7 +335,8 @@ class ProcessSandbox:
 
     async def _stop(self) -> None:
         await self.end_processes()
-        await asyncio.to_thread(memory_group.remove, self.id)
+        if self.group is not None:
+            await asyncio.to_thread(self.group.remove)
         await asyncio.to_thread(remove, self._directory)
 
     def _place(self, path: str, user: User = "agent") -> files.SandboxPath:

@@ -12,6 +12,7 @@ import pytest
 
 from sandboxes.base import SandboxError
 from sandboxes.cli import main
+from sandboxes.local import memory_group
 from sandboxes.local.leftovers import list_sandboxes, remove_orphans
 from sandboxes.local.process import ProcessSandboxes, default_root, remove
 from sandboxes.local.processes import table
@@ -50,6 +51,22 @@ async def test_gc_ends_what_a_killed_owner_left_and_nothing_else(killed_owner: i
     assert killed_owner in {sandbox.owner for sandbox in remove_orphans(tmp_path)}
     assert [sandbox.id for sandbox in list_sandboxes(tmp_path) if sandbox.directory.exists()] == [mine.id]
     await mine.stop()
+
+
+async def test_gc_removes_a_memory_limit_that_was_made_in_another_control_group(tmp_path: Path) -> None:
+    elsewhere = memory_group.make(f"elsewhere-{tmp_path.name}", 1 << 30)
+    need("a control group for memory (cgroup version 1 or 2, as root)", elsewhere is not None)
+    assert elsewhere is not None
+    command = elsewhere.enter([sys.executable, "-c", OWNER, str(tmp_path)])
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None and owner.stdout.readline() == "up\n"
+        owner.kill()
+    (left,) = [sandbox.id for sandbox in list_sandboxes(tmp_path) if sandbox.owner == owner.pid]
+    assert len(memory_group.left_by([left])) == 1
+    assert left in {sandbox.id for sandbox in remove_orphans(tmp_path)}
+    assert memory_group.left_by([left]) == []
+    elsewhere.remove()
+    assert not elsewhere.directory.exists()
 
 
 def test_the_command_lists_and_collects(killed_owner: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
