@@ -97,7 +97,13 @@ class DockerDaemon:
         self.remapped = any("name=userns" in option for option in information["SecurityOptions"] or ())
         if self.remapped:  # the daemon keeps the containers of such users below ROOT/UID.GID
             first = Path(information["DockerRootDir"]).name.partition(".")[0]
-            self.first_id = int(first) if first.isdecimal() else 0
+            if not first.isdecimal():
+                raise DaemonError(
+                    f"the Docker daemon at {self.address} remaps users and does not say to which id (its directory is "
+                    f"{information['DockerRootDir']}, not ROOT/UID.GID), so nobody could write in a sandbox; "
+                    "use a daemon of Docker's own, or one without userns-remap"
+                )
+            self.first_id = int(first)
         self.seccomp = any("name=seccomp" in option for option in information["SecurityOptions"] or ())
         self.runtimes = frozenset(information.get("Runtimes") or ())
         self.cpus = information["NCPU"]
@@ -139,8 +145,10 @@ class DockerDaemon:
                         await reading
                 finally:
                     await _end(reading, feeding)
-            while (state := await execution.inspect())["Running"]:  # the output may end first
-                await asyncio.sleep(0.02)
+            pause = 0.001
+            while (state := await execution.inspect())["Running"]:  # the output ends some milliseconds earlier
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, 0.02)
         if not state["Pid"]:
             if await self._has_ended(container):
                 raise SandboxError(f"a command in {container}: the container is not running")

@@ -7,7 +7,7 @@ ends. The sandbox itself may not change routes. Builds run in the name space of 
 import ipaddress
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,17 +97,21 @@ class Router:
         return with_walls(config, self.daemon.seccomp, "strict")
 
 
-def own_addresses() -> list[str]:
-    """Return this machine's addresses, its loopback left out."""
-    found = set()
+def own_addresses(tables: Path = Path("/proc/net")) -> list[str]:
+    """Return this machine's addresses, its loopback left out. SandboxError when they cannot be read."""
+    texts = set()
     try:
-        lines = Path("/proc/net/fib_trie").read_text().splitlines()
+        lines = (tables / "fib_trie").read_text().splitlines()
         for above, line in zip(lines, lines[1:], strict=False):
             if "/32 host LOCAL" in line:
-                found.add(above.split()[-1])
-        for line in Path("/proc/net/if_inet6").read_text().splitlines():
-            found.add(str(ipaddress.IPv6Address(bytes.fromhex(line.split()[0]))))
-    except OSError:  # not Linux
-        pass
-    addresses = [ipaddress.ip_address(text) for text in sorted(found)]
+                texts.add(above.split()[-1])
+        with suppress(FileNotFoundError):  # a kernel without IPv6
+            for line in (tables / "if_inet6").read_text().splitlines():
+                texts.add(str(ipaddress.IPv6Address(bytes.fromhex(line.split()[0]))))
+    except OSError as error:
+        raise SandboxError(
+            f"this machine's addresses cannot be read ({error}), so a container with a full network or a build would "
+            f"reach them; run where {tables} can be read, or leave out tasks with a full network or a Dockerfile"
+        ) from error
+    addresses = [ipaddress.ip_address(text) for text in sorted(texts)]
     return [str(address) for address in addresses if not address.is_loopback and not address.is_link_local]

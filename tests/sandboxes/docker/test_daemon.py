@@ -62,6 +62,14 @@ async def test_a_root_that_is_remapped_is_known(serve: Callable[..., Awaitable[s
         await daemon.close()
 
 
+async def test_a_root_that_is_remapped_to_nobody_knows_whom_is_refused(serve: Callable[..., Awaitable[str]]) -> None:
+    info = INFO | {"SecurityOptions": ["name=userns"], "DockerRootDir": "/var/lib/docker"}
+    with pytest.raises(
+        DaemonError, match=r"does not say to which id \(its directory is /var/lib/docker, .*; use a daemon"
+    ):
+        await DockerDaemon.open(await serve(info=info))
+
+
 async def test_a_socket_that_is_forwarded_from_another_machine_is_not_a_local_engine(
     serve: Callable[..., Awaitable[str]],
 ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sandboxes.base import Image, ImageError
+from sandboxes.base import Image, ImageError, SandboxError
 from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.docker.container.sandbox import DockerSandbox
 from sandboxes.docker.daemon import DockerDaemon
@@ -126,3 +126,13 @@ async def test_a_build_has_a_sandboxs_limits(restricted: DockerSandboxes, tmp_pa
         await restricted.images.base(replace(SMALL, image=Image(context=tmp_path)))
     left = await restricted.daemon.docker.containers.list(all=True, filters='{"label": ["blackforge.kind=routes"]}')
     assert not [one for one in left if str(os.getpid()) == one._container["Labels"]["blackforge.pid"]]
+
+
+def test_a_machine_whose_addresses_cannot_be_read_gives_nobody_a_network(tmp_path: Path) -> None:
+    with pytest.raises(SandboxError, match="addresses cannot be read .*; run where .* can be read, or leave out tasks"):
+        own_addresses(tmp_path)
+    (tmp_path / "fib_trie").write_bytes(Path("/proc/net/fib_trie").read_bytes())
+    assert own_addresses(tmp_path) == [one for one in own_addresses() if "." in one]  # a kernel without IPv6
+    (tmp_path / "if_inet6").mkdir()
+    with pytest.raises(SandboxError, match="cannot be read"):
+        own_addresses(tmp_path)
