@@ -20,6 +20,7 @@ from harness.failure import AttemptFailed
 from harness.tasks import Task
 from harness.tasks.schema import Checker
 from harness.verdict.chat_client import ChatModel, NoAnswer, complete
+from harness.verdict.fresh import verdict_sandbox
 from harness.verdict.judge import Judge
 from harness.verdict.math_answers import is_same
 from harness.verdict.rewards import Verdict
@@ -116,13 +117,10 @@ async def _by_tests(task: Task, text: str, sandboxes: Sandboxes) -> Verdict:
         return Verdict(0.0)
     checker = task.checker
     assert checker is not None
-    sandbox = await sandboxes.start(spec_of(task))
-    try:
+    async with verdict_sandbox(sandboxes, spec_of(task)) as sandbox:
         await set_up(sandbox, task)
         await sandbox.write(checker.path, blocks[-1])
         return await verify(sandbox, task)
-    finally:
-        await sandbox.stop()
 
 
 async def _by_judge(task: Task, text: str, judge: Judge | None, seconds: float) -> Verdict:

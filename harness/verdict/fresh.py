@@ -1,6 +1,7 @@
 """Sandboxes in which no agent has run: the verdict is reached there, from data of the agent's or from none at all."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -11,11 +12,11 @@ from harness.environment.snapshot import Snapshot, set_up, spec_of
 from harness.failure import AttemptFailed
 from harness.tasks import Task
 from harness.tasks.schema import VerifierEnvironment
-from harness.verdict.carried.carry import deliver, pick_up, places_of
+from harness.verdict.carried.carry import deliver, parcels_of, pick_up, places_of
 from harness.verdict.findings import IsolationFindings
 from harness.verdict.room import VerifierSandbox, verifier_room
 from harness.verdict.verifier import verify
-from sandboxes.base import Sandbox, SandboxError, Sandboxes
+from sandboxes.base import Sandbox, SandboxError, Sandboxes, Spec
 
 
 @asynccontextmanager
@@ -26,16 +27,32 @@ async def fresh_room(
 
     Unless `more` steps follow, the agent's sandbox is stopped. `before`: the tasks of the steps before this one.
     """
-    async with pick_up(sandbox, task, snapshot) as parcels:
-        leaving = asyncio.create_task(_go_on(sandbox, task) if more else sandbox.stop())
-        try:  # meanwhile, so that one attempt needs no more room than one sandbox
+    async with parcels_of(sandbox, task, snapshot) as parcels:
+        packing = asyncio.create_task(pick_up(parcels, sandbox))  # meanwhile the fresh one starts
+        leaving = asyncio.create_task(_leave(packing, sandbox, task, more))
+        try:
             async with fresh_sandbox(sandboxes, task, snapshot, before, beside=more) as fresh:
+                await packing
                 findings = await deliver(parcels, fresh)
-                await leaving
                 given = [place.root for place in places_of(task, fresh) if place.below is None]
                 yield await verifier_room(fresh, task, snapshot, given), findings
+                await leaving
         finally:
+            packing.cancel()
             await asyncio.wait({leaving})
+
+
+async def _leave(packing: "asyncio.Task[None]", sandbox: Sandbox, task: Task, more: bool) -> None:
+    """Stop the agent's sandbox once its work is packed, or let it go on if `more` steps follow.
+
+    It is stopped also where packing fails: on a host with a limit the fresh one may be waiting for its place.
+    """
+    await asyncio.wait({packing})
+    failed = packing.cancelled() or packing.exception() is not None
+    if not more:
+        await sandbox.stop()
+    elif not failed:
+        await _go_on(sandbox, task)
 
 
 async def _go_on(sandbox: Sandbox, task: Task) -> None:
@@ -63,8 +80,7 @@ async def fresh_sandbox(
         spec = replace(spec, network=task.verifier.network or "none")  # no key for the model is there
     if spec.disk_mb is not None:  # a disk that the agent has filled must not keep the verifier from its verdict
         spec = replace(spec, disk_mb=2 * spec.disk_mb)
-    fresh = await sandboxes.start(replace(spec, beside=beside))
-    try:
+    async with verdict_sandbox(sandboxes, replace(spec, beside=beside)) as fresh:
         for earlier in before:
             await set_up(fresh, earlier)
         try:
@@ -78,8 +94,25 @@ async def fresh_sandbox(
         if not task.daemons and any(each.setup for each in (*before, task)):
             await fresh.end_processes()
         yield fresh
-    finally:
-        await fresh.stop()
+
+
+@asynccontextmanager
+async def verdict_sandbox(sandboxes: Sandboxes, spec: Spec) -> AsyncIterator[Sandbox]:
+    """Give a sandbox for a verdict. AttemptFailed("outage") where what runs it, such as one of several hosts, was away.
+
+    So nobody else is blamed for that: whether the agent's sandbox was away says nothing about this one.
+    """
+    began = time.monotonic()
+    sandbox = await sandboxes.start(spec)
+    try:
+        try:
+            yield sandbox
+        finally:
+            await sandbox.stop()
+    except (AttemptFailed, SandboxError) as error:
+        if await sandboxes.was_away(began, sandbox):
+            raise AttemptFailed("outage", f"what ran the verifier's sandbox was away ({error})") from error
+        raise
 
 
 def in_own_environment(task: Task, own: VerifierEnvironment) -> Task:
@@ -100,10 +133,15 @@ def in_own_environment(task: Task, own: VerifierEnvironment) -> Task:
 
 
 async def gives_verdict_untouched(sandboxes: Sandboxes, task: Task, snapshot: Snapshot, before: Sequence[Task]) -> bool:
-    """Whether the verifier comes to a verdict in a sandbox that no agent has touched."""
+    """Whether the verifier comes to a verdict in a sandbox that no agent has touched.
+
+    AttemptFailed("outage") when that cannot be said, because what ran the sandbox was away.
+    """
     try:
         async with fresh_sandbox(sandboxes, task, snapshot, before) as fresh:
             await verify(await verifier_room(fresh, task, snapshot), task)
-    except (AttemptFailed, SandboxError):
+    except (AttemptFailed, SandboxError) as error:
+        if isinstance(error, AttemptFailed) and error.kind == "outage":
+            raise
         return False
     return True

@@ -8,7 +8,7 @@ labels of all sandboxes, so `sandboxes gc` removes them too.
 
 import asyncio
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -16,8 +16,8 @@ from sandboxes.base import Sandbox, SandboxError, Spec
 from sandboxes.docker.backend import DockerSandboxes
 from sandboxes.docker.container.sandbox import DockerSandbox
 
-SPECS = 8
-"""Maximum specs with spares: those requested last."""
+SPECS = 16
+"""Maximum specs with spares: those requested last. A task has two, its agent's and its verifier's."""
 
 
 @dataclass(eq=False)
@@ -62,7 +62,7 @@ class WarmPool:
 
     async def start(self, spec: Spec) -> DockerSandbox:
         image = (await self._inner.images.base(spec)).id
-        key = msgspec.json.encode(spec, enc_hook=str, order="deterministic")
+        key = msgspec.json.encode(replace(spec, beside=False), enc_hook=str, order="deterministic")
         stock = self._stocks.get(key)
         if stock is None or stock.image != image:
             if stock is not None:

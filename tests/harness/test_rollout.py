@@ -2,8 +2,11 @@
 
 import asyncio
 import os
+import secrets
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,9 +26,12 @@ from proxy.pool.rollouts.budgets import note_trouble
 from proxy.pool.rollouts.groups import OpenRollout, Outcome, open_group, open_rollouts
 from proxy.pool.rollouts.runs import open_run
 from proxy.pool.schema import attempts
-from sandboxes.base import ImageError, Limits, Result, SandboxError, Spec
+from sandboxes.base import ImageError, Limits, Result, SandboxError, Sandboxes, Spec
+from sandboxes.docker.backend import DockerSandboxes, Options
+from sandboxes.fleet import HostOptions, Hosts
 from sandboxes.local.process import ALONE, ProcessSandbox, ProcessSandboxes
 from sandboxes.local.processes import table
+from tests.daemons import Way
 from tests.harness.conftest import HELLO, SHELL_AGENT
 
 
@@ -199,6 +205,42 @@ async def test_an_image_that_cannot_be_built_and_a_lost_container_are_told_apart
     came, tries = await outcome(replace(context, sandboxes=Failing(tmp_path / "failing", lost)))
     assert (came.reward, came.failure, len(tries)) == (None, kind, 1)
     assert ("its log ends" in came.detail) != lost and list(tmp_path.glob("failing/*")) == []
+
+
+async def test_an_outage_of_the_verifiers_host_alone_is_nobodys_fault(
+    context: RunContext, docker_daemon: str, tmp_path: Path
+) -> None:
+    """The agent works on the first host, its verdict is begun on the second and reached on the first."""
+    way = Way(tmp_path, docker_daemon)
+    named = f"sleep {secrets.randbits(40)}"
+
+    async def opening(address: str) -> Sandboxes:
+        if address == "here":
+            return ProcessSandboxes(tmp_path / "sandboxes")
+        return await DockerSandboxes.open(Options(address=way.address, image="deb:py", run="test"))
+
+    hosts = Hosts([HostOptions(address="here"), HostOptions(address="there", weight=0.9)], opening, kind="process")
+    check = {"command": f'! test -d /home/verifier || {named}; test "$(cat hello.txt)" = hello', "where": "fresh"}
+    running = asyncio.create_task(outcome(replace(context, sandboxes=hosts), verifier=check))
+    async with asyncio.timeout(300):
+        while not running.done() and not any(named in line for line in command_lines()):
+            await asyncio.sleep(0.05)
+    way.close()
+    try:
+        came, tries = await running
+        assert (came.reward, [attempt.failure for attempt in tries]) == (1.0, ["outage", None])
+        assert "what ran the verifier's sandbox was away" in tries[0].detail
+    finally:
+        way.open()
+        await hosts.close()
+        way.close()
+
+
+def command_lines() -> Iterator[str]:
+    """Those of all processes of this machine."""
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended meanwhile
+            yield file.read_bytes().decode(errors="replace").replace("\0", " ")
 
 
 class Lenient(ProcessSandboxes):

@@ -6,7 +6,7 @@ Both sandboxes are packed from outside and compared, so only what differs is wri
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -26,18 +26,18 @@ from sandboxes.local.process import default_root, make_sandbox_directory
 from sandboxes.local.process import remove as remove_directory
 
 SECONDS = 300.0
-LIST = ".carried"
-"""File in the agent's home of the fresh sandbox: the paths to remove."""
+COMMAND_BYTES = 1 << 16
+"""Length of a command line. Linux takes 128 KiB in one argument, and one more path has 16 KiB at most when quoted."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Parcel:
     """One artifact on its way."""
 
     place: Place
-    archive: IO[bytes] | None
-    """None: the agent left nothing there."""
     staging: Path
+    archive: IO[bytes] | None = None
+    """None: the agent left nothing there."""
 
 
 @dataclass(frozen=True)
@@ -50,23 +50,29 @@ class Parcels:
     each: Sequence[Parcel]
     initial: Mapping[str, Mapping[str, Entry]] | None
     """What lay there before the agent, where only its changes travel."""
+    files: ExitStack
+    """Open archives."""
 
 
 @asynccontextmanager
-async def pick_up(sandbox: Sandbox, task: Task, snapshot: Snapshot) -> AsyncIterator[Parcels]:
-    """Give the task's artifacts as archives, read from outside. After that the frozen sandbox is not needed."""
-    limit = limit_of(snapshot.spec.disk_mb)
+async def parcels_of(sandbox: Sandbox, task: Task, snapshot: Snapshot) -> AsyncIterator[Parcels]:
+    """Give the task's artifacts, which `pick_up` and `deliver` carry."""
+    places = places_of(task, sandbox)
     directory = make_sandbox_directory(default_root())  # gc finds it after kill -9
     try:
         with ExitStack() as files:
-            parcels = []
-            for number, place in enumerate(places_of(task, sandbox)):
-                archive = files.enter_context(tempfile.TemporaryFile())
-                there = await sandbox.pack(place.artifact.path, archive, limit + HEADERS)
-                parcels.append(Parcel(place, archive if there else None, directory / str(number)))
-            yield Parcels(task, limit, parcels, snapshot.initial)
+            each = [Parcel(place, directory / str(number)) for number, place in enumerate(places)]
+            yield Parcels(task, limit_of(snapshot.spec.disk_mb), each, snapshot.initial, files)
     finally:
         await asyncio.to_thread(remove_directory, directory)
+
+
+async def pick_up(parcels: Parcels, sandbox: Sandbox) -> None:
+    """Pack the artifacts of a frozen sandbox, from outside. After that it is not needed."""
+    for parcel in parcels.each:
+        archive = parcels.files.enter_context(tempfile.TemporaryFile())
+        if await sandbox.pack(parcel.place.artifact.path, archive, parcels.limit + HEADERS):
+            parcel.archive = archive
 
 
 async def deliver(parcels: Parcels, fresh: Sandbox) -> IsolationFindings:
@@ -116,11 +122,8 @@ def places_of(task: Task, sandbox: Sandbox) -> list[Place]:
 async def _apply(fresh: Sandbox, given: Comparison, plan: Plan) -> None:
     """Make the place in the fresh sandbox what the plan says. Nothing of the agent's runs there yet."""
     root, path, staging = root_of(given.place.artifact, fresh), given.place.artifact.path, given.staging
-    if plan.clear:
-        listed = "\0".join(f"{root}/{one}" if one else root for one in plan.clear)
-        await fresh.write(f"~/{LIST}", listed)
-        file = quoted(f"{fresh.home}/{LIST}")
-        await _command(fresh, f"xargs -0 rm -rf -- <{file} && rm -f {file}", "root")
+    for paths in _batches([quoted(f"{root}/{one}" if one else root) for one in plan.clear]):
+        await _command(fresh, f"rm -rf -- {' '.join(paths)}", "root")
     if not plan.write:
         return
     if staging.is_dir():
@@ -129,6 +132,20 @@ async def _apply(fresh: Sandbox, given: Comparison, plan: Plan) -> None:
         await fresh.write(path, await asyncio.to_thread(staging.read_bytes))
         if plan.executable:
             await _command(fresh, f"chmod a+x {quoted(root)}", "agent")
+
+
+def _batches(words: Sequence[str]) -> Iterator[list[str]]:
+    """Share words out over command lines of about COMMAND_BYTES."""
+    batch: list[str] = []
+    size = 0
+    for word in words:
+        batch.append(word)
+        size += len(word.encode()) + 1
+        if size >= COMMAND_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 async def _command(fresh: Sandbox, command: str, user: User) -> None:

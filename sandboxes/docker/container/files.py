@@ -54,18 +54,20 @@ READ = r"""
 [ -f "$1" ] && [ ! -L "$1" ] && [ -r "$1" ] || exit 3
 exec head -c "$2" "$1"
 """
-WAYS = (
+PUT = (
     _MAKE_WAY
     + r"""
 make_way "$1"
-head -c "$2" | while IFS= read -r directory; do make_way "$1/$directory"; done
+left=$2
+while [ "$left" -gt 0 ]; do
+    IFS= read -r directory || exit 1  # shells read byte by byte here, so none of the archive
+    make_way "$1/$directory"
+    left=$((left - 1))
+done
+cd "$1" && head -c "$3" | tar -x -o -f -
 """
 )
-"""Arguments: path, size in bytes of the input, which lists the directories to create, one a line."""
-PUT = r"""
-cd "$1" && head -c "$2" | tar -x -o -f -
-"""
-"""Arguments: path, size in bytes of the archive, which is the input."""
+"""Arguments: path, number of directories, size of the archive in bytes. The input: their names, a line each, then it."""
 GET = r"""
 [ -d "$1" ] || exit 3
 cd "$1" && exec tar -c -f - .
@@ -98,12 +100,10 @@ class ContainerFiles:
                 directories = await asyncio.to_thread(_pack, source, archive)
             except OSError as error:
                 raise SandboxError(f"{source} cannot be read to be copied into {self._container} ({error})") from error
-            ways = self._command(WAYS, path, str(len(directories)), stdin=_pieces(directories))
-            code = await self._bounded(ways, output.add, COPY_SECONDS)
-            if not code:
-                unpacking = self._command(PUT, path, str(archive.seek(0, 2)), stdin=_blocks(archive))
-                code = await self._bounded(unpacking, output.add, COPY_SECONDS)
-            if code:
+            count, size = str(len(directories)), str(archive.seek(0, 2))
+            names = "".join(f"{name}\n" for name in directories).encode()
+            command = self._command(PUT, path, count, size, stdin=_in_turn(_pieces(names), _blocks(archive)))
+            if code := await self._bounded(command, output.add, COPY_SECONDS):
                 raise SandboxError(
                     f"{source} cannot be copied to {path} in {self._container} (exit code {code}: {_last(output)})"
                 )
@@ -161,8 +161,14 @@ async def _blocks(file: IO[bytes]) -> AsyncIterator[bytes]:
         yield chunk
 
 
-def _pack(source: Path, archive: IO[bytes]) -> bytes:
-    """Archive a directory and return the names of the directories in it, one a line."""
+async def _in_turn(*parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    for part in parts:
+        async for piece in part:
+            yield piece
+
+
+def _pack(source: Path, archive: IO[bytes]) -> list[str]:
+    """Archive a directory and return the names of the directories in it."""
     names: list[str] = []
 
     def anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
@@ -179,7 +185,7 @@ def _pack(source: Path, archive: IO[bytes]) -> bytes:
     with tarfile.open(fileobj=archive, mode="w", format=tarfile.GNU_FORMAT, dereference=False) as tar:
         for child in sorted(source.iterdir()):
             tar.add(child, child.name, filter=anonymous)
-    return "".join(f"{name}\n" for name in names).encode()
+    return names
 
 
 class _Member(tarfile.TarInfo):

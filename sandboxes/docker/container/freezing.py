@@ -38,21 +38,23 @@ async def freeze(daemon: DockerDaemon, container: str, holder: Mapping[str, Any]
     It is killed where pausing fails, as it may while processes fork without end (runc 1.1, cgroup v1). `holder`: what
     then keeps its volumes. None: its files outlive its main process anyway.
     """
+    target = daemon.container(container)
     with daemon.translating_errors(f"halting {container}"):
-        state = (await daemon.container(container).show())["State"]
-        if state["Paused"]:
-            return False
-        if not state["Running"]:
-            if holder is not None:
-                raise SandboxError(f"the main process of {container} has ended, and the files of the sandbox with it")
-            return True
         try:
-            await daemon.container(container).pause()
+            await target.pause()
+            return False
         except aiodocker.DockerError as error:
+            state = (await target.show())["State"]
+            if state["Paused"]:
+                return False
+            if not state["Running"]:
+                if holder is not None:
+                    ended = f"the main process of {container} has ended, and the files of the sandbox with it"
+                    raise SandboxError(ended) from error
+                return True
             log.info("%s cannot be paused, so it is killed (%s)", container, error.message)
-            await kill(daemon, container, holder)
-            return True
-    return False
+        await kill(daemon, container, holder)
+    return True
 
 
 async def thaw(daemon: DockerDaemon, container: str) -> None:
