@@ -18,6 +18,7 @@ from harness.async_pool import AsyncPool
 from harness.environment.augment import Variation, apply, chosen
 from harness.environment.snapshot import Snapshot, set_up, spec_of, take_snapshot, write_snapshot
 from harness.failure import AttemptFailed, Unexpected, stage
+from harness.monitor.egress import note_egress
 from harness.monitor.hang_watch import HangWatch, run_watched
 from harness.tasks import Task, TaskPart, parts_of
 from harness.tasks.stored import stored_task
@@ -183,7 +184,7 @@ class LiveAttempt:
     """
 
     def __init__(self, context: RunContext, job: RolloutJob, row: Attempt, key: str):
-        self._context, self._job, self._id, self._key = context, job, row.id, key
+        self._context, self._job, self._row, self._id, self._key = context, job, row, row.id, key
         self._log_name = f"attempt-{row.id}"
         self._sandbox: Sandbox | None = None
         self._began = time.monotonic()
@@ -237,7 +238,12 @@ class LiveAttempt:
         spec = replace(spec_of(self._job.task), agent=self._job.agent.bundle)
         async with self._context.slots.starting:
             self._sandbox = await self._context.sandboxes.start(spec)
+        if spec.network == "full":
+            await self._note_egress("agent")
         return self._sandbox
+
+    async def _note_egress(self, who: str) -> None:
+        await note_egress(self._context.pool, self._row, who, self._job.task, self._context.sandboxes.kind)
 
     async def set_up(self, sandbox: Sandbox, task: Task) -> Snapshot:
         """Prepare the sandbox for the agent, and remember it as the agent finds it."""
@@ -303,6 +309,8 @@ class LiveAttempt:
 
     async def _judged(self, sandbox: Sandbox, part: TaskPart, snapshot: Snapshot) -> Verdict:
         task, context = part.task, self._context
+        if (task.verifier.network or task.network) == "full" and (snapshot.fresh or task.network != "full"):
+            await self._note_egress("verifier")
         judging = verifier_sandbox(
             context.sandboxes, sandbox, task, snapshot, before=part.before, more=part.more, ended=True
         )
@@ -344,6 +352,8 @@ class LiveAttempt:
             else:
                 self.policy_failure = PolicyFailure("agent_budget", "the model had not answered when the time was up")
         with stage("verifier"):
+            if task.network == "full" and task.checker is not None and task.checker.kind == "code":
+                await self._note_egress("verifier")
             async with context.slots.verifying:
                 return await check_answer(task, result.output, CheckerContext(context.sandboxes, context.judge))
 

@@ -11,6 +11,7 @@ import pytest
 from harness.agents.bundles.install import agents_directory
 from harness.cli import main
 from harness.setup.stack import RunningProxy
+from proxy.commands.main import main as proxy_main
 from proxy.pool.database import open_pool
 from sandboxes.bundles import PYTHON, RUNTIME_NAME, read_manifest
 from sandboxes.docker.labels import PID, labels_of, this_process
@@ -106,6 +107,21 @@ def test_a_daemon_that_is_away_in_mid_run_costs_no_rollout_its_verdict(
         finally:
             running.kill()
             pool.close()
+
+
+@pytest.mark.long
+def test_the_audit_log_says_which_places_a_sandbox_was_let_reach(
+    command_line: CommandLine, in_docker: CommandLine, proxy: RunningProxy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = TASK | {"network": "full", "reach": ["10.1.2.3", "192.168.0.0/16"]}
+    verifier = HELLO["verifier"] | {"network": "none"}
+    tasks = [TASK, named | {"id": "open"}, named | {"id": "shut", "verifier": verifier}]
+    assert main(command_line("--sandbox", "docker", "--image", "bb:1", tasks=tasks, command=AGENT)) == 0
+    capsys.readouterr()
+    assert proxy_main(["pool", "events", proxy.pool]) == 0
+    notes = [line for line in capsys.readouterr().out.splitlines() if " egress " in line]
+    ends = sorted(line.split(" of command, ")[1] for line in notes)
+    assert ends == [f"{who}: the Internet, 10.1.2.3, 192.168.0.0/16" for who in ("agent", "agent", "verifier")]
 
 
 @pytest.mark.parametrize(

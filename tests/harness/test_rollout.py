@@ -19,6 +19,7 @@ from harness.async_pool import AsyncPool
 from harness.monitor.hang_watch import HangWatch, run_watched
 from harness.rollout import Budgets, RunContext, run_rollout
 from harness.setup.stack import RunningProxy
+from proxy.pool.audit import audit_lines
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.attempts import by_key
@@ -272,6 +273,16 @@ async def test_what_broke_under_the_agent_is_masked_and_not_tried_again(lenient:
     assert (came.reward, came.failure, len(tries)) == (None, "spoiled", 1)
     reason = "the container is gone; where no agent has worked, the verifier comes to a verdict"
     assert came.detail == f"{reason} (the agent was ended by its timeout limit)"
+
+
+async def test_the_audit_log_says_who_was_given_a_full_network(context: RunContext) -> None:
+    given = {"network": "full", "reach": ["10.0.0.0/8"]}
+    for task in ({}, given, {"verifier": HELLO["verifier"] | {"network": "full"}}):
+        _, [attempt] = await outcome(context, **task)
+        lines = [line for line in audit_lines(context.pool.blocking) if f" attempt {attempt.id} of command, " in line]
+        who = {"agent"} if task == given else {"verifier"} if task else set()
+        assert {line.split(", ", 1)[1] for line in lines} == {f"{one}: whatever its machine reaches" for one in who}
+        assert all(" egress       run " in line for line in lines)
 
 
 async def test_the_key_dies_with_the_attempt(context: RunContext, tmp_path: Path) -> None:
