@@ -67,7 +67,7 @@ done
 cd "$1" && head -c "$3" | tar -x -o -f -
 """
 )
-"""Arguments: path, number of directories, size of the archive in bytes. The input: their names, a line each, then it."""
+"""Arguments: path, number of directories, bytes of the archive. The input: their names, a line each, then it."""
 GET = r"""
 [ -d "$1" ] || exit 3
 cd "$1" && exec tar -c -f - .
