@@ -114,8 +114,8 @@ def test_the_audit_log_says_which_places_a_sandbox_was_let_reach(
     command_line: CommandLine, in_docker: CommandLine, proxy: RunningProxy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     named = TASK | {"network": "full", "reach": ["10.1.2.3", "192.168.0.0/16"]}
-    verifier = HELLO["verifier"] | {"network": "none"}
-    tasks = [TASK, named | {"id": "open"}, named | {"id": "shut", "verifier": verifier}]
+    shut = {"id": "shut", "verifier": {"command": "true", "network": "none"}}
+    tasks = [TASK, named | {"id": "open"}, named | shut]
     assert main(command_line("--sandbox", "docker", "--image", "bb:1", tasks=tasks, command=AGENT)) == 0
     capsys.readouterr()
     assert proxy_main(["pool", "events", proxy.pool]) == 0

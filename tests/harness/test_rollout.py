@@ -277,7 +277,7 @@ async def test_what_broke_under_the_agent_is_masked_and_not_tried_again(lenient:
 
 async def test_the_audit_log_says_who_was_given_a_full_network(context: RunContext) -> None:
     given = {"network": "full", "reach": ["10.0.0.0/8"]}
-    for task in ({}, given, {"verifier": HELLO["verifier"] | {"network": "full"}}):
+    for task in ({}, given, {"verifier": {"command": "true", "network": "full"}}):
         _, [attempt] = await outcome(context, **task)
         lines = [line for line in audit_lines(context.pool.blocking) if f" attempt {attempt.id} of command, " in line]
         who = {"agent"} if task == given else {"verifier"} if task else set()
