@@ -30,6 +30,7 @@ from proxy.http.metrics import ProxyMetrics
 from proxy.http.response import AnswerWriter, ResponseWriter, StreamedResponse, WholeResponse
 from proxy.prompt.splice import Prompt
 from proxy.prompt.template import ChatTemplate, TemplateError
+from proxy.recording.ongoing import OngoingAnswer, OngoingAnswers
 from proxy.recording.parallel_answers import ParallelAnswer, abandon_all, all_delivered, answer_all, fail_all
 from proxy.recording.provider import Provider, ProviderTurn
 from proxy.recording.recorder import AnswerRows, RecordingServices, TurnRecorder
@@ -57,7 +58,7 @@ class Handler:
 
     def __init__(
         self, settings: HandlerSettings, template: ChatTemplate, services: RecordingServices, *, sessions: Sessions,
-        engine: Fleet | Provider, admission: AdmissionGate, metrics: ProxyMetrics,
+        engine: Fleet | Provider, admission: AdmissionGate, metrics: ProxyMetrics, ongoing: OngoingAnswers,
     ):  # fmt: skip
         self._settings = settings
         self._template = template
@@ -66,6 +67,7 @@ class Handler:
         self._engine = engine
         self._admission = admission
         self._metrics = metrics
+        self._ongoing = ongoing
         self._bodies = BodyBytes(settings.limits)
 
     async def complete(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
@@ -86,14 +88,14 @@ class Handler:
         for number in range(call.choices):
             turn = self._turn(call, prompt, session)
             recorder = TurnRecorder(self._services, session, turn, rows, fingerprint=fingerprint, started=started)
-            answers.append(ParallelAnswer(recorder, turn, AnswerWriter(response, number), recorder))
+            answers.append(ParallelAnswer(recorder, turn, AnswerWriter(response, number), body))
         try:
             result = await response.close(await answer_all(answers, self._answer))
         except (EngineError, CallError):
             error = await asyncio.shield(fail_all(answers))
             await self._sessions.note_trouble(session.attempt, error)
             return await self._fail(response, error)
-        except (asyncio.CancelledError, ConnectionResetError):  # the client went away
+        except (asyncio.CancelledError, ConnectionError):  # the client went away
             self._metrics.abandoned += 1
             await asyncio.shield(abandon_all(answers))
             raise
@@ -145,25 +147,38 @@ class Handler:
         if call.stream:
             events = dialect.events(call, len(prompt.ids))
             return StreamedResponse(request, call, events, self._settings.limits.keepalive_seconds)
-        return WholeResponse(request, call, dialect)
+        return WholeResponse(request, call, dialect, self._settings.limits.keepalive_seconds)
 
     async def _answer(self, answer: ParallelAnswer) -> Reply:
-        """Return one answer once it is committed: a recorded one that a retry claims, or a newly sampled one."""
+        """Return one answer once it is committed. A retry gets the one whose client has gone, made or recorded; any
+        other request a new one."""
         recorder, turn = answer.recorder, answer.turn
-        session = recorder.session
-        limit, follows = self._limit(turn), turn.prompt.follows
-        retried = await self._services.redelivery.claim(session.waiting, recorder.fingerprint, limit, follows)
-        if retried is not None:
+        session, fingerprint, limit = recorder.session, recorder.fingerprint, self._limit(turn)
+        ongoing = self._ongoing.take_over(session.attempt.id, fingerprint, limit)
+        if ongoing is None:
+            follows = turn.prompt.follows
+            retried = await self._services.redelivery.claim(session.waiting, fingerprint, limit, follows)
+            if retried is not None:
+                self._metrics.served_again += 1
+                answer.sent, (pieces, reply) = retried, turn.from_record(retried.recorded)
+                await answer.writer.send(pieces)
+                return reply
+            ongoing = self._ongoing.begin(recorder, turn, limit, self._make)
+            answer.body.keep_until(ongoing.task)
+        else:
             self._metrics.served_again += 1
-            answer.sent, (pieces, reply) = retried, turn.from_record(retried.recorded)
-            await answer.writer.send(pieces)
-            return reply
-        await self._sessions.check_budget(session.attempt)
-        async with self._admission.place(session.attempt, self._settings.limits.wait_seconds):
-            await self._sample(recorder, turn, answer.writer)
+        answer.sent = ongoing
+        return await ongoing.sent_to(answer.writer)
+
+    async def _make(self, answer: OngoingAnswer) -> Reply:
+        """Sample one answer and return it once it is committed."""
+        recorder, turn, attempt = answer.recorder, answer.turn, answer.recorder.session.attempt
+        await self._sessions.check_budget(attempt)
+        async with self._admission.place(attempt, self._settings.limits.wait_seconds):
+            await self._sample(answer)
         reply = turn.reply()
-        # Shielded: when the client leaves during the commit, the row must still be stored whole, for its retry.
-        await asyncio.shield(recorder.store(reply, why_untrained(turn, session.attempt)))
+        # Shielded: an answer whose time without a client is over must still be stored whole, for a retry.
+        await asyncio.shield(recorder.store(reply, why_untrained(turn, attempt)))
         return reply
 
     def _turn(self, call: Call, prompt: Prompt, session: Session) -> Turn:
@@ -173,21 +188,21 @@ class Handler:
         route = self._engine.route(Origin(attempt.id, attempt.group_id, prompt.prefix_length))
         return Turn(call, prompt, self._template, route, self._settings.mixture)
 
-    async def _sample(self, recorder: TurnRecorder, turn: Turn, writer: AnswerWriter) -> None:
+    async def _sample(self, answer: OngoingAnswer) -> None:
         """Sample the whole turn. When a replica fails before the client has any text, sample on another one."""
-        work, attempt = self._services.work, recorder.session.attempt
+        turn, work, attempt = answer.turn, self._services.work, answer.recorder.session.attempt
         request = sampling_request(turn, attempt, self._template, self._limit(turn))
         while True:
             try:
                 async with aclosing(turn.stream(request, work, attempt)) as stream:
                     async for pieces in stream:
-                        await writer.send(pieces)
+                        await answer.send(pieces)
                 return
             except EngineError as error:
-                if writer.started or not turn.may_move(error):
+                if answer.started or not turn.may_move(error):
                     raise
-                await asyncio.shield(recorder.store_partial(error))
-                recorder.restart()
+                await asyncio.shield(answer.recorder.store_partial(error))
+                answer.restart()
 
     def _limit(self, turn: Turn) -> int:
         return answer_limit(turn, self._settings.context_length, self._settings.config.sampling.max_new_tokens)

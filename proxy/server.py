@@ -36,6 +36,7 @@ from proxy.pool.processes.deliveries import register_proxy
 from proxy.pool.tokenizer_fingerprint import fingerprint
 from proxy.pool.training.steps import newest
 from proxy.prompt.template import ChatTemplate
+from proxy.recording.ongoing import OngoingAnswers
 from proxy.recording.provider import SCHEME, Provider
 from proxy.recording.recorder import RecordingServices
 from proxy.recording.redelivery.ledger import DeliveryLedger
@@ -134,7 +135,7 @@ class Gateway:
         return GatewayRunner(self.sandbox_app(), self._limits, self.connections, shutdown_seconds=shutdown_seconds)
 
     async def _lifetime(self, _app: web.Application) -> AsyncIterator[None]:
-        """Start what serves calls, and stop it in this order: rows, deliveries, engines, threads, audit log,
+        """Start what serves calls, and stop it in this order: calls, rows, deliveries, engines, threads, audit log,
         pool."""
         threads, workers = ThreadPoolExecutor(SQL_THREADS, "pool"), ThreadPoolExecutor(THREAD_CAPACITY.total, "work")
         work = FairThreads(workers, THREAD_CAPACITY)
@@ -144,7 +145,9 @@ class Gateway:
         self._refused = RefusedKeys(self._limits, audit.note)
         writer = self._writer = CompletionWriter(self.pool, proxy_id, ledger.committed)
         redelivery = Redelivery(self.pool, ledger, threads)
-        tasks = [asyncio.create_task(redelivery.keep_confirming()), asyncio.create_task(self.connections.keep_watch())]
+        ongoing = OngoingAnswers(redelivery, self._limits)
+        background = (redelivery.keep_confirming(), self.connections.keep_watch(), ongoing.keep_watch())
+        tasks = [asyncio.create_task(work) for work in background]
         self._engine = self.fleet()
         sessions = self._sessions = Sessions(
             self.pool, self.template, self.access, self.connections, threads=threads, work=work, clock=self.clock
@@ -157,10 +160,12 @@ class Gateway:
             engine=self._engine,
             admission=self.admission,
             metrics=self.metrics,
+            ongoing=ongoing,
         )
         yield
         for task in tasks:
             task.cancel()
+        await ongoing.close()
         await writer.close()
         await redelivery.confirm()
         await self._engine.close()
@@ -186,7 +191,7 @@ class Gateway:
             code = "not_found" if error.status == 404 else "http_error"
             message = f"{request.method} {request.path}: {error.reason}; use one of {served_routes()}"
             problem = CallError(error.status, code, message)
-        except ConnectionResetError:
+        except ConnectionError:
             return web.Response(status=499)  # the client has gone
         except Exception:  # last resort: without an answer, a bug would look to the agent like a broken connection
             log.exception("bug while serving %s %s", request.method, request.path)

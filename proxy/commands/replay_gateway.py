@@ -13,9 +13,7 @@ from proxy.commands.recorded_attempt import AttemptRecording
 from proxy.config import ProxyConfig
 from proxy.engine.fleet import Fleet
 from proxy.handler import Handler
-from proxy.http.response import AnswerWriter
-from proxy.recording.recorder import TurnRecorder
-from proxy.recording.turn import Turn
+from proxy.recording.ongoing import OngoingAnswer
 from proxy.server import Gateway
 
 TOKENS_AT_ONCE = 256
@@ -29,18 +27,19 @@ class ReplayHandler(Handler):
         super().__init__(*args, **kwargs)
         self._recording = recording
 
-    async def _sample(self, recorder: TurnRecorder, turn: Turn, writer: AnswerWriter) -> None:
-        answer = self._recording.next(recorder.session.attempt.id, turn)
-        turn.call_ids = tuple(call["id"] for call in answer.reply.get("tool_calls", ()))
+    async def _sample(self, answer: OngoingAnswer) -> None:
+        turn = answer.turn
+        recorded = self._recording.next(answer.recorder.session.attempt.id, turn)
+        turn.call_ids = tuple(call["id"] for call in recorded.reply.get("tool_calls", ()))
         sampling = turn.sampling
-        for number, token in enumerate(answer.sampled):
+        for number, token in enumerate(recorded.sampled):
             sampling.ids.append(token)
-            await writer.send(turn.take([token]))
+            await answer.send(turn.take([token]))
             if number % TOKENS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        sampling.logprobs, sampling.versions = answer.logprobs, answer.versions
-        sampling.finish = "length" if answer.finish_reason == "length" else "stop"
-        await writer.send(turn.close())
+        sampling.logprobs, sampling.versions = recorded.logprobs, recorded.versions
+        sampling.finish = "length" if recorded.finish_reason == "length" else "stop"
+        await answer.send(turn.close())
 
 
 class _EmptyFleet(Fleet):

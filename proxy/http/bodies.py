@@ -1,8 +1,8 @@
 """Reads request bodies, and bounds their bytes in memory: of each, of each attempt, and of all together.
 
-A body counts for its attempt until the call is answered, and for all attempts together until it is rendered: then its
-bytes are freed. When all together are too many, the attempt that holds most of them loses a body. Left out: the memory
-of what is made from a body, which is a few times its size.
+A body counts for its attempt until the call is answered or, where its client has gone, over; and for all attempts
+together until it is rendered: then its bytes are freed. When all together are too many, the attempt that holds most of
+them loses a body. Left out: the memory of what is made from a body, which is a few times its size.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from aiohttp import web
 from zstandard import ZstdDecompressor, ZstdError
@@ -39,16 +40,20 @@ class BodyBytes:
 
     @contextmanager
     def held(self, attempt_id: int) -> Iterator["HeldBody"]:
-        """Count a body while the block runs, which ends when the call is answered."""
+        """Count a body while the block runs, which ends when the client has its answer or has gone."""
         body = HeldBody(self, attempt_id)
         self._unrendered.add(body)
         try:
             yield body
         finally:
             self.rendered(body)
-            self._unanswered[attempt_id] -= body.size
-            if not self._unanswered[attempt_id]:
-                del self._unanswered[attempt_id]
+            body.release()
+
+    def answered(self, body: "HeldBody") -> None:
+        """Count a body no longer."""
+        self._unanswered[body.attempt_id] -= body.size
+        if not self._unanswered[body.attempt_id]:
+            del self._unanswered[body.attempt_id]
 
     def rendered(self, body: "HeldBody") -> None:
         """Count a body for its attempt only from now on."""
@@ -97,6 +102,18 @@ class HeldBody:
         self.deadline: asyncio.Timeout | None = None
         """Set while it arrives: what ends its reading."""
         self.broken_off = False
+        self._users = 1
+
+    def keep_until(self, end: "asyncio.Future[Any]") -> None:
+        """Count the body until then, even if its client goes away."""
+        self._users += 1
+        end.add_done_callback(lambda _: self.release())
+
+    def release(self) -> None:
+        """Count the body no longer when this was its last user."""
+        self._users -= 1
+        if not self._users:
+            self._ledger.answered(self)
 
     def grow(self, count: int) -> None:
         """Count more bytes; CallError when they are too many."""

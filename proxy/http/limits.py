@@ -66,10 +66,14 @@ class RequestLimits:
     free_refusals: int = 64
     """Refused keys of one source that are answered at once; later ones wait (proxy/http/refused_keys.py)."""
     keepalive_seconds: float = 25
-    """Silence of a stream after which the client gets a sign of life. Clients and load balancers commonly give up
-    after 30 or 60 seconds."""
+    """Silence after which a client gets a sign of life. Clients and load balancers commonly give up after 30 or 60
+    seconds."""
+    linger_seconds: float = 60
+    """Time that a call goes on after its client has gone, for a repeat. Clients repeat within a minute of a failure."""
+    lingering_calls: int = 256
+    """Calls of one attempt that go on without a client. When there are more, the oldest ends."""
     wait_seconds: float = 240
-    """Time that a call may wait for admission before it is answered with 429. Longer than `keepalive_seconds`, so that
+    """Time that a call may wait for admission before it is refused with 429. Longer than `keepalive_seconds`, so that
     codex, which gives up on a 429, gets it inside its stream."""
 
 

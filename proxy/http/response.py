@@ -1,4 +1,8 @@
-"""Writes the answers to one client: as a stream of events with keep-alives, or all at once at the end.
+"""Writes the answers to one client: as a stream of events, or all at once at the end. Both are kept alive meanwhile.
+
+A client that waits for a whole answer gets its headers after `keepalive_seconds`, and white space before the JSON of
+the body from then on. JSON allows that, and it ends no client's wait. The status is 200 by then, so a later error
+breaks the connection before the body ends.
 
 An answer counts as delivered when the kernel has all of its bytes. Left out: what the events say (proxy/dialects), and
 when a client may act on them (proxy/handler.py).
@@ -6,12 +10,13 @@ when a client may act on them (proxy/handler.py).
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from proxy.call import Call, CallError, Reply
 from proxy.dialects.base import Dialect, EventStream
@@ -19,6 +24,8 @@ from proxy.parsing.turn_parser import Piece, Reasoning, Text
 
 IGNORED_HEADER = "X-Blackforge-Ignored"
 """The header that names the request's fields that have no effect here."""
+WHITE_SPACE = b" "
+"""The sign of life before a JSON body."""
 
 
 class ResponseWriter(Protocol):
@@ -62,57 +69,114 @@ class AnswerWriter:
         await self.response.send(pieces, self.number)
 
 
-class WholeResponse:
+class _KeptAlive(ABC):
+    """A response that begins with its first bytes, and shows a sign of life whenever none have left for a while.
+
+    `_writing` is a lock, because the handler and the keep-alive task write to the same connection: events must not
+    mix, and they carry numbers in the order in which they leave, so they are also made under the lock.
+    """
+
+    def __init__(self, request: web.Request, headers: dict[str, str], keepalive_seconds: float):
+        self._request = request
+        self._headers = headers
+        self._response: web.StreamResponse | None = None
+        self._closing = False  # no sign of life may follow the end, or an error response in its place
+        self._writing = asyncio.Lock()
+        self._last_write = time.monotonic()
+        self._seconds = keepalive_seconds
+        self._keepalive: asyncio.Task[None] | None = None
+        # Few calls last this long, and a timer costs less than a task.
+        self._timer = asyncio.get_running_loop().call_later(keepalive_seconds, self._begin_keepalive)
+
+    @property
+    def headers_sent(self) -> bool:
+        return self._response is not None
+
+    def stop_keepalive(self) -> None:
+        self._closing = True
+        self._timer.cancel()
+        if self._keepalive is not None:
+            self._keepalive.cancel()
+
+    @abstractmethod
+    def _sign_of_life(self) -> bytes:
+        """What leaves when nothing else has left for a while."""
+
+    def _begin_keepalive(self) -> None:
+        self._keepalive = asyncio.create_task(self._keep_alive())
+
+    async def _keep_alive(self) -> None:
+        with suppress(ConnectionError):  # the handler's next write raises it, too
+            while True:
+                if time.monotonic() - self._last_write >= self._seconds:
+                    await asyncio.shield(self._write_sign())  # half an event would break the stream
+                await asyncio.sleep(self._last_write + self._seconds - time.monotonic())
+
+    async def _write_sign(self) -> None:
+        async with self._writing:
+            if not self._closing:
+                await self._write(self._sign_of_life())
+
+    async def _write(self, data: bytes) -> web.StreamResponse:
+        """Write the headers, if they have not been sent, and the data. To be called under the lock."""
+        self._last_write = time.monotonic()
+        if self._response is None:
+            self._response = web.StreamResponse(headers=self._headers)
+            await self._response.prepare(self._request)
+        if data:
+            await self._response.write(data)
+        return self._response
+
+
+class WholeResponse(_KeptAlive):
     """A response that is sent when all answers are complete."""
 
-    headers_sent = False
     started: Collection[int] = ()
 
-    def __init__(self, request: web.Request, call: Call, dialect: Dialect):
-        self._request = request
+    def __init__(self, request: web.Request, call: Call, dialect: Dialect, keepalive_seconds: float):
+        super().__init__(request, {"Content-Type": "application/json", **_headers(call)}, keepalive_seconds)
         self._call = call
         self._dialect = dialect
+        if request.version < HttpVersion11:  # a body without a length ends with the connection: no error could show
+            self.stop_keepalive()
 
     async def send(self, pieces: Sequence[Piece], number: int) -> None:
         pass
 
     async def close(self, replies: Sequence[Reply]) -> web.StreamResponse:
         _wait_until_flushed(self._request)
-        body, headers = self._dialect.reply(self._call, *replies), _headers(self._call)
-        response = web.Response(body=body, content_type="application/json", headers=headers)
-        await response.prepare(self._request)
+        body = self._dialect.reply(self._call, *replies)
+        async with self._writing:
+            self.stop_keepalive()
+            if self._response is not None:
+                await self._write(body)
+                await self._response.write_eof()
+                return self._response
+            response = web.Response(body=body, headers=self._headers)
+            await response.prepare(self._request)
         await response.write_eof()
         return response
 
     async def fail(self, error: CallError) -> web.StreamResponse:
-        raise error
+        """Break the connection, which the client sees, since the body has no end; it may have white space only."""
+        self.stop_keepalive()
+        if self._request.transport is not None:
+            self._request.transport.abort()
+        raise ConnectionResetError(f"the connection was broken because the call failed: {error}") from error
 
-    def stop_keepalive(self) -> None:
-        pass
+    def _sign_of_life(self) -> bytes:
+        return WHITE_SPACE
 
 
-class StreamedResponse:
-    """A stream of events, begun by the first text, the first keep-alive or the end, whichever comes first.
-
-    `_writing` is a lock, because the handler and the keep-alive task write to the same connection: events must not
-    mix, and they carry numbers in the order in which they leave, so they are also made under the lock.
-    """
+class StreamedResponse(_KeptAlive):
+    """A stream of events, begun by the first text, the first keep-alive or the end, whichever comes first."""
 
     def __init__(self, request: web.Request, call: Call, events: EventStream, keepalive_seconds: float):
-        self._request = request
-        self._headers = _headers(call)
+        headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **_headers(call)}
+        super().__init__(request, headers, keepalive_seconds)
         self._events = events
-        self._response: web.StreamResponse | None = None
         self.started: set[int] = set()
         self._opened = False
-        self._closing = False  # no keep-alive may follow the last event, or an error response in its place
-        self._writing = asyncio.Lock()
-        self._last_write = time.monotonic()
-        self._keepalive = asyncio.create_task(self._keep_alive(keepalive_seconds))
-
-    @property
-    def headers_sent(self) -> bool:
-        return self._response is not None
 
     async def send(self, pieces: Sequence[Piece], number: int) -> None:
         if any(isinstance(piece, Text | Reasoning) for piece in pieces):
@@ -133,37 +197,13 @@ class StreamedResponse:
             self._closing = True
             return await self._write(self._events.failure(error))
 
-    def stop_keepalive(self) -> None:
-        self._closing = True
-        self._keepalive.cancel()
-
-    async def _keep_alive(self, seconds: float) -> None:
-        with suppress(ConnectionResetError):  # the handler's next write raises it, too
-            while True:
-                await asyncio.sleep(self._last_write + seconds - time.monotonic())
-                if time.monotonic() - self._last_write >= seconds:
-                    await asyncio.shield(self._write_keepalive())  # half an event would break the stream
-
-    async def _write_keepalive(self) -> None:
-        async with self._writing:
-            if not self._closing:
-                await self._write(self._opening() + self._events.keepalive())
+    def _sign_of_life(self) -> bytes:
+        return self._opening() + self._events.keepalive()
 
     def _opening(self) -> bytes:
         """The first events, once."""
         opened, self._opened = self._opened, True
         return b"" if opened else self._events.opening()
-
-    async def _write(self, events: bytes) -> web.StreamResponse:
-        """Write the headers, if they have not been sent, and the events. To be called under the lock."""
-        self._last_write = time.monotonic()
-        if self._response is None:
-            headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **self._headers}
-            self._response = web.StreamResponse(headers=headers)
-            await self._response.prepare(self._request)
-        if events:
-            await self._response.write(events)
-        return self._response
 
 
 def _headers(call: Call) -> dict[str, str]:

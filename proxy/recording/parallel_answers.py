@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from proxy.call import CallError, Reply
 from proxy.engine.engine_call import EngineError
+from proxy.http.bodies import HeldBody
 from proxy.http.response import AnswerWriter
+from proxy.recording.ongoing import OngoingAnswer
 from proxy.recording.recorder import TurnRecorder
 from proxy.recording.redelivery.service import RetriedAnswer
 from proxy.recording.turn import Turn
@@ -24,8 +26,10 @@ class ParallelAnswer:
     recorder: TurnRecorder
     turn: Turn
     writer: AnswerWriter
-    sent: TurnRecorder | RetriedAnswer
-    """What learns of the delivery: the recorder of the answer's own row, or the recorded answer that is sent again."""
+    body: HeldBody
+    """The request's body, which counts as long as the answer is being made."""
+    sent: OngoingAnswer | RetriedAnswer | None = None
+    """What is sent: an answer while it is made, its own or that of a client that has gone, or a recorded one."""
     error: EngineError | CallError | None = None
 
 
@@ -59,19 +63,28 @@ async def _keeping_error(answer: ParallelAnswer, answer_one: Callable[[ParallelA
 
 async def fail_all(answers: Sequence[ParallelAnswer]) -> CallError:
     """Keep what the engine sent of each answer, and return the client's error for the first that failed."""
-    problems = [await answer.recorder.fail(answer.error) for answer in answers if answer.error is not None]
-    others = [answer for answer in answers if answer.error is None]
-    await abandon_all([answer for answer in others if answer.turn.begun or answer.sent is not answer.recorder])
+    problems = []
+    for answer in answers:
+        if answer.error is not None:
+            assert isinstance(answer.sent, OngoingAnswer), "only an answer that is being made can fail"
+            problems.append(await answer.sent.recorder.fail(answer.error))
+    for answer in answers:
+        if answer.error is None and isinstance(answer.sent, OngoingAnswer):
+            await answer.sent.end(keep_empty=False)
+        elif answer.error is None and answer.sent is not None:
+            await answer.sent.abandon()
     return problems[0]
 
 
 async def all_delivered(answers: Sequence[ParallelAnswer]) -> None:
     """Note that the client has all of them."""
     for answer in answers:
-        await answer.sent.delivered()
+        if answer.sent is not None:
+            await answer.sent.delivered()
 
 
 async def abandon_all(answers: Sequence[ParallelAnswer]) -> None:
     """Note that the client left without them."""
     for answer in answers:
-        await answer.sent.abandon()
+        if answer.sent is not None:
+            await answer.sent.abandon()

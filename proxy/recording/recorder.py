@@ -72,6 +72,11 @@ class TurnRecorder:
         self._begun = False
         self._done = asyncio.Event()
 
+    @property
+    def begun(self) -> bool:
+        """Whether the row is being stored, or is stored."""
+        return self._begun
+
     async def store(self, reply: Reply, untrainable: Untrained | None, finish: str = "") -> None:
         """Return when the row is committed; CallError when it cannot be. `finish` replaces the reply's finish reason
         where the answer is not whole."""

@@ -248,7 +248,7 @@ async def test_calls_beyond_the_limit_wait_and_are_counted_by_run(serve: Serve) 
     assert {answer["status"] for answer in await asyncio.gather(*calls)} == {200}
 
 
-@pytest.mark.parametrize("begun", [False, True], ids=["before the headers", "in a stream"])
+@pytest.mark.parametrize("begun", [False, True], ids=["before the headers", "after them"])
 async def test_a_call_that_waits_too_long_is_told_so_in_its_dialect(serve: Serve, begun: bool) -> None:
     limits = {"wait_seconds": 1, "keepalive_seconds": 0.1 if begun else 25}
     stand = await serve(lambda prompt, ids: "ok", max_calls=2, limits=limits)
@@ -258,7 +258,10 @@ async def test_a_call_that_waits_too_long_is_told_so_in_its_dialect(serve: Serve
     await until_counted(stand, 'calls_in_flight{run="session 1"} 1.0')
     calls = list(product(DIALECT_CLIENTS, (False, True)))
     for (dialect, stream), outcome in zip(calls, await asyncio.gather(*(ask(stand, *c) for c in calls)), strict=True):
-        assert (outcome.status, outcome.retry_after) == ((200, None) if begun and stream else (429, "5")), dialect.name
+        if begun and not stream:  # its status left with the white space, so that its connection was broken
+            assert outcome == BROKEN, dialect.name
+            continue
+        assert (outcome.status, outcome.retry_after) == ((200, None) if begun else (429, "5")), dialect.name
         assert outcome.kind == TOO_MANY.get(dialect.name, "rate_limit_exceeded"), dialect.name
         assert "session 1 has 1 calls in flight" in outcome.message
     stand.engine.running.set()
@@ -277,10 +280,17 @@ class Outcome:
     message: str
 
 
+BROKEN = Outcome(200, None, None, "")
+"""The body had no end."""
+
+
 async def ask(stand: Stand, dialect: DialectClient, stream: bool) -> Outcome:
     path, body = dialect.request("more", stream)
     async with stand.send(path, body) as answer:
-        data, retry = await answer.read(), answer.headers.get("Retry-After")
+        try:
+            data, retry = await answer.read(), answer.headers.get("Retry-After")
+        except aiohttp.ClientPayloadError:
+            return BROKEN
     streamed = answer.content_type == "text/event-stream"
     return Outcome(answer.status, retry, *dialect.error(events(data)[-1] if streamed else msgspec.json.decode(data)))
 

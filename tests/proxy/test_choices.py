@@ -128,7 +128,7 @@ async def test_too_many_answers_are_refused(path: str, fields: dict[str, Any], f
 
 
 async def test_none_is_being_sampled_any_more_when_a_client_goes_while_the_others_end() -> None:
-    choices = [ParallelAnswer(*[cast(Any, None)] * 4) for _ in range(2)]
+    choices = [ParallelAnswer(*[cast(Any, None)] * 5) for _ in range(2)]
     ending, release, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def answer(choice: ParallelAnswer) -> Any:

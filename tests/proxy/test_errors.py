@@ -168,7 +168,8 @@ async def test_an_engine_without_logprobs(serve: Serve) -> None:
 
 
 async def test_a_client_that_goes_away(serve: Serve) -> None:
-    stand = await serve(lambda prompt, ids: ScriptedReply("word " * 200, seconds_per_token=0.02))
+    slow = ScriptedReply("word " * 200, seconds_per_token=0.02)
+    stand = await serve(lambda prompt, ids: slow, limits={"linger_seconds": 0})
     async with stand.post({"messages": [user("hi")], "stream": True}) as answer:
         await answer.content.readany()
     row = await recorded(stand)
@@ -178,7 +179,8 @@ async def test_a_client_that_goes_away(serve: Serve) -> None:
 
 
 async def test_a_client_that_goes_away_unstreamed(serve: Serve) -> None:
-    stand = await serve(lambda prompt, ids: ScriptedReply("word " * 20, seconds_per_token=1))
+    slow = ScriptedReply("word " * 20, seconds_per_token=1)
+    stand = await serve(lambda prompt, ids: slow, limits={"linger_seconds": 0})
     asking = asyncio.create_task(stand.chat(user("hi")))
     while stand.engine is None or not stand.engine.calls:
         await asyncio.sleep(0.01)

@@ -20,6 +20,8 @@ from tests.proxy.zoo import FAMILIES, make_zoo
 
 ROOM = 1 << 20
 """A context that no recorded session fills."""
+AT_ONCE = {"linger_seconds": 0}
+"""A call ends at once when its client goes, as the next request waits for its row."""
 EVERYTHING = {"new": 110, "exact": 219, "rendered afresh": 4}
 BRANCHING = ("subagent", "compact_ctx", "ctxlen", "echo")
 """Runs in which conversations part or begin again."""
@@ -27,7 +29,7 @@ BRANCHING = ("subagent", "compact_ctx", "ctxlen", "echo")
 
 async def test_no_false_fork_and_no_false_join(serve: Serve, template: ChatTemplate) -> None:
     player = Player(template)
-    counts, wrong = await played(player, [await serve(player, context_length=ROOM)], sessions())
+    counts, wrong = await played(player, [await serve(player, context_length=ROOM, limits=AT_ONCE)], sessions())
     assert wrong == []
     assert counts == EVERYTHING
     assert player.unusual > 0.9 * player.sampled
@@ -41,7 +43,7 @@ async def test_gateways_that_take_turns_know_the_same(
 ) -> None:
     """Two on one pool; one that is restarted before each call knows no more."""
     player = Player(template)
-    stands = [await serve(player, context_length=ROOM) for _ in range(2)]
+    stands = [await serve(player, context_length=ROOM, limits=AT_ONCE) for _ in range(2)]
     counts, wrong = await played(player, stands, [each for each in sessions() if runs is None or each.run in runs])
     assert wrong == []
     assert counts == EVERYTHING if runs is None else counts["exact"] > 50
@@ -57,7 +59,7 @@ async def test_other_templates_change_nothing(serve: Serve, tiny_model: Path, tm
         return reply["content"] + written_in(FAMILIES[family].way, reply["calls"])
 
     player = Player(template, write)
-    stand = await serve(player, context_length=ROOM, model=template.directory)
+    stand = await serve(player, context_length=ROOM, limits=AT_ONCE, model=template.directory)
     counts, wrong = await played(player, [stand], [without_reasoning(session) for session in sessions()])
     assert wrong == []
     assert counts == {"new": 110, "exact": 221, "rendered afresh": 2}
@@ -65,7 +67,7 @@ async def test_other_templates_change_nothing(serve: Serve, tiny_model: Path, tm
 
 async def test_a_turn_that_was_tokenised_again_is_noticed(serve: Serve, template: ChatTemplate) -> None:
     player = Player(template)
-    stand = await serve(player, context_length=ROOM, history="faithful")
+    stand = await serve(player, context_length=ROOM, limits=AT_ONCE, history="faithful")
     counts, wrong = await played(player, [stand], [session for session in sessions() if session.run == "basic"])
     assert counts["exact"] == 0 and len(wrong) == counts["false fork of tokens"] > 5
 

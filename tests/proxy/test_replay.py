@@ -140,10 +140,12 @@ async def test_answers_to_one_prompt_come_in_order_and_anew_for_each_key(serve: 
 
 async def test_what_failed_or_was_abandoned_is_not_played(serve: Serve, replay: Replay) -> None:
     answers = iter([Fault(text="one two", after=1), ScriptedReply("word " * 400, seconds_per_token=0.05), "whole"])
-    stand = await serve(lambda prompt, ids: next(answers))
+    stand = await serve(lambda prompt, ids: next(answers), limits={"linger_seconds": 0})
     assert (await stand.chat(user("hi")))["status"] == 502
     with pytest.raises(asyncio.TimeoutError):
         await asyncio.wait_for(stand.chat(user("hi")), 0.3)
+    while len(stand.recorded()) < 2:
+        await asyncio.sleep(0.05)
     assert (await stand.chat(user("hi")))["status"] == 200
     again = await (await replay(stand)).chat(user("hi"))
     assert again["choices"][0]["message"]["content"] == "whole"

@@ -102,7 +102,8 @@ async def test_tries_are_bounded_and_a_refusal_is_not_tried_again(serve: Serve) 
 
 
 async def test_an_abandoned_call_is_stopped_at_the_replica_that_serves_it(serve: Serve) -> None:
-    stand = await serve(lambda prompt, ids: ScriptedReply("word " * 500, seconds_per_token=0.05), replicas=3)
+    slow = ScriptedReply("word " * 500, seconds_per_token=0.05)
+    stand = await serve(lambda prompt, ids: slow, replicas=3, limits={"linger_seconds": 0})
     async with stand.post({"messages": [user("talk")], "stream": True}) as answer:
         await answer.content.readany()
 

@@ -65,7 +65,7 @@ class Server:
         writer = (
             StreamedResponse(request, call, large, 60)
             if request.path == "/stream"
-            else WholeResponse(request, call, large)
+            else WholeResponse(request, call, large, 60)
         )
         try:
             self.closing.set()

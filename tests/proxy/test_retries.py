@@ -17,6 +17,7 @@ from sqlalchemy import Table, select, update
 
 from proxy.config import EngineConfig, ProxyConfig
 from proxy.engine.scripted import Fault, ScriptedEngine, ScriptedReply
+from proxy.http.limits import LIMITS, RequestLimits
 from proxy.pool.database import Pool, locked, open_pool
 from proxy.pool.processes.deliveries import register_proxy, undelivered_of
 from proxy.pool.processes.owners import this_process
@@ -37,7 +38,12 @@ ONCE_MORE = user("once more")
 
 
 @pytest.fixture
-async def start(tiny_model: Path, database: str) -> AsyncIterator[Start]:
+def limits() -> RequestLimits:
+    return LIMITS
+
+
+@pytest.fixture
+async def start(tiny_model: Path, database: str, limits: RequestLimits) -> AsyncIterator[Start]:
     """Starts a gateway on the test's database; all of a test share one engine, whose answers are numbered."""
     async with AsyncExitStack() as stack:
         numbers = count()
@@ -46,7 +52,8 @@ async def start(tiny_model: Path, database: str) -> AsyncIterator[Start]:
         http = await stack.enter_async_context(aiohttp.ClientSession())
 
         async def gateway() -> Stand:
-            served = Gateway(ProxyConfig(engine=EngineConfig(model=str(tiny_model)), pool=database), url)
+            config = ProxyConfig(engine=EngineConfig(model=str(tiny_model)), pool=database)
+            served = Gateway(config, url, limits=limits)
             return Stand(await listening(served.app(), stack), open_pool(database), http, engine)
 
         yield gateway
@@ -267,6 +274,7 @@ async def test_all_answers_have_arrived_that_a_client_got_before_it_left(stand: 
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("limits", [RequestLimits(linger_seconds=0)])
 async def test_a_call_that_was_aborted_is_sampled_anew(start: Start) -> None:
     stand = await start()
     assert stand.engine is not None

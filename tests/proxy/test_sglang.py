@@ -163,7 +163,7 @@ async def test_a_stop_string_ends_the_sampling(serve: Serve, sglang_engine: Sgla
 
 
 async def test_a_client_that_goes_away_frees_the_engine(serve: Serve, sglang_engine: Sglang) -> None:
-    stand = await serve(url=sglang_engine.url)
+    stand = await serve(url=sglang_engine.url, limits={"linger_seconds": 0})
     async with stand.post({"messages": [user("talk")], "stream": True, "max_tokens": 20000}) as answer:
         await answer.content.readany()
     for _ in range(1200):

@@ -5,6 +5,7 @@ Only the hash of the key is stored. A session is an attempt outside of any run; 
 
 import secrets
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -104,6 +105,13 @@ def by_id(pool: Pool, attempt_id: int) -> Attempt | None:
     with pool.read() as connection:
         row = connection.execute(_with_run().where(attempts.c.id == attempt_id)).one_or_none()
     return None if row is None else _attempt(row)
+
+
+def closed_among(pool: Pool, ids: Collection[int]) -> set[int]:
+    """Return those of these attempts that have ended."""
+    closed = select(attempts.c.id).where(attempts.c.id.in_(ids), attempts.c.closed_at.is_not(None))
+    with pool.read() as connection:
+        return set(connection.scalars(closed))
 
 
 @retried

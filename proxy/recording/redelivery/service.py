@@ -1,15 +1,16 @@
 """Serves an answer that did not arrive to the next repeat of its request, once.
 
 A repeat counts as a retry only if the connection of the answer ended before its last event was flushed. Two identical
-live requests, or a repeat after delivery, are new samples; so is the repeat of a call that was aborted while it
-sampled. Of several repeats, at several proxies, one claims the answer in the pool and the others sample. Left out: a
-client that vanished without closing its connection is believed to be there until TCP gives up.
+live requests, or a repeat after delivery, are new samples. Of several repeats, at several proxies, one claims the
+answer in the pool and the others sample. Left out: an answer that is still being made, which a repeat takes over
+elsewhere (proxy/recording/ongoing.py); and a client that vanished without closing its connection, which is believed to
+be there until TCP gives up.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,7 @@ from proxy.pool.processes.deliveries import (
     mark_undelivered,
     release,
 )
+from proxy.pool.rollouts.attempts import closed_among
 from proxy.recording.redelivery.ledger import DeliveryLedger
 from proxy.recording.redelivery.waiting import WaitingAnswers
 
@@ -91,6 +93,10 @@ class Redelivery:
     def delivered(self, completion_id: int) -> None:
         """Note a delivered answer. Only undelivered ones are written, so this costs no SQL."""
         self._ledger.settled(completion_id)
+
+    async def closed(self, attempt_ids: Collection[int]) -> Collection[int]:
+        """Return those of these attempts that have ended; none when the pool does not say."""
+        return await self._try(closed_among, self._pool, attempt_ids) or ()
 
     async def delivered_late(self, answer: UndeliveredAnswer) -> None:
         """Clear the mark of an answer that a retry has received."""
