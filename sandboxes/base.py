@@ -176,11 +176,18 @@ class Sandbox(Protocol):
         Not for a sandbox with services, which would lose its network.
         """
 
-    async def pack(self, path: str, archive: IO[bytes], limit: int) -> bool:
+    async def run_in_service(self, service: str, command: str, limits: Limits) -> Result:
+        """Run a shell command in a service, as the user and in the directory of its image. SandboxError without it.
+
+        The exit code is -1 where it cannot run, or takes too long: then it is left to the service.
+        """
+
+    async def pack(self, path: str, archive: IO[bytes], limit: int, service: str = "") -> bool:
         """Write the file or directory at a path as a tar archive, read from outside and through no link of an agent.
 
         Each name begins with one component that stands for `path`. False when nothing is there. SandboxError when the
-        archive gets larger than `limit` bytes. Call it on a frozen sandbox, or where no agent has run.
+        archive gets larger than `limit` bytes. Call it on a frozen sandbox, or where no agent has run. `service`: the
+        path, an absolute one, lies in this service.
         """
 
     async def changed(self) -> Mapping[str, bool]:

@@ -282,8 +282,11 @@ class HostedSandbox:
     async def restart(self) -> None:
         await self._reporting(self._inner.restart())
 
-    async def pack(self, path: str, archive: IO[bytes], limit: int) -> bool:
-        return await self._reporting(self._inner.pack(path, archive, limit))
+    async def run_in_service(self, service: str, command: str, limits: Limits) -> Result:
+        return await self._reporting(self._inner.run_in_service(service, command, limits))
+
+    async def pack(self, path: str, archive: IO[bytes], limit: int, service: str = "") -> bool:
+        return await self._reporting(self._inner.pack(path, archive, limit, service))
 
     async def changed(self) -> Mapping[str, bool]:
         return await self._reporting(self._inner.changed())

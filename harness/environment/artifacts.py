@@ -18,14 +18,14 @@ WHOLE = (Artifact(path="."),)
 
 
 def artifacts_of(task: Task) -> Sequence[Artifact]:
-    """What of the agent's work travels into a fresh sandbox."""
-    return task.verifier.artifacts or WHOLE
+    """What travels into a fresh sandbox. Services come last: what they left replaces what the agent left there."""
+    return sorted(task.verifier.artifacts, key=lambda artifact: bool(artifact.service)) or WHOLE
 
 
 def root_of(artifact: Artifact, sandbox: Sandbox) -> str:
     """The absolute path of an artifact in a sandbox."""
-    base = PurePosixPath(sandbox.home if artifact.path.startswith("~/") else sandbox.work)
-    return str(base / artifact.path.removeprefix("~/"))
+    base = PurePosixPath(sandbox.home if artifact.place.startswith("~/") else sandbox.work)
+    return str(base / artifact.place.removeprefix("~/"))
 
 
 def limit_of(disk_mb: int | None) -> int:
@@ -39,7 +39,7 @@ async def initial_state(sandbox: Sandbox, task: Task) -> dict[str, Mapping[str, 
     state: dict[str, Mapping[str, Entry]] = {}
     for artifact in artifacts_of(task):
         with tempfile.TemporaryFile() as archive:
-            if await sandbox.pack(artifact.path, archive, limit + HEADERS):
+            if await sandbox.pack(artifact.place, archive, limit + HEADERS, artifact.service):
                 archive.seek(0)
                 root = root_of(artifact, sandbox)
                 try:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from ipaddress import ip_network
 from pathlib import Path, PurePosixPath
 
@@ -10,6 +10,7 @@ import msgspec
 
 from harness.tasks.directories import is_directory
 from harness.tasks.schema import MAX_INSTRUCTION, MAX_NAME, MAX_PATTERN, Task, TaskImage, Verifier
+from harness.tasks.where import judged_fresh
 from proxy.pool.errors import UserError
 from proxy.pool.input_files import shortened
 from sandboxes.local.system_calls import REFUSED
@@ -49,12 +50,12 @@ def _faults(task: Task) -> Iterator[str]:
     yield from _environment_faults("env", task.env)
     yield from _path_faults("files", task.files)
     yield from _path_faults("directories", task.directories)
-    yield from _verifier_faults("verifier", task.verifier)
+    yield from _verifier_faults("verifier", task)
     for index, step in enumerate(task.steps):
         yield from _name_faults(f"steps[{index}].name", step.name)
         yield from _instruction_faults(f"steps[{index}].instruction", step.instruction)
         yield from _path_faults(f"steps[{index}].directories", step.directories)
-        yield from _verifier_faults(f"steps[{index}].verifier", step.verifier)
+        yield from _verifier_faults(f"steps[{index}].verifier", _with(task, step.verifier))
     if task.work and not task.work.startswith("/"):
         yield f"work: {task.work!r} must be absolute in the sandbox; begin it with /"
 
@@ -72,15 +73,15 @@ def _agent_faults(task: Task) -> Iterator[str]:
         if (
             step is not task.steps[-1]
             and step.verifier.network == "full" != task.network
-            and _shared(task, step.verifier)
+            and not judged_fresh(_with(task, step.verifier), "docker")  # others have no such network to open
         ):
             yield f"steps[{index}].verifier.network: 'full' would stay for the next step's agent; use where = 'fresh'"
         if [other.name for other in task.steps].count(step.name) > 1:
             yield f"steps[{index}].name: {step.name!r} is used twice; give every step its own"
 
 
-def _shared(task: Task, verifier: Verifier) -> bool:
-    return verifier.where == "shared" or (verifier.where is None and task.daemons)
+def _with(task: Task, verifier: Verifier) -> Task:
+    return msgspec.structs.replace(task, verifier=verifier)
 
 
 def _answer_faults(task: Task) -> Iterator[str]:
@@ -134,7 +135,8 @@ def _image_faults(field: str, image: TaskImage) -> Iterator[str]:
         yield f"{field}.directory: {image.directory} is no directory; correct the path"
 
 
-def _verifier_faults(field: str, verifier: Verifier) -> Iterator[str]:
+def _verifier_faults(field: str, task: Task) -> Iterator[str]:
+    verifier, services = task.verifier, [service.name for service in task.services]
     yield from _path_faults(f"{field}.files", verifier.files)
     yield from _path_faults(f"{field}.directories", verifier.directories)
     yield from _environment_faults(f"{field}.env", verifier.env)
@@ -151,7 +153,7 @@ def _verifier_faults(field: str, verifier: Verifier) -> Iterator[str]:
     if not (math.isfinite(lowest) and math.isfinite(highest) and lowest < highest):
         yield f"{field}.range: {lowest:g} to {highest:g} holds no rewards; give the lowest one, then the highest"
     if (own := verifier.environment) is not None:
-        if verifier.where == "shared":
+        if not judged_fresh(task, "docker"):
             yield f"{field}.environment: goes with a fresh sandbox; set where = 'fresh', or remove it"
         if own.image is not None:
             yield from _image_faults(f"{field}.environment.image", own.image)
@@ -159,9 +161,18 @@ def _verifier_faults(field: str, verifier: Verifier) -> Iterator[str]:
             yield f"{field}.environment.work: {own.work!r} must be absolute in the sandbox; begin it with /"
         yield from _environment_faults(f"{field}.environment.env", own.env)
     for index, artifact in enumerate(verifier.artifacts):
-        rest = PurePosixPath(artifact.path.removeprefix("~/"))
-        if not artifact.path.removeprefix("~/") or ".." in rest.parts or "\0" in artifact.path or str(rest) == "/":
+        rest = PurePosixPath(artifact.place.removeprefix("~/"))
+        if not artifact.place.removeprefix("~/") or ".." in rest.parts or "\0" in artifact.path or str(rest) == "/":
             yield f"{field}.artifacts[{index}].path: {artifact.path!r} is no place in the sandbox; name a path in it"
+        if artifact.service and artifact.service not in services:
+            yield f"{field}.artifacts[{index}].path: {artifact.service!r} {_no_service(services)}"
+    for index, one in enumerate(verifier.collect):
+        if one.service and one.service not in services:
+            yield f"{field}.collect[{index}].service: {one.service!r} {_no_service(services)}"
+
+
+def _no_service(services: Sequence[str]) -> str:
+    return f"is no service of the task; it has {', '.join(services) or 'none'}"
 
 
 def _path_faults(field: str, entries: dict[str, str]) -> Iterator[str]:

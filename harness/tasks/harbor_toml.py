@@ -1,8 +1,8 @@
 """The tables of Harbor's task.toml (schema versions 1.0 to 1.4), and the keys that are refused here.
 
 Keys are refused when ignoring them would change the task: GPUs, TPUs, other systems, MCP servers, skills,
-lists of allowed hosts, artifacts and collect commands of services, other users than root, a network that differs
-between steps, variables of this machine, and prior trajectories.
+lists of allowed hosts, other users than root (and in services, than the image's), a network that differs between steps,
+variables of this machine, and prior trajectories.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NoReturn
 
 import msgspec
 
-from harness.tasks.schema import LONGEST_SECONDS, MAX_STEPS, Count, Seconds, Share, Text
+from harness.tasks.schema import LONGEST_SECONDS, MAX_STEPS, SERVICE_NAME, Count, Seconds, Share, Text
 from proxy.pool.errors import UserError
 from proxy.pool.input_files import shortened
 
@@ -20,6 +20,7 @@ Mode = Literal["no-network", "public", "allowlist"]
 MAIN = "main"
 """Harbor's name for the container of the agent; the others are services."""
 UNITS = {"K": 1 / 1024, "M": 1.0, "G": 1024.0}
+Name = Annotated[str, msgspec.Meta(pattern=f"^{SERVICE_NAME}$")]
 STEP_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 TEMPLATE = re.compile(r"\$\{(\w{1,200})(?::-([^}]{0,10000}))?\}")
 """Bounded: many openings without an end would each search the whole text."""
@@ -79,14 +80,14 @@ class HarborArtifact(msgspec.Struct, frozen=True, kw_only=True):
     source: Text
     destination: str | None = None
     exclude: list[Text] = []
-    service: str | None = None
+    service: Name | None = None
 
 
 class HarborCollect(msgspec.Struct, frozen=True, kw_only=True):
     """One of [[verifier.collect]]: a command that writes artifacts when the agent has ended."""
 
     command: Text
-    service: str = MAIN
+    service: Name = MAIN
     timeout_sec: Seconds = 60.0
     user: str | int | None = None
 
@@ -146,12 +147,21 @@ def refuse(directory: Path, what: str, why: str) -> NoReturn:
     raise Refused(f"{directory}: {what} {why}")
 
 
+def verifiers_of(file: HarborFile) -> list[HarborVerifier]:
+    """The verifier of the task, and those of its steps."""
+    return [file.verifier, *(step.verifier for step in file.steps)]
+
+
+def environments_of(file: HarborFile) -> list[HarborEnvironment]:
+    """The environment of the agent, and those of verifiers."""
+    return [file.environment, *(judge.environment for judge in verifiers_of(file) if judge.environment)]
+
+
 def resolved(file: HarborFile, directory: Path) -> None:
     """Refuse keys that are not offered, and move keys of older schemas into today's. Changes `file`."""
     for what, why in _lacking(file, directory):
         refuse(directory, what, why)
-    verifiers = [file.verifier, *(step.verifier for step in file.steps)]
-    environments = [file.environment, *(judge.environment for judge in verifiers if judge.environment)]
+    verifiers, environments = verifiers_of(file), environments_of(file)
     for environment in environments:
         environment.memory_mb = environment.memory_mb or _megabytes(environment.memory, "memory", directory)
         environment.storage_mb = environment.storage_mb or _megabytes(environment.storage, "storage", directory)
@@ -178,8 +188,6 @@ def _lacking(file: HarborFile, directory: Path) -> Iterator[tuple[str, str]]:
         if judge.environment is not None:
             yield from _environment_lacks(f"{name}verifier.environment", judge.environment)
         yield from _collection_lacks(f"{name}verifier.collect", judge.collect)
-    for name, artifacts in (("", file.artifacts), *((f"steps.{step.name}.", step.artifacts) for step in file.steps)):
-        yield from _collection_lacks(f"{name}artifacts", [one for one in artifacts if isinstance(one, HarborArtifact)])
 
 
 def _environment_lacks(name: str, environment: HarborEnvironment) -> Iterator[tuple[str, str]]:
@@ -194,12 +202,12 @@ def _environment_lacks(name: str, environment: HarborEnvironment) -> Iterator[tu
     yield from _phase_lacks(name, environment.network_mode, None)
 
 
-def _collection_lacks(name: str, entries: Sequence[HarborArtifact | HarborCollect]) -> Iterator[tuple[str, str]]:
+def _collection_lacks(name: str, entries: Sequence[HarborCollect]) -> Iterator[tuple[str, str]]:
     for entry in entries:
-        if entry.service not in (None, MAIN):
-            yield f"{name}: service = {entry.service!r}", "is not offered: the verifier gets what the agent left"
-        if isinstance(entry, HarborCollect):
+        if entry.service == MAIN:
             yield from _phase_lacks(name, None, entry.user)
+        elif entry.user is not None:
+            yield f"{name}.user = {entry.user!r}", "is not offered: in a service, commands run as its image's user"
 
 
 def _phase_lacks(phase: str, mode: Mode | None, user: str | int | None) -> Iterator[tuple[str, str]]:

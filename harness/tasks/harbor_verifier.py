@@ -3,7 +3,7 @@
 A verifier is `shared` (it runs in the agent's sandbox) unless it or the task says `separate`, or has an environment of
 its own. Separate tests run in a fresh sandbox. Its image is `docker_image` of [verifier.environment], or built from
 tests/Dockerfile; both hold the tests. Without them it is the task's image, and the tests are copied in. /logs/artifacts
-and the declared artifacts reach it. Left out: services beside the tests (tests/docker-compose.yaml).
+and the declared artifacts reach it, services' too. Left out: services beside the tests (tests/docker-compose.yaml).
 """
 
 import shlex
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from harness.tasks.harbor_toml import (
+    MAIN,
     HarborArtifact,
     HarborEnvironment,
     HarborFile,
@@ -21,6 +22,7 @@ from harness.tasks.harbor_toml import (
 )
 from harness.tasks.schema import Artifact, Collect, Directories, TaskImage, TaskLimits, Verifier, VerifierEnvironment
 from proxy.pool.errors import UserError
+from proxy.pool.input_files import shortened
 
 LOGS = "mkdir -p /logs/agent /logs/verifier /logs/artifacts"
 PUBLISHED = "/logs/artifacts"
@@ -50,8 +52,11 @@ def verifier_of(
         timeout=judge.timeout_sec or 600,
         user="root",
         where="fresh" if separate else "shared",
-        artifacts=list(_artifacts(file, step)) if separate else [],
-        collect=[Collect(command=one.command, timeout=one.timeout_sec) for one in hooks],
+        artifacts=list(_artifacts(file, step, root)) if separate else [],
+        collect=[
+            Collect(command=one.command, timeout=one.timeout_sec, service="" if one.service == MAIN else one.service)
+            for one in hooks
+        ],
         environment=_environment(around, image) if separate and (own or image) else None,
         network=None if declared == "no-network" else "full",
         env=judge.env,
@@ -84,13 +89,19 @@ def _image_of_tests(tests: list[Path], judge: HarborVerifier, file: HarborFile, 
     return None
 
 
-def _artifacts(file: HarborFile, step: HarborStep | None) -> Iterator[Artifact]:
+def _artifacts(file: HarborFile, step: HarborStep | None, root: Path) -> Iterator[Artifact]:
     declared = [*file.artifacts, *(step.artifacts if step else [])]
     entries = [HarborArtifact(source=one) if isinstance(one, str) else one for one in declared]
-    if not any(one.source.rstrip("/") == PUBLISHED for one in entries):
+    if not any(one.source.rstrip("/") == PUBLISHED and one.service in (None, MAIN) for one in entries):
         yield Artifact(path=PUBLISHED)
     for one in entries:
-        yield Artifact(path=one.source, exclude=one.exclude)
+        if one.service in (None, MAIN):
+            yield Artifact(path=one.source, exclude=one.exclude)
+        elif one.source.startswith("/"):
+            yield Artifact(path=f"{one.service}:{one.source}", exclude=one.exclude)
+        else:
+            where = f"{root / 'task.toml'}: artifacts: {shortened(repr(one.source))} of the service {one.service!r}"
+            raise UserError(f"{where} is no absolute path; begin it with /")
 
 
 def _environment(around: HarborEnvironment, image: TaskImage | None) -> VerifierEnvironment:
@@ -100,7 +111,6 @@ def _environment(around: HarborEnvironment, image: TaskImage | None) -> Verifier
         env=around.env,
         limits=limits_of(around),
         setup="\n".join([LOGS, *until_healthy(around.healthcheck)]),
-        setup_timeout=patience(around.healthcheck),
     )
 
 

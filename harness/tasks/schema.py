@@ -4,6 +4,7 @@ Each default is the strictest, so a task's own text shows what it relaxes. Direc
 absolute path; the loader stores a digest of their content (`digest`).
 """
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -30,6 +31,8 @@ MAX_NAME = 200
 MAX_SERVICES = 64
 MAX_STEPS = 1000
 MAX_CASES = 1000
+SERVICE_NAME = r"[a-z0-9][a-z0-9_.-]*"
+IN_SERVICE = re.compile(f"({SERVICE_NAME}):(?=/)")
 
 
 class TaskImage(Strict, frozen=True, kw_only=True):
@@ -46,7 +49,7 @@ class TaskImage(Strict, frozen=True, kw_only=True):
 class TaskService(Strict, frozen=True, kw_only=True):
     """A service beside the sandbox in the same network, for example a database."""
 
-    name: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
+    name: Annotated[str, msgspec.Meta(pattern=f"^{SERVICE_NAME}$")]
     """Host name of the service inside the sandbox."""
     image: TaskImage
     command: tuple[str, ...] = ()
@@ -61,9 +64,19 @@ class Artifact(Strict, frozen=True, kw_only=True):
     """A file or directory of the agent's that the verdict is about."""
 
     path: Text
-    """Relative to the working directory, `~/` for the agent's home, or absolute."""
+    """Relative to the working directory, `~/` for the agent's home, or absolute. SERVICE:/PATH: in a service."""
     exclude: list[Pattern] = []
     """What stays behind: the end of a path below `path`, or a glob for it."""
+
+    @property
+    def service(self) -> str:
+        """The service that it comes from. Empty: the agent's sandbox."""
+        return found[1] if (found := IN_SERVICE.match(self.path)) else ""
+
+    @property
+    def place(self) -> str:
+        """Its path there, and in the fresh sandbox."""
+        return self.path.removeprefix(f"{self.service}:") if self.service else self.path
 
 
 class Case(Strict, frozen=True, kw_only=True):
@@ -88,10 +101,12 @@ class Case(Strict, frozen=True, kw_only=True):
 
 
 class Collect(Strict, frozen=True, kw_only=True):
-    """A command that writes artifacts: it runs as root in the agent's sandbox when the agent has ended."""
+    """A command that writes artifacts when the agent has ended."""
 
     command: Text
     timeout: Seconds = 60
+    service: str = ""
+    """The service that it runs in, as its image's user. Empty: the agent's sandbox, as root."""
 
 
 class TaskLimits(Strict, frozen=True, kw_only=True):
@@ -121,8 +136,7 @@ class VerifierEnvironment(Strict, frozen=True, kw_only=True):
     env: dict[str, str] = {}
     limits: TaskLimits = TaskLimits()
     setup: str = ""
-    """Shell command before the agent's artifacts enter."""
-    setup_timeout: Seconds = 120
+    """Shell command before the agent's artifacts enter, with the task's `setup_timeout`."""
 
 
 class Verifier(Strict, frozen=True, kw_only=True):
@@ -147,7 +161,7 @@ class Verifier(Strict, frozen=True, kw_only=True):
     """fresh: in a new sandbox, into which only data of the agent's travels. shared: in the agent's own.
     None: fresh where sandboxes isolate and the task keeps no daemons (harness/tasks/where.py)."""
     artifacts: list[Artifact] = []
-    """What travels into a fresh sandbox. Empty: the working directory."""
+    """What travels into a fresh sandbox. Empty: the working directory. What a service leaves counts over the rest."""
     carry: Literal["files", "changes"] = "files"
     """files: the artifacts as the agent left them. changes: only what it changed, beside what set-up makes afresh."""
     collect: list[Collect] = []

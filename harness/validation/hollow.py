@@ -5,10 +5,13 @@ looks for one, and ends with exit code 0. Data that the solution wrote stays. If
 tested code could buy it: it runs as a user who can write the reward, or its own exit code decides.
 """
 
-from harness.environment.file_manifest import quoted, take_manifest
+from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
+
+from harness.environment.file_manifest import BATCH, quoted, take_manifest
 from harness.environment.snapshot import Snapshot
 from harness.tasks import Task
-from sandboxes.base import Limits, Sandbox
+from sandboxes.base import Limits, Sandbox, SandboxError
 
 MAX_FILES = 200
 """Programs that are replaced; a solution that writes more has copied a library."""
@@ -31,25 +34,41 @@ for place in $REWARD_FILE {PLACES}; do
 done
 exit 0
 """
-_PROGRAMS = 'for f do [ -f "$f" ] && [ ! -L "$f" ] && { [ -x "$f" ] && echo "x $f" || echo "- $f"; }; done'
+_PROGRAMS = 'for f do [ -f "$f" ] && [ ! -L "$f" ] && { [ -x "$f" ] && echo "x $f" || echo "- $f"; }; done; :'
 
 
 async def hollow_out(sandbox: Sandbox, task: Task, snapshot: Snapshot) -> list[str]:
-    """Replace the programs and modules that the solution wrote, but not its own; return their paths."""
+    """Replace the programs and modules that the solution wrote, but not its own; return their paths.
+
+    SandboxError when one cannot be replaced.
+    """
     difference = await take_manifest(sandbox, snapshot.spec, snapshot.own_root) - snapshot.manifest
-    own = tuple(f"{path.rstrip('/')}/" for path in (task.solution.directories if task.solution else ()))
+    own = tuple(_places_of_solution(task, sandbox))
     changed = (path for path in (*difference.added, *difference.changed) if "\n" not in path)
     written = [path for path in changed if not path.startswith(own)][: 10 * MAX_FILES]
-    if not written:
-        return []
-    command = f"set -- {' '.join(map(quoted, written))}\n{_PROGRAMS}"
-    listed = await sandbox.run(command, Limits(seconds=SECONDS), {})
     programs = []
-    for line in listed.output.splitlines():
-        executable, _, path = line.partition(" ")
-        if path.endswith(SUFFIXES) or executable == "x":
-            programs.append(path)
+    for start in range(0, len(written), BATCH):
+        listed = await _run(sandbox, f"set -- {' '.join(map(quoted, written[start : start + BATCH]))}\n{_PROGRAMS}", {})
+        for line in listed.splitlines():
+            executable, _, path = line.partition(" ")
+            if path.endswith(SUFFIXES) or executable == "x":
+                programs.append(path)
     for path in programs[:MAX_FILES]:
         text = PYTHON if path.endswith(".py") else SHELL
-        await sandbox.run(f"cat > {quoted(path)} <<'END'\n{text}END", Limits(seconds=SECONDS), task.env)
+        await _run(sandbox, f"cat > {quoted(path)} <<'END'\n{text}END", task.env)
     return programs[:MAX_FILES]
+
+
+def _places_of_solution(task: Task, sandbox: Sandbox) -> Iterator[str]:
+    """Absolute paths of the solution's own directories, with a slash. All of the working directory is none of them."""
+    for path in task.solution.directories if task.solution else ():
+        place = PurePosixPath(sandbox.home if path.startswith("~/") else sandbox.work, path.removeprefix("~/"))
+        if not PurePosixPath(sandbox.work).is_relative_to(place):
+            yield f"{place}/"
+
+
+async def _run(sandbox: Sandbox, command: str, env: Mapping[str, str]) -> str:
+    result = await sandbox.run(command, Limits(seconds=SECONDS), env)
+    if result.exit_code:
+        raise SandboxError(f"the solution's programs cannot be replaced: {result.output[-300:].strip()}")
+    return result.output

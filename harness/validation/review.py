@@ -48,7 +48,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     verdict: Word
     cause: str = ""
-    """One sentence. For an accepted task empty, or why the judge had no opinion."""
+    """One sentence. For an accepted task empty, or what is not known of it: a judge's opinion, what code could buy."""
     oracle: list[float | None] = []
     """Rewards of the oracle trials; null for a trial without a reward. `noop` is the same for no-op trials."""
     noop: list[float | None] = []
@@ -96,6 +96,10 @@ def finding(task: Task, trials: Sequence[Trial], sandboxes: str, opinion: Opinio
             word, cause = "weak test", "; ".join(opinion.reasons) or "the judge gives no reason"
         elif opinion.weak is None:
             cause = f"the judge has no opinion: {opinion.trouble}"
+    untried = [trial for trial in hollow if trial.failure == "environment"]
+    if word == "accepted" and untried:
+        unknown = f"not tried whether code without work earns as much: {untried[0].detail}"
+        cause = "; ".join(filter(None, [cause, unknown]))
     return Finding(
         id=task.id,
         verdict=word,

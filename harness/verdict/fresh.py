@@ -128,7 +128,6 @@ def in_own_environment(task: Task, own: VerifierEnvironment) -> Task:
         files={},
         directories={},
         setup=own.setup,
-        setup_timeout=own.setup_timeout,
     )
 
 

@@ -72,9 +72,11 @@ async def end_agent(sandbox: Sandbox, task: Task, snapshot: Snapshot) -> None:
 
     Tools that an agent with root rights has changed are restored while nothing runs. Where daemons or services of the
     task must stay, they are restored while the agent may still run, and a script inside ends its processes. Before
-    all that, the commands run that collect artifacts.
+    all that, the commands run that collect artifacts; in services they run at the end, when no agent can reach them.
     """
-    await _collect(sandbox, task)
+    for one in (one for one in task.verifier.collect if not one.service):
+        # Where it fails, the artifact is missing, which is for the verifier to judge.
+        await sandbox.run(one.command, task.command_limits(one.timeout), task.env, "root")
     stays = not snapshot.fresh and (task.daemons or task.services)
     if not stays:
         await sandbox.freeze()
@@ -84,13 +86,8 @@ async def end_agent(sandbox: Sandbox, task: Task, snapshot: Snapshot) -> None:
         await sandbox.end_processes()
     elif not snapshot.fresh:
         await sandbox.restart()
-
-
-async def _collect(sandbox: Sandbox, task: Task) -> None:
-    """Run the commands that write artifacts. What they write is the agent's as much as its other work."""
-    for one in task.verifier.collect:
-        # Where it fails, the artifact is missing, which is for the verifier to judge.
-        await sandbox.run(one.command, task.command_limits(one.timeout), task.env, "root")
+    for one in (one for one in task.verifier.collect if one.service):
+        await sandbox.run_in_service(one.service, one.command, task.command_limits(one.timeout))
 
 
 async def undo_steering(sandbox: Sandbox, task: Task, snapshot: Snapshot) -> IsolationFindings:

@@ -152,6 +152,7 @@ class DockerSandboxes:
             connect=lambda: self._connect(name, spec),
             places=tuple(writable_places(base)) if spec.profile == "strict" else (),
             holder=holder_config(name, base.id, labels) if spec.profile == "strict" else None,
+            services=tuple(service.name for service in spec.services),
             ready=supply.ready,
         )
         self._running[sandbox] = running = DockerSandbox(self.daemon, started, lambda: self._remove(sandbox))

@@ -43,8 +43,9 @@ class ContainerCommand:
 
     argv: Sequence[str]
     user: str
-    """uid:gid"""
+    """uid:gid. Empty: the container's."""
     work: str = "/"
+    """Empty: the container's working directory."""
     env: Mapping[str, str] = field(default_factory=dict)
     stdin: AsyncIterator[bytes] | None = None
     """Its input. The command does not see the end of it, so it must know how much to read."""

@@ -22,9 +22,14 @@ PAUSE_SECONDS = 0.2
 TRY_SECONDS = 30.0
 
 
+def service_container(main: str, name: str) -> str:
+    """Return the name of a service's container beside the container `main`."""
+    return f"{main}-{name}"
+
+
 def names_of(main: str, spec: Spec) -> list[str]:
-    """Return the names of the service containers beside the container `main`."""
-    return [f"{main}-{service.name}" for service in spec.services]
+    """Return the names of all service containers beside the container `main`."""
+    return [service_container(main, service.name) for service in spec.services]
 
 
 async def start_services(
@@ -61,7 +66,7 @@ def _config(service: Service, image: str, main: str, spec: Spec) -> dict[str, An
 
 async def _until_ready(daemon: DockerDaemon, name: str, service: Service) -> None:
     deadline = time.monotonic() + service.ready_seconds
-    check = ContainerCommand(argv=("/bin/sh", "-c", service.ready or "true"), user="")
+    check = ContainerCommand(argv=("/bin/sh", "-c", service.ready or "true"), user="", work="")
     while True:
         output = BoundedOutput(2000)
         if not await _runs(daemon, name):

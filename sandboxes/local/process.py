@@ -311,7 +311,12 @@ class ProcessSandbox:
     async def restart(self) -> None:
         await self.end_processes()
 
-    async def pack(self, path: str, archive: IO[bytes], limit: int) -> bool:
+    async def run_in_service(self, service: str, command: str, limits: Limits) -> Result:
+        raise SandboxError(f"sandbox {self.id} has no service {service!r}; use Docker")
+
+    async def pack(self, path: str, archive: IO[bytes], limit: int, service: str = "") -> bool:
+        if service:
+            raise SandboxError(f"sandbox {self.id} has no service {service!r}; use Docker")
         place = self._place(path)
         try:
             return await asyncio.to_thread(files.pack, place, archive, limit)

@@ -20,7 +20,7 @@ from harness.verdict.carried.git import harmless
 from harness.verdict.findings import IsolationFindings
 from harness.verdict.isolation import verifier_sandbox
 from harness.verdict.shared import shared_warning
-from sandboxes.base import Limits
+from sandboxes.base import Limits, SandboxError
 from sandboxes.local.process import ProcessSandbox, ProcessSandboxes
 from tests.harness.conftest import HELLO
 
@@ -97,6 +97,18 @@ async def test_the_fresh_sandbox_has_what_the_agent_removed_no_more(sandboxes: P
     shown, findings = await carried(sandboxes, agent, tree(), before)
     assert shown == "./same ./turned ./turned/x"
     assert [Path(path).name for path in findings.difference.removed] == ["d", "e", "f", "gone", "link"]
+
+
+async def test_nothing_travels_where_the_modules_of_the_image_cannot_be_listed(
+    sandboxes: ProcessSandboxes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list that failed once counted as an image without modules, so what shadows them travelled."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python3").write_text("#!/bin/sh\nexit 3\n")
+    (tmp_path / "bin/python3").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    with pytest.raises(SandboxError, match="modules of the fresh sandbox cannot be listed"):
+        await carried(sandboxes, "touch helper.py", "ls")
 
 
 async def test_what_steers_a_verifier_stays_as_it_was(sandboxes: ProcessSandboxes) -> None:

@@ -139,8 +139,11 @@ def test_steps_share_tests_and_bring_their_own(tmp_path: Path) -> None:
         ('[environment]\nnetwork_mode = "allowlist"', "environment.network_mode = 'allowlist' is not offered"),
         ('[agent]\nnetwork_mode = "allowlist"', "agent.network_mode = 'allowlist' is not offered"),
         ('[agent]\nuser = "nobody"', "agent.user = 'nobody' is not offered"),
-        ('artifacts = [{source = "/d", service = "db"}]', "artifacts: service = 'db' is not offered"),
-        ('[[verifier.collect]]\ncommand = "x"\nservice = "db"', "verifier.collect: service = 'db' is not offered"),
+        ('[[verifier.collect]]\ncommand = "x"\nuser = "me"', "verifier.collect.user = 'me' is not offered"),
+        (
+            '[[verifier.collect]]\ncommand = "x"\nservice = "db"\nuser = "root"',
+            "verifier.collect.user = 'root' is not offered: in a service",
+        ),
         ("[verifier.environment]\ngpus = 1", "verifier.environment.gpus is not offered"),
         ('[[steps]]\nname = "a"\n[steps.agent]\nnetwork_mode = "public"', "steps.a.agent.network_mode is not offered"),
         ('[environment.env]\nA = "${SECRET}"', "env.A = '${SECRET}' is not offered"),
@@ -161,6 +164,9 @@ def test_files_that_are_not_offered_refuse_the_task_too(tmp_path: Path) -> None:
         load_harbor(tmp_path / "b")
 
 
+OF_DB = 'artifacts = [{source = "/d", service = "db"}]\n[verifier]\nenvironment_mode = "separate"'
+
+
 @pytest.mark.parametrize(
     "toml, sentence",
     [
@@ -169,6 +175,10 @@ def test_files_that_are_not_offered_refuse_the_task_too(tmp_path: Path) -> None:
         ('[environment]\nmemory = "much"', "environment.memory: 'much' is no size"),
         ("[[steps]]\nname = '../x'", "steps[0].name = '../x': "),
         ("[[steps]]\nname = 'x'", "steps/x/instruction.md cannot be read"),
+        (OF_DB, "verifier.artifacts[1].path: 'db' is no service of the task; it has none"),
+        (OF_DB.replace("/d", "d"), "artifacts: 'd' of the service 'db' is no absolute path"),
+        (OF_DB.replace('"db"', '"../db"'), "artifacts[0].service"),
+        ('[[verifier.collect]]\ncommand = "x"\nservice = "db"', "verifier.collect[0].service: 'db' is no service"),
     ],
 )
 def test_a_malformed_directory_is_told_with_file_and_key(tmp_path: Path, toml: str, sentence: str) -> None:
@@ -236,6 +246,35 @@ def test_separate_tests_bring_their_image_their_artifacts_and_their_environment(
         ("/logs/artifacts", ["*.tmp"]),
     ]
     assert [(one.command, one.timeout) for one in verifier.collect] == [("dump", 5)]
+
+
+def test_what_a_service_leaves_and_what_runs_in_it_keep_their_service(tmp_path: Path) -> None:
+    toml = f"""
+        artifacts = [
+            {{source = "/var/log/calls", service = "api", exclude = ["*.tmp"]}},
+            {{source = "/a", service = "main"}},
+        ]
+        {SEPARATE}
+        collect = [{{command = "dump", service = "api"}}, {{command = "diff", service = "main"}}]
+    """
+    compose = {"environment__docker-compose_dot_yaml": "services: {main: {}, api: {image: 'bb:1'}}"}
+    verifier = load_harbor(task_directory(tmp_path, toml, **compose)).verifier
+    assert [(one.service, one.place, one.exclude) for one in verifier.artifacts] == [
+        ("", "/logs/artifacts", []),
+        ("api", "/var/log/calls", ["*.tmp"]),
+        ("", "/a", []),
+    ]
+    assert [(one.command, one.service) for one in verifier.collect] == [("dump", "api"), ("diff", "")]
+
+
+def test_set_up_waits_for_the_slowest_health_check(tmp_path: Path) -> None:
+    slow = f"{SEPARATE}[verifier.environment.healthcheck]\ncommand = 'true'\nstart_period_sec = 500"
+    assert load_harbor(task_directory(tmp_path, slow)).setup_timeout > 600
+
+
+def test_programs_under_test_are_kept_apart_alike_in_every_example() -> None:
+    texts = [path.read_text() for path in (ROOT / "examples/tasks/harbor").glob("*/tests/apart.py")]
+    assert len(texts) == 3 and len(set(texts)) == 1
 
 
 def test_what_contradicts_itself_or_needs_services_beside_the_tests_is_told(tmp_path: Path) -> None:

@@ -70,6 +70,30 @@ def test_every_example_is_accepted(path: Path) -> None:
         (json.dumps(HELLO | {"id": "b", "services": [{"name": "a", "image": {}}]}), "line 2: services[0].image: names"),
         (json.dumps(HELLO | {"id": "b", "services": [DATABASE, DATABASE]}), "line 2: services[0].name: 'db' is taken"),
         (json.dumps(HELLO | {"id": "b", "image": {}}), "line 2: image: names nothing"),
+        (
+            json.dumps(HELLO | {"id": "b", "daemons": True, "verifier": {"command": "x", "environment": {}}}),
+            "line 2: verifier.environment: goes with a fresh sandbox; set where = 'fresh'",
+        ),
+        (
+            json.dumps(HELLO | {"id": "b", "verifier": {"command": "x", "artifacts": [{"path": "db:/dump"}]}}),
+            "line 2: verifier.artifacts[0].path: 'db' is no service of the task; it has none",
+        ),
+        (
+            json.dumps(
+                HELLO
+                | {"id": "b", "services": [DATABASE]}
+                | {"verifier": {"command": "x", "collect": [{"command": "x", "service": "bd"}]}}
+            ),
+            "line 2: verifier.collect[0].service: 'bd' is no service of the task; it has db",
+        ),
+        (
+            json.dumps(
+                HELLO
+                | {"id": "b", "services": [DATABASE]}
+                | {"verifier": {"command": "x", "artifacts": [{"path": "db:/../etc"}]}}
+            ),
+            "line 2: verifier.artifacts[0].path: 'db:/../etc' is no place in the sandbox",
+        ),
         (json.dumps(HELLO | {"id": "b", "image": {"directory": "none"}}), "line 2: image.directory: "),
         (json.dumps(HELLO | {"id": "b", "network": "lan"}), "line 2: network = 'lan' is unknown; choose from"),
         (json.dumps(HELLO | {"id": "b", "limits": {"cpus": 0}}), "line 2: limits.cpus = 0: expected `float` > 0"),

@@ -146,6 +146,25 @@ def test_code_without_work_that_earns_the_reward_is_named(validate: Validate) ->
     assert bought == {"bought": ["answer.py"], "earned": []}
 
 
+def test_code_that_cannot_be_replaced_is_told(validate: Validate) -> None:
+    """A program that runs cannot be written to. That once passed for a program that earns nothing."""
+    running = {"command": "cp $(command -v sleep) tool; ./tool 300 >/dev/null 2>&1 & sleep 1; touch hello.txt"}
+    report = validate(tasks=[broken("runs", solution=running, verifier=checks("test -e hello.txt"))])
+    assert (report["runs"]["verdict"], report["runs"]["bought_by"]) == ("accepted", [])
+    assert report["runs"]["cause"].startswith("not tried whether code without work earns as much: the solution's pro")
+
+
+def test_a_solutions_own_directory_is_no_work_wherever_it_lies(validate: Validate, tmp_path: Path) -> None:
+    (tmp_path / "oracle").mkdir()
+    (tmp_path / "oracle/solve.sh").write_text("echo 'exit 0' > run.sh\n")
+    bought = {}
+    for place in ("given", "~/given", "."):
+        solution = {"command": "sh ./solve.sh || sh given/solve.sh || sh ~/given/solve.sh"}
+        task = broken(place, solution=solution | {"directories": {place: "oracle"}}, verifier=checks("sh run.sh"))
+        bought[place] = [Path(path).name for path in validate("--repeat", "1", tasks=[task])[place]["bought_by"]]
+    assert bought == {"given": ["run.sh"], "~/given": ["run.sh"], ".": ["run.sh", "solve.sh"]}
+
+
 async def test_both_places_of_judgement_are_tried(tmp_path: Path) -> None:
     need("bubblewrap", not why_not())
     in_home = {"solution": {"command": "echo hello > ~/hello.txt"}}

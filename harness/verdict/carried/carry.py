@@ -71,7 +71,8 @@ async def pick_up(parcels: Parcels, sandbox: Sandbox) -> None:
     """Pack the artifacts of a frozen sandbox, from outside. After that it is not needed."""
     for parcel in parcels.each:
         archive = parcels.files.enter_context(tempfile.TemporaryFile())
-        if await sandbox.pack(parcel.place.artifact.path, archive, parcels.limit + HEADERS):
+        artifact = parcel.place.artifact
+        if await sandbox.pack(artifact.place, archive, parcels.limit + HEADERS, artifact.service):
             parcel.archive = archive
 
 
@@ -81,7 +82,11 @@ async def deliver(parcels: Parcels, fresh: Sandbox) -> IsolationFindings:
 
     def modules() -> Collection[str]:  # asked from the thread that compares
         asking = fresh.run(LIST_MODULES, Limits(seconds=SECONDS), {})
-        return asyncio.run_coroutine_threadsafe(asking, loop).result().output.split()
+        result = asyncio.run_coroutine_threadsafe(asking, loop).result()
+        if result.exit_code or result.dropped:  # without the list, what shadows a module would travel
+            how = f"python3 ended with code {result.exit_code} and {result.dropped} bytes too many"
+            raise SandboxError(f"the Python modules of the fresh sandbox cannot be listed ({how}); see to its image")
+        return result.output.split()
 
     findings = IsolationFindings(FileDifference(), [], [], [])
     for parcel in parcels.each:
@@ -94,7 +99,7 @@ async def deliver(parcels: Parcels, fresh: Sandbox) -> IsolationFindings:
             initial=None if parcels.initial is None else parcels.initial.get(parcel.place.root, {}),
         )
         with tempfile.TemporaryFile() as ours:
-            here = await fresh.pack(parcel.place.artifact.path, ours, 2 * parcels.limit + HEADERS)
+            here = await fresh.pack(parcel.place.artifact.place, ours, 2 * parcels.limit + HEADERS)
             try:
                 plan = await asyncio.to_thread(compare, given, parcel.archive, ours if here else None, findings)
             except TooMuch as error:
@@ -121,7 +126,7 @@ def places_of(task: Task, sandbox: Sandbox) -> list[Place]:
 
 async def _apply(fresh: Sandbox, given: Comparison, plan: Plan) -> None:
     """Make the place in the fresh sandbox what the plan says. Nothing of the agent's runs there yet."""
-    root, path, staging = root_of(given.place.artifact, fresh), given.place.artifact.path, given.staging
+    root, path, staging = root_of(given.place.artifact, fresh), given.place.artifact.place, given.staging
     for paths in _batches([quoted(f"{root}/{one}" if one else root) for one in plan.clear]):
         await _command(fresh, f"rm -rf -- {' '.join(paths)}", "root")
     if not plan.write:

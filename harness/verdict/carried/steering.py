@@ -24,8 +24,11 @@ METADATA = re.compile(r".*\.(?:dist-info|egg-info|egg-link|egg)")
 MODULE = re.compile(r"([A-Za-z_]\w*)(?:\.[\w-]+)*\.(?:py|pyc|so|pyd)")
 OWN_NAMES = {"test", "this", "antigravity", "idlelib", "turtledemo", "setup"}
 """Names of Python's own that no verifier imports, or that projects use for themselves."""
-LIST_MODULES = 'python3 -I -c "import pkgutil; print(*{m.name for m in pkgutil.iter_modules()})" 2>/dev/null || true'
-"""Shell command that prints the names of all modules that the image's Python finds."""
+LIST_MODULES = """
+command -v python3 >/dev/null || exit 0
+exec python3 -I -c 'import pkgutil; print(*{m.name for m in pkgutil.iter_modules()})' 2>/dev/null
+"""
+"""Shell command that prints the names of all modules that the image's Python finds; none where there is no Python."""
 
 
 def places_of(task: Task) -> set[str]:

@@ -6,6 +6,9 @@ identified by pid and start time; its name and environment are not trusted. Wher
 can kill the script: then it is repeated, and in the end the sandbox is given up.
 """
 
+MERGED = 'exec /bin/sh -c "$1" 2>&1'
+"""Runs a shell command as one process, with its stderr in its stdout."""
+
 _LOOK = r"""
 look() {
     found=

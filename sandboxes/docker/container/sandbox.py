@@ -15,12 +15,13 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from sandboxes.base import MAX_COPY_MB, Ended, Limits, OnOutput, Result, SandboxError, User
-from sandboxes.docker.container import freezing
+from sandboxes.docker.container import beside, freezing
 from sandboxes.docker.container import restore as originals
 from sandboxes.docker.container.files import ContainerFiles
-from sandboxes.docker.container.processes import END, OOM_KILLS, TABLE
+from sandboxes.docker.container.processes import END, MERGED, OOM_KILLS, TABLE
 from sandboxes.docker.daemon import ContainerCommand, DaemonError, DockerDaemon
 from sandboxes.docker.profiles import UserAccount
+from sandboxes.docker.services import service_container
 from sandboxes.output import BoundedOutput
 
 PATIENCE_SECONDS = 180.0
@@ -29,7 +30,6 @@ GRACE_SECONDS = 10.0
 """Time for a command to end after its processes have been ended."""
 KILLED = 137
 LONGEST_COMMAND = 128 << 10
-MERGED = 'exec /bin/sh -c "$1" 2>&1'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +58,8 @@ class StartedContainer:
     """Where it is not: the places that can, each a volume in memory."""
     holder: Mapping[str, Any] | None = None
     """Configuration of the container that keeps these volumes while this one restarts."""
+    services: Sequence[str] = ()
+    """Names of the services beside it."""
     ready: Callable[[str, float], Awaitable[None]] | None = None
     """Waits until the main process works that has begun after this moment, in seconds since the epoch."""
 
@@ -265,7 +267,17 @@ class DockerSandbox:
         if self._started.ready is not None:
             await self._started.ready(self.container, ended)
 
-    async def pack(self, path: str, archive: IO[bytes], limit: int) -> bool:
+    async def run_in_service(self, service: str, command: str, limits: Limits) -> Result:
+        return await beside.run(self.daemon, self._service(service), command, limits)
+
+    def _service(self, name: str) -> str:
+        if name not in self._started.services:
+            raise SandboxError(f"sandbox {self.id} has no service {name!r}")
+        return service_container(self.container, name)
+
+    async def pack(self, path: str, archive: IO[bytes], limit: int, service: str = "") -> bool:
+        if service:
+            return await beside.pack(self.daemon, self._service(service), path, archive, limit)
         full = str(PurePosixPath(self._inside(path, "agent")))
         if self._started.writable:
             return await freezing.pack(self.daemon, self.container, full, full, archive, limit)

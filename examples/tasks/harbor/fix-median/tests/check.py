@@ -1,13 +1,11 @@
-"""Exit 0 when /app/stats.py finds medians as the instruction says.
-
-The module runs in a process of its own: what it prints is compared here, so ending the process early gains nothing.
-"""
+"""Judges whether /app/stats.py finds medians as the instruction says, by what comes out of a process of its own."""
 
 import json
 import random
 import statistics
-import subprocess
 import sys
+
+from apart import judge, run
 
 CHILD = """
 import json, sys
@@ -24,14 +22,19 @@ for line in sys.stdin:
 """
 CASES = [random.Random(seed).choices(range(-50, 50), k=1 + seed % 9) for seed in range(200)]
 
-given = "".join(json.dumps(case) + "\n" for case in [*CASES, []])
-child = subprocess.run([sys.executable, "-I", "-c", CHILD], input=given, capture_output=True, text=True, timeout=50)
-try:
-    found = [json.loads(line) for line in child.stdout.splitlines()]
-except ValueError:
-    found = []
-right = [[statistics.median(case), case] for case in CASES] + [["ValueError", []]]
-for got, wanted in zip(found, right, strict=False):  # fewer answers than cases are told below
-    if got != wanted:
-        sys.exit(f"[median, list afterwards] should be {wanted}, and is {got}")
-sys.exit(0 if len(found) == len(right) else f"not every list got an answer: {child.stderr[-500:]}")
+
+def wrong():
+    """What is wrong, if anything."""
+    _, printed = run(sys.executable, "-I", "-c", CHILD, given="".join(json.dumps(case) + "\n" for case in [*CASES, []]))
+    try:
+        found = [json.loads(line) for line in printed.splitlines()]
+    except ValueError:
+        found = []
+    right = [[statistics.median(case), case] for case in CASES] + [["ValueError", []]]
+    for got, wanted in zip(found, right, strict=False):  # fewer answers than cases are told below
+        if got != wanted:
+            return f"[median, list afterwards] should be {wanted}, and is {got}"
+    return None if len(found) == len(right) else "not every list got an answer"
+
+
+judge(wrong)

@@ -1,2 +1,2 @@
 #!/bin/sh
-if python3 -I /tests/check.py; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+exec python3 -I -c 'import sys; sys.path.append("/tests"); import check'
