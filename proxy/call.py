@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+ANY_OBJECT: dict[str, Any] = {"type": "object"}
+
 
 @dataclass(frozen=True)
 class Constraint:
@@ -45,6 +47,24 @@ class Grammar:
     """The answer is exactly one call."""
 
 
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A token of an answer's text, or one that might have stood in its place, with its recorded logprob."""
+
+    id: int
+    data: bytes
+    """Its text in UTF-8; a token may be a part of a character."""
+    logprob: float
+    start: int = 0
+    """Where it begins in the text of the turn."""
+    top: "tuple[TokenLogprob, ...]" = ()
+    """The likeliest tokens of its place, as many as the client asked for and the engine named."""
+
+    @property
+    def text(self) -> str:
+        return self.data.decode(errors="replace")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Call:
     """The agent's request, the same for every dialect."""
@@ -65,6 +85,8 @@ class Call:
     """The prescribed form of the answer; None where it is free."""
     choices: int = 1
     """The number of answers to the one prompt."""
+    logprobs: int | None = None
+    """How many of the likeliest tokens are wanted beside each token's logprob; None: no logprobs are wanted."""
     stream: bool = False
     include_usage: bool = False
     """Whether a stream ends with the token counts."""
@@ -99,6 +121,8 @@ class Reply:
     sampled_tokens: int
     cached_tokens: int
     """Tokens of the prompt that the engine did not compute again."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """The tokens of the content, where the call asks for them. A token without a recorded logprob is left out."""
 
     def message(self) -> dict[str, Any]:
         """The assistant message as the pool stores it."""

@@ -43,6 +43,7 @@ def sampling_request(turn: Turn, attempt: Attempt, template: ChatTemplate, limit
         end_ids=tuple(template.ends),
         stop=turn.call.stop,
         grammar=grammar(turn.call, template.form) if enforced else None,
+        top_logprobs=turn.call.logprobs or 0,
         stream=turn.call.stream or limit > LONG_ANSWER_TOKENS,
     )
 

@@ -40,7 +40,10 @@ APART = {
     *(f"sandboxes/test_{name}.py" for name in ("bubblewrap", "bundles", "files", "probe", "process", "relay")),
 }  # fmt: skip
 """Those of the same rooms that do neither: each file may run beside any other."""
-ENGINE = {f"proxy/test_{name}.py" for name in ("prefix_reuse", "recomputed", "sglang", "splice", "structured_output")}
+ENGINE = {
+    f"proxy/test_{name}.py"
+    for name in ("logprobs", "prefix_reuse", "recomputed", "sglang", "splice", "structured_output")
+}
 """Tests that share the session's real engine, which takes half a minute to start."""
 
 

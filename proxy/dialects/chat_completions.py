@@ -1,6 +1,6 @@
 """OpenAI chat completions: reads the request, writes the answer, its events and its errors.
 
-Refused with a sentence: images and audio, logit_bias, logprobs, the old `functions`. Undocumented fields are ignored,
+Refused with a sentence: images and audio, logit_bias, the old `functions`. Undocumented fields are ignored,
 as agents send many.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.call import Call, CallError, Reply
+from proxy.call import Call, CallError, Reply, TokenLogprob
 from proxy.dialects.base import (
     COMMENT,
     DONE,
@@ -28,6 +28,7 @@ from proxy.dialects.base import (
     usage,
 )
 from proxy.dialects.structured_output import openai_constraint
+from proxy.dialects.token_logprobs import openai_entries, tokens_of, wanted
 from proxy.parsing.turn_parser import Piece, Reasoning, Text
 
 PROMPT, CHOICES = "messages", "n"
@@ -90,6 +91,7 @@ class _Request(msgspec.Struct):
     response_format: dict[str, Any] | None = None
     logit_bias: dict[str, Any] | None = None
     logprobs: bool | None = None
+    top_logprobs: int | None = None
     functions: list[Any] | None = None
 
 
@@ -120,6 +122,7 @@ def read(body: bytes, path: str) -> Call:
         stop=tuple(filter(None, stop)),
         sampling={name: value for name, value in asked.items() if value is not None},
         choices=1 if request.n is None else request.n,
+        logprobs=wanted(bool(request.logprobs), request.top_logprobs, ("logprobs", "top_logprobs")),
         stream=bool(request.stream),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         options=effort_options(request.reasoning_effort) | (request.chat_template_kwargs or {}),
@@ -130,8 +133,6 @@ def _check(request: _Request) -> None:
     if not request.messages:
         refuse("messages", "is empty; send at least one message")
     refuse_any({"logit_bias": request.logit_bias, "functions": request.functions})
-    if request.logprobs:
-        refuse("logprobs", "are recorded in the pool, not returned; leave it out")
     at_least_one({"max_tokens": request.max_tokens, "max_completion_tokens": request.max_completion_tokens})
     for name in OWN_VARIABLES & (request.chat_template_kwargs or {}).keys():
         refuse("chat_template_kwargs", f"sets {name!r}, which the request sets in another field; leave it out")
@@ -179,7 +180,12 @@ def _tool_call(call: _ToolCall) -> dict[str, Any]:
 def reply(call: Call, answer: Reply, *others: Reply) -> bytes:
     """Write all answers of a call that is not streamed."""
     choices = [
-        {"index": i, "message": each.message(), "logprobs": None, "finish_reason": each.finish_reason}
+        {
+            "index": i,
+            "message": each.message(),
+            "logprobs": _logprobs(call, each.logprobs),
+            "finish_reason": each.finish_reason,
+        }
         for i, each in enumerate((answer, *others))
     ]
     envelope = {"id": _id(), "object": "chat.completion", "created": int(time.time()), "model": call.model}
@@ -201,7 +207,7 @@ class ChatEvents:
 
     def deltas(self, pieces: Sequence[Piece], choice: int = 0) -> bytes:
         return b"".join(
-            self._event(choice, {NAMES[type(piece)]: piece.text})
+            self._event(choice, {NAMES[type(piece)]: piece.text}, tokens=tokens_of(piece))
             for piece in pieces
             if isinstance(piece, Text | Reasoning)
         )
@@ -222,13 +228,20 @@ class ChatEvents:
     def keepalive(self) -> bytes:
         return COMMENT
 
-    def _event(self, index: int, delta: dict[str, Any], finish: str | None = None) -> bytes:
-        after = b',"logprobs":null,"finish_reason":%b}]}\n\n' % msgspec.json.encode(finish)
+    def _event(
+        self, index: int, delta: dict[str, Any], finish: str | None = None, tokens: Sequence[TokenLogprob] = ()
+    ) -> bytes:
+        logprobs = msgspec.json.encode(_logprobs(self._call, tokens)) if tokens else b"null"
+        after = b',"logprobs":%b,"finish_reason":%b}]}\n\n' % (logprobs, msgspec.json.encode(finish))
         return b"%b%d%b%b%b" % (self._before, index, b',"delta":', msgspec.json.encode(delta), after)
 
 
 events = ChatEvents
 error = openai_error
+
+
+def _logprobs(call: Call, tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+    return None if call.logprobs is None else {"content": openai_entries(tokens), "refusal": None}
 
 
 def models(name: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, unquote
 
 import msgspec
 
-from proxy.call import Call, CallError, Constraint, ContextOverflow, Reply
+from proxy.call import Call, CallError, Constraint, ContextOverflow, Reply, TokenLogprob
 from proxy.dialects.base import (
     data_event,
     refuse,
@@ -28,11 +28,13 @@ from proxy.dialects.base import (
     without_nones,
 )
 from proxy.dialects.structured_output import ANY_OBJECT, answer_constraint, call_constraint
+from proxy.dialects.token_logprobs import gemini_result, wanted
 from proxy.parsing.turn_parser import Piece, Reasoning, Text
 
 PROMPT, CHOICES = "contents", "generationConfig.candidateCount"
 STREAMED = "streamGenerateContent"
 JSON = "application/json"
+LOGPROBS = ("generationConfig.responseLogprobs", "generationConfig.logprobs")
 STOPS = {"stop": "STOP", "length": "MAX_TOKENS", "tool_calls": "STOP"}
 KINDS = {
     400: "INVALID_ARGUMENT",
@@ -169,6 +171,7 @@ def read(body: bytes, path: str) -> Call:
         stop=tuple(filter(None, config.stopSequences or ())),
         sampling=_sampling(config),
         choices=1 if config.candidateCount is None else config.candidateCount,
+        logprobs=wanted(bool(config.responseLogprobs), config.logprobs, LOGPROBS),
         stream=method == STREAMED,
         options={} if thinking.thinkingBudget is None else {"enable_thinking": thinking.thinkingBudget != 0},
         echo={"thoughts": bool(thinking.includeThoughts)},
@@ -195,11 +198,6 @@ def _check(request: _Request, config: _GenerationConfig) -> None:
         refuse("generationConfig.responseModalities", f"is {config.responseModalities}; send TEXT only")
     for name in ("speechConfig", "imageConfig"):
         refuse_any({f"generationConfig.{name}": msgspec.structs.asdict(config)[name]})
-    for name in ("responseLogprobs", "logprobs"):
-        refuse_any(
-            {f"generationConfig.{name}": msgspec.structs.asdict(config)[name]},
-            "are recorded in the pool, not returned; leave it out",
-        )
     if config.maxOutputTokens is not None and config.maxOutputTokens < 1:
         refuse("generationConfig.maxOutputTokens", f"is {config.maxOutputTokens}; ask for at least 1 token")
     calling = (request.toolConfig and request.toolConfig.functionCallingConfig) or _CallingConfig()
@@ -324,12 +322,16 @@ def _text(parts: list[_Part], where: str, glue: str) -> str:
 
 def reply(call: Call, answer: Reply, *others: Reply) -> bytes:
     """Write all answers of a call that is not streamed."""
-    parts = []
-    for each in (answer, *others):
+    answers, parts = [answer, *others], []
+    for each in answers:
         thoughts = [{"text": each.reasoning, "thought": True}] if each.reasoning and call.echo["thoughts"] else []
         text = [{"text": each.content}] if each.content else []
         parts.append([*thoughts, *_signed_parts(each, text)])
-    return msgspec.json.encode(_final_chunk(call, [answer, *others], _id(), parts))
+    chunk = _final_chunk(call, answers, _id(), parts)
+    chunk["candidates"] = [
+        candidate | _logprobs(call, each.logprobs) for candidate, each in zip(chunk["candidates"], answers, strict=True)
+    ]
+    return msgspec.json.encode(chunk)
 
 
 class GeminiEvents:
@@ -343,14 +345,16 @@ class GeminiEvents:
         return b""
 
     def deltas(self, pieces: Sequence[Piece], choice: int = 0) -> bytes:
-        parts: list[dict[str, Any]] = [{"text": piece.text} for piece in pieces if isinstance(piece, Text)]
+        texts = [piece for piece in pieces if isinstance(piece, Text)]
+        parts: list[dict[str, Any]] = [{"text": piece.text} for piece in texts]
         if self._call.echo["thoughts"]:
             parts = [
                 {"text": piece.text, **({"thought": True} if isinstance(piece, Reasoning) else {})}
                 for piece in pieces
                 if isinstance(piece, Text | Reasoning)
             ]
-        return data_event(_chunk(self._call, self._id, [_candidate(choice, parts)])) if parts else b""
+        logprobs = _logprobs(self._call, [token for piece in texts for token in piece.tokens])
+        return data_event(_chunk(self._call, self._id, [_candidate(choice, parts) | logprobs])) if parts else b""
 
     def closing(self, answer: Reply, *others: Reply) -> bytes:
         answers = [answer, *others]
@@ -383,12 +387,20 @@ def count(tokens: int) -> bytes:
 
 
 def _final_chunk(call: Call, answers: list[Reply], id: str, parts: list[list[dict[str, Any]]]) -> dict[str, Any]:
-    ends = [{"finishReason": STOPS[answer.finish_reason]} for answer in answers]
+    ends = [{"finishReason": STOPS[answer.finish_reason]} | _average(answer.logprobs) for answer in answers]
     chunk = _chunk(call, id, [_candidate(i, parts[i]) | end for i, end in enumerate(ends)])
     prompt, sampled = answers[0].prompt_tokens, sum(answer.sampled_tokens for answer in answers)
     usage = {"promptTokenCount": prompt, "candidatesTokenCount": sampled, "totalTokenCount": prompt + sampled}
     cached = {"cachedContentTokenCount": answers[0].cached_tokens} if answers[0].cached_tokens else {}
     return {**chunk, "usageMetadata": {**usage, **cached}}
+
+
+def _logprobs(call: Call, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    return {} if call.logprobs is None else {"logprobsResult": gemini_result(tokens, call.logprobs)}
+
+
+def _average(tokens: Sequence[TokenLogprob]) -> dict[str, float]:
+    return {"avgLogprobs": sum(token.logprob for token in tokens) / len(tokens)} if tokens else {}
 
 
 def _signed_parts(answer: Reply, text: list[dict[str, Any]]) -> list[dict[str, Any]]:

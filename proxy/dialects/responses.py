@@ -33,11 +33,12 @@ from proxy.dialects.base import (
     without_nones,
 )
 from proxy.dialects.structured_output import openai_constraint
+from proxy.dialects.token_logprobs import openai_entries, tokens_of, wanted
 from proxy.parsing.turn_parser import Piece, Reasoning, Text
 
 PROMPT, CHOICES = "input", ""
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-ENCRYPTED = "reasoning.encrypted_content"
+ENCRYPTED, LOGPROBS = "reasoning.encrypted_content", "message.output_text.logprobs"
 TEXTS = ("input_text", "output_text", "text", "refusal")
 
 
@@ -129,6 +130,7 @@ def read(body: bytes, path: str) -> Call:
         ),
         max_new_tokens=request.max_output_tokens,
         sampling=without_nones({"temperature": request.temperature, "top_p": request.top_p}),
+        logprobs=wanted(LOGPROBS in (request.include or ()), request.top_logprobs, ("include", "top_logprobs")),
         stream=bool(request.stream),
         options=effort_options(request.reasoning.effort if request.reasoning else None),
         echo={**_echo(request), "names": {name: origin for name, (_, origin) in known.items()}},
@@ -143,7 +145,7 @@ def _check(request: _Request) -> None:
     refuse_any({"previous_response_id": request.previous_response_id, "conversation": request.conversation}, stored)
     refuse_any({"store": request.store}, "is true, and responses are not stored; send store false")
     refuse_any({"background": request.background, "prompt": request.prompt})
-    refuse_any({"top_logprobs": request.top_logprobs, "max_tool_calls": request.max_tool_calls})
+    refuse_any({"max_tool_calls": request.max_tool_calls})
     if request.truncation not in (None, "disabled"):
         refuse("truncation", f"is {request.truncation!r}; use 'disabled'")
     if request.parallel_tool_calls is False and request.tools:
@@ -152,8 +154,8 @@ def _check(request: _Request) -> None:
             "is false, which is not served, as the model decides how many calls it makes; leave it out",
         )
     at_least_one({"max_output_tokens": request.max_output_tokens})
-    if set(request.include or ()) - {ENCRYPTED}:
-        refuse("include", f"is {request.include}; use {ENCRYPTED!r} only")
+    if set(request.include or ()) - {ENCRYPTED, LOGPROBS}:
+        refuse("include", f"is {request.include}; use {ENCRYPTED!r} and {LOGPROBS!r} only")
 
 
 def _ignored(request: _Request) -> tuple[str, ...]:
@@ -269,7 +271,8 @@ def _reasoning(item: _Item) -> str:
 def reply(call: Call, answer: Reply, *_: Reply) -> bytes:
     """Write the answer of a call that is not streamed."""
     stream = ResponsesEvents(call, answer.prompt_tokens)
-    stream.deltas([piece for piece in (Reasoning(answer.reasoning), Text(answer.content)) if piece.text])
+    text = Text(answer.content, tokens=answer.logprobs)
+    stream.deltas([piece for piece in (Reasoning(answer.reasoning), text) if piece.text])
     stream.closing(answer)
     return msgspec.json.encode(stream.response)
 
@@ -283,6 +286,7 @@ class ResponsesEvents:
         self._output: list[dict[str, Any]] = []
         self._open_kind: type | None = None  # the kind of the item that is open, the last of the output
         self._texts: list[str] = []  # of that item
+        self._logprobs: list[dict[str, Any]] = []  # of its tokens
         self.response = _response(call, self._output)
 
     def opening(self) -> bytes:
@@ -294,7 +298,9 @@ class ResponsesEvents:
             if isinstance(piece, Text | Reasoning):
                 events.append(self._open_item(type(piece)))
                 self._texts.append(piece.text)
-                events.append(self._text_event("delta", delta=piece.text))
+                logprobs = openai_entries(tokens_of(piece))
+                self._logprobs += logprobs
+                events.append(self._text_event("delta", logprobs, delta=piece.text))
         return b"".join(events)
 
     def closing(self, answer: Reply, *_: Reply) -> bytes:
@@ -315,7 +321,7 @@ class ResponsesEvents:
     def _open_item(self, kind: type) -> bytes:
         if self._open_kind is kind:
             return b""
-        ended, self._open_kind, self._texts = self._close_item(), kind, []
+        ended, self._open_kind, self._texts, self._logprobs = self._close_item(), kind, [], []
         if kind is Text:
             item = {"type": "message", "id": _id("msg"), "status": "in_progress", "role": "assistant", "content": []}
         else:
@@ -331,7 +337,7 @@ class ResponsesEvents:
             item["status"] = "completed"
         elif ENCRYPTED in self._call.echo["include"]:
             item["encrypted_content"] = sealed(part["text"])
-        done = self._text_event("done", text=part["text"])
+        done = self._text_event("done", self._logprobs, text=part["text"])
         self._open_kind = None
         return done + self._part_event("content_part.done", part=part) + self._item_done()
 
@@ -339,12 +345,12 @@ class ResponsesEvents:
         text = "".join(self._texts)
         if self._open_kind is Reasoning:
             return {"type": "reasoning_text", "text": text}
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._logprobs}
 
-    def _text_event(self, what: str, **values: Any) -> bytes:
+    def _text_event(self, what: str, logprobs: list[dict[str, Any]], **values: Any) -> bytes:
         if self._open_kind is Reasoning:
             return self._part_event(f"reasoning_text.{what}", **values)
-        return self._part_event(f"output_text.{what}", logprobs=[], **values)
+        return self._part_event(f"output_text.{what}", logprobs=logprobs, **values)
 
     def _tool_call(self, call: ToolCall) -> bytes:
         origin = self._call.echo["names"].get(call.name, {"type": "function_call", "name": call.name})

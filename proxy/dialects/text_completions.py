@@ -1,7 +1,7 @@
 """OpenAI text completions: a prompt as text or token ids, continued unchanged, without a chat template.
 
-Refused with a sentence: several prompts in one request, echo, suffix, best_of, logprobs, logit_bias. As in
-OpenAI's own service, 16 tokens are sampled where max_tokens is left out. Undocumented fields are ignored.
+Refused with a sentence: several prompts in one request, echo, suffix, best_of, logit_bias. As in OpenAI's
+own service, 16 tokens are sampled where max_tokens is left out. Undocumented fields are ignored.
 """
 
 import time
@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.call import Call, CallError, Reply
+from proxy.call import Call, CallError, Reply, TokenLogprob
 from proxy.dialects.base import (
     COMMENT,
     DONE,
@@ -25,9 +25,11 @@ from proxy.dialects.base import (
     usage,
     without_nones,
 )
+from proxy.dialects.token_logprobs import text_entries, wanted
 from proxy.parsing.turn_parser import Piece, Text
 
 PROMPT, CHOICES = "prompt", "n"
+MOST_LOGPROBS = 5
 DEFAULT_TOKENS = 16
 
 
@@ -78,6 +80,7 @@ def read(body: bytes, path: str) -> Call:
         stop=tuple(filter(None, stop)),
         sampling=without_nones({name: msgspec.structs.asdict(request)[name] for name in SAMPLING_FIELDS}),
         choices=1 if request.n is None else request.n,
+        logprobs=wanted(request.logprobs is not None, request.logprobs, ("logprobs", "logprobs"), MOST_LOGPROBS),
         stream=bool(request.stream),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
     )
@@ -87,8 +90,6 @@ def _check(request: _Request) -> None:
     if request.best_of not in (None, request.n or 1):
         refuse("best_of", f"is {request.best_of}; all answers are returned, so leave it out and send n")
     refuse_any({"echo": request.echo, "suffix": request.suffix, "logit_bias": request.logit_bias})
-    if request.logprobs is not None:
-        refuse("logprobs", "are recorded in the pool, not returned; leave it out")
     at_least_one({"max_tokens": request.max_tokens})
 
 
@@ -111,7 +112,10 @@ def _prompt(prompt: str | list[int | str | list[int]]) -> str | tuple[int, ...]:
 
 def reply(call: Call, answer: Reply, *others: Reply) -> bytes:
     """Write all answers of a call that is not streamed."""
-    choices = [_choice(i, each.content, each.finish_reason) for i, each in enumerate((answer, *others))]
+    choices = [
+        _choice(i, each.content, each.finish_reason, _logprobs(call, each.logprobs))
+        for i, each in enumerate((answer, *others))
+    ]
     return msgspec.json.encode({**_envelope(call), "choices": choices, "usage": usage(answer, *others)})
 
 
@@ -126,7 +130,12 @@ class TextEvents:
         return b""
 
     def deltas(self, pieces: Sequence[Piece], choice: int = 0) -> bytes:
-        return b"".join(self._event(choice, piece.text) for piece in pieces if isinstance(piece, Text))
+        call = self._call
+        return b"".join(
+            self._event(choice, piece.text, logprobs=_logprobs(call, piece.tokens))
+            for piece in pieces
+            if isinstance(piece, Text)
+        )
 
     def closing(self, answer: Reply, *others: Reply) -> bytes:
         events = [self._event(i, "", each.finish_reason) for i, each in enumerate((answer, *others))]
@@ -140,8 +149,8 @@ class TextEvents:
     def keepalive(self) -> bytes:
         return COMMENT
 
-    def _event(self, index: int, text: str, finish: str | None = None) -> bytes:
-        return data_event({**self._envelope, "choices": [_choice(index, text, finish)]})
+    def _event(self, index: int, text: str, finish: str | None = None, logprobs: Any = None) -> bytes:
+        return data_event({**self._envelope, "choices": [_choice(index, text, finish, logprobs)]})
 
 
 events = TextEvents
@@ -153,5 +162,9 @@ def _envelope(call: Call) -> dict[str, Any]:
     return {"id": id, "object": "text_completion", "created": created, "model": call.model}
 
 
-def _choice(index: int, text: str, finish: str | None) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish}
+def _choice(index: int, text: str, finish: str | None, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+
+
+def _logprobs(call: Call, tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+    return None if call.logprobs is None else text_entries(tokens, call.logprobs)

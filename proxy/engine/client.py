@@ -153,6 +153,8 @@ def _body(rid: str, request: SamplingRequest, into: Sampling) -> bytes:
     """Encode the request as the JSON of `/generate`."""
     body: dict[str, Any] = {"rid": rid, "input_ids": msgspec.Raw(request.prompt)}
     body |= {"sampling_params": _sampling_params(request), "stream": request.stream, "return_logprob": True}
+    if request.top_logprobs:
+        body["top_logprobs_num"] = request.top_logprobs
     if request.rank is not None:
         body["routed_dp_rank"] = request.rank
     if request.salt:

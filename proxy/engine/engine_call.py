@@ -63,6 +63,7 @@ class EventMeta(msgspec.Struct):
     weight_version: str | None = None
     weight_versions: list[VersionRange] | None = None
     output_token_logprobs: list[tuple[float | None, int, str | None]] = []
+    output_top_logprobs: list[list[tuple[float | None, int, str | None]] | None] = []
     cached_tokens: int = 0
     routed_experts: bytes | None = None
 
@@ -92,6 +93,8 @@ class SamplingRequest:
     """Texts that end the answer. The engine returns their tokens, too, so that the row has all that was sampled."""
     grammar: Grammar | None = None
     """The form that the engine enforces; None where the answer is free."""
+    top_logprobs: int = 0
+    """How many of the likeliest tokens the engine names for each place."""
     stream: bool = False
     rank: int | None = None
     """The data-parallel rank that samples; the engine chooses when None."""
@@ -137,6 +140,8 @@ class Sampling:
 
     ids: "array[int]" = field(default_factory=lambda: array("i"))
     logprobs: "array[float]" = field(default_factory=lambda: array("f"))
+    top: list[list[tuple[float, int]]] = field(default_factory=list)
+    """For each token the likeliest ones of its place, as (logprob, id); empty where the client wants none."""
     versions: tuple[VersionSpan, ...] = ()
     finish: str = ""
     """stop | length | abort; empty until the engine has said why it stopped."""
@@ -160,6 +165,9 @@ class Sampling:
         entries = meta.output_token_logprobs[-fresh:] if fresh else []
         if [entry[1] for entry in entries] == new:
             self.logprobs.extend(entry[0] for entry in entries if entry[0] is not None)
+        if fresh and meta.output_top_logprobs:
+            places = meta.output_top_logprobs[-fresh:]
+            self.top += [[(e[0], e[1]) for e in place or () if e[0] is not None] for place in places]
         self.cached_tokens, self.version = meta.cached_tokens, meta.weight_version or self.version
         if self.experts is not None and meta.routed_experts is not None:
             self.experts.received = meta.routed_experts

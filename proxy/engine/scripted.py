@@ -79,6 +79,7 @@ class _GenerateRequest(msgspec.Struct):
     sampling_params: dict[str, Any] = {}
     stream: bool = False
     return_logprob: bool = False
+    top_logprobs_num: int = 0
     rid: str = ""
     return_routed_experts: bool = False
     routed_experts_start_len: int = 0
@@ -271,6 +272,8 @@ class _ScriptedAnswer:
         known = len(new) if self.logprobs is None else max(0, min(len(new), self.logprobs - start))
         if known:
             meta["output_token_logprobs"] = [(0.0, token, None) for token in new[:known]]
+            if self.request.top_logprobs_num:  # no other token is possible
+                meta["output_top_logprobs"] = [[entry] for entry in meta["output_token_logprobs"]]
         if self.finish is not None:
             named = self.reply.versions
             spans = self.spans if named is None else [{"version": v, "start": a, "end": b} for v, a, b in named]

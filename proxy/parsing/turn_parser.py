@@ -5,8 +5,9 @@ tool call is emitted whole. A malformed call stays text, and calls behind it are
 same however the turn was cut into chunks. Left out: repair of broken calls, calls inside of reasoning.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from proxy.call import TokenLogprob
 from proxy.parsing.formats import Format, ParsedCall, ToolSchemas
 
 __all__ = ["ParsedCall", "Piece", "Reasoning", "Text", "TurnParser"]
@@ -20,6 +21,10 @@ GROWTH = 1.125
 @dataclass(frozen=True)
 class Text:
     text: str
+    start: int = field(default=0, compare=False)
+    """Where it begins in the text of the turn."""
+    tokens: tuple[TokenLogprob, ...] = field(default=(), compare=False)
+    """Its tokens, where the client asks for logprobs."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,7 @@ class TurnParser:
         self._tools = tools
         self._state = self._reasoning if reasoning else self._start
         self._buffer = ""  # text that is not certain yet
+        self._fed = 0  # characters of the turn so far
         self._trim = reasoning  # drop newlines until the next character of this section
         self._expected = form.at_start  # markers that count only behind white space
         self._inside = False  # of a section of calls
@@ -48,6 +54,7 @@ class TurnParser:
     def feed(self, text: str) -> list[Piece]:
         """The pieces that have become certain with this text."""
         self._buffer += text
+        self._fed += len(text)
         while self._state():
             pass
         pieces, self._pieces = self._pieces, []
@@ -152,7 +159,7 @@ class TurnParser:
 
     def _emit_text(self, end: int) -> None:
         if text := self._cut(end):
-            self._pieces.append(Text(text))
+            self._pieces.append(Text(text, self._fed - len(self._buffer) - len(text)))
             self._inside, self._expected = False, ()
 
     def _emit_reasoning(self, end: int) -> None:

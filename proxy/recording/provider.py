@@ -203,6 +203,8 @@ def _request(call: Call) -> dict[str, Any]:
     """The arguments of litellm's completion for a call; EngineError for what they cannot express."""
     if call.prompt is not None:
         raise EngineError("refused", "a provider serves conversations, not text completions; send messages")
+    if call.logprobs is not None:
+        raise EngineError("refused", "a provider's logprobs are not passed on; leave them out")
     if other := sorted(set(call.options) - {"enable_thinking", "reasoning_effort"}):
         raise EngineError("refused", f"template arguments ({', '.join(other)}) are not for a provider; leave them out")
     body: dict[str, Any] = {"messages": [_message(message) for message in call.messages], **call.sampling}

@@ -22,13 +22,18 @@ from proxy.pool.rollouts.attempts import Attempt
 from proxy.pool.untrained import Untrained
 from proxy.prompt.splice import Prompt
 from proxy.prompt.template import ChatTemplate
+from proxy.recording.text_tokens import TextTokens
 
 
 class PlainParser:
     """The parser of a text completion: everything is text."""
 
+    def __init__(self) -> None:
+        self._fed = 0
+
     def feed(self, text: str) -> list[Piece]:
-        return [Text(text)] if text else []
+        self._fed += len(text)
+        return [Text(text, self._fed - len(text))] if text else []
 
     def finish(self) -> list[Piece]:
         return []
@@ -66,6 +71,7 @@ class Turn:
         self._decoded = ""
         self._incomplete = False  # the last ids have not become text yet
         self._parsed = 0  # how much of the decoded text the parser has
+        self._tokens = None if self.call.logprobs is None else TextTokens(self.template.tokenizer, self.sampling)
         self._pieces: list[Piece] = []
 
     @property
@@ -101,17 +107,26 @@ class Turn:
 
     def take(self, ids: list[int]) -> list[Piece]:
         """The pieces that have become certain with these ids."""
+        if self._tokens is None:
+            self._decode(ids)
+        else:  # each token for itself, to know its place in the text
+            for token in ids:
+                start = len(self._decoded)
+                self._decode([token])
+                self._tokens.add(start, len(self._decoded), token not in self.template.ends)
+        withheld = max(map(len, self.call.stop), default=0)  # a stop string may have begun in the last characters
+        return self._parse(max(self._parsed, len(self._decoded) - withheld))
+
+    def _decode(self, ids: list[int]) -> None:
         visible = [token for token in ids if token not in self.template.ends]
         if visible:
             text = self._decoder.step(self.template.tokenizer, visible)
             self._decoded, self._incomplete = self._decoded + (text or ""), text is None
-        withheld = max(map(len, self.call.stop), default=0)  # a stop string may have begun in the last characters
-        return self._parse(max(self._parsed, len(self._decoded) - withheld))
 
     def _parse(self, end: int) -> list[Piece]:
         stops = [at for at in map(self._decoded.find, self.call.stop) if at >= 0]
         end = min([end, *stops])
-        pieces = self._parser.feed(self._decoded[self._parsed : end])
+        pieces = self._with_tokens(self._parser.feed(self._decoded[self._parsed : end]))
         self._parsed = max(self._parsed, end)
         self._pieces += pieces
         return pieces
@@ -122,9 +137,15 @@ class Turn:
             whole = self.template.decode([token for token in self.sampling.ids if token not in self.template.ends])
             self._decoded = whole if whole.startswith(self._decoded) else self._decoded
         first = self._parse(len(self._decoded))
-        last = self._parser.finish()
+        last = self._with_tokens(self._parser.finish())
         self._pieces += last
         return first + last
+
+    def _with_tokens(self, pieces: list[Piece]) -> list[Piece]:
+        """The pieces, texts with their tokens where the client asks for logprobs."""
+        if (tokens := self._tokens) is None:
+            return pieces
+        return [replace(piece, tokens=tokens.take(piece)) if isinstance(piece, Text) else piece for piece in pieces]
 
     def reply(self) -> Reply:
         """The answer, from all pieces so far."""
@@ -141,11 +162,12 @@ class Turn:
             sampled_tokens=len(self.sampling.ids),
             cached_tokens=self.sampling.cached_tokens,
             stop_sequence=stops[min(stops)] if stops else None,
+            logprobs=tuple(token for piece in self._pieces if isinstance(piece, Text) for token in piece.tokens),
         )
 
     def from_record(self, recorded: Completion) -> tuple[list[Piece], Reply]:
         """The answer that was recorded for this request: its pieces, and the whole with its own call ids."""
-        self.sampling.ids = recorded.sampled
+        self.sampling.ids, self.sampling.logprobs = recorded.sampled, recorded.logprobs
         self.sampling.finish = recorded.finish_reason
         pieces = self.take(recorded.sampled.tolist()) + self.close()
         functions = [(call["id"], call["function"]) for call in recorded.reply.get("tool_calls", ())]

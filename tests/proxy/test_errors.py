@@ -38,7 +38,7 @@ IMAGE = [{"type": "image_url", "image_url": {"url": "data:"}}]
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
-        ({"logprobs": True}, "logprobs"),
+        ({"top_logprobs": 1}, "top_logprobs"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
     ],

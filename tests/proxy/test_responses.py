@@ -164,7 +164,7 @@ async def test_what_changes_nothing_is_named(serve: Serve) -> None:
         ({"background": True}, "background"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
         ({"truncation": "auto"}, "truncation"),
-        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"include": ["file_search_call.results"]}, "include"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
     ],
 )

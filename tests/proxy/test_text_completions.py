@@ -82,7 +82,7 @@ async def test_sixteen_tokens_where_nothing_is_asked(serve: Serve) -> None:
         ({"prompt": [-1]}, "prompt"),
         ({"echo": True}, "echo"),
         ({"suffix": "x"}, "suffix"),
-        ({"logprobs": 0}, "logprobs"),
+        ({"logprobs": 6}, "logprobs"),
         ({"max_tokens": 0}, "max_tokens"),
     ],
 )
