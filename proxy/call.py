@@ -83,6 +83,8 @@ class Call:
     """The sampling parameters that the agent named (temperature, top_p, ...)."""
     constraint: Constraint | None = None
     """The prescribed form of the answer; None where it is free."""
+    single_call: bool = False
+    """Whether an answer ends with its first tool call."""
     choices: int = 1
     """The number of answers to the one prompt."""
     logprobs: int | None = None

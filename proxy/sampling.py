@@ -44,7 +44,7 @@ def sampling_request(turn: Turn, attempt: Attempt, template: ChatTemplate, limit
         stop=turn.call.stop,
         grammar=grammar(turn.call, template.form) if enforced else None,
         top_logprobs=turn.call.logprobs or 0,
-        stream=turn.call.stream or limit > LONG_ANSWER_TOKENS,
+        stream=turn.call.stream or turn.call.single_call or limit > LONG_ANSWER_TOKENS,
     )
 
 

@@ -124,6 +124,7 @@ def read(body: bytes, path: str) -> Call:
         tools=tools,
         constraint=_constraint(request, tools),
         max_new_tokens=request.max_tokens,
+        single_call=bool(request.tool_choice and request.tool_choice.disable_parallel_tool_use and tools),
         stop=tuple(filter(None, request.stop_sequences or ())),
         sampling=without_nones({"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}),
         stream=bool(request.stream),
@@ -144,11 +145,6 @@ def _check(request: _Request) -> None:
     choice = request.tool_choice
     if choice is not None and choice.type not in ("auto", "none", "any", "tool"):
         refuse("tool_choice", f"is {choice.type!r}; use 'auto', 'none', 'any' or 'tool'")
-    if choice is not None and choice.disable_parallel_tool_use and request.tools:
-        refuse(
-            "tool_choice.disable_parallel_tool_use",
-            "is not served, as the model decides how many calls it makes; leave it out",
-        )
     if request.thinking is not None and request.thinking.type not in ("enabled", "adaptive", "disabled"):
         refuse("thinking.type", f"is {request.thinking.type!r}; use 'enabled', 'adaptive' or 'disabled'")
     refuse_any({"mcp_servers": request.mcp_servers, "container": request.container})

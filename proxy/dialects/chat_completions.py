@@ -73,6 +73,7 @@ class _Request(msgspec.Struct):
     model: str = ""
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     stop: str | list[str] | None = None
@@ -121,6 +122,7 @@ def read(body: bytes, path: str) -> Call:
         max_new_tokens=min(limits) if limits else None,
         stop=tuple(filter(None, stop)),
         sampling={name: value for name, value in asked.items() if value is not None},
+        single_call=request.parallel_tool_calls is False and bool(tools),
         choices=1 if request.n is None else request.n,
         logprobs=wanted(bool(request.logprobs), request.top_logprobs, ("logprobs", "top_logprobs")),
         stream=bool(request.stream),

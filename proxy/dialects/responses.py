@@ -129,6 +129,7 @@ def read(body: bytes, path: str) -> Call:
             request.tool_choice, "text.format", request.text.format if request.text else None, tools
         ),
         max_new_tokens=request.max_output_tokens,
+        single_call=request.parallel_tool_calls is False and bool(tools),
         sampling=without_nones({"temperature": request.temperature, "top_p": request.top_p}),
         logprobs=wanted(LOGPROBS in (request.include or ()), request.top_logprobs, ("include", "top_logprobs")),
         stream=bool(request.stream),
@@ -148,11 +149,6 @@ def _check(request: _Request) -> None:
     refuse_any({"max_tool_calls": request.max_tool_calls})
     if request.truncation not in (None, "disabled"):
         refuse("truncation", f"is {request.truncation!r}; use 'disabled'")
-    if request.parallel_tool_calls is False and request.tools:
-        refuse(
-            "parallel_tool_calls",
-            "is false, which is not served, as the model decides how many calls it makes; leave it out",
-        )
     at_least_one({"max_output_tokens": request.max_output_tokens})
     if set(request.include or ()) - {ENCRYPTED, LOGPROBS}:
         refuse("include", f"is {request.include}; use {ENCRYPTED!r} and {LOGPROBS!r} only")
@@ -173,6 +169,7 @@ def _echo(request: _Request) -> dict[str, Any]:
         "instructions": request.instructions,
         "tools": [tool for tool in request.tools or () if not tool.type.startswith("web_search")],
         "tool_choice": request.tool_choice or "auto",
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
         "max_output_tokens": request.max_output_tokens,
         "metadata": request.metadata or {},
         "include": request.include or (),
@@ -397,7 +394,6 @@ def _response(call: Call, output: list[dict[str, Any]]) -> dict[str, Any]:
         "status": "in_progress",
         "model": call.model,
         "output": output,
-        "parallel_tool_calls": True,
         "store": False,
         **dict.fromkeys(("error", "incomplete_details", "previous_response_id", "usage")),
         **echo,

@@ -102,7 +102,8 @@ class EngineClient:
     async def sample(self, request: SamplingRequest, into: Sampling) -> AsyncGenerator[list[int], None]:
         """Yield the new token ids of each event (of the whole answer when not streamed) while filling `into`.
 
-        When the iteration is cancelled or closed early, the engine is asked to stop, and what it still sends is kept.
+        When the iteration is cancelled or closed early, or `into` has enough, the engine is asked to stop, and what it
+        still sends is kept.
         """
         rid, answer = uuid.uuid4().hex, _Answer(into)
         try:
@@ -116,7 +117,10 @@ class EngineClient:
         try:
             async for ids in answer.events():
                 yield ids
-            self._check(answer, into)
+                if into.enough is not None:
+                    break
+            else:
+                self._check(answer, into)
         finally:
             if not answer.over:
                 await asyncio.shield(self._abort(rid, answer))

@@ -150,6 +150,8 @@ class Sampling:
     """The weights that sampled the last tokens so far."""
     experts: CallExperts | None = None
     """None unless the experts of a mixture are recorded."""
+    enough: int | None = None
+    """Set by the caller once it has all that it wants: this many tokens. The engine is stopped then."""
 
     def extend(self, event: GenerateEvent) -> list[int]:
         """Take an event and return its new ids; an event may repeat ids that came before."""
@@ -178,13 +180,25 @@ class Sampling:
     def _end(self, meta: EventMeta, finish: FinishReason) -> None:
         spans = meta.weight_versions or []
         self.versions = tuple(VersionSpan(span.version, span.start, span.end) for span in spans)
-        self.finish = finish.type
+        self.finish = "stop" if self.enough is not None and finish.type == "abort" else finish.type
         if finish.type == "abort" and finish.status_code:
             raise EngineError(error_kind(finish.status_code), f"the engine ended the call: {finish.message}")
 
+    def cut(self, prompt_length: int) -> None:
+        """Drop the tokens beyond those that are enough. The prompt before them has `prompt_length`."""
+        if self.enough is None:
+            return
+        size = self.enough
+        del self.ids[size:], self.logprobs[size:], self.top[size:]
+        spans = [VersionSpan(span.version, span.start, min(span.end, size)) for span in self.versions]
+        self.versions, self.finish = tuple(span for span in spans if span.start < span.end), "stop"
+        if self.experts is not None and self.experts.recorded is not None:
+            self.experts.recorded = self.experts.recorded.until(prompt_length + size - 1)
+
     def check(self) -> None:
         """Raise EngineError unless the engine ended the answer by itself and every token has its logprob."""
-        if len(self.logprobs) != len(self.ids):
+        wanted = len(self.ids) if self.enough is None else self.enough
+        if min(len(self.logprobs), wanted) != wanted:
             raise EngineError(
                 "no_logprobs",
                 f"the engine returned {len(self.logprobs)} logprobs for {len(self.ids)} tokens; "

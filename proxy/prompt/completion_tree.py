@@ -43,6 +43,8 @@ class CompletionNode:
     """Whether the agent saw everything that was sampled, so that the ids may stand for the reply."""
     opened: bool
     """Whether the prompt ends inside reasoning that the template has opened."""
+    unclosed: str = ""
+    """The marker that would close the section of calls in which the turn was ended."""
     slot: str = field(default="", compare=False)
     """The turn as the template last rendered it, in placeholders. A cache shared by threads: any value is valid."""
     masked: tuple[dict[str, Any], MaskedTurn] | None = field(default=None, compare=False)

@@ -180,6 +180,8 @@ class TurnMatcher:
         if slot and text.startswith(slot, start) and self._template.any_end.match(text, end):
             return end
         slot_end = find_slot_end(text, start, masked, node.opened, self._template)
-        if slot_end is not None:
+        if slot_end is not None and node.unclosed and text.endswith(node.unclosed, start, slot_end):
+            slot_end = start + len(text[start : slot_end - len(node.unclosed)].rstrip())  # the prompt closes it
+        elif slot_end is not None:
             node.slot = text[start:slot_end]
         return slot_end

@@ -83,14 +83,17 @@ class PromptBuilder:
         form, reply = self._template.form, meaning(item.reply)
         calls, opened = item.reply.get("tool_calls"), form.opens_reasoning(glue)
         sampled = item.sampled
-        if sampled and sampled[-1] in self._template.ends:
-            sampled = sampled[:-1]
-        raw = self._template.decode(sampled)
+        ended = bool(sampled) and sampled[-1] in self._template.ends
+        raw = self._template.decode(sampled[:-1] if ended else sampled)
+        schemas, shown = RecordedSchemas(calls) if calls else None, raw
+        if calls and not ended:  # the last call's last token may begin the separator of the next one
+            shown = raw.rstrip().rstrip("".join(mark for mark in form.inside if len(mark) == 1))
+        open_section = bool(calls) and not ended and not shown.endswith(form.section_end)
         node = CompletionNode(
             id=id,
             buffer=path,
             size=len(path),
-            length=len(ids) + len(sampled),
+            length=len(path) - ended,
             follows=item.follows,
             base=base,
             glue=glue,
@@ -98,8 +101,9 @@ class PromptBuilder:
             text=item.reply.get("content") or "",
             history=item.shape.history if item.shape else None,
             call_ids=tuple(call["id"] for call in calls or ()),
-            spliceable=parsed_meaning(form, raw, RecordedSchemas(calls) if calls else None, opened) == reply,
+            spliceable=any(parsed_meaning(form, text, schemas, opened) == reply for text in {raw, shown}),
             opened=opened,
+            unclosed=form.section_end if open_section else "",
         )
         if not self.tree.add(node, item) or item.finish_reason not in SERVED_FINISH_REASONS:
             return

@@ -67,7 +67,10 @@ class ChatTemplate:
         self.written = self.form if tool_format == "auto" else choose("auto", *self._described())
         """The format in which the template writes calls; the model samples them in `form`."""
         self._calls: tuple[str | None, bool] = "", False
+        self._calls_of_text = True
         self._calls = self._way_of_calls()
+        self._calls_of_text = self._shows({"content": self._calls[0], "tool_calls": [_call("ls", f"no {PROBE}")]})
+        """Whether the template shows a call whose arguments are no JSON, as other systems' histories have them."""
         self.takes_reasoning = self._shows({"content": "said", "reasoning_content": PROBE})
         """Whether the template reads a turn's `reasoning_content`; others see reasoning only as part of the content."""
 
@@ -81,9 +84,8 @@ class ChatTemplate:
         """
         parsed = {"a": PROBE}
         for content, arguments in product(("", None), (parsed, _tojson(parsed))):
-            call = {"id": "a1b2c3d4e", "type": "function", "function": {"name": PROBE, "arguments": arguments}}
             self._calls = content, isinstance(arguments, str)
-            if self._shows({"content": content, "tool_calls": [call]}):
+            if self._shows({"content": content, "tool_calls": [_call(PROBE, arguments)]}):
                 return self._calls
         return "", False
 
@@ -109,11 +111,14 @@ class ChatTemplate:
     def render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], **options: Any) -> str:
         """Render the prompt up to where the assistant's turn begins; TemplateError when the template refuses it.
 
-        Tool-call arguments must be parsed objects.
+        Tool-call arguments are parsed objects, or text that is no JSON object. A call of the latter kind becomes part
+        of its message's text where the template has no way to show it.
         """
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         values = {**self._variables, "add_generation_prompt": True, **options}
         content, as_text = self._calls
+        if not self._calls_of_text:
+            messages = [_with_calls_in_words(message) for message in messages]
         if as_text:
             messages = [_with_text_arguments(message) for message in messages]
         if content is None:
@@ -150,6 +155,24 @@ def _json(path: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_bytes())) if path.is_file() else {}
     except ValueError as error:
         raise UserError(f"the file {path} is not JSON ({error}); save the model directory again") from error
+
+
+def _call(name: str, arguments: Any) -> dict[str, Any]:
+    """A call with an id that every template accepts."""
+    return {"id": "a1b2c3d4e", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _with_calls_in_words(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with those calls whose arguments are no JSON object as lines of its text."""
+    calls = message.get("tool_calls") or ()
+    unreadable = [call["function"] for call in calls if isinstance(call["function"]["arguments"], str)]
+    if not unreadable:
+        return message
+    lines = [_tojson({"name": function["name"], "arguments": function["arguments"]}) for function in unreadable]
+    kept = [call for call in calls if not isinstance(call["function"]["arguments"], str)]
+    rest = {name: value for name, value in message.items() if name != "tool_calls"}
+    content = "\n".join([message["content"], *lines] if message.get("content") else lines)
+    return {**rest, "content": content, **({"tool_calls": kept} if kept else {})}
 
 
 def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """One turn while it is sampled: token ids become text, text becomes reasoning, text and tool calls.
 
 The same pieces come out streamed or not. Left out of the visible text: the end-of-turn token, and a stop string with
-what follows it.
+what follows it. Where only one call is wanted, the turn ends with the token that completes it, in every format: the
+engine is stopped there, and what it has sampled beyond is no part of the turn.
 """
 
 from collections.abc import AsyncGenerator
@@ -73,6 +74,7 @@ class Turn:
         self._parsed = 0  # how much of the decoded text the parser has
         self._tokens = None if self.call.logprobs is None else TextTokens(self.template.tokenizer, self.sampling)
         self._pieces: list[Piece] = []
+        self._taken = 0  # ids that the pieces are made of, where the first call ends the turn
 
     @property
     def begun(self) -> bool:
@@ -103,10 +105,29 @@ class Turn:
         if (experts := self.sampling.experts) is not None:
             length = len(self.prompt.ids) + len(self.sampling.ids)
             await work.sized(length - experts.start, attempt, experts.read, length)
+        self.sampling.cut(len(self.prompt.ids))
         yield await work.sized(len(self.sampling.ids), attempt, self.close)
 
     def take(self, ids: list[int]) -> list[Piece]:
         """The pieces that have become certain with these ids."""
+        if not self.call.single_call:
+            return self._take(ids)
+        pieces: list[Piece] = []
+        for id in ids:
+            if self.sampling.enough is not None:
+                break
+            self._taken += 1
+            new = self._take([id])
+            for number, piece in enumerate(new, 1):
+                if isinstance(piece, ParsedCall):
+                    self.sampling.enough = self._taken
+                    del self._pieces[len(self._pieces) - len(new) + number :], new[number:]
+                    break
+            pieces += new
+        return pieces
+
+    def _take(self, ids: list[int]) -> list[Piece]:
+        """The same, however many calls come."""
         if self._tokens is None:
             self._decode(ids)
         else:  # each token for itself, to know its place in the text
@@ -132,7 +153,9 @@ class Turn:
         return pieces
 
     def close(self) -> list[Piece]:
-        """What was held back until the end of the turn."""
+        """What was held back until the end of the turn. Nothing that stands behind the only call."""
+        if self.sampling.enough is not None:
+            return []
         if self._incomplete:  # bytes of a character that never became whole
             whole = self.template.decode([token for token in self.sampling.ids if token not in self.template.ends])
             self._decoded = whole if whole.startswith(self._decoded) else self._decoded

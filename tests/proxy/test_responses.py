@@ -158,7 +158,6 @@ async def test_what_changes_nothing_is_named(serve: Serve) -> None:
         ({"tools": [{"type": "file_search"}]}, "tools[0]"),
         ({"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "mcp"}]}]}, "tools[0].tools[0]"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice"),
-        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"store": True}, "store"),
         ({"background": True}, "background"),

@@ -138,6 +138,22 @@ Mutation = tuple[str, int, list[dict[str, Any]]]
 """What was changed, in which message, and the conversation that has come of it."""
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_calls_of_other_systems_are_shown(name: str, zoo: dict[str, ChatTemplate]) -> None:
+    """A history may have calls whose arguments are no JSON, or JSON that is no object."""
+    for arguments in ("ls -la 'x", '["ls -la"]'):
+        function = {"name": "shell", "arguments": arguments}
+        turn = {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "a1b2c3d4e", "type": "function", "function": function}],
+        }
+        result = {"role": "tool", "tool_call_id": "a1b2c3d4e", "content": "no such file"}
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "go"}, turn, result]
+        text = carried(zoo, name).render(messages, (), **FAMILIES[name].options)
+        assert "ls -la" in text and "no such file" in text
+
+
 def mutations(messages: list[dict[str, Any]], rng: random.Random) -> Iterator[Mutation]:
     """Conversations that differ from this one in one place."""
     for at, message in enumerate(messages):

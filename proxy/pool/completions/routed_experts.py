@@ -35,6 +35,11 @@ class RoutedExperts:
         skipped = (start - self.start) * self.layers * self.top_k * self.width
         return RoutedExperts(start, self.layers, self.top_k, self.width, self.ids[skipped:])
 
+    def until(self, end: int) -> "RoutedExperts":
+        """Return the choices before position `end`, which lies in [self.start, self.end]."""
+        kept = (end - self.start) * self.layers * self.top_k * self.width
+        return RoutedExperts(self.start, self.layers, self.top_k, self.width, self.ids[:kept])
+
 
 def narrowed(numbers: bytes, start: int, layers: int, top_k: int) -> RoutedExperts:
     """Read an engine's int32 numbers. ValueError for numbers that are no experts, or for incomplete positions."""
