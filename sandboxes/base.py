@@ -127,6 +127,9 @@ class Sandbox(Protocol):
     own_root: bool
     """Whether its file system is its own. False: /etc, /usr and the like are this machine's and can be damaged."""
 
+    def account(self, user: User) -> tuple[str, str] | None:
+        """Return a user's home and the `uid:gid` of its files, where commands of `root` can write for it; else None."""
+
     async def run(
         self,
         command: str,
@@ -142,6 +145,12 @@ class Sandbox(Protocol):
 
     async def keep_processes(self) -> None:
         """Mark all running processes as the task's own background processes, which `end_processes` spares."""
+
+    async def alone(self) -> bool:
+        """Whether a look finds nothing but its main process. False where nobody can look without a command inside.
+
+        Only where no agent has run: what forks without end may go unseen.
+        """
 
     async def end_processes(self) -> int:
         """End all processes in the sandbox, also those in the background, and return how many they were."""

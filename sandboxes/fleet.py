@@ -248,6 +248,9 @@ class HostedSandbox:
             self._hosts.failed(self._host, self._at, error)
             raise
 
+    def account(self, user: User) -> tuple[str, str] | None:
+        return self._inner.account(user)
+
     async def run(
         self,
         command: str,
@@ -260,6 +263,9 @@ class HostedSandbox:
 
     async def keep_processes(self) -> None:
         await self._reporting(self._inner.keep_processes())
+
+    async def alone(self) -> bool:
+        return await self._reporting(self._inner.alone())
 
     async def end_processes(self) -> int:
         return await self._reporting(self._inner.end_processes())

@@ -91,7 +91,7 @@ async def fresh_sandbox(
                 way = "judge it with verifier.where = 'shared'"
                 raise AttemptFailed("verifier", f"{why}; {way} ({error.detail})") from error
             raise
-        if not task.daemons and any(each.setup for each in (*before, task)):
+        if not task.daemons and any(each.setup for each in (*before, task)) and not await fresh.alone():
             await fresh.end_processes()
         yield fresh
 

@@ -28,7 +28,11 @@ GIT = {
 its own configuration must not run the agent's programs."""
 SAFE = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1", "GIT_TERMINAL_PROMPT": "0", "PIP_NO_INPUT": "1"}
 """Environment variables of the verifier. PYTHONSAFEPATH is not among them: it breaks `python3 -m unittest tests.x`."""
-_PLACE = 'umask 077; mkdir "$HOME/$name" 2>/dev/null && cd "$HOME/$name" || { cd /tmp && mkdir "$name" && cd "$name"; }'
+_HOME = (
+    'umask 077; place=$home/$name; mkdir "$place" 2>/dev/null || { place=/tmp/$name; mkdir "$place"; }'
+    ' && mkdir "$place/tmp" "$place/pycache"'
+)
+"""Makes the verifier's home in $home, or in /tmp where that is read-only, and leaves it in $place."""
 
 
 async def verifier_room(
@@ -39,16 +43,28 @@ async def verifier_room(
     `given`: further absolute paths that are handed over.
     """
     user, name = user_of(task.verifier), f"verifier-{secrets.token_hex(8)}"
-    command = f'name={name}; {_PLACE} && mkdir tmp pycache && pwd -P && echo "$(id -u):$(id -g)"'
-    result = await sandbox.run(command, Limits(seconds=SECONDS), {}, user)
-    if result.exit_code:
-        raise SandboxError(f"no home can be made for the verifier: {result.output[-300:].strip()}")
-    place, owner = result.output.strip().splitlines()[-2:]
-    await _hand_over(sandbox, task, snapshot, owner, given)
     path, writable = snapshot.manifest.path, (sandbox.work, sandbox.home, *snapshot.manifest.temporary)
     env = {"PATH": safe_path(path, writable) if snapshot.spec.profile == "strict" else path}
     if task.verifier.environment is not None:  # no agent was there, and another image may keep its programs elsewhere
         env = {}
+
+    async def written(command: str, by: User) -> list[str]:
+        result = await sandbox.run(command, Limits(seconds=SECONDS), env, by)
+        if result.exit_code:
+            lost = f"the verifier cannot be given a home and {sandbox.work}"
+            raise SandboxError(f"{lost}: {result.output[-300:].strip()}")
+        return result.output.strip().splitlines()
+
+    if (account := sandbox.account(user)) is not None:
+        home, owner = account
+        commands = [f"chown -R {owner} $place", *_handing_over(sandbox, task, snapshot, owner, given)]
+        command = f"name={name} home={home}\n{_HOME} && {' && '.join(commands)} && cd $place && pwd -P"
+        place = (await written(command, "root"))[-1]
+    else:  # nobody inside may do both
+        command = f'name={name} home=$HOME\n{_HOME} && cd "$place" && pwd -P && echo "$(id -u):$(id -g)"'
+        place, owner = (await written(command, user))[-2:]
+        if commands := _handing_over(sandbox, task, snapshot, owner, given):
+            await written(" && ".join(commands), "root")
     env |= {"HOME": sandbox.home if user == "root" else place, "TMPDIR": f"{place}/tmp"}
     env |= {"PYTHONPYCACHEPREFIX": f"{place}/pycache"} | SAFE | {"GIT_CONFIG_COUNT": str(len(GIT))}
     for number, (key, value) in enumerate(GIT.items()):
@@ -56,11 +72,11 @@ async def verifier_room(
     return VerifierSandbox(sandbox, user, env)
 
 
-async def _hand_over(sandbox: Sandbox, task: Task, snapshot: Snapshot, owner: str, given: Sequence[str]) -> None:
-    """Remove what lies where the verifier's files belong. Where users are separated, give it the working directory.
+def _handing_over(sandbox: Sandbox, task: Task, snapshot: Snapshot, owner: str, given: Sequence[str]) -> list[str]:
+    """The commands of root that remove what lies where the verifier's files belong, and give it the working directory.
 
-    It becomes the owner, and the modes stay as the agent left them. Daemons of the task keep what they own and share it
-    through the group.
+    Where users are separated, it becomes the owner, and the modes stay as the agent left them. Daemons of the task keep
+    what they own and share it through the group.
     """
     places = [path for path in (*task.verifier.files, *task.verifier.directories) if not path.startswith(("~/", "/"))]
     work = shlex.quote(sandbox.work)
@@ -70,11 +86,7 @@ async def _hand_over(sandbox: Sandbox, task: Task, snapshot: Snapshot, owner: st
         commands += share if task.daemons else [f"chown -hR {owner} {work}"]
         if given:
             commands += [f"chown -hR {owner} {' '.join(map(shlex.quote, given))}", f"chmod a+x {sandbox.home}"]
-    if not commands:
-        return
-    result = await sandbox.run(" && ".join(commands), Limits(seconds=SECONDS), {"PATH": snapshot.manifest.path}, "root")
-    if result.exit_code:
-        raise SandboxError(f"the verifier cannot be given {sandbox.work}: {result.output[-300:].strip()}")
+    return commands
 
 
 def safe_path(path: str, writable: tuple[str, ...]) -> str:
@@ -99,6 +111,9 @@ class VerifierSandbox:
         self._sandbox, self._user, self._env = sandbox, user, env
         self.id, self.work, self.home = sandbox.id, sandbox.work, env["HOME"]
         self.model_url, self.bundles, self.own_root = sandbox.model_url, sandbox.bundles, sandbox.own_root
+
+    def account(self, user: User) -> tuple[str, str] | None:
+        return self._sandbox.account(user)
 
     async def run(
         self,
@@ -127,6 +142,9 @@ class VerifierSandbox:
 
     async def allow_network(self) -> None:
         await self._sandbox.allow_network()
+
+    async def alone(self) -> bool:
+        return await self._sandbox.alone()
 
     async def end_processes(self) -> int:
         return await self._sandbox.end_processes()

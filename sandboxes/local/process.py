@@ -181,6 +181,9 @@ class ProcessSandbox:
         """Return the command line that runs `argv` within the memory limit."""
         return argv if self.group is None else self.group.enter(argv)
 
+    def account(self, user: User) -> tuple[str, str] | None:
+        return None
+
     async def run(
         self,
         command: str,
@@ -254,6 +257,9 @@ class ProcessSandbox:
 
     async def allow_network(self) -> None:
         """Do nothing: it always has the network."""
+
+    async def alone(self) -> bool:
+        return False
 
     async def end_processes(self) -> int:
         killed: set[tuple[int, int]] = set()

@@ -1,10 +1,12 @@
 """What an agent leaves travels into a fresh sandbox as data: in process sandboxes, as nothing here needs isolation."""
 
+import asyncio
 import io
 import os
 import sys
 import tarfile
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,13 @@ from harness.environment.archive import Entry, TooMuch, unpack
 from harness.environment.snapshot import set_up, spec_of, take_snapshot
 from harness.failure import AttemptFailed
 from harness.tasks import Task
+from harness.verdict.carried import carry
 from harness.verdict.carried.git import harmless
 from harness.verdict.findings import IsolationFindings
 from harness.verdict.isolation import verifier_sandbox
 from harness.verdict.shared import shared_warning
 from sandboxes.base import Limits, SandboxError
+from sandboxes.fleet import HostOptions, Hosts
 from sandboxes.local.process import ProcessSandbox, ProcessSandboxes
 from tests.harness.conftest import HELLO
 
@@ -91,7 +95,11 @@ async def test_only_links_that_stay_inside_travel_and_those_that_were_there_befo
     assert sorted(Path(path).name for path in findings.left_out) == ["here", "out", "over", "through", "up"]
 
 
-async def test_the_fresh_sandbox_has_what_the_agent_removed_no_more(sandboxes: ProcessSandboxes) -> None:
+@pytest.mark.parametrize("size", [carry.COMMAND_BYTES, 1], ids=["one command", "a command for each"])
+async def test_the_fresh_sandbox_has_what_the_agent_removed_no_more(
+    sandboxes: ProcessSandboxes, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(carry, "COMMAND_BYTES", size)
     before = "mkdir -p d/e; touch d/e/f gone turned; ln -s gone link; echo same > same"
     agent = "rm -r d gone link; rm turned; mkdir turned; touch turned/x; echo new > ~/.carried"
     shown, findings = await carried(sandboxes, agent, tree(), before)
@@ -187,9 +195,9 @@ async def test_declared_artifacts_travel_and_the_rest_stays(sandboxes: ProcessSa
 async def test_changes_alone_travel_where_the_task_says_so(sandboxes: ProcessSandboxes) -> None:
     before = "head -c 8 /dev/urandom | od -An -tx1 > random; cp random gone; cp random ~/random; echo a > kept"
     agent = "echo c > kept; echo d > new; rm gone; mkdir made; touch -d @1 random"
-    for carry, kept in (("changes", "same"), ("files", "other")):
+    for way, kept in (("changes", "same"), ("files", "other")):
         show = "cmp -s random ../home/random && echo same || echo other; cat kept new; ls"
-        shown, findings = await carried(sandboxes, agent, show, before, carry=carry)
+        shown, findings = await carried(sandboxes, agent, show, before, carry=way)
         assert shown.split() == [kept, "c", "d", "kept", "made", "new", "random"]
         assert [Path(path).name for path in findings.difference.removed] == ["gone"]
 
@@ -201,6 +209,27 @@ async def test_more_than_may_be_carried_is_no_verdict(
     with pytest.raises(AttemptFailed, match="holds more than 20 files") as failed:
         await carried(sandboxes, "for i in $(seq 30); do touch $i; done", "true")
     assert failed.value.kind == "verifier" and list(sandboxes.root.iterdir()) == []
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_a_host_with_one_place_is_enough_also_where_the_work_cannot_be_packed(
+    sandboxes: ProcessSandboxes, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    """The fresh sandbox waits for the agent's place, which is free once its work is packed or is too much to be."""
+
+    async def opening(address: str) -> ProcessSandboxes:
+        return sandboxes
+
+    monkeypatch.setattr(carry, "HEADERS", 1 << 20)
+    hosts = Hosts([HostOptions(address="here", limit=1)], opening, kind="process")
+    task = msgspec.convert(HELLO | {"limits": {"disk_mb": 2}, "verifier": {"command": "true", "where": "fresh"}}, Task)
+    sandbox = await hosts.start(spec_of(task))
+    snapshot = await take_snapshot(sandbox, task, hosts)
+    await sandbox.run(f"head -c {1 if whole else 4 << 20} /dev/zero > work", Limits(), {})
+    with nullcontext() if whole else pytest.raises(SandboxError, match="cannot be packed"):
+        async with asyncio.timeout(120), verifier_sandbox(hosts, sandbox, task, snapshot) as (room, _):
+            assert (await room.run("wc -c < work", Limits(), {})).output.split() == ["1"]
+    assert list(sandboxes.root.iterdir()) == []
 
 
 async def test_a_deep_tree_is_cut_off_and_judged(sandboxes: ProcessSandboxes) -> None:

@@ -6,6 +6,8 @@ identified by pid and start time; its name and environment are not trusted. Wher
 can kill the script: then it is repeated, and in the end the sandbox is given up.
 """
 
+from collections.abc import Iterable
+
 MERGED = 'exec /bin/sh -c "$1" 2>&1'
 """Runs a shell command as one process, with its stderr in its stdout."""
 
@@ -103,3 +105,13 @@ OOM_KILLS = (
     "| while read -r name count; do [ $name = oom_kill ] && echo $count; done"
 )
 """Prints how often the kernel killed a process of the container for lack of memory (cgroup v2 or v1)."""
+
+PARENTS = {"ps_args": "-eo pid,ppid"}
+"""Asks the daemon for the processes of a container with their parents, as its own machine sees them."""
+
+
+def only_main(processes: Iterable[tuple[int, int]]) -> bool:
+    """Whether these (pid, parent) are a container's first process, its only child and what descends from that."""
+    parents = dict(processes)
+    first = [pid for pid, parent in parents.items() if parent not in parents]
+    return len(first) == 1 and list(parents.values()).count(first[0]) <= 1

@@ -18,7 +18,7 @@ from sandboxes.base import MAX_COPY_MB, Ended, Limits, OnOutput, Result, Sandbox
 from sandboxes.docker.container import beside, freezing
 from sandboxes.docker.container import restore as originals
 from sandboxes.docker.container.files import ContainerFiles
-from sandboxes.docker.container.processes import END, MERGED, OOM_KILLS, TABLE
+from sandboxes.docker.container.processes import END, MERGED, OOM_KILLS, PARENTS, TABLE, only_main
 from sandboxes.docker.daemon import ContainerCommand, DaemonError, DockerDaemon
 from sandboxes.docker.profiles import UserAccount
 from sandboxes.docker.services import service_container
@@ -83,6 +83,9 @@ class DockerSandbox:
         self._oom_kills = 0
         self._remove = remove
         self._removal: asyncio.Task[None] | None = None
+
+    def account(self, user: User) -> tuple[str, str]:
+        return self._started.accounts[user].home, self._ids(user)
 
     async def run(
         self,
@@ -180,6 +183,12 @@ class DockerSandbox:
 
     async def keep_processes(self) -> None:
         self._kept = (await self._script(TABLE)).split()
+
+    async def alone(self) -> bool:
+        with suppress(SandboxError), self.daemon.translating_errors(f"the processes of {self.container}"):
+            listed = await self.daemon.docker._query_json(f"containers/{self.container}/top", params=PARENTS)
+            return only_main((int(pid), int(parent)) for pid, parent in listed["Processes"])
+        return False  # the daemon's machine may have no ps
 
     async def end_processes(self) -> int:
         deadline = time.monotonic() + PATIENCE_SECONDS

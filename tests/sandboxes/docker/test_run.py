@@ -9,6 +9,7 @@ import pytest
 
 from sandboxes.base import Image, Limits, Result, SandboxError
 from sandboxes.docker.backend import DockerSandboxes, Options
+from sandboxes.docker.container.processes import only_main
 from sandboxes.docker.container.sandbox import DockerSandbox
 from sandboxes.docker.labels import KIND, PID
 from tests.daemons import said
@@ -141,3 +142,26 @@ async def test_a_start_that_is_given_up_twice_leaves_nothing(docker_daemon: str)
         await starting
     await opened.close()
     assert said(*mine) == ""
+
+
+async def test_a_look_from_outside_tells_whether_anything_runs_beside_the_main_process(strict: DockerSandbox) -> None:
+    assert await strict.alone()
+    await says(strict, "setsid sleep 637 >/dev/null 2>&1 &")
+    assert not await strict.alone()
+    assert await strict.end_processes() == 1 and await strict.alone()
+
+
+@pytest.mark.parametrize(
+    ("processes", "alone"),
+    [
+        ([(50, 9)], True),
+        ([(50, 9), (51, 50), (52, 51), (53, 52)], True),
+        ([(50, 9), (51, 50), (52, 51), (60, 50)], False),  # adopted by the first process
+        ([(50, 9), (51, 50), (60, 9)], False),  # a command that still runs
+        ([], False),
+    ],
+)
+def test_only_the_main_process_and_what_it_started_counts_as_alone(
+    processes: list[tuple[int, int]], alone: bool
+) -> None:
+    assert only_main(processes) is alone
