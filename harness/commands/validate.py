@@ -110,7 +110,7 @@ def _show(findings: Sequence[Finding], refused: Sequence[str], results: Validati
     for finding in findings:
         if finding.verdict != "accepted":
             console.print(f"{finding.id}: {finding.verdict}: {finding.cause}", highlight=False, markup=False)
-    for line in on_places(findings):
-        console.print(line.replace("## ", ""), highlight=False, markup=False) if line else None
+    for line in filter(None, on_places(findings)):
+        console.print(line.replace("## ", ""), highlight=False, markup=False)
     console.print(", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]))
     console.print(f"accepted tasks: {results.accepted}; report: {results.summary}", highlight=False)

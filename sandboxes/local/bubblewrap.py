@@ -7,7 +7,8 @@ starts it, everything inside runs under a user id that no other sandbox has.
 A filter of system calls (`system_calls.py`) refuses what attacks on the kernel like to begin with.
 
 Not prevented: attacks on the kernel by what is left, a full disk, reading world-readable files in /etc.
-CPUs are not limited; memory is checked twice a second (`sandboxes/local/process.py`). Left out: images, root inside.
+CPUs are not limited. Memory is limited by a control group where there is one (`memory_group.py`), else checked twice a
+second (`process.py`). Left out: images, root inside.
 """
 
 import asyncio
@@ -155,10 +156,10 @@ class SandboxView:
 
     def start_message(self, control: int) -> str:
         """Return the JSON argument that process 1 starts with (sandboxes/local/bubblewrap_init.py)."""
-        way = self.spec.network == "model" and self.socket is not None
-        target = f"unix:{forwarder.DIRECTORY}/{self.socket.name}" if way and self.socket else ""
-        what = {"control": control, "user": self.user, "processes": self.spec.pids}
-        return json.dumps(what | {"listen": forwarder.LISTEN, "target": target})
+        reaches_proxy = self.spec.network == "model" and self.socket is not None
+        target = f"unix:{forwarder.DIRECTORY}/{self.socket.name}" if reaches_proxy and self.socket else ""
+        message = {"control": control, "user": self.user, "processes": self.spec.pids}
+        return json.dumps(message | {"listen": forwarder.LISTEN, "target": target})
 
     def prepare(self) -> None:
         """Hand the directories to the user inside and write a passwd file with its name."""

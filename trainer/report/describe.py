@@ -158,8 +158,8 @@ def lags(
     The age is the number of published steps between the weights that sampled the token and those that it updates.
     """
     ages = np.full(len(row.tokens), -1, dtype=np.int64)
-    for name in row.completions:
-        item = completions[name]
+    for completion_id in row.completions:
+        item = completions[completion_id]
         for span in item.versions:
             if span.version in versions:
                 place = slice(item.prompt_length + span.start, item.prompt_length + span.end)
@@ -225,8 +225,8 @@ def survival_by_length(groups: Sequence[LeasedGroup], rows: Sequence[TrainingRow
     """
     trained = Counter[int]()
     for row in rows:
-        for name, count in zip(row.completions, np.bincount(row.segment[row.places]), strict=False):
-            trained[name] += int(count)
+        for completion_id, count in zip(row.completions, np.bincount(row.segment[row.places]), strict=False):
+            trained[completion_id] += int(count)
     members = [member for group in groups for member in group.rollouts]
     pairs = [
         (sum(len(item.sampled) for item in member.completions), sum(trained[item.id] for item in member.completions))
@@ -246,7 +246,7 @@ def sizes(facts: StepFacts, run: MetricsContext, completions: Mapping[int, Compl
     if not computed.tokens:
         return {"computed_tokens": 0, "flat_tokens": 0}
     flat = separate([row.inputs for row in rows], sum(len(row.places) for row in rows))
-    alone = [completions[name] for row in rows for name in row.completions]
+    alone = [completions[completion_id] for row in rows for completion_id in row.completions]
     calls = separate([item.prompt_length + len(item.sampled) - 1 for item in alone], flat.logprobs)
     cost = flops(run.shape, computed)
     seconds = facts.seconds.get("train", 0.0)
