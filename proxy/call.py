@@ -5,10 +5,7 @@ and the rest of the proxy.
 """
 
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any
-
-import msgspec
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
@@ -172,40 +169,3 @@ def internal_error(status: int = 500) -> CallError:
     return CallError(
         status, "internal_error", "the proxy failed because of a bug; repeat the call, and see the proxy's log"
     )
-
-
-def meaning(message: dict[str, Any]) -> tuple[Any, ...]:
-    """Text, reasoning and tool calls of an assistant message, normalised: equal meanings are the same turn."""
-    calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
-    return (
-        (message.get("content") or "").strip(),
-        (message.get("reasoning_content") or "").strip(),
-        tuple((call["name"], _canonical(call["arguments"])) for call in calls),
-    )
-
-
-def words(meaning: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A meaning without its reasoning."""
-    return meaning[0], meaning[2]
-
-
-def _number(text: str) -> float | int:
-    """The value of a number that is not a 64-bit integer. 1.0 becomes 1, as JavaScript clients write it."""
-    if text.removeprefix("-").isdigit():
-        return int(text)
-    value = float(text)
-    if not isfinite(value):
-        raise ValueError(f"{text} exceeds the range of a double")
-    return int(value) if value.is_integer() else value
-
-
-_read = msgspec.json.Decoder(float_hook=_number).decode
-_write = msgspec.json.Encoder(order="deterministic").encode
-
-
-def _canonical(arguments: Any) -> str:
-    """Write equal arguments as the same text. Arguments that are not JSON are returned as they are."""
-    try:
-        return _write(_read(arguments if isinstance(arguments, str) else _write(arguments))).decode()
-    except (msgspec.DecodeError, ValueError, OverflowError, RecursionError):
-        return arguments if isinstance(arguments, str) else repr(arguments)

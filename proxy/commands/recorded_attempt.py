@@ -16,12 +16,13 @@ from typing import Any
 
 import msgspec
 
-from proxy.call import CallError, meaning
+from proxy.call import CallError
 from proxy.pool.completions.records import SERVED_FINISH_REASONS, Completion
 from proxy.pool.completions.store import of_attempt, paths
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.attempts import by_id
+from proxy.prompt.meaning import meaning
 from proxy.prompt.template import ChatTemplate
 from proxy.recording.turn import Turn
 

@@ -73,6 +73,7 @@ class CompletionTree:
         self.token_count = 0
         """Token ids in memory."""
         self._nodes: dict[int, CompletionNode] = {}
+        self._following: dict[int, list[CompletionNode]] = {}
         # Two proxies' rows and this proxy's own may arrive at once, and sharing a buffer changes several nodes.
         # Readers take no lock: a node's buffer is only replaced by one that begins with the same tokens.
         self._adding = Lock()
@@ -83,6 +84,7 @@ class CompletionTree:
             if node.id in self._nodes:
                 return False
             self._nodes[node.id] = node
+            self._following.setdefault(node.follows or -1, []).append(node)
             self._share_buffer(node, item)
             node.experts_end = known_after(item.experts, self.experts_end(item.prefix_of, item.prefix_length))
         return True
@@ -100,6 +102,10 @@ class CompletionTree:
 
     def get(self, id: int | None) -> CompletionNode | None:
         return self._nodes.get(id or -1)
+
+    def following(self, node: CompletionNode) -> tuple[CompletionNode, ...]:
+        """The completions that continue this one in conversation."""
+        return tuple(self._following.get(node.id, ()))
 
     def path(self, id: int) -> "array[int]":
         """The token path of a completion; KeyError when it is unknown."""

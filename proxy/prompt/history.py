@@ -10,8 +10,8 @@ from hashlib import blake2b, sha256
 from itertools import chain
 from typing import Any
 
-from proxy.call import meaning
 from proxy.pool.completions.records import HistoryDigest
+from proxy.prompt.meaning import meaning
 
 KEPT = 4
 """Requests whose messages are kept, as a conversation may have parallel branches."""

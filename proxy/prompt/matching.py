@@ -3,21 +3,28 @@
 A turn of equal meaning after an equal history (proxy/prompt/history.py) nominates a completion. The rendered text
 decides: the request is rendered with the nominated turns as placeholders (proxy/prompt/placeholders.py), and a turn's
 ids may stand in where the text reads as its path does and its slot shows all that the turn says.
+
+Where an agent has changed a turn (its text dropped beside calls, two turns in one message, other words, the stop string
+put back), no ids stand in for it. The turn still goes on from the completion that answered the same history and whose
+call ids, or whose words, stand in it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from typing import Any
 
-from proxy.call import Call, words
+from proxy.call import Call
 from proxy.prompt.completion_tree import CompletionNode, CompletionTree
 from proxy.prompt.history import RequestTurn
+from proxy.prompt.meaning import as_javascript, words
 from proxy.prompt.placeholders import MARK, MaskedTurn, find_slot_end, mask
 from proxy.prompt.template import ChatTemplate, TemplateError
 
 MAX_PLANS = 3
 """Paths that are tried for one request; each costs a rendering."""
+DISTINCTIVE = 16
+"""Characters that a line needs to tell one turn from others."""
 
 Render = Callable[[Call, Sequence[dict[str, Any]]], str]
 
@@ -34,6 +41,8 @@ class SpliceStep:
 class SplicePlan:
     """A completion that the request may continue, and the turns up to it whose ids its path contains."""
 
+    index: int
+    """The message that repeats the completion."""
     follows: CompletionNode
     steps: list[SpliceStep]
 
@@ -59,11 +68,16 @@ class TurnMatcher:
         self._render = render
         self._by_turn: dict[Any, list[CompletionNode]] = {}
         """By what they follow and what they say, both without what agents leave out later. Lists only grow."""
+        self._by_history: dict[int, list[CompletionNode]] = {}
+        """By what they follow. Lists only grow."""
 
     def add(self, node: CompletionNode) -> None:
         """Add a served completion; those without messages are not matched here."""
         if node.history is not None:
-            self._by_turn.setdefault((node.history.outline, *words(node.meaning)), []).append(node)
+            said = words(node.meaning)
+            for key in {said, as_javascript(said)}:
+                self._by_turn.setdefault((node.history.outline, *key), []).append(node)
+            self._by_history.setdefault(node.history.outline, []).append(node)
 
     def knows(self, turn: RequestTurn) -> bool:
         return bool(self._candidates(turn))
@@ -72,12 +86,12 @@ class TurnMatcher:
         """Find the completion that the request continues and, if `splice`, the turns whose ids may stand in."""
         plans = self._plans(call, turns)
         first = next(plans, None)
-        if first is None:
-            return SpliceMatch()
-        if not splice:
-            return SpliceMatch(first.follows)
+        changed = [turn for turn in turns if first is None or turn.index > first.index]
+        follows = self._nominated(call, changed) or (None if first is None else first.follows)
+        if first is None or not splice:
+            return SpliceMatch(follows)
         steps, text = self._longest_that_fits(call, islice(chain([first], plans), MAX_PLANS))
-        return SpliceMatch(first.follows, tuple(steps), text)
+        return SpliceMatch(follows, tuple(steps), text)
 
     # ---- which recorded turns the request repeats
 
@@ -94,36 +108,64 @@ class TurnMatcher:
             for node in self._by_preference(turn, call.messages[turn.index]):
                 steps = self._steps_before(earlier, node)
                 if steps is not None:
-                    yield SplicePlan(node, steps + ([SpliceStep(turn.index, node)] if node.spliceable else []))
+                    own = [SpliceStep(turn.index, node)] if node.spliceable else []
+                    yield SplicePlan(turn.index, node, steps + own)
 
     def _by_preference(self, turn: RequestTurn, message: dict[str, Any]) -> list[CompletionNode]:
         """The candidates: those after the same tool results first, then those with the same call ids, then those with
-        the same white space around their text, then the newest.
+        the very same integers, then those with the same white space around their text, then the newest.
 
         Equal replies of siblings differ only in these.
         """
         ids, text = tuple(call.get("id") for call in message.get("tool_calls", ())), message.get("content") or ""
         newest_first = reversed(self._candidates(turn))
+        said = words(turn.meaning)
         return sorted(
-            newest_first, key=lambda node: (node.history != turn.history, node.call_ids != ids, node.text != text)
-        )
+            newest_first,
+            key=lambda node: (
+                node.history != turn.history, node.call_ids != ids, words(node.meaning) != said, node.text != text
+            ),
+        )  # fmt: skip
 
     def _steps_before(self, turns: list[RequestTurn], node: CompletionNode) -> list[SpliceStep] | None:
-        """The turns whose recorded ids stand in the node's prompt; None when the request lacks one of its ancestors."""
+        """The turns whose recorded ids stand in the node's prompt; None when the request lacks one of them.
+
+        Other ancestors may be missing: the agent has changed them in every request.
+        """
         steps: list[SpliceStep] = []
-        spliced, at = node.base, len(turns)
+        spliced, before = node.base, len(turns)
         ancestor = self._tree.get(node.follows)
         while ancestor is not None and spliced is not None:
-            while at > 0 and ancestor not in self._candidates(turns[at - 1]):
-                at -= 1
-            if at == 0:
+            repeated = (place for place in reversed(range(before)) if ancestor in self._candidates(turns[place]))
+            place = next(repeated, None)
+            if place is None and ancestor is spliced:
                 return None
-            at -= 1
-            if ancestor is spliced:
-                steps.append(SpliceStep(turns[at].index, ancestor))
+            before = before if place is None else place
+            if place is not None and ancestor is spliced:
+                steps.append(SpliceStep(turns[place].index, ancestor))
                 spliced = spliced.base
             ancestor = self._tree.get(ancestor.follows)
         return steps[::-1]
+
+    # ---- which recorded turn a changed one was
+
+    def _nominated(self, call: Call, turns: Sequence[RequestTurn]) -> CompletionNode | None:
+        """The completion that the last of these turns was, before the agent changed it; None where nothing tells."""
+        for turn in reversed(turns):
+            nodes = self._by_history.get(turn.history.outline)
+            if nodes and (node := _likeliest(nodes, _passage(call.messages, turn.index))) is not None:
+                return self._last_of_merged(node, call.messages[turn.index])
+        return None
+
+    def _last_of_merged(self, node: CompletionNode, message: dict[str, Any]) -> CompletionNode:
+        """The last of the turns that the agent has put into one message with this one."""
+        ids = {call.get("id") for call in message.get("tool_calls", ())}
+        merged = True
+        while merged:
+            following = [one for one in self._tree.following(node) if one.call_ids and ids.issuperset(one.call_ids)]
+            merged = bool(following)
+            node = following[-1] if merged else node
+        return node
 
     # ---- whether their ids may stand in
 
@@ -185,3 +227,42 @@ class TurnMatcher:
         elif slot_end is not None:
             node.slot = text[start:slot_end]
         return slot_end
+
+
+@dataclass(frozen=True)
+class _Passage:
+    """A changed turn of a request with what answers it."""
+
+    ids: frozenset[str]
+    """The call ids that its messages carry."""
+    turn: str
+    text: str
+    """The text of the turn and of all messages up to the next one."""
+
+
+def _passage(messages: Sequence[dict[str, Any]], index: int) -> _Passage:
+    answers = takewhile(lambda message: message["role"] != "assistant", messages[index + 1 :])
+    passage = [messages[index], *answers]
+    ids = {call.get("id", "") for call in passage[0].get("tool_calls", ())}
+    ids |= {message.get("tool_call_id", "") for message in passage[1:]}
+    texts = [message.get("content") or "" for message in passage]
+    return _Passage(frozenset(ids), texts[0].strip(), "\n".join(texts))
+
+
+def _likeliest(nodes: Sequence[CompletionNode], passage: _Passage) -> CompletionNode | None:
+    """The completion whose call ids stand in the passage; else the longest whose words stand in its turn."""
+    called = [node for node in nodes if node.call_ids and all(_stands(id, passage) for id in node.call_ids)]
+    if called:
+        return called[-1]
+    quoted = [node for node in nodes if _quotes(passage.turn, node.text.strip())]
+    return max(quoted, key=lambda node: (len(node.text), node.id), default=None)
+
+
+def _stands(call_id: str, passage: _Passage) -> bool:
+    return call_id in passage.ids or call_id in passage.text
+
+
+def _quotes(turn: str, text: str) -> bool:
+    """Whether a turn begins with a recorded text, cuts it short, or holds a distinctive line of it."""
+    begins = bool(text) and turn.startswith(text) or len(turn) >= DISTINCTIVE and text.startswith(turn)
+    return begins or any(len(line) >= DISTINCTIVE and line in turn for line in map(str.strip, text.splitlines()))

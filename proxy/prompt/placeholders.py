@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from proxy.call import meaning
 from proxy.parsing.formats import Format, ToolSchemas
 from proxy.parsing.turn_parser import ParsedCall, Reasoning, Text, TurnParser
+from proxy.prompt.meaning import meaning
 from proxy.prompt.template import ChatTemplate, TemplateError
 
 MARK = f"blackforge{uuid4().hex}"

@@ -14,9 +14,10 @@ from itertools import islice
 from typing import Any, Protocol
 from zlib import crc32
 
-from proxy.call import Call, meaning
+from proxy.call import Call
 from proxy.dialects.base import parsed_arguments
 from proxy.pool.completions.records import SERVED_FINISH_REASONS, RequestShape
+from proxy.prompt.meaning import as_javascript, meaning, words
 
 TURNS_BACK = 8
 """Assistant turns of a request that are looked up, the last first: an agent may have put in some of its own."""
@@ -68,7 +69,7 @@ class RequestShapes:
             self._by_meaning.setdefault(_digest(item.reply), []).append(reply)
 
     def of(self, call: Call, follows: int | None) -> RequestShape:
-        """The shape of a request. `follows`: the completion that a prompt without messages continues."""
+        """The shape of a request. `follows`: the completion that it continues, as far as its prompt tells."""
         tools = _name("\n".join(sorted(str(tool["function"]["name"]) for tool in call.tools)))
         constrained = call.constraint is not None
         if call.prompt is not None:
@@ -80,13 +81,16 @@ class RequestShapes:
         system = _name("\n".join(message["content"] or "" for message in call.messages[:start]))
         opening = _name(call.messages[start]["content"] or "") if start < len(call.messages) else 0
         turns = [message for message in call.messages if message["role"] == "assistant"]
-        before = self._repeated(turns, tools, system)
-        goes_on = before is not None and before.shape.opening == opening and before.shape.turns < len(turns)
+        before, followed = self._repeated(turns, tools, system), self._replies.get(follows or 0)
+        count = len(turns)
+        if followed is not None and (before is None or before.id < followed.id):  # the agent has changed that turn
+            before, count = followed, max(count, followed.shape.turns + 1)
+        goes_on = before is not None and before.shape.opening == opening and before.shape.turns < count
         return RequestShape(
             tools=tools,
             system=system,
             opening=opening,
-            turns=len(turns),
+            turns=count,
             continues=before.id if before else None,
             quotes=None if goes_on else self._quoted(call.messages),
             constrained=constrained,
@@ -126,8 +130,8 @@ def _longest_lines(text: str) -> list[str]:
 
 def _digest(turn: dict[str, Any]) -> bytes:
     """Digest what a turn says, without its reasoning, which many agents do not repeat."""
-    text_and_calls = meaning({"content": turn.get("content"), "tool_calls": turn.get("tool_calls")})
-    return blake2b(repr(text_and_calls).encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    text_and_calls = words(meaning({"content": turn.get("content"), "tool_calls": turn.get("tool_calls")}))
+    return blake2b(repr(as_javascript(text_and_calls)).encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
 def _call_ids(turn: dict[str, Any]) -> tuple[str, ...]:

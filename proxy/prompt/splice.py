@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from proxy.call import Call, meaning
+from proxy.call import Call
 from proxy.parsing.formats import RecordedSchemas
 from proxy.pool.completions.records import SERVED_FINISH_REASONS, Completion, HistoryDigest, NewCompletion, RequestShape
 from proxy.prompt.completion_tree import CompletionNode, CompletionTree
 from proxy.prompt.history import HistoryReader
 from proxy.prompt.json_ids import IdListCache
 from proxy.prompt.matching import TurnMatcher
+from proxy.prompt.meaning import meaning
 from proxy.prompt.placeholders import parsed_meaning
 from proxy.prompt.template import ChatTemplate, TemplateError
 from proxy.prompt.text_index import TextIndex

@@ -2,12 +2,14 @@
 
 A request continues a call when it begins with that call's messages, then holds a turn that says what the call's reply
 said; the last such turn counts. The same are: arguments of equal JSON value, missing and empty texts, texts with other
-white space around them. A turn that the agent renamed, repaired or dropped is no continuation.
+white space around them. A turn that the agent renamed or repaired is one where it has kept the ids of its calls; the
+prompt need not begin with that call's tokens then. One that it dropped is none.
 """
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from tests.captures.recorded import Exchange
@@ -39,20 +41,27 @@ class Continuation:
 
 def continuations(exchanges: Sequence[Exchange]) -> list[Continuation]:
     """One for each exchange of a session, in their order."""
-    replies: dict[Key, list[tuple[Exchange, tuple[str, ...]]]] = {}
+    replies: dict[Key, list[_Given]] = {}
+    asked: dict[Key, list[_Given]] = {}
     results = []
     for exchange in sorted(exchanges, key=lambda each: each.seq):
         turns = _turns(exchange)
-        results.append(_continuation(exchange, turns, replies))
+        end, exact = _repeated(exchange, turns, replies)
+        changed = _changed(exchange, turns, end, asked)
+        results.append(changed or exact)
         reply = _reply(exchange)
         if reply:
             replies.setdefault(_said([*turns, *reply]), []).append((exchange, _ids(reply)))
+            asked.setdefault(_said(turns), []).append((exchange, _ids(reply)))
     return results
 
 
-def _continuation(
-    exchange: Exchange, turns: list[Turn], replies: dict[Key, list[tuple[Exchange, tuple[str, ...]]]]
-) -> Continuation:
+_Given = tuple[Exchange, tuple[str, ...]]
+"""A call, and the ids of the tool calls in its reply."""
+
+
+def _repeated(exchange: Exchange, turns: list[Turn], replies: dict[Key, list[_Given]]) -> tuple[int, Continuation]:
+    """The calls whose reply stands in the request as it was, and how many of its turns that is."""
     for end in range(len(turns), 0, -1):
         candidates = replies.get(_said(turns[:end]), [])
         ids = _ids(turns[:end])
@@ -60,8 +69,19 @@ def _continuation(
         follows = same_ids or [call for call, _ in candidates]
         if follows:
             equal = all(exchange.body.get(name) == follows[-1].body.get(name) for name in SETTINGS)
-            return Continuation(exchange, tuple(follows), equal and not _dropped(turns, end - 1))
-    return Continuation(exchange, (), False)
+            return end, Continuation(exchange, tuple(follows), equal and not _dropped(turns, end - 1))
+    return 0, Continuation(exchange, (), False)
+
+
+def _changed(exchange: Exchange, turns: list[Turn], since: int, asked: dict[Key, list[_Given]]) -> Continuation | None:
+    """The call whose reply stands behind the first `since` turns, changed, but with the ids of its calls."""
+    for start in reversed(range(since, len(turns))):
+        behind = takewhile(lambda turn: turn.role == "assistant", turns[start:])
+        ids = set(_ids(list(behind)))
+        same = [call for call, given in asked.get(_said(turns[:start]), []) if given and ids.issuperset(given)]
+        if same:
+            return Continuation(exchange, tuple(same), False)
+    return None
 
 
 def _said(turns: Sequence[Turn]) -> Key:

@@ -144,7 +144,7 @@ async def test_an_echo_that_was_changed_is_served_as_sent(serve: Serve, template
     stand = await serve(script)
     first, second = await two_turns(stand, change)
     row = stand.recorded()[1]
-    assert row.follows is None and row.prefix_length < len(first)
+    assert row.follows == stand.recorded()[0].id and row.prefix_length < len(first)
     assert second[: row.prompt_length] == template.encode(template.decode(second[: row.prompt_length]))
 
 
