@@ -31,8 +31,7 @@ def without_text(history: list[Message], message: Message, result: Message) -> l
 
 def merged(history: list[Message], message: Message, result: Message) -> list[Message]:
     """Mastra's way: the calls of all steps stand in one message, and their results behind it."""
-    before = next((one for one in history if one["role"] == "assistant"), {"tool_calls": []})
-    calls = [*before["tool_calls"], *message["tool_calls"]]
+    calls = [call for one in [*history, message] for call in one.get("tool_calls", ())]
     results = [one for one in history if one["role"] == "tool"]
     return [*history[:2], {"role": "assistant", "content": None, "tool_calls": calls}, *results, result]
 
