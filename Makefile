@@ -8,7 +8,7 @@ WORKERS ?= -n 3
 export HF_HUB_OFFLINE := 1
 
 .PHONY: demo demo-control test test-all short-tests all-tests failed-tests check install install-gpu gpu-packages lock-gpu
-.PHONY: agents all-agents agents-table clean
+.PHONY: agents all-agents agents-table sdks all-sdks clean
 
 demo: install  ## learn the demo tasks from scratch on this machine: minutes, no GPU
 	$(BIN)/python examples/demo/run.py runs/demo --seed $(SEED)
@@ -21,10 +21,10 @@ FAILED := .pytest_cache/v/cache/lastfailed
 # Types are checked beside the tests. Tests that call make get a make without this one's jobs.
 TESTS = env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(BIN)/python -m pytest
 
-test: install agents  ## what CI runs
+test: install agents sdks  ## what CI runs
 	$(MAKE) -j2 check short-tests
 
-test-all: install all-agents  ## adds the long tests
+test-all: install all-agents all-sdks  ## adds the long tests
 	$(MAKE) -j2 check all-tests
 
 short-tests: install
@@ -59,6 +59,12 @@ agents: install  ## the unmodified agent CLIs that tests and examples drive
 
 all-agents: agents
 	$(BIN)/harness agents install claude-code gemini-cli aider
+
+sdks: install  ## the SDKs that tests run in an environment of their own
+	$(BIN)/python -m tests.proxy.sdks.environments google_genai
+
+all-sdks: install
+	$(BIN)/python -m tests.proxy.sdks.environments
 
 agents-table: install all-agents  ## every agent at its tasks before a scripted engine, as a table
 	BLACKFORGE_AGENTS_TABLE=benchmarks/results/agents.md $(BIN)/python -m pytest tests/harness/test_agents.py

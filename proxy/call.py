@@ -91,6 +91,8 @@ class Call:
     """Whether a stream ends with the token counts."""
     options: dict[str, Any] = field(default_factory=dict)
     """Arguments for the chat template."""
+    fields: dict[str, str] = field(default_factory=dict)
+    """The request's names of sampling parameters and of arguments for the chat template, where it has other names."""
     echo: dict[str, Any] = field(default_factory=dict)
     """Values of the request that the dialect needs again for the answer."""
     ignored: tuple[str, ...] = ()

@@ -28,6 +28,7 @@ from proxy.http.bodies import BodyBytes, HeldBody, read_body
 from proxy.http.limits import RequestLimits, parse_call
 from proxy.http.metrics import ProxyMetrics
 from proxy.http.response import AnswerWriter, ResponseWriter, StreamedResponse, WholeResponse
+from proxy.pool.rollouts.attempts import Attempt
 from proxy.prompt.splice import Prompt
 from proxy.prompt.template import ChatTemplate, TemplateError
 from proxy.recording.ongoing import OngoingAnswer, OngoingAnswers
@@ -37,7 +38,7 @@ from proxy.recording.recorder import AnswerRows, RecordingServices, TurnRecorder
 from proxy.recording.redelivery.fingerprint import request_fingerprint
 from proxy.recording.sessions import Session, Sessions
 from proxy.recording.turn import Turn
-from proxy.sampling import answer_limit, sampling_request, why_untrained
+from proxy.sampling import answer_limit, sampling_request, why_untrained, without_effect
 
 log = logging.getLogger(__name__)
 
@@ -128,6 +129,7 @@ class Handler:
             call = parse_call(body, request.path_qs, dialect, self._settings.limits)
             if call.constraint is not None and self._settings.config.proxy.prescribed == "grammar":
                 call = replace(call, constraint=replace(call.constraint, enforced=True))
+            call = replace(call, ignored=self._without_effect(call, session.attempt))
             prompt = session.prepare(call, self._settings.config.proxy.history == "splice")
             return call, prompt, request_fingerprint(call, prompt)
 
@@ -142,6 +144,11 @@ class Handler:
                 raise ContextOverflow(length, limit, dialect.PROMPT)
             self._metrics.continued.update(prompt.counted)
         return call, prompt, fingerprint
+
+    def _without_effect(self, call: Call, attempt: Attempt) -> tuple[str, ...]:
+        if isinstance(self._engine, Provider):
+            return self._engine.without_effect(call)
+        return without_effect(call, attempt, self._template)
 
     def _open_response(self, request: web.Request, dialect: Dialect, call: Call, prompt: Prompt) -> ResponseWriter:
         if call.stream:

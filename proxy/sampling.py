@@ -3,6 +3,7 @@
 Left out: the engine's names for these parameters (proxy/engine/client.py).
 """
 
+from proxy.call import Call
 from proxy.dialects.structured_output import grammar
 from proxy.engine.client import RESERVED_TOKENS
 from proxy.engine.engine_call import SamplingRequest
@@ -64,6 +65,15 @@ def why_untrained(turn: Turn, attempt: Attempt) -> Untrained | None:
     own = _own_parameters(turn, attempt)
     other = {name: value for name, value in own.items() if value != TRAINING_DISTRIBUTION[name]}
     return Untrained(UntrainedReason.SAMPLING_PARAMETERS, str(other)) if other else None
+
+
+def without_effect(call: Call, attempt: Attempt, template: ChatTemplate) -> tuple[str, ...]:
+    """The fields of the request that change nothing: those that the dialect does not read, arguments that the chat
+    template does not read, and in runs the sampling parameters that differ from the training distribution."""
+    names = [name for name in call.options if not template.reads(name)]
+    if attempt.purpose != "session":
+        names += [name for name, value in call.sampling.items() if value != TRAINING_DISTRIBUTION[name]]
+    return (*call.ignored, *(call.fields.get(name, name) for name in names))
 
 
 def _own_parameters(turn: Turn, attempt: Attempt) -> dict[str, float]:

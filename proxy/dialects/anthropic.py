@@ -1,8 +1,8 @@
 """Anthropic Messages: reads the request, writes the answer, its events and its errors.
 
 Refused with a sentence: images and documents, hosted tools, edits of the context, prefilled answers. Without effect:
-cache_control (the engine caches every prefix), and a thinking budget and an effort, which the answer's header names.
-Undocumented fields are ignored, as agents send many.
+cache_control (the engine caches every prefix), and what is not read, such as a thinking budget, which the answer's
+header names.
 """
 
 import uuid
@@ -15,13 +15,14 @@ from proxy.call import Call, CallError, Constraint, ContextOverflow, Reply
 from proxy.dialects.base import (
     at_least_one,
     named_event,
+    options_of,
     refuse,
     refuse_any,
     tool_call,
     tool_definition,
-    unreadable,
     without_nones,
 )
+from proxy.dialects.request_fields import RequestReader
 from proxy.dialects.structured_output import answer_constraint, call_constraint
 from proxy.parsing.turn_parser import Piece, Reasoning, Text
 
@@ -51,6 +52,8 @@ class _Block(msgspec.Struct):
     tool_use_id: str | None = None
     content: "str | list[_Block] | None" = None
     is_error: bool | None = None
+    signature: str | None = None
+    cache_control: Any = None
 
 
 class _Message(msgspec.Struct):
@@ -63,6 +66,7 @@ class _Tool(msgspec.Struct):
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    cache_control: Any = None
 
 
 class _Choice(msgspec.Struct):
@@ -73,7 +77,6 @@ class _Choice(msgspec.Struct):
 
 class _Thinking(msgspec.Struct):
     type: str
-    budget_tokens: int | None = None
 
 
 class _OutputConfig(msgspec.Struct):
@@ -99,9 +102,10 @@ class _Request(msgspec.Struct):
     context_management: dict[str, Any] | None = None
     mcp_servers: list[Any] | None = None
     container: Any = None
+    cache_control: Any = None
 
 
-_decode = msgspec.json.Decoder(_Request).decode
+_reader = RequestReader(_Request, "a messages request")
 
 
 # ---- reading
@@ -109,15 +113,13 @@ _decode = msgspec.json.Decoder(_Request).decode
 
 def read(body: bytes, path: str) -> Call:
     """Read the request as a call; CallError 400 names the field that is wrong or not supported."""
-    try:
-        request = _decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise unreadable("a messages request", error) from error
+    request, unread = _reader.read(body)
     _check(request)
     system = [{"role": "system", "content": _joined(request.system, "system", "\n\n")}] if request.system else []
     messages = [m for i, message in enumerate(request.messages) for m in _messages(message, f"messages[{i}]")]
     without_tools = request.tool_choice is not None and request.tool_choice.type == "none"
     tools = () if without_tools else tuple(_tool(tool, i) for i, tool in enumerate(request.tools or ()))
+    effort = request.output_config.effort if request.output_config else None
     return Call(
         model=request.model,
         messages=(*system, *messages),
@@ -128,8 +130,11 @@ def read(body: bytes, path: str) -> Call:
         stop=tuple(filter(None, request.stop_sequences or ())),
         sampling=without_nones({"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}),
         stream=bool(request.stream),
-        options={} if request.thinking is None else {"enable_thinking": request.thinking.type != "disabled"},
-        ignored=_ignored(request),
+        **options_of(
+            ("output_config.effort", without_nones({"reasoning_effort": effort})),
+            ("thinking", {} if request.thinking is None else {"enable_thinking": request.thinking.type != "disabled"}),
+        ),
+        ignored=unread,
     )
 
 
@@ -164,12 +169,6 @@ def _constraint(request: _Request, tools: Sequence[dict[str, Any]]) -> Constrain
     if form and form.get("type") != "json_schema":
         refuse("output_config.format", f"is of type {form.get('type')!r}; use 'json_schema'")
     return answer_constraint("output_config.format.schema", form.get("schema"), tools) if form else None
-
-
-def _ignored(request: _Request) -> tuple[str, ...]:
-    budget = request.thinking.budget_tokens if request.thinking else None
-    effort = request.output_config.effort if request.output_config else None
-    return tuple(without_nones({"thinking.budget_tokens": budget, "output_config.effort": effort}))
 
 
 def _tool(tool: _Tool, index: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ A dialect is a module with these functions, in this order: read, reply, events, 
 import base64
 import binascii
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
 import msgspec
@@ -17,6 +17,8 @@ from proxy.parsing.turn_parser import Piece
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": keep-alive\n\n"
 SEAL = b"blackforge:"
+SEALED = "YmxhY2tmb3JnZT"
+"""What base64 makes of the seal, as far as the text after it does not change it."""
 _SURROGATES = re.compile(
     rb"(\\(?<!\\\\)(?:\\\\)*)u[dD](?:[89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|([89a-fA-F][0-9a-fA-F]{2}))"
 )
@@ -102,11 +104,6 @@ def at_least_one(limits: dict[str, int | None]) -> None:
             refuse(name, f"is {limit}; ask for at least 1 token")
 
 
-def unreadable(what: str, error: Exception) -> CallError:
-    """The error for a body that cannot be decoded as `what`, with its article."""
-    return CallError(400, "invalid_request", f"the body is not {what}: {error}")
-
-
 def well_formed(text: bytes) -> bytes:
     """JSON with U+FFFD for each escaped half of a surrogate pair, which is left where a client cuts an emoji in two."""
     if b"\\ud" not in text and b"\\uD" not in text:
@@ -137,13 +134,34 @@ def tool_call(id: str | None, name: str, arguments: Any) -> dict[str, Any]:
 
 
 def effort_options(asked: str | None) -> dict[str, Any]:
-    """A reasoning effort as arguments of the chat template. Templates without such arguments ignore them."""
+    """A reasoning effort as arguments of the chat template."""
     return {"enable_thinking": False} if asked == "none" else without_nones({"reasoning_effort": asked})
+
+
+def options_of(*asked: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    """A call's `options` and `fields`, of (field of the request, arguments that it asks for). The last one counts."""
+    options = {name: (field, value) for field, values in asked for name, value in values.items()}
+    return {
+        "options": {name: value for name, (_, value) in options.items()},
+        "fields": {name: field for name, (field, _) in options.items()},
+    }
 
 
 def sealed(reasoning: str) -> str:
     """Encode reasoning for an opaque field, which clients send back unread."""
     return base64.b64encode(SEAL + reasoning.encode()).decode()
+
+
+def unread_of_form(field: str, form: dict[str, Any] | None) -> Iterator[str]:
+    """The fields of OpenAI's `json_schema` form, in `field` or an object in it, that say nothing about the schema."""
+    place, values = (f"{field}.json_schema", form["json_schema"]) if form and "json_schema" in form else (field, form)
+    if isinstance(values, dict):
+        yield from (f"{place}.{name}" for name in ("name", "description") if values.get(name) is not None)
+
+
+def is_sealed(field: str) -> bool:
+    """Whether this proxy wrote an opaque field."""
+    return field.startswith(SEALED)
 
 
 def unsealed(field: str | None) -> str:

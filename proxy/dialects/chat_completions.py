@@ -1,7 +1,7 @@
 """OpenAI chat completions: reads the request, writes the answer, its events and its errors.
 
-Refused with a sentence: images and audio, logit_bias, the old `functions`. Undocumented fields are ignored,
-as agents send many.
+Refused with a sentence: images and audio, logit_bias, the old `functions`. Whether and how hard to think is asked in
+several ways, and becomes arguments of the chat template. What is not read is named in the answer's header.
 """
 
 import time
@@ -20,13 +20,16 @@ from proxy.dialects.base import (
     data_event,
     effort_options,
     openai_error,
+    options_of,
     parsed_arguments,
     refuse,
     refuse_any,
     tool_call,
-    unreadable,
+    unread_of_form,
     usage,
+    without_nones,
 )
+from proxy.dialects.request_fields import RequestReader
 from proxy.dialects.structured_output import openai_constraint
 from proxy.dialects.token_logprobs import openai_entries, tokens_of, wanted
 from proxy.parsing.turn_parser import Piece, Reasoning, Text
@@ -52,6 +55,9 @@ class _Function(msgspec.Struct):
 class _ToolCall(msgspec.Struct):
     function: _Function
     id: str | None = None
+    type: str | None = None
+    index: int | None = None
+    """Of a streamed call; clients that send it back send the calls in this order."""
 
 
 class _Message(msgspec.Struct):
@@ -62,6 +68,17 @@ class _Message(msgspec.Struct):
     tool_calls: list[_ToolCall] | None = None
     tool_call_id: str | None = None
     name: str | None = None
+    function_call: Any = None
+    audio: Any = None
+
+
+class _Thinking(msgspec.Struct):
+    type: str
+
+
+class _Reasoning(msgspec.Struct):
+    effort: str | None = None
+    enabled: bool | None = None
 
 
 class _StreamOptions(msgspec.Struct):
@@ -81,6 +98,9 @@ class _Request(msgspec.Struct):
     stream_options: _StreamOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    reasoning: _Reasoning | None = None
+    thinking: _Thinking | bool | None = None
+    enable_thinking: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -94,9 +114,11 @@ class _Request(msgspec.Struct):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     functions: list[Any] | None = None
+    audio: Any = None
+    modalities: list[str] | None = None
 
 
-_decode = msgspec.json.Decoder(_Request).decode
+_reader = RequestReader(_Request, "a chat completion request")
 
 
 # ---- reading
@@ -104,10 +126,7 @@ _decode = msgspec.json.Decoder(_Request).decode
 
 def read(body: bytes, path: str) -> Call:
     """Read the request as a call; CallError 400 names the field that is wrong or not supported."""
-    try:
-        request = _decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise unreadable("a chat completion request", error) from error
+    request, unread = _reader.read(body)
     _check(request)
     limits = [limit for limit in (request.max_completion_tokens, request.max_tokens) if limit is not None]
     fields = msgspec.structs.asdict(request)
@@ -127,14 +146,35 @@ def read(body: bytes, path: str) -> Call:
         logprobs=wanted(bool(request.logprobs), request.top_logprobs, ("logprobs", "top_logprobs")),
         stream=bool(request.stream),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
-        options=effort_options(request.reasoning_effort) | (request.chat_template_kwargs or {}),
+        **options_of(*_options(request)),
+        ignored=(*unread_of_form("response_format", request.response_format), *unread),
     )
+
+
+def _options(request: _Request) -> list[tuple[str, dict[str, Any]]]:
+    """What asks for arguments of the chat template: the request's field and the arguments."""
+    reasoning, thinking = request.reasoning or _Reasoning(), request.thinking
+    if isinstance(thinking, _Thinking):
+        thinking = thinking.type != "disabled"
+    return [
+        ("reasoning_effort", effort_options(request.reasoning_effort)),
+        ("reasoning.effort", effort_options(reasoning.effort)),
+        ("reasoning.enabled", without_nones({"enable_thinking": reasoning.enabled})),
+        ("thinking", without_nones({"enable_thinking": thinking})),
+        ("enable_thinking", without_nones({"enable_thinking": request.enable_thinking})),
+        *(
+            (f"chat_template_kwargs.{name}", {name: value})
+            for name, value in (request.chat_template_kwargs or {}).items()
+        ),
+    ]
 
 
 def _check(request: _Request) -> None:
     if not request.messages:
         refuse("messages", "is empty; send at least one message")
-    refuse_any({"logit_bias": request.logit_bias, "functions": request.functions})
+    refuse_any({"logit_bias": request.logit_bias, "functions": request.functions, "audio": request.audio})
+    if any(modality != "text" for modality in request.modalities or ()):
+        refuse("modalities", f"is {request.modalities}; send text only")
     at_least_one({"max_tokens": request.max_tokens, "max_completion_tokens": request.max_completion_tokens})
     for name in OWN_VARIABLES & (request.chat_template_kwargs or {}).keys():
         refuse("chat_template_kwargs", f"sets {name!r}, which the request sets in another field; leave it out")
@@ -145,9 +185,12 @@ def _check(request: _Request) -> None:
 
 
 def _message(message: _Message, index: int) -> dict[str, Any]:
+    where = f"messages[{index}]"
+    refuse_any({f"{where}.audio": message.audio}, "is not served; send text only")
+    refuse_any({f"{where}.function_call": message.function_call}, "is the old form; send tool_calls")
     role = ROLES.get(message.role)
     if role is None:
-        refuse(f"messages[{index}].role", f"is {message.role!r}; use one of {', '.join(ROLES)}")
+        refuse(f"{where}.role", f"is {message.role!r}; use one of {', '.join(ROLES)}")
     values: dict[str, Any] = {"role": role, "content": _text(message, index)}
     reasoning = message.reasoning_content or message.reasoning
     if role == "assistant" and reasoning:

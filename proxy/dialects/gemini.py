@@ -2,13 +2,13 @@
 
 The path names model and method. Reasoning is sent as thought parts where the client asks for them, and always in the
 thought signature of the next part, which clients send back.
-Refused with a sentence: images and files, hosted tools, cached content, and every field that is not Google's (also its
-snake_case spelling). Without effect, and named in the answer's header: safety settings, since nothing filters here, a
-seed and a thinking budget.
+Names of fields may be written in snake case, as Google reads them and its Python client sends some of them.
+Refused with a sentence: images and files, hosted tools, cached content. Without effect, and named in the answer's
+header: a thinking budget, and every field that is not read, such as safety settings, since nothing filters here.
 """
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qs, unquote
@@ -18,15 +18,18 @@ import msgspec
 from proxy.call import Call, CallError, Constraint, ContextOverflow, Reply, TokenLogprob
 from proxy.dialects.base import (
     data_event,
+    effort_options,
+    is_sealed,
+    options_of,
     refuse,
     refuse_any,
     sealed,
     tool_call,
     tool_definition,
-    unreadable,
     unsealed,
     without_nones,
 )
+from proxy.dialects.request_fields import RequestReader, camel_case
 from proxy.dialects.structured_output import ANY_OBJECT, answer_constraint, call_constraint
 from proxy.dialects.token_logprobs import gemini_result, wanted
 from proxy.parsing.turn_parser import Piece, Reasoning, Text
@@ -35,6 +38,11 @@ PROMPT, CHOICES = "contents", "generationConfig.candidateCount"
 STREAMED = "streamGenerateContent"
 JSON = "application/json"
 LOGPROBS = ("generationConfig.responseLogprobs", "generationConfig.logprobs")
+THINKING = "generationConfig.thinkingConfig"
+SAMPLING_NAMES = {
+    name: f"generationConfig.{camel_case(name)}"
+    for name in ("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty")
+}
 STOPS = {"stop": "STOP", "length": "MAX_TOKENS", "tool_calls": "STOP"}
 KINDS = {
     400: "INVALID_ARGUMENT",
@@ -91,11 +99,7 @@ class _ThinkingConfig(msgspec.Struct):
     thinkingLevel: str | None = None
 
 
-class _Known(msgspec.Struct, forbid_unknown_fields=True):
-    """A part of a request, which is refused when it has a field that is not known here."""
-
-
-class _GenerationConfig(_Known):
+class _GenerationConfig(msgspec.Struct):
     maxOutputTokens: int | None = None
     stopSequences: list[str] | None = None
     temperature: float | None = None
@@ -104,7 +108,6 @@ class _GenerationConfig(_Known):
     presencePenalty: float | None = None
     frequencyPenalty: float | None = None
     thinkingConfig: _ThinkingConfig | None = None
-    seed: int | None = None
     candidateCount: int | None = None
     responseMimeType: str | None = None
     responseSchema: Any = None
@@ -114,8 +117,6 @@ class _GenerationConfig(_Known):
     logprobs: int | None = None
     speechConfig: Any = None
     imageConfig: Any = None
-    mediaResolution: str | None = None
-    enableEnhancedCivicAnswers: bool | None = None
 
 
 class _CallingConfig(msgspec.Struct):
@@ -127,20 +128,18 @@ class _ToolConfig(msgspec.Struct):
     functionCallingConfig: _CallingConfig | None = None
 
 
-class _Request(_Known):
+class _Request(msgspec.Struct):
     contents: list[_Content] = []
     systemInstruction: _Content | str | None = None
     tools: list[_Tool] | None = None
     toolConfig: _ToolConfig | None = None
     generationConfig: _GenerationConfig | None = None
-    safetySettings: list[Any] | None = None
     cachedContent: str | None = None
-    labels: dict[str, str] | None = None
     model: str | None = None
     generateContentRequest: "_Request | None" = None
 
 
-_decode = msgspec.json.Decoder(_Request).decode
+_reader = RequestReader(_Request, "a generateContent request", snake_case=True)
 
 
 # ---- reading
@@ -148,20 +147,22 @@ _decode = msgspec.json.Decoder(_Request).decode
 
 def read(body: bytes, path: str) -> Call:
     """Read the request as a call; CallError 400 names the field that is wrong or not supported."""
-    try:
-        request = _decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise unreadable("a generateContent request", error) from error
+    request, unread = _reader.read(body)
     request = request.generateContentRequest or request  # countTokens may wrap it
     config = request.generationConfig or _GenerationConfig()
     _check(request, config)
     model, method = _model_and_method(path)
     thinking = config.thinkingConfig or _ThinkingConfig()
+    budget = thinking.thinkingBudget
     tools = tuple(_tools(request))
     system: list[dict[str, Any]] = []
     if (instruction := request.systemInstruction) is not None:
         parts = [_Part(instruction)] if isinstance(instruction, str) else instruction.parts
         system.append({"role": "system", "content": _text(parts, "systemInstruction", "\n\n")})
+    asked = options_of(
+        (f"{THINKING}.thinkingLevel", effort_options((thinking.thinkingLevel or "").lower() or None)),
+        (f"{THINKING}.thinkingBudget", {} if budget is None else {"enable_thinking": budget != 0}),
+    )
     return Call(
         model=model,
         messages=(*system, *_messages(request.contents)),
@@ -173,9 +174,10 @@ def read(body: bytes, path: str) -> Call:
         choices=1 if config.candidateCount is None else config.candidateCount,
         logprobs=wanted(bool(config.responseLogprobs), config.logprobs, LOGPROBS),
         stream=method == STREAMED,
-        options={} if thinking.thinkingBudget is None else {"enable_thinking": thinking.thinkingBudget != 0},
+        options=asked["options"],
+        fields=SAMPLING_NAMES | asked["fields"],
         echo={"thoughts": bool(thinking.includeThoughts)},
-        ignored=_ignored(request, config, thinking),
+        ignored=(*_ignored(request, budget), *unread),
     )
 
 
@@ -233,16 +235,17 @@ def _sampling(config: _GenerationConfig) -> dict[str, float]:
     )
 
 
-def _ignored(request: _Request, config: _GenerationConfig, thinking: _ThinkingConfig) -> tuple[str, ...]:
-    budget = thinking.thinkingBudget if (thinking.thinkingBudget or 0) > 0 else None
-    wishes = {
-        "safetySettings": request.safetySettings or None,
-        "generationConfig.seed": config.seed,
-        "generationConfig.mediaResolution": config.mediaResolution,
-        "generationConfig.thinkingConfig.thinkingBudget": budget,
-        "generationConfig.thinkingConfig.thinkingLevel": thinking.thinkingLevel,
-    }
-    return tuple(without_nones(wishes))
+def _ignored(request: _Request, budget: int | None) -> Iterator[str]:
+    """The fields that are read and have no effect: the number of a thinking budget, names of calls that are not forced,
+    and reasoning that another service has sealed."""
+    if (budget or 0) > 0:
+        yield f"{THINKING}.thinkingBudget"
+    calling = (request.toolConfig and request.toolConfig.functionCallingConfig) or _CallingConfig()
+    if calling.allowedFunctionNames and calling.mode != "ANY":
+        yield "toolConfig.functionCallingConfig.allowedFunctionNames"
+    signatures = (part.thoughtSignature for content in request.contents for part in content.parts)
+    if any(signature and not is_sealed(signature) for signature in signatures):
+        yield "contents[].parts[].thoughtSignature"
 
 
 def _tools(request: _Request) -> list[dict[str, Any]]:
@@ -258,13 +261,14 @@ def _tools(request: _Request) -> list[dict[str, Any]]:
 
 
 def _json_schema(schema: Any, names: bool = False) -> Any:
-    """Google's schema as JSON schema, with type names in lower case. `names`: the keys are names of properties."""
+    """Google's schema as JSON schema, with keywords in camel case and type names in lower case. `names`: the keys are
+    names of properties."""
     if isinstance(schema, list):
         return [_json_schema(value) for value in schema]
     if not isinstance(schema, dict):
         return schema
     return {
-        key: value.lower()
+        (key if names else camel_case(key)): value.lower()
         if key == "type" and isinstance(value, str) and not names
         else _json_schema(value, key == "properties" and not names)
         for key, value in schema.items()
@@ -281,8 +285,12 @@ def _messages(contents: list[_Content]) -> list[dict[str, Any]]:
         if content.role not in ("user", "function"):
             refuse(f"contents[{i}].role", f"is {content.role!r}; use 'user' or 'model'")
         texts = [part for part in content.parts if part.functionResponse is None]
-        results = [part.functionResponse for part in content.parts if part.functionResponse is not None]
-        messages += [_result(result, f"contents[{i}]") for result in results]
+        results = [
+            _result(part.functionResponse, f"contents[{i}].parts[{j}]")
+            for j, part in enumerate(content.parts)
+            if part.functionResponse is not None
+        ]
+        messages += results
         if texts or not results:
             messages.append({"role": "user", "content": _text(texts, f"contents[{i}]", "\n\n")})
     return messages
@@ -304,7 +312,7 @@ def _assistant(content: _Content, where: str) -> dict[str, Any]:
     texts = [part for part in content.parts if not part.thought and part.functionCall is None]
     values: dict[str, Any] = {"role": "assistant", "content": _text(texts, where, "")}
     if thoughts or any(signed):
-        values["reasoning_content"] = thoughts or "".join(signed)
+        values["reasoning_content"] = thoughts or "".join(dict.fromkeys(signed))  # litellm repeats a call's signature
     if calls:
         values["tool_calls"] = [tool_call(call.id, call.name, call.args or {}) for call in calls]
     return values

@@ -4,8 +4,7 @@ The model sees a namespaced tool as `namespace__name`, and a custom tool as a fu
 grammar is part of the description. Reasoning is sent as reasoning text, and also in `encrypted_content` where the
 client asks for that, since some clients send only this field back.
 Refused with a sentence: stored responses and what refers to them, hosted tools, images, files. Without effect, and
-named in the answer's header: web_search, which codex always offers, and a summary or verbosity. Undocumented fields are
-ignored.
+named in the answer's header: web_search, which codex always offers, and every field that is not read.
 """
 
 import time
@@ -20,18 +19,21 @@ from proxy.call import Call, CallError, Reply, ToolCall
 from proxy.dialects.base import (
     at_least_one,
     effort_options,
+    is_sealed,
     named_event,
     openai_error,
+    options_of,
     parsed_arguments,
     refuse,
     refuse_any,
     sealed,
     tool_call,
     tool_definition,
-    unreadable,
+    unread_of_form,
     unsealed,
     without_nones,
 )
+from proxy.dialects.request_fields import RequestReader
 from proxy.dialects.structured_output import openai_constraint
 from proxy.dialects.token_logprobs import openai_entries, tokens_of, wanted
 from proxy.parsing.turn_parser import Piece, Reasoning, Text
@@ -46,6 +48,8 @@ class _Part(msgspec.Struct):
     type: str
     text: str | None = None
     refusal: str | None = None
+    annotations: Any = None
+    logprobs: Any = None
 
 
 class _Item(msgspec.Struct):
@@ -60,6 +64,8 @@ class _Item(msgspec.Struct):
     arguments: str | None = None
     input: str | None = None
     output: str | list[_Part] | None = None
+    id: str | None = None
+    status: str | None = None
 
 
 class _Tool(msgspec.Struct, omit_defaults=True):
@@ -71,13 +77,12 @@ class _Tool(msgspec.Struct, omit_defaults=True):
     tools: "list[_Tool] | None" = None
 
 
-class _Wishes(msgspec.Struct):
-    """The fields of `reasoning` (effort and summary) and of `text` (format and verbosity)."""
-
+class _ReasoningWishes(msgspec.Struct):
     effort: str | None = None
-    summary: str | None = None
+
+
+class _TextWishes(msgspec.Struct):
     format: dict[str, Any] | None = None
-    verbosity: str | None = None
 
 
 class _Request(msgspec.Struct):
@@ -89,8 +94,8 @@ class _Request(msgspec.Struct):
     parallel_tool_calls: bool | None = None
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None
-    reasoning: _Wishes | None = None
-    text: _Wishes | None = None
+    reasoning: _ReasoningWishes | None = None
+    text: _TextWishes | None = None
     include: list[str] | None = None
     store: bool | None = None
     previous_response_id: str | None = None
@@ -105,7 +110,7 @@ class _Request(msgspec.Struct):
     metadata: dict[str, Any] | None = None
 
 
-_decode = msgspec.json.Decoder(_Request).decode
+_reader = RequestReader(_Request, "a responses request")
 
 
 # ---- reading
@@ -113,10 +118,7 @@ _decode = msgspec.json.Decoder(_Request).decode
 
 def read(body: bytes, path: str) -> Call:
     """Read the request as a call; CallError 400 names the field that is wrong or not supported."""
-    try:
-        request = _decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise unreadable("a responses request", error) from error
+    request, unread = _reader.read(body)
     _check(request)
     system = [{"role": "system", "content": request.instructions}] if request.instructions else []
     known = dict(_tools(request.tools or (), "tools"))
@@ -133,9 +135,9 @@ def read(body: bytes, path: str) -> Call:
         sampling=without_nones({"temperature": request.temperature, "top_p": request.top_p}),
         logprobs=wanted(LOGPROBS in (request.include or ()), request.top_logprobs, ("include", "top_logprobs")),
         stream=bool(request.stream),
-        options=effort_options(request.reasoning.effort if request.reasoning else None),
+        **options_of(("reasoning.effort", effort_options(request.reasoning.effort if request.reasoning else None))),
         echo={**_echo(request), "names": {name: origin for name, (_, origin) in known.items()}},
-        ignored=_ignored(request),
+        ignored=(*_ignored(request), *unread),
     )
 
 
@@ -154,13 +156,15 @@ def _check(request: _Request) -> None:
         refuse("include", f"is {request.include}; use {ENCRYPTED!r} and {LOGPROBS!r} only")
 
 
-def _ignored(request: _Request) -> tuple[str, ...]:
-    hosted = any(tool.type.startswith("web_search") for tool in request.tools or ())
-    summary = request.reasoning.summary if request.reasoning else None
-    verbosity = request.text.verbosity if request.text else None
-    return tuple(
-        without_nones({"tools.web_search": hosted or None, "reasoning.summary": summary, "text.verbosity": verbosity})
-    )
+def _ignored(request: _Request) -> Iterator[str]:
+    """The fields that are read and have no effect: the hosted tool that codex always offers, reasoning that another
+    service has sealed, and the name of a schema."""
+    if any(tool.type.startswith("web_search") for tool in request.tools or ()):
+        yield "tools.web_search"
+    items = request.input if isinstance(request.input, list) else []
+    if any(item.encrypted_content and not is_sealed(item.encrypted_content) for item in items):
+        yield "input[].encrypted_content"
+    yield from unread_of_form("text.format", request.text.format if request.text else None)
 
 
 def _echo(request: _Request) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """OpenAI text completions: a prompt as text or token ids, continued unchanged, without a chat template.
 
 Refused with a sentence: several prompts in one request, echo, suffix, best_of, logit_bias. As in OpenAI's
-own service, 16 tokens are sampled where max_tokens is left out. Undocumented fields are ignored.
+own service, 16 tokens are sampled where max_tokens is left out. What is not read is named in the answer's header.
 """
 
 import time
@@ -21,10 +21,10 @@ from proxy.dialects.base import (
     openai_error,
     refuse,
     refuse_any,
-    unreadable,
     usage,
     without_nones,
 )
+from proxy.dialects.request_fields import RequestReader
 from proxy.dialects.token_logprobs import text_entries, wanted
 from proxy.parsing.turn_parser import Piece, Text
 
@@ -59,7 +59,7 @@ class _Request(msgspec.Struct):
     logit_bias: dict[str, Any] | None = None
 
 
-_decode = msgspec.json.Decoder(_Request).decode
+_reader = RequestReader(_Request, "a completion request")
 
 
 # ---- reading
@@ -67,10 +67,7 @@ _decode = msgspec.json.Decoder(_Request).decode
 
 def read(body: bytes, path: str) -> Call:
     """Read the request as a call; CallError 400 names the field that is wrong or not supported."""
-    try:
-        request = _decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise unreadable("a completion request", error) from error
+    request, unread = _reader.read(body)
     _check(request)
     stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
     return Call(
@@ -83,6 +80,7 @@ def read(body: bytes, path: str) -> Call:
         logprobs=wanted(request.logprobs is not None, request.logprobs, ("logprobs", "logprobs"), MOST_LOGPROBS),
         stream=bool(request.stream),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
+        ignored=unread,
     )
 
 

@@ -9,6 +9,7 @@ when a client may act on them (proxy/handler.py).
 """
 
 import asyncio
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
@@ -26,6 +27,8 @@ IGNORED_HEADER = "X-Blackforge-Ignored"
 """The header that names the request's fields that have no effect here."""
 WHITE_SPACE = b" "
 """The sign of life before a JSON body."""
+MOST_NAMES, NAME_CHARS = 40, 100
+_UNSAFE = re.compile(r"[^\w.\[\]-]", re.ASCII)
 
 
 class ResponseWriter(Protocol):
@@ -207,7 +210,10 @@ class StreamedResponse(_KeptAlive):
 
 
 def _headers(call: Call) -> dict[str, str]:
-    return {IGNORED_HEADER: ", ".join(call.ignored)} if call.ignored else {}
+    """The header with the names of ignored fields, bounded, since clients choose the names and refuse long headers."""
+    names = [_UNSAFE.sub("?", name)[:NAME_CHARS] for name in dict.fromkeys(call.ignored)]
+    more = [f"and {len(names) - MOST_NAMES} more"] if len(names) > MOST_NAMES else []
+    return {IGNORED_HEADER: ", ".join(names[:MOST_NAMES] + more)} if names else {}
 
 
 def _wait_until_flushed(request: web.Request) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -25,7 +25,8 @@ from proxy.pool.errors import UserError
 PROBE = "blackforgeprobe"
 """A word that no template contains."""
 
-
+THINKING, THINKING_TOO = "enable_thinking", "thinking"
+"""The argument that says whether to think, in most templates and in DeepSeek's."""
 DICT_ATTRIBUTES = frozenset(dir(dict))
 
 
@@ -50,8 +51,10 @@ class ChatTemplate:
         environment = _environment()
         try:
             self._templates = {name: environment.from_string(source) for name, source in self._sources.items()}
+            trees = [environment.parse(source) for source in self._sources.values()]
         except jinja2.TemplateSyntaxError as error:
             raise UserError(f"the chat template of {directory} is no jinja2 ({error}, line {error.lineno})") from error
+        self._arguments = frozenset().union(*map(meta.find_undeclared_variables, trees))
         model = _json(directory / "config.json")
         self.context_length: int | None = model.get("max_position_embeddings")
         self.ends = self._end_ids(model)
@@ -108,6 +111,10 @@ class ChatTemplate:
         """The token that ends a turn."""
         return self.ends[0]
 
+    def reads(self, argument: str) -> bool:
+        """Whether the template reads an argument of this name."""
+        return argument in self._arguments or (argument == THINKING and THINKING_TOO in self._arguments)
+
     def render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], **options: Any) -> str:
         """Render the prompt up to where the assistant's turn begins; TemplateError when the template refuses it.
 
@@ -116,6 +123,8 @@ class ChatTemplate:
         """
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         values = {**self._variables, "add_generation_prompt": True, **options}
+        if THINKING in options and THINKING not in self._arguments:
+            values.setdefault(THINKING_TOO, options[THINKING])
         content, as_text = self._calls
         if not self._calls_of_text:
             messages = [_with_calls_in_words(message) for message in messages]

@@ -154,6 +154,10 @@ class Provider:
         """Always true: asking a provider costs money."""
         return True
 
+    def without_effect(self, call: Call) -> tuple[str, ...]:
+        """The fields of the request that change nothing: those that the dialect does not read, and whether to think."""
+        return (*call.ignored, *(call.fields.get(name, name) for name in call.options if name != "reasoning_effort"))
+
     async def sample(self, call: Call, into: ProviderAnswer) -> AsyncGenerator[list[Piece], None]:
         """Ask for one answer and yield its pieces as they come while filling `into`; EngineError on failure."""
         body = _request(call) | {"model": self.model, "timeout": self.silence_seconds}

@@ -119,7 +119,7 @@ async def test_a_cut_answer_and_a_count(serve: Serve) -> None:
         ({"generationConfig": {"responseSchema": SCHEMA}}, "generationConfig.responseSchema"),
         ({"generationConfig": {"maxOutputTokens": 0}}, "generationConfig.maxOutputTokens"),
         ({"cachedContent": "cachedContents/1"}, "cachedContent"),
-        ({"system_instruction": content("x")}, "the body is not a generateContent request"),
+        ({"contents": 1}, "the body is not a generateContent request"),
     ],
 )
 async def test_what_is_not_served_is_refused_by_name(serve: Serve, fields: dict[str, Any], field: str) -> None:

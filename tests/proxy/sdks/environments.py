@@ -1,0 +1,51 @@
+"""Makes the environment of an SDK or framework: the exact versions of a file in requirements/, once per machine.
+
+`python -m tests.proxy.sdks.environments NAME...` makes those of these names, and without names all of them.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+REQUIREMENTS = Path(__file__).parent / "requirements"
+NAMES = sorted(file.stem for file in REQUIREMENTS.glob("*.txt"))
+
+
+def directory_of(name: str) -> Path:
+    """The environment's directory, in the user's cache or in $BLACKFORGE_SDKS. Its name depends on the versions."""
+    cache = Path(os.environ.get("BLACKFORGE_SDKS") or Path.home() / ".cache" / "blackforge" / "sdks")
+    versions = f"{sys.version}\n{(REQUIREMENTS / f'{name}.txt').read_text()}"
+    return cache / f"{name}-{hashlib.sha256(versions.encode()).hexdigest()[:16]}"
+
+
+def made(name: str) -> Path | None:
+    """The interpreter of an environment that is complete; None where there is none."""
+    directory = directory_of(name)
+    return directory / "bin" / "python" if (directory / ".installed").exists() else None
+
+
+def make(name: str) -> Path:
+    """The interpreter of the environment, which is made if this machine has none of these versions."""
+    directory = directory_of(name)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with directory.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be making the same one
+        if (python := made(name)) is not None:
+            return python
+        shutil.rmtree(directory, ignore_errors=True)
+        venv.create(directory, symlinks=True)
+        pip = [sys.executable, "-m", "pip", "--python", str(directory / "bin" / "python"), "install", "-q"]
+        # the files name every package, so nothing has to be resolved
+        subprocess.run([*pip, "--no-deps", "--no-compile", "-r", str(REQUIREMENTS / f"{name}.txt")], check=True)
+        (directory / ".installed").touch()
+    return directory / "bin" / "python"
+
+
+if __name__ == "__main__":
+    for each in sys.argv[1:] or NAMES:
+        print(f"{each}: {make(each)}")
