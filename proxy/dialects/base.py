@@ -5,13 +5,13 @@ A dialect is a module with these functions, in this order: read, reply, events, 
 
 import base64
 import binascii
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
 import msgspec
 
 from proxy.call import Call, CallError, Reply
+from proxy.dialects.cut_emojis import well_formed
 from proxy.parsing.turn_parser import Piece
 
 DONE = b"data: [DONE]\n\n"
@@ -19,10 +19,6 @@ COMMENT = b": keep-alive\n\n"
 SEAL = b"blackforge:"
 SEALED = "YmxhY2tmb3JnZT"
 """What base64 makes of the seal, as far as the text after it does not change it."""
-_SURROGATES = re.compile(
-    rb"(\\(?<!\\\\)(?:\\\\)*)u[dD](?:[89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|([89a-fA-F][0-9a-fA-F]{2}))"
-)
-"""An escaped pair of surrogates in JSON, or half of one (group 2). An even number of backslashes escapes nothing."""
 SAMPLING_FIELDS = (
     "temperature",
     "top_p",
@@ -102,13 +98,6 @@ def at_least_one(limits: dict[str, int | None]) -> None:
     for name, limit in limits.items():
         if limit is not None and limit < 1:
             refuse(name, f"is {limit}; ask for at least 1 token")
-
-
-def well_formed(text: bytes) -> bytes:
-    """JSON with U+FFFD for each escaped half of a surrogate pair, which is left where a client cuts an emoji in two."""
-    if b"\\ud" not in text and b"\\uD" not in text:
-        return text
-    return _SURROGATES.sub(lambda found: found[1] + b"ufffd" if found[2] else found[0], text)
 
 
 def parsed_arguments(arguments: str | None) -> Any:

@@ -14,7 +14,8 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from proxy.call import Call, CallError
-from proxy.dialects.base import Dialect, refuse, well_formed
+from proxy.dialects.base import Dialect, refuse
+from proxy.dialects.cut_emojis import well_formed
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 LEAF_TYPES = frozenset((str, int, float, bool, type(None)))

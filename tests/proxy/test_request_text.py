@@ -2,13 +2,16 @@
 
 import json
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.dialects.base import well_formed
+from proxy.dialects.cut_emojis import PIECE_BYTES, well_formed
+from proxy.http.limits import LIMITS
 from tests.proxy.conftest import SHELL, Seen, Serve, shell_call, user
 from tests.proxy.dialect_clients import DIALECT_CLIENTS, DialectClient
 
@@ -56,7 +59,24 @@ async def test_half_of_an_emoji_in_the_text_of_arguments(serve: Serve) -> None:
 def test_mended_json_reads_as_the_text_with_its_lone_halves_replaced(parts: list[str]) -> None:
     text = "".join(parts)
     for written in (json.dumps(text), json.dumps(text).replace("\\ud", "\\uD")):
-        assert json.loads(well_formed(written.encode())) == re.sub("[\ud800-\udfff]", "\ufffd", json.loads(written))
+        mended = re.sub("[\ud800-\udfff]", "\ufffd", json.loads(written))
+        for piece in (12, 13, 14, 15, 16, 17, PIECE_BYTES):
+            assert json.loads(well_formed(written.encode(), piece)) == mended
+
+
+@pytest.mark.parametrize("unit", [b"\\", b"\\ud"], ids=["backslash", "start"])
+def test_the_largest_body_keeps_no_other_thread_waiting(unit: bytes) -> None:
+    """One search held the interpreter for seconds, and with it every other call."""
+    body = b"\\ud800 " + unit * (LIMITS.body_bytes // len(unit))
+    with ThreadPoolExecutor(1) as thread:
+        began = seen = time.monotonic()
+        longest, mending = 0.0, thread.submit(well_formed, body)
+        while not mending.done():
+            time.sleep(0)
+            now = time.monotonic()
+            longest, seen = max(longest, now - seen), now
+    assert mending.result() != body
+    assert longest < (seen - began) / 2
 
 
 @by_dialect
