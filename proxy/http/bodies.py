@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import brotli
 from aiohttp import web
 from zstandard import ZstdDecompressor, ZstdError
 
@@ -20,11 +21,13 @@ from proxy.http.limits import RequestLimits
 
 ZLIB_WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 """The content encodings that zlib decompresses, with the `wbits` by which it knows their headers."""
-ENCODINGS = (*ZLIB_WINDOWS, "zstd")
+ENCODINGS = (*ZLIB_WINDOWS, "br", "zstd")
 ZSTD_WINDOW = 1 << 25
 """The most bytes that a zstd body may have its decompressor remember. Clients ask for 8 MiB and less."""
 ZSTD_PIECE = 1 << 10
 """Bytes of a zstd body that are decompressed at a time: they become 32 MiB at most."""
+BROTLI_PIECE = 1 << 16
+"""Bytes of a brotli body that are decompressed at a time, and bytes asked for: up to twice as many come."""
 
 
 class BodyBytes:
@@ -185,8 +188,11 @@ async def _arrived(request: web.Request, held: HeldBody, too_large: CallError, l
 def _inflated(body: bytes, encoding: str, limit: int) -> bytes:
     """Decompress to at most one byte more than the limit, so that a small body cannot fill the memory."""
     try:
-        inflated, whole = _unzstd(body, limit) if encoding == "zstd" else _unzlib(body, ZLIB_WINDOWS[encoding], limit)
-    except (zlib.error, ZstdError) as error:
+        if encoding in ZLIB_WINDOWS:
+            inflated, whole = _unzlib(body, ZLIB_WINDOWS[encoding], limit)
+        else:
+            inflated, whole = (_unzstd if encoding == "zstd" else _unbrotli)(body, limit)
+    except (zlib.error, brotli.error, ZstdError) as error:
         raise CallError(
             400, "invalid_request", f"the body is not valid {encoding} ({error}); send it uncompressed"
         ) from error
@@ -198,6 +204,17 @@ def _inflated(body: bytes, encoding: str, limit: int) -> bytes:
 def _unzlib(body: bytes, window: int, limit: int) -> tuple[bytes, bool]:
     inflater = zlib.decompressobj(window)
     return inflater.decompress(body, limit + 1), inflater.eof
+
+
+def _unbrotli(body: bytes, limit: int) -> tuple[bytes, bool]:
+    inflater, inflated = brotli.Decompressor(), bytearray()
+    for at in range(0, len(body), BROTLI_PIECE):
+        inflated += inflater.process(body[at : at + BROTLI_PIECE], output_buffer_limit=BROTLI_PIECE)
+        while len(inflated) <= limit and not inflater.can_accept_more_data():
+            inflated += inflater.process(b"", output_buffer_limit=BROTLI_PIECE)
+        if len(inflated) > limit:
+            break
+    return bytes(inflated[: limit + 1]), inflater.is_finished()
 
 
 def _unzstd(body: bytes, limit: int) -> tuple[bytes, bool]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import brotli
 import zstandard
 from hypothesis import strategies as st
 
@@ -332,6 +333,7 @@ HEADERS: list[Change] = [
     ([("Content-Encoding", "deflate")], zlib.compress),
     ([("Content-Encoding", "deflate")], _same),
     ([("Content-Encoding", "br")], _same),
+    ([("Content-Encoding", "br")], brotli.compress),
     ([("Content-Encoding", "zstd")], _same),
     ([("Content-Encoding", "zstd")], zstandard.compress),
     ([("Content-Type", "multipart/form-data; boundary=")], _same),
