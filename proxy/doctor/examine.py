@@ -10,6 +10,7 @@ from proxy.config import EngineConfig, ProxyConfig, engine_urls
 from proxy.doctor.probe import EngineProbe
 from proxy.doctor.weights import gpus_of, weight_bytes
 from proxy.http.auth import is_loopback
+from proxy.pool.errors import UserError
 from proxy.pool.machine.facts import Machine
 from proxy.pool.machine.missing import DRIVER, INSTALL_GPU, install_command, missing_torch
 from proxy.pool.machine.report import Missing, Report, Use, gigabytes
@@ -148,13 +149,19 @@ def _engine_refusals(facts: Facts, engine: EngineConfig) -> Iterator[str]:
     if not (model / "config.json").is_file():
         yield f"the model directory {model} has no config.json; name one in Hugging Face format"
         return
-    weights = weight_bytes(model, engine.dtype)
+    try:
+        weights = weight_bytes(model, engine.dtype)
+    except UserError as error:
+        yield str(error)
+        return
     if not facts.cuda:
         if weights > machine.memory_bytes:
             yield (
                 f"the weights of {model} take {gigabytes(weights)}, and this machine has "
                 f"{gigabytes(machine.memory_bytes)}; take a smaller model or a machine with a GPU"
             )
+        return
+    if facts.probe.error:  # nobody knows which GPUs torch sees; the report says so
         return
     if facts.probe.torch.devices == 0:
         yield f"engine.device = {engine.device} runs on CUDA, and torch sees no GPU; see what is missing, or set cpu"

@@ -15,7 +15,9 @@ from proxy.engine.sglang import environment, on_cuda
 from proxy.engine.toolkit import cuda_home, installed_wheels, link_toolkit
 from proxy.pool.database import demand_reachable
 from proxy.pool.errors import UserError
-from proxy.pool.machine.facts import parse_gpus
+from proxy.pool.machine import facts as machine_facts
+from proxy.pool.machine.facts import parse_gpus, read_gpus
+from proxy.pool.machine.report import write_report
 from tests.machines import CPU_TORCH, CUDA_TORCH, GB, LAPTOP, NODE
 
 DOCKER = Sandboxes(kind="docker", promise="containers")
@@ -43,8 +45,13 @@ def named(directory: Path, shape: list[int], dtype: str = "BF16") -> Path:
     directory.mkdir()
     (directory / "config.json").write_text("{}")
     header = json.dumps({"weight": {"dtype": dtype, "shape": shape, "data_offsets": [0, 0]}}).encode()
-    (directory / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    (directory / "model.safetensors").write_bytes(with_size(header))
     return directory
+
+
+def with_size(header: bytes) -> bytes:
+    """A safetensors file with this header and no numbers."""
+    return len(header).to_bytes(8, "little") + header
 
 
 def test_what_nvidia_smi_says_is_read() -> None:
@@ -56,11 +63,63 @@ def test_what_nvidia_smi_says_is_read() -> None:
     assert driver == "580.95.05" and parse_gpus("") == ((), "")
 
 
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("echo 'NVIDIA-SMI has failed.'; exit 9", "nvidia-smi ended with status 9: NVIDIA-SMI has failed."),
+        ("exit 9", "nvidia-smi ended with status 9: no output"),
+        ("exec sleep 60", "nvidia-smi gave no answer within 0.5 s"),
+        ("echo Unable to determine the device handle", "its answer has the line 'Unable to determine the device"),
+    ],
+)
+def test_a_failing_nvidia_smi_is_not_a_machine_without_gpus(
+    script: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(machine_facts, "SMI_SECONDS", 0.5 if "sleep" in script else 60)
+    gpus, driver, error = read_gpus()
+    assert (gpus, driver) == ((), "") and reason in error
+    report = examine(on(ON_CPU, gpu_error=error))
+    assert f"not known ({error})" in write_report(report, as_json=False)
+    assert "an answer of nvidia-smi" in {part.part for part in report.missing}
+
+
+def test_a_machine_without_nvidia_smi_has_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert read_gpus() == ((), "", "")
+
+
 def test_the_bytes_of_weights_are_those_of_the_files(tiny_model: Path, tmp_path: Path) -> None:
     (file,) = tiny_model.glob("*.safetensors")
     header = 8 + int.from_bytes(file.read_bytes()[:8], "little")
     assert weight_bytes(tiny_model, "auto") == file.stat().st_size - header
     assert weight_bytes(named(tmp_path / "half", [1000, 10]), "float32") == 40_000
+    sizes = {"U8": 1, "F8_E4M3": 1, "U16": 2, "U32": 4, "U64": 8, "C64": 8}
+    for dtype, size in sizes.items():
+        assert weight_bytes(named(tmp_path / dtype, [10], dtype), "bfloat16") == 10 * size
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"version https://git-lfs.github.com/spec/v1\n",
+        b"\xff" * 200,
+        with_size(b'{"weight": {"dtype": "BF16", "shape": [1]}}')[:-9],
+        with_size(b"[]"),
+        with_size(b'{"weight": 1}'),
+        with_size(b'{"weight": {"dtype": "BF16", "shape": ["a"]}}'),
+        with_size(b'{"weight": {"dtype": "BF16", "shape": [-1]}}'),
+    ],
+    ids=["empty", "git LFS", "no header", "cut off", "a list", "no tensor", "no shape", "negative"],
+)
+def test_weights_that_cannot_be_read_are_one_sentence(content: bytes, tmp_path: Path) -> None:
+    model = named(tmp_path / "model", [10])
+    (model / "model.safetensors").write_bytes(content)
+    [refusal] = examine(ON_CPU, ProxyConfig(engine=EngineConfig(model=str(model)))).refused
+    assert refusal.startswith(f"the weights {model / 'model.safetensors'} cannot be read as safetensors (")
 
 
 @pytest.mark.parametrize(
@@ -109,6 +168,7 @@ def test_a_model_runs_where_its_weights_fit(tmp_path: Path) -> None:
     assert refused(ON_GPUS, extra_args=("--tp-size", "2")) == ""
     assert "wants 16 GPUs, and torch sees 8" in refused(ON_GPUS, extra_args=("--tp-size", "16"))
     assert "torch sees no GPU" in refused(with_facts(ON_CPU, cuda=True), device="cuda")
+    assert refused(with_facts(ON_GPUS, probe=EngineProbe(error="no answer within 300 s"))) == ""  # nobody knows
     assert refused(ON_CPU, url="http://10.0.0.7:30000") == ""  # an engine elsewhere
     assert "pool" in refused(with_facts(ON_GPUS, pool_error="no pool"), extra_args=("--tp-size", "2"))
 

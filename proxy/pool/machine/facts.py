@@ -50,6 +50,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     """What this process may use: the machine's memory, or less where a control group limits it."""
     gpus: tuple[Gpu, ...] = ()
+    gpu_error: str = ""
+    """Why nvidia-smi, which is installed here, named no GPUs: whether there are any is not known then."""
     driver: str = ""
     """The NVIDIA driver's version; empty where there is none."""
     driver_cuda: str = ""
@@ -65,13 +67,14 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_machine(directories: Iterable[Path]) -> Machine:
     """Read everything. `directories`: those whose file systems are to be told; they need not exist yet."""
-    gpus, driver = read_gpus()
+    gpus, driver, gpu_error = read_gpus()
     return Machine(
         system=f"{platform.system()} {platform.machine()}, {' '.join(platform.libc_ver())}",
         python=platform.python_version(),
         cores=len(os.sched_getaffinity(0)),
         memory_bytes=_memory(),
         gpus=gpus,
+        gpu_error=gpu_error,
         driver=driver,
         driver_cuda=_driver_cuda(),
         disks=tuple(_disk(directory) for directory in dict.fromkeys(directories)),
@@ -81,21 +84,37 @@ def read_machine(directories: Iterable[Path]) -> Machine:
     )
 
 
-def read_gpus() -> tuple[tuple[Gpu, ...], str]:
-    """Ask nvidia-smi for the GPUs and the driver's version. Nothing where it is absent or finds no driver."""
+def read_gpus() -> tuple[tuple[Gpu, ...], str, str]:
+    """Ask nvidia-smi for the GPUs and the driver's version. The third value says why it gave no answer.
+
+    All three are empty where nvidia-smi is not installed.
+    """
     command = ["nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=SMI_SECONDS)
-    except (OSError, subprocess.TimeoutExpired):
-        return (), ""
-    return parse_gpus(answer.stdout) if answer.returncode == 0 else ((), "")
+        if answer.returncode == 0:
+            return *parse_gpus(answer.stdout), ""
+    except FileNotFoundError:
+        return (), "", ""
+    except subprocess.TimeoutExpired:
+        return (), "", f"nvidia-smi gave no answer within {SMI_SECONDS} s"
+    except (OSError, ValueError) as error:
+        return (), "", f"nvidia-smi cannot be used: {error}"
+    words = f"{answer.stdout}\n{answer.stderr}".split()
+    return (), "", f"nvidia-smi ended with status {answer.returncode}: {' '.join(words)[:300] or 'no output'}"
 
 
 def parse_gpus(text: str) -> tuple[tuple[Gpu, ...], str]:
-    """The GPUs in nvidia-smi's answer to QUERY, and the driver's version. A GPU that cannot tell its memory has 0."""
+    """The GPUs in nvidia-smi's answer to QUERY, and the driver's version. A GPU that cannot tell its memory has 0.
+
+    ValueError when the answer is something else: where a GPU fell off the bus, a line may be an error message.
+    """
     gpus, driver = [], ""
     for line in filter(str.strip, text.splitlines()):
-        name, total, free, capability, driver = (field.strip() for field in line.rsplit(",", len(QUERY) - 1))
+        fields = [field.strip() for field in line.rsplit(",", len(QUERY) - 1)]
+        if len(fields) != len(QUERY):
+            raise ValueError(f"its answer has the line {line.strip()[:200]!r}")
+        name, total, free, capability, driver = fields
         gpus.append(Gpu(name=name, memory_bytes=_mib(total), free_bytes=_mib(free), capability=capability))
     return tuple(gpus), driver
 

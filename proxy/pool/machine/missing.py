@@ -19,6 +19,9 @@ def missing_torch(machine: Machine, torch: TorchBuild) -> Iterator[Missing]:
     """What is missing of torch, and of what it needs to run on this machine's GPUs."""
     if not torch.version:
         yield Missing("torch", f"no engine and no trainer runs here ({torch.error})", install_command(machine))
+    if machine.gpu_error:
+        lost = f"whether this machine has GPUs is not known, and none is used ({machine.gpu_error})"
+        yield Missing("an answer of nvidia-smi", lost, "nvidia-smi    # repair the driver until this lists the GPUs")
     if not machine.gpus:
         return
     if torch.version and not torch.cuda:

@@ -76,7 +76,7 @@ def _machine(machine: Machine) -> dict[str, str]:
     return {
         "system": f"{machine.system}, Python {machine.python}",
         "processor": f"{machine.cores} cores, {gigabytes(machine.memory_bytes)} of memory",
-        "GPUs": "; ".join(gpus) or "none",
+        "GPUs": "; ".join(gpus) or (f"not known ({machine.gpu_error})" if machine.gpu_error else "none"),
         "NVIDIA driver": f"{machine.driver}, {runs}" if machine.driver else "none",
         "free disk": "; ".join(f"{gigabytes(disk.free_bytes)} at {disk.path}" for disk in machine.disks),
         "packages": ", ".join(f"{name} {version}" for name, version in machine.packages.items()) or "none",
