@@ -131,9 +131,9 @@ def differences(scene: Scene, heads: Heads) -> dict[str, Any]:
         for dtype in (torch.float32, torch.bfloat16):
             tensors = inputs(scene, heads, layout.queries[1], dtype, seed)
             exact = passes(dense(layout, heads.scale), [one.detach().double().requires_grad_() for one in tensors])
-            found = passes(tree(layout, heads.scale), tensors)
+            merged = passes(tree(layout, heads.scale), tensors)
             known = worst.setdefault(str(dtype).removeprefix("torch."), {})
-            for name, actual, expected in zip(("output", "query", "key", "value"), found, exact, strict=True):
+            for name, actual, expected in zip(("output", "query", "key", "value"), merged, exact, strict=True):
                 known[name] = float(np.maximum(known.get(name, 0.0), relative(actual, expected)))
     return worst
 

@@ -53,7 +53,7 @@ def replay(pool: Pool, config: Config, ranks: Ranks) -> dict[str, Any]:
     run_id = find_run(pool, config.run).id
     recorded = metrics(pool, run_id)[1:]
     policy = Policy(Path(config.model), config, ranks)
-    found: list[dict[str, float]] = []
+    replayed: list[dict[str, float]] = []
     gaps: list[float] = []
     for row in recorded:
         step = int(row["step"])
@@ -62,15 +62,15 @@ def replay(pool: Pool, config: Config, ranks: Ranks) -> dict[str, Any]:
         loss = partial(policy_loss, rule=configured(config.loss))
         update = policy.update(micros, batch.tokens, loss, learning_rate(config.optimizer, step, config.steps))
         assert update.sums is not None
-        found.append({"loss": update.loss, "grad_norm": update.grad_norm} | read_sums(update.sums))
+        replayed.append({"loss": update.loss, "grad_norm": update.grad_norm} | read_sums(update.sums))
         gaps.append(largest_gap(update.loss_inputs))
     return {
-        "steps": len(found),
+        "steps": len(replayed),
         "largest_difference": {
-            name: float(np.max([abs(ours[name] - row[name]) for ours, row in zip(found, recorded, strict=True)]))
+            name: float(np.max([abs(ours[name] - row[name]) for ours, row in zip(replayed, recorded, strict=True)]))
             for name in COMPARED
         },
-        "loss": [ours["loss"] for ours in found],
+        "loss": [ours["loss"] for ours in replayed],
         "recorded_loss": [row["loss"] for row in recorded],
         "logprob_gap_first_step": gaps[0],
         "logprob_gap": gaps,

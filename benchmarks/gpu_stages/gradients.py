@@ -76,8 +76,8 @@ def compared(
 
 def by_kind(apart: dict[str, float]) -> dict[str, float]:
     """The largest difference over the layers, by the tensor's name within a layer."""
-    found: dict[str, float] = {}
+    largest: dict[str, float] = {}
     for name, value in apart.items():
         kind = name.split(".", 3)[-1] if name.startswith("decoder.layers.") else name
-        found[kind] = float(np.maximum(found.get(kind, 0.0), value))  # NaN stays NaN
-    return found
+        largest[kind] = float(np.maximum(largest.get(kind, 0.0), value))  # NaN stays NaN
+    return largest

@@ -37,10 +37,10 @@ def figures(scene: Scene) -> Iterator[dict[str, Any]]:
         exact, half = (load_model(scene, directory, dtype) for dtype in (torch.float32, torch.bfloat16))
         yield {"replay": scene.tried(lambda: replay(scene, exact, half))}
         modules = [model.decoder.layers[0].mlp.experts for model in (exact, half)]
-        found: dict[str, Any] = {}
+        by_tokens: dict[str, Any] = {}
         for tokens in (64, 256) if scene.small else TOKENS:
-            found[str(tokens)] = scene.tried(partial(both_ways, scene, sizes, modules, tokens))
-            yield {"tokens": found}
+            by_tokens[str(tokens)] = scene.tried(partial(both_ways, scene, sizes, modules, tokens))
+            yield {"tokens": by_tokens}
 
 
 def loop(experts: LocalExperts, hidden: Tensor, counts: Tensor, weights: Tensor) -> Tensor:
@@ -71,16 +71,16 @@ def both_ways(scene: Scene, sizes: Sizes, modules: list[LocalExperts], tokens: i
         output = way(module, inputs[0], counts, inputs[1])
         return [output.detach(), *torch.autograd.grad(output, inputs, upstream.to(dtype))]
 
-    found: dict[str, Any] = {}
+    measures: dict[str, Any] = {}
     expected = passes(exact, loop)
     for name, way in (("loop", loop), ("grouped", grouped)):
         apart = [relative(actual, right) for actual, right in zip(passes(half, way), expected, strict=True)]
-        found |= {
+        measures |= {
             f"ms_{name}": scene.milliseconds(partial(passes, half, way), 2 if scene.small else 5),
             f"difference_{name}": {"output": apart[0], "hidden": apart[1], "experts": float(np.max(apart[3:]))},
             f"peak_bytes_{name}": scene.peak_bytes(partial(passes, half, way)),
         }
-    return found | {"loop_over_grouped": found["ms_loop"] / found["ms_grouped"]}
+    return measures | {"loop_over_grouped": measures["ms_loop"] / measures["ms_grouped"]}
 
 
 def replay(scene: Scene, exact: PolicyModel, half: PolicyModel) -> dict[str, Any]:

@@ -101,15 +101,15 @@ def write_model(scene: Scene, sizes: Sizes) -> Path:
     (directory / "config.json").write_text(json.dumps(hf_config(sizes)))
     generator = torch.Generator(scene.device).manual_seed(0)
     files: list[dict[str, Tensor]] = [{}]
-    held = 0
+    shard_bytes = 0
     for name, shape in shapes(sizes):
-        if held > SHARD_BYTES:
+        if shard_bytes > SHARD_BYTES:
             _write(directory, files)
             files.append({})
-            held = 0
+            shard_bytes = 0
         noise = torch.randn(shape, generator=generator, device=scene.device, dtype=torch.bfloat16)
         files[-1][name] = (torch.ones_like(noise) if len(shape) == 1 else noise * 0.02).cpu()
-        held += 2 * noise.numel()
+        shard_bytes += 2 * noise.numel()
     _write(directory, files)
     return directory
 

@@ -66,12 +66,12 @@ def run_stage(stage: Stage, small: bool, directory: Path) -> dict[str, Any]:
         _end(process)  # also what it has left behind: torch compiles in processes of its own
         shutil.rmtree(file.with_suffix(""), ignore_errors=True)  # a checkpoint fills the disk for the next stage
     line: dict[str, Any] = {"stage": stage.name, "seconds": round(time.monotonic() - began, 2), "limit": limit}
-    found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    figures: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     if code is None:
-        found["ended"] = "timed out"
+        figures["ended"] = "timed out"
     elif code:
-        found["ended"] = "failed"
-    return line | found
+        figures["ended"] = "failed"
+    return line | figures
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
@@ -85,13 +85,13 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 def run(names: Sequence[str], small: bool) -> dict[str, Any]:
     """Run these stages one after the other, and print each one's line when it has ended."""
-    found = {}
+    lines = {}
     with tempfile.TemporaryDirectory() as directory:
         for stage in STAGES:
             if stage.name in names:
-                found[stage.name] = run_stage(stage, small, Path(directory))
-                print(json.dumps(found[stage.name]), flush=True)
-    return found
+                lines[stage.name] = run_stage(stage, small, Path(directory))
+                print(json.dumps(lines[stage.name]), flush=True)
+    return lines
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -108,10 +108,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.carry:
         return carry(options.carry)
     command = " ".join(["benchmarks/gpu.py", *(sys.argv[1:] if arguments is None else arguments)])
-    found = run(options.stage or names, options.quick)
-    machine = next((line["machine"] for line in found.values() if "machine" in line), "")
-    result = {"date": date.today().isoformat(), "command": command, "machine": machine, "stages": found}
+    lines = run(options.stage or names, options.quick)
+    machine = next((line["machine"] for line in lines.values() if "machine" in line), "")
+    result = {"date": date.today().isoformat(), "command": command, "machine": machine, "stages": lines}
     if options.out:
         options.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result))
-    return int(any(line["ended"] not in ("whole", "lacks a part") for line in found.values()))
+    return int(any(line["ended"] not in ("whole", "lacks a part") for line in lines.values()))

@@ -30,16 +30,19 @@ class Scene:
     machine: str
     errors: list[str] = field(default_factory=list)
     """What parts of the stage failed with."""
+    lacking: list[str] = field(default_factory=list)
+    """What the machine lacks for parts of the stage, which were left out."""
 
     @property
     def gpu(self) -> bool:
         return self.device.type == "cuda"
 
     def tried(self, part: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return the figures of a part of the stage. One that fails is noted, and the parts behind it run."""
+        """Return the figures of a part of the stage. If it fails or lacks something, note that: the next part runs."""
         try:
             return part()
         except ImportError as error:
+            self.lacking.append(str(error))
             return {"lacks": str(error)}
         except Exception as error:  # also what torch and Triton raise
             traceback.print_exc()
@@ -75,9 +78,9 @@ class Scene:
         Without a GPU: the bytes of the largest tensor that it makes.
         """
         if not self.gpu:
-            with LargestTensor() as made:
+            with LargestTensor() as largest:
                 compute()
-            return made.bytes
+            return largest.bytes
         self.synchronize()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()

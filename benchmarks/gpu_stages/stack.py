@@ -5,7 +5,7 @@ A few layers are measured; the difference between two depths is a layer's time, 
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -105,37 +105,38 @@ def work(rows: Sequence[TrainingRow], way: str) -> Workload:
 
 
 def report(scene: Scene, shape: ModelShape, depths: Sequence[int], measured: Sequence[Seconds]) -> dict[str, Any]:
-    """By case: what trees gain and could gain, and each way's figures for a model of all layers."""
-    found, peak = dict[str, Any](), peak_of(scene)
+    """By case: what trees gain and could gain, and each way's figures for a model of all layers.
+
+    A case has no times where the deeper model took no longer than the shallow one: noise was larger than a layer.
+    """
+    gains, peak = dict[str, Any](), peak_of(scene)
     for case in cases(scene.small):
         if any(one[case.name].keys() & {"error", "lacks"} for one in measured):
             continue
-        rows, scale = case.rows(), whole(shape.layers, depths)
+        rows = case.rows()
         works = {way: work(rows, way) for way in WAYS}
-        seconds = {way: scale(*(one[case.name][way] for one in measured)) for way in WAYS}
         costs = {way: flops(shape, works[way]) for way in WAYS}
-        found[case.name] = {
-            "flat_over_tree": seconds["flat"] / seconds["tree"],
+        gains[case.name] = {
             "flat_bound": costs["flat"] / costs["tree"],
-            "rows_over_tree": seconds["rows"] / seconds["tree"],
             "rows_bound": costs["rows"] / costs["tree"],
-            "seconds": seconds,
             "tokens": {way: works[way].tokens for way in WAYS},
+        }
+        shallow, deep = (one[case.name] for one in measured)
+        noisy = [way for way in WAYS if deep[way] <= shallow[way]]
+        if noisy:
+            gains[case.name]["unmeasured"] = f"{', '.join(noisy)}: {depths[1]} layers took no longer than {depths[0]}"
+            continue
+        layers_below = (shape.layers - depths[1]) / (depths[1] - depths[0])
+        seconds = {way: deep[way] + layers_below * (deep[way] - shallow[way]) for way in WAYS}
+        gains[case.name] |= {
+            "flat_over_tree": seconds["flat"] / seconds["tree"],
+            "rows_over_tree": seconds["rows"] / seconds["tree"],
+            "seconds": seconds,
             "tokens_per_s": {way: works[way].tokens / seconds[way] for way in WAYS},
             "flat_tokens_per_s_by_tree": works["flat"].tokens / seconds["tree"],
             "mfu": {way: None if peak is None else costs[way] / seconds[way] / peak for way in WAYS},
         }
-    return found
-
-
-def whole(layers: int, depths: Sequence[int]) -> Callable[[float, float], float]:
-    """Seconds of a model of all layers, from those of two depths. Noise may not make a layer cost nothing."""
-
-    def scale(shallow: float, deep: float) -> float:
-        layer = (deep - shallow) / (depths[1] - depths[0])
-        return deep + max(layer, 0.0) * (layers - depths[1])
-
-    return scale
+    return gains
 
 
 def peak_of(scene: Scene) -> float | None:

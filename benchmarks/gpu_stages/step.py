@@ -107,7 +107,8 @@ def publish(scene: Scene, laps: PartTimer, config: Config, policy: Policy, run: 
     """Save checkpoint and exported weights, and publish them."""
     free = shutil.disk_usage(scene.directory).free
     if not scene.small and free < DISK_BYTES:
-        return {"save_lacks": f"{free / 1e9:.0f} GB are free on the disk, and checkpoint and model take 28 GB"}
+        scene.lacking.append(f"{free / 1e9:.0f} GB are free on the disk, and checkpoint and model take 28 GB")
+        return {"save_lacks": scene.lacking[-1]}
     laps.lap("between")
     directories = save(config, policy, 1)
     laps.lap("save")

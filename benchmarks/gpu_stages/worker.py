@@ -14,34 +14,36 @@ from pathlib import Path
 from typing import Any
 
 
-def write(file: Path, found: dict[str, Any]) -> None:
+def write(file: Path, figures: dict[str, Any]) -> None:
     """Replace the file at once, so that whoever reads it finds whole JSON."""
     new = file.with_suffix(".new")
-    new.write_text(json.dumps(found))
+    new.write_text(json.dumps(figures))
     os.replace(new, file)
 
 
 def run(name: str, file: Path, small: bool, directory: Path) -> bool:
     """Write the figures of a stage as they come. False when it failed."""
-    found: dict[str, Any] = {"ended": "whole"}
+    figures: dict[str, Any] = {"ended": "whole"}
     try:
         from benchmarks.gpu_stages.scene import make_scene  # torch, or NumPy, may be missing
 
         scene = make_scene(small, directory)
-        found |= {"machine": scene.machine, "sizes": "small" if scene.small else "full"}
-        write(file, found)
-        for figures in importlib.import_module(f"benchmarks.gpu_stages.{name}").figures(scene):
-            found |= figures
-            write(file, found)
+        figures |= {"machine": scene.machine, "sizes": "small" if scene.small else "full"}
+        write(file, figures)
+        for part in importlib.import_module(f"benchmarks.gpu_stages.{name}").figures(scene):
+            figures |= part
+            write(file, figures)
+        if scene.lacking:
+            figures |= {"ended": "lacks a part", "lacks": "; ".join(dict.fromkeys(scene.lacking))}
         if scene.errors:
-            found["ended"] = "failed"
+            figures["ended"] = "failed"
     except ImportError as error:
-        found |= {"ended": "lacks a part", "lacks": str(error)}
+        figures |= {"ended": "lacks a part", "lacks": str(error)}
     except Exception as error:  # also what torch and Triton raise; the figures so far are worth having
         traceback.print_exc()
-        found |= {"ended": "failed", "error": f"{type(error).__name__}: {error}"[:2000]}
-    write(file, found)
-    return found["ended"] != "failed"
+        figures |= {"ended": "failed", "error": f"{type(error).__name__}: {error}"[:2000]}
+    write(file, figures)
+    return figures["ended"] != "failed"
 
 
 def main() -> int:
