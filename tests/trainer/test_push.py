@@ -261,6 +261,29 @@ async def test_an_engine_is_asked_to_join_a_broadcast_that_waits_for_it(
     assert not engine.in_session
 
 
+class Unsendable:
+    """A backend that is given tensors which it cannot send."""
+
+    def __init__(self, gloo: Any):
+        self.gloo = gloo
+
+    def broadcast(self, tensors: list[Tensor]) -> Work:
+        return self.gloo.broadcast([tensor.to("meta") for tensor in tensors])
+
+
+async def test_the_trainers_own_error_in_a_broadcast_is_told(start: Start, weights: Weights) -> None:
+    (url,) = await start(Double())
+    target = PushTarget(url, make_push(way="distributed", timeout_seconds=3))
+    (bucket,) = weights.buckets(1 << 29)
+
+    def send() -> None:
+        with distributed._group(target, "g") as gloo, target.session():
+            distributed._broadcast(target, Unsendable(gloo), bucket, {"group_name": "g", "weight_version": "v7"})
+
+    with pytest.raises(PushFailed, match=r"the broadcast to it failed, too \(.*meta"):
+        await asyncio.to_thread(send)
+
+
 async def test_a_store_outside_of_the_engine_is_cleared_before_it_goes_on(start: Start, weights: Weights) -> None:
     engine = Double()
     engine.about["hicache_storage_backend"] = "file"

@@ -61,10 +61,15 @@ def _broadcast(engine: PushTarget, backend: Any, bucket: Bucket, about: dict[str
         body["weight_version"] = about["weight_version"]
     sent: Future[None] = Future()
     Thread(target=_send, args=(backend, flat, sent), daemon=True).start()
-    engine.load("/update_weights_from_distributed", body)
+    try:
+        engine.load("/update_weights_from_distributed", body)
+    except PushFailed as error:
+        if sent.done() and (cause := sent.exception()):  # the engine may have failed because nothing was sent
+            raise PushFailed(f"{error}; the broadcast to it failed, too ({_first_line(cause)})") from cause
+        raise
     try:
         sent.result(engine.options.timeout_seconds)
-    except (RuntimeError, TimeoutError) as error:  # torch raises RuntimeError for a peer that is gone
+    except Exception as error:  # torch raises RuntimeError for a peer that is gone; any other error is the sender's own
         raise PushFailed(f"was lost during a broadcast ({_first_line(error)})") from error
 
 
@@ -73,7 +78,7 @@ def _send(backend: Any, flat: Any, sent: "Future[None]") -> None:
     try:
         backend.broadcast([flat]).wait()
         sent.set_result(None)
-    except RuntimeError as error:
+    except Exception as error:  # whatever it is, the push must hear of it at once instead of waiting for the end
         sent.set_exception(error)
 
 
@@ -166,5 +171,5 @@ def _address(url: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error) or "no answer").splitlines()[0][:200]
