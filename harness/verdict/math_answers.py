@@ -44,6 +44,8 @@ _CANONICAL = {
     for word in (unit, *others.split())
     for spelling in (word, f"{word}s" if len(word) > 1 else word)
 } | {"circ": "degree", "°": "degree"}
+_POWERS_BEFORE = ("square", "sq", "cubic")
+"""Powers that stand before their unit. All others stand behind it."""
 _WORD = re.compile(r"[^\W\d_]+|[°%/]|-?\d")
 _COMMAND = re.compile(r"\\[a-z]+")
 _POWER = r"(?:\^-?\d|\^\{-?\d\})?"
@@ -140,13 +142,29 @@ def _split(text: str) -> tuple[str, str]:
         value = value[: match.start()].rstrip()
     if value.startswith("\\$"):
         value, words = value.removeprefix("\\$").lstrip(), [*words, "dollar"]
-    words = [_CANONICAL.get(word, _CANONICAL.get(word.lower(), word.lower())) for word in words]
-    if "%" in words:
-        value, words = f"{value}\\%", []
-    singular = [word.removesuffix("s") or word for word in words if word and "unit" not in words]
-    sides = " ".join(singular).split("/")  # the words above and below a fraction are in any order, but not exchanged
+    units = _units(words)
+    if "%" in units:
+        value, units = f"{value}\\%", []
+    sides = " ".join(units).split("/")  # the units above and below a fraction are in any order, but not exchanged
     unit = "/".join(" ".join(sorted(side.split())) for side in sides)
     return _PERCENT.sub(r"\\times\\frac{1}{100}", value), unit
+
+
+def _units(words: Sequence[str]) -> list[str]:
+    """The units in a common spelling, each with its power: `cm^2` and `square centimeters` are both `cm2`."""
+    names = [_CANONICAL.get(word, _CANONICAL.get(word.lower(), word.lower())) for word in words]
+    if "unit" in names:  # units of whatever is asked for
+        return []
+    units, power = list[str](), ""
+    for word, name, following in zip(words, names, [*names, ""][1:], strict=True):
+        if not name.lstrip("-").isdigit():
+            units += [(name.removesuffix("s") or name) + power] if name else []
+            power = ""
+        elif word.lower() in _POWERS_BEFORE and following.isalpha():
+            power = name
+        elif units:
+            units[-1] += name
+    return units
 
 
 def _sides(text: str) -> list[str]:
