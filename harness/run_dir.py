@@ -37,7 +37,7 @@ class RunDir:
         """Lock the directory for this process. UserError when another process has locked it."""
         try:
             self._make_private()
-            self.logs.mkdir(exist_ok=True)
+            self.logs.mkdir(mode=0o700, exist_ok=True)
             lock = lock_directory(self.path)
         except OSError as error:
             raise UserError(f"the run directory {self.path} cannot be used ({error.strerror}); name another") from error
@@ -51,11 +51,14 @@ class RunDir:
             os.close(lock)
 
     def _make_private(self) -> None:
-        """Make the directory, for its owner alone; also one of an earlier run. Other directories stay as they are."""
+        """Make the directory, for its owner alone; also one that is empty or has a run.
+
+        One with other files stays as it is until a run begins there.
+        """
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = self.path.stat()
         ours = status.st_uid == os.geteuid() and not status.st_mode & stat.S_ISVTX  # /tmp is everybody's
-        if ours and status.st_mode & 0o077 and (self.path / "run.json").exists():
+        if ours and status.st_mode & 0o077 and ((self.path / "run.json").exists() or not os.listdir(self.path)):
             self.path.chmod(status.st_mode & 0o700)
 
     def resumes(self, config: dict[str, Any]) -> bool:
@@ -79,6 +82,7 @@ class RunDir:
         absolute = with_absolute_paths(msgspec.to_builtins(settings), Settings, Path())
         content = {"verb": verb, "settings": absolute}
         write_whole(self.path / "settings.json", msgspec.json.format(msgspec.json.encode(content)), private=True)
+        self._make_private()
 
     def begun_with(self) -> tuple[str, Settings]:
         """Read the verb and the settings of the last start. UserError when there was none."""
