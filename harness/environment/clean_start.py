@@ -21,6 +21,7 @@ from pathlib import PurePosixPath
 import msgspec
 
 from harness.environment.file_manifest import FileManifest, quoted, remove
+from harness.environment.git_settings import git_variables
 from harness.tasks import Task
 from sandboxes.base import Limits, Sandbox
 
@@ -36,8 +37,6 @@ KINDS = re.compile(
     rf"|/(?P<histories>{_HISTORIES})$|/(?P<remains>{_REMAINS})(?=/|$)"
 )
 """Patterns of the kinds. A match ends with the topmost path of the leftover."""
-_GIT = {"safe.directory": "*", "core.fsmonitor": "false", "core.hooksPath": "/dev/null"}
-"""Before a later step, the repository is configured by the agent of the step before."""
 _VCS = r"""
 find "$@" -xdev -name .git -prune 2>/dev/null | while IFS= read -r dir; do
     git --git-dir="$dir" rev-parse HEAD >/dev/null 2>&1 || continue
@@ -118,10 +117,8 @@ async def _vcs(sandbox: Sandbox, task: Task, manifest: FileManifest) -> list[Lef
     if task.clean.vcs == "keep" or not any(path.endswith("/.git") for path in manifest.files):
         return []
     command = f"action={task.clean.vcs}\nset -- {quoted(sandbox.work)} {quoted(sandbox.home)}\n{_VCS}"
-    settings = {"GIT_CONFIG_COUNT": str(len(_GIT))}
-    for number, (key, value) in enumerate(_GIT.items()):
-        settings |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
-    result = await sandbox.run(command, Limits(seconds=SECONDS), settings)
+    # Before a later step, the agent of the step before may have configured the repository.
+    result = await sandbox.run(command, Limits(seconds=SECONDS), git_variables())
     lines = result.output.splitlines()
     removed = {line.removesuffix(": removed") for line in lines if line.endswith(": removed")}
     return [Leftover("vcs", line, line.split(": ")[0] in removed) for line in lines if " commits beyond HEAD " in line]

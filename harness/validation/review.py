@@ -70,7 +70,7 @@ def key_of(task: Task) -> str:
     return f"{task.id} {hashlib.sha256(msgspec.json.encode(task)).hexdigest()[:16]}"
 
 
-def can_be_tried(task: Task) -> str:
+def why_untried(task: Task) -> str:
     """Say why no trial can test this task; empty when trials can."""
     if task.domain != "agent":
         return f"a task of domain {task.domain!r} has no oracle; only tasks of domain 'agent' are tried"
@@ -134,7 +134,7 @@ def _passes(trials: Sequence[Trial]) -> bool:
 
 
 def _verdict(task: Task, trials: Sequence[Trial], rewards: dict[Kind, list[float | None]]) -> tuple[Word, str]:
-    if missing := can_be_tried(task):
+    if missing := why_untried(task):
         return "no solution", missing
     details = {kind: next((t.detail for t in trials if t.kind == kind and t.detail), "") for kind in KINDS}
     if all(trial.failure == "environment" for trial in trials):

@@ -17,7 +17,7 @@ import msgspec
 from harness.environment.augment import every
 from harness.tasks import Task
 from harness.tasks.verdict_options import Augment
-from harness.validation.review import KINDS, PLACES, VERDICTS, Finding, can_be_tried, finding, key_of
+from harness.validation.review import KINDS, PLACES, VERDICTS, Finding, finding, key_of, why_untried
 from harness.validation.trials import Kind, Trial, TrialSpec, Where, run_trial
 from harness.verdict.judge import Judge, Opinion, opinion
 from proxy.pool.errors import UserError
@@ -95,7 +95,7 @@ class _Proof:
 
     async def of(self, task: Task) -> Finding:
         key = key_of(task)
-        if can_be_tried(task):
+        if why_untried(task):
             return finding(task, [], self.sandboxes.kind)
         specs = [TrialSpec(task, key, kind, number) for kind in KINDS for number in range(self.plan.repeat)]
         if self.plan.augmented:
@@ -104,7 +104,7 @@ class _Proof:
         result = finding(task, trials, self.sandboxes.kind)
         if any(reward is not None for reward in result.oracle):
             specs = [TrialSpec(task, key, "hollow", 0)]
-            if self.sandboxes.kind != "process":  # these keep an agent out of nowhere
+            if self.sandboxes.kind != "process":  # a process sandbox hides nothing from the agent, fresh or shared
                 other: Where = "shared" if result.where == "fresh" else "fresh"
                 specs += [TrialSpec(task, key, kind, 0, where=other) for kind in KINDS]
             trials += await asyncio.gather(*map(self._trial, specs))

@@ -10,22 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from harness.environment.git_settings import git_variables
 from harness.environment.snapshot import Snapshot
 from harness.tasks import Task
 from harness.verdict.verifier import user_of
 from sandboxes.base import Limits, OnOutput, Result, Sandbox, SandboxError, User
 
 SECONDS = 120.0
-GIT = {
-    "safe.directory": "*",
-    "safe.bareRepository": "explicit",
-    "core.hooksPath": "/dev/null",
-    "core.attributesFile": "/dev/null",
-    "core.fsmonitor": "false",
-    "core.pager": "cat",
-}
-"""Git settings of the verifier. The repository belongs to another user, which git refuses without safe.directory, and
-its own configuration must not run the agent's programs."""
 SAFE = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1", "GIT_TERMINAL_PROMPT": "0", "PIP_NO_INPUT": "1"}
 """Environment variables of the verifier. PYTHONSAFEPATH is not among them: it breaks `python3 -m unittest tests.x`."""
 _HOME = (
@@ -66,9 +57,7 @@ async def verifier_room(
         if commands := _handing_over(sandbox, task, snapshot, owner, given):
             await written(" && ".join(commands), "root")
     env |= {"HOME": sandbox.home if user == "root" else place, "TMPDIR": f"{place}/tmp"}
-    env |= {"PYTHONPYCACHEPREFIX": f"{place}/pycache"} | SAFE | {"GIT_CONFIG_COUNT": str(len(GIT))}
-    for number, (key, value) in enumerate(GIT.items()):
-        env |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
+    env |= {"PYTHONPYCACHEPREFIX": f"{place}/pycache"} | SAFE | git_variables()
     return VerifierSandbox(sandbox, user, env)
 
 

@@ -1,6 +1,7 @@
 """Addresses of pools: the database URLs that are supported, and how to show them without passwords."""
 
 import re
+from pathlib import Path
 
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -22,6 +23,11 @@ def shown(url: str) -> str:
     hidden."""
     url = re.sub(r"(:/*[^:/@]*):.*@", r"\1:***@", url)
     return re.sub(r"(?i)(password=)[^&]*", r"\1***", url)
+
+
+def database_url(pool: str) -> str:
+    """Return the URL of a pool that is named by its URL or by the path of its SQLite file."""
+    return pool if "://" in pool else f"sqlite:///{Path(pool).absolute()}"
 
 
 def parsed(url: str) -> URL:

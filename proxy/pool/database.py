@@ -23,7 +23,7 @@ from sqlalchemy.engine import URL, Engine
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, NotSupportedError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as NoConnectionLeft
 
-from proxy.pool.address import parsed, shown
+from proxy.pool.address import database_url, parsed, shown
 from proxy.pool.errors import PoolConflict, PoolError, PoolReadError, PoolWriteError, UserError
 from proxy.pool.sqlite_file import PoolFile, PoolFileLost, make_private
 
@@ -167,7 +167,7 @@ def open_pool(url: str, create: bool = True) -> Pool:
     Raises UserError when the database cannot be opened, was written by a newer blackforge, or, without `create`, holds
     no pool.
     """
-    url = url if "://" in url else f"sqlite:///{Path(url).absolute()}"
+    url = database_url(url)
     address = parsed(url)
     file = Path(address.database) if address.get_backend_name() == "sqlite" and address.database else None
     guard = PoolFile(file) if file else None
@@ -190,7 +190,7 @@ def open_pool(url: str, create: bool = True) -> Pool:
 
 def demand_reachable(url: str) -> None:
     """UserError unless a pool can be opened or made at this URL or path. Changes nothing."""
-    url = url if "://" in url else f"sqlite:///{Path(url).absolute()}"
+    url = database_url(url)
     address = parsed(url)
     if address.get_backend_name() == "sqlite" and address.database:
         file = Path(address.database)

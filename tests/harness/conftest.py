@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 from harness.cli import main
 from harness.run_dir import RunDir
 from harness.setup.stack import ProxyOptions, RunningProxy, service
+from sandboxes.local.process import ProcessSandbox, ProcessSandboxes
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -34,6 +35,19 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
         )
         with service(options, directory) as running:
             yield running
+
+
+@pytest.fixture
+def sandboxes(tmp_path: Path) -> ProcessSandboxes:
+    """Process sandboxes, for tests that need no isolation."""
+    return ProcessSandboxes(tmp_path / "sandboxes")
+
+
+@pytest.fixture
+async def sandbox(sandboxes: ProcessSandboxes) -> AsyncIterator[ProcessSandbox]:
+    sandbox = await sandboxes.start()
+    yield sandbox
+    await sandbox.stop()
 
 
 def write_tasks(path: Path, *tasks: dict[str, Any]) -> Path:

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from proxy.pool.database import open_pool
 from proxy.pool.schema import attempts
 from sandboxes.base import Limits, Result, Spec
 from sandboxes.docker.backend import DockerSandboxes, Options
-from sandboxes.local.process import ProcessSandbox, ProcessSandboxes
+from sandboxes.local.process import ProcessSandbox
 from tests.harness.conftest import HELLO, SHELL_AGENT, write_tasks
 
 PLAIN = ["--sandbox", "process"]
@@ -35,13 +35,6 @@ MANY = Augment(
     user=["dev"],
     commands={"touch": "touch varied", "skip": "exit 3"},
 )
-
-
-@pytest.fixture
-async def sandbox(tmp_path: Path) -> AsyncIterator[ProcessSandbox]:
-    sandbox = await ProcessSandboxes(tmp_path / "sandboxes").start()
-    yield sandbox
-    await sandbox.stop()
 
 
 def test_the_choice_is_a_pure_function_of_seed_task_and_attempt() -> None:

@@ -5,7 +5,6 @@ import io
 import os
 import sys
 import tarfile
-from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -25,22 +24,10 @@ from harness.verdict.isolation import verifier_sandbox
 from harness.verdict.shared import shared_warning
 from sandboxes.base import Limits, SandboxError
 from sandboxes.fleet import HostOptions, Hosts
-from sandboxes.local.process import ProcessSandbox, ProcessSandboxes
+from sandboxes.local.process import ProcessSandboxes
 from tests.harness.conftest import HELLO
 
 TESTS = {"tests/test_it.py": "import unittest\n"}
-
-
-@pytest.fixture
-def sandboxes(tmp_path: Path) -> ProcessSandboxes:
-    return ProcessSandboxes(tmp_path / "sandboxes")
-
-
-@pytest.fixture
-async def sandbox(sandboxes: ProcessSandboxes) -> AsyncIterator[ProcessSandbox]:
-    sandbox = await sandboxes.start()
-    yield sandbox
-    await sandbox.stop()
 
 
 async def carried(

@@ -1,7 +1,6 @@
 """A clean start, and the manifest of what lies in a sandbox before and after the agent."""
 
 import gzip
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,8 @@ from harness.environment.clean_start import clean_start, leftovers
 from harness.environment.file_manifest import FileManifest, take_manifest, write_difference
 from harness.tasks import Task
 from sandboxes.base import Limits, Spec
-from sandboxes.local.process import ProcessSandbox, ProcessSandboxes
+from sandboxes.local.process import ProcessSandbox
 from tests.harness.conftest import HELLO
-
-
-@pytest.fixture
-async def sandbox(tmp_path: Path) -> AsyncIterator[ProcessSandbox]:
-    sandbox = await ProcessSandboxes(tmp_path / "sandboxes").start()
-    yield sandbox
-    await sandbox.stop()
 
 
 def task(**more: Any) -> Task:

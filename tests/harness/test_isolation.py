@@ -2,7 +2,6 @@
 
 import gzip
 import tempfile
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +19,6 @@ from harness.verdict.verifier import verify
 from sandboxes.base import Limits
 from sandboxes.local.process import ProcessSandbox, ProcessSandboxes
 from tests.harness.conftest import HELLO
-
-
-@pytest.fixture
-def sandboxes(tmp_path: Path) -> ProcessSandboxes:
-    return ProcessSandboxes(tmp_path / "sandboxes")
-
-
-@pytest.fixture
-async def sandbox(sandboxes: ProcessSandboxes) -> AsyncIterator[ProcessSandbox]:
-    sandbox = await sandboxes.start()
-    yield sandbox
-    await sandbox.stop()
 
 
 def task(command: str, **verifier: Any) -> Task:

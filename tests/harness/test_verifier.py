@@ -1,6 +1,5 @@
 """The verdict: what is a reward, and what is a missing one."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +9,8 @@ import pytest
 from harness.failure import AttemptFailed
 from harness.tasks import Task
 from harness.verdict.verifier import verify
-from sandboxes.local.process import ProcessSandbox, ProcessSandboxes
+from sandboxes.local.process import ProcessSandbox
 from tests.harness.conftest import HELLO
-
-
-@pytest.fixture
-async def sandbox(tmp_path: Path) -> AsyncIterator[ProcessSandbox]:
-    sandbox = await ProcessSandboxes(tmp_path / "sandboxes").start()
-    yield sandbox
-    await sandbox.stop()
 
 
 def judged(command: str, **verifier: Any) -> Task:

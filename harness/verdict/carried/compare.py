@@ -82,7 +82,10 @@ def compare(given: Comparison, theirs: IO[bytes] | None, ours: IO[bytes] | None,
 
 
 def _drop_links(given: Comparison, before: Mapping[str, Entry], now: dict[str, Entry]) -> list[str]:
-    """Drop links of the agent's that lead to nothing, or to where the verifier's files will lie: a right answer."""
+    """Drop links of the agent's that lead to nothing, or to where the verifier's files will lie.
+
+    Such a file may hold the right answer, and the link would show it to what reads the agent's work.
+    """
     staging = Path(os.path.realpath(given.staging))
     theirs = [staging / path for path in _places_of_verifier(given)]
     dropped = []
