@@ -43,6 +43,17 @@ def stop(process: subprocess.Popen[bytes], grace_seconds: float = 1) -> None:
     process.wait()
 
 
+def mapped_files(group: int, prefix: str) -> set[Path]:
+    """Files that a process of the group has mapped, of those whose path starts with the prefix."""
+    files = set()
+    for directory in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile
+            if os.getpgid(int(directory.name)) == group:
+                lines = (directory / "maps").read_text().splitlines()
+                files |= {Path(line[line.index(prefix) :]) for line in lines if prefix in line}
+    return files
+
+
 def free_port(host: str = "127.0.0.1") -> int:
     """A port of `PORTS` that nothing listens on now, drawn at random so that two callers rarely get the same one."""
     return next(port for port in random.sample(PORTS, len(PORTS)) if is_free(port, host))

@@ -32,6 +32,8 @@ CPU_THREADS = "1"
 CPU_TOTAL_TOKENS = 65_536
 """Tokens of the KV cache on the CPU, where SGLang would size it by the memory of a GPU."""
 SPECULATION = "--speculative-algorithm"
+SHARED_FILES = "/dev/shm/sglang_loads_"
+"""How the files begin through which SGLang's processes tell their load. SGLang 0.5.23 never deletes them."""
 
 
 def on_cuda(device: str) -> bool:
@@ -103,6 +105,7 @@ class Sglang:
         self._port = port = config.port or process.free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.log = log
+        self._shared_files: set[Path] = set()
         self._process: subprocess.Popen[bytes] = process.start(command(config, port), environment(config), log)
 
     @property
@@ -122,6 +125,8 @@ class Sglang:
             if time.monotonic() > deadline:
                 raise UserError(self.failed(f"was not healthy after {START_SECONDS} s"))
             time.sleep(0.2)
+        # Taken down now: a server that is killed has no mappings any more.
+        self._shared_files = process.mapped_files(self.pid, SHARED_FILES)
 
     def failed(self, what: str) -> str:
         """One sentence about a failure, with the end of the log."""
@@ -134,7 +139,11 @@ class Sglang:
         return f", as another program took the port {self._port}; end that program, or leave engine.port out"
 
     def stop(self) -> None:
+        """End the server, and remove the files in shared memory that it leaves behind."""
+        self._shared_files |= process.mapped_files(self.pid, SHARED_FILES)
         process.stop(self._process)
+        for file in self._shared_files:
+            file.unlink(missing_ok=True)
 
 
 def healthy(url: str) -> bool:

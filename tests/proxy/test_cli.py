@@ -167,6 +167,20 @@ def test_stopping_takes_the_whole_family(tmp_path: Path) -> None:
     wait_until(lambda: not alive(int(pids.read_text())))
 
 
+def test_files_that_a_process_of_a_group_has_mapped_are_known(tmp_path: Path) -> None:
+    map_file = "import mmap, sys, time; f = open(sys.argv[1], 'w+b'); f.truncate(9); m = mmap.mmap(f.fileno(), 9)"
+    shared, log = tmp_path / "shared file", tmp_path / "log"
+    words = [sys.executable, "-c", f"{map_file}; print('mapped', flush=True); time.sleep(1000)", str(shared)]
+    started = process.start(["sh", "-c", '"$@" & wait', "sh", *words], dict(os.environ), log)
+    try:
+        wait_until(lambda: "mapped" in log.read_text())
+        assert process.mapped_files(started.pid, str(tmp_path / "shared")) == {shared}
+        assert process.mapped_files(os.getpgid(0), str(tmp_path / "shared")) == set()
+    finally:
+        process.stop(started)
+    assert process.mapped_files(started.pid, str(tmp_path / "shared")) == set()
+
+
 def alive(pid: int) -> bool:
     """Whether a process runs. A zombie does not."""
     stat = Path(f"/proc/{pid}/stat")

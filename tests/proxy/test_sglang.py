@@ -1,8 +1,11 @@
 """The proxy before the real SGLang: what is recorded is what the engine sampled, streamed or not, updated or not."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +14,28 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from proxy.config import EngineConfig
 from proxy.engine.client import RESERVED_TOKENS
-from proxy.engine.sglang import Sglang
+from proxy.engine.process import mapped_files
+from proxy.engine.sglang import SHARED_FILES, Sglang
 from proxy.pool.completions.records import Completion, VersionSpan
 from proxy.prompt.template import ChatTemplate
+from tests.conftest import need
 from tests.proxy.conftest import SHELL, Serve, listening, user
+
+
+@pytest.mark.long
+def test_an_engine_that_is_killed_leaves_no_files_in_shared_memory(tiny_model: Path, tmp_path: Path) -> None:
+    need("sglang", find_spec("sglang") is not None)
+    engine = Sglang(EngineConfig(model=str(tiny_model), dtype="float32"), tmp_path / "engine.log")
+    try:
+        engine.wait_healthy()
+        files = mapped_files(engine.pid, SHARED_FILES)
+        assert files and all(file.exists() for file in files)
+        os.killpg(engine.pid, signal.SIGKILL)
+    finally:
+        engine.stop()
+    assert [file for file in files if file.exists()] == []
 
 
 class Relay:
