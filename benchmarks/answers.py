@@ -43,7 +43,8 @@ def make_answers(template: ChatTemplate, tokens: int, calls: bool) -> Answers:
     """Answers of exactly `tokens` tokens, including the end of the turn."""
     texts = [_ids(template, tokens, calls, seed) for seed in range(VARIANTS)]
     whole = [msgspec.json.encode(_event(template, ids, 0, len(ids))) for ids in texts]
-    return Answers(whole, [[_sse(template, ids, at) for at in range(len(ids))] for ids in texts])
+    events = [[msgspec.json.encode(_event(template, ids, at, at + 1)) for at in range(len(ids))] for ids in texts]
+    return Answers(whole, [[b"data: " + event + b"\n\n" for event in stream] for stream in events])
 
 
 def chat_answer(template: ChatTemplate, tokens: int) -> bytes:
@@ -61,10 +62,6 @@ def _ids(template: ChatTemplate, tokens: int, calls: bool, seed: int) -> list[in
         body = msgspec.json.encode({"name": "shell", "arguments": {"command": words(40, f"call {seed}")}}).decode()
         call = template.encode(f"\n<tool_call>\n{body}\n</tool_call>")
     return [*template.encode(words(tokens, seed))[: tokens - 1 - len(call)], *call, template.end]
-
-
-def _sse(template: ChatTemplate, ids: list[int], at: int) -> bytes:
-    return b"data: " + msgspec.json.encode(_event(template, ids, at, at + 1)) + b"\n\n"
 
 
 def _event(template: ChatTemplate, ids: list[int], start: int, end: int) -> dict[str, Any]:

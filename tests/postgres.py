@@ -68,8 +68,9 @@ def running(installed: Path) -> Iterator[Server]:
     home = Path(tempfile.mkdtemp(prefix="blackforge-postgres-", dir=MEMORY if roomy else None))
     password, port = secrets.token_hex(8), free_port()
     (home / "password").write_text(password)
-    unprivileged: dict[str, Any] = {"user": "postgres", "group": "postgres", "extra_groups": []} if _root() else {}
-    if unprivileged:
+    unprivileged: dict[str, Any] = {}
+    if os.geteuid() == 0:  # PostgreSQL refuses to run as root
+        unprivileged = {"user": "postgres", "group": "postgres", "extra_groups": []}
         shutil.chown(home, "postgres", "postgres")
         shutil.chown(home / "password", "postgres")
     secret = ["-U", USER, "--auth=scram-sha-256", f"--pwfile={home}/password", "--no-sync", "-E", "UTF8", "--locale=C"]
@@ -99,7 +100,3 @@ def _answering(server: Server, served: "subprocess.Popen[Any]", log: Path) -> Se
         except OperationalError:
             assert served.poll() is None and time.monotonic() < deadline, log.read_text()
             time.sleep(0.05)
-
-
-def _root() -> bool:
-    return os.geteuid() == 0

@@ -45,7 +45,8 @@ def continuations(exchanges: Sequence[Exchange]) -> list[Continuation]:
     asked: dict[Key, list[_Given]] = {}
     results = []
     for exchange in sorted(exchanges, key=lambda each: each.seq):
-        turns = _turns(exchange)
+        read = {"chat": _chat, "responses": _responses, "anthropic": _messages}[exchange.api]
+        turns = read(exchange.body)
         end, exact = _repeated(exchange, turns, replies)
         changed = _changed(exchange, turns, end, asked)
         results.append(changed or exact)
@@ -136,11 +137,6 @@ def _value(arguments: Any) -> Any:
 
 
 # ---- the messages of each dialect
-
-
-def _turns(exchange: Exchange) -> list[Turn]:
-    read = {"chat": _chat, "responses": _responses, "anthropic": _messages}[exchange.api]
-    return read(exchange.body)
 
 
 def _chat(body: dict[str, Any]) -> list[Turn]:

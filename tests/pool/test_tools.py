@@ -4,6 +4,7 @@ import json
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -146,7 +147,7 @@ def test_export_as_jsonl(attempt: int, output_of: Command, tmp_path: Path) -> No
 
 
 def test_export_as_parquet_holds_the_same(attempt: int, output_of: Command, tmp_path: Path) -> None:
-    need("pyarrow", _has_pyarrow())
+    need("pyarrow", find_spec("pyarrow") is not None)
     from pyarrow import parquet
 
     output_of("export", "r", "--format", "jsonl", "--output", tmp_path / "r.jsonl")
@@ -156,12 +157,6 @@ def test_export_as_parquet_holds_the_same(attempt: int, output_of: Command, tmp_
         row |= {name: json.loads(row[name]) for name in ("message", "reward_parts")}
     assert rows == [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
     assert sorted(file.suffix for file in tmp_path.glob("r.*")) == [".jsonl", ".parquet"]
-
-
-def _has_pyarrow() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("pyarrow") is not None
 
 
 def test_a_damaged_run_is_not_exported(pool: Pool, attempt: int, output_of: Command, tmp_path: Path) -> None:

@@ -273,7 +273,9 @@ def requests(dialect: str) -> st.SearchStrategy[Request]:
         st.builds(_with_bytes, mutated, st.integers(0, 2**16), st.binary(max_size=6)),
         st.builds(_with_headers, whole, st.integers(0, len(HEADERS) - 1)),
         st.builds(
-            _with_method, whole, st.sampled_from(["GET", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "PROPFIND"])
+            lambda request, method: replace(request, method=method),
+            whole,
+            st.sampled_from(["GET", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "PROPFIND"]),
         ),
         st.builds(lambda path, body: Request(dialect, path, written(body)), where, VALUE),
     )
@@ -310,10 +312,6 @@ def _change(value: Any, where: int, how: str, new: Any) -> Any:
 def _with_bytes(request: Request, at: int, raw: bytes) -> Request:
     cut = at % (len(request.body) + 1)
     return replace(request, body=request.body[:cut] + raw + (request.body[cut:] if at % 2 else b""))
-
-
-def _with_method(request: Request, method: str) -> Request:
-    return replace(request, method=method)
 
 
 def _with_headers(request: Request, change: int) -> Request:

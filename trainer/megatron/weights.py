@@ -177,17 +177,14 @@ def write_model(model: PolicyModel, source: Path, target: Path, extras: ExportEx
             for path in source.iterdir():
                 if path.is_file() and path.name != "config.json" and not _NOT_COPIED.fullmatch(path.name):
                     shutil.copyfile(path, directory / path.name)
-            _write_config(source, directory, write_tensors(directory, tensors), extras)
+            dtype = write_tensors(directory, tensors)
+            config = json.loads((source / "config.json").read_text()) | extras.config
+            config["dtype" if "dtype" in config else "torch_dtype"] = str(dtype).removeprefix("torch.")
+            (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     else:
         for _ in tensors:
             pass
     dist.barrier()
-
-
-def _write_config(source: Path, directory: Path, dtype: torch.dtype, extras: ExportExtras) -> None:
-    config = json.loads((source / "config.json").read_text()) | extras.config
-    config["dtype" if "dtype" in config else "torch_dtype"] = str(dtype).removeprefix("torch.")
-    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 class SafetensorsReader:
