@@ -14,7 +14,7 @@ ROW = re.compile(r"^\|.*\| (tests/\S+\.py)::(\w+) \|$")
 def test_every_named_test_exists() -> None:
     tables = re.findall(r"^\| who may .*\n\| ---.*\n((?:\|.*\n)+)", PAGE, re.M)
     rows = [row for table in tables for row in table.splitlines()]
-    named = [found.groups() for row in rows if (found := ROW.match(row))]
+    named = [match.groups() for row in rows if (match := ROW.match(row))]
     assert len(tables) == 5 and len(named) == len(rows), [row for row in rows if not ROW.match(row)]
     assert [f"{file}::{name}" for file, name in named if name not in names_in(ROOT / file)] == []
 

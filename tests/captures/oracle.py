@@ -1,9 +1,9 @@
 """Which reply a recorded request continues, told from the recorded messages alone; no code of the proxy is used.
 
 A request continues a call when it begins with that call's messages, then holds a turn that says what the call's reply
-said; the last such turn counts. The same are: arguments of equal JSON value, missing and empty texts, texts with other
-white space around them. A turn that the agent renamed or repaired is one where it has kept the ids of its calls; the
-prompt need not begin with that call's tokens then. One that it dropped is none.
+said; the last such turn counts. These differences do not count: arguments written otherwise with an equal JSON value, a
+missing text instead of an empty one, other white space around a text. A turn that the agent renamed or repaired counts
+if it has kept the ids of the calls; the prompt need not begin with that call's tokens then. A dropped turn does not.
 """
 
 import json
@@ -21,10 +21,10 @@ SETTINGS = ("tools", "tool_choice", "reasoning", "reasoning_effort", "thinking",
 
 @dataclass(frozen=True)
 class Turn:
-    """A message of any dialect. `said` is what counts of it; ids of calls only break ties."""
+    """A message of any dialect. Messages with equal `content` are the same; ids of calls only break ties."""
 
     role: str
-    said: Key
+    content: Key
     ids: tuple[str, ...] = ()
     reasons: bool = False
 
@@ -52,8 +52,8 @@ def continuations(exchanges: Sequence[Exchange]) -> list[Continuation]:
         results.append(changed or exact)
         reply = _reply(exchange)
         if reply:
-            replies.setdefault(_said([*turns, *reply]), []).append((exchange, _ids(reply)))
-            asked.setdefault(_said(turns), []).append((exchange, _ids(reply)))
+            replies.setdefault(_contents([*turns, *reply]), []).append((exchange, _ids(reply)))
+            asked.setdefault(_contents(turns), []).append((exchange, _ids(reply)))
     return results
 
 
@@ -64,7 +64,7 @@ _Given = tuple[Exchange, tuple[str, ...]]
 def _repeated(exchange: Exchange, turns: list[Turn], replies: dict[Key, list[_Given]]) -> tuple[int, Continuation]:
     """The calls whose reply stands in the request as it was, and how many of its turns that is."""
     for end in range(len(turns), 0, -1):
-        candidates = replies.get(_said(turns[:end]), [])
+        candidates = replies.get(_contents(turns[:end]), [])
         ids = _ids(turns[:end])
         same_ids = [call for call, given in candidates if ids[len(ids) - len(given) :] == given]
         follows = same_ids or [call for call, _ in candidates]
@@ -79,14 +79,14 @@ def _changed(exchange: Exchange, turns: list[Turn], since: int, asked: dict[Key,
     for start in reversed(range(since, len(turns))):
         behind = takewhile(lambda turn: turn.role == "assistant", turns[start:])
         ids = set(_ids(list(behind)))
-        same = [call for call, given in asked.get(_said(turns[:start]), []) if given and ids.issuperset(given)]
+        same = [call for call, given in asked.get(_contents(turns[:start]), []) if given and ids.issuperset(given)]
         if same:
             return Continuation(exchange, tuple(same), False)
     return None
 
 
-def _said(turns: Sequence[Turn]) -> Key:
-    return tuple(turn.said for turn in turns)
+def _contents(turns: Sequence[Turn]) -> Key:
+    return tuple(turn.content for turn in turns)
 
 
 def _ids(turns: Sequence[Turn]) -> tuple[str, ...]:
@@ -94,14 +94,14 @@ def _ids(turns: Sequence[Turn]) -> tuple[str, ...]:
 
 
 def _dropped(turns: list[Turn], at: int) -> bool:
-    """Whether a template that keeps reasoning behind the last user message only drops some that stood before."""
+    """Whether a template that keeps reasoning only behind the last user message drops reasoning that it had kept."""
     users = [i for i, turn in enumerate(turns) if turn.role == "user"]
     before, now = max((i for i in users if i < at), default=-1), max(users, default=-1)
     return any(turn.reasons for turn in turns[before + 1 : min(at + 1, now)])
 
 
 def _reply(exchange: Exchange) -> list[Turn]:
-    """The turn that the client got; nothing where it cannot have been whole, or holds a call that is none."""
+    """The turn that the client got. Nothing if it may be incomplete, or if a call's arguments are not an object."""
     reply = exchange.reply
     if reply is None or exchange.kind == "fault" or exchange.cut or exchange.gone:
         return []
@@ -124,7 +124,7 @@ def _name(call: dict[str, Any]) -> str:
 
 
 def _value(arguments: Any) -> Any:
-    """The object that arguments are; their text where they are none."""
+    """The object in the arguments, or their text if they hold none."""
     if not isinstance(arguments, str):
         return arguments
     try:

@@ -28,7 +28,7 @@ from tests.proxy.conftest import Stand
 
 @dataclass(frozen=True)
 class Played:
-    """What became of an exchange. Without a row: the engine had sampled nothing."""
+    """How an exchange ended. It has no row if the engine sampled nothing."""
 
     exchange: Exchange
     status: int | None
@@ -66,7 +66,7 @@ class Player:
         return self._answer
 
     async def play(self, session: Session, *stands: Stand) -> list[Played]:
-        """All exchanges of a session, as an attempt of its own, through gateways of one pool that take turns."""
+        """Play all exchanges of a session as one attempt, through gateways of one pool that take turns."""
         given: dict[int, dict[str, str]] = {}
         known: set[int] = set()
         results = []
@@ -87,7 +87,7 @@ class Player:
         return results
 
     def _planned(self, exchange: Exchange) -> ScriptedReply | Fault:
-        """What the engine does."""
+        """Return what the engine answers."""
         text = "" if exchange.reply is None else self._write(exchange.reply)
         if exchange.gone:
             return Fault(hang=True)
@@ -111,7 +111,7 @@ class Player:
 
 
 def _renamed(value: Any, ids: dict[str, str]) -> Any:
-    """The body with the tool calls' ids that this gateway gave."""
+    """The body with the ids that this gateway gave to tool calls."""
     if isinstance(value, dict):
         return {name: _renamed(inner, ids) for name, inner in value.items()}
     if isinstance(value, list):
@@ -120,13 +120,13 @@ def _renamed(value: Any, ids: dict[str, str]) -> Any:
 
 
 def _ids_before(truth: Continuation, given: dict[int, dict[str, str]]) -> dict[str, str]:
-    """Recorded id -> the gateway's: those of the conversation, as calls that overlap were recorded under equal ids."""
+    """Recorded id -> the gateway's. This conversation's ids win, as overlapping calls were recorded with equal ids."""
     anywhere = {was: now for ids in given.values() for was, now in ids.items()}
     return anywhere | (given[truth.follows[-1].seq] if truth.follows else {})
 
 
 def _given(recorded: dict[str, Any], delivered: dict[str, Any]) -> dict[str, str]:
-    """Recorded id -> the gateway's, as far as the calls arrived."""
+    """Recorded id -> the gateway's, for the calls that arrived."""
     return {was["id"]: now["id"] for was, now in zip(recorded["calls"], delivered["calls"], strict=False)}
 
 
@@ -147,7 +147,7 @@ async def _ask(stand: Stand, exchange: Exchange, body: Any, key: str) -> tuple[i
 
 
 async def _leave(stand: Stand, exchange: Exchange, body: Any, key: str) -> tuple[None, None]:
-    """Send the request and go away as soon as the engine has it."""
+    """Send the request, and disconnect as soon as the engine has it."""
     assert stand.engine is not None
     before = stand.engine.calls
 

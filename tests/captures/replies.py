@@ -12,7 +12,7 @@ Json = dict[str, Any]
 
 
 def reply_of(api: str, answer: Mapping[str, Any]) -> Json | None:
-    """`content`, `reasoning`, `calls` (id, name, namespace, arguments) and `finish`; None where nothing was said.
+    """`content`, `reasoning`, `calls` (id, name, namespace, arguments) and `finish`; None if the answer is empty.
 
     Arguments are the text as sent, which may be no JSON. `finish` is None for a stream that was cut.
     """

@@ -42,7 +42,7 @@ Visit = Callable[[str], str]
 
 
 class Scrubber:
-    """The texts of one agent: first `see` them all, then `write`."""
+    """Replaces the texts of one agent: call `see` for all of them, then `write`."""
 
     def __init__(self, key: bytes):
         self._key = key
@@ -73,7 +73,7 @@ class Scrubber:
         self._kept = _forced(atoms)
 
     def write(self, text: str) -> str:
-        """What stands for a text that was seen."""
+        """Return the replacement of a text that was seen."""
         core = text.strip()
         if core not in self.written:
             self.written[core] = self._write(core)
@@ -130,7 +130,7 @@ def _forced(atoms: dict[str, list[Atom]]) -> dict[str, set[int]]:
 
 
 def _common(a: list[Atom], b: list[Atom]) -> int:
-    """How many leading atoms are equal."""
+    """Count the leading atoms that are equal."""
     return bisect_left(range(min(len(a), len(b))), True, key=lambda i: a[: i + 1] != b[: i + 1])
 
 
@@ -199,7 +199,7 @@ def _walk(value: Any, field: str, scrubber: Scrubber, text: Visit) -> Any:
 
 
 def _all(value: Any, text: Visit) -> Any:
-    """The value with all its strings visited."""
+    """Apply the function to all strings of a value."""
     if isinstance(value, dict):
         return {name: _all(inner, text) for name, inner in value.items()}
     if isinstance(value, list):
@@ -208,7 +208,7 @@ def _all(value: Any, text: Visit) -> Any:
 
 
 def _arguments(raw: str, text: Visit) -> str:
-    """JSON text, whole or cut, with its string values visited; spaces and the way of escaping stay."""
+    """Apply the function to the string values in JSON text, whole or cut; spaces and the way of escaping stay."""
     if not raw.lstrip().startswith("{"):
         return text(raw)
 
@@ -257,7 +257,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def scrub(source: Path, target: Path, key: bytes) -> None:
-    """One agent's file."""
+    """Scrub the file of one agent."""
     scrubber = Scrubber(key)
     source_rows = list(rows(source))
     for row in source_rows:

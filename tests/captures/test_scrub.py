@@ -32,7 +32,7 @@ def row(seq: int, messages: list[dict[str, Any]], events: list[str]) -> dict[str
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Two calls: the second one echoes the first reply, its arguments serialised anew."""
+    """Two calls: the second one echoes the first reply, with its arguments serialised again."""
     user = {"role": "user", "content": PROMPT}
     call = {"index": 0, "id": "call_1", "function": {"name": "sh", "arguments": RAW[:30]}}
     rest = {"index": 0, "function": {"arguments": RAW[30:]}}

@@ -226,14 +226,14 @@ async def test_a_deep_tree_is_cut_off_and_judged(sandboxes: ProcessSandboxes) ->
 
 
 def forged(*members: tuple[str, bytes, str]) -> io.BytesIO:
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w") as tar:
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
         for name, kind, leads_to in members:
             member = tarfile.TarInfo(name)
             member.type, member.linkname, member.mode = kind, leads_to, 0o7777
             tar.addfile(member, io.BytesIO(b""))
-    made.seek(0)
-    return made
+    archive.seek(0)
+    return archive
 
 
 def test_a_forged_archive_writes_nothing_outside_of_its_directory(tmp_path: Path) -> None:
@@ -252,26 +252,26 @@ def test_a_forged_archive_writes_nothing_outside_of_its_directory(tmp_path: Path
 
 
 def test_the_bytes_of_an_archive_are_counted_with_every_name_of_a_file(tmp_path: Path) -> None:
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w") as tar:
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
         first = tarfile.TarInfo("data/a")
         first.size = 600
         tar.addfile(first, io.BytesIO(b"x" * 600))
         second = tarfile.TarInfo("data/b")
         second.type, second.linkname = tarfile.LNKTYPE, "data/a"
         tar.addfile(second)
-    made.seek(0)
-    assert unpack(made, tmp_path / "a", "/work", {}, 1200).entries["b"].kind == "file"
-    made.seek(0)
+    archive.seek(0)
+    assert unpack(archive, tmp_path / "a", "/work", {}, 1200).entries["b"].kind == "file"
+    archive.seek(0)
     with pytest.raises(TooMuch, match="the files of /work hold more"):
-        unpack(made, tmp_path / "b", "/work", {}, 1199)
-    made.seek(0)
-    assert unpack(made, None, "/work", {}, 1200).entries["b"] == Entry("file", unpack_digest(made))
+        unpack(archive, tmp_path / "b", "/work", {}, 1199)
+    archive.seek(0)
+    assert unpack(archive, None, "/work", {}, 1200).entries["b"] == Entry("file", unpack_digest(archive))
 
 
-def unpack_digest(made: io.BytesIO) -> str:
-    made.seek(0)
-    return unpack(made, None, "/work", {}, 1200).entries["a"].content
+def unpack_digest(archive: io.BytesIO) -> str:
+    archive.seek(0)
+    return unpack(archive, None, "/work", {}, 1200).entries["a"].content
 
 
 def test_a_run_warns_of_the_tasks_that_are_judged_where_the_agent_worked() -> None:
@@ -281,5 +281,9 @@ def test_a_run_warns_of_the_tasks_that_are_judged_where_the_agent_worked() -> No
     fresh, kept = task("fresh"), [task(f"kept-{number}", daemons=True) for number in range(7)]
     assert shared_warning([fresh], "docker") == shared_warning([fresh], "bubblewrap") == ""
     assert shared_warning([fresh], "process").startswith("1 of 1 task is judged in the agent's own sandbox (fresh)")
-    said = shared_warning([fresh, *kept], "docker")
-    assert said.startswith("7 of 8 tasks are judged") and "kept-4, 2 more)" in said and "cheating by neighbours" in said
+    warning = shared_warning([fresh, *kept], "docker")
+    assert (
+        warning.startswith("7 of 8 tasks are judged")
+        and "kept-4, 2 more)" in warning
+        and "cheating by neighbours" in warning
+    )

@@ -46,9 +46,9 @@ def pytest_directory(tmp_path_factory: pytest.TempPathFactory) -> str:
     """pytest and what it needs, for sandboxes whose image has none."""
     directory = tmp_path_factory.mktemp("pytest")
     for name in PYTEST_NEEDS:
-        found = find_spec(name)
-        assert found is not None and found.origin is not None
-        source = Path(found.origin)
+        spec = find_spec(name)
+        assert spec is not None and spec.origin is not None
+        source = Path(spec.origin)
         if source.name == "__init__.py":
             shutil.copytree(source.parent, directory / name, ignore=_not_needed)
         else:

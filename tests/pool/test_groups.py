@@ -166,14 +166,14 @@ def test_lost_groups_are_those_of_failures_in_their_domain(pool: Pool, run_id: i
 
 
 def test_a_group_that_is_held_out_is_recorded_and_never_queued(pool: Pool, run_id: int) -> None:
-    [held] = open_group(pool, run_id, TASK, 1, GroupOptions(agent="codex", held_out=True))
-    _, key = open_attempt(pool, held.rollout_id, "codex")
+    [evaluated] = open_group(pool, run_id, TASK, 1, GroupOptions(agent="codex", held_out=True))
+    _, key = open_attempt(pool, evaluated.rollout_id, "codex")
     known = by_key(pool, key)
     assert known is not None and known.purpose == "eval"
     assert admission(pool, run_id).open_groups == 0  # it takes no place of a group that is trained
     [trained] = open_group(pool, run_id, TASK, 1, GroupOptions(agent="opencode"))
     ended(pool, trained, 1.0)  # the older group, which still runs, does not hold it up
-    ended(pool, held, 1.0)
+    ended(pool, evaluated, 1.0)
     [[member]] = leased(pool, run_id)
     assert member.rollout_id == trained.rollout_id
     assert lease(pool, run_id, 2, RULE) is None

@@ -122,7 +122,7 @@ Serve = Callable[..., Awaitable[Stand]]
 
 @pytest.fixture
 async def serve(tiny_model: Path, tmp_path: Path) -> AsyncIterator[Serve]:
-    """Starts a gateway with replicas of a scripted engine, or with the engines at `url`."""
+    """Return a function that starts a gateway with replicas of a scripted engine, or with the engines at `url`."""
     async with AsyncExitStack() as stack:
 
         async def start(

@@ -10,7 +10,7 @@ SIZES = TinySizes(hidden=64, intermediate=WIDTH, heads=4, kv_heads=2, head_dim=1
 
 
 def make_mixture(directory: Path) -> None:
-    """Weights are large, so that experts matter. The head is its own, as SGLang ties none in this family."""
+    """Write the model. Its weights are large, so that experts matter; SGLang never ties the head in this family."""
     import torch  # a second of import that only tests with a model pay
     from safetensors.torch import load_file, save_file
 

@@ -1,10 +1,10 @@
-"""A turn through the parser, for the tests of its formats."""
+"""Runs a turn through the parser, for the tests of its formats."""
 
 from proxy.parsing.turn_parser import Piece, Reasoning, Text, TurnParser
 
 
 def pieces_of(parser: TurnParser, chunks: list[str]) -> list[Piece]:
-    """The pieces of a turn that comes in these chunks, neighbours of one kind joined."""
+    """Parse a turn that arrives in these chunks, and join neighbouring pieces of one kind."""
     joined: list[Piece] = []
     for piece in [p for chunk in chunks for p in parser.feed(chunk)] + parser.finish():
         if joined and isinstance(piece, Text) and isinstance(joined[-1], Text):

@@ -1,4 +1,4 @@
-"""Plays rollouts against the tree of an attempt, as the handler does it, and speaks for models in unfriendly tokens.
+"""Plays rollouts against the tree of an attempt, as the handler does, and writes models' turns in unusual tokens.
 
 The turns are made of pieces that a real engine sampled at temperature 1. Such turns hardly ever hold a well-formed call
 or a whole reasoning section, so two kinds are played: `as_sampled` is an engine's answer as it stands; in `framed`
@@ -90,7 +90,7 @@ class Speaker:
         return ids
 
     def _free(self, count: int, fits: Callable[[str], bool]) -> list[int]:
-        """So many tokens of answers, without those that do not fit; fewer where these are rare."""
+        """Take tokens of answers that fit: as many as asked for, or fewer where such tokens are rare."""
         answers = [token for _ in range(4) for token in self.as_sampled()]
         return [token for token in answers if fits(self.template.decode([token]))][:count]
 
@@ -143,12 +143,12 @@ def verbatim(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def reserialised(message: dict[str, Any]) -> dict[str, Any]:
-    """As JavaScript does: compact, nothing escaped, 1 for 1.0; an empty string for no content."""
+    """Write the message as JavaScript does: compact, nothing escaped, 1 for 1.0; an empty string for no content."""
     return _rewritten(message, lambda value: json.dumps(_whole(value), separators=(",", ":"), ensure_ascii=False))
 
 
 def as_python(message: dict[str, Any]) -> dict[str, Any]:
-    """As json.dumps does, with the keys in another order, content in parts."""
+    """Write the message as json.dumps does, with the keys in another order and the content in parts."""
     parts = [{"type": "text", "text": message["content"] or ""}]
     return {**_rewritten(message, lambda value: json.dumps(dict(reversed(value.items())))), "content": parts}
 
@@ -210,13 +210,13 @@ class Rollout:
         return chat_completions.read(json.dumps(body).encode(), "/v1/chat/completions")
 
     def rendered(self, messages: list[dict[str, Any]]) -> str:
-        """What the template says of these messages, as they were sent."""
+        """Render these messages with the template, as they were sent."""
         call = self.call(messages)
         clock = datetime.fromtimestamp(CLOCK).strftime
         return self.template.render(call.messages, call.tools, **call.options, strftime_now=clock)
 
     def ask(self, ids: list[int]) -> dict[str, Any]:
-        """A request with the conversation so far, answered by these ids; the message that the agent gets."""
+        """Send the conversation so far, let these ids be the answer, and return the message that the agent gets."""
         call = self.call(self.messages)
         prompt = self.builder.build(call, True)
         turn = Turn(call, prompt, self.template)
@@ -263,6 +263,6 @@ class Rollout:
         return path[:-1] if path[-1] in self.template.ends else path
 
     def opened(self, index: int = -1) -> str:
-        """What the prompt of a completion ends with, where it is a marker of reasoning."""
+        """The reasoning marker at the end of a completion's prompt, if there is one."""
         text = self.template.decode(self.prompts[index].ids[-8:]).rstrip()
         return next((mark for mark in ("<think>", "</think>") if text.endswith(mark)), "")

@@ -1,4 +1,4 @@
-"""Agents' behaviour as sequences of requests with what each was for: how titles, sub-agents and compactions look.
+"""Agents' behaviour as sequences of requests, each with its purpose: how titles, sub-agents and compactions look.
 
 The requests are shaped as the agents shape them, in words of our own. Left out: dialects, tokens and the engine.
 """
@@ -30,7 +30,7 @@ class Row:
 
 
 class Story:
-    """An attempt that is being told. `rows` and `truth` grow together."""
+    """The calls of one attempt as they happen. `rows` and `truth` grow together."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -38,11 +38,11 @@ class Story:
         self._shapes = RequestShapes()
 
     def ask(self, kind: str, messages: Sequence[Message], reply: Message, tools: int = 0, **more: Any) -> Message:
-        """A call that is committed at once; returns its reply."""
+        """Make a call that is committed at once, and return its reply."""
         return self.end(self.begin(kind, messages, tools, **more), reply)
 
     def begin(self, kind: str, messages: Sequence[Message], tools: int = 0, constrained: bool = False) -> "Open":
-        """A call that stays in flight until `end`."""
+        """Make a call that stays in flight until `end`."""
         offered = tuple(tool_definition(f"tool{i}", None, {}) for i in range(tools))
         constraint = Constraint("response_format", True) if constrained else None
         call = Call(model="m", messages=tuple(messages), tools=offered, constraint=constraint)
@@ -267,7 +267,7 @@ def smolagents(story: Story) -> None:
 
 
 def like_helpers(story: Story) -> None:
-    """Helpers that are told from their parent by their task alone, and one that talks without tools."""
+    """Helpers that differ from their parent in their task alone, and one that talks without tools."""
     start = [system(), user(TASK)]
     first = story.ask("main", start, says("A helper.", "find the directory that was meant"), 3)
     finish(story, work(story, [system(), user("find the directory that was meant")], 3, kind="subagent"), 3, "subagent")
@@ -278,7 +278,7 @@ def like_helpers(story: Story) -> None:
 
 
 def unlucky_titles(story: Story) -> None:
-    """A title of the first message, whose words a helper's task and a shortened history hold by chance."""
+    """A title for the first message. By chance, a helper's task and a shortened history hold the same words."""
     start = [system(), user("Please look into the one half, then into the other.")]
     naming = story.begin("side", [system("Name it."), start[1]])
     first = story.ask("main", start, says("A helper.", "look into the one half and say what is there"), 5)
@@ -290,7 +290,7 @@ def unlucky_titles(story: Story) -> None:
 
 
 def forks(story: Story) -> None:
-    """A helper that takes a copy of the history along, with other tools, beside its parent."""
+    """A helper that starts with a copy of the history and other tools, while its parent goes on."""
     history = work(story, [system(), user(TASK)], 3)
     parent = story.begin("main", history, 3)
     finish(story, [*history, user("You are the helper now.")], 2, "subagent")

@@ -27,7 +27,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 
 def in_turn() -> Callable[[str, Sequence[int]], str]:
-    """A script that says another word each time."""
+    """A script that answers with another word each time."""
     numbers = count()
     return lambda prompt, ids: WORDS[next(numbers) % 3]
 
@@ -154,9 +154,9 @@ async def test_none_is_being_sampled_any_more_when_a_client_goes_while_the_other
 async def test_of_siblings_that_differ_in_white_space_the_one_that_is_echoed_goes_on(echoed: int, serve: Serve) -> None:
     words = iter(["Answer is 4. ", "Answer is 4.", "Answer is 4.\n\n", "ok"])
     stand = await serve(lambda prompt, ids: next(words))
-    said = [(await stand.chat(user("2 + 2?")))["choices"][0]["message"] for _ in range(3)]
-    assert len({message["content"] for message in said}) == 3
-    await stand.chat(user("2 + 2?"), said[echoed], user("why?"))
+    answers = [(await stand.chat(user("2 + 2?")))["choices"][0]["message"] for _ in range(3)]
+    assert len({message["content"] for message in answers}) == 3
+    await stand.chat(user("2 + 2?"), answers[echoed], user("why?"))
     assert stand.recorded()[3].follows == stand.recorded()[echoed].id
     path = stand.path(echoed)
     assert stand.path(3)[: len(path)] == path
@@ -165,6 +165,6 @@ async def test_of_siblings_that_differ_in_white_space_the_one_that_is_echoed_goe
 async def test_of_equal_siblings_the_newest_goes_on(serve: Serve) -> None:
     words = iter(["Answer is 4. ", "Answer is 4. ", "Answer is 4.", "ok"])
     stand = await serve(lambda prompt, ids: next(words))
-    said = [(await stand.chat(user("2 + 2?")))["choices"][0]["message"] for _ in range(3)]
-    await stand.chat(user("2 + 2?"), said[0], user("why?"))
+    answers = [(await stand.chat(user("2 + 2?")))["choices"][0]["message"] for _ in range(3)]
+    await stand.chat(user("2 + 2?"), answers[0], user("why?"))
     assert stand.recorded()[3].follows == stand.recorded()[1].id

@@ -1,6 +1,6 @@
-"""The HTTP that engines are sent: whatever way an answer is framed or breaks off, and connections that are used again.
+"""HTTP with engines: all ways in which an answer is framed or breaks off, and connections that are used again.
 
-The engine is a socket that says given bytes. Left out: what an answer holds (test_faults).
+The engine is a socket that sends given bytes. Left out: what an answer holds (test_faults).
 """
 
 import asyncio
@@ -25,7 +25,7 @@ REQUEST = SamplingRequest(prompt=b"[1]", prompt_length=1, max_new_tokens=1, stre
 
 @dataclass
 class Got:
-    """What a receiver was told."""
+    """What a receiver got."""
 
     status: int = 0
     content_type: str = ""

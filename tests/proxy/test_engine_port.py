@@ -1,4 +1,4 @@
-"""The ports that our servers listen on: nobody else is given them, and a port that was taken is named."""
+"""The ports that our servers listen on: Linux gives them to no other connection, and the error names a taken port."""
 
 import socket
 from pathlib import Path

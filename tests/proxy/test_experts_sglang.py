@@ -1,4 +1,4 @@
-"""The real SGLang with a mixture of experts: what it says it chose is recorded, and is what its weights choose."""
+"""The real SGLang with a mixture of experts: the choices that it reports are recorded, and its weights lead to them."""
 
 import json
 import os
@@ -63,7 +63,7 @@ numpy.savez(sys.argv[1], *[scores.numpy() for scores in logits])
 
 
 def own_choices(model: Path, paths: list[list[int]], directory: Path) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each path: [positions, layers, experts] whether transformers chooses it, and whether it is sure of that."""
+    """Whether transformers chooses each expert, and whether clearly so: [positions, layers, experts] for each path."""
     need("transformers", find_spec("transformers") is not None)
     environment = {**os.environ, "PYTHONPATH": str(CPU_PATH), "HF_HUB_OFFLINE": "1"}
     asked, file = json.dumps([str(model), *paths]).encode(), directory / "scores.npz"
@@ -133,7 +133,7 @@ async def test_the_trainer_computes_what_the_engine_did_with_its_experts(
 
 
 def _others(experts: RoutedExperts | None) -> RoutedExperts | None:
-    """Each expert's successor."""
+    """Replace each expert by the next one."""
     return experts and replace(experts, ids=bytes((expert + 1) % EXPERTS for expert in experts.ids))
 
 

@@ -50,7 +50,7 @@ async def ask_all(stand: Stand) -> list[Outcome]:
 
 
 def kind(dialect: DialectClient, status: int, code: str) -> Any:
-    """How a dialect names an error that is worth another try."""
+    """The dialect's name for an error after which a client may try again."""
     return code if dialect.name in OPENAI else status if dialect.name == "gemini" else TYPES[status]
 
 

@@ -26,7 +26,7 @@ def write(way: str, calls: Calls) -> str:
 
 
 def parse(way: str, chunks: list[str], tools: ToolSchemas | None = None, reasoning: bool = False) -> list[Piece]:
-    """The pieces of a turn, neighbours of one kind joined."""
+    """Parse a turn, and join neighbouring pieces of one kind."""
     form = choose(WRITERS[way][0], "[THINK]" if "mistral" in way else "", ())
     parser = TurnParser(form, tools=tools or ToolSchemas(TOOLS), reasoning=reasoning)
     return pieces_of(parser, chunks)
@@ -41,7 +41,7 @@ def said(pieces: list[Piece]) -> Calls:
 
 
 def unaccounted(turn: str, pieces: list[Piece]) -> str:
-    """What of the turn is in no piece and no marker, from the first such place on."""
+    """The turn from the first place on that is in no piece and no marker."""
     at = 0
     for piece in pieces:
         source = piece.source if isinstance(piece, ParsedCall) else piece.text

@@ -1,4 +1,4 @@
-"""What a request repeats of an earlier one is read as if it were new."""
+"""Requests that repeat parts of earlier ones are read as if all of it were new."""
 
 from typing import Any
 

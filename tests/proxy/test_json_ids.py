@@ -1,4 +1,4 @@
-"""The JSON lists of prompts say their ids, whatever was written before."""
+"""The JSON lists of prompts hold the right ids, whatever was written before."""
 
 from array import array
 

@@ -45,12 +45,12 @@ async def served(stand: Stand) -> list[int]:
 
 
 async def begin(stand: Stand, key: str, task: str) -> dict[str, Any]:
-    """The first call of a rollout: its usage."""
+    """Make the first call of a rollout and return its usage."""
     return (await stand.chat(user(task), key=key, max_tokens=8))["usage"]
 
 
 async def rollout(stand: Stand, key: str, task: str) -> None:
-    """Turn upon turn; at each one the engine had all that the turn shares with the ones before."""
+    """Play turn after turn. At each one, the engine must have cached all that it shares with the turns before."""
     messages, total, cached = [user(task)], 0, 0
     for turn in range(TURNS):
         answer = await stand.chat(*messages, key=key, max_tokens=8)

@@ -38,7 +38,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def behind(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Starts a gateway whose provider answers by a script."""
+    """Return a function that starts a gateway whose provider answers by a script."""
 
     async def start(script: Script, **config: Any) -> Stand:
         provider = await serve(script)

@@ -31,7 +31,7 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a conversation goes on in a dialect. `said` alternates between user and model."""
+    """How a dialect continues a conversation. `said` alternates between user and model."""
 
     path: str
     body: Callable[[list[str]], Body]
@@ -95,7 +95,7 @@ DIALECTS = {
 
 
 async def converse(stand: Stand, rollout_id: int, dialect: Dialect, stream: bool) -> list[Completion]:
-    """Talk until enough is sampled; the recorded rows."""
+    """Talk until enough tokens are sampled, and return the recorded rows."""
     attempt, key = open_attempt(stand.pool, rollout_id, "command")
     texts, rows = ["hello"], list[Completion]()
     while sum(len(row.sampled) for row in rows) < PER_CONVERSATION:

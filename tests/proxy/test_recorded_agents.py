@@ -41,7 +41,7 @@ async def test_no_false_fork_and_no_false_join(serve: Serve, template: ChatTempl
 async def test_gateways_that_take_turns_know_the_same(
     serve: Serve, template: ChatTemplate, runs: tuple[str, ...] | None
 ) -> None:
-    """Two on one pool; one that is restarted before each call knows no more."""
+    """Two gateways share a pool. One that is restarted before each call loses nothing by that."""
     player = Player(template)
     stands = [await serve(player, context_length=ROOM, limits=AT_ONCE) for _ in range(2)]
     counts, wrong = await played(player, stands, [each for each in sessions() if runs is None or each.run in runs])
@@ -52,7 +52,7 @@ async def test_gateways_that_take_turns_know_the_same(
 @pytest.mark.long
 @pytest.mark.parametrize("family", ["DeepSeek-V3.1", "Kimi-K2"])
 async def test_other_templates_change_nothing(serve: Serve, tiny_model: Path, tmp_path: Path, family: str) -> None:
-    """The one has its own end of turn and markers, the other writes the calls' ids into the prompt."""
+    """One template has its own markers and end of turn; the other writes the calls' ids into the prompt."""
     template = make_zoo(tiny_model, tmp_path / "zoo")[family]
 
     def write(reply: dict[str, Any]) -> str:
@@ -97,7 +97,7 @@ def without_reasoning(session: Session) -> Session:
 
 
 async def played(player: Player, stands: list[Stand], recordings: list[Session]) -> tuple[Counter[str], list[str]]:
-    """How often which verdict came, and which were wrong."""
+    """Count the verdicts by kind, and list the wrong ones."""
     counts, wrong = Counter[str](), []
     for session in recordings:
         calls = await player.play(session, *stands)
@@ -109,7 +109,7 @@ async def played(player: Player, stands: list[Stand], recordings: list[Session])
 
 
 def mislabelled(played: list[Played]) -> list[tuple[int, str]]:
-    """Rows whose label is not what their call was for."""
+    """The rows whose label is not the purpose of their call."""
     label_of = labels([call.row for call in played if call.row is not None])
     known = [call for call in played if call.row is not None and call.exchange.kind in TRUTH]
     pairs = [(call.exchange, label_of[call.row.id]) for call in known if call.row is not None]
@@ -117,7 +117,7 @@ def mislabelled(played: list[Played]) -> list[tuple[int, str]]:
 
 
 def judged(played: list[Played], expected: list[Continuation]) -> list[tuple[int, str]]:
-    """For each row: new | exact | rendered afresh | false fork | false join."""
+    """The verdict on each row: new | exact | rendered afresh | false fork | false join."""
     rows = {each.exchange.seq: each for each in played}
     verdicts = []
     for call, truth in zip(played, expected, strict=True):

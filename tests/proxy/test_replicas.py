@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class FailsFirst:
-    """A script of all replicas together whose first answer is a failure."""
+    """A script that all replicas share, and whose first answer is a failure."""
 
     def __init__(self, fault: Fault):
         self.answers: list[str | Fault] = [fault]
@@ -127,7 +127,7 @@ async def test_calls_of_one_session_meet_at_one_replica_and_sessions_spread(serv
 
 @pytest.fixture
 async def ranked(tiny_model: Path) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
-    """A replica with four data-parallel ranks and a cache store, and the calls that it is sent."""
+    """A replica with four data-parallel ranks and a cache store, and the calls that it receives."""
     bodies: list[dict[str, Any]] = []
 
     @web.middleware

@@ -1,4 +1,4 @@
-"""What clients send that is almost JSON, or almost the documented request, is read as they mean it."""
+"""Requests that are almost JSON, or almost as documented, are read as the client means them."""
 
 import json
 import re
@@ -87,8 +87,8 @@ async def test_a_byte_order_mark_is_left_out(serve: Serve, client: DialectClient
 
 
 def _chat(**call: Any) -> dict[str, Any]:
-    said = {"role": "assistant", "content": None, "refusal": None, "tool_calls": [call]}
-    return {"messages": [user("hi"), said, user("go on")]}
+    message = {"role": "assistant", "content": None, "refusal": None, "tool_calls": [call]}
+    return {"messages": [user("hi"), message, user("go on")]}
 
 
 def _items(*items: dict[str, Any]) -> dict[str, Any]:

@@ -73,7 +73,7 @@ async def test_the_second_turn_continues_with_recorded_ids(serve: Serve, echo: A
 
 
 async def test_a_text_behind_a_text_is_another_turn(serve: Serve) -> None:
-    """codex keeps the text of a reply that broke off, and sends the history with it again."""
+    """codex keeps the text of a reply that broke off, and sends it again as part of the history."""
     stand = await serve(script)
     kept = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I begin."}]}
     output = (await ask(stand, QUESTION, kept))["output"]

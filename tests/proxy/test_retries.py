@@ -1,4 +1,4 @@
-"""Retries: an answer that did not arrive is served again, once; everything else that is asked is sampled."""
+"""Retries: an answer that did not arrive is served again, once; every other request is sampled."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -66,7 +66,7 @@ def no_commits(pool: Pool) -> AbstractContextManager[None]:
 
 @contextmanager
 def held(pool: Pool, table: Table) -> Iterator[None]:
-    """While the block lasts, no row of the table changes; on SQLite, none of any."""
+    """While the block lasts, no row of the table changes; on SQLite, no row of any table."""
     is_locked, over = Event(), Event()
 
     def hold() -> None:
@@ -317,7 +317,7 @@ async def test_the_marks_of_an_attempt_that_has_ended_stay(stand: Stand, start: 
 
 
 def kill_on_paper(pool: Pool) -> None:
-    """The pool as it is when every proxy was killed before it confirmed anything."""
+    """Make the pool look as if every proxy was killed before it confirmed anything."""
     me = this_process()
     dead = msgspec.structs.replace(me, started="0")
     with pool.write() as connection:

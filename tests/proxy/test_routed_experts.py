@@ -1,4 +1,4 @@
-"""Which experts the engine chose: recorded once per token, asked for where they are not known, never made up."""
+"""The experts that the engine chose: recorded once per token, requested where they are not known, never invented."""
 
 import json
 import shutil

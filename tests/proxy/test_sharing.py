@@ -1,4 +1,4 @@
-"""What the calls of one attempt share: asked and added to in several threads at a time, and held once."""
+"""The tree that the calls of one attempt share: several threads read and extend it at once, and it exists once."""
 
 import sys
 from array import array

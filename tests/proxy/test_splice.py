@@ -157,7 +157,7 @@ async def test_another_system_prompt_is_another_branch(serve: Serve) -> None:
 
 
 async def test_a_reply_quoted_in_another_conversation_is_not_continued_there(serve: Serve) -> None:
-    """As agents begin again from a summary that the model wrote about the history."""
+    """Agents do this when they begin again from a summary that the model wrote about the history."""
     stand = await serve(lambda prompt, ids: "a summary")
     message = (await stand.chat(user("sum up: ...")))["choices"][0]["message"]
     await stand.chat(user("what did we do?"), message, user("go on"))

@@ -115,7 +115,7 @@ def test_arguments_come_as_the_template_takes_them(
 
 
 def test_calls_come_without_content_where_the_template_asks_for_that(tmp_path: Path, tiny_model: Path) -> None:
-    """As in DeepSeek-V3's own: a turn has calls only if its content is none, and its arguments are text."""
+    """DeepSeek-V3's template does: it writes calls only if a turn's content is none, and their arguments as text."""
     shown = (
         "{% if m.content is none %}{{ m.tool_calls[0].function.arguments + '!' }}{% else %}{{ m.content }}{% endif %}"
     )

@@ -75,7 +75,7 @@ def test_what_stands_behind_a_marker_is_the_rest_of_the_whole(template: ChatTemp
 
 
 def test_a_long_piece_is_tokenised_once(template: ChatTemplate) -> None:
-    """Counted by what is remembered: a second text that shares the first's pieces adds its own only."""
+    """A second text that shares pieces with the first adds only its own pieces to what is remembered."""
     pieces = TokenCache(template)
     shared = f"{PLAIN}{'the house ' * LONG}"
     pieces.encode(f"{shared}{PLAIN}{'the mouse ' * LONG}")

@@ -13,7 +13,7 @@ PARTS = ["<think>", "</think>", "<tool_call>", "</tool_call>", CALL, "\n", " ", 
 
 
 def parse(chunks: list[str], *, tools: bool = True, reasoning: bool = False) -> list[Piece]:
-    """The pieces of a turn, neighbours of one kind joined."""
+    """Parse a turn, and join neighbouring pieces of one kind."""
     parser = TurnParser(FORMATS["qwen"](), tools=ToolSchemas() if tools else None, reasoning=reasoning)
     return pieces_of(parser, chunks)
 

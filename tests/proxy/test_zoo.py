@@ -167,7 +167,7 @@ def mutations(messages: list[dict[str, Any]], rng: random.Random) -> Iterator[Mu
 
 
 def outgrown(rollout: Rollout) -> Iterator[Mutation]:
-    """Tool results that go on as the prompt went on behind them, up to the turn, and beyond: it seems to follow."""
+    """Tool results that repeat the prompt behind them, up to the turn or beyond, so that the turn seems to follow."""
     messages = rollout.messages
     turns = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
     for number, at in enumerate(turns[1:], 1):

@@ -34,11 +34,11 @@ def main() -> None:
             continue
         began = time.monotonic()
         try:
-            reached, said = attempt()
+            reached, answer = attempt()
         except (OSError, ValueError, subprocess.SubprocessError, http.client.HTTPException) as error:
-            reached, said = False, f"{type(error).__name__}: {error}"
+            reached, answer = False, f"{type(error).__name__}: {error}"
         took = round(time.monotonic() - began, 1)
-        print(json.dumps({"try": name, "reached": reached, "said": said[:300], "seconds": took}), flush=True)
+        print(json.dumps({"try": name, "reached": reached, "said": answer[:300], "seconds": took}), flush=True)
     status, _ = ask("POST", "/v1/chat/completions", key=os.environ["OPENAI_API_KEY"], body=BODY)
     print(json.dumps({"try": "a model call", "reached": status == 200, "said": str(status)}), flush=True)
 

@@ -35,9 +35,9 @@ def spec_for(sandboxes: ProcessSandboxes, memory_mb: int = 4096) -> Spec:
 
 @pytest.fixture
 async def sandbox(sandboxes: ProcessSandboxes) -> AsyncIterator[ProcessSandbox]:
-    made = await sandboxes.start(spec_for(sandboxes))
-    yield made
-    await made.stop()
+    started = await sandboxes.start(spec_for(sandboxes))
+    yield started
+    await started.stop()
 
 
 async def daemon(sandbox: ProcessSandbox) -> str:
@@ -221,10 +221,10 @@ async def test_a_process_that_is_just_exchanged_for_another_program_is_found(tmp
 def test_processes_that_will_show_an_environment_are_told_from_those_without_any() -> None:
     empty = subprocess.Popen(["/bin/sleep", "60"], env={})
     try:
-        found: list[Process] = []
-        while not found:
-            found = [process for process in table() if process.pid == empty.pid and not process.starting]
-        assert found[0].sandbox == ""
+        shown: list[Process] = []
+        while not shown:
+            shown = [process for process in table() if process.pid == empty.pid and not process.starting]
+        assert shown[0].sandbox == ""
     finally:
         empty.kill()
         empty.wait()

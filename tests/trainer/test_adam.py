@@ -38,7 +38,7 @@ def test_three_steps_are_those_of_torch(decoupled: bool) -> None:
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
 
-class Made(TorchDispatchMode):
+class NewNumbers(TorchDispatchMode):
     """The numbers in new tensors that operations return."""
 
     numbers = 0
@@ -56,9 +56,9 @@ def test_a_step_makes_no_temporaries() -> None:
     optimizer = Adam(params, **OPTIONS)
     draw_gradients(params, 0)
     optimizer.step()
-    with Made() as made:
+    with NewNumbers() as new:
         optimizer.step()
-    assert made.numbers <= 2
+    assert new.numbers <= 2
 
 
 def test_the_norm_and_the_clipping_of_gradients_read_nothing_back(ranks: Ranks) -> None:

@@ -46,9 +46,9 @@ class Waits(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = func(*args, **(kwargs or {}))
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        made = [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)]
+        outputs = [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)]
         kinds = {tensor.device.type for tensor in given if tensor.dim() or tensor.device == META}
-        if func is torch.ops.aten._to_copy.default and given[0].device != made[0].device:
+        if func is torch.ops.aten._to_copy.default and given[0].device != outputs[0].device:
             if not (kwargs or {}).get("non_blocking"):
                 self.noted.append(f"a copy of {tuple(given[0].shape)} that waits")
         elif len(kinds) > 1:

@@ -140,11 +140,11 @@ def test_a_character_of_several_tokens_is_the_last_ones_and_ids_without_text_sta
 
 
 @pytest.mark.parametrize(
-    ("step", "said"),
+    ("step", "sentence"),
     [(0, "has not trained step 0; its steps are 1 to 1"), (5, "has not trained step 5; its steps are 1 to 1")],
 )
-def test_a_step_that_was_not_trained_is_one_sentence(trained: Config, step: int, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_a_step_that_was_not_trained_is_one_sentence(trained: Config, step: int, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
         inspect(trained, InspectOptions(step=step))
 
 

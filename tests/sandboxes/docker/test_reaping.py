@@ -37,24 +37,24 @@ def dead() -> ResourceOwner:
 @pytest.fixture(scope="module")
 def daemon(docker_daemon: str) -> Iterator[OwnDaemon]:
     """Where nobody else removes what looks dead."""
-    with own_daemon() as made:
-        yield made
+    with own_daemon() as started:
+        yield started
 
 
 @pytest.fixture
 def make(daemon: OwnDaemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Make a labelled container, network or volume on the daemon, which is the usual one, and say its name."""
     monkeypatch.setenv("DOCKER_HOST", daemon.address)
-    made: list[tuple[str, str]] = []
+    resources: list[tuple[str, str]] = []
 
     def one(kind: str, owner: ResourceOwner, purpose: str = "sandbox") -> str:
-        name = f"test-{len(made)}"
-        made.append((kind, name))
+        name = f"test-{len(resources)}"
+        resources.append((kind, name))
         labelled(daemon.say, kind, name, owner, purpose)
         return name
 
     yield one
-    for kind, name in made:
+    for kind, name in resources:
         force = ["--force"] if kind == "container" else []
         subprocess.run([*daemon.docker, kind, "rm", *force, name], capture_output=True)
 
