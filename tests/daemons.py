@@ -145,6 +145,13 @@ class Way:
         self._relay.communicate()
 
 
+def command_lines() -> Iterator[str]:
+    """Those of all processes of this machine."""
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended meanwhile
+            yield file.read_bytes().decode(errors="replace").replace("\0", " ")
+
+
 @pytest.fixture(scope="module")
 def second_daemon(docker_daemon: str) -> Iterator[OwnDaemon]:
     """One more host."""

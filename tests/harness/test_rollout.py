@@ -5,8 +5,6 @@ import os
 import secrets
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +30,7 @@ from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.fleet import HostOptions, Hosts
 from sandboxes.local.process import ALONE, ProcessSandbox, ProcessSandboxes
 from sandboxes.local.processes import table
-from tests.daemons import Way
+from tests.daemons import Way, command_lines
 from tests.harness.conftest import HELLO, SHELL_AGENT
 
 
@@ -235,13 +233,6 @@ async def test_an_outage_of_the_verifiers_host_alone_is_nobodys_fault(
         way.open()
         await hosts.close()
         way.close()
-
-
-def command_lines() -> Iterator[str]:
-    """Those of all processes of this machine."""
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):  # it has ended meanwhile
-            yield file.read_bytes().decode(errors="replace").replace("\0", " ")
 
 
 class Lenient(ProcessSandboxes):

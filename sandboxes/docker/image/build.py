@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 import aiohttp
+from aiodocker.jsonstream import json_stream_stream
 
 from sandboxes.base import Spec
 from sandboxes.docker.daemon import DockerDaemon
@@ -45,7 +46,9 @@ class Build:
                     data=images._stream(self.archive),
                     timeout=aiohttp.ClientTimeout(total=None),
                 )
-                async for piece in images._handle_response(answer, True):
+                response = await stack.enter_async_context(answer)
+                stack.callback(response.close)  # releasing it would leave the daemon building what nobody waits for
+                async for piece in json_stream_stream(response):
                     yield piece.get("stream", "")
 
     def _parameters(self, network: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import secrets
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,8 +16,9 @@ from sandboxes.base import Image, ImageError, SandboxError
 from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.docker.container.sandbox import DockerSandbox
 from sandboxes.docker.daemon import DockerDaemon
+from sandboxes.docker.image import images
 from sandboxes.docker.isolation.reach import Router, own_addresses
-from tests.daemons import own_daemon
+from tests.daemons import command_lines, own_daemon
 from tests.sandboxes.docker.conftest import HARBOR, SMALL, says
 
 TRY = """
@@ -126,6 +128,20 @@ async def test_a_build_has_a_sandboxs_limits(restricted: DockerSandboxes, tmp_pa
         await restricted.images.base(replace(SMALL, image=Image(context=tmp_path)))
     left = await restricted.daemon.docker.containers.list(all=True, filters='{"label": ["blackforge.kind=routes"]}')
     assert not [one for one in left if str(os.getpid()) == one._container["Labels"]["blackforge.pid"]]
+
+
+@pytest.mark.long
+async def test_a_build_that_takes_too_long_is_given_up(
+    restricted: DockerSandboxes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "BUILD_SECONDS", 5.0)
+    named = f"sleep {secrets.randbits(30) + 600}"
+    (tmp_path / "Dockerfile").write_text(f"FROM deb:py\nRUN {named}\n")
+    with pytest.raises(ImageError, match="was not built in 5 s; build it by hand"):
+        await restricted.images.base(replace(SMALL, image=Image(context=tmp_path)))
+    async with asyncio.timeout(120):  # the daemon ends what it was building
+        while any(named in line for line in command_lines()):
+            await asyncio.sleep(0.1)
 
 
 def test_a_machine_whose_addresses_cannot_be_read_gives_nobody_a_network(tmp_path: Path) -> None:
