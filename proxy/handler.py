@@ -18,6 +18,7 @@ from aiohttp import web
 from proxy.call import Call, CallError, ContextOverflow, Reply, internal_error
 from proxy.config import ProxyConfig
 from proxy.dialects.base import CountingDialect, Dialect
+from proxy.dialects.structured_output import enforceable
 from proxy.engine.client import RESERVED_TOKENS
 from proxy.engine.engine_call import EngineError
 from proxy.engine.fleet import Fleet
@@ -128,7 +129,7 @@ class Handler:
         def in_thread() -> tuple[Call, Prompt, bytes]:
             call = parse_call(body, request.path_qs, dialect, self._settings.limits)
             if call.constraint is not None and self._settings.config.proxy.prescribed == "grammar":
-                call = replace(call, constraint=replace(call.constraint, enforced=True))
+                call = replace(call, constraint=replace(call.constraint, enforced=enforceable(call)))
             call = replace(call, ignored=self._without_effect(call, session.attempt))
             prompt = session.prepare(call, self._settings.config.proxy.history == "splice")
             return call, prompt, request_fingerprint(call, prompt)
@@ -186,6 +187,8 @@ class Handler:
         reply = turn.reply()
         # Shielded: an answer whose time without a client is over must still be stored whole, for a retry.
         await asyncio.shield(recorder.store(reply, why_untrained(turn, attempt)))
+        if recorder.misfit and turn.call.constraint:
+            self._metrics.unfit["schema" if turn.call.constraint.calls is None else "call"] += 1
         return reply
 
     def _turn(self, call: Call, prompt: Prompt, session: Session) -> Turn:

@@ -168,7 +168,7 @@ def _constraint(request: _Request, tools: Sequence[dict[str, Any]]) -> Constrain
     form = (request.output_config and request.output_config.format) or request.output_format
     if form and form.get("type") != "json_schema":
         refuse("output_config.format", f"is of type {form.get('type')!r}; use 'json_schema'")
-    return answer_constraint("output_config.format.schema", form.get("schema"), tools) if form else None
+    return answer_constraint("output_config.format.schema", form.get("schema")) if form else None
 
 
 def _tool(tool: _Tool, index: int) -> dict[str, Any]:

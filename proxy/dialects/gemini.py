@@ -219,7 +219,7 @@ def _constraint(request: _Request, config: _GenerationConfig, tools: Sequence[di
             refuse(f"generationConfig.{field}", f"needs responseMimeType {JSON!r}; set it")
         return None
     return answer_constraint(
-        f"generationConfig.{field or 'responseMimeType'}", ANY_OBJECT if schema is None else schema, tools
+        f"generationConfig.{field or 'responseMimeType'}", ANY_OBJECT if schema is None else schema
     )
 
 

@@ -10,11 +10,10 @@ from typing import Any
 
 import msgspec
 
-from proxy.call import Call, Constraint, Grammar, ToolCallGrammar
+from proxy.call import ANY_OBJECT, Call, Constraint, Grammar, Reply, ToolCallGrammar
 from proxy.dialects.base import refuse
 from proxy.parsing.formats import Format
-
-ANY_OBJECT: dict[str, Any] = {"type": "object"}
+from proxy.parsing.schema_check import misfit as schema_misfit
 
 Tools = Sequence[dict[str, Any]]
 
@@ -32,9 +31,9 @@ def openai_constraint(choice: Any, field: str, form: dict[str, Any] | None, tool
     if choice not in (None, "auto", "none"):
         refuse("tool_choice", f"is {choice!r}; use 'auto', 'none', 'required' or one named function")
     if kind == "json_object":
-        return answer_constraint(field, ANY_OBJECT, tools)
+        return answer_constraint(field, ANY_OBJECT)
     if kind == "json_schema":
-        return answer_constraint(field, _inner(form or {}, "json_schema").get("schema"), tools)
+        return answer_constraint(field, _inner(form or {}, "json_schema").get("schema"))
     if kind != "text":
         refuse(field, f"is of type {kind!r}; use 'text', 'json_object' or 'json_schema'")
     return None
@@ -46,12 +45,10 @@ def _inner(value: dict[str, Any], name: str) -> dict[str, Any]:
     return inner if isinstance(inner, dict) else value
 
 
-def answer_constraint(field: str, schema: Any, tools: Tools) -> Constraint:
+def answer_constraint(field: str, schema: Any) -> Constraint:
     """The constraint to JSON of a schema. `field` is the request's, for error messages."""
     if not isinstance(schema, dict | bool):
         refuse(field, "has no JSON schema; send an object")
-    if tools:
-        refuse(field, "forbids the calls of the request's tools; leave one of the two out")
     return Constraint(field, schema)
 
 
@@ -64,6 +61,25 @@ def call_constraint(field: str, names: Sequence[str], tools: Tools) -> Constrain
     if not offered:
         refuse(field, "asks for a call, and the request has no tools; send some")
     return Constraint(field, calls=tuple(names or offered), once=len(names) == 1)
+
+
+def enforceable(call: Call) -> bool:
+    """Whether a grammar can enforce the call's constraint: not a schema beside tools that may be called instead."""
+    return call.constraint is not None and (call.constraint.calls is not None or not call.tools)
+
+
+def misfit(call: Call, answer: Reply) -> str | None:
+    """Say how a whole answer misses the form that the call prescribes; empty where it does not.
+
+    None where the form is free or enforced. A call of a tool is no answer yet, so no schema is asked of it.
+    """
+    constraint = call.constraint
+    if constraint is None or constraint.enforced:
+        return None
+    if constraint.calls is not None:
+        called = any(item.name in constraint.calls for item in answer.tool_calls)
+        return "" if called else "the answer calls none of the tools that it should"
+    return "" if answer.tool_calls else schema_misfit(answer.content, constraint.schema)
 
 
 def grammar(call: Call, form: Format) -> Grammar | None:

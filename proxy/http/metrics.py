@@ -29,6 +29,8 @@ class ProxyMetrics(Collector):
     """By the error code that the client was sent."""
     continued: Counter[str] = field(default_factory=Counter)
     """How calls continue what was recorded, by the names of proxy/prompt/splice.py."""
+    unfit: Counter[str] = field(default_factory=Counter)
+    """Answers without the form that their request prescribes, by that form."""
     served_again: int = 0
     abandoned: int = 0
 
@@ -47,10 +49,14 @@ class ProxyMetrics(Collector):
         continued = CounterMetricFamily(
             "blackforge_continued_calls", "Calls that continue a recorded completion.", labels=["how"]
         )
-        for counter, counts in ((failures, self.failures), (continued, self.continued)):
+        unfit = CounterMetricFamily(
+            "blackforge_unfit_answers", "Answers without the form that their request prescribes.", labels=["form"]
+        )
+        counted = ((failures, self.failures), (continued, self.continued), (unfit, self.unfit))
+        for counter, counts in counted:
             for label, count in counts.items():
                 counter.add_metric([label], count)
-        yield from (failures, continued)
+        yield from (failures, continued, unfit)
         yield CounterMetricFamily(
             "blackforge_answers_served_again", "Answers sent once more to a retry.", value=self.served_again
         )

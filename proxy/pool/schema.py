@@ -173,6 +173,7 @@ completions = Table(
     Column(
         "experts", LargeBinary
     ),  # of what is new (proxy/pool/completions/routed_experts.py); null: none were asked for, or none came
+    Column("misfit", FreeText),  # how it misses its prescribed form (proxy/pool/completions/records.py)
     Column("label", Text),  # main | subagent | side | compaction; null: the attempt is open, or older than labels
     UniqueConstraint("attempt_id", "ordinal"),
 )

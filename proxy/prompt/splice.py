@@ -21,6 +21,7 @@ from proxy.prompt.json_ids import IdListCache
 from proxy.prompt.matching import TurnMatcher
 from proxy.prompt.meaning import meaning
 from proxy.prompt.placeholders import parsed_meaning
+from proxy.prompt.shown_form import with_form
 from proxy.prompt.template import ChatTemplate, TemplateError
 from proxy.prompt.text_index import TextIndex
 from proxy.prompt.token_cache import TokenCache
@@ -150,6 +151,7 @@ class PromptBuilder:
 
     def _render(self, call: Call, messages: Sequence[dict[str, Any]]) -> str:
         fixed = {} if self._clock is None else {"strftime_now": self._clock.strftime}
+        messages = with_form(messages, call, self._template.takes_system)
         return self._template.render(messages, call.tools, **(call.options | fixed))
 
     def _tokenise(self, base: CompletionNode | None, text: str) -> tuple["array[int]", list[str]]:

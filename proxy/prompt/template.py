@@ -74,6 +74,8 @@ class ChatTemplate:
         self._calls = self._way_of_calls()
         self._calls_of_text = self._shows({"content": self._calls[0], "tool_calls": [_call("ls", f"no {PROBE}")]})
         """Whether the template shows a call whose arguments are no JSON, as other systems' histories have them."""
+        self.takes_system = self._shows({"content": "said"}, system=PROBE)
+        """Whether the template shows a system prompt."""
         self.takes_reasoning = self._shows({"content": "said", "reasoning_content": PROBE})
         """Whether the template reads a turn's `reasoning_content`; others see reasoning only as part of the content."""
 
@@ -92,10 +94,11 @@ class ChatTemplate:
                 return self._calls
         return "", False
 
-    def _shows(self, turn: dict[str, Any]) -> bool:
-        """Whether the template shows PROBE when this is the last turn."""
+    def _shows(self, turn: dict[str, Any], system: str = "") -> bool:
+        """Whether the template shows PROBE when this is the last turn, or the system prompt."""
+        first = [{"role": "system", "content": system}] if system else []
         try:
-            return PROBE in self.render([{"role": "user", "content": "x"}, {"role": "assistant", **turn}], ())
+            return PROBE in self.render([*first, {"role": "user", "content": "x"}, {"role": "assistant", **turn}], ())
         except TemplateError:
             return False
 

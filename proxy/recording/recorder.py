@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from zlib import crc32
 
 from proxy.call import CallError, Reply
+from proxy.dialects.structured_output import misfit
 from proxy.engine.engine_call import EngineError
 from proxy.http.admission import FairThreads
 from proxy.pool.completions.records import NewCompletion, int_bytes
@@ -68,6 +69,8 @@ class TurnRecorder:
         self._rows = rows
         self.fingerprint = fingerprint
         self._started = started
+        self.misfit: str | None = None
+        """How the stored answer misses its prescribed form, as the row holds it."""
         self._id: int | None = None
         self._begun = False
         self._done = asyncio.Event()
@@ -146,6 +149,7 @@ class TurnRecorder:
 
     def _row(self, reply: Reply, untrainable: Untrained | None, finish: str) -> tuple[NewCompletion, "array[int]"]:
         prompt, sampling = self._turn.prompt, self._turn.sampling
+        self.misfit = None if finish else misfit(self._turn.call, reply)
         path = prompt.ids + sampling.ids
         prefix_of, length = prompt.prefix_of, prompt.prefix_length
         experts = None if sampling.experts is None else sampling.experts.recorded
@@ -171,6 +175,7 @@ class TurnRecorder:
             finished_at=time.time(),
             fingerprint=self.fingerprint,
             experts=experts,
+            misfit=self.misfit,
         )
         return item, path
 

@@ -34,7 +34,7 @@ IMAGE = [{"type": "image_url", "image_url": {"url": "data:"}}]
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": IMAGE}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
-        ({"response_format": {"type": "json_object"}, "tools": [SHELL]}, "response_format"),
+        ({"response_format": {"type": "json_schema"}, "tools": [SHELL]}, "response_format"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),

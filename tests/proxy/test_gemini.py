@@ -115,7 +115,7 @@ async def test_a_cut_answer_and_a_count(serve: Serve) -> None:
         ({"contents": [content("x", role="robot")]}, "contents[0].role"),
         ({"tools": [{"googleSearch": {}}]}, "tools[0]"),
         ({"toolConfig": {"functionCallingConfig": {"mode": "VALIDATED"}}}, "toolConfig.functionCallingConfig.mode"),
-        ({"generationConfig": {"responseMimeType": "application/json"}}, "generationConfig.responseMimeType"),
+        ({"generationConfig": {"responseMimeType": "text/x.enum"}}, "generationConfig.responseMimeType"),
         ({"generationConfig": {"responseSchema": SCHEMA}}, "generationConfig.responseSchema"),
         ({"generationConfig": {"maxOutputTokens": 0}}, "generationConfig.maxOutputTokens"),
         ({"cachedContent": "cachedContents/1"}, "cachedContent"),

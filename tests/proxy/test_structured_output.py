@@ -1,6 +1,7 @@
 """Answers of a prescribed form: each dialect's wish reaches the engine as a grammar, and the answer is not trained."""
 
 import json
+import math
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from proxy.engine.sglang import Sglang
 from proxy.parsing.formats import FORMATS, ToolSchemas
 from proxy.parsing.formats.qwen import Qwen
 from proxy.parsing.turn_parser import ParsedCall, TurnParser
+from proxy.prompt.template import ChatTemplate
 from tests.proxy.conftest import SHELL, Serve, shell_call, user
 
 SCHEMA = {"type": "object", "properties": {"title": {"type": "string", "maxLength": 20}}, "required": ["title"]}
@@ -93,7 +95,6 @@ async def test_a_form_that_is_not_enforced_is_sampled_freely_and_trained(serve: 
     [
         (CHAT, {"response_format": {"type": "xml"}}, "response_format is of type 'xml'"),
         (CHAT, {"response_format": {"type": "json_schema"}}, "response_format has no JSON schema"),
-        (CHAT, {"response_format": {"type": "json_object"}, "tools": [SHELL]}, "response_format forbids the calls"),
         (CHAT, {"tool_choice": "required"}, "the request has no tools"),
         (CHAT, {"tools": [SHELL], "tool_choice": {"type": "allowed_tools"}}, "or one named function"),
         (RESPONSES, {"tools": [FREE], "tool_choice": {"type": "function", "name": "sh"}}, "tool_choice names 'sh'"),
@@ -159,3 +160,32 @@ async def test_the_real_engine_keeps_to_schema_and_call(sglang_engine: Sglang, s
     assert all(len(row.logprobs) == len(row.sampled) for row in rows)
     form["json_schema"] = {"name": "t", "schema": {"type": "nothing"}}
     assert (await stand.chat(user("hello"), response_format=form))["status"] == 400
+
+
+async def test_logprobs_under_a_grammar_are_those_of_the_allowed_tokens(
+    sglang_engine: Sglang, serve: Serve, template: ChatTemplate
+) -> None:
+    """The engine's own, and those of the same path without a grammar, normalised over what the grammar allowed."""
+    http = (await serve(url=sglang_engine.url)).http
+    prompt, words = template.encode("<|im_start|>assistant\n"), template.tokenizer.get_vocab_size()
+
+    async def generate(ids: list[int], **fields: Any) -> dict[str, Any]:
+        params = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, **fields.pop("params")}
+        body = {"input_ids": ids, "sampling_params": params, "return_logprob": True, "top_logprobs_num": words}
+        async with http.post(f"{sglang_engine.url}/generate", json=body | fields) as answer:
+            generated: dict[str, Any] = await answer.json()
+            return generated
+
+    schema = json.dumps({**SCHEMA, "additionalProperties": False})
+    forced = await generate(prompt, params={"max_new_tokens": 12, "json_schema": schema})
+    ids, meta = forced["output_ids"], forced["meta_info"]
+    free = await generate(prompt + ids, params={"max_new_tokens": 1}, logprob_start_len=len(prompt) - 1)
+    places = free["meta_info"]["input_top_logprobs"][-len(ids) :]
+    for (logprob, id, _), tops, place in zip(
+        meta["output_token_logprobs"], meta["output_top_logprobs"], places, strict=True
+    ):
+        unmasked = {token: value for value, token, _ in place}
+        allowed = [token for value, token, _ in tops if value is not None and value > -1e30]
+        assert len(allowed) < words and logprob > unmasked[id]
+        rest = math.log(sum(math.exp(unmasked[token]) for token in allowed))
+        assert math.isclose(logprob, unmasked[id] - rest, abs_tol=1e-4)

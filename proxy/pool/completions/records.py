@@ -90,6 +90,9 @@ class NewCompletion:
     """Fingerprint of the request, the same for its repeats. Empty where no repeat is served from this completion."""
     experts: RoutedExperts | None = None
     """The experts that a mixture chose for the new tokens; None: not requested, or not returned."""
+    misfit: str | None = None
+    """How the answer misses the form that its request prescribes and no grammar enforced; empty: it has this form.
+    None: it was free, or enforced, or is not whole."""
 
     @property
     def prompt_length(self) -> int:

@@ -159,6 +159,7 @@ def to_row(item: NewCompletion) -> dict[str, Any]:
         "fingerprint": item.fingerprint or None,
         "shape": None if item.shape is None else msgspec.to_builtins(item.shape),
         "experts": None if item.experts is None else pack(item.experts),
+        "misfit": item.misfit,
     }
 
 
@@ -184,6 +185,7 @@ def from_row(row: Row[Any]) -> Completion:
         fingerprint=row.fingerprint or b"",
         shape=_shape(row.shape),
         experts=None if row.experts is None else unpack(row.experts),
+        misfit=row.misfit,
         label=row.label,
     )
 

@@ -53,6 +53,8 @@ class ExportedCompletion(msgspec.Struct, frozen=True, kw_only=True):
     untrainable: str | None
     """Why it is not trained (proxy/pool/untrained.py); None: it may be trained."""
     untrainable_detail: str | None
+    misfit: str | None
+    """How it misses the form that its request prescribed; empty: it does not; None: it was free, or enforced."""
     tokens: list[int]
     prompt_length: int
     mask: list[int]
@@ -103,6 +105,7 @@ def _record(run: Run, row: Any, item: Completion, tokens: list[int]) -> Exported
         finish_reason=item.finish_reason,
         untrainable=None if item.untrainable is None else item.untrainable.reason,
         untrainable_detail=None if item.untrainable is None else item.untrainable.detail,
+        misfit=item.misfit,
         tokens=tokens,
         prompt_length=item.prompt_length,
         mask=[0] * item.prompt_length + [trained] * len(item.sampled),

@@ -31,6 +31,7 @@ COLUMNS = {
     "finish_reason": "string",
     "untrainable": "string",
     "untrainable_detail": "string",
+    "misfit": "string",
     "tokens": "list int32",
     "prompt_length": "int64",
     "mask": "list int8",

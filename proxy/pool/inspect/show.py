@@ -89,6 +89,8 @@ def _line(branch: Branch) -> str:
     ]
     if item.untrainable is not None:
         parts.append(f"untrainable ({plain(str(item.untrainable))})")
+    if item.misfit:
+        parts.append(f"misses its form ({plain(item.misfit)})")
     return f"{'    ' * branch.depth}{', '.join(parts)}: {_words(item.reply)}"
 
 
