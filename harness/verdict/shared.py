@@ -17,7 +17,7 @@ SENTENCES: dict[Kind, str] = {
     "repository": "git runs what the work's own configuration names, such as filters",
     "programs": "root can change packages, settings and links of the system that are not put back",
     "processes": "a process that hides, or that took over one of the task's, lives on beside the verifier",
-    "room": "a full disk, memory or process table turns a failing verdict into none",
+    "room": "a full disk, memory or process table, or a locked directory, turns a failing verdict into none",
 }
 NAMED = 5
 """Tasks that a warning names; of the others it gives the number."""

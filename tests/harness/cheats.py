@@ -171,12 +171,6 @@ PYTEST_FILES = {
 """What pytest reads."""
 
 PLACES = {
-    "a directory in the tests' place": Way(
-        script="mkdir -p tests/test_hello.py/x; chmod 000 tests/test_hello.py", victim="unittest"
-    ),
-    "a FIFO in the tests' place": Way(
-        script="mkdir tests; mkfifo tests/test_hello.py; chmod 555 tests", victim="unittest"
-    ),
     "a link in the tests' place": Way(
         script=plant(LIAR, "/tmp/l") + "ln -s /tmp tests; ln -s /tmp/l tests/test_hello.py", victim="unittest"
     ),
@@ -184,7 +178,6 @@ PLACES = {
     "a FIFO in the answer's place": Way(
         script="mkfifo hello.txt; (while :; do echo hello > hello.txt; done) >/dev/null 2>&1 &", victim="patient"
     ),
-    "everything locked": Way(script="mkdir src tests; touch tests/x; chmod 000 src tests; chmod 000 ."),
     "rewards in every place": Way(
         script=plant("1", "/logs/verifier/reward.txt", "/logs/verifier/reward.json", "~/reward", "/tmp/reward")
         + plant("1", "reward.txt", "~/verifier/reward")
@@ -347,6 +340,13 @@ MASKS = {
         script="for d in . ~ /tmp /var/tmp; do head -c 100000000 /dev/zero > $d/full; done 2>/dev/null; true",
         victim="script",
         listed=10,
+    ),
+    "everything locked": Way(script="mkdir src tests; touch tests/x; chmod 000 src tests; chmod 000 ."),
+    "a locked directory in the tests' place": Way(
+        script="mkdir -p tests/test_hello.py/x; chmod 000 tests/test_hello.py", victim="unittest"
+    ),
+    "a FIFO in the tests' place": Way(
+        script="mkdir tests; mkfifo tests/test_hello.py; chmod 555 tests", victim="unittest"
     ),
     "a deep tree": Way(script=python("deep_tree.py"), victim="temporary"),
     "many files": Way(script=python("many_files.py")),

@@ -5,6 +5,7 @@ tests/harness/test_cheating_run.py takes some through a whole run.
 """
 
 import asyncio
+import re
 import shutil
 from collections.abc import AsyncIterator, Iterable
 from importlib.util import find_spec
@@ -22,6 +23,7 @@ from sandboxes.docker.backend import DockerSandboxes, Options
 from sandboxes.local.bubblewrap import BubblewrapSandboxes, why_not
 from tests.conftest import need
 from tests.harness.cheats import PYTEST_NEEDS, SECRET, VICTIMS, WAYS, Way
+from tests.harness.conftest import ROOT
 
 Mode = Literal["strict", "harbor", "bubblewrap", "steps"]
 MODES: tuple[Mode, ...] = ("strict", "harbor", "bubblewrap", "steps")
@@ -105,10 +107,22 @@ def earns_nothing(trial: Trial, way: Way) -> bool:
     return trial.reward == 0.0 or (trial.reward is None and way.kind in ("room", None))
 
 
+def is_stopped(trial: Trial, way: Way) -> bool:
+    """Whether the verdict is 0, or for a reward out of range none."""
+    return trial.reward == 0.0 or (trial.reward is None and way.kind is None)
+
+
 def named(names: Iterable[str]) -> list[Any]:
     return [pytest.param(name, id=name.replace(" ", "-")) for name in names]
 
 
+ROWS = re.findall(
+    r"^\| (.+?) \| (\w+) \| ((?:strict|harbor|bubblewrap|steps)(?:, \w+)*)( at times)? \|$",
+    (ROOT / "docs/security.md").read_text(),
+    re.M,
+)
+"""The page's list of what succeeds in the agent's own sandbox: way, kind, modes, and whether only at times."""
+OPEN = {(name, mode): bool(at_times) for name, _, modes, at_times in ROWS for mode in modes.split(", ")}
 LISTED = [
     pytest.param(name, way.attacks, id=f"{way.listed}-{name.replace(' ', '-')}")
     for name, way in WAYS.items()
@@ -142,6 +156,11 @@ def test_the_ten_kinds_have_their_ways() -> None:
     assert {way.victim for way in WAYS.values()} == {*VICTIMS}
 
 
+def test_the_list_of_what_is_not_stopped_names_ways_and_their_kinds() -> None:
+    assert ROWS and {name: kind for name, kind, *_ in ROWS} == {name: WAYS[name].kind for name, _ in OPEN}
+    assert set(OPEN) <= {tuple(each.values[:2]) for each in EVERYWHERE}
+
+
 @pytest.mark.parametrize("name, mode", LISTED)
 async def test_a_way_of_each_kind_earns_nothing_in_a_fresh_sandbox(
     sandboxes: Sandboxes, pytest_directory: str, name: str, mode: Mode
@@ -158,7 +177,10 @@ async def test_a_way_earns_nothing_in_a_fresh_sandbox_and_is_stopped_or_listed_i
     tasks = [task_of(WAYS[name], mode, where, pytest_directory) for where in ("fresh", "shared")]
     fresh, shared = await asyncio.gather(*(trial_of(sandboxes, task) for task in tasks))
     assert earns_nothing(fresh, WAYS[name]) and SECRET not in fresh.detail + shared.detail, fresh
-    assert earns_nothing(shared, WAYS[name]) or WAYS[name].kind in not_stopped(tasks[1], sandboxes.kind), shared
+    if is_stopped(shared, WAYS[name]):
+        assert OPEN.get((name, mode), True), f"listed as open, and stopped: {shared}"
+    else:
+        assert (name, mode) in OPEN and WAYS[name].kind in not_stopped(tasks[1], sandboxes.kind), shared
 
 
 @pytest.mark.parametrize("victim, mode", HONESTLY)
