@@ -20,7 +20,7 @@ from harness.async_pool import AsyncPool
 from harness.commands.judge_options import add_judge, judge_at
 from harness.environment.augment import KINDS, of_run
 from harness.loop import RunLoop, RunPlan
-from harness.monitor.progress import Board, closing_table, length_bias, make_console
+from harness.monitor.progress import Board, calls_table, closing_table, length_bias, make_console
 from harness.rollout import Budgets, RunContext, StageSlots
 from harness.run_dir import RunDir, Whereabouts
 from harness.settings import IMAGE, SANDBOXES, Settings, load_settings
@@ -35,6 +35,7 @@ from harness.verdict.shared import shared_warning
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import PoolError, UserError
 from proxy.pool.inspect.run_status import traffic
+from proxy.pool.inspect.trainable_calls import trainable_calls
 from proxy.pool.processes.owners import RunClaim, owned
 from proxy.pool.rollouts.attempts import close_interrupted
 from proxy.pool.rollouts.groups import run_summary
@@ -273,6 +274,8 @@ def _work(
         rows = run_summary(pool, run_id)
         file = directory.write_results(rows)
         console.print(closing_table(rows))
+        if clients := trainable_calls(pool, run_id):
+            console.print(calls_table(clients))
         if bias := length_bias(rows):
             board.say(bias)
         board.say(f"{board.line()}; results: {file}")

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from rich import box
@@ -13,10 +13,12 @@ from rich.text import Text
 
 from proxy.pool.errors import printable
 from proxy.pool.inspect.run_status import Traffic
+from proxy.pool.inspect.trainable_calls import ClientCalls
 from proxy.pool.rollouts.groups import Outcome, RolloutRow
 
 PLAIN_SECONDS = 10
 MAX_ROWS = 40
+TOP_REASONS = 3
 CALLED_OFF = ("redundant", "filtered")
 
 
@@ -136,6 +138,23 @@ def closing_table(rows: Sequence[RolloutRow]) -> Table:
     table.add_column("remarks")
     for (task, agent), group in kinds.items():
         table.add_row(task, agent, *_cells(group))
+    return table
+
+
+def calls_table(clients: Mapping[str, ClientCalls]) -> Table:
+    """A table of model calls per agent, over all attempts: how many can train, and why others cannot."""
+    table = Table("agent", box=box.SIMPLE)
+    for name in ("calls", "can train", "tokens", "of retried attempts"):
+        table.add_column(name, justify="right")
+    table.add_column("why others cannot train")
+    for name, client in sorted(clients.items()):
+        top = client.untrained.most_common(TOP_REASONS)
+        rest = client.untrained.total() - sum(count for _, count in top)
+        reasons = [f"{count} {why}" for why, count in top] + ([f"{rest} others"] if rest else [])
+        share = f"{client.trainable / client.calls:.0%}"
+        table.add_row(
+            name, str(client.calls), share, str(client.tokens), str(client.retried_tokens), ", ".join(reasons)
+        )
     return table
 
 

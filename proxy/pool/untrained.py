@@ -39,6 +39,8 @@ class UntrainedReason(StrEnum):
     OTHER_VERSION = "other_version", "the comparison of logprobs takes completions of one version only"
     # of a token
     LOGPROB_NOT_FINITE = "logprob_not_finite", "its logprob is not finite, or nothing stands before the token"
+    # of an attempt
+    RETRIED = "retried", "another attempt has the outcome of the rollout, or will have it"
     # of a rollout
     ROLLOUT_FAILED = "rollout_failed", "the rollout has no verdict because it failed; detail: the kind of failure"
     NO_REWARD = "no_reward", "the rollout has no reward, without a failure"

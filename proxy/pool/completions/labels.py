@@ -13,7 +13,9 @@ from typing import Protocol
 
 from proxy.pool.completions.records import RequestShape
 
-LABELS = ("main", "subagent", "side", "compaction")
+SIDE = "side"
+"""The label of calls that are no part of the task; `batch.labels` leaves it out unless it is told otherwise."""
+LABELS = ("main", "subagent", SIDE, "compaction")
 ASIDE = "aside"
 """A preliminary role: a call beside the work, not yet labelled."""
 
@@ -137,8 +139,8 @@ class _Conversations:
         if work:  # for example a plan that the work continues as its own turn
             return work[0]
         if before is not None and self._roles[before] != ASIDE and not self._goes_on(before, id):
-            return "side" if shape.constrained else self._roles[before]  # a last answer, after the tools
+            return SIDE if shape.constrained else self._roles[before]  # a last answer, after the tools
         if after or before is not None and self._roles[before] == ASIDE:
             return "subagent"  # a conversation of its own
         passed_on = shape.quotes is not None and any(not self._shapes[o].tools for o in self._restarts[id])
-        return "subagent" if passed_on else "side"  # passed on: the middle of a chain of calls without tools
+        return "subagent" if passed_on else SIDE  # passed on: the middle of a chain of calls without tools

@@ -1,0 +1,87 @@
+"""How many of a run's calls can train, by client, and why the others cannot.
+
+A client is an agent as the run names it. Left out: what a train step decides (staleness, equal rewards, `batch.labels`
+other than the default).
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from sqlalchemy import case, func, select
+
+from proxy.pool.completions.labels import SIDE
+from proxy.pool.database import Pool
+from proxy.pool.schema import TOKENS, attempts, completions, groups, rollouts
+from proxy.pool.untrained import Untrained, UntrainedReason
+
+
+@dataclass
+class ClientCalls:
+    """The calls of one client in a run."""
+
+    calls: int = 0
+    tokens: int = 0
+    """Sampled tokens of all calls."""
+    retried_tokens: int = 0
+    """Those of attempts that were run again."""
+    trainable: int = 0
+    """Calls that can train."""
+    untrained: Counter[Untrained] = field(default_factory=Counter)
+    """The other calls, by reason."""
+
+
+def trainable_calls(pool: Pool, run_id: int) -> dict[str, ClientCalls]:
+    """Count the calls of a run by client; a client without calls is left out."""
+    newest = select(func.max(attempts.c.id)).where(attempts.c.rollout_id == rollouts.c.id).correlate(rollouts)
+    deciding = func.coalesce(rollouts.c.attempt_id, newest.scalar_subquery())
+    ended_without_outcome = rollouts.c.finished_at.is_(None) & attempts.c.closed_at.is_not(None)
+    columns = (
+        func.coalesce(groups.c.agent, attempts.c.agent).label("client"),
+        case((ended_without_outcome | (attempts.c.id != deciding), True), else_=False).label("retried"),
+        completions.c.untrainable,
+        completions.c.label,
+        (rollouts.c.finished_at.is_not(None) & rollouts.c.reward.is_(None)).label("without_reward"),
+        rollouts.c.failure,
+        groups.c.reason,
+    )
+    inner = (
+        select(*columns, TOKENS.label("tokens"))
+        .join_from(completions, attempts)
+        .join(rollouts, rollouts.c.id == attempts.c.rollout_id)
+        .join(groups, groups.c.id == rollouts.c.group_id)
+        .where(groups.c.run_id == run_id)
+        .subquery()
+    )
+    kinds = [inner.c[column.name] for column in columns]
+    query = select(*kinds, func.count().label("calls"), func.sum(inner.c.tokens).label("tokens")).group_by(*kinds)
+    clients: dict[str, ClientCalls] = {}
+    with pool.read() as connection:
+        for row in connection.execute(query.order_by(*kinds)):
+            client = clients.setdefault(row.client, ClientCalls())
+            reason = _why_not(row.retried, row.untrainable, row.label, row.without_reward, row.failure, row.reason)
+            client.calls += row.calls
+            client.tokens += row.tokens
+            client.retried_tokens += row.tokens if row.retried else 0
+            if reason is None:
+                client.trainable += row.calls
+            else:
+                client.untrained[reason] += row.calls
+    return clients
+
+
+def _why_not(
+    retried: bool, untrainable: str | None, label: str | None, without_reward: bool, failure: str | None,
+    group_reason: str | None,
+) -> Untrained | None:  # fmt: skip
+    """The first reason that holds: of the call, of its attempt, of its rollout, of its group."""
+    if untrainable is not None:
+        return Untrained(UntrainedReason(untrainable))  # type: ignore[call-arg]  # mypy reads __new__, not the lookup
+    if label == SIDE:
+        return Untrained(UntrainedReason.LABEL, SIDE)
+    if retried:
+        return Untrained(UntrainedReason.RETRIED)
+    if without_reward:
+        return Untrained(UntrainedReason.ROLLOUT_FAILED, failure) if failure else Untrained(UntrainedReason.NO_REWARD)
+    if group_reason is not None:
+        return Untrained(UntrainedReason(group_reason))  # type: ignore[call-arg]
+    return None
