@@ -63,6 +63,20 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoredRequest:
+    """What is stored of a request beside its answer, so that later requests can name them."""
+
+    response_id: str
+    created_at: int
+    previous: str | None
+    """The response that the request continues by its id."""
+    items: tuple[bytes, ...]
+    """The whole input, each item as JSON."""
+    fields: dict[str, Any]
+    """What the response repeats of the request."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Call:
     """The agent's request, the same for every dialect."""
 
@@ -97,6 +111,8 @@ class Call:
     """Values of the request that the dialect needs again for the answer."""
     ignored: tuple[str, ...] = ()
     """Fields of the request that have no effect here; a header of the answer names them."""
+    stored: StoredRequest | None = None
+    """Set where later requests may name the answer, in the Responses dialect."""
 
 
 @dataclass(frozen=True)

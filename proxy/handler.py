@@ -127,7 +127,7 @@ class Handler:
         body = await read_body(request, self._settings.limits, held)
 
         def in_thread() -> tuple[Call, Prompt, bytes]:
-            call = parse_call(body, request.path_qs, dialect, self._settings.limits)
+            call = parse_call(body, request.path_qs, dialect, self._settings.limits, session.reader(dialect))
             if call.constraint is not None and self._settings.config.proxy.prescribed == "grammar":
                 call = replace(call, constraint=replace(call.constraint, enforced=enforceable(call)))
             call = replace(call, ignored=self._without_effect(call, session.attempt))
@@ -170,13 +170,17 @@ class Handler:
                 self._metrics.served_again += 1
                 answer.sent, (pieces, reply) = retried, turn.from_record(retried.recorded)
                 await answer.writer.send(pieces)
+                await recorder.answer_again(turn, reply, retried.recorded.id)
                 return reply
             ongoing = self._ongoing.begin(recorder, turn, limit, self._make)
             answer.body.keep_until(ongoing.task)
         else:
             self._metrics.served_again += 1
         answer.sent = ongoing
-        return await ongoing.sent_to(answer.writer)
+        reply = await ongoing.sent_to(answer.writer)
+        if ongoing.turn is not turn:
+            await ongoing.recorder.answer_again(turn, reply)
+        return reply
 
     async def _make(self, answer: OngoingAnswer) -> Reply:
         """Sample one answer and return it once it is committed."""

@@ -42,6 +42,7 @@ from proxy.recording.recorder import RecordingServices
 from proxy.recording.redelivery.ledger import DeliveryLedger
 from proxy.recording.redelivery.service import Redelivery
 from proxy.recording.sessions import Sessions
+from proxy.recording.stored_routes import StoredRoutes
 
 log = logging.getLogger(__name__)
 SQL_THREADS = 4
@@ -102,6 +103,9 @@ class Gateway:
     def _add_model_routes(self, app: web.Application) -> list[web.AbstractRoute]:
         return [
             app.router.add_get(ANY_PREFIX + "models", self._models),
+            app.router.add_get(ANY_PREFIX + "responses/{id}", self._retrieve),
+            app.router.add_delete(ANY_PREFIX + "responses/{id}", self._delete),
+            app.router.add_get(ANY_PREFIX + "responses/{id}/input_items", self._input_items),
             *(_add_post(app, path, self._complete_in(dialect)) for path, dialect in DIALECTS.items()),
             *(_add_post(app, path, self._count_in(dialect)) for path, dialect in COUNTING.items()),
         ]
@@ -152,6 +156,7 @@ class Gateway:
         sessions = self._sessions = Sessions(
             self.pool, self.template, self.access, self.connections, threads=threads, work=work, clock=self.clock
         )
+        self._stored = StoredRoutes(sessions, threads)
         self._handler = self._make_handler(
             self.settings,
             self.template,
@@ -214,6 +219,15 @@ class Gateway:
     async def _models(self, request: web.Request) -> web.Response:
         await self._sessions.admit(request)
         return web.json_response(chat_completions.models(self.model))
+
+    async def _retrieve(self, request: web.Request) -> web.Response:
+        return await self._stored.retrieve(request)
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        return await self._stored.delete(request)
+
+    async def _input_items(self, request: web.Request) -> web.Response:
+        return await self._stored.input_items(request)
 
     async def _metrics(self, _request: web.Request) -> web.Response:
         return web.Response(text=self.metrics.text(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})

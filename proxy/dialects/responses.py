@@ -3,8 +3,9 @@
 The model sees a namespaced tool as `namespace__name`, and a custom tool as a function with one string `input`, whose
 grammar is part of the description. Reasoning is sent as reasoning text, and also in `encrypted_content` where the
 client asks for that, since some clients send only this field back.
-Refused with a sentence: stored responses and what refers to them, hosted tools, images, files. Without effect, and
-named in the answer's header: web_search, which codex always offers, and every field that is not read.
+Answers are stored unless `store` is false, and later requests may name them (response_items.py beside this).
+Refused with a sentence: conversations, hosted tools, images, files. Without effect, and named in the answer's header:
+web_search, which codex always offers, and every field that is not read.
 """
 
 import time
@@ -15,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.call import Call, CallError, Reply, ToolCall
+from proxy.call import Call, CallError, Reply, StoredRequest, ToolCall
 from proxy.dialects.base import (
     at_least_one,
     effort_options,
@@ -27,45 +28,20 @@ from proxy.dialects.base import (
     refuse,
     refuse_any,
     sealed,
-    tool_call,
     tool_definition,
     unread_of_form,
-    unsealed,
     without_nones,
 )
 from proxy.dialects.request_fields import RequestReader
+from proxy.dialects.response_items import Item, StoredItems, completed, encoded, messages_of
 from proxy.dialects.structured_output import openai_constraint
 from proxy.dialects.token_logprobs import openai_entries, tokens_of, wanted
 from proxy.parsing.turn_parser import Piece, Reasoning, Text
 
 PROMPT, CHOICES = "input", ""
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+OWN = ("id", "created_at", "previous_response_id", "store")
+"""Fields of a response object that are its own, unlike those that it repeats."""
 ENCRYPTED, LOGPROBS = "reasoning.encrypted_content", "message.output_text.logprobs"
-TEXTS = ("input_text", "output_text", "text", "refusal")
-
-
-class _Part(msgspec.Struct):
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-    annotations: Any = None
-    logprobs: Any = None
-
-
-class _Item(msgspec.Struct):
-    type: str = "message"
-    role: str = ""
-    content: str | list[_Part] | None = None
-    summary: list[_Part] | None = None
-    encrypted_content: str | None = None
-    call_id: str | None = None
-    name: str = ""
-    namespace: str | None = None
-    arguments: str | None = None
-    input: str | None = None
-    output: str | list[_Part] | None = None
-    id: str | None = None
-    status: str | None = None
 
 
 class _Tool(msgspec.Struct, omit_defaults=True):
@@ -86,7 +62,7 @@ class _TextWishes(msgspec.Struct):
 
 
 class _Request(msgspec.Struct):
-    input: str | list[_Item]
+    input: str | list[Item]
     model: str = ""
     instructions: str | None = None
     tools: list[_Tool] | None = None
@@ -116,16 +92,21 @@ _reader = RequestReader(_Request, "a responses request")
 # ---- reading
 
 
-def read(body: bytes, path: str) -> Call:
-    """Read the request as a call; CallError 400 names the field that is wrong or not supported."""
+def read(body: bytes, path: str, stored: StoredItems | None = None) -> Call:
+    """Read the request as a call; CallError names the field that is wrong or not supported.
+
+    `stored`: what the request may name; None where nothing is stored.
+    """
     request, unread = _reader.read(body)
     _check(request)
+    own = [Item(role="user", content=request.input)] if isinstance(request.input, str) else request.input
+    items = completed(own, request.previous_response_id, stored)
     system = [{"role": "system", "content": request.instructions}] if request.instructions else []
-    known = dict(_tools(request.tools or (), "tools"))
+    known, fields = dict(_tools(request.tools or (), "tools")), _echo(request, stored is not None)
     tools = () if request.tool_choice == "none" else tuple(tool for tool, _ in known.values())
     return Call(
         model=request.model,
-        messages=(*system, *_messages(request.input)),
+        messages=(*system, *messages_of(items, len(own) - len(items))),
         tools=tools,
         constraint=openai_constraint(
             request.tool_choice, "text.format", request.text.format if request.text else None, tools
@@ -136,17 +117,27 @@ def read(body: bytes, path: str) -> Call:
         logprobs=wanted(LOGPROBS in (request.include or ()), request.top_logprobs, ("include", "top_logprobs")),
         stream=bool(request.stream),
         **options_of(("reasoning.effort", effort_options(request.reasoning.effort if request.reasoning else None))),
-        echo={**_echo(request), "names": {name: origin for name, (_, origin) in known.items()}},
+        echo={**fields, "names": {name: origin for name, (_, origin) in known.items()}},
         ignored=(*_ignored(request), *unread),
+        stored=None if request.store is False or stored is None else _stored(request, items, fields),
+    )
+
+
+def _stored(request: _Request, items: list[Item], fields: dict[str, Any]) -> StoredRequest:
+    shared = {name: value for name, value in fields.items() if name not in OWN}
+    return StoredRequest(
+        response_id=fields["id"],
+        created_at=fields["created_at"],
+        previous=request.previous_response_id,
+        items=tuple(map(encoded, items)),
+        fields={"model": request.model, **shared},
     )
 
 
 def _check(request: _Request) -> None:
     if not request.input:
         refuse("input", "is empty; send at least one item")
-    stored = "refers to a stored response, and responses are not stored; send the whole input"
-    refuse_any({"previous_response_id": request.previous_response_id, "conversation": request.conversation}, stored)
-    refuse_any({"store": request.store}, "is true, and responses are not stored; send store false")
+    refuse_any({"conversation": request.conversation}, "is not stored; use previous_response_id")
     refuse_any({"background": request.background, "prompt": request.prompt})
     refuse_any({"max_tool_calls": request.max_tool_calls})
     if request.truncation not in (None, "disabled"):
@@ -167,9 +158,13 @@ def _ignored(request: _Request) -> Iterator[str]:
     yield from unread_of_form("text.format", request.text.format if request.text else None)
 
 
-def _echo(request: _Request) -> dict[str, Any]:
-    """The request's fields that a response object repeats."""
+def _echo(request: _Request, may_store: bool) -> dict[str, Any]:
+    """The fields of the response object that are known from the request."""
     return {
+        "id": f"resp_{uuid.uuid4().hex}",
+        "created_at": int(time.time()),
+        "previous_response_id": request.previous_response_id,
+        "store": may_store and request.store is not False,
         "instructions": request.instructions,
         "tools": [tool for tool in request.tools or () if not tool.type.startswith("web_search")],
         "tool_choice": request.tool_choice or "auto",
@@ -206,76 +201,31 @@ def _custom(name: str, tool: _Tool) -> dict[str, Any]:
     return tool_definition(name, "\n\n".join(filter(None, texts)), parameters)
 
 
-def _messages(items: str | list[_Item]) -> list[dict[str, Any]]:
-    """Items as messages. Consecutive reasoning, text and calls are one turn; a second text begins another."""
-    items = [_Item(role="user", content=items)] if isinstance(items, str) else items
-    messages: list[dict[str, Any]] = []
-    for i, item in enumerate(items):
-        message = _message(item, f"input[{i}]")
-        if message["role"] == "assistant" and messages and _same_turn(messages[-1], message):
-            turn = messages[-1]
-            turn["content"] += message["content"]
-            for name, nothing in (("reasoning_content", ""), ("tool_calls", [])):
-                if name in message:
-                    turn[name] = turn.get(name, nothing) + message[name]
-        else:
-            messages.append(message)
-    return messages
-
-
-def _message(item: _Item, where: str) -> dict[str, Any]:
-    if item.type == "message":
-        if item.role not in ROLES:
-            refuse(f"{where}.role", f"is {item.role!r}; use one of {', '.join(ROLES)}")
-        glue = "" if item.role == "assistant" else "\n\n"
-        return {"role": ROLES[item.role], "content": _text(item.content, f"{where}.content", glue)}
-    if item.type == "reasoning":
-        return {"role": "assistant", "content": "", "reasoning_content": _reasoning(item)}
-    if item.type in ("function_call", "custom_tool_call"):
-        arguments = parsed_arguments(item.arguments) if item.type == "function_call" else {"input": item.input or ""}
-        name = f"{item.namespace}__{item.name}" if item.namespace else item.name
-        call = tool_call(item.call_id, name, arguments)
-        return {"role": "assistant", "content": "", "tool_calls": [call]}
-    if item.type in ("function_call_output", "custom_tool_call_output"):
-        return {
-            "role": "tool",
-            "tool_call_id": item.call_id or "",
-            "content": _text(item.output, f"{where}.output", "\n"),
-        }
-    refuse(where, f"is of type {item.type!r}, which is not served; send messages, reasoning and tool calls in full")
-
-
-def _same_turn(turn: dict[str, Any], more: dict[str, Any]) -> bool:
-    """Whether the assistant's next item belongs to this turn. codex keeps the text of a reply that broke off."""
-    has_text = turn["content"] and not turn.get("tool_calls")
-    return turn["role"] == "assistant" and not (has_text and "tool_calls" not in more)
-
-
-def _text(content: str | list[_Part] | None, where: str, glue: str) -> str:
-    if not isinstance(content, list):
-        return content or ""
-    for j, other in ((j, part.type) for j, part in enumerate(content) if part.type not in TEXTS):
-        refuse(f"{where}[{j}]", f"is of type {other!r}; send text only")
-    return glue.join(part.text or part.refusal or "" for part in content)
-
-
-def _reasoning(item: _Item) -> str:
-    """The reasoning text. Clients send back all of it, the encrypted content, or only a summary."""
-    if item.content:
-        return item.content if isinstance(item.content, str) else "".join(part.text or "" for part in item.content)
-    return unsealed(item.encrypted_content) or "".join(part.text or "" for part in item.summary or ())
-
-
 # ---- answering
 
 
 def reply(call: Call, answer: Reply, *_: Reply) -> bytes:
     """Write the answer of a call that is not streamed."""
+    return msgspec.json.encode(response(call, answer))
+
+
+def response(call: Call, answer: Reply) -> dict[str, Any]:
+    """The response object of an answer."""
     stream = ResponsesEvents(call, answer.prompt_tokens)
     text = Text(answer.content, tokens=answer.logprobs)
     stream.deltas([piece for piece in (Reasoning(answer.reasoning), text) if piece.text])
     stream.closing(answer)
-    return msgspec.json.encode(stream.response)
+    return stream.response
+
+
+def stored_response(own: dict[str, Any], fields: dict[str, Any], answer: Reply) -> dict[str, Any]:
+    """The response object of a stored answer, with the same ids for its items as when it was sent.
+
+    `own`: its values of the names in OWN; `fields`: what was stored of the request.
+    """
+    tools = msgspec.convert(fields["tools"], list[_Tool])
+    names = {name: origin for name, (_, origin) in _tools(tools, "tools")}
+    return response(Call(model=fields["model"], echo={**fields, **own, "names": names}), answer)
 
 
 class ResponsesEvents:
@@ -308,7 +258,7 @@ class ResponsesEvents:
         events = [self._close_item(), *(self._tool_call(call) for call in answer.tool_calls)]
         cut = {"reason": "max_output_tokens"} if answer.finish_reason == "length" else None
         status = "incomplete" if cut else "completed"
-        self.response |= {"status": status, "incomplete_details": cut, "usage": _usage(answer)}
+        self.response |= {"status": status, "incomplete_details": cut, "usage": usage(answer)}
         return b"".join([*events, self._event(status, response=self.response)])
 
     def failure(self, problem: CallError) -> bytes:
@@ -324,9 +274,15 @@ class ResponsesEvents:
             return b""
         ended, self._open_kind, self._texts, self._logprobs = self._close_item(), kind, [], []
         if kind is Text:
-            item = {"type": "message", "id": _id("msg"), "status": "in_progress", "role": "assistant", "content": []}
+            item = {
+                "type": "message",
+                "id": self._id("msg"),
+                "status": "in_progress",
+                "role": "assistant",
+                "content": [],
+            }
         else:
-            item = {"type": "reasoning", "id": _id("rs"), "summary": [], "content": []}
+            item = {"type": "reasoning", "id": self._id("rs"), "summary": [], "content": []}
         return ended + self._item_added(item) + self._part_event("content_part.added", part=self._part())
 
     def _close_item(self) -> bytes:
@@ -362,11 +318,15 @@ class ResponsesEvents:
         else:  # also a call of a custom tool with other arguments: the agent must see what was sampled
             field, text, kind = "arguments", call.arguments, "function_call_arguments"
             origin = {**origin, "type": "function_call"}
-        item = {**origin, "id": _id("fc"), "call_id": call.id, field: "", "status": "in_progress"}
+        item = {**origin, "id": self._id("fc"), "call_id": call.id, field: "", "status": "in_progress"}
         added = self._item_added(item)
         item |= {field: text, "status": "completed"}
         deltas = self._item_event(f"{kind}.delta", delta=text) + self._item_event(f"{kind}.done", **{field: text})
         return added + deltas + self._item_done()
+
+    def _id(self, kind: str) -> str:
+        """The next item's id. It names the response and the place in its output, so that it can be found again."""
+        return f"{kind}_{self.response['id'].removeprefix('resp_')}{len(self._output):04x}"
 
     def _item_added(self, item: dict[str, Any]) -> bytes:
         self._output.append(item)
@@ -392,24 +352,18 @@ error = openai_error
 def _response(call: Call, output: list[dict[str, Any]]) -> dict[str, Any]:
     echo = {name: value for name, value in call.echo.items() if name not in ("names", "include")}
     return {
-        "id": _id("resp"),
         "object": "response",
-        "created_at": int(time.time()),
         "status": "in_progress",
         "model": call.model,
         "output": output,
-        "store": False,
-        **dict.fromkeys(("error", "incomplete_details", "previous_response_id", "usage")),
+        **dict.fromkeys(("error", "incomplete_details", "usage")),
         **echo,
     }
 
 
-def _usage(answer: Reply) -> dict[str, Any]:
+def usage(answer: Reply) -> dict[str, Any]:
+    """The answer's token counts."""
     tokens = {"input_tokens": answer.prompt_tokens, "input_tokens_details": {"cached_tokens": answer.cached_tokens}}
     tokens |= {"output_tokens": answer.sampled_tokens, "total_tokens": answer.prompt_tokens + answer.sampled_tokens}
     none = {} if answer.reasoning else {"output_tokens_details": {"reasoning_tokens": 0}}  # else not counted apart
     return tokens | none
-
-
-def _id(kind: str) -> str:
-    return f"{kind}_{uuid.uuid4().hex}"

@@ -5,7 +5,7 @@ of bodies (proxy/http/bodies.py), connections and their time (connections.py bes
 (error_pages.py), calls at a time (admission.py).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -81,10 +81,14 @@ class RequestLimits:
 LIMITS = RequestLimits()
 
 
-def parse_call(body: bytes, path: str, dialect: Dialect, limits: RequestLimits) -> Call:
-    """Read the body as a call; CallError 400 says what is wrong or too much."""
+Reader = Callable[[bytes, str], Call]
+"""Reads a body as a call, like `Dialect.read`."""
+
+
+def parse_call(body: bytes, path: str, dialect: Dialect, limits: RequestLimits, read: Reader | None = None) -> Call:
+    """Read the body as a call; CallError says what is wrong or too much. `read` stands for the dialect's own."""
     try:
-        call = _read(body.removeprefix(BYTE_ORDER_MARK), path, dialect)
+        call = _read(body.removeprefix(BYTE_ORDER_MARK), path, read or dialect.read)
     except RecursionError as error:
         raise _too_deep(limits) from error
     tool_calls = [tool_call for message in call.messages for tool_call in message.get("tool_calls", ())]
@@ -106,15 +110,15 @@ def parse_call(body: bytes, path: str, dialect: Dialect, limits: RequestLimits) 
     return call
 
 
-def _read(body: bytes, path: str, dialect: Dialect) -> Call:
+def _read(body: bytes, path: str, read: Reader) -> Call:
     """Read the body; where it is refused because a client cut an emoji in two, read it mended."""
     try:
-        return dialect.read(body, path)
+        return read(body, path)
     except CallError:
         mended = well_formed(body)
         if mended == body:
             raise
-        return dialect.read(mended, path)
+        return read(mended, path)
 
 
 def _too_deep(limits: RequestLimits) -> CallError:

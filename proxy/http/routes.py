@@ -26,4 +26,4 @@ def dialect_of(path: str) -> Dialect:
 def served_routes() -> str:
     """All model routes, for error messages."""
     served = ", ".join(f"POST .../{path.replace(':.+', '')}" for path in [*DIALECTS, *COUNTING])
-    return f"{served} and GET .../models"
+    return f"{served}, GET .../models, GET and DELETE .../responses/{{id}}"

@@ -1,8 +1,8 @@
 """The tables, declared once. A change of them needs a migration (proxy/pool/migrations).
 
 Times are unix seconds. Token arrays are little-endian int32, logprobs little-endian float32, both only what is new
-against the `prefix_of` completion. Text written by agents and engines is `FreeText`. Not stored: requests (a completion
-keeps its own reply only).
+against the `prefix_of` completion. Text written by agents and engines is `FreeText`. Of requests, only the input of
+Responses calls is stored, unless they forbid it; a completion keeps its own reply.
 """
 
 from sqlalchemy import (
@@ -176,6 +176,25 @@ completions = Table(
     Column("misfit", FreeText),  # how it misses its prescribed form (proxy/pool/completions/records.py)
     Column("label", Text),  # main | subagent | side | compaction; null: the attempt is open, or older than labels
     UniqueConstraint("attempt_id", "ordinal"),
+)
+
+responses = Table(
+    "responses",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("attempt_id", ForeignKey("attempts.id"), nullable=False),
+    Column("completion_id", ForeignKey("completions.id"), nullable=False),  # its answer
+    Column("response_id", Text, nullable=False),
+    Column("previous", Text),  # the response_id that the client named
+    Column("prefix_of", Text),  # the response_id of one with whose context the input begins,
+    Column("prefix_length", Integer, nullable=False),  # and with how many of its items
+    Column("items", Packed, nullable=False),  # of the input, the others
+    Column("fields", Packed, nullable=False),  # what the response repeats of the request; null: the same as another's
+    Column("fields_of", Text),  # the response_id of that one
+    Column("usage", JSON, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("deleted_at", Float),  # set: clients can no longer name it
+    UniqueConstraint("attempt_id", "response_id"),
 )
 
 undelivered = Table(

@@ -75,6 +75,13 @@ class TurnRecorder:
         self._begun = False
         self._done = asyncio.Event()
 
+    async def answer_again(self, turn: Turn, reply: Reply, completion_id: int | None = None) -> None:
+        """Let later requests name a recorded answer also by the id that the repeat `turn` of its request gets."""
+        completion_id = completion_id or self._id
+        if turn.call.stored is not None and completion_id is not None:
+            stored, work = self.session.stored, self._services.work
+            await work.run(self.session.attempt, stored.answer_again, completion_id, turn.call.stored, reply)
+
     @property
     def begun(self) -> bool:
         """Whether the row is being stored, or is stored."""
@@ -105,6 +112,10 @@ class TurnRecorder:
         finally:
             self._done.set()
         await work.sized(len(sampled), attempt, self.session.add, self._id, item, path, prompt)
+        if self._turn.call.stored is not None and item.response is not None:
+            await work.sized(
+                len(sampled), attempt, self.session.stored.add, self._turn.call.stored, reply, item.response
+            )
         if finish:
             await self.delivered()  # not a whole answer: no retry can get it
 
@@ -148,7 +159,7 @@ class TurnRecorder:
         self._id, self._begun, self._done = None, False, asyncio.Event()
 
     def _row(self, reply: Reply, untrainable: Untrained | None, finish: str) -> tuple[NewCompletion, "array[int]"]:
-        prompt, sampling = self._turn.prompt, self._turn.sampling
+        prompt, sampling, request = self._turn.prompt, self._turn.sampling, self._turn.call.stored
         self.misfit = None if finish else misfit(self._turn.call, reply)
         path = prompt.ids + sampling.ids
         prefix_of, length = prompt.prefix_of, prompt.prefix_length
@@ -176,6 +187,7 @@ class TurnRecorder:
             fingerprint=self.fingerprint,
             experts=experts,
             misfit=self.misfit,
+            response=self.session.stored.new(request, reply) if request is not None and not finish else None,
         )
         return item, path
 

@@ -11,14 +11,18 @@ from collections import OrderedDict
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import msgspec
 from aiohttp import web
 
 from proxy.call import Call, CallError
+from proxy.dialects import responses
+from proxy.dialects.base import Dialect
 from proxy.http.admission import FairThreads
 from proxy.http.auth import ISSUED_PREFIX, Access
 from proxy.http.connections import ClientConnections
+from proxy.http.limits import Reader
 from proxy.pool.completions.records import NewCompletion
 from proxy.pool.completions.store import newer, paths
 from proxy.pool.database import Pool
@@ -30,6 +34,7 @@ from proxy.prompt.request_shape import RequestShapes
 from proxy.prompt.splice import Prompt, PromptBuilder
 from proxy.prompt.template import ChatTemplate
 from proxy.recording.redelivery.waiting import WaitingAnswers
+from proxy.recording.stored_responses import StoredResponses
 
 KEEP = 512
 """Sessions in memory; the least recently used one is forgotten first."""
@@ -49,11 +54,21 @@ class Session:
     """Answers of the attempt that did not arrive and wait for a retry."""
     pool: Pool
     shapes: RequestShapes = field(default_factory=RequestShapes)
+    stored: StoredResponses = field(init=False)
     checked_at: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.stored = StoredResponses(self.pool, self.attempt.id)
+
+    def reader(self, dialect: Dialect) -> Reader:
+        """How requests of a dialect are read: those of Responses may name what the attempt has stored."""
+        return partial(responses.read, stored=self.stored) if dialect is responses else dialect.read
 
     def prepare(self, call: Call, splice: bool) -> Prompt:
         """Turn a request into tokens and find its place in the attempt. Any thread may call it."""
         prompt = self.prompts.build(call, splice, self.catch_up)
+        if call.stored is not None:
+            self.stored.ready()
         shape = self.shapes.of(call, prompt.follows)
         return replace(prompt, shape=msgspec.structs.replace(shape, history=prompt.history))
 
@@ -132,6 +147,15 @@ class Sessions:
                 403, "budget_exhausted", f"this attempt has used up its {limit} {used_up}; no further call is served"
             )
 
+    async def stored(self, request: web.Request) -> StoredResponses | None:
+        """What the attempt of the request's key has stored; None for a key that has opened no session."""
+        key = self._access.agent_key(request)
+        attempt = await asyncio.get_running_loop().run_in_executor(self._threads, self._issued, key)
+        if attempt is None:
+            return None
+        self._connections.claim(request, attempt.id)
+        return StoredResponses(self._pool, attempt.id)
+
     async def admit(self, request: web.Request) -> None:
         """Raise what `of` would raise, without opening a session."""
         key = self._access.agent_key(request)
@@ -146,6 +170,7 @@ class Sessions:
             raise
         if known:
             session = replace(known, attempt=attempt, checked_at=time.monotonic())
+            session.stored = known.stored
         else:
             clock = self._clock or attempt.opened_at
             session = Session(attempt, PromptBuilder(self._template, clock), WaitingAnswers(), self._pool)

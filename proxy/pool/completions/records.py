@@ -58,6 +58,28 @@ class RequestShape(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NewResponse:
+    """What is stored of a Responses call, so that later calls of the attempt can name it and its items.
+
+    Its context is context(prefix_of)[:prefix_length] + items, then the items of its output.
+    """
+
+    id: str
+    previous: str | None
+    """The response that the client named as the previous one."""
+    prefix_of: str | None
+    """An earlier response with whose context the input begins."""
+    prefix_length: int
+    items: tuple[bytes, ...]
+    """The input's further items as JSON."""
+    fields: dict[str, Any] | None
+    """What the response repeats of the request; None where the row of `fields_of` has the same."""
+    fields_of: str | None
+    usage: dict[str, Any]
+    created_at: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class NewCompletion:
     """A completion that is about to be stored. Token arrays are array('i'), logprobs array('f').
 
@@ -93,6 +115,8 @@ class NewCompletion:
     misfit: str | None = None
     """How the answer misses the form that its request prescribes and no grammar enforced; empty: it has this form.
     None: it was free, or enforced, or is not whole."""
+    response: NewResponse | None = None
+    """Set where later calls may name the answer: written in the same commit, and not read back with the completion."""
 
     @property
     def prompt_length(self) -> int:

@@ -23,6 +23,7 @@ from proxy.pool.completions.records import (
     int_bytes,
     ints,
 )
+from proxy.pool.completions.responses import insert_response
 from proxy.pool.completions.routed_experts import pack, unpack
 from proxy.pool.database import Pool, for_update, retried
 from proxy.pool.errors import AttemptClosed, PoolWriteError
@@ -111,7 +112,12 @@ class CompletionWriter:
                 if item.attempt_id in next_ordinal:
                     rows.append(to_row(item) | {"ordinal": next_ordinal[item.attempt_id], "proxy_id": self._proxy_id})
                     next_ordinal[item.attempt_id] += 1
-            ids = iter(connection.execute(INSERT, rows).scalars().all() if rows else ())
+            new_ids = connection.execute(INSERT, rows).scalars().all() if rows else ()
+            stored = [item for item in batch if item.attempt_id in next_ordinal]
+            for id, item in zip(new_ids, stored, strict=True):
+                if item.response is not None:
+                    insert_response(connection, item.attempt_id, id, item.response)
+            ids = iter(new_ids)
             closed = "attempt {} has ended, so its key is revoked; open a new attempt"
             return [
                 next(ids) if item.attempt_id in next_ordinal else AttemptClosed(closed.format(item.attempt_id))

@@ -1,0 +1,89 @@
+"""The Vercel AI SDK with its default OpenAI model, from its calls to the rows that are trained.
+
+It answers tool calls with references to stored items, so nothing works without them. Its packages are installed once,
+at the versions of tests/proxy/ai_sdk/package-lock.json, into a directory of the user's cache.
+"""
+
+import asyncio
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+from collections import Counter
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.prompt.template import ChatTemplate
+from tests.conftest import need
+from tests.proxy.conftest import Serve, Stand, shell_call
+from trainer.data.assemble import merge, why_not_trainable
+
+HERE = Path(__file__).parent / "ai_sdk"
+ANSWERS = {
+    "</tool_response>": "<think>\nit ran\n</think>\n\nAgain.\n" + shell_call("pwd"),
+    "ran pwd": "<think>\nthat is all\n</think>\n\ndone",
+    "and now?": "<think>\nnothing is left\n</think>\n\nnothing",
+}
+
+
+def script(prompt: str, ids: Any) -> str:
+    """Two steps with calls and reasoning, then text."""
+    last = prompt[prompt.rindex("<|im_start|>user") :]
+    return next((text for mark, text in reversed(ANSWERS.items()) if mark in last), f"I look.\n{shell_call('ls')}")
+
+
+@pytest.fixture(scope="session")
+def ai_sdk() -> Path:
+    """The directory with the SDK and the script; installed by the first test that needs it."""
+    need("node and npm", shutil.which("node") is not None and shutil.which("npm") is not None)
+    lock = (HERE / "package-lock.json").read_bytes()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blackforge"
+    directory = cache / f"ai-sdk-{sha256(lock).hexdigest()[:16]}"
+    directory.mkdir(parents=True, exist_ok=True)
+    with (cache / "ai-sdk.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # several workers of tests may start at once
+        if not (directory / "installed").is_file():
+            for name in ("package.json", "package-lock.json"):
+                shutil.copy(HERE / name, directory)
+            words = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
+            subprocess.run(words, cwd=directory, check=True, capture_output=True, timeout=600)
+            (directory / "installed").touch()
+        shutil.copy(HERE / "steps.mjs", directory)
+    return directory
+
+
+async def run_steps(directory: Path, stand: Stand, mode: str) -> dict[str, Any]:
+    """What the script prints."""
+    words = ["node", "steps.mjs", stand.url, "agent", mode]
+    process = await asyncio.create_subprocess_exec(*words, cwd=directory, stdout=-1, stderr=-1)
+    output, errors = await asyncio.wait_for(process.communicate(), 300)
+    assert process.returncode == 0, errors.decode()
+    printed: dict[str, Any] = json.loads(output)
+    return printed
+
+
+@pytest.mark.parametrize(
+    "mode", ["streamed", *(pytest.param(mode, marks=pytest.mark.long) for mode in ("whole", "previous"))]
+)
+async def test_a_tool_loop_is_one_tree_whose_tokens_are_all_trained(
+    serve: Serve, template: ChatTemplate, ai_sdk: Path, mode: str
+) -> None:
+    stand = await serve(script)
+    printed = await run_steps(ai_sdk, stand, mode)
+    assert printed["texts"] == ["done", "nothing"]
+    assert any("item_reference" in kinds for kinds in printed["kinds"][1:])
+    calls = stand.recorded()
+    assert [call.follows for call in calls] == [None, *(call.id for call in calls[:3])]
+    for index in (1, 2):  # a question behind them makes the template leave out their reasoning
+        before = stand.path(index - 1)
+        assert stand.path(index)[: len(before)] == before
+    excluded: Counter[Any] = Counter()
+    rows = merge(calls, 1.0, excluded, why_not_trainable)
+    assert not excluded and sum(int(row.trained.sum()) for row in rows) == sum(len(call.sampled) for call in calls)
+    assert [template.decode(call.sampled) for call in calls] == [
+        f"{text}<|im_end|>" for text in (script("<|im_start|>user", ()), *ANSWERS.values())
+    ]
