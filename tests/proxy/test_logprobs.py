@@ -1,5 +1,6 @@
 """Logprobs for clients that ask for them: the recorded ones, of the tokens that the answer's text was sampled as."""
 
+import asyncio
 import math
 from collections.abc import Iterator
 from itertools import chain
@@ -178,3 +179,20 @@ async def test_what_is_not_served_is_refused(path: str, fields: dict[str, Any], 
     body = {name: value for name, value in SENT[path].items() if "logprobs" not in name}
     answer = await stand.ask(path, body | fields)
     assert answer["status"] == 400 and sentence in answer["error"]["message"]
+
+
+async def test_a_repeat_gets_them_if_it_asks(serve: Serve) -> None:
+    """The answer to a client that has gone is for the repeat of its request, which asks for logprobs as it did."""
+    stand = await serve(lambda prompt, ids: ScriptedReply("one two three", seconds_per_token=0.3))
+    assert stand.engine is not None
+    steps: tuple[tuple[dict[str, Any], int, int], ...] = (({}, 1, 2), ({"logprobs": True}, 3, 3))
+    for fields, calls_before, calls in steps:
+        left = asyncio.create_task(stand.chat(user("count"), **fields))
+        async with asyncio.timeout(60):
+            while stand.engine.calls < calls_before:
+                await asyncio.sleep(0.01)
+        left.cancel()
+        await asyncio.wait([left])
+        choice = (await stand.chat(user("count"), logprobs=True))["choices"][0]
+        assert "".join(entry["token"] for entry in choice["logprobs"]["content"]) == "one two three"
+        assert stand.engine.calls == calls

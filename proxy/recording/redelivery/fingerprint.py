@@ -16,7 +16,8 @@ def request_fingerprint(call: Call, prompt: Prompt) -> bytes:
     ids, base = call.prompt if isinstance(call.prompt, tuple) else (), prompt.base.id if prompt.base else None
     form = call.constraint and (call.constraint.schema, call.constraint.calls, call.constraint.once)
     parameters = sorted(call.sampling.items())
-    rest = msgspec.json.encode((ids, base, call.tools, call.stop, parameters, form, call.single_call))
+    wishes = call.single_call, call.logprobs
+    rest = msgspec.json.encode((ids, base, call.tools, call.stop, parameters, form, *wishes))
     state = blake2b(prompt.text.encode("utf-8", "surrogatepass"), digest_size=16)
     state.update(b"\0" + rest)
     return state.digest()
