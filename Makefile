@@ -66,8 +66,8 @@ sdks: install  ## the SDKs that tests run in an environment of their own
 all-sdks: install
 	$(BIN)/python -m tests.proxy.sdks.environments
 
-agents-table: install all-agents  ## every agent at its tasks before a scripted engine, as a table
-	BLACKFORGE_AGENTS_TABLE=benchmarks/results/agents.md $(BIN)/python -m pytest tests/harness/test_agents.py
+agents-table: install all-agents all-sdks  ## every agent at its tasks before a scripted engine, as a table
+	BLACKFORGE_AGENTS_TABLE=benchmarks/results/agents.md $(BIN)/python -m pytest tests/harness/test_agents.py tests/proxy/sdks/test_frameworks.py
 
 $(VENV)/.installed: pyproject.toml constraints.txt requirements/sglang-cpu.txt
 	$(PYTHON) -m venv $(VENV)

@@ -69,8 +69,15 @@ class Line:
 
 
 def write_table(file: Path, lines: Sequence[Line]) -> None:
-    """The live runs as Markdown."""
-    file.write_text("\n".join([HEAD, *map(str, sorted(lines)), ""]))
+    """The live runs as Markdown, before the sections of others."""
+    others = file.read_text().partition("\n## ") if file.exists() else ("", "", "")
+    file.write_text("\n".join([HEAD, *map(str, sorted(lines)), ""]) + "".join(others[1:]))
+
+
+def write_section(file: Path, section: str) -> None:
+    """Put a section, which begins with its title, at the end of the file in place of the present one."""
+    title = section.split("\n")[0]
+    file.write_text(f"{file.read_text().partition(title)[0].rstrip()}\n\n{section}")
 
 
 HEAD = """# Live agents
