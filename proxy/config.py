@@ -24,9 +24,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     history: Literal["splice", "faithful"] = "splice"
     """splice: use the recorded tokens of turns that were sampled in the same attempt. faithful: always render the
     whole conversation with the chat template."""
-    prescribed: Literal["prefill", "grammar"] = "grammar"
+    prescribed: Literal["prefill", "grammar"] = "prefill"
     """How an answer gets the form that a request prescribes (tool_choice required or named, JSON of a schema).
-    prefill: it is sampled freely, and trained. grammar: the engine enforces the form, and it is not trained."""
+    prefill: a required call is begun by the proxy, the rest is sampled freely and trained. grammar: the engine
+    enforces the form, and the answer is not trained."""
 
     max_calls: Count = 4096
     """Model calls in flight at once, over all runs; one run has at most half of them, and so does a session outside of

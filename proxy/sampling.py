@@ -45,7 +45,7 @@ def sampling_request(turn: Turn, attempt: Attempt, template: ChatTemplate, limit
         stop=turn.call.stop,
         grammar=grammar(turn.call, template.form) if enforced else None,
         top_logprobs=turn.call.logprobs or 0,
-        stream=turn.call.stream or turn.call.single_call or limit > LONG_ANSWER_TOKENS,
+        stream=turn.call.stream or turn.single_call or limit > LONG_ANSWER_TOKENS,
     )
 
 
@@ -53,13 +53,14 @@ def why_untrained(turn: Turn, attempt: Attempt) -> Untrained | None:
     """Why a turn that was sampled to its end cannot be trained on; None when it can."""
     if turn.untrainable is not None:
         return turn.untrainable
-    sampled, covered = len(turn.sampling.ids), 0
-    for span in turn.sampling.versions:
-        if span.start != covered or span.end > sampled:
+    length, covered = len(turn.sampling.ids), 0
+    named = [(span.start, span.end) for span in turn.sampling.versions]
+    for start, end in sorted([*turn.sampling.given, *named]):  # no weights sampled the given ones
+        if start != covered or end > length:
             break
-        covered = span.end
-    if covered != sampled:
-        return Untrained(UntrainedReason.VERSION_MISSING, f"first {covered} of {sampled} tokens")
+        covered = end
+    if covered != length:
+        return Untrained(UntrainedReason.VERSION_MISSING, f"first {covered} of {length} tokens")
     if turn.call.constraint is not None and turn.call.constraint.enforced:
         return Untrained(UntrainedReason.CONSTRAINED)
     own = _own_parameters(turn, attempt)

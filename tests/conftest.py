@@ -42,7 +42,7 @@ APART = {
 """Those of the same rooms that do neither: each file may run beside any other."""
 ENGINE = {
     f"proxy/test_{name}.py"
-    for name in ("logprobs", "prefix_reuse", "recomputed", "sglang", "splice", "structured_output")
+    for name in ("logprobs", "prefill", "prefix_reuse", "recomputed", "sglang", "splice", "structured_output")
 }
 """Tests that share the session's real engine, which takes half a minute to start."""
 

@@ -32,6 +32,7 @@ class ReplayHandler(Handler):
         recorded = self._recording.next(answer.recorder.session.attempt.id, turn)
         turn.call_ids = tuple(call["id"] for call in recorded.reply.get("tool_calls", ()))
         sampling = turn.sampling
+        sampling.given = recorded.given
         for number, token in enumerate(recorded.sampled):
             sampling.ids.append(token)
             await answer.send(turn.take([token]))

@@ -1,8 +1,9 @@
 """Answers of a prescribed form (JSON of a schema, or calls of functions): reads the request's wish, makes the grammar.
 
-The engine's grammar holds from the first sampled token, so a prescribed answer has no reasoning. Such turns are not
-trained: a grammar changes the distribution that they are sampled from. Left out: free text around the prescribed form,
-a schema for the answer beside tools that may be called instead, and calls in formats whose arguments are not JSON.
+Where the engine enforces it (proxy.prescribed = "grammar"), the grammar holds from the first sampled token, so a
+prescribed answer has no reasoning. Such turns are not trained: a grammar changes the distribution that they are sampled
+from. Left out: free text around the prescribed form, a schema for the answer beside tools that may be called instead,
+grammars of calls in formats whose arguments are not JSON; proxy/prompt/prefill.py begins calls without a grammar.
 """
 
 from collections.abc import Sequence

@@ -5,15 +5,15 @@ What has come stays readable when the engine dies or the client goes away. Left 
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import msgspec
 
 from proxy.call import Grammar
 from proxy.engine.moe_config import Mixture
-from proxy.pool.completions.records import VersionSpan
-from proxy.pool.completions.routed_experts import RoutedExperts, narrowed
+from proxy.pool.completions.records import GivenSpan, VersionSpan
+from proxy.pool.completions.routed_experts import RoutedExperts, joined, narrowed
 
 REFUSALS = (400, 413, 422)
 """HTTP statuses by which an engine says that the request is at fault."""
@@ -101,6 +101,21 @@ class SamplingRequest:
     salt: str = ""
     """The engine uses only those cached prefixes that were stored with the same salt."""
 
+    def behind(self, answer: Sequence[int], end_ids: Sequence[int], stop: Sequence[str]) -> "SamplingRequest":
+        """The request for the rest of an answer whose first tokens these are. It ends at these tokens and texts too."""
+        if not answer:
+            prompt = self.prompt
+        else:
+            prompt = self.prompt.rstrip()[:-1] + b"," + msgspec.json.encode(list(answer))[1:]
+        return replace(
+            self,
+            prompt=prompt,
+            prompt_length=self.prompt_length + len(answer),
+            max_new_tokens=self.max_new_tokens - len(answer),
+            end_ids=(*self.end_ids, *end_ids),
+            stop=(*self.stop, *stop),
+        )
+
 
 @dataclass
 class CallExperts:
@@ -112,7 +127,14 @@ class CallExperts:
     received: bytes | None = None
     """As the engine sends them with its last event: int32 [positions, layers, top_k]."""
     recorded: RoutedExperts | None = None
-    """The same for the row; None until `read`."""
+    """The same for the row, with those of the answer's earlier engine calls; None until `read`."""
+    earlier: RoutedExperts | None = None
+    """What the answer's earlier engine calls named."""
+
+    def go_on(self) -> None:
+        """Begin a further engine call of the same answer: it names the experts behind those of the last one."""
+        if self.recorded is not None:
+            self.start, self.earlier, self.recorded = self.recorded.end, self.recorded, None
 
     def read(self, path_length: int) -> None:
         """Check and pack what came: the positions from `start` to the last sampled token, which has none yet.
@@ -131,7 +153,7 @@ class CallExperts:
                 f"the engine named the experts of {experts.end - self.start if experts else 0} positions, not of "
                 f"{expected}; start it with --enable-return-routed-experts, or set engine.routed_experts = false",
             )
-        self.received, self.recorded = None, experts
+        self.received, self.recorded = None, experts if self.earlier is None else joined(self.earlier, experts)
 
 
 @dataclass
@@ -139,6 +161,8 @@ class Sampling:
     """What has been sampled so far."""
 
     ids: "array[int]" = field(default_factory=lambda: array("i"))
+    """The answer's tokens: sampled ones, and given ones in the spans `given`."""
+    given: tuple[GivenSpan, ...] = ()
     logprobs: "array[float]" = field(default_factory=lambda: array("f"))
     top: list[list[tuple[float, int]]] = field(default_factory=list)
     """For each token the likeliest ones of its place, as (logprob, id); empty where the client wants none."""
@@ -146,17 +170,49 @@ class Sampling:
     finish: str = ""
     """stop | length | abort; empty until the engine has said why it stopped."""
     cached_tokens: int = 0
+    """Tokens of the last engine call's prompt that the engine did not compute again."""
     version: str = ""
     """The weights that sampled the last tokens so far."""
     experts: CallExperts | None = None
     """None unless the experts of a mixture are recorded."""
     enough: int | None = None
     """Set by the caller once it has all that it wants: this many tokens. The engine is stopped then."""
+    start: int = 0
+    """Where in `ids` the tokens of the last engine call begin."""
+
+    @property
+    def fresh(self) -> int:
+        """Number of tokens that the last engine call has sampled so far."""
+        return len(self.ids) - self.start
+
+    @property
+    def sampled(self) -> int:
+        """Number of tokens that the engine has sampled so far, without given ones."""
+        return len(self.ids) - self.given_count
+
+    @property
+    def given_count(self) -> int:
+        return sum(end - start for start, end in self.given)
+
+    def logprob_place(self, place: int) -> int | None:
+        """Where in `logprobs` and `top` the token at a place of `ids` stands; None for a given token."""
+        if any(start <= place < end for start, end in self.given):
+            return None
+        return place - sum(end - start for start, end in self.given if end <= place)
+
+    def go_on(self, given: Sequence[int] = ()) -> None:
+        """Begin a further engine call of the same answer, behind the tokens `given`, which the model did not sample."""
+        if given:
+            self.given += ((len(self.ids), len(self.ids) + len(given)),)
+            self.ids.extend(given)
+        self.start, self.finish = len(self.ids), ""
+        if self.experts is not None:
+            self.experts.go_on()
 
     def extend(self, event: GenerateEvent) -> list[int]:
         """Take an event and return its new ids; an event may repeat ids that came before."""
         meta = event.meta_info
-        fresh = meta.completion_tokens - len(self.ids) if meta.completion_tokens else len(event.output_ids)
+        fresh = meta.completion_tokens - self.fresh if meta.completion_tokens else len(event.output_ids)
         if fresh > len(event.output_ids):
             sent = len(event.output_ids)
             raise EngineError(
@@ -179,7 +235,9 @@ class Sampling:
 
     def _end(self, meta: EventMeta, finish: FinishReason) -> None:
         spans = meta.weight_versions or []
-        self.versions = tuple(VersionSpan(span.version, span.start, span.end) for span in spans)
+        self.versions += tuple(
+            VersionSpan(span.version, self.start + span.start, self.start + span.end) for span in spans
+        )
         self.finish = "stop" if self.enough is not None and finish.type == "abort" else finish.type
         if finish.type == "abort" and finish.status_code:
             raise EngineError(error_kind(finish.status_code), f"the engine ended the call: {finish.message}")
@@ -189,7 +247,8 @@ class Sampling:
         if self.enough is None:
             return
         size = self.enough
-        del self.ids[size:], self.logprobs[size:], self.top[size:]
+        sampled = size - self.given_count
+        del self.ids[size:], self.logprobs[sampled:], self.top[sampled:]
         spans = [VersionSpan(span.version, span.start, min(span.end, size)) for span in self.versions]
         self.versions, self.finish = tuple(span for span in spans if span.start < span.end), "stop"
         if self.experts is not None and self.experts.recorded is not None:
@@ -197,11 +256,11 @@ class Sampling:
 
     def check(self) -> None:
         """Raise EngineError unless the engine ended the answer by itself and every token has its logprob."""
-        wanted = len(self.ids) if self.enough is None else self.enough
+        wanted = self.sampled if self.enough is None else self.enough - self.given_count
         if min(len(self.logprobs), wanted) != wanted:
             raise EngineError(
                 "no_logprobs",
-                f"the engine returned {len(self.logprobs)} logprobs for {len(self.ids)} tokens; "
+                f"the engine returned {len(self.logprobs)} logprobs for {self.sampled} tokens; "
                 "use SGLang 0.5.23 or later, or the scripted engine",
             )
         if self.finish == "abort":

@@ -126,10 +126,16 @@ class Route:
         self._fleet = fleet
         self._origin = origin
         self._tried: set[str] = set()
+        self._state: SlotState | None = None
 
     async def sample(self, request: SamplingRequest, into: Sampling) -> AsyncGenerator[list[int], None]:
-        """Sample like EngineClient.sample, at the best slot whose replica was not tried for this call."""
-        state = self._fleet.pick(self._origin, request.prompt_length, self._tried)
+        """Sample like EngineClient.sample, at the best slot whose replica was not tried for this call.
+
+        The rest of an answer is sampled where its beginning was, whose prefix is cached there.
+        """
+        if self._state is None or not into.logprobs:
+            self._state = self._fleet.pick(self._origin, request.prompt_length, self._tried)
+        state = self._state
         self._tried.add(state.replica.url)
         if into.experts is not None and state.replica.layered:
             raise EngineError("no_experts", layered_cache(f"the engine at {state.replica.url}"))

@@ -119,7 +119,7 @@ class SlotCall:
         replica.serves(into.version)
         replica.prompt_tokens += self._length
         replica.cached_tokens += into.cached_tokens
-        self._slot.cached.note(self._origin, self._length + len(into.ids))
+        self._slot.cached.note(self._origin, self._length + into.fresh)
 
     def end(self) -> None:
         """Release the slot. Call it exactly once, however the call ended."""

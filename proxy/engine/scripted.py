@@ -236,10 +236,22 @@ class _ScriptedAnswer:
         self.logprobs = self.reply.logprobs if request.return_logprob else 0
         limit = request.sampling_params.get("max_new_tokens", 128)
         ids = list(self.reply.ids or template.encode(self.reply.text)) + ([template.end] if self.reply.end else [])
-        self.ids, self.cut = ids[:limit], len(ids) > limit or not self.reply.end
+        stopped = self._stopped(ids, request.sampling_params, template)
+        self.ids = ids[: min(limit, stopped or len(ids))]
+        self.cut = len(ids) > limit or not self.reply.end
+        self.cut = self.cut and not (stopped and stopped <= limit)
         self.sent: list[int] = []
         self.spans: list[dict[str, Any]] = []
         self.finish: dict[str, Any] | None = None
+
+    def _stopped(self, ids: list[int], params: dict[str, Any], template: ChatTemplate) -> int | None:
+        """How many tokens there are up to a stop token or stop string, both included; None without one."""
+        ends, texts = params.get("stop_token_ids") or (), params.get("stop") or ()
+        places = [place for place, token in enumerate(ids, 1) if token in ends]
+        if texts:
+            wholes = ((place, template.decode(ids[:place])) for place in range(1, len(ids) + 1))
+            places += [place for place, whole in wholes if any(text in whole for text in texts)]
+        return min(places, default=None)
 
     async def fail(self, fault: Fault) -> None:
         if fault.hang:

@@ -18,7 +18,9 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    case,
     func,
+    null,
 )
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
@@ -158,7 +160,8 @@ completions = Table(
     Column("follows", ForeignKey("completions.id")),
     Column("prompt_tail", LargeBinary, nullable=False),
     Column("sampled", LargeBinary, nullable=False),
-    Column("logprobs", LargeBinary, nullable=False),
+    Column("given", JSON(none_as_null=True)),  # [[start, end], ...] of `sampled` that the proxy wrote; null: nothing
+    Column("logprobs", LargeBinary, nullable=False),  # of the tokens that are not given, like `versions`
     Column("versions", JSON, nullable=False),  # [[version, start, end], ...]
     Column("finish_reason", Text, nullable=False),
     Column("untrainable", Text),  # why it is not trained (proxy/pool/untrained.py), and details; null: trainable
@@ -208,7 +211,11 @@ undelivered = Table(
 )
 
 TOKENS = func.length(completions.c.sampled, type_=Integer) // 4
-"""Number of tokens that a completion sampled."""
+"""Number of tokens of a completion's answer."""
+SAMPLED_TOKENS = case(
+    (completions.c.given.is_(null()), TOKENS), else_=func.length(completions.c.logprobs, type_=Integer) // 4
+)
+"""Number of tokens that the model sampled: given ones have no logprob."""
 
 policy_versions = Table(
     "policy_versions",

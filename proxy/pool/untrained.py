@@ -38,6 +38,7 @@ class UntrainedReason(StrEnum):
     UNFINISHED = "unfinished", "imitation takes whole replies only; detail: the finish reason of this one"
     OTHER_VERSION = "other_version", "the comparison of logprobs takes completions of one version only"
     # of a token
+    GIVEN = "given", 'the proxy wrote the token, to begin a prescribed call (`proxy.prescribed = "prefill"`)'
     LOGPROB_NOT_FINITE = "logprob_not_finite", "its logprob is not finite, or nothing stands before the token"
     # of an attempt
     RETRIED = "retried", "another attempt has the outcome of the rollout, or will have it"

@@ -27,6 +27,8 @@ PROBE = "blackforgeprobe"
 
 THINKING, THINKING_TOO = "enable_thinking", "thinking"
 """The argument that says whether to think, in most templates and in DeepSeek's."""
+BEHIND_NAME = 8
+"""Characters behind a call's name that show where its last token ends."""
 DICT_ATTRIBUTES = frozenset(dir(dict))
 
 
@@ -78,6 +80,8 @@ class ChatTemplate:
         """Whether the template shows a system prompt."""
         self.takes_reasoning = self._shows({"content": "said", "reasoning_content": PROBE})
         """Whether the template reads a turn's `reasoning_content`; others see reasoning only as part of the content."""
+        self.opening = self._opening_of_calls()
+        """Text of a turn before its first call's name, from the marker on, and text behind the name."""
 
     def _described(self) -> tuple[str, tuple[str, ...]]:
         return "\n".join(self._sources.values()), self.special
@@ -101,6 +105,24 @@ class ChatTemplate:
             return PROBE in self.render([*first, {"role": "user", "content": "x"}, {"role": "assistant", **turn}], ())
         except TemplateError:
             return False
+
+    def _opening_of_calls(self) -> tuple[str, str]:
+        """How the template writes a turn's first call; as the format does where the template shows none in it."""
+        content, as_text = self._calls
+        arguments = {"a": "b"}
+        function = {"name": PROBE, "arguments": _tojson(arguments) if as_text else arguments}
+        call = {"id": "a1b2c3d4e", "type": "function", "function": function}
+        turn = {"role": "assistant", "content": content, "tool_calls": [call]}
+        try:
+            before, name, behind = self.render([{"role": "user", "content": "x"}, turn], ()).partition(PROBE)
+        except TemplateError:
+            return self.form.opening
+        marker = self.form.opening[0]
+        starts = [before.rfind(mark) for mark in (*self.form.openers, *self.form.at_start) if marker.startswith(mark)]
+        start = min((at for at in starts if at >= 0), default=-1)
+        if not name or start < 0 or self.form is not self.written:
+            return self.form.opening
+        return before[start:], behind[:BEHIND_NAME]
 
     def _end_ids(self, model: dict[str, Any]) -> tuple[int, ...]:
         """The end-of-turn tokens, the tokenizer's own first."""

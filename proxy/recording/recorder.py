@@ -175,6 +175,7 @@ class TurnRecorder:
             follows=prompt.follows,
             prompt_tail=prompt.ids[length:],
             sampled=sampling.ids,
+            given=sampling.given,
             logprobs=sampling.logprobs,
             versions=sampling.versions,
             finish_reason=finish or reply.finish_reason,

@@ -51,11 +51,12 @@ class TextTokens:
 
     def _with_logprob(self, place: int, start: int) -> list[TokenLogprob]:
         sampling = self._sampling
-        if place >= len(sampling.logprobs):
+        at = sampling.logprob_place(place)
+        if at is None or at >= len(sampling.logprobs):
             return []
-        id, top = sampling.ids[place], sampling.top[place] if place < len(sampling.top) else ()
+        id, top = sampling.ids[place], sampling.top[at] if at < len(sampling.top) else ()
         named = [TokenLogprob(id, self._bytes(id), logprob) for logprob, id in top if logprob > IMPOSSIBLE]
-        return [TokenLogprob(id, self._bytes(id), sampling.logprobs[place], start, tuple(named))]
+        return [TokenLogprob(id, self._bytes(id), sampling.logprobs[at], start, tuple(named))]
 
     def _bytes(self, id: int) -> bytes:
         """What a token stands for inside a text; `decode` would drop the leading space of some vocabularies."""

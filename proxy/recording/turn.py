@@ -21,6 +21,7 @@ from proxy.parsing.turn_parser import ParsedCall, Piece, Reasoning, Text, TurnPa
 from proxy.pool.completions.records import Completion
 from proxy.pool.rollouts.attempts import Attempt
 from proxy.pool.untrained import Untrained
+from proxy.prompt.prefill import Stage, stages
 from proxy.prompt.splice import Prompt
 from proxy.prompt.template import ChatTemplate
 from proxy.recording.text_tokens import TextTokens
@@ -73,13 +74,22 @@ class Turn:
         self._incomplete = False  # the last ids have not become text yet
         self._parsed = 0  # how much of the decoded text the parser has
         self._tokens = None if self.call.logprobs is None else TextTokens(self.template.tokenizer, self.sampling)
+        self._decoded_ids = 0  # how many ids have become text
+        self._stops_from = 0  # where the text begins in which stop strings count: behind given tokens
+        self._cached_tokens: int | None = None
         self._pieces: list[Piece] = []
         self._taken = 0  # ids that the pieces are made of, where the first call ends the turn
 
     @property
+    def single_call(self) -> bool:
+        """Whether the turn ends with its first call. Where the engine enforces a call, its grammar sees to that."""
+        constraint = self.call.constraint
+        return self.call.single_call or constraint is not None and constraint.once and not constraint.enforced
+
+    @property
     def begun(self) -> bool:
         """Whether anything has been sampled."""
-        return bool(self.sampling.ids)
+        return self.sampling.sampled > 0
 
     @property
     def untrainable(self) -> Untrained | None:
@@ -97,20 +107,50 @@ class Turn:
 
         Work that grows with the number of tokens runs in `work`'s threads where there are many.
         """
+        for stage in stages(self.call, self.prompt, self.template):
+            if self.begun and not self._goes_on():
+                break
+            rest = request.max_new_tokens - len(self.sampling.ids)
+            if rest <= 0:
+                self.sampling.finish = "length"
+                break
+            given = list(stage.given[: rest - 1])  # the model samples one token at least
+            self.sampling.go_on(given)
+            if given:
+                yield self.take(given)
+            async for pieces in self._sample(request, stage, work, attempt):
+                yield pieces
+        yield await work.sized(len(self.sampling.ids), attempt, self.close)
+
+    async def _sample(
+        self, request: SamplingRequest, stage: Stage, work: FairThreads, attempt: Attempt
+    ) -> AsyncGenerator[list[Piece], None]:
+        """Make one engine call of the turn, behind what the turn has so far."""
         assert self.route is not None, "a turn is sampled through a route"
+        tokens = [text for text in stage.ends if text in self.template.special]  # never part of a longer token
+        texts = [text for text in stage.ends if text not in tokens]
+        end_ids = [id for text in tokens for id in self.template.encode(text)]
+        request = request.behind(self.sampling.ids, end_ids, texts)
         async with aclosing(self.route.sample(request, self.sampling)) as events:
             async for ids in events:
                 yield await work.sized(len(ids), attempt, self.take, ids)
         self.sampling.check()
+        if self._cached_tokens is None:
+            self._cached_tokens = self.sampling.cached_tokens
         if (experts := self.sampling.experts) is not None:
             length = len(self.prompt.ids) + len(self.sampling.ids)
             await work.sized(length - experts.start, attempt, experts.read, length)
         self.sampling.cut(len(self.prompt.ids))
-        yield await work.sized(len(self.sampling.ids), attempt, self.close)
+
+    def _goes_on(self) -> bool:
+        """Whether the last engine call ended where its stage ends, and not where the turn does."""
+        ids, sampling = self.sampling.ids, self.sampling
+        ended = sampling.finish != "stop" or sampling.enough is not None or ids[-1] in self.template.ends
+        return not ended and not self._stops()
 
     def take(self, ids: list[int]) -> list[Piece]:
         """The pieces that have become certain with these ids."""
-        if not self.call.single_call:
+        if not self.single_call:
             return self._take(ids)
         pieces: list[Piece] = []
         for id in ids:
@@ -143,14 +183,21 @@ class Turn:
         if visible:
             text = self._decoder.step(self.template.tokenizer, visible)
             self._decoded, self._incomplete = self._decoded + (text or ""), text is None
+        self._decoded_ids += len(ids)
+        if self.sampling.given and self._decoded_ids <= self.sampling.given[-1][1]:
+            self._stops_from = len(self._decoded)
 
     def _parse(self, end: int) -> list[Piece]:
-        stops = [at for at in map(self._decoded.find, self.call.stop) if at >= 0]
-        end = min([end, *stops])
+        end = min([end, *self._stops()])
         pieces = self._with_tokens(self._parser.feed(self._decoded[self._parsed : end]))
         self._parsed = max(self._parsed, end)
         self._pieces += pieces
         return pieces
+
+    def _stops(self) -> dict[int, str]:
+        """Where stop strings stand in the text that the model sampled behind all given tokens."""
+        places = {self._decoded.find(stop, self._stops_from): stop for stop in self.call.stop}
+        return {at: stop for at, stop in places.items() if at >= 0}
 
     def close(self) -> list[Piece]:
         """What was held back until the end of the turn. Nothing that stands behind the only call."""
@@ -175,7 +222,7 @@ class Turn:
         calls = [piece for piece in self._pieces if isinstance(piece, ParsedCall)]
         earlier = {call.get("id", "") for message in self.call.messages for call in message.get("tool_calls") or ()}
         ids = self.call_ids or self.template.form.ids(calls, earlier)
-        stops = {self._decoded.find(stop): stop for stop in self.call.stop if stop in self._decoded}
+        stops = self._stops()
         return Reply(
             content="".join(piece.text for piece in self._pieces if isinstance(piece, Text)),
             reasoning="".join(piece.text for piece in self._pieces if isinstance(piece, Reasoning)),
@@ -183,7 +230,7 @@ class Turn:
             finish_reason="length" if self.sampling.finish == "length" else "tool_calls" if calls else "stop",
             prompt_tokens=len(self.prompt.ids),
             sampled_tokens=len(self.sampling.ids),
-            cached_tokens=self.sampling.cached_tokens,
+            cached_tokens=self.sampling.cached_tokens if self._cached_tokens is None else self._cached_tokens,
             stop_sequence=stops[min(stops)] if stops else None,
             logprobs=tuple(token for piece in self._pieces if isinstance(piece, Text) for token in piece.tokens),
         )
@@ -191,8 +238,10 @@ class Turn:
     def from_record(self, recorded: Completion) -> tuple[list[Piece], Reply]:
         """The answer that was recorded for this request: its pieces, and the whole with its own call ids."""
         self.sampling.ids, self.sampling.logprobs = recorded.sampled, recorded.logprobs
+        self.sampling.given = recorded.given
         self.sampling.finish = recorded.finish_reason
-        pieces = self.take(recorded.sampled.tolist()) + self.close()
+        ids, free = recorded.sampled.tolist(), recorded.given[-1][1] if recorded.given else 0
+        pieces = self.take(ids[:free]) + self.take(ids[free:]) + self.close()
         functions = [(call["id"], call["function"]) for call in recorded.reply.get("tool_calls", ())]
         calls = tuple(ToolCall(id, function["name"], function["arguments"]) for id, function in functions)
         return pieces, replace(self.reply(), tool_calls=calls)

@@ -1,10 +1,12 @@
 """What an attempt has used of the model, and what the proxy saw of its calls."""
 
 import time
+from array import array
 from dataclasses import replace
 
 import pytest
 
+from proxy.pool.completions.records import VersionSpan
 from proxy.pool.database import Pool
 from proxy.pool.rollouts.attempts import by_key, open_attempt
 from proxy.pool.rollouts.budgets import Budget, calls_seen, last_event, note_spent, note_trouble, spent
@@ -28,6 +30,14 @@ def test_turns_are_whole_answers_and_tokens_are_whatever_was_sampled(pool: Pool,
     assert spent(pool, attempt_id, Budget(turns=1)) == "turns"
     assert spent(pool, attempt_id, Budget(tokens=4)) == "tokens"
     assert spent(pool, attempt_id, Budget()) is None
+
+
+def test_given_tokens_use_up_nothing(pool: Pool, attempt_id: int) -> None:
+    answer = new_completion(attempt_id, sampled=[3, 4, 5, 6])
+    logprobs, versions = array("f", [-0.5, -0.5]), (VersionSpan("v1", 2, 4),)
+    record(pool, [replace(answer, given=((0, 2),), logprobs=logprobs, versions=versions)])
+    assert spent(pool, attempt_id, Budget(tokens=3)) is None
+    assert spent(pool, attempt_id, Budget(tokens=2)) == "tokens"
 
 
 def test_trouble_counts_until_a_call_goes_well(pool: Pool, attempt_id: int) -> None:

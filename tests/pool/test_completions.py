@@ -30,7 +30,7 @@ async def test_concurrent_completions_get_consecutive_ordinals(pool: Pool) -> No
 
 async def test_a_completion_comes_back_as_it_went_in(pool: Pool) -> None:
     attempt, writer = open_session(pool, "k"), CompletionWriter(pool)
-    sent = replace(new_completion(attempt.id), shape=RequestShape(tools=7, turns=2, continues=1))
+    sent = replace(new_completion(attempt.id), shape=RequestShape(tools=7, turns=2, continues=1), given=((0, 1),))
     await writer.add(sent)
     stored = vars(of_attempt(pool, attempt.id)[0])
     assert {name: stored[name] for name in vars(sent)} == vars(sent)

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import update
 
 from proxy.commands.main import main
-from proxy.pool.completions.records import NewCompletion, int_bytes
+from proxy.pool.completions.records import NewCompletion, float_bytes, int_bytes
 from proxy.pool.database import Pool
 from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt
 from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
@@ -81,6 +81,10 @@ def test_verify_counts_what_is_whole(attempt: int, output_of: Command) -> None:
         ({"versions": []}, "it is trainable with versions for 0 of 1 sampled tokens"),
         ({"versions": [["v1", 0, 2]]}, "overlap or leave its 1 sampled tokens"),
         ({"versions": [["v1"]]}, "its versions are no list of spans"),
+        ({"given": [[0, 2]]}, "its given spans [(0, 2)] overlap or leave its 1 tokens"),
+        ({"given": [[0, 1]]}, "name weights for given tokens [(0, 1)]"),
+        ({"given": [[0, 1]], "versions": []}, "it has 1 logprobs for 0 sampled tokens"),
+        ({"given": "all"}, "its given tokens are no list of spans"),
         ({"prefix_length": 7}, "it shares 7 tokens with completion 1, which has 4"),
         ({"prefix_of": 3}, "its prefix is of completion 3, which is no earlier one of its attempt"),
         ({"follows": 2}, "it follows completion 2, which is no earlier one of its attempt"),
@@ -130,6 +134,7 @@ def test_show_prints_the_tree(attempt: int, output_of: Command) -> None:
 EXPECTED = {
     "tokens": [[1, 2, 3, 4], [1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 7, 8]],
     "mask": [[0, 0, 1, 1], [0, 0, 0, 0, 0, 1], [0] * 6],
+    "given": [[], [], []],
     "logprobs": [[-0.5, -0.5], [-0.5], []],
     "reward": [0.5] * 3,
     "untrainable": [None, None, "abandoned"],
@@ -144,6 +149,19 @@ def test_export_as_jsonl(attempt: int, output_of: Command, tmp_path: Path) -> No
     assert {name: [row[name] for row in rows] for name in EXPECTED} == EXPECTED
     assert rows[1]["message"]["content"] == "done \x1b[31mred" and rows[1]["final"] is True
     assert rows[1]["versions"] == [{"version": "v1", "start": 0, "end": 1}]
+
+
+def test_given_tokens_are_neither_masked_in_nor_have_logprobs(
+    pool: Pool, attempt: int, output_of: Command, tmp_path: Path
+) -> None:
+    given = {"given": [[0, 1]], "logprobs": float_bytes([-0.5]), "versions": [["v1", 1, 2]]}
+    with pool.write() as connection:
+        connection.execute(update(completions).where(completions.c.id == 1).values(given))
+    assert "3 sampled tokens, no damages" in output_of("verify")
+    assert "#1, shared 0, new 2, sampled 1, given 1, stop, v1:" in output_of("show", attempt)
+    output_of("export", "r", "--output", tmp_path / "r.jsonl")
+    row = json.loads((tmp_path / "r.jsonl").read_text().splitlines()[0])
+    assert (row["mask"], row["given"], row["logprobs"]) == ([0, 0, 0, 1], [[2, 3]], [-0.5])
 
 
 def test_export_as_parquet_holds_the_same(attempt: int, output_of: Command, tmp_path: Path) -> None:

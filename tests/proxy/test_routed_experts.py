@@ -18,8 +18,9 @@ from proxy.engine.scripted import Fault, ScriptedReply, chosen
 from proxy.engine.sglang import Sglang
 from proxy.pool.completions.records import Completion, int_bytes
 from proxy.pool.errors import UserError
+from proxy.pool.inspect.verify import verify
 from proxy.server import Gateway
-from tests.proxy.conftest import Serve, Stand, user
+from tests.proxy.conftest import SHELL, Serve, Stand, user
 
 MIXTURE = Mixture(layers=3, top_k=2)
 
@@ -94,6 +95,17 @@ async def test_what_was_lost_with_its_replica_is_asked_for_again(serve: Serve, m
     lost, row = stand.recorded()
     assert lost.experts is None and lost.untrainable is not None
     assert row.experts is not None and row.experts.start == 0 and row.experts.ids == expected(stand.path(1), row)
+
+
+async def test_an_answer_of_several_engine_calls_has_all_experts(serve: Serve, mixture: Path) -> None:
+    rest = '", "arguments": {"command": "ls"}}\n</tool_call>'
+    stand = await stand_for(serve, mixture, lambda text, ids: rest if text.endswith("shell") else "hm</think>")
+    await stand.chat(user("hello"), tools=[SHELL], tool_choice="required")
+    [row] = stand.recorded()
+    assert len(row.given) == 2 and row.experts is not None
+    assert (row.experts.start, row.experts.end) == (0, len(stand.path()) - 1)
+    assert row.experts.ids == expected(stand.path(), row)
+    assert verify(stand.pool).damages == []
 
 
 async def test_an_engine_that_names_none_fails_the_call(serve: Serve, mixture: Path) -> None:

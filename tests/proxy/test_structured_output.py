@@ -57,7 +57,7 @@ CALLS: list[tuple[str, dict[str, Any], bool]] = [
 
 @pytest.mark.parametrize(("path", "fields", "schema"), ANSWERS)
 async def test_a_schema_reaches_the_engine(path: str, fields: dict[str, Any], schema: Any, serve: Serve) -> None:
-    stand = await serve(lambda prompt, ids: '{"title": "hello"}')
+    stand = await serve(lambda prompt, ids: '{"title": "hello"}', prescribed="grammar")
     answer = await stand.ask(path, SAID[path] | fields)
     assert answer["status"] == 200 and '{\\"title\\": \\"hello\\"}' in json.dumps(answer)
     assert stand.engine is not None
@@ -68,7 +68,7 @@ async def test_a_schema_reaches_the_engine(path: str, fields: dict[str, Any], sc
 
 @pytest.mark.parametrize(("path", "fields", "once"), CALLS)
 async def test_a_call_is_forced(path: str, fields: dict[str, Any], once: bool, serve: Serve) -> None:
-    stand = await serve(lambda prompt, ids: shell_call("ls"))
+    stand = await serve(lambda prompt, ids: shell_call("ls"), prescribed="grammar")
     answer = await stand.ask(path, SAID[path] | fields)
     assert answer["status"] == 200 and '"shell"' in json.dumps(answer)
     assert stand.engine is not None
@@ -129,13 +129,13 @@ def test_forced_calls_are_calls_of_the_format(name: str) -> None:
 
 
 async def test_a_format_whose_calls_are_no_json_cannot_be_forced(serve: Serve) -> None:
-    stand = await serve(lambda prompt, ids: "never asked", tool_format="glm45")
+    stand = await serve(lambda prompt, ids: "never asked", tool_format="glm45", prescribed="grammar")
     answer = await stand.chat(user("hello"), tools=[SHELL], tool_choice="required")
     assert answer["status"] == 400 and "tool_choice asks for a call" in answer["error"]["message"]
 
 
 async def test_a_prescribed_answer_is_no_reasoning_where_the_template_opens_one(serve: Serve) -> None:
-    stand = await serve(lambda prompt, ids: '{"title": "x"}')
+    stand = await serve(lambda prompt, ids: '{"title": "x"}', prescribed="grammar")
     options = {"enable_thinking": True}
     form = {"type": "json_object"}
     answer = await stand.chat(user("hello"), response_format=form, chat_template_kwargs=options)
@@ -143,7 +143,7 @@ async def test_a_prescribed_answer_is_no_reasoning_where_the_template_opens_one(
 
 
 async def test_the_real_engine_keeps_to_schema_and_call(sglang_engine: Sglang, serve: Serve) -> None:
-    stand = await serve(url=sglang_engine.url)
+    stand = await serve(url=sglang_engine.url, prescribed="grammar")
     properties = {"done": {"type": "boolean"}}
     asked = {"type": "object", "properties": properties, "required": ["done"], "additionalProperties": False}
     form = {"type": "json_schema", "json_schema": {"name": "t", "schema": asked}}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from proxy.pool.completions.records import Completion
+from proxy.pool.completions.records import Completion, VersionSpan
 from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
 from proxy.pool.untrained import Untrained, UntrainedReason, to_metrics
 from tests.trainer.make import chain, make_config, make_rows, write_model
@@ -60,6 +60,15 @@ def test_what_is_not_trained_is_counted_by_reason() -> None:
     rows, excluded = merged([first, second, third])
     assert to_metrics(excluded) == {"sampling_parameters: temperature 0": 1, "logprob_not_finite": 1}
     assert np.flatnonzero(rows[0].trained).tolist() == [3, 4, 9] and np.isfinite(rows[0].rollout_logp).all()
+
+
+def test_given_tokens_are_context_only() -> None:
+    first, second, third = chain(GROWING)
+    third = replace(third, given=((0, 1),), logprobs=array("f", [-1.5]), versions=(VersionSpan("v1", 1, 2),))
+    rows, excluded = merged([first, second, third])
+    assert to_metrics(excluded) == {"given": 1}
+    assert np.flatnonzero(rows[0].trained).tolist() == [3, 4, 6, 10]
+    assert rows[0].rollout_logp.tolist()[8:] == [0, 0, -1.5] and rows[0].segment.tolist()[9:] == [0, 2]
 
 
 def test_side_calls_are_counted_and_what_has_no_label_is_trained() -> None:

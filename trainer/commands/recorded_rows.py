@@ -49,7 +49,7 @@ def sampled_by(version: str, config: Config, run: str, excluded: Counter[Untrain
     def why_not(item: Completion) -> Untrained | None:
         if {span.version for span in item.versions} != {version}:
             return Untrained(UntrainedReason.OTHER_VERSION)
-        whole = len(item.logprobs) == len(item.sampled)
+        whole = len(item.logprobs) == item.sampled_count
         return None if whole else Untrained(UntrainedReason.LOGPROBS_MISSING)
 
     pool, model = open_pool(config.pool), Path(config.model)

@@ -129,7 +129,7 @@ def _shaped(rollouts: Sequence[_JudgedRollout | None], credit: Credit) -> list[_
     for one, speed in zip(valid, speeds, strict=True):
         added = credit.speed_weight * speed
         if one.success and credit.overlong_limit is not None:
-            length = sum(len(turn.sampled) for turn in one.turns)
+            length = sum(turn.sampled_count for turn in one.turns)
             added += formulas.overlong(length, credit.overlong_limit, credit.overlong_margin)
         shaped.append(replace(one, outcome=one.outcome + added))
     remaining = iter(shaped)

@@ -20,6 +20,6 @@ def critical_path(calls: Sequence[Completion], tokens_per_second: float) -> floa
     """When each call ended, and the length of its chain up to its end; both in seconds."""
     for call in sorted(calls, key=lambda call: call.started_at):
         before = max((chain for chain in chains if chain[0] <= call.started_at), default=(call.started_at, 0.0))
-        length = before[1] + call.started_at - before[0] + len(call.sampled) / tokens_per_second
+        length = before[1] + call.started_at - before[0] + call.sampled_count / tokens_per_second
         chains.append((call.finished_at, length))
     return max((length for _, length in chains), default=0.0)

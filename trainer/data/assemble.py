@@ -57,7 +57,7 @@ def why_not_trainable(item: Completion, labels: Sequence[str] = config.TRAINED) 
         return item.untrainable
     if item.label is not None and item.label not in labels:
         return Untrained(UntrainedReason.LABEL, item.label)
-    if len(item.logprobs) != len(item.sampled):
+    if len(item.logprobs) != item.sampled_count:
         return Untrained(UntrainedReason.LOGPROBS_MISSING)
     return None
 
@@ -181,10 +181,12 @@ def merge(
         reason = why_not(item)
         if reason is not None:
             excluded[reason] += len(item.sampled)
-        elif len(item.sampled):
+        elif item.sampled_count:
             draft = _continued(growing, path_of[item.id], item, recorded)
             draft.tokens = path_of[item.id]
             draft.parts.append(item)
+        if reason is None and item.given:
+            excluded[Untrained(UntrainedReason.GIVEN)] += item.given_count
     rows = [_row(draft, advantage, excluded) for draft in growing]
     if recorded is None:
         return rows
@@ -215,11 +217,11 @@ def _row(draft: _GrowingRow, advantage: float | Mapping[int, float], excluded: C
     segment = np.zeros(len(tokens), dtype=np.int64)
     scores = np.zeros(len(tokens), dtype=np.float32)
     for index, item in enumerate(draft.parts):
-        place = slice(item.prompt_length, item.prompt_length + len(item.sampled))
-        trained[place], segment[place] = True, index
-        scores[place] = advantage if isinstance(advantage, float) else advantage[item.id]
-        if len(item.logprobs) == len(item.sampled):
-            logp[place] = item.logprobs
+        places = item.prompt_length + np.array(item.sampled_places(), dtype=np.int64)
+        trained[places], segment[places] = True, index
+        scores[places] = advantage if isinstance(advantage, float) else advantage[item.id]
+        if len(item.logprobs) == len(places):
+            logp[places] = item.logprobs
     impossible = trained & ~np.isfinite(logp)
     impossible[0] |= trained[0]  # nothing predicts the first token of a row
     if impossible.any():

@@ -13,7 +13,7 @@ class TrainingRow:
     tokens: np.ndarray
     """Token ids."""
     trained: np.ndarray
-    """Bool: whether the token was sampled by the policy and is part of the loss."""
+    """Bool: whether the token was sampled by the policy and is part of the loss. Given tokens of an answer are not."""
     rollout_logp: np.ndarray
     """Logprob, in nats, that the engine reported when it sampled the token; 0 where it is not trained."""
     advantage: np.ndarray

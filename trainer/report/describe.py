@@ -135,7 +135,7 @@ def lengths(groups: Sequence[LeasedGroup], labels: Sequence[str]) -> dict[str, f
         judged = _judged(group)
         mean = fmean([reward for reward, _ in judged]) if judged else 0.0
         for reward, member in judged:
-            size = sum(len(item.sampled) for item in member.completions if why_not_trainable(item, labels) is None)
+            size = sum(item.sampled_count for item in member.completions if why_not_trainable(item, labels) is None)
             if reward != mean:
                 by_side["positive" if reward > mean else "negative"].append(size)
     metrics: dict[str, float] = {}

@@ -234,7 +234,8 @@ def _tokens(
             versions |= dict.fromkeys(
                 range(item.prompt_length + span.start, item.prompt_length + span.end), span.version
             )
-        reported |= {item.prompt_length + index: value for index, value in enumerate(item.logprobs)}
+        own = [item.prompt_length + place for place in item.sampled_places()]
+        reported |= dict(zip(own, item.logprobs, strict=False))
     views = []
     for place, (name, text) in enumerate(zip(path, decode(path), strict=True)):
         at = places.get(place)

@@ -27,6 +27,7 @@ class Llama3(Format):
     openers = (tag,)
     at_start = ("{",)
     inside = (";", "{")
+    opening = ('{"name": "', '", "parameters": ')
     written = ('{"name": ', ', "parameters": ', "}")
 
     def read(self, text: str, tools: ToolSchemas) -> Reading | None:
@@ -47,6 +48,7 @@ class Mistral(Format):
     openers = (marker,)
     inside = (",",)
     section_end = "]"
+    opening = (f'{marker} [{{"name": "', '", "arguments": ')
     _list = re.compile(r"\[TOOL_CALLS\]\s*\[|,")
     _compact = re.compile(r"\[TOOL_CALLS\]\s*(?P<name>[^\s\[\]{}]+)(?:\[CALL_ID\](?P<id>\w+))?\[ARGS\]")
 

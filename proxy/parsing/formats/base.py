@@ -62,6 +62,8 @@ class Format:
     """Marker that opens one call."""
     written: tuple[str, str, str] | None = None
     """Text before a call's name, between name and arguments, and behind them, in formats where both are JSON."""
+    opening: tuple[str, str] = ("", "")
+    """Text before a turn's first call's name, from the marker on, and text that may stand behind the name."""
     ends: tuple[str, ...] = ()
     """Every call ends with one of these texts; empty where a call ends with its JSON."""
 

@@ -11,6 +11,7 @@ class Qwen(Format):
 
     openers = (CALL,)
     ends = (END_CALL,)
+    opening = (f'{CALL}\n{{"name": "', '", "arguments": ')
     written = (f'{CALL}\n{{"name": ', ', "arguments": ', f"}}\n{END_CALL}")
 
     def read(self, text: str, tools: ToolSchemas) -> Reading | None:

@@ -41,6 +41,7 @@ class DeepSeekV31(Sections):
     inside = (call,)
     ends = ("<｜tool▁call▁end｜>",)
     tail: tuple[str, ...] = ends
+    opening = (section + call, "<｜tool▁sep｜>{")
     head = re.compile(call + r"(?P<name>[^<\n]+)<｜tool▁sep｜>")
 
 
@@ -48,6 +49,7 @@ class DeepSeekV3(DeepSeekV31):
     """Like V3.1, with the call's type before the separator and the object in a fenced block behind the name."""
 
     tail = ("```", "<｜tool▁call▁end｜>")
+    opening = (f"{DeepSeekV31.opening[0]}function<｜tool▁sep｜>", "\n```json\n")
     head = re.compile(DeepSeekV31.call + r"[^<\n]*<｜tool▁sep｜>(?P<name>[^<\n]+)\n```json\n")
 
 
@@ -60,6 +62,7 @@ class KimiK2(Sections):
     inside = (call,)
     ends = ("<|tool_call_end|>",)
     tail = ends
+    opening = (f"{section}{call}functions.", ":0<|tool_call_argument_begin|>")
     head = re.compile(
         re.escape(call)
         + r"\s*(?P<id>(?:functions\.)?(?P<name>[^\s<|:]+):\d+)\s*"

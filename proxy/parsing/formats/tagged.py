@@ -78,6 +78,7 @@ class Qwen3Coder(Tagged):
 
     call, starts = "<tool_call>", "<function="
     openers = (call,)
+    opening = ("<tool_call>\n<function=", ">\n")
     ends = ("</tool_call>",)
     head = re.compile(r"<tool_call>\s*<function=(?P<name>[^<>\n]+)>")
     key = re.compile(r"<parameter=[^<>\n]+>")
@@ -90,6 +91,7 @@ class Glm(Tagged):
 
     call = "<tool_call>"
     openers = (call,)
+    opening = (call, "\n<arg_key>")
     ends = ("</tool_call>",)
     head = re.compile(r"<tool_call>\s*(?P<name>[^\s<>{}]+)\s*(?=<arg_key>|</tool_call>)")
     key = re.compile(r"<arg_key>")
@@ -110,6 +112,7 @@ class MiniMaxM2(Tagged):
     section, section_end = "<minimax:tool_call>", "</minimax:tool_call>"
     call = '<invoke name="'
     openers = (section,)
+    opening = (f"{section}\n{call}", '">\n')
     inside = (call,)
     ends = ("</invoke>",)
     head = re.compile(r'<invoke name="(?P<name>[^"<>\n]+)">')
@@ -124,6 +127,7 @@ class DeepSeekV32(Tagged):
     section, section_end = "<｜DSML｜function_calls>", "</｜DSML｜function_calls>"
     call = "<｜DSML｜invoke"
     openers = (section, call)
+    opening = (f'{section}\n{call} name="', '">\n')
     inside = (call,)
     ends = ("</｜DSML｜invoke>",)
     head = re.compile(r'<｜DSML｜invoke\s+name="(?P<name>[^"<>\n]+)"\s*>')

@@ -24,6 +24,10 @@ class VersionSpan:
     end: int
 
 
+GivenSpan = tuple[int, int]
+"""The tokens [start, end) of an answer, which the proxy wrote."""
+
+
 class HistoryDigest(msgspec.Struct, frozen=True, array_like=True):
     """Digests of 64 bits of the messages before a turn (proxy/prompt/history.py)."""
 
@@ -52,7 +56,7 @@ class RequestShape(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The newest completion that is quoted outside of assistant messages. Only looked for when the history is new or
     was rewritten."""
     constrained: bool = False
-    """A grammar or a required tool prescribed the form of the answer."""
+    """The request prescribed the form of the answer."""
     history: HistoryDigest | None = None
     """Digests of the messages before the turn, by which later requests recognise it; None without messages."""
 
@@ -93,13 +97,18 @@ class NewCompletion:
     """The completion whose reply this request continues. It is about conversation; `prefix_of` is about storage."""
     prompt_tail: "array[int]"
     sampled: "array[int]"
+    """The answer's tokens: what the model sampled, and in `given` what the proxy wrote."""
+    given: tuple[GivenSpan, ...] = ()
+    """Which of `sampled` the proxy wrote, to begin a prescribed call (proxy/prompt/prefill.py). Never trained."""
     logprobs: "array[float]"
-    """Natural logarithms, one per sampled token, under the sampling distribution; fewer only when untrainable."""
+    """Natural logarithms under the sampling distribution, one for each token of `sampled` that is not given, in order;
+    fewer only when untrainable."""
     versions: tuple[VersionSpan, ...]
+    """Given tokens have none."""
     finish_reason: str
     """stop | tool_calls | length | abort | error."""
     untrainable: Untrained | None = None
-    """Why it cannot be trained; None: every sampled token has its id, logprob and version."""
+    """Why it cannot be trained; None: every token that the model sampled has its id, logprob and version."""
     reply: dict[str, Any]
     """The assistant message as the agent saw it: role, content, tool_calls, reasoning_content."""
     shape: RequestShape | None = None
@@ -121,6 +130,21 @@ class NewCompletion:
     @property
     def prompt_length(self) -> int:
         return self.prefix_length + len(self.prompt_tail)
+
+    @property
+    def given_count(self) -> int:
+        """The number of tokens of the answer that the proxy wrote."""
+        return sum(end - start for start, end in self.given)
+
+    @property
+    def sampled_count(self) -> int:
+        """The number of tokens of the answer that the model sampled."""
+        return len(self.sampled) - self.given_count
+
+    def sampled_places(self) -> list[int]:
+        """The places in `sampled` of the tokens that the model sampled, in the order of `logprobs`."""
+        given = {place for start, end in self.given for place in range(start, end)}
+        return [place for place in range(len(self.sampled)) if place not in given]
 
 
 @dataclass(frozen=True, kw_only=True)

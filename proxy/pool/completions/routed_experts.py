@@ -55,6 +55,20 @@ def narrowed(numbers: bytes, start: int, layers: int, top_k: int) -> RoutedExper
     return RoutedExperts(start, layers, top_k, 2, bytes(both))
 
 
+def joined(first: RoutedExperts, second: RoutedExperts) -> RoutedExperts:
+    """Join the choices of neighbouring positions, of which `second` has the later ones."""
+    width = max(first.width, second.width)
+    ids = b"".join(part.ids if part.width == width else _widened(part.ids) for part in (first, second))
+    return RoutedExperts(first.start, first.layers, first.top_k, width, ids)
+
+
+def _widened(narrow: bytes) -> bytes:
+    """Write numbers of one byte in two."""
+    both = bytearray(2 * len(narrow))
+    both[0::2] = narrow
+    return bytes(both)
+
+
 def known_after(experts: RoutedExperts | None, known: int) -> int:
     """Return how many tokens from the beginning of a path have recorded choices; `known`: those of the shared part."""
     return experts.end if experts is not None and experts.start <= known else known

@@ -1,7 +1,8 @@
 """Export of a run, one record per completion: JSONL for reading, Parquet for tables.
 
 `tokens` is the whole path. `mask` marks the tokens that this completion sampled and that may be trained, so every such
-token is marked once over all records of a run. `logprobs` belong to the sampled tokens, which are the last of the path.
+token is marked once over all records of a run. The answer's tokens are the last of the path; `given` holds the spans
+[start, end) of the path that the proxy wrote, and `logprobs` belong to the others, which the model sampled.
 Only the attempt that gave a rollout its outcome is `final` and has the reward. Left out: requests, which a pool does
 not keep, and routed experts, of which a token has hundreds.
 """
@@ -14,7 +15,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import select
 
-from proxy.pool.completions.records import Completion, VersionSpan
+from proxy.pool.completions.records import Completion, GivenSpan, VersionSpan
 from proxy.pool.completions.store import labelled, of_attempt, paths
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
@@ -58,6 +59,7 @@ class ExportedCompletion(msgspec.Struct, frozen=True, kw_only=True):
     tokens: list[int]
     prompt_length: int
     mask: list[int]
+    given: list[GivenSpan]
     logprobs: list[float]
     versions: tuple[VersionSpan, ...]
     reward: float | None
@@ -92,7 +94,9 @@ def records(pool: Pool, run: Run) -> Iterator[ExportedCompletion]:
 
 def _record(run: Run, row: Any, item: Completion, tokens: list[int]) -> ExportedCompletion:
     final = row["attempt_id"] == row["attempt"]
-    trained = 1 if item.untrainable is None else 0
+    mask = [0] * len(tokens)
+    for place in item.sampled_places() if item.untrainable is None else ():
+        mask[item.prompt_length + place] = 1
     return ExportedCompletion(
         run=run.name,
         **{name: row[name] for name in COMMON},
@@ -108,7 +112,8 @@ def _record(run: Run, row: Any, item: Completion, tokens: list[int]) -> Exported
         misfit=item.misfit,
         tokens=tokens,
         prompt_length=item.prompt_length,
-        mask=[0] * item.prompt_length + [trained] * len(item.sampled),
+        mask=mask,
+        given=[(item.prompt_length + start, item.prompt_length + end) for start, end in item.given],
         logprobs=item.logprobs.tolist(),
         versions=item.versions,
         reward=row["reward"] if final else None,

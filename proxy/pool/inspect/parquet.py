@@ -35,6 +35,7 @@ COLUMNS = {
     "tokens": "list int32",
     "prompt_length": "int64",
     "mask": "list int8",
+    "given": "places",
     "logprobs": "list float32",
     "versions": "spans",
     "reward": "float64",
@@ -54,7 +55,8 @@ def parquet_writer(file: Path) -> Iterator[Write]:
         raise UserError(f"Parquet needs {error.name}; install blackforge[parquet] or use --format jsonl") from error
 
     text, number = pyarrow.string(), pyarrow.int64()
-    own = {"json": text, "spans": pyarrow.list_(pyarrow.struct({"version": text, "start": number, "end": number}))}
+    versions = pyarrow.struct({"version": text, "start": number, "end": number})
+    own = {"json": text, "spans": pyarrow.list_(versions), "places": pyarrow.list_(pyarrow.list_(number))}
 
     def arrow(kind: str) -> Any:
         if kind.startswith("list "):

@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 
 from proxy.pool.database import Pool
 from proxy.pool.processes.owners import PoolProcess, database_time, is_alive, this_process
-from proxy.pool.schema import TOKENS, attempts, completions, groups, rollouts, runs
+from proxy.pool.schema import SAMPLED_TOKENS, attempts, completions, groups, rollouts, runs
 
 
 @dataclass
@@ -76,7 +76,7 @@ def traffic(pool: Pool, run_id: int, after: int | None) -> Traffic:
         last = connection.scalar(select(func.max(completions.c.id))) or 0
         if after is None:
             return Traffic(0, 0, last)
-        query = select(func.count(), func.coalesce(func.sum(TOKENS), 0)).join_from(completions, attempts)
+        query = select(func.count(), func.coalesce(func.sum(SAMPLED_TOKENS), 0)).join_from(completions, attempts)
         new = (completions.c.id > after) & (completions.c.id <= last) & (attempts.c.run_id == run_id)
         calls, tokens = connection.execute(query.where(new)).one()
     return Traffic(calls, tokens, last)

@@ -16,7 +16,7 @@ import msgspec
 from sqlalchemy import Row, Text, cast, select
 
 from proxy.pool.completions.labels import LABELS
-from proxy.pool.completions.records import RequestShape, VersionSpan, floats, int_bytes, ints
+from proxy.pool.completions.records import GivenSpan, RequestShape, VersionSpan, floats, int_bytes, ints
 from proxy.pool.completions.routed_experts import unpack
 from proxy.pool.compressed_json import as_text
 from proxy.pool.database import Pool
@@ -25,8 +25,9 @@ from proxy.pool.schema import attempts, completions
 from proxy.pool.untrained import UntrainedReason
 
 Spans = list[tuple[str, int, int]]
+GivenSpans = list[GivenSpan] | None
 NUMBER_BYTES = 4
-ENCODED = ("versions", "shape")
+ENCODED = ("versions", "given", "shape")
 """JSON columns that are read as text, like `reply`, so that broken JSON is reported and does not raise."""
 
 
@@ -79,7 +80,8 @@ def _verify_attempt(pool: Pool, attempt_id: int, report: PoolReport) -> None:
             problems.append(f"its ordinal is {row.ordinal} instead of {ordinal}")
         report.completions += 1
         report.trainable += row.untrainable is None
-        report.sampled_tokens += len(row.sampled) // NUMBER_BYTES if _is_numbers(row.sampled) else 0
+        if _is_numbers(row.sampled):
+            report.sampled_tokens += len(row.sampled) // NUMBER_BYTES - sum(end - start for start, end in _given(row))
         report.damages += [f"attempt {attempt_id}, completion {row.id}: {problem}" for problem in problems]
 
 
@@ -102,6 +104,8 @@ def _problems(row: Row[Any], seen: _AttemptPaths) -> Iterator[str]:
         yield from _experts_problems(row)
     if _decoded(row.reply, dict[str, Any]) is None:
         yield "its reply is no JSON object"
+    if row.given is not None and _decoded(row.given, GivenSpans) is None and row.given != "null":
+        yield "its given tokens are no list of spans"
     if row.shape is not None and _decoded(row.shape, RequestShape | None) is None and row.shape != "null":
         yield "its shape cannot be read"
     if row.label is not None and row.label not in LABELS:
@@ -150,15 +154,29 @@ def _sampling_problems(row: Row[Any]) -> Iterator[str]:
     inside = all(0 <= span.start <= span.end <= sampled for span in named)
     if not inside or any(before.end > after.start for before, after in pairwise(named)):
         yield f"its version spans {spans} overlap or leave its {sampled} sampled tokens"
+    given = _given(row)
+    places = [0, *(place for span in given for place in span), sampled]
+    if places != sorted(places) or any(start == end for start, end in given):
+        yield f"its given spans {given} overlap or leave its {sampled} tokens"
+    if any(start < span.end and span.start < end for start, end in given for span in named):
+        yield f"its version spans {spans} name weights for given tokens {given}"
+    own = sampled - sum(end - start for start, end in given)
+    if given and len(logprobs) > own:
+        yield f"it has {len(logprobs)} logprobs for {own} sampled tokens"
     if row.untrainable is not None:
         return
-    if len(logprobs) != sampled:
-        yield f"it is trainable with {len(logprobs)} logprobs for {sampled} sampled tokens"
+    if len(logprobs) != own:
+        yield f"it is trainable with {len(logprobs)} logprobs for {own} sampled tokens"
     if not all(math.isfinite(value) for value in logprobs):
         yield "it is trainable with a logprob that is no number"
     covered = sum(end - start for _, start, end in spans)
-    if covered != sampled:
-        yield f"it is trainable with versions for {covered} of {sampled} sampled tokens"
+    if covered != own:
+        yield f"it is trainable with versions for {covered} of {own} sampled tokens"
+
+
+def _given(row: Row[Any]) -> list[GivenSpan]:
+    """The spans of given tokens; none where the column is null or unreadable, which `_problems` reports."""
+    return [] if row.given is None else _decoded(row.given, GivenSpans) or []
 
 
 def _is_numbers(data: object) -> bool:

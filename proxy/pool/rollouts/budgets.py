@@ -12,7 +12,7 @@ from sqlalchemy import BindParameter, Select, bindparam, case, func, select, upd
 
 from proxy.pool.completions.records import SERVED_FINISH_REASONS
 from proxy.pool.database import Pool, retried
-from proxy.pool.schema import TOKENS, attempts, completions
+from proxy.pool.schema import SAMPLED_TOKENS, attempts, completions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class CallsSeen:
 def spent(pool: Pool, attempt_id: int, budget: Budget) -> str | None:
     """Return the limit that an attempt has reached (turns or tokens), or None."""
     answered = func.count().filter(completions.c.finish_reason.in_(SERVED_FINISH_REASONS))
-    query = select(answered, func.coalesce(func.sum(TOKENS), 0)).where(completions.c.attempt_id == attempt_id)
+    query = select(answered, func.coalesce(func.sum(SAMPLED_TOKENS), 0)).where(completions.c.attempt_id == attempt_id)
     with pool.read() as connection:
         turns, tokens = connection.execute(query).one()
     if budget.turns is not None and turns >= budget.turns:

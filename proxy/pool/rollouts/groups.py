@@ -17,7 +17,7 @@ from sqlalchemy import Connection, func, insert, select, update
 from proxy.pool.database import Pool, insert_row, retried
 from proxy.pool.rollouts.failures import FAILURES, enough_valid, treatment
 from proxy.pool.rollouts.runs import lock_run
-from proxy.pool.schema import TOKENS, attempts, completions, groups, rollouts, tasks
+from proxy.pool.schema import SAMPLED_TOKENS, attempts, completions, groups, rollouts, tasks
 from proxy.pool.untrained import UntrainedReason
 
 
@@ -222,7 +222,7 @@ def run_summary(pool: Pool, run_id: int) -> list[RolloutRow]:
             completions.c.attempt_id,
             func.count().label("total"),
             func.count().filter(completions.c.untrainable.is_(None)).label("trainable"),
-            func.sum(TOKENS).label("tokens"),
+            func.sum(SAMPLED_TOKENS).label("tokens"),
         )
         .group_by(completions.c.attempt_id)
         .subquery()
