@@ -50,7 +50,7 @@ def test_a_run_is_shared_out_over_two_engines_with_spare_containers(in_docker: C
         metrics = (tmp_path / "run" / "metrics.prom").read_text().splitlines()
         started = [line for line in metrics if "start_seconds_count" in line]
         assert sorted(line.split('"')[1] for line in started) == sorted([shared, second.address])
-        assert sum(float(line.split()[-1]) for line in started) == 4
+        assert sum(float(line.split()[-1]) for line in started) == 8  # for each rollout its own and the verifier's
         assert second.say("ps", "--all", "--quiet") == "" and containers_of(os.getpid()) == []
 
 
