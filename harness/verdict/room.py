@@ -39,23 +39,25 @@ async def verifier_room(
     if task.verifier.environment is not None:  # no agent was there, and another image may keep its programs elsewhere
         env = {}
 
-    async def written(command: str, by: User) -> list[str]:
+    async def written(command: str, by: User, lines: int) -> list[str]:
+        """The last lines of a command's output. In the agent's own sandbox the shell may be the agent's."""
         result = await sandbox.run(command, Limits(seconds=SECONDS), env, by)
-        if result.exit_code:
+        last = result.output.strip().splitlines()[-lines:] if lines else []
+        if result.exit_code or len(last) < lines:
             lost = f"the verifier cannot be given a home and {sandbox.work}"
             raise SandboxError(f"{lost}: {result.output[-300:].strip()}")
-        return result.output.strip().splitlines()
+        return last
 
     if (account := sandbox.account(user)) is not None:
         home, owner = account
         commands = [f"chown -R {owner} $place", *_handing_over(sandbox, task, snapshot, owner, given)]
         command = f"name={name} home={home}\n{_HOME} && {' && '.join(commands)} && cd $place && pwd -P"
-        place = (await written(command, "root"))[-1]
+        [place] = await written(command, "root", 1)
     else:  # nobody inside may do both
         command = f'name={name} home=$HOME\n{_HOME} && cd "$place" && pwd -P && echo "$(id -u):$(id -g)"'
-        place, owner = (await written(command, user))[-2:]
+        place, owner = await written(command, user, 2)
         if commands := _handing_over(sandbox, task, snapshot, owner, given):
-            await written(" && ".join(commands), "root")
+            await written(" && ".join(commands), "root", 0)
     env |= {"HOME": sandbox.home if user == "root" else place, "TMPDIR": f"{place}/tmp"}
     env |= {"PYTHONPYCACHEPREFIX": f"{place}/pycache"} | SAFE | git_variables()
     return VerifierSandbox(sandbox, user, env)
