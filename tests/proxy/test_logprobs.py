@@ -196,3 +196,13 @@ async def test_a_repeat_gets_them_if_it_asks(serve: Serve) -> None:
         choice = (await stand.chat(user("count"), logprobs=True))["choices"][0]
         assert "".join(entry["token"] for entry in choice["logprobs"]["content"]) == "one two three"
         assert stand.engine.calls == calls
+
+
+async def test_a_token_that_the_proxy_wrote_has_none(serve: Serve) -> None:
+    stand = await serve(lambda prompt, ids: "no call")
+    fields: dict[str, Any] = {"tools": [SHELL], "tool_choice": "required", "logprobs": True}
+    choice = (await stand.chat(user("look"), **fields, chat_template_kwargs={"enable_thinking": False}))["choices"][0]
+    [row] = stand.recorded()
+    assert row.given and row.misfit and choice["message"]["content"].startswith("<tool_call>")
+    tokens = "".join(entry["token"] for entry in choice["logprobs"]["content"])
+    assert tokens == "no call" and len(choice["logprobs"]["content"]) == len(row.logprobs) - 1
