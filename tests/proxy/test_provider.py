@@ -119,7 +119,7 @@ async def test_limits_and_sampling_are_passed_on(behind: Any) -> None:
 
 
 async def test_the_prescribed_form_is_passed_on(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    provider = await serve(lambda prompt, ids: '{"a": 1}')
+    provider = await serve(lambda prompt, ids: '{"a": 1}', prescribed="grammar")
     monkeypatch.setenv("OPENAI_API_BASE", f"{provider.url}/v1")
     stand = await serve(url="litellm:openai/tiny")
     await stand.chat(user("hello"), response_format={"type": "json_object"})
