@@ -66,6 +66,8 @@ CASES = {
 def script(prompt: str, ids: Sequence[int]) -> str:
     """Take the two steps, and then answer in the form that is asked for; continue a call that is given in part."""
     text = _reply(prompt)
+    if prompt.endswith("<think>"):  # the proxy begins a required call with reasoning
+        return f"\nhm\n</think>\n\n{text}"
     given = next((size for size in range(len(text), 0, -1) if prompt.endswith(text[:size])), 0)
     return text[given:]
 
