@@ -68,7 +68,7 @@ def verifier_of(victim: str, mode: Mode, where: str, library: str) -> dict[str, 
     if ".lib" in fields["command"]:
         fields |= {"directories": {".lib": library}}
     if mode == "harbor":
-        command = fields["command"]
+        command = fields["command"].replace("${REWARD_FILE:-", "").replace("reward.txt}", "reward.txt")
         fields |= {
             "user": "root",
             "rewards": "logs",
