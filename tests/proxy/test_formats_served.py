@@ -64,7 +64,8 @@ async def test_a_changed_argument_is_not_joined(serve: Serve) -> None:
     message = (await stand.chat(user("go"), tools=TOOLS))["choices"][0]["message"]
     message["tool_calls"][0]["function"]["arguments"] = json.dumps({**CALLS[0][1], "count": "-7"})
     await stand.chat(user("go"), message, *results(message), tools=TOOLS)
-    assert stand.recorded()[1].follows is None and stand.recorded()[1].prefix_length < len(stand.path(0))
+    first, second = stand.recorded()
+    assert second.follows == first.id and second.prefix_length < len(stand.path(0))
 
 
 def test_the_tiny_model_says_by_its_template_what_it_speaks(tiny_model: Path) -> None:
