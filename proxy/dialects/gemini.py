@@ -203,7 +203,7 @@ def _check(request: _Request, config: _GenerationConfig) -> None:
     if config.maxOutputTokens is not None and config.maxOutputTokens < 1:
         refuse("generationConfig.maxOutputTokens", f"is {config.maxOutputTokens}; ask for at least 1 token")
     calling = (request.toolConfig and request.toolConfig.functionCallingConfig) or _CallingConfig()
-    if calling.mode not in ("AUTO", "NONE", "ANY", "MODE_UNSPECIFIED"):
+    if calling.mode not in ("AUTO", "NONE", "ANY", "VALIDATED", "MODE_UNSPECIFIED"):
         refuse("toolConfig.functionCallingConfig.mode", f"is {calling.mode!r}; use 'AUTO', 'ANY' or 'NONE'")
 
 
@@ -236,11 +236,13 @@ def _sampling(config: _GenerationConfig) -> dict[str, float]:
 
 
 def _ignored(request: _Request, budget: int | None) -> Iterator[str]:
-    """The fields that are read and have no effect: the number of a thinking budget, names of calls that are not forced,
-    and reasoning that another service has sealed."""
+    """The fields that are read and have no effect: the number of a thinking budget, the wish that calls be validated,
+    names of calls that are not forced, and reasoning that another service has sealed."""
     if (budget or 0) > 0:
         yield f"{THINKING}.thinkingBudget"
     calling = (request.toolConfig and request.toolConfig.functionCallingConfig) or _CallingConfig()
+    if calling.mode == "VALIDATED":  # as AUTO: calls are parsed, no grammar holds them to their schema
+        yield "toolConfig.functionCallingConfig.mode"
     if calling.allowedFunctionNames and calling.mode != "ANY":
         yield "toolConfig.functionCallingConfig.allowedFunctionNames"
     signatures = (part.thoughtSignature for content in request.contents for part in content.parts)

@@ -114,7 +114,7 @@ async def test_a_cut_answer_and_a_count(serve: Serve) -> None:
         ({"contents": [{"parts": [{"inlineData": {"mimeType": "image/png", "data": ""}}]}]}, "contents[0].parts[0]"),
         ({"contents": [content("x", role="robot")]}, "contents[0].role"),
         ({"tools": [{"googleSearch": {}}]}, "tools[0]"),
-        ({"toolConfig": {"functionCallingConfig": {"mode": "VALIDATED"}}}, "toolConfig.functionCallingConfig.mode"),
+        ({"toolConfig": {"functionCallingConfig": {"mode": "SOMETIMES"}}}, "toolConfig.functionCallingConfig.mode"),
         ({"generationConfig": {"responseMimeType": "text/x.enum"}}, "generationConfig.responseMimeType"),
         ({"generationConfig": {"responseSchema": SCHEMA}}, "generationConfig.responseSchema"),
         ({"generationConfig": {"maxOutputTokens": 0}}, "generationConfig.maxOutputTokens"),

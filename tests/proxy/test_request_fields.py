@@ -110,6 +110,15 @@ async def test_runs_name_the_sampling_parameters_that_they_do_not_take(serve: Se
     assert await ignored(stand, CHAT, asked(**COLD)) == []  # a session takes them
 
 
+async def test_calls_that_gemini_would_validate_are_served_as_they_come(serve: Serve) -> None:
+    """As Pydantic AI's Google model asks for them."""
+    stand = await serve(lambda prompt, ids: "ok")
+    config = {"functionCallingConfig": {"mode": "VALIDATED"}}
+    body = {"contents": [{"parts": [{"text": "hi"}]}], "toolConfig": config}
+    mode = "toolConfig.functionCallingConfig.mode"
+    assert await ignored(stand, "/v1beta/models/tiny:generateContent", body) == [mode]
+
+
 async def test_geminis_fields_in_snake_case_are_the_same_request(serve: Serve) -> None:
     seen = Seen(lambda prompt, ids: "<think>\nhm\n</think>\n\nok")
     stand = await serve(seen)

@@ -63,6 +63,7 @@ CASES = {
     "llama_index": Expected(4, 2, 4),
     "openai_agents": Expected(4, 2, 4),
     "pydantic_ai": Expected(4, 2, 4),
+    "pydantic_ai_google": Expected(4, 2, 4),  # it sends User-Agent twice
     "smolagents": Expected(3, 3, 3, record=False, conversations=1),  # it words its turns anew
 }
 
