@@ -8,6 +8,7 @@ import openai
 from proxy.engine.scripted import ScriptedReply
 from proxy.prompt.template import ChatTemplate
 from tests.proxy.conftest import SHELL, Seen, Serve, shell_call, user
+from tests.proxy.test_purposes import issued_key
 
 
 async def test_answers_and_records_the_same_tokens(serve: Serve, template: ChatTemplate) -> None:
@@ -100,6 +101,17 @@ async def test_the_openai_client_works_unmodified(serve: Serve) -> None:
     assert whole.choices[0].message.content == "".join(delta.content or "" for delta in deltas) == "fine."
     assert [delta.tool_calls[0].function.name for delta in deltas if delta.tool_calls] == ["shell"]
     assert len(stand.recorded()) == 2
+
+
+async def test_azures_client_works_unmodified(serve: Serve) -> None:
+    """It gives its key as `api-key` and names the model in the path."""
+    stand = await serve(lambda prompt, ids: "fine.")
+    key = issued_key(stand, "train")
+    azure = openai.AsyncAzureOpenAI(azure_endpoint=stand.url, api_key=key, api_version="2024-10-21")
+    async with azure as client:
+        answer = await client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x"}])
+    (row,) = stand.recorded(key)
+    assert answer.choices[0].message.content == "fine." and row.untrainable is None and len(row.logprobs) > 0
 
 
 async def test_any_prefix_and_a_key_in_the_path(serve: Serve) -> None:
