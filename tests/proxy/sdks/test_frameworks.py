@@ -65,6 +65,7 @@ CASES = {
     "pydantic_ai": Expected(4, 2, 4),
     "pydantic_ai_google": Expected(4, 2, 4),  # it sends User-Agent twice
     "smolagents": Expected(3, 3, 3, record=False, conversations=1),  # it words its turns anew
+    "smolagents_code": Expected(3, 3, 3, record=False, conversations=1),  # it puts the stop string back
 }
 
 
@@ -93,6 +94,9 @@ def _reply(prompt: str) -> str:
         return _fields(reasoning="done", answer=ANSWER)
     if step in tools:
         return _call(step, STEPS[step])
+    if "<code>" in prompt:
+        code = f"print({step}(**{STEPS[step]}))" if step else f"final_answer({ANSWER!r})"
+        return f"Thought: {BESIDE}\n<code>\n{code}\n</code>"
     if step and "Action Input:" in prompt:
         return f"Thought: on\nAction: {step}\nAction Input: {json.dumps(STEPS[step])}"
     for name in tools.keys() - STEPS.keys():
@@ -141,7 +145,7 @@ async def test_a_framework_does_its_task(name: str, serve: Serve, tmp_path: Path
     )
     conversations = sum(row.follows is None for row in rows)
     assert conversations == (expected.conversations or expected.chains)
-    version = _version(name)
+    version = _version(name) + (" (CodeAgent)" if name == "smolagents_code" else "")
     table.append(f"| {version} | {len(rows)} | {conversations} | {expected.chains} | {trained} of {len(rows)} |")
 
 
@@ -172,8 +176,8 @@ HEAD = """## SDKs and frameworks
 
 Written by `make agents-table`, too (`tests/proxy/sdks/test_frameworks.py`): a task of two tool calls, and where the
 framework has it an answer of a prescribed form. In a chain, each call begins with the exact tokens, prompt and reply,
-of the one before. smolagents words its turns anew and CrewAI drops the text beside calls: their conversations go on,
-and each call begins a chain. DSPy writes a new prompt for each step.
+of the one before. smolagents words its turns anew or puts the stop string back, and CrewAI drops the text beside calls:
+their conversations go on, and each call begins a chain. DSPy writes a new prompt for each step.
 
 | framework | calls | conversations | chains | can train |
 | --- | ---: | ---: | ---: | --- |"""
