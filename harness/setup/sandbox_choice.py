@@ -69,7 +69,7 @@ class Backend:
     """How agents get into containers."""
     image: str = IMAGE
     shown: tuple[Path, ...] = ()
-    runtimes: Mapping[Profile, str] = field(default_factory=dict)
+    runtimes: Mapping[Profile, str] = field(default_factory=dict, hash=False)  # nodes keep what they open by its hash
     """Profile -> runtime of its containers."""
     run: str = ""
 

@@ -20,6 +20,7 @@ from trainer.data.row import TrainingRow
 from trainer.data.tree import distinct
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "runs",
     [pytest.param(("subagent", "compact_ctx"), id="branching"), pytest.param(None, marks=pytest.mark.long, id="all")],
