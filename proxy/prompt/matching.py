@@ -17,14 +17,14 @@ from typing import Any
 from proxy.call import Call
 from proxy.prompt.completion_tree import CompletionNode, CompletionTree
 from proxy.prompt.history import RequestTurn
-from proxy.prompt.meaning import as_javascript, words
+from proxy.prompt.meaning import DISTINCTIVE, as_javascript, distinctive_lines, words
 from proxy.prompt.placeholders import MARK, MaskedTurn, find_slot_end, mask
 from proxy.prompt.template import ChatTemplate, TemplateError
 
 MAX_PLANS = 3
 """Paths that are tried for one request; each costs a rendering."""
-DISTINCTIVE = 16
-"""Characters that a line needs to tell one turn from others."""
+NEWEST = 32
+"""Completions after one history that a changed turn is compared with, the newest: each costs a pass over the turn."""
 
 Render = Callable[[Call, Sequence[dict[str, Any]]], str]
 
@@ -74,8 +74,8 @@ class TurnMatcher:
     def add(self, node: CompletionNode) -> None:
         """Add a served completion; those without messages are not matched here."""
         if node.history is not None:
-            said = words(node.meaning)
-            for key in {said, as_javascript(said)}:
+            exact = words(node.meaning)
+            for key in {exact, as_javascript(exact)}:
                 self._by_turn.setdefault((node.history.outline, *key), []).append(node)
             self._by_history.setdefault(node.history.outline, []).append(node)
 
@@ -119,11 +119,11 @@ class TurnMatcher:
         """
         ids, text = tuple(call.get("id") for call in message.get("tool_calls", ())), message.get("content") or ""
         newest_first = reversed(self._candidates(turn))
-        said = words(turn.meaning)
+        exact = words(turn.meaning)
         return sorted(
             newest_first,
             key=lambda node: (
-                node.history != turn.history, node.call_ids != ids, words(node.meaning) != said, node.text != text
+                node.history != turn.history, node.call_ids != ids, words(node.meaning) != exact, node.text != text
             ),
         )  # fmt: skip
 
@@ -250,11 +250,12 @@ def _passage(messages: Sequence[dict[str, Any]], index: int) -> _Passage:
 
 
 def _likeliest(nodes: Sequence[CompletionNode], passage: _Passage) -> CompletionNode | None:
-    """The completion whose call ids stand in the passage; else the longest whose words stand in its turn."""
-    called = [node for node in nodes if node.call_ids and all(_stands(id, passage) for id in node.call_ids)]
+    """The newest completion whose call ids stand in the passage; else the longest whose words stand in its turn."""
+    newest = nodes[-NEWEST:]
+    called = [node for node in newest if node.call_ids and all(_stands(id, passage) for id in node.call_ids)]
     if called:
         return called[-1]
-    quoted = [node for node in nodes if _quotes(passage.turn, node.text.strip())]
+    quoted = [node for node in newest if _quotes(passage.turn, node.text.strip())]
     return max(quoted, key=lambda node: (len(node.text), node.id), default=None)
 
 
@@ -263,6 +264,7 @@ def _stands(call_id: str, passage: _Passage) -> bool:
 
 
 def _quotes(turn: str, text: str) -> bool:
-    """Whether a turn begins with a recorded text, cuts it short, or holds a distinctive line of it."""
-    begins = bool(text) and turn.startswith(text) or len(turn) >= DISTINCTIVE and text.startswith(turn)
-    return begins or any(len(line) >= DISTINCTIVE and line in turn for line in map(str.strip, text.splitlines()))
+    """Whether a turn is a recorded text with a little behind it, cuts it short, or holds a distinctive line of it."""
+    longer = bool(text) and turn.startswith(text) and len(turn) - len(text) < DISTINCTIVE
+    shorter = len(turn) >= DISTINCTIVE and text.startswith(turn)
+    return longer or shorter or any(line in turn for line in distinctive_lines(text))

@@ -7,6 +7,7 @@ import json
 import re
 from decimal import Decimal
 from functools import partial
+from heapq import nlargest
 from math import isfinite
 from typing import Any
 
@@ -16,6 +17,10 @@ LARGEST_EXACT = 2**53
 """JavaScript holds every integer up to here exactly."""
 LARGEST_PLAIN = 10**21
 """JavaScript writes numbers from here on with an exponent."""
+DISTINCTIVE, QUOTED = 16, 200
+"""Characters that a line needs to tell one turn from others, and how many of it are looked for."""
+LINES = 4
+"""The longest lines of a text stand for it: agents cut, indent and escape what they quote."""
 MAY_CHANGE = re.compile(r"\d{16}")
 """Stands in every text with an integer beyond 2^53."""
 
@@ -33,6 +38,12 @@ def meaning(message: dict[str, Any]) -> tuple[Any, ...]:
 def words(meaning: tuple[Any, ...]) -> tuple[Any, ...]:
     """A meaning without its reasoning."""
     return meaning[0], meaning[2]
+
+
+def distinctive_lines(text: str) -> list[str]:
+    """The longest lines of a text, by which it is recognised where an agent quotes it. None where all are short."""
+    lines = (line.strip() for line in text.splitlines())
+    return [line[:QUOTED] for line in nlargest(LINES, lines, key=len) if len(line) >= DISTINCTIVE]
 
 
 def as_javascript(words: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -9,7 +9,6 @@ the last turn; any other costs a pass over all of it. Left out: what a prompt wi
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from heapq import nlargest
 from itertools import islice
 from typing import Any, Protocol
 from zlib import crc32
@@ -17,16 +16,12 @@ from zlib import crc32
 from proxy.call import Call
 from proxy.dialects.base import parsed_arguments
 from proxy.pool.completions.records import SERVED_FINISH_REASONS, RequestShape
-from proxy.prompt.meaning import as_javascript, meaning, words
+from proxy.prompt.meaning import as_javascript, distinctive_lines, meaning, words
 
 TURNS_BACK = 8
 """Assistant turns of a request that are looked up, the last first: an agent may have put in some of its own."""
 REPLIES_BACK = 32
 """Recorded replies, the newest first, whose words are looked for."""
-LINES = 4
-"""The longest lines of a text stand for it: agents cut, indent and escape what they quote."""
-SHORT, LONG = 16, 200
-"""Characters that a line needs to be distinctive, and how many of it are looked for."""
 
 
 class RepliedCompletion(Protocol):
@@ -115,17 +110,12 @@ class RequestShapes:
 
 def _quotable_lines(reply: dict[str, Any]) -> Iterator[str]:
     """Long lines of a reply's text and of its tool calls' arguments."""
-    yield from _longest_lines(reply.get("content") or "")
+    yield from distinctive_lines(reply.get("content") or "")
     for call in reply.get("tool_calls", ()):
         arguments = parsed_arguments(call["function"]["arguments"])
         values = arguments.values() if isinstance(arguments, dict) else [arguments]
         for value in values:
-            yield from _longest_lines(value if isinstance(value, str) else "")
-
-
-def _longest_lines(text: str) -> list[str]:
-    lines = (line.strip() for line in text.splitlines())
-    return [line[:LONG] for line in nlargest(LINES, lines, key=len) if len(line) >= SHORT]
+            yield from distinctive_lines(value if isinstance(value, str) else "")
 
 
 def _digest(turn: dict[str, Any]) -> bytes:

@@ -102,6 +102,13 @@ async def test_a_turn_of_the_agents_own_making_continues_nothing(serve: Serve) -
     assert stand.recorded()[1].follows is None
 
 
+async def test_a_turn_that_begins_alike_continues_nothing(serve: Serve) -> None:
+    stand = await serve(lambda prompt, ids: "Yes")
+    await stand.chat(user("which?"))
+    await stand.chat(user("which?"), {"role": "assistant", "content": "Yes, and here is an example."}, user("go on"))
+    assert stand.recorded()[1].follows is None
+
+
 # ---- large integers
 
 
