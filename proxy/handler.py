@@ -21,9 +21,9 @@ from proxy.dialects.base import CountingDialect, Dialect
 from proxy.dialects.structured_output import enforceable
 from proxy.engine.client import RESERVED_TOKENS
 from proxy.engine.engine_call import EngineError
-from proxy.engine.fleet import Fleet
 from proxy.engine.moe_config import Mixture
-from proxy.engine.replica import Origin
+from proxy.engine.replicas.fleet import Fleet
+from proxy.engine.replicas.replica import Origin
 from proxy.http.admission import AdmissionGate
 from proxy.http.bodies import BodyBytes, HeldBody, read_body
 from proxy.http.limits import RequestLimits, parse_call

@@ -17,8 +17,8 @@ from proxy.call import CallError, internal_error
 from proxy.config import ProxyConfig, engine_urls
 from proxy.dialects import chat_completions
 from proxy.dialects.base import CountingDialect, Dialect
-from proxy.engine.fleet import Fleet
 from proxy.engine.moe_config import read_mixture
+from proxy.engine.replicas.fleet import Fleet
 from proxy.handler import Handler, HandlerSettings
 from proxy.http.admission import AdmissionGate, Capacity, FairThreads
 from proxy.http.auth import Access

@@ -11,7 +11,7 @@ from typing import Any
 
 from proxy.commands.recorded_attempt import AttemptRecording
 from proxy.config import ProxyConfig
-from proxy.engine.fleet import Fleet
+from proxy.engine.replicas.fleet import Fleet
 from proxy.handler import Handler
 from proxy.recording.ongoing import OngoingAnswer
 from proxy.server import Gateway

@@ -1,7 +1,7 @@
 """Samples from an engine over SGLang's `/generate`: token ids in; ids, logprobs and weight versions out.
 
 This is the only module that knows the names of SGLang's parameters; the handler asks with a `SamplingRequest`, and a
-`Sampling` fills up. Left out: choosing between replicas and any retry (fleet.py).
+`Sampling` fills up. Left out: choosing between replicas and any retry (replicas/fleet.py).
 """
 
 import asyncio

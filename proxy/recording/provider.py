@@ -19,7 +19,7 @@ from typing import Any
 from proxy.call import Call, Reply, ToolCall
 from proxy.dialects.structured_output import openai_fields
 from proxy.engine.engine_call import EngineError, Sampling, SamplingRequest
-from proxy.engine.replica import Replica
+from proxy.engine.replicas.replica import Replica
 from proxy.http.admission import FairThreads
 from proxy.http.redact import redacted
 from proxy.parsing.turn_parser import Piece, Reasoning, Text

@@ -13,8 +13,8 @@ from tokenizers.decoders import DecodeStream
 
 from proxy.call import Call, Reply, ToolCall
 from proxy.engine.engine_call import CallExperts, EngineError, Sampling, SamplingRequest
-from proxy.engine.fleet import Route
 from proxy.engine.moe_config import Mixture
+from proxy.engine.replicas.fleet import Route
 from proxy.http.admission import FairThreads
 from proxy.parsing.formats import ToolSchemas
 from proxy.parsing.turn_parser import ParsedCall, Piece, Reasoning, Text, TurnParser

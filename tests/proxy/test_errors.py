@@ -14,8 +14,8 @@ import pytest
 from proxy.commands.main import main
 from proxy.config import EngineConfig, ProxyConfig
 from proxy.engine.engine_call import Sampling, SamplingRequest
-from proxy.engine.fleet import Fleet, Route
-from proxy.engine.replica import Origin
+from proxy.engine.replicas.fleet import Fleet, Route
+from proxy.engine.replicas.replica import Origin
 from proxy.engine.scripted import Fault, ScriptedEngine, ScriptedReply
 from proxy.pool.database import open_pool
 from proxy.pool.rollouts.attempts import Ending, by_key, close_attempt

@@ -18,10 +18,10 @@ import pytest
 from aiohttp import web
 
 from proxy.engine import process
-from proxy.engine.circuit import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, Circuit
 from proxy.engine.engine_call import Sampling, SamplingRequest
-from proxy.engine.fleet import Fleet
-from proxy.engine.replica import Origin, Replica, SlotCall
+from proxy.engine.replicas.circuit import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, Circuit
+from proxy.engine.replicas.fleet import Fleet
+from proxy.engine.replicas.replica import Origin, Replica, SlotCall
 from proxy.engine.scripted import Fault, ScriptedEngine, ScriptedReply
 from proxy.pool.rollouts.runs import open_run
 from proxy.pool.training import steps

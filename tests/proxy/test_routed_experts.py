@@ -11,9 +11,9 @@ import pytest
 from proxy.config import EngineConfig, ProxyConfig
 from proxy.engine.client import ServerDescription
 from proxy.engine.engine_call import CallExperts, EngineError, Sampling, SamplingRequest
-from proxy.engine.fleet import Fleet
 from proxy.engine.moe_config import Mixture
-from proxy.engine.replica import Origin
+from proxy.engine.replicas.fleet import Fleet
+from proxy.engine.replicas.replica import Origin
 from proxy.engine.scripted import Fault, ScriptedReply, chosen
 from proxy.engine.sglang import Sglang
 from proxy.pool.completions.records import Completion, int_bytes

@@ -13,8 +13,18 @@ from random import Random
 
 import pytest
 
-from proxy.engine.replica import CachedPrefixes, Origin
-from proxy.engine.routing import MEASURABLE, PREFILL_RATE, STAYING, PrefillMeter, Slot, SlotLoad, bound, choose, rates
+from proxy.engine.replicas.replica import CachedPrefixes, Origin
+from proxy.engine.replicas.routing import (
+    MEASURABLE,
+    PREFILL_RATE,
+    STAYING,
+    PrefillMeter,
+    Slot,
+    SlotLoad,
+    bound,
+    choose,
+    rates,
+)
 
 SLOTS = [Slot(f"http://10.0.0.{number}:30000") for number in range(8)]
 KEYS = [f"group {number}" for number in range(4000)]

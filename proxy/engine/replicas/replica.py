@@ -9,10 +9,10 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 
-from proxy.engine.circuit import Circuit
 from proxy.engine.client import EngineClient, ServerDescription
 from proxy.engine.engine_call import Sampling, SamplingRequest
-from proxy.engine.routing import PrefillMeter, Slot, SlotLoad
+from proxy.engine.replicas.circuit import Circuit
+from proxy.engine.replicas.routing import PrefillMeter, Slot, SlotLoad
 
 KEPT_ORIGINS = 4096
 """Attempts and groups remembered for each slot; the least recently served one is forgotten first."""

@@ -12,11 +12,11 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 
-from proxy.engine.circuit import ELSEWHERE, REPLICA
 from proxy.engine.engine_call import EngineError, Sampling, SamplingRequest
 from proxy.engine.moe_config import layered_cache
-from proxy.engine.replica import KEPT_ORIGINS, Origin, Replica, SlotCall, SlotState
-from proxy.engine.routing import choose, rates
+from proxy.engine.replicas.circuit import ELSEWHERE, REPLICA
+from proxy.engine.replicas.replica import KEPT_ORIGINS, Origin, Replica, SlotCall, SlotState
+from proxy.engine.replicas.routing import choose, rates
 from proxy.pool.errors import PoolReadError
 
 TRIES = 3

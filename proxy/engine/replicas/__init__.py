@@ -1,0 +1,1 @@
+"""The replicas of the engine: which of them get calls, and what happens to the calls of one that is lost."""
