@@ -22,7 +22,7 @@ from proxy.pool.completions.store import of_attempt, paths
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.attempts import by_id
-from proxy.prompt.meaning import meaning
+from proxy.prompt.continuation.meaning import meaning
 from proxy.prompt.template import ChatTemplate
 from proxy.recording.turn import Turn
 

@@ -15,15 +15,15 @@ from typing import Any
 from proxy.call import Call
 from proxy.parsing.formats import RecordedSchemas
 from proxy.pool.completions.records import SERVED_FINISH_REASONS, Completion, HistoryDigest, NewCompletion, RequestShape
-from proxy.prompt.completion_tree import CompletionNode, CompletionTree
-from proxy.prompt.history import HistoryReader
+from proxy.prompt.continuation.completion_tree import CompletionNode, CompletionTree
+from proxy.prompt.continuation.history import HistoryReader
+from proxy.prompt.continuation.matching import TurnMatcher
+from proxy.prompt.continuation.meaning import meaning
+from proxy.prompt.continuation.placeholders import parsed_meaning
+from proxy.prompt.continuation.text_index import TextIndex
 from proxy.prompt.json_ids import IdListCache
-from proxy.prompt.matching import TurnMatcher
-from proxy.prompt.meaning import meaning
-from proxy.prompt.placeholders import parsed_meaning
 from proxy.prompt.shown_form import with_form
 from proxy.prompt.template import ChatTemplate, TemplateError
-from proxy.prompt.text_index import TextIndex
 from proxy.prompt.token_cache import TokenCache
 
 RESTORED = "reasoning_restored"

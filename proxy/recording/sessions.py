@@ -30,7 +30,7 @@ from proxy.pool.errors import PoolError, PoolReadError
 from proxy.pool.processes.deliveries import settle_dead_proxies, undelivered_of
 from proxy.pool.rollouts.attempts import Attempt, by_key, open_session
 from proxy.pool.rollouts.budgets import note_spent, note_trouble, spent
-from proxy.prompt.request_shape import RequestShapes
+from proxy.prompt.continuation.request_shape import RequestShapes
 from proxy.prompt.splice import Prompt, PromptBuilder
 from proxy.prompt.template import ChatTemplate
 from proxy.recording.redelivery.waiting import WaitingAnswers

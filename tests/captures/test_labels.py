@@ -11,7 +11,7 @@ from proxy.dialects import anthropic, chat_completions, responses
 from proxy.dialects.base import Dialect, tool_call
 from proxy.pool.completions.labels import labels
 from proxy.pool.completions.records import RequestShape
-from proxy.prompt.request_shape import RequestShapes
+from proxy.prompt.continuation.request_shape import RequestShapes
 from tests.captures.recorded import TRUTH, Exchange, Session, sessions
 
 DIALECTS: dict[str, Dialect] = {"chat": chat_completions, "responses": responses, "anthropic": anthropic}

@@ -11,7 +11,7 @@ from proxy.call import Call, Constraint
 from proxy.dialects.base import tool_call, tool_definition
 from proxy.pool.completions.labels import labels
 from proxy.pool.completions.records import RequestShape
-from proxy.prompt.request_shape import RequestShapes
+from proxy.prompt.continuation.request_shape import RequestShapes
 
 Message = dict[str, Any]
 SYSTEM = "You work on the user's files with the tools that you have. Look before you write."

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from proxy.pool.completions.labels import labels
-from proxy.prompt.meaning import as_javascript, meaning, words
+from proxy.prompt.continuation.meaning import as_javascript, meaning, words
 from tests.conftest import need
 from tests.proxy.conftest import SHELL, Serve, Stand, shell_call, user
 

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.prompt.history import HistoryReader
+from proxy.prompt.continuation.history import HistoryReader
 
 VALUES: list[Any] = [1, 1.0, True, "1", -0.0, 0.0, {"a": 1, "b": 2}, {"b": 2, "a": 1}]
 

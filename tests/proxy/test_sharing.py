@@ -12,8 +12,8 @@ import pytest
 
 from proxy.call import Call
 from proxy.pool.completions.records import RequestShape
+from proxy.prompt.continuation.request_shape import RequestShapes
 from proxy.prompt.json_ids import IdListCache
-from proxy.prompt.request_shape import RequestShapes
 from proxy.prompt.splice import Prompt, PromptBuilder
 from proxy.prompt.template import ChatTemplate
 from tests.pool.make import new_completion

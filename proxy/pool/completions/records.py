@@ -29,7 +29,7 @@ GivenSpan = tuple[int, int]
 
 
 class HistoryDigest(msgspec.Struct, frozen=True, array_like=True):
-    """Digests of 64 bits of the messages before a turn (proxy/prompt/history.py)."""
+    """Digests of 64 bits of the messages before a turn (proxy/prompt/continuation/history.py)."""
 
     whole: int
     outline: int

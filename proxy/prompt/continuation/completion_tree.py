@@ -1,7 +1,7 @@
 """The completions of one attempt as a tree of token paths: a conversation is held once, not once per turn.
 
 A path is a completion's prompt and its sampled tokens. Left out: which requests continue a completion
-(proxy/prompt/matching.py).
+(matching.py beside it).
 """
 
 from array import array
@@ -12,7 +12,7 @@ from typing import Any
 from proxy.pool.completions.records import Completion, HistoryDigest, NewCompletion
 from proxy.pool.completions.routed_experts import known_after
 from proxy.prompt.common_prefix import common_length
-from proxy.prompt.placeholders import MaskedTurn
+from proxy.prompt.continuation.placeholders import MaskedTurn
 
 
 @dataclass(eq=False)
@@ -33,7 +33,7 @@ class CompletionNode:
     glue: str
     """The text of the prompt behind the path of `base` (without its end of turn)."""
     meaning: tuple[Any, ...]
-    """What the reply says (proxy.call.meaning)."""
+    """What the reply says (meaning.py beside it)."""
     text: str
     """The reply's text with the white space around it."""
     history: HistoryDigest | None

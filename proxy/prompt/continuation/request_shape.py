@@ -16,7 +16,7 @@ from zlib import crc32
 from proxy.call import Call
 from proxy.dialects.base import parsed_arguments
 from proxy.pool.completions.records import SERVED_FINISH_REASONS, RequestShape
-from proxy.prompt.meaning import as_javascript, distinctive_lines, meaning, words
+from proxy.prompt.continuation.meaning import as_javascript, distinctive_lines, meaning, words
 
 TURNS_BACK = 8
 """Assistant turns of a request that are looked up, the last first: an agent may have put in some of its own."""

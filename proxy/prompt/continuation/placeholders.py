@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from proxy.parsing.formats import Format, ToolSchemas
 from proxy.parsing.turn_parser import ParsedCall, Reasoning, Text, TurnParser
-from proxy.prompt.meaning import meaning
+from proxy.prompt.continuation.meaning import meaning
 from proxy.prompt.template import ChatTemplate, TemplateError
 
 MARK = f"blackforge{uuid4().hex}"

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 from proxy.pool.completions.records import HistoryDigest
-from proxy.prompt.meaning import meaning
+from proxy.prompt.continuation.meaning import meaning
 
 KEPT = 4
 """Requests whose messages are kept, as a conversation may have parallel branches."""

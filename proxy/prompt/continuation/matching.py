@@ -1,8 +1,8 @@
 """Which recorded turns a request repeats, and whether their recorded ids may stand in its prompt.
 
-A turn of equal meaning after an equal history (proxy/prompt/history.py) nominates a completion. The rendered text
-decides: the request is rendered with the nominated turns as placeholders (proxy/prompt/placeholders.py), and a turn's
-ids may stand in where the text reads as its path does and its slot shows all that the turn says.
+A turn of equal meaning after an equal history (history.py beside it) nominates a completion. The rendered text decides:
+the request is rendered with the nominated turns as placeholders (placeholders.py), and a turn's ids may stand in where
+the text reads as its path does and its slot shows all that the turn says.
 
 Where an agent has changed a turn (its text dropped beside calls, two turns in one message, other words, the stop string
 put back), no ids stand in for it. The turn still goes on from the completion that answered the same history and whose
@@ -15,10 +15,10 @@ from itertools import chain, islice, takewhile
 from typing import Any
 
 from proxy.call import Call
-from proxy.prompt.completion_tree import CompletionNode, CompletionTree
-from proxy.prompt.history import RequestTurn
-from proxy.prompt.meaning import DISTINCTIVE, as_javascript, distinctive_lines, words
-from proxy.prompt.placeholders import MARK, MaskedTurn, find_slot_end, mask
+from proxy.prompt.continuation.completion_tree import CompletionNode, CompletionTree
+from proxy.prompt.continuation.history import RequestTurn
+from proxy.prompt.continuation.meaning import DISTINCTIVE, as_javascript, distinctive_lines, words
+from proxy.prompt.continuation.placeholders import MARK, MaskedTurn, find_slot_end, mask
 from proxy.prompt.template import ChatTemplate, TemplateError
 
 MAX_PLANS = 3

@@ -7,7 +7,7 @@ from collections import deque
 from hashlib import blake2b
 from threading import Lock
 
-from proxy.prompt.completion_tree import CompletionNode
+from proxy.prompt.continuation.completion_tree import CompletionNode
 from proxy.prompt.template import ChatTemplate
 
 

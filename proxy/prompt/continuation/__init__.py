@@ -1,0 +1,1 @@
+"""Finds the recorded completions that a request continues, repeats or quotes. splice.py above joins their ids."""
