@@ -7,9 +7,10 @@ and the rollout stays open. Nothing here blocks the event loop: other attempts g
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from harness.agents.base import Agent, Endpoint
 from harness.agents.bundles.install import bundle_at
@@ -78,6 +79,8 @@ class RunContext:
     logs: Path
     trouble: Callable[[], Awaitable[AttemptFailed | None]]
     """Asks the proxy whether it or its engine is out of order."""
+    end_calls: Callable[[Collection[int]], Coroutine[Any, Any, None]]
+    """Has the proxy end the calls of these attempts, and record what they have sampled."""
     slots: StageSlots = field(default_factory=lambda: StageSlots(starting=64, agents=64, verifying=64))
     budgets: Budgets = Budgets()
     judge: Judge | None = None
@@ -160,7 +163,7 @@ async def make_attempt(context: RunContext, job: RolloutJob) -> Outcome:
             failure, detail = job.cancellation.reason, "the attempt was called off while it ran"
         raise
     finally:
-        await context.pool(close_attempt, row.id, attempt.ending(failure, detail))
+        await attempt.close_in_pool(failure, detail)
     if verdict is None:
         return Outcome(attempt_id=row.id, reward=None, failure=failure, detail=detail, reward_parts={})
     parts = {"verifier": verdict.reward, **verdict.parts}
@@ -192,6 +195,8 @@ class LiveAttempt:
         """Variations of the environment that are still to be applied: once, not for every step."""
         self._agent_env: dict[str, str] = {}
         """Environment variables that the variations give the agent."""
+        self._may_have_calls = False
+        """Whether the agent may have left calls that go on at the proxy."""
         self._ended_by = ""
         """The limit that ended the agent, if one did: why its sandbox may be broken."""
         self._exit_code: int | None = None
@@ -259,7 +264,7 @@ class LiveAttempt:
 
     async def run_agent(self, sandbox: Sandbox, task: Task, snapshot: Snapshot) -> Result:
         """Let the agent work until it ends or a limit ends it. AttemptFailed when it hung or lost its sandbox."""
-        context = self._context
+        context, self._may_have_calls = self._context, True
         await asyncio.to_thread(write_snapshot, context.logs, self._log_name, snapshot)  # many files: a while to write
         url = f"{sandbox.model_url}/v1" if sandbox.model_url else context.url
         endpoint = Endpoint(url, self._key, context.model, context.context_length)
@@ -292,6 +297,7 @@ class LiveAttempt:
         """
         try:
             await end_agent(sandbox, part.task, snapshot)
+            await self._end_calls()
             await self._classify_end(result, part.task)
             return await self._judged(sandbox, part, snapshot)
         except (AttemptFailed, SandboxError) as error:
@@ -337,7 +343,7 @@ class LiveAttempt:
 
     async def _answer(self) -> Verdict:
         """One model call, and the verdict on its answer."""
-        context, task = self._context, self._job.task
+        context, task, self._may_have_calls = self._context, self._job.task, True
         with stage("harness"):
             endpoint = Endpoint(context.url, self._key, context.model, context.context_length)
             async with context.slots.agents:
@@ -390,15 +396,24 @@ class LiveAttempt:
             return f"{failed.detail} ({self._ended_by})"
         return failed.detail
 
-    def ending(self, failure: str | None, detail: str) -> Ending:
-        """How the attempt ended, for its row."""
-        return Ending(
-            failure=failure,
-            detail=detail,
-            exit_code=self._exit_code,
-            timings=self._timings,
-            augmentation=self._augmentation,
-        )
+    async def close_in_pool(self, failure: str | None, detail: str) -> None:
+        """End the attempt's last calls and close it: from then on it takes no row."""
+        try:
+            await self._end_calls()
+        finally:
+            ending = Ending(
+                failure=failure,
+                detail=detail,
+                exit_code=self._exit_code,
+                timings=self._timings,
+                augmentation=self._augmentation,
+            )
+            await self._context.pool(close_attempt, self._id, ending)
+
+    async def _end_calls(self) -> None:
+        if self._may_have_calls:
+            self._may_have_calls = False
+            await self._context.end_calls([self._id])
 
     def _add_time(self, name: str, seconds: float) -> None:
         """Add to a timing; a task with steps does everything several times."""

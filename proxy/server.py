@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import msgspec
 from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
@@ -89,6 +90,7 @@ class Gateway:
         open_routes = [app.router.add_get("/health", self._health), *self._add_model_routes(app)]
         self._open_to_agents = {route.resource for route in open_routes} | {None}  # None: an unknown path or method
         app.router.add_get("/metrics", self._metrics)
+        app.router.add_post("/end_calls", self._end_calls)
         app.cleanup_ctx.append(self._lifetime)
         return app
 
@@ -149,7 +151,7 @@ class Gateway:
         self._refused = RefusedKeys(self._limits, audit.note)
         writer = self._writer = CompletionWriter(self.pool, proxy_id, ledger.committed)
         redelivery = Redelivery(self.pool, ledger, threads)
-        ongoing = OngoingAnswers(redelivery, self._limits)
+        ongoing = self._ongoing = OngoingAnswers(redelivery, self._limits)
         background = (redelivery.keep_confirming(), self.connections.keep_watch(), ongoing.keep_watch())
         tasks = [asyncio.create_task(work) for work in background]
         self._engine = self.fleet()
@@ -231,6 +233,16 @@ class Gateway:
 
     async def _metrics(self, _request: web.Request) -> web.Response:
         return web.Response(text=self.metrics.text(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+
+    async def _end_calls(self, request: web.Request) -> web.Response:
+        """End the calls of attempts whose agents have ended; answer when what they have sampled is recorded."""
+        try:
+            attempt_ids = msgspec.json.decode(await request.read(), type=set[int])
+        except msgspec.DecodeError as error:
+            message = f"the body is no list of attempts ({error}); send their ids, such as [1, 2]"
+            raise CallError(400, "invalid_request", message) from error
+        await self._ongoing.end(attempt_ids)
+        return web.Response(status=204)
 
     async def _health(self, request: web.Request) -> web.Response:
         """Answer everybody that the proxy is up, and the administrator with its model, engines and pool."""

@@ -27,7 +27,7 @@ from harness.cluster.pickling import MakeSandboxes, NodeReport, NodeSetup, pack
 from harness.cluster.task_directories import directories_of, packed
 from harness.rollout import Cancellation, RolloutJob, RunContext
 from proxy.pool.errors import UserError
-from proxy.pool.rollouts.attempts import Ending, close_lost
+from proxy.pool.rollouts.attempts import Ending, close_lost, still_open
 from proxy.pool.rollouts.failures import treatment
 from proxy.pool.rollouts.groups import OpenRollout, Outcome
 
@@ -233,7 +233,7 @@ class Cluster:
         """Let the node end its agent and close its attempt. Kill the worker if that takes more than CANCEL_SECONDS."""
         if cancellation.reason is not None:  # the node does not know this reason, so it is written here
             detail = "the attempt was called off while it ran"
-            await context.pool(close_lost, rollout.rollout_id, Ending(failure=cancellation.reason, detail=detail))
+            await self._close(context, rollout, Ending(failure=cancellation.reason, detail=detail))
         self._ray.cancel(running)
         try:
             await asyncio.wait_for(asyncio.wrap_future(running.future()), CANCEL_SECONDS)
@@ -242,14 +242,19 @@ class Cluster:
         except self._ray.exceptions.RayError:
             pass
         detail = "the run was stopped, and the attempt's Ray node gave no answer"
-        await context.pool(close_lost, rollout.rollout_id, Ending(failure="interrupted", detail=detail))
+        await self._close(context, rollout, Ending(failure="interrupted", detail=detail))
 
     async def _lost(self, context: RunContext, rollout: OpenRollout, why: str) -> Outcome:
         """Close the attempt of a node or worker that is gone, since nobody else does."""
         self._cleaning()  # if only the worker died, its node must remove its sandboxes
         ending = Ending(failure="interrupted", detail=f"its Ray node was lost: {why}")
-        lost = await context.pool(close_lost, rollout.rollout_id, ending)
+        lost = await self._close(context, rollout, ending)
         return Outcome(attempt_id=max(lost, default=None), reward=None, failure=ending.failure, detail=ending.detail)
+
+    async def _close(self, context: RunContext, rollout: OpenRollout, ending: Ending) -> list[int]:
+        """Close what is open of a rollout's attempts, with what their calls have sampled; return their ids."""
+        await context.end_calls(await context.pool(still_open, rollout_id=rollout.rollout_id))
+        return await context.pool(close_lost, rollout.rollout_id, ending)
 
     def _cleaning(self) -> list[Any]:
         strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy

@@ -37,7 +37,7 @@ from proxy.pool.errors import PoolError, UserError
 from proxy.pool.inspect.run_status import traffic
 from proxy.pool.inspect.trainable_calls import trainable_calls
 from proxy.pool.processes.owners import RunClaim, owned
-from proxy.pool.rollouts.attempts import close_interrupted
+from proxy.pool.rollouts.attempts import close_interrupted, still_open
 from proxy.pool.rollouts.groups import run_summary
 from proxy.pool.rollouts.runs import open_run
 from sandboxes.base import Sandboxes
@@ -239,6 +239,7 @@ def make_context(
         context_length=proxy.context_length,
         logs=logs,
         trouble=proxy.trouble,
+        end_calls=proxy.end_calls,
         slots=StageSlots(
             starting=settings.starting or all_rollouts,
             agents=all_rollouts,
@@ -261,7 +262,7 @@ def _work(
     """Run the plan; then, also after an interruption, write the results and show a table."""
     console, run_id, pool = make_console(), claim.run.id, context.pool.blocking
     board = Board(console, plan.expected(), run_summary(pool, run_id))
-    interrupted = close_interrupted(pool, run_id)
+    interrupted = _close_interrupted(context, run_id)
     if interrupted:
         board.say(f"{interrupted} attempts were interrupted and start again")
     try:
@@ -270,7 +271,7 @@ def _work(
                 _within(metrics, _until_done(RunLoop(context, run_id, plan, board), claim, board, context.pool))
             )
     finally:
-        close_interrupted(pool, run_id)  # an attempt may be opened in the moment of its cancellation
+        _close_interrupted(context, run_id)  # an attempt may be opened in the moment of its cancellation
         rows = run_summary(pool, run_id)
         file = directory.write_results(rows)
         console.print(closing_table(rows))
@@ -280,6 +281,13 @@ def _work(
             board.say(bias)
         board.say(f"{board.line()}; results: {file}")
     return 0
+
+
+def _close_interrupted(context: RunContext, run_id: int) -> int:
+    """Close the attempts of a run that nobody works at; return how many there were."""
+    pool = context.pool.blocking
+    asyncio.run(context.end_calls(still_open(pool, run_id=run_id)))
+    return close_interrupted(pool, run_id)
 
 
 async def _within(metrics: AbstractAsyncContextManager[None], work: Coroutine[Any, Any, None]) -> None:

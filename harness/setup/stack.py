@@ -6,6 +6,7 @@ everything else is real.
 
 import asyncio
 import http.client
+import logging
 import os
 import signal
 import subprocess
@@ -13,12 +14,13 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import aiohttp
 import msgspec
 
 from harness.failure import AttemptFailed
@@ -26,8 +28,11 @@ from harness.run_dir import RunDir
 from proxy.pool.errors import UserError
 from proxy.pool.processes.parent import die_with_parent
 
+log = logging.getLogger(__name__)
 START_SECONDS = 400
 STOP_SECONDS = 20
+END_CALLS_SECONDS = 10
+"""How long a proxy may take to end the calls of attempts. It only has to tell the engine and write their rows."""
 TINY_REPLY_TOKENS = 128
 """A tiny random model seldom ends its turn by itself."""
 
@@ -84,6 +89,25 @@ class RunningProxy:
         if not health.engine.ok:
             return AttemptFailed("engine", f"the engine {health.engine.url} of the proxy {self.url} does not answer")
         return None
+
+    async def end_calls(self, attempt_ids: Collection[int]) -> None:
+        """Have the proxy end the calls of attempts whose agents have ended, and record what they have sampled.
+
+        Once an attempt is closed, it takes no row. A proxy that does not answer is only reported: the attempts are
+        valid without these rows.
+        """
+        if not attempt_ids:
+            return
+        headers = {"Authorization": f"Bearer {self.admin_key}"} if self.admin_key else {}
+        timeout = aiohttp.ClientTimeout(total=END_CALLS_SECONDS)
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout, raise_for_status=True) as client,
+                client.post(f"{self.url}/end_calls", json=list(attempt_ids), headers=headers),
+            ):
+                pass
+        except (aiohttp.ClientError, TimeoutError) as error:
+            log.warning("%s did not end the calls of %s: %r", self.url, sorted(attempt_ids), error)
 
 
 def ask_health(url: str, admin_key: str | None = None, timeout: float = 20) -> ProxyHealth:

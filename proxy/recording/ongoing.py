@@ -2,13 +2,14 @@
 
 The first repeat of the request in that time takes the answer over, with all that was sampled before. An answer that
 becomes whole without a client waits for a repeat like every other that did not arrive (proxy/recording/redelivery). One
-that nobody has taken over when its time is up, or its attempt has closed, is ended at the engine, and its partial row
-is kept. Left out: a repeat that comes to another proxy, which samples as long as the answer is not whole.
+that nobody has taken over when its time is up is ended at the engine, and its partial row is kept. An attempt that has
+closed takes no row, so the harness has its answers ended before. Left out: a repeat that comes to another proxy, which
+samples as long as the answer is not whole.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any
 
 from proxy.call import CallError, Reply
@@ -104,7 +105,8 @@ class OngoingAnswers:
         self._all: set[OngoingAnswer] = set()
         self._without_client: dict[int, dict[OngoingAnswer, asyncio.Future[None]]] = {}
         """By attempt, in the order in which their clients left; with what ends their waiting for another one."""
-        self._lingering: set[asyncio.Task[None]] = set()
+        self._lingering: dict[asyncio.Task[None], int] = {}
+        """What waits for the end of an answer without a client; with the attempt."""
 
     def begin(
         self, recorder: TurnRecorder, turn: Turn, limit: int,
@@ -128,11 +130,12 @@ class OngoingAnswers:
 
     def leave_without_client(self, answer: OngoingAnswer) -> None:
         """Let an answer go on until it is whole, a repeat takes it over, its time is up or its attempt has closed."""
-        waiting = self._without_client.setdefault(answer.recorder.session.attempt.id, {})
+        attempt_id = answer.recorder.session.attempt.id
+        waiting = self._without_client.setdefault(attempt_id, {})
         over = waiting[answer] = asyncio.get_running_loop().create_future()
         lingering = asyncio.create_task(self._linger(answer, over))
-        self._lingering.add(lingering)
-        lingering.add_done_callback(self._lingering.discard)
+        self._lingering[lingering] = attempt_id
+        lingering.add_done_callback(self._lingering.pop)
         if len(waiting) > self._limits.lingering_calls:
             _recall(next(iter(waiting.values())))
 
@@ -145,13 +148,19 @@ class OngoingAnswers:
                     for over in self._without_client.get(attempt_id, {}).values():
                         _recall(over)
 
+    async def end(self, attempt_ids: Collection[int]) -> None:
+        """End all answers of these attempts; return when their rows are stored."""
+        without_client = [one for id in attempt_ids for one in self._without_client.get(id, {}).items()]
+        for _, over in without_client:
+            _recall(over)
+        lingering = [task for task, attempt_id in self._lingering.items() if attempt_id in attempt_ids]
+        of_attempts = {answer for answer in self._all if answer.recorder.session.attempt.id in attempt_ids}
+        with_client = of_attempts - {answer for answer, _ in without_client}
+        await asyncio.gather(*lingering, *(answer.end() for answer in with_client), return_exceptions=True)
+
     async def close(self) -> None:
         """End all answers."""
-        for waiting in self._without_client.values():
-            for over in waiting.values():
-                _recall(over)
-        with_client = self._all - {answer for waiting in self._without_client.values() for answer in waiting}
-        await asyncio.gather(*self._lingering, *(answer.end() for answer in with_client), return_exceptions=True)
+        await self.end({answer.recorder.session.attempt.id for answer in self._all} | set(self._lingering.values()))
 
     async def _linger(self, answer: OngoingAnswer, over: "asyncio.Future[None]") -> None:
         ends: list[asyncio.Future[Any]] = [answer.task, over]

@@ -7,6 +7,7 @@ It runs a task's solution with the agent's own shell tool and ends its turn; to 
 from collections.abc import Sequence
 from pathlib import Path
 
+from proxy.engine.scripted import ScriptedReply
 from tests.harness import scripts
 
 HARBOR = Path(__file__).parents[2] / "examples/tasks/harbor"
@@ -17,7 +18,7 @@ SOLUTIONS = {
 """The first line of an instruction, which no other has -> the solution."""
 
 
-def oracle(prompt_text: str, prompt_ids: Sequence[int]) -> str:
+def oracle(prompt_text: str, prompt_ids: Sequence[int]) -> str | ScriptedReply:
     asked = scripts.Asked.of(prompt_text)
     instruction = next((line for line in SOLUTIONS if line in asked.users), None)
     if instruction is None or not asked.tools:

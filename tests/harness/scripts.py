@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from proxy.engine.scripted import Fault
+from proxy.engine.scripted import Fault, ScriptedReply
 
 HELLO = "Write hello.txt"
 CHECKED = "Write hello.txt and check it"
@@ -42,6 +42,8 @@ ANSWERS = {
     "Write a function double": "Here:\n```python\ndef double(number):\n    return 2 * number\n```\n",
 }
 """Questions of the domains without a sandbox."""
+COUNT, LONG_COUNT = "Count", ScriptedReply("one " * 5000, seconds_per_token=0.05)
+"""What takes minutes to answer."""
 OPENCODES_HELPER, CODEXS_HELPER, CODEXS_WAIT = "task", "multi_agent_v1__spawn_agent", "multi_agent_v1__wait_agent"
 PATIENCE_MS = 200_000
 
@@ -81,7 +83,7 @@ def call(tool: str, **arguments: object) -> str:
     return f'<tool_call>\n{{"name": "{tool}", "arguments": {body}}}\n</tool_call>'
 
 
-def hello(prompt_text: str, prompt_ids: Sequence[int]) -> str:
+def hello(prompt_text: str, prompt_ids: Sequence[int]) -> str | ScriptedReply:
     """The next turn of the agent that asks. All turns differ, so that a conversation can be told by its texts."""
     asked = Asked.of(prompt_text)
     if not asked.tools:
@@ -91,8 +93,10 @@ def hello(prompt_text: str, prompt_ids: Sequence[int]) -> str:
     return turns[min(asked.turns_since(scene), len(turns) - 1)]
 
 
-def aside(asked: Asked) -> str:
+def aside(asked: Asked) -> str | ScriptedReply:
     """What is asked without tools."""
+    if asked.users == COUNT:
+        return LONG_COUNT
     if answer := next((ANSWERS[question] for question in ANSWERS if question in asked.users), None):
         return answer
     if FILE_LISTING in asked.text:
@@ -155,7 +159,7 @@ def silent(prompt_text: str, prompt_ids: Sequence[int]) -> str:
     return "No."
 
 
-def failing(prompt_text: str, prompt_ids: Sequence[int]) -> str | Fault:
+def failing(prompt_text: str, prompt_ids: Sequence[int]) -> str | Fault | ScriptedReply:
     """As hello, but the engine breaks off in the middle of every turn when it is asked for the first time."""
     if Asked.of(prompt_text).tools and (prompt := tuple(prompt_ids)) not in BROKEN_OFF:
         BROKEN_OFF.add(prompt)

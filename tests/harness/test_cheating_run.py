@@ -76,6 +76,7 @@ async def context(proxy: RunningProxy, docker_daemon: str, socket: Path, tmp_pat
             context_length=proxy.context_length,
             logs=tmp_path,
             trouble=proxy.trouble,
+            end_calls=proxy.end_calls,
             pause_seconds=0.01,
         )
 

@@ -44,6 +44,7 @@ def context(proxy: RunningProxy, tmp_path: Path) -> Iterator[RunContext]:
         context_length=proxy.context_length,
         logs=tmp_path,
         trouble=proxy.trouble,
+        end_calls=proxy.end_calls,
         pause_seconds=0.01,
     )
     pool.close()

@@ -18,6 +18,7 @@ from harness.monitor.hang_watch import HangWatch, run_watched
 from harness.rollout import Budgets, RunContext, run_rollout
 from harness.setup.stack import RunningProxy
 from proxy.pool.audit import audit_lines
+from proxy.pool.completions.store import of_attempt
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.attempts import by_key
@@ -44,6 +45,7 @@ def context(proxy: RunningProxy, tmp_path: Path) -> RunContext:
         context_length=proxy.context_length,
         logs=tmp_path,
         trouble=proxy.trouble,
+        end_calls=proxy.end_calls,
         pause_seconds=0.01,
     )
 
@@ -163,6 +165,27 @@ async def test_exit_0_after_a_call_that_the_engine_failed_is_no_verdict(context:
     with context.pool.blocking.read() as connection:
         row = connection.execute(select(attempts).where(attempts.c.id == attempt.id)).one()
     assert (row.failure, row.exit_code) == ("engine", 0) and "engine_silent" in row.detail
+
+
+LEAVES = """
+import json, os, urllib.request
+url, key = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
+body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "Count"}]}
+headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+asked = urllib.request.Request(f"{url}/chat/completions", json.dumps(body).encode(), headers)
+stream = urllib.request.urlopen(asked)
+while b"one" not in stream.readline(): pass
+"""
+"""Asks for a long answer and leaves when it has begun."""
+
+
+async def test_what_was_sampled_for_an_agent_that_left_is_recorded(context: RunContext) -> None:
+    (context.logs / "leaves.py").write_text(LEAVES)
+    leaves = f"{sys.executable} -I -S {context.logs / 'leaves.py'}"
+    came, [attempt] = await outcome(context, f"{SHELL_AGENT}; {leaves}; touch {context.logs}/left")
+    assert came.reward == 1.0 and (context.logs / "left").exists()
+    *_, row = of_attempt(context.pool.blocking, attempt.id)
+    assert (str(row.untrainable), row.finish_reason) == ("abandoned", "abort") and row.sampled
 
 
 async def test_a_slow_database_stalls_no_other_attempt(context: RunContext) -> None:

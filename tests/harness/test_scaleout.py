@@ -214,6 +214,7 @@ def test_a_bench_travels_without_what_belongs_to_its_process(pool: Pool, proxy: 
         context_length=proxy.context_length,
         logs=tmp_path / "here",
         trouble=proxy.trouble,
+        end_calls=proxy.end_calls,
     )
     station = NodeSetup(pool=pool.url, make_sandboxes=ProcessSandboxes)
     there = unpack(pack(context), station.opened() | {"logs": Path(), "sandboxes": ProcessSandboxes()})

@@ -178,6 +178,32 @@ async def test_a_call_without_a_client_ends_with_its_attempt(stand: Stand) -> No
     assert stand.recorded() == []  # nothing is added to an attempt that has ended
 
 
+async def test_the_calls_of_ended_agents_are_ended_and_their_tokens_recorded(serve: Serve) -> None:
+    """With a client or without; a call of another attempt goes on."""
+    slow = ScriptedReply("word " * 2000, seconds_per_token=0.05)
+    stand = await serve(lambda prompt, ids: slow)
+    answers = [await stand.post({"messages": [user("hi")], "stream": True}, key) for key in ("left", "stays", "other")]
+    for answer in answers:
+        while b"word" not in await answer.content.readline():
+            pass
+    answers[0].close()
+    await until_metric(stand, "abandoned_calls_total 1.0")
+    ended = [by_key(stand.pool, key) for key in ("left", "stays")]
+    ids = [attempt.id for attempt in ended if attempt is not None]
+    async with stand.http.post(f"{stand.url}/end_calls", json=ids) as done:
+        assert (len(ids), done.status) == (2, 204)
+    for key in ("left", "stays"):
+        [row] = stand.recorded(key)
+        assert (row.finish_reason, row.untrainable) == ("abort", ABANDONED) and row.sampled
+    assert stand.recorded("other") == [] and stand.engine is not None and stand.engine.aborted == 2
+    with pytest.raises(aiohttp.ClientPayloadError):
+        await answers[1].read()
+    assert b"word" in await answers[2].content.readline() + await answers[2].content.readline()
+    answers[2].close()
+    async with stand.http.post(f"{stand.url}/end_calls", data=b'{"attempts": 1}') as refused:
+        assert refused.status == 400 and "send their ids" in (await refused.json())["error"]["message"]
+
+
 async def test_a_call_without_a_client_ends_when_its_time_is_up(serve: Serve) -> None:
     slow = ScriptedReply("word " * 2000, seconds_per_token=0.05)
     stand = await serve(lambda prompt, ids: slow, limits={"linger_seconds": 0.3})

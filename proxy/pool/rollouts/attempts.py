@@ -114,6 +114,13 @@ def closed_among(pool: Pool, ids: Collection[int]) -> set[int]:
         return set(connection.scalars(closed))
 
 
+def still_open(pool: Pool, *, run_id: int | None = None, rollout_id: int | None = None) -> list[int]:
+    """Return the attempts of a run or a rollout that have not ended."""
+    of = attempts.c.run_id == run_id if rollout_id is None else attempts.c.rollout_id == rollout_id
+    with pool.read() as connection:
+        return list(connection.scalars(select(attempts.c.id).where(of, attempts.c.closed_at.is_(None))))
+
+
 @retried
 def close_attempt(pool: Pool, attempt_id: int, ending: Ending) -> None:
     """End an attempt, revoke its key and label its completions. Closing it again changes nothing."""
