@@ -8,6 +8,7 @@ Responses calls is stored, unless they forbid it; a completion keeps its own rep
 from sqlalchemy import (
     JSON,
     BigInteger,
+    CheckConstraint,
     Column,
     Float,
     ForeignKey,
@@ -56,12 +57,13 @@ runs = Table(
     Column("name", Text, nullable=False, unique=True),
     Column("purpose", Text, nullable=False),  # train | eval | collect
     Column("config", JSON, nullable=False),
-    Column("queue_limit", Integer),  # groups that may be open or waiting; null: no trainer has set one
+    Column("queue_limit", Integer),  # groups that may be open at once; null: no trainer has set a limit
     Column("created_at", Float, nullable=False),
     Column(
         "owner", JSON(none_as_null=True)
     ),  # the harness that works on it (proxy/pool/processes/owners.py); null: none
     Column("owner_seen_at", Float),  # its last heartbeat
+    CheckConstraint("purpose in ('train', 'eval', 'collect')", name="ck_runs_purpose"),
 )
 
 tasks = Table(
@@ -83,7 +85,7 @@ groups = Table(
     Column("queue_index", Integer, nullable=False),
     Column("task_id", ForeignKey("tasks.id"), nullable=False),
     Column("size", Integer, nullable=False),
-    Column("state", Text, nullable=False),  # RUNNING | DONE | LEASED | CONSUMED | TOMBSTONE
+    Column("state", Text, nullable=False),  # changed by proxy/pool/rollouts/states.py alone
     Column("step", Integer),  # the train step of LEASED and CONSUMED
     Column("reason", Text),  # why a TOMBSTONE is one (proxy/pool/untrained.py), and what is particular about it
     Column("detail", FreeText),
@@ -95,6 +97,9 @@ groups = Table(
     Column("finished_at", Float),
     UniqueConstraint("run_id", "queue_index"),
     Index(None, "run_id", "state"),
+    CheckConstraint("state in ('RUNNING', 'DONE', 'LEASED', 'CONSUMED', 'TOMBSTONE')", name="ck_groups_state"),
+    CheckConstraint("(step is not null) = (state in ('LEASED', 'CONSUMED'))", name="ck_groups_step"),
+    CheckConstraint("purpose = 'eval'", name="ck_groups_purpose"),
 )
 
 rollouts = Table(
@@ -110,6 +115,7 @@ rollouts = Table(
     Column("detail", FreeText),
     Column("finished_at", Float),
     UniqueConstraint("group_id", "member"),
+    CheckConstraint("reward between -1e308 and 1e308", name="ck_rollouts_reward"),  # finite
 )
 
 attempts = Table(

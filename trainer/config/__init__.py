@@ -46,7 +46,8 @@ class BatchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     window: NotNegative = 0
     """How many groups behind the oldest unfinished one the step may look for finished ones. 0: `groups`."""
     queue_limit: NotNegative = 0
-    """Groups that the harness may have open or waiting at once; this bounds staleness. 0: twice `groups`."""
+    """Groups that may be open at once: running, finished, or in a step whose weights are not pushed yet. This bounds
+    staleness. 0: twice `groups`."""
     max_staleness: NotNegative = 4
     """Published steps that a rollout's oldest token may lag behind before the rollout is dropped. 0: strictly
     on-policy."""

@@ -17,6 +17,7 @@ from sqlalchemy import Connection, func, insert, select, update
 from proxy.pool.database import Pool, insert_row, retried
 from proxy.pool.rollouts.failures import FAILURES, enough_valid, treatment
 from proxy.pool.rollouts.runs import lock_run
+from proxy.pool.rollouts.states import GroupState, move
 from proxy.pool.schema import SAMPLED_TOKENS, attempts, completions, groups, rollouts, tasks
 from proxy.pool.untrained import UntrainedReason
 
@@ -182,16 +183,17 @@ def _follow_up(connection: Connection, group_id: int, outcome: Outcome) -> Group
         cancelled = _cancel_rest(connection, group_id, "filtered" if filtered else "redundant")
     elif left:
         return GroupProgress(group_id, "RUNNING", None)
-    values: dict[str, Any] = {"state": "DONE", "finished_at": time.time()}
+    state: GroupState = "DONE"
+    values: dict[str, Any] = {"finished_at": time.time()}
     if filtered:
-        values |= {"state": "TOMBSTONE", "failure": outcome.failure}
-        values |= {"reason": UntrainedReason.GROUP_FILTERED, "detail": outcome.failure}
+        state = "TOMBSTONE"
+        values |= {"failure": outcome.failure, "reason": UntrainedReason.GROUP_FILTERED, "detail": outcome.failure}
     elif not enough_valid(valid, size):
+        state = "TOMBSTONE"
         why = {"reason": UntrainedReason.TOO_FEW_VALID, "detail": f"{valid} of {size} rollouts have a reward"}
-        values |= {"state": "TOMBSTONE", "failure": _most_frequent(connection, group_id), **why}
-    running = (groups.c.id == group_id) & (groups.c.state == "RUNNING")
-    connection.execute(update(groups).where(running).values(values))
-    return GroupProgress(group_id, values["state"], values.get("failure"), cancelled)
+        values |= {"failure": _most_frequent(connection, group_id), **why}
+    move(connection, groups.c.id == group_id, "RUNNING", state, **values)
+    return GroupProgress(group_id, state, values.get("failure"), cancelled)
 
 
 def _cancel_rest(connection: Connection, group_id: int, kind: str) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ class Admission:
     """The last published train step; 0: only the initial weights are published; None: nothing is."""
     version: str | None
     open_groups: int
-    """Number of groups that are RUNNING or DONE, that is neither leased nor dropped."""
+    """Number of groups that are RUNNING or DONE, or that a step took whose weights are not pushed yet."""
     queue_limit: int | None
 
     @property
@@ -41,7 +41,7 @@ class Admission:
         """Number of groups that may be opened now; 0 until a trainer has set a limit.
 
         This is (eta + version + 1) B - (accepted + running) of AReaL (arXiv 2505.24298, equation 3) with the limit
-        (eta + 1) B: the groups consumed by published versions, version B, cancel out.
+        (eta + 1) B: the groups consumed by pushed versions, version B, cancel out.
         """
         return 0 if self.queue_limit is None else max(0, self.queue_limit - self.open_groups)
 
@@ -91,7 +91,7 @@ def find_run(pool: Pool, name: str) -> Run:
 
 @retried
 def set_queue_limit(pool: Pool, run_id: int, limit: int) -> None:
-    """Set how many groups may be open or waiting. The trainer's limit bounds how stale a group can become."""
+    """Set how many groups may be open (Admission). The trainer's limit bounds how stale a group can become."""
     with pool.write() as connection:
         connection.execute(update(runs).where(runs.c.id == run_id).values(queue_limit=limit))
 
@@ -103,7 +103,7 @@ def admission(pool: Pool, run_id: int) -> Admission:
         return Admission(
             step=newest.step if newest else None,
             version=version_name(newest.id) if newest else None,
-            open_groups=connection.scalar(select(func.count()).where(waiting(run_id))) or 0,
+            open_groups=connection.scalar(select(func.count()).where(waiting(run_id) | _unpushed(run_id))) or 0,
             queue_limit=connection.scalar(select(runs.c.queue_limit).where(runs.c.id == run_id)),
         )
 
@@ -112,6 +112,17 @@ def waiting(run_id: int) -> ColumnElement[bool]:
     """Select the groups in the trainer's queue: not leased, not dropped, not held out for evaluation."""
     in_run = (groups.c.run_id == run_id) & groups.c.purpose.is_(None)
     return in_run & groups.c.state.in_(("RUNNING", "DONE"))
+
+
+def _unpushed(run_id: int) -> ColumnElement[bool]:
+    """Select the groups of the steps after the last one whose weights were pushed.
+
+    They count as open: the engines still sample with older weights, so a group that was opened in their place would be
+    a version older than the step that it is trained in.
+    """
+    current = (policy_versions.c.run_id == run_id) & policy_versions.c.retired_at.is_(None)
+    pushed = select(func.max(policy_versions.c.step)).where(current, policy_versions.c.pushed_at.is_not(None))
+    return (groups.c.run_id == run_id) & (groups.c.step > func.coalesce(pushed.scalar_subquery(), -1))
 
 
 def version_name(version_id: int) -> str:

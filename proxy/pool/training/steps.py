@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Row, func, insert, select, update
 
 from proxy.pool.database import Pool, insert_row, retried
 from proxy.pool.rollouts.runs import current_version, lock_run, version_name
+from proxy.pool.rollouts.states import move
 from proxy.pool.schema import groups, policy_versions, train_steps
 
 
@@ -49,8 +50,7 @@ def publish(pool: Pool, run_id: int, done: Published) -> Version:
         lock_run(connection, run_id)  # so that two trainers cannot publish the same step twice
         row = _at_step(connection, run_id, done.step)
         if row is None:
-            leased = (groups.c.run_id == run_id) & (groups.c.state == "LEASED") & (groups.c.step == done.step)
-            connection.execute(update(groups).where(leased).values(state="CONSUMED"))
+            move(connection, (groups.c.run_id == run_id) & (groups.c.step == done.step), "LEASED", "CONSUMED")
             values = {"run_id": run_id, "step": done.step, "checkpoint": done.checkpoint, "hf_dir": done.hf_dir}
             version_id = insert_row(connection, policy_versions, values | {"created_at": time.time()})
             connection.execute(insert(train_steps).values(version_id=version_id, metrics=done.metrics))
@@ -84,7 +84,7 @@ def versions(pool: Pool, run_id: int) -> list[Version]:
 
 @retried
 def mark_pushed(pool: Pool, version_id: int) -> None:
-    """Record that the engines serve this version."""
+    """Record that the engines serve this version. From then on its step makes room for new groups."""
     with pool.write() as connection:
         chosen = policy_versions.c.id == version_id
         connection.execute(update(policy_versions).where(chosen).values(pushed_at=time.time()))
@@ -99,8 +99,7 @@ def reopen_after(pool: Pool, run_id: int, step: int) -> int:
     """
     with pool.write() as connection:
         lock_run(connection, run_id)
-        later = (groups.c.run_id == run_id) & (groups.c.state == "CONSUMED") & (groups.c.step > step)
-        reopened = connection.execute(update(groups).where(later).values(state="LEASED")).rowcount
+        reopened = move(connection, (groups.c.run_id == run_id) & (groups.c.step > step), "CONSUMED", "LEASED")
         retired = (policy_versions.c.run_id == run_id) & (policy_versions.c.step > step)
         connection.execute(update(policy_versions).where(retired).values(retired_at=time.time()))
         return reopened

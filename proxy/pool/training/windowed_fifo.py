@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, func, select
 
 from proxy.pool.completions.records import Completion
 from proxy.pool.completions.store import of_attempts
@@ -18,6 +18,7 @@ from proxy.pool.database import Pool, retried
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.failures import enough_valid
 from proxy.pool.rollouts.runs import current_version, lock_run, version_name, waiting
+from proxy.pool.rollouts.states import move
 from proxy.pool.schema import groups, policy_versions, rollouts, tasks
 from proxy.pool.untrained import Untrained, UntrainedReason
 
@@ -158,13 +159,13 @@ def _unusable(group: LeasedGroup, rule: LeaseRule) -> Untrained | None:
 def _take(connection: Connection, run_id: int, judged: dict[int, Untrained | None], rule: LeaseRule, step: int) -> None:
     for index, why in judged.items():
         if why is not None:
-            values = {"state": "TOMBSTONE", "reason": why.reason, "detail": why.detail, "finished_at": time.time()}
-            chosen = (groups.c.run_id == run_id) & (groups.c.queue_index == index) & (groups.c.state == "DONE")
-            connection.execute(update(groups).where(chosen).values(values))
+            values = {"reason": why.reason, "detail": why.detail, "finished_at": time.time()}
+            unusable = (groups.c.run_id == run_id) & (groups.c.queue_index == index)
+            move(connection, unusable, "DONE", "TOMBSTONE", **values)
     # A group that finished after the judging counts as running until the next lease.
     queue = [(index, state if index in judged else "RUNNING") for index, state in _queue(connection, run_id)]
-    chosen = (groups.c.run_id == run_id) & groups.c.queue_index.in_(pick(queue, rule)) & (groups.c.state == "DONE")
-    connection.execute(update(groups).where(chosen).values(state="LEASED", step=step))
+    chosen = (groups.c.run_id == run_id) & groups.c.queue_index.in_(pick(queue, rule))
+    move(connection, chosen, "DONE", "LEASED", step=step)
 
 
 def _load(
