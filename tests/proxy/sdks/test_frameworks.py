@@ -21,7 +21,7 @@ from tests.proxy.conftest import Serve
 from tests.proxy.sdks import environments
 from tests.proxy.test_purposes import issued_key
 
-FRAMEWORKS = Path(__file__).parent / "frameworks"
+FRAMEWORKS, TASK = Path(__file__).parent / "frameworks", Path(__file__).parent / "task"
 TABLE = "BLACKFORGE_AGENTS_TABLE"
 ANSWER = "It is 70 degrees Fahrenheit in Paris."
 BESIDE = "I take the next step."
@@ -157,8 +157,9 @@ async def _run(name: str, url: str, key: str, home: Path) -> dict[str, Any]:
     else:
         python = await asyncio.to_thread(environments.make, name)
     variables = {"PATH": os.environ["PATH"], "HOME": str(home), "OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": key}
-    process = await asyncio.create_subprocess_exec(
-        str(python), "-I", str(FRAMEWORKS / f"{name}.py"), cwd=home, env=QUIET | variables,
+    variables["PYTHONPATH"] = str(TASK)
+    process = await asyncio.create_subprocess_exec(  # -P: its own folder would hide the packages of the same names
+        str(python), "-P", str(FRAMEWORKS / f"{name}.py"), cwd=home, env=QUIET | variables,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     printed, problems = await process.communicate()

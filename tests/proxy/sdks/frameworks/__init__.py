@@ -1,5 +1,4 @@
-"""A task of two steps for each SDK and framework, run in its own environment with the key and address of the proxy.
+"""The task of two steps (task/two_steps.py) for each SDK and framework. Each script runs in its own environment.
 
-Each script asks how warm it is (two tools, one after the other) and, where the framework has it, for a record of a
-given form. Its last line of output is JSON: the answer and the record.
+The last line that a script prints is JSON: the answer and, where the framework has prescribed forms, the record.
 """

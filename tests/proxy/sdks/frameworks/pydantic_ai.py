@@ -1,29 +1,7 @@
-import json
-
-from pydantic import BaseModel
 from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIChatModel
-
-
-def weather(city: str) -> str:
-    """The weather in a city."""
-    return "21 degrees Celsius"
-
-
-def convert(celsius: int) -> str:
-    """A temperature as people in Boston say it."""
-    return "70 degrees Fahrenheit"
-
-
-class Record(BaseModel):
-    city: str
-    fahrenheit: int
-
-
-QUESTION = "How warm is it in Paris, as people in Boston say it?"
-WISH = "Make a record: in Paris it is 70 degrees Fahrenheit."
+from two_steps import QUESTION, WISH, Record, convert, tell, weather
 
 model = OpenAIChatModel("tiny")
 answer = Agent(model, tools=[weather, convert]).run_sync(QUESTION).output
-record = Agent(model, output_type=Record).run_sync(WISH).output
-print(json.dumps({"answer": answer, "record": record.model_dump()}))
+tell(answer, Agent(model, output_type=Record).run_sync(WISH).output)
