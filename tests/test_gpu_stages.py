@@ -77,6 +77,7 @@ def figures(stage: str, environment: dict[str, str]) -> dict[str, Any]:
     return line
 
 
+@pytest.mark.long
 def test_tree_attention_agrees_with_the_dense_mask_and_compiles_a_few_times(bare: dict[str, str]) -> None:
     measures = figures("attention", bare)
     differences = measures["difference_of_dense"]

@@ -14,6 +14,7 @@ ELSEWHERE = ("proxy.engine.cpu.path", "proxy.pool.migrations")
 MEGATRON_ROOM = "trainer.megatron"
 
 
+@pytest.mark.long  # tests/test_house.py holds the imports free of cycles
 @pytest.mark.parametrize("package", PACKAGES)
 def test_any_module_can_be_imported_first(package: str) -> None:
     preloaded = []

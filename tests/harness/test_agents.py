@@ -77,7 +77,7 @@ LIVE = [
     case("qwen-code", scripts.CHECKED, checked("run_shell_command")),
     case("gemini-cli", scripts.CHECKED, checked("run_shell_command")),
     case("aider", scripts.CHECKED, work(EDIT), TITLE),  # what it gets as a title is its commit message
-    *(case(name, scripts.SHARED, *OPENCODE_SHARED) for name in OPENCODES),
+    *(case(name, scripts.SHARED, *OPENCODE_SHARED, long=True) for name in OPENCODES),
     case(
         "codex",
         scripts.SHARED,

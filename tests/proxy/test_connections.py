@@ -20,7 +20,7 @@ from proxy.http.connections import Places
 from proxy.http.limits import RequestLimits
 from proxy.pool.database import open_pool
 from proxy.pool.processes.parent import die_with_parent
-from proxy.pool.untrained import UntrainedReason
+from proxy.pool.untrained import Untrained, UntrainedReason
 from proxy.prompt.template import ChatTemplate
 from proxy.server import Gateway
 from tests.proxy.conftest import Serve, Stand, listening, user
@@ -238,10 +238,11 @@ async def test_who_takes_nothing_is_cut_off_and_the_row_is_kept(tiny_model: Path
             client.sendall(head("agent", len(body)) + body)
             http = await stack.enter_async_context(aiohttp.ClientSession())
             stand = Stand(url, open_pool(config.pool), http)
-            while not stand.recorded():
+            # The call goes on without its client, and a whole answer is marked after its commit.
+            while not any(row.untrainable for row in stand.recorded()):
                 await asyncio.sleep(0.05)
         [row] = stand.recorded()
-        assert row.untrainable is not None and row.untrainable.reason == UntrainedReason.ABANDONED
+        assert row.untrainable == Untrained(UntrainedReason.ABANDONED)
         assert len(row.sampled) > 0 and gateway.connections.cut == {"unread": 1} and not gateway.admission.inside
 
 

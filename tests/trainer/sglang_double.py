@@ -42,6 +42,8 @@ class Double:
     bodies: list[dict[str, Any]] = field(default_factory=list)
     group: Any = None
     """The group with a trainer, as rank 1 of two."""
+    group_seconds: int = 60
+    """How long it waits for a trainer in a group. It cannot end before, as a blocked broadcast cannot be cancelled."""
 
     async def answer(self, request: web.Request) -> web.Response:
         path = request.path.strip("/")
@@ -58,7 +60,7 @@ class Double:
         if isinstance(fault, int) or self.dead:
             return web.json_response({"error": {"message": "as told"}}, status=fault if isinstance(fault, int) else 500)
         if path == "init_weights_update_group":
-            self.group = await asyncio.to_thread(join, body)
+            self.group = await asyncio.to_thread(join, body, self.group_seconds)
         if path == "update_weights_from_distributed":
             self.buckets.append(await asyncio.to_thread(receive, self.group, body))
         if fault != "lie" and (refusal := self._do(path, body)):
@@ -92,11 +94,11 @@ class Double:
         return ""
 
 
-def join(body: dict[str, Any]) -> Any:
+def join(body: dict[str, Any], seconds: int) -> Any:
     """Join a trainer's group, as torch's init_process_group does for the backend `cpu:gloo`."""
     from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # takes seconds, for few tests
 
-    name, wait = body["group_name"], timedelta(seconds=60)
+    name, wait = body["group_name"], timedelta(seconds=seconds)
     store = TCPStore(body["master_address"], body["master_port"], None, False, wait)
     keys = PrefixStore("cpu/", PrefixStore(f"{name}/", PrefixStore(name, store)))
     return ProcessGroupGloo(keys, 1, body["world_size"], timeout=wait)

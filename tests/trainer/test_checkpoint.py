@@ -142,7 +142,8 @@ def test_a_checkpoint_of_another_model_or_optimizer_is_refused(
         other.checkpoints.load(tmp_path / "saved")
 
 
-@pytest.mark.parametrize("distributed", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.long
+@pytest.mark.parametrize("distributed", [False, True])
 def test_steps_too_small_for_half_precision_add_up_across_checkpoints(
     distributed: bool, ranks: Ranks, model: Path, tmp_path: Path
 ) -> None:

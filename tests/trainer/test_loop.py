@@ -174,6 +174,7 @@ def test_two_ranks_of_which_one_was_killed_train_the_run_of_one(tmp_path: Path) 
         assert mine.coefficient == pytest.approx(theirs.coefficient, rel=1e-4)
 
 
+@pytest.mark.long
 def test_training_from_postgresql_is_training_from_sqlite(tmp_path: Path, postgres_server: Server) -> None:
     here, there = prepare(tmp_path / "here"), prepare(tmp_path / "there", url=postgres_server.database())
     finish(here, "--steps", "2")

@@ -272,7 +272,7 @@ class Unsendable:
 
 
 async def test_the_trainers_own_error_in_a_broadcast_is_told(start: Start, weights: Weights) -> None:
-    (url,) = await start(Double())
+    (url,) = await start(Double(group_seconds=5))
     target = PushTarget(url, make_push(way="distributed", timeout_seconds=3))
     (bucket,) = weights.buckets(1 << 29)
 
@@ -331,6 +331,7 @@ async def launch(directory: Path, url: str) -> int:
     return await process.wait()
 
 
+@pytest.mark.long
 async def test_a_push_that_failed_is_repeated_by_the_next_start(start: Start, tmp_path: Path) -> None:
     directory = prepare(tmp_path)
     pool = open_pool(str(directory / "pool.db"))

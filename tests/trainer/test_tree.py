@@ -325,7 +325,10 @@ def test_the_same_packing_gives_a_ratio_of_exactly_one(ranks: Ranks, tmp_path: P
         assert torch.equal(policy.logprobs(packed), policy.ddp(packed)[packed.branches].detach())
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen2", "qwen3_moe", "qwen3_moe_mixed"])
+@pytest.mark.parametrize(
+    "family",
+    ["qwen3", *(pytest.param(name, marks=pytest.mark.long) for name in ("qwen2", "qwen3_moe")), "qwen3_moe_mixed"],
+)
 def test_in_double_precision_nothing_is_left_of_the_difference(family: str, ranks: Ranks, tmp_path: Path) -> None:
     """Through the same Megatron layers, every parameter's gradient to 1e-9."""
     model = Policy(write_model(tmp_path / "model", family), make_config(tmp_path), ranks).model.double()
@@ -350,7 +353,7 @@ def test_in_double_precision_nothing_is_left_of_the_difference(family: str, rank
         assert distance(gradient(plan(rows, 1, budget)[0], merge=True), flat) <= 1e-9
 
 
-@pytest.mark.parametrize("distributed", [False, True])
+@pytest.mark.parametrize("distributed", [pytest.param(False, marks=pytest.mark.long), True])
 def test_in_half_precision_trees_are_as_near_as_separate_rows(distributed: bool, ranks: Ranks, tmp_path: Path) -> None:
     """Compares with the gradients in single precision of the same rounded weights."""
     half = {"precision": "bfloat16", "distributed_optimizer": distributed}
