@@ -82,7 +82,8 @@ groups = Table(
     metadata,
     Column("id", Integer, primary_key=True),
     Column("run_id", ForeignKey("runs.id"), nullable=False),
-    Column("queue_index", Integer, nullable=False),
+    Column("queue_index", Integer, nullable=False),  # its number in the run
+    Column("position", Integer),  # its number among the groups that are queued for training; null: held out
     Column("task_id", ForeignKey("tasks.id"), nullable=False),
     Column("size", Integer, nullable=False),
     Column("state", Text, nullable=False),  # changed by proxy/pool/rollouts/states.py alone
@@ -96,10 +97,12 @@ groups = Table(
     Column("created_at", Float, nullable=False),
     Column("finished_at", Float),
     UniqueConstraint("run_id", "queue_index"),
+    Index(None, "run_id", "position", unique=True),
     Index(None, "run_id", "state"),
     CheckConstraint("state in ('RUNNING', 'DONE', 'LEASED', 'CONSUMED', 'TOMBSTONE')", name="ck_groups_state"),
     CheckConstraint("(step is not null) = (state in ('LEASED', 'CONSUMED'))", name="ck_groups_step"),
     CheckConstraint("purpose = 'eval'", name="ck_groups_purpose"),
+    CheckConstraint("(position is null) = (purpose is not null)", name="ck_groups_position"),
 )
 
 rollouts = Table(

@@ -179,3 +179,13 @@ def test_a_group_that_is_held_out_is_recorded_and_never_queued(pool: Pool, run_i
     assert lease(pool, run_id, 2, RULE) is None
     assert [item.rollout_id for item in finished_rollouts(pool, run_id)] == [trained.rollout_id]
     assert [(row.agent, row.reward) for row in run_summary(pool, run_id)] == [("codex", 1.0), ("opencode", 1.0)]
+
+
+def test_groups_that_are_held_out_take_no_place_in_the_window(pool: Pool, run_id: int) -> None:
+    open_group(pool, run_id, TASK, 1)  # the head of the queue, which runs on
+    for _ in range(RULE.window):
+        open_group(pool, run_id, TASK, 1, GroupOptions(held_out=True))
+    [second] = open_group(pool, run_id, TASK, 1)
+    ended(pool, second, 1.0)
+    [[member]] = leased(pool, run_id)
+    assert member.rollout_id == second.rollout_id

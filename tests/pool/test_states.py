@@ -64,6 +64,7 @@ def test_databases_refuse_what_cannot_be(pool: Pool) -> None:
         "groups set step = 1",
         "groups set state = 'CONSUMED', step = null",
         "groups set purpose = 'train'",
+        "groups set purpose = 'eval'",  # with a position
         "runs set purpose = 'play'",
         "rollouts set reward = -9e999" if pool.dialect == "sqlite" else "rollouts set reward = '-Infinity'",
         "rollouts set reward = 'NaN'",
@@ -72,7 +73,7 @@ def test_databases_refuse_what_cannot_be(pool: Pool) -> None:
             connection.execute(text(f"update {wrong}"))
 
 
-def test_an_old_pool_gets_the_checks_and_one_with_an_impossible_row_is_refused(database: str) -> None:
+def test_an_old_pool_gets_checks_and_positions_and_one_with_an_impossible_row_is_refused(database: str) -> None:
     engine = create_engine(database)
     with engine.begin() as connection:
         upgrade(connection, "0012")
@@ -81,9 +82,11 @@ def test_an_old_pool_gets_the_checks_and_one_with_an_impossible_row_is_refused(d
         run = {"id": 1, "name": "r", "purpose": "train", "config": {}, "created_at": 1.0}
         task = {"id": 1, "run_id": 1, "name": "t", "domain": "agent", "spec": TASK}
         group = {"run_id": 1, "queue_index": 0, "task_id": 1, "size": 1, "state": "BANANA", "created_at": 1.0}
-        for table, row in (("runs", run), ("tasks", task), ("groups", group)):
+        held_out, third = {"queue_index": 1, "purpose": "eval"}, {"queue_index": 2, "state": "DONE"}
+        rows = [("runs", run), ("tasks", task), *(("groups", group | other) for other in ({}, held_out, third))]
+        for table, row in rows:
             connection.execute(insert(older.tables[table]).values(row))
-    with pytest.raises(UserError, match="1 rows of the pool's table groups do not meet the condition state in"):
+    with pytest.raises(UserError, match="2 rows of the pool's table groups do not meet the condition state in"):
         open_pool(database)
     with engine.begin() as connection:
         connection.execute(text("update groups set state = 'DONE'"))
@@ -92,7 +95,8 @@ def test_an_old_pool_gets_the_checks_and_one_with_an_impossible_row_is_refused(d
     with pytest.raises(IntegrityError, match=r"(?i)check"), pool.write() as connection:
         connection.execute(update(groups).values(state="BANANA"))
     with pool.read() as connection:
-        assert connection.scalars(select(groups.c.state)).all() == ["DONE"]
+        stored = connection.execute(select(groups.c.state, groups.c.position).order_by(groups.c.id)).all()
+        assert list(map(tuple, stored)) == [("DONE", 0), ("DONE", None), ("DONE", 1)]
         if pool.dialect == "sqlite":
             assert connection.exec_driver_sql("pragma integrity_check").scalars().all() == ["ok"]
     pool.close()

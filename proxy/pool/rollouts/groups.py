@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Column, Connection, func, insert, select, update
 
 from proxy.pool.database import Pool, insert_row, retried
 from proxy.pool.rollouts.failures import FAILURES, enough_valid, treatment
@@ -103,10 +103,10 @@ def open_group(
     members = size + options.redundant
     with pool.write() as connection:
         lock_run(connection, run_id)
-        last = connection.scalar(select(func.max(groups.c.queue_index)).where(groups.c.run_id == run_id))
         values = {
             "run_id": run_id,
-            "queue_index": 0 if last is None else last + 1,
+            "queue_index": _next(connection, run_id, groups.c.queue_index),
+            "position": None if options.held_out else _next(connection, run_id, groups.c.position),
             "task_id": _task_id(connection, run_id, task),
             "size": size,
             "state": "RUNNING",
@@ -121,6 +121,11 @@ def open_group(
             select(rollouts.c.id).where(rollouts.c.group_id == group_id).order_by(rollouts.c.member)
         ).all()
     return [OpenRollout(id, group_id, member, task, options.agent) for member, id in enumerate(ids)]
+
+
+def _next(connection: Connection, run_id: int, number: Column[int]) -> int:
+    last = connection.scalar(select(func.max(number)).where(groups.c.run_id == run_id))
+    return 0 if last is None else last + 1
 
 
 def _task_id(connection: Connection, run_id: int, task: dict[str, Any]) -> int:

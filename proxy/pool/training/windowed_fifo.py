@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, Row, func, select
 
 from proxy.pool.completions.records import Completion
 from proxy.pool.completions.store import of_attempts
@@ -86,9 +86,9 @@ class Lease:
 
 
 def pick(queue: Sequence[tuple[int, str]], rule: LeaseRule) -> list[int]:
-    """Return the queue indices to take now, in order; none unless the window yields all of `rule.groups`.
+    """Return the positions to take now, in order; none unless the window yields all of `rule.groups`.
 
-    `queue` holds (queue index, state) in queue order. The window starts at the oldest group that is RUNNING or DONE and
+    `queue` holds (position, state) in queue order. The window starts at the oldest group that is RUNNING or DONE and
     moves on as groups are taken.
     """
     waiting = [(index, state) for index, state in queue if state in ("RUNNING", "DONE")]
@@ -112,7 +112,7 @@ def lease(pool: Pool, run_id: int, step: int, rule: LeaseRule) -> Lease | None:
     mine = (groups.c.state == "LEASED") & (groups.c.step == step)
     with pool.read() as connection:
         leased = _load(connection, run_id, mine)
-        if leased or not pick(_queue(connection, run_id), rule):
+        if leased or not pick([(row.position, row.state) for row in _queue(connection, run_id)], rule):
             return Lease(step, leased) if leased else None
         # Judging loads completions and takes long, so it reads before the write transaction, which stays short:
         # the proxies' commits wait for that one.
@@ -133,15 +133,15 @@ def of_step(pool: Pool, run_id: int, step: int) -> list[LeasedGroup]:
         return _load(connection, run_id, groups.c.step == step, now=step - 1)
 
 
-def _queue(connection: Connection, run_id: int) -> list[tuple[int, str]]:
-    query = select(groups.c.queue_index, groups.c.state).where(waiting(run_id)).order_by(groups.c.queue_index)
-    return [(row.queue_index, row.state) for row in connection.execute(query)]
+def _queue(connection: Connection, run_id: int) -> Sequence[Row[int, int, str]]:
+    query = select(groups.c.id, groups.c.position, groups.c.state).where(waiting(run_id)).order_by(groups.c.position)
+    return connection.execute(query).all()
 
 
 def _judge(connection: Connection, run_id: int, rule: LeaseRule) -> dict[int, Untrained | None]:
-    """Return, by queue index, why each finished group cannot be trained; None: it can."""
+    """Return, by id, why each finished group cannot be trained; None: it can."""
     finished = groups.c.purpose.is_(None) & (groups.c.state == "DONE")
-    return {group.queue_index: _unusable(group, rule) for group in _load(connection, run_id, finished, experts=False)}
+    return {group.group_id: _unusable(group, rule) for group in _load(connection, run_id, finished, experts=False)}
 
 
 def _unusable(group: LeasedGroup, rule: LeaseRule) -> Untrained | None:
@@ -157,14 +157,13 @@ def _unusable(group: LeasedGroup, rule: LeaseRule) -> Untrained | None:
 
 
 def _take(connection: Connection, run_id: int, judged: dict[int, Untrained | None], rule: LeaseRule, step: int) -> None:
-    for index, why in judged.items():
+    for group_id, why in judged.items():
         if why is not None:
             values = {"reason": why.reason, "detail": why.detail, "finished_at": time.time()}
-            unusable = (groups.c.run_id == run_id) & (groups.c.queue_index == index)
-            move(connection, unusable, "DONE", "TOMBSTONE", **values)
+            move(connection, groups.c.id == group_id, "DONE", "TOMBSTONE", **values)
     # A group that finished after the judging counts as running until the next lease.
-    queue = [(index, state if index in judged else "RUNNING") for index, state in _queue(connection, run_id)]
-    chosen = (groups.c.run_id == run_id) & groups.c.queue_index.in_(pick(queue, rule))
+    queue = [(row.position, row.state if row.id in judged else "RUNNING") for row in _queue(connection, run_id)]
+    chosen = (groups.c.run_id == run_id) & groups.c.position.in_(pick(queue, rule))
     move(connection, chosen, "DONE", "LEASED", step=step)
 
 
