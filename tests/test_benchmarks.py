@@ -59,6 +59,11 @@ def test_the_benchmark_of_the_sandboxes_ends_with_one_json_object(docker_daemon:
     figures = msgspec.json.decode(done.stdout.splitlines()[-1])
     assert figures == msgspec.json.decode((tmp_path / "figures.json").read_bytes())
     assert figures["concurrent"] == 4 and figures["cycle_ratio"] > 0 and figures["cycles_per_s"] > 0
+    fresh, shared = figures["fresh_steps_ms"], figures["shared_steps_ms"]
+    assert (
+        fresh["fresh start"] < figures["fresh_verifier_ms"]
+        and shared["agent's restart"] < figures["shared_verifier_ms"]
+    )
 
 
 @pytest.mark.long
