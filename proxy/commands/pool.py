@@ -8,10 +8,9 @@ from pathlib import Path
 from proxy.pool.audit import audit_lines
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import PoolError, UserError
-from proxy.pool.inspect.export import WRITERS, export
+from proxy.pool.export.files import WRITERS, export
 from proxy.pool.inspect.show import show
 from proxy.pool.inspect.verify import verify
-from proxy.pool.rollouts.runs import find_run
 
 DAMAGED = 1
 
@@ -83,6 +82,6 @@ def _events(arguments: argparse.Namespace) -> int:
 
 def _export(arguments: argparse.Namespace) -> int:
     with _opened(arguments.pool) as pool:
-        count = export(pool, find_run(pool, arguments.name), arguments.format, arguments.output)
+        count = export(pool, arguments.name, arguments.format, arguments.output)
     print(f"{count} completions: {arguments.output}")
     return 0

@@ -11,11 +11,11 @@ from sqlalchemy import create_engine, select, text
 from proxy.pool.completions.records import NewCompletion, RequestShape
 from proxy.pool.completions.store import labelled, of_attempt
 from proxy.pool.database import Pool, open_pool, upgrade
-from proxy.pool.inspect.export import export
+from proxy.pool.export.files import export
 from proxy.pool.inspect.show import show
 from proxy.pool.rollouts.attempts import Ending, close_attempt, close_interrupted, open_attempt, open_session
 from proxy.pool.rollouts.groups import open_group
-from proxy.pool.rollouts.runs import find_run, open_run
+from proxy.pool.rollouts.runs import open_run
 from proxy.pool.schema import completions
 from tests.pool.make import TASK, new_completion, record
 
@@ -74,7 +74,7 @@ def test_open_attempts_are_shown_and_exported_with_the_labels_so_far(pool: Pool,
     record(pool, calls(attempt, [TITLE, WORK, HELPER]))
     lines = show(pool, attempt)[-3:]
     assert all(f"sampled 2, {label}, stop" in line for line, label in zip(lines, LABELS, strict=True))
-    assert export(pool, find_run(pool, "r"), "jsonl", tmp_path / "r.jsonl") == 3
+    assert export(pool, "r", "jsonl", tmp_path / "r.jsonl") == 3
     rows = (tmp_path / "r.jsonl").read_text().splitlines()
     assert all(f'"label":"{label}"' in row for row, label in zip(rows, LABELS, strict=True))
     assert stored(pool) == [None] * 3

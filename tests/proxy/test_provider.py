@@ -16,10 +16,10 @@ from proxy.commands.recorded_attempt import AttemptRecording
 from proxy.engine.scripted import Fault, Script
 from proxy.parsing.turn_parser import Text
 from proxy.pool.errors import UserError
-from proxy.pool.inspect.export import export, records
+from proxy.pool.export.files import export
 from proxy.pool.inspect.show import show
 from proxy.pool.inspect.verify import verify
-from proxy.pool.rollouts.runs import find_run
+from proxy.pool.read import RolloutFilter, rollouts
 from proxy.prompt.splice import PromptBuilder
 from proxy.prompt.template import ChatTemplate
 from proxy.recording.provider import ProviderTurn
@@ -185,11 +185,10 @@ async def test_the_pools_tools_read_rows_of_text(behind: Any, template: ChatTemp
     assert [row.follows for row in rows] == [None, rows[0].id, rows[1].id]
     report = verify(stand.pool)
     assert report.damages == [] and report.completions == 6 and report.trainable == 3  # the provider's own gateway
-    run = find_run(stand.pool, "a collect run")
-    exported = list(records(stand.pool, run))
-    assert [record.message["content"] for record in exported] == ["bonjour"] * 3
-    assert all(sum(record.mask) == 0 and record.logprobs == [] for record in exported)
-    assert export(stand.pool, run, "jsonl", tmp_path / "run.jsonl") == 3
+    [rollout] = rollouts(stand.pool, RolloutFilter(run="a collect run", all_attempts=True))
+    assert [item.message["content"] for item in rollout.completions] == ["bonjour"] * 3
+    assert all(sum(item.mask) == 0 and len(item.logprobs) == 0 for item in rollout.completions)
+    assert export(stand.pool, "a collect run", "jsonl", tmp_path / "run.jsonl") == 3
     assert any("text_only" in line and "bonjour" in line for line in show(stand.pool, rows[0].attempt_id))
     with pytest.raises(UserError, match="answered by a provider, as text without token ids"):
         AttemptRecording(stand.pool, rows[0].attempt_id, template, tmp_path / "report.jsonl")

@@ -1,1 +1,1 @@
-"""Reading the pool for people: show, verify, export, status. Nothing here writes rows."""
+"""Reading the pool for people: show, verify, status. Nothing here writes rows."""

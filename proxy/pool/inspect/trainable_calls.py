@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import case, func, select
 
-from proxy.pool.completions.labels import SIDE
 from proxy.pool.database import Pool
+from proxy.pool.read.why_untrained import Surroundings, why_untrained
 from proxy.pool.schema import TOKENS, attempts, completions, groups, rollouts
-from proxy.pool.untrained import Untrained, UntrainedReason
+from proxy.pool.untrained import Untrained
 
 
 @dataclass
@@ -58,7 +58,13 @@ def trainable_calls(pool: Pool, run_id: int) -> dict[str, ClientCalls]:
     with pool.read() as connection:
         for row in connection.execute(query.order_by(*kinds)):
             client = clients.setdefault(row.client, ClientCalls())
-            reason = _why_not(row.retried, row.untrainable, row.label, row.without_reward, row.failure, row.reason)
+            around = Surroundings(
+                retried=row.retried,
+                without_reward=row.without_reward,
+                failure=row.failure,
+                group=Untrained.from_columns(row.reason, None),
+            )
+            reason = why_untrained(Untrained.from_columns(row.untrainable, None), row.label, around)
             client.calls += row.calls
             client.tokens += row.tokens
             client.retried_tokens += row.tokens if row.retried else 0
@@ -67,21 +73,3 @@ def trainable_calls(pool: Pool, run_id: int) -> dict[str, ClientCalls]:
             else:
                 client.untrained[reason] += row.calls
     return clients
-
-
-def _why_not(
-    retried: bool, untrainable: str | None, label: str | None, without_reward: bool, failure: str | None,
-    group_reason: str | None,
-) -> Untrained | None:  # fmt: skip
-    """The first reason that holds: of the call, of its attempt, of its rollout, of its group."""
-    if untrainable is not None:
-        return Untrained(UntrainedReason(untrainable))  # type: ignore[call-arg]  # mypy reads __new__, not the lookup
-    if label == SIDE:
-        return Untrained(UntrainedReason.LABEL, SIDE)
-    if retried:
-        return Untrained(UntrainedReason.RETRIED)
-    if without_reward:
-        return Untrained(UntrainedReason.ROLLOUT_FAILED, failure) if failure else Untrained(UntrainedReason.NO_REWARD)
-    if group_reason is not None:
-        return Untrained(UntrainedReason(group_reason))  # type: ignore[call-arg]
-    return None

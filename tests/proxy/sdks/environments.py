@@ -46,6 +46,12 @@ def make(name: str) -> Path:
     return directory / "bin" / "python"
 
 
+def packages_beside_ours(name: str) -> Path:
+    """The packages of an environment that holds only what ours lacks: put them on PYTHONPATH of our interpreter."""
+    [packages] = make(name).parents[1].glob("lib/python*/site-packages")
+    return packages
+
+
 if __name__ == "__main__":
     for each in sys.argv[1:] or NAMES:
         print(f"{each}: {make(each)}")

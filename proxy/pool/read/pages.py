@@ -1,0 +1,212 @@
+"""Iterates over recorded rollouts in bounded memory: pages of groups, then the completions of one attempt at a time.
+
+Each page and each attempt is a snapshot of its own, so that a long iteration neither holds back the database nor stops
+when others write. A group that is opened meanwhile is read if the iteration has not passed its place.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Row, func, select
+
+from proxy.pool.completions.labels import LABELS
+from proxy.pool.completions.records import Completion
+from proxy.pool.completions.store import labelled, of_attempts, paths
+from proxy.pool.database import Pool, open_pool
+from proxy.pool.errors import UserError
+from proxy.pool.read.records import CompletionRecord, RolloutRecord
+from proxy.pool.read.why_untrained import Surroundings, why_untrained
+from proxy.pool.rollouts.runs import find_run
+from proxy.pool.schema import attempts, groups, runs, tasks
+from proxy.pool.schema import rollouts as rollouts_table
+from proxy.pool.untrained import Untrained
+
+PAGE = 32
+"""Groups per query."""
+STATES = ("RUNNING", "DONE", "LEASED", "CONSUMED", "TOMBSTONE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutFilter:
+    """Which rollouts are read: those for which everything that is set holds. Bounds are inclusive."""
+
+    run: str | None = None
+    state: str | None = None
+    """Of the group: RUNNING | DONE | LEASED | CONSUMED | TOMBSTONE."""
+    domain: str | None = None
+    first_step: int | None = None
+    last_step: int | None = None
+    """Steps of the train steps that took the groups; groups without a step are left out where a bound is set."""
+    min_reward: float | None = None
+    max_reward: float | None = None
+    """A rollout without a reward is left out where a bound is set."""
+    labels: Collection[str] | None = None
+    """Completions of these labels only; rollouts that have none of them are left out."""
+    all_attempts: bool = False
+    """Also attempts that are open or did not give their rollout its outcome."""
+
+    def __post_init__(self) -> None:
+        for value, known in ((self.state, STATES), *((label, LABELS) for label in self.labels or ())):
+            if value is not None and value not in known:
+                raise UserError(f"{value!r} is unknown; choose one of: {', '.join(known)}")
+
+    def takes_group(self, group: Row[Any]) -> bool:
+        """Return whether a group of a run passes."""
+        return (
+            self.state in (None, group.state)
+            and self.domain in (None, group.domain)
+            and _within(group.step, self.first_step, self.last_step)
+        )
+
+    def takes(self, rollout: RolloutRecord) -> bool:
+        """Return whether a rollout passes, once the completions of other labels are left out."""
+        wanted = self.labels is None or bool(rollout.completions)
+        return wanted and _within(rollout.reward, self.min_reward, self.max_reward)
+
+
+def _within(value: float | None, least: float | None, most: float | None) -> bool:
+    if value is None:
+        return least is None and most is None
+    return (least is None or value >= least) and (most is None or value <= most)
+
+
+ALL = RolloutFilter()
+
+
+def rollouts(source: Pool | str | Path, which: RolloutFilter = ALL) -> Iterator[RolloutRecord]:
+    """Yield the rollouts of a pool (or of the pool at this file or URL) run by run, in queue order.
+
+    A finished rollout comes once, with the attempt that gave its outcome; with `all_attempts` every attempt comes.
+    Raises UserError when there is no such pool or run, or when stored tokens do not match their checksum.
+    """
+    pool = source if isinstance(source, Pool) else open_pool(str(source), create=False)
+    try:
+        for run in _runs(pool, which):
+            for group, row in _attempts(pool, run.id, which):
+                rollout = _record(run.name, group, row, _completions(pool, run.name, group, row, which))
+                if which.takes(rollout):
+                    yield rollout
+    finally:
+        if pool is not source:
+            pool.close()
+
+
+def _runs(pool: Pool, which: RolloutFilter) -> Collection[Any]:
+    if which.run is not None:
+        return [find_run(pool, which.run)]
+    with pool.read() as connection:
+        return connection.execute(select(runs.c.id, runs.c.name).order_by(runs.c.id)).all()
+
+
+def _attempts(pool: Pool, run_id: int, which: RolloutFilter) -> Iterator[tuple[Row[Any], Row[Any]]]:
+    """Yield each attempt that may pass, as the rows of its group and its rollout."""
+    last = -1
+    while True:
+        with pool.read() as connection:
+            page = _page(connection, run_id, last)
+            # Python filters the groups, so that every filter pages through one index, (run_id, queue_index).
+            chosen = {group.id: group for group in page if which.takes_group(group)}
+            rows = _of_groups(connection, list(chosen), which.all_attempts)
+        for group_id, group in chosen.items():
+            yield from ((group, row) for row in rows if row.group_id == group_id)
+        if not page:
+            return
+        last = page[-1].queue_index
+
+
+def _page(connection: Connection, run_id: int, last: int) -> list[Row[Any]]:
+    columns = (groups.c.id, groups.c.queue_index, groups.c.state, groups.c.step, groups.c.reason, groups.c.detail)
+    query = (
+        select(*columns, groups.c.agent, tasks.c.name.label("task"), tasks.c.domain)
+        .join_from(groups, tasks, tasks.c.id == groups.c.task_id)
+        .where(groups.c.run_id == run_id, groups.c.queue_index > last)
+        .order_by(groups.c.queue_index)
+        .limit(PAGE)
+    )
+    return list(connection.execute(query))
+
+
+def _of_groups(connection: Connection, group_ids: list[int], all_attempts: bool) -> list[Row[Any]]:
+    """Return the rollouts of these groups with their attempts; finished ones with the final attempt alone."""
+    joined = attempts.c.rollout_id == rollouts_table.c.id
+    if not all_attempts:
+        joined &= attempts.c.id == rollouts_table.c.attempt_id
+    newest = func.max(attempts.c.id).over(partition_by=rollouts_table.c.id).label("newest")
+    query = (
+        select(rollouts_table, attempts.c.id.label("attempt"), attempts.c.agent, attempts.c.closed_at, newest)
+        .join_from(rollouts_table, attempts, joined, isouter=True)
+        .where(rollouts_table.c.group_id.in_(group_ids))
+        .order_by(rollouts_table.c.group_id, rollouts_table.c.member, attempts.c.id)
+    )
+    finished = query.where(rollouts_table.c.finished_at.is_not(None))
+    return list(connection.execute(query if all_attempts else finished))
+
+
+def _completions(
+    pool: Pool, run: str, group: Row[Any], row: Row[Any], which: RolloutFilter
+) -> Iterator[CompletionRecord]:
+    """Yield the completions of an attempt that have one of the wanted labels."""
+    if row.attempt is None:
+        return
+    with pool.read() as connection:
+        chain = labelled(of_attempts(connection, [row.attempt], experts=False)[row.attempt])
+    try:
+        whole = paths(chain)
+    except (ValueError, KeyError) as error:
+        raise UserError(
+            f"attempt {row.attempt} of run {run!r} is damaged ({error}); run `proxy pool verify`"
+        ) from error
+    ended_without_outcome = row.finished_at is None and row.closed_at is not None
+    around = Surroundings(
+        retried=ended_without_outcome or row.attempt != (row.attempt_id or row.newest),
+        without_reward=row.finished_at is not None and row.reward is None,
+        failure=row.failure,
+        group=Untrained.from_columns(group.reason, group.detail),
+    )
+    for item in chain:
+        if which.labels is None or item.label in which.labels:
+            yield _completion(item, whole[item.id], why_untrained(item.untrainable, item.label, around))
+
+
+def _completion(item: Completion, tokens: Any, untrained: Untrained | None) -> CompletionRecord:
+    return CompletionRecord(
+        id=item.id,
+        ordinal=item.ordinal,
+        label=item.label,
+        follows=item.follows,
+        prefix_of=item.prefix_of,
+        prefix_length=item.prefix_length,
+        message=item.reply,
+        finish_reason=item.finish_reason,
+        tokens=tokens,
+        prompt_length=item.prompt_length,
+        given=tuple((item.prompt_length + start, item.prompt_length + end) for start, end in item.given),
+        logprobs=item.logprobs,
+        versions=item.versions,
+        untrainable=item.untrainable,
+        untrained=untrained,
+        misfit=item.misfit,
+    )
+
+
+def _record(run: str, group: Row[Any], row: Row[Any], completions: Iterator[CompletionRecord]) -> RolloutRecord:
+    final = row.finished_at is not None and row.attempt_id == row.attempt
+    return RolloutRecord(
+        run=run,
+        task=group.task,
+        domain=group.domain,
+        group=group.queue_index,
+        group_state=group.state,
+        step=group.step,
+        rollout=row.id,
+        member=row.member,
+        attempt=row.attempt,
+        agent=row.agent or group.agent,
+        final=final,
+        reward=row.reward if final else None,
+        reward_parts=row.reward_parts if final else None,
+        failure=row.failure if final else None,
+        completions=tuple(completions),
+    )

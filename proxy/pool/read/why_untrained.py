@@ -1,0 +1,39 @@
+"""Why a call was not trained, or would not be, from its row and those above it.
+
+Left out: what a train step decides about the tokens of a group that it took (docs/training.md).
+"""
+
+from dataclasses import dataclass
+
+from proxy.pool.completions.labels import SIDE
+from proxy.pool.untrained import Untrained, UntrainedReason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What is known of a call's attempt, rollout and group."""
+
+    retried: bool
+    """Another attempt gave the rollout its outcome, or will."""
+    without_reward: bool
+    """The rollout has ended without a reward."""
+    failure: str | None
+    group: Untrained | None
+    """Why its group is not trained."""
+
+
+def why_untrained(own: Untrained | None, label: str | None, around: Surroundings) -> Untrained | None:
+    """Return the first reason that holds: of the call, of its attempt, of its rollout, of its group. None: no reason.
+
+    `own`: the reason that was recorded with the call.
+    """
+    if own is not None:
+        return own
+    if label == SIDE:
+        return Untrained(UntrainedReason.LABEL, SIDE)
+    if around.retried:
+        return Untrained(UntrainedReason.RETRIED)
+    if around.without_reward:
+        failure = around.failure
+        return Untrained(UntrainedReason.ROLLOUT_FAILED, failure) if failure else Untrained(UntrainedReason.NO_REWARD)
+    return around.group
