@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from proxy.pool.errors import UserError
+from proxy.pool.training.steps import Version
 from trainer.config import Config
 from trainer.config.step import step_options
 from trainer.data.assemble import assemble
@@ -31,43 +32,50 @@ def train(config: Config, ranks: Ranks) -> None:
 
     Raises UserError for what the user has to repair, for example engines that refuse a push; resuming is then safe.
     """
-    run = RunState(config, ranks)
-    run.release_engines()  # the policy needs their memory from here on
-    policy = Policy(Path(config.model), config, ranks)
+    with RunState(config, ranks) as run:
+        run.release_engines()  # the policy needs their memory from here on
+        policy = Policy(Path(config.model), config, ranks)
+        version = resume(config, policy, run)
+        with Reporter(config, run, policy) as reporter:
+            train_steps(config, run, policy, reporter, version)
+
+
+def train_steps(config: Config, run: RunState, policy: Policy, reporter: Reporter, version: Version) -> None:
+    """Train the steps after `version`."""
+    ranks, step = run.ranks, version.step
     loss = partial(policy_loss, rule=configured(config.loss))
-    step = resume(config, policy, run)
-    with Reporter(config, run, policy) as reporter:
-        while step < config.steps:
-            step += 1
-            with reporter.step(step) as report:
-                groups = run.wait_for_lease(step).groups
-                report.leased(groups)
-                batch = assemble(groups, step_options(config, step, policy.mixture))
-                demand_known_tokens(batch.rows, policy.shape, policy.source)
-                micros = plan(batch.rows, ranks.data_world, config.batch.max_tokens, key_cost(policy.shape))
-                run.release_engines()
-                report.packed(batch, micros)
-                rate = learning_rate(config.optimizer, step, config.steps)
-                update = policy.update(micros[ranks.data_rank], batch.tokens, loss, rate)
-                report.updated(update)
-                directories = save(config, policy, step)
-                # Publishing makes the step count, so its checkpoint is durable before and engines get it after.
-                version = run.publish(step, directories, report.metrics())
-                run.push(version)
-                report.pushed(version)
-            if ranks.rank == 0:
-                prune(config, step)
+    while step < config.steps:
+        step += 1
+        with reporter.step(step) as report:
+            groups = run.wait_for_lease(step).groups
+            report.leased(groups)
+            batch = assemble(groups, step_options(config, step, policy.mixture))
+            demand_known_tokens(batch.rows, policy.shape, policy.source)
+            micros = plan(batch.rows, ranks.data_world, config.batch.max_tokens, key_cost(policy.shape))
+            run.release_engines()
+            report.packed(batch, micros)
+            rate = learning_rate(config.optimizer, step, config.steps)
+            update = policy.update(micros[ranks.data_rank], batch.tokens, loss, rate)
+            report.updated(update)
+            directories = save(config, policy, step)
+            # Publishing makes the step count, so its checkpoint is durable before and engines get it after.
+            version = run.publish(step, directories, report.metrics(), version)
+            run.push(version)
+            report.pushed(version)
+        if ranks.rank == 0:
+            prune(config, step)
 
 
-def resume(config: Config, policy: Policy, run: RunState) -> int:
-    """Bring policy, pool and engines to the latest published version and return its step.
+def resume(config: Config, policy: Policy, run: RunState) -> Version:
+    """Bring policy, pool and engines to the latest published version and return it.
 
     A run that has published nothing publishes its initial weights as step 0.
     """
     version = run.latest()
     if version is None:
-        run.push(run.publish(0, save(config, policy, 0), {}))
-        return 0
+        version = run.publish(0, save(config, policy, 0), {})
+        run.push(version)
+        return version
     step = policy.checkpoints.load(Path(version.checkpoint))
     if step != version.step:
         raise UserError(
@@ -76,7 +84,7 @@ def resume(config: Config, policy: Policy, run: RunState) -> int:
         )
     run.reopen_after(step)
     run.push(version)
-    return step
+    return version
 
 
 def save(config: Config, policy: Policy, step: int) -> tuple[Path, Path]:

@@ -2,13 +2,16 @@
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 import torch
 
 from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
+from proxy.pool.processes.owners import TRAINER, owned
 from proxy.pool.rollouts import runs
 from proxy.pool.training import steps, windowed_fifo
 from trainer.config import Config
@@ -22,6 +25,8 @@ ENGINE_SECONDS = 5.0
 """Seconds between two checks, while waiting, that every engine still serves the newest version. The checks become rarer
 while an engine stays out or does not even answer, up to ENGINE_PATIENCE."""
 ENGINE_PATIENCE = 300.0
+LINGER_SECONDS = 5.0
+"""How long the trainer before this one may take to end after kill -9."""
 
 Answer = TypeVar("Answer")
 
@@ -29,7 +34,8 @@ Answer = TypeVar("Answer")
 class RunState:
     """The run's row in the pool. Every rank calls the same methods, rank 0 does the work, all get the answer.
 
-    Waiting is polling, because the pool sends no events.
+    Rank 0 owns the run until the block ends: nothing is leased, published or pushed any more when another trainer has
+    taken it over. Waiting is polling, because the pool sends no events.
     """
 
     def __init__(self, config: Config, ranks: Ranks):
@@ -40,11 +46,22 @@ class RunState:
         self.pause_seconds = 0.0
         """How long the last push paused the engines. Only rank 0 knows it."""
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.ranks.rank == 0:
+            self._ownership.close()
+
     def _open(self) -> runs.Run:
         self.pool = open_pool(self.config.pool)
         run = runs.open_run(self.pool, self.config.run, "train", None)
-        claim(Path(self.config.output), run, steps.latest(self.pool, run.id) is not None)
-        runs.set_queue_limit(self.pool, run.id, self.config.batch.queue_limit or 2 * self.config.batch.groups)
+        with ExitStack() as ownership:
+            self._claim = ownership.enter_context(owned(self.pool, run, TRAINER, LINGER_SECONDS))
+            ownership.enter_context(self._claim.kept())
+            claim(Path(self.config.output), run, steps.latest(self.pool, run.id) is not None)
+            runs.set_queue_limit(self.pool, run.id, self.config.batch.queue_limit or 2 * self.config.batch.groups)
+            self._ownership = ownership.pop_all()
         return run
 
     def latest(self) -> steps.Version | None:
@@ -52,7 +69,7 @@ class RunState:
 
     def reopen_after(self, step: int) -> None:
         """Undo what was trained or leased after this step, so that the same groups are leased again."""
-        self.ranks.share(lambda: steps.reopen_after(self.pool, self.pool_run.id, step))
+        self.ranks.share(lambda: steps.reopen_after(self.pool, self.pool_run.id, step, self._claim.token))
 
     def wait_for_lease(self, step: int) -> windowed_fifo.Lease:
         """Wait until this step's groups are finished and lease them.
@@ -64,11 +81,18 @@ class RunState:
         purpose = f"{rule.groups} finished groups for step {step}"
         return self.ranks.share(lambda: self._poll(lambda: self._lease(step, rule), purpose))
 
-    def publish(self, step: int, directories: tuple[Path, Path], metrics: dict[str, Any]) -> steps.Version:
-        """Make a step's weights the run's newest version and its groups CONSUMED, in one transaction."""
+    def publish(
+        self, step: int, directories: tuple[Path, Path], metrics: dict[str, Any], parent: steps.Version | None = None
+    ) -> steps.Version:
+        """Make a step's weights the run's newest version and its groups CONSUMED, in one transaction.
+
+        `parent`: the version that the step grew from.
+        """
         checkpoint, hf_dir = (str(path.resolve()) for path in directories)
-        published = steps.Published(step=step, checkpoint=checkpoint, hf_dir=hf_dir, metrics=metrics)
-        return self.ranks.share(lambda: steps.publish(self.pool, self.pool_run.id, published))
+        published = steps.Published(
+            step=step, checkpoint=checkpoint, hf_dir=hf_dir, metrics=metrics, parent=parent.id if parent else None
+        )
+        return self.ranks.share(lambda: steps.publish(self.pool, self.pool_run.id, published, self._claim.token))
 
     def push(self, version: steps.Version) -> None:
         """Bring the engines to a published version. Repeating it does no harm."""
@@ -80,12 +104,12 @@ class RunState:
     def release_engines(self) -> None:
         """Have colocated engines give up their device memory until the next push. Other engines are left alone."""
         if self.config.push.colocated:
-            self.ranks.share(lambda: release(self.config.push))
+            self.ranks.share(lambda: release(self.config.push, self._claim.demand))
 
     def _push(self, version: steps.Version) -> None:
-        pushed = push(Weights(version.name, Path(version.hf_dir)), self.config.push)
+        pushed = push(Weights(version.name, Path(version.hf_dir)), self.config.push, self._claim.demand)
         # Marked only now: a version whose push was cut short is pushed again by the next start.
-        steps.mark_pushed(self.pool, version.id)
+        steps.mark_pushed(self.pool, version, self._claim.token)
         self.pause_seconds = pushed.seconds
         self._record_push(version, pushed)
 
@@ -103,7 +127,7 @@ class RunState:
             pushed = self._repair_engines()
             self._check_interval = check_interval(self._check_interval, pushed, time.monotonic() - started)
             self._check_engines_at = time.monotonic() + self._check_interval
-        lease = windowed_fifo.lease(self.pool, self.pool_run.id, step, rule)
+        lease = windowed_fifo.lease(self.pool, self.pool_run.id, step, rule, self._claim.token)
         if lease is not None:
             members = [rollout for group in lease.groups for rollout in group.rollouts]
             attempts = {item.attempt_id for member in members for item in member.completions}
@@ -113,7 +137,9 @@ class RunState:
     def _repair_engines(self) -> PushResult | None:
         """Push the newest weights to engines that failed or were restarted. None when all of them serve it."""
         version = steps.latest(self.pool, self.pool_run.id)
-        pushed = version and push_again(Weights(version.name, Path(version.hf_dir)), self.config.push)
+        pushed = version and push_again(
+            Weights(version.name, Path(version.hf_dir)), self.config.push, self._claim.demand
+        )
         if not version or not pushed:
             return None
         self._record_push(version, pushed)

@@ -48,8 +48,7 @@ def figures(scene: Scene) -> Iterator[dict[str, Any]]:
     config = make_config(scene, model, recompute=True)  # 28 layers of 32,768 tokens are more than a GPU holds
     config = msgspec.structs.replace(config, batch=BatchConfig(groups=play.groups))
     laps.lap("write_inputs")
-    with one_rank() as ranks:
-        run = RunState(config, ranks)
+    with one_rank() as ranks, RunState(config, ranks) as run:
         run.publish(0, (model, model), {})  # the rollouts are of this version
         fill(run.pool, run.pool_run.id, make_groups(play))
         laps.lap("fill_pool")
@@ -112,7 +111,7 @@ def publish(scene: Scene, laps: PartTimer, config: Config, policy: Policy, run: 
     laps.lap("between")
     directories = save(config, policy, 1)
     laps.lap("save")
-    run.publish(1, directories, {})
+    run.publish(1, directories, {}, run.latest())
     laps.lap("publish")
     laps.seconds.pop("between")
     return {"checkpoint_bytes": size_of(directories[0]), "export_bytes": size_of(directories[1])}

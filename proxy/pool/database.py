@@ -27,7 +27,7 @@ from proxy.pool.address import database_url, parsed, shown
 from proxy.pool.errors import PoolConflict, PoolError, PoolReadError, PoolWriteError, UserError
 from proxy.pool.sqlite_file import PoolFile, PoolFileLost, make_private
 
-HEAD = "0014"
+HEAD = "0015"
 """The schema revision this code reads and writes (proxy/pool/migrations/versions)."""
 
 BUSY_SECONDS = 60

@@ -63,6 +63,8 @@ runs = Table(
         "owner", JSON(none_as_null=True)
     ),  # the harness that works on it (proxy/pool/processes/owners.py); null: none
     Column("owner_seen_at", Float),  # its last heartbeat
+    Column("trainer", JSON(none_as_null=True)),  # the trainer that works on it, whose token fences; null: none
+    Column("trainer_seen_at", Float),
     CheckConstraint("purpose in ('train', 'eval', 'collect')", name="ck_runs_purpose"),
 )
 

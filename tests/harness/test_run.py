@@ -20,10 +20,11 @@ from proxy.pool.database import Pool, open_pool
 from proxy.pool.inspect.verify import verify
 from proxy.pool.rollouts.runs import find_run, set_queue_limit
 from proxy.pool.schema import attempts, groups, rollouts, runs
-from proxy.pool.training.steps import Published, publish
+from proxy.pool.training.steps import Published
 from sandboxes.local.leftovers import remove_orphans
 from sandboxes.local.processes import table
 from tests.harness.conftest import HELLO, SHELL_AGENT, results, write_tasks
+from tests.pool.make import publish_next
 
 CommandLine = Callable[..., list[str]]
 PLAIN = ["--sandbox", "process"]
@@ -145,11 +146,11 @@ def test_until_step_waits_for_weights_feeds_the_queue_and_stops(
         time.sleep(0.5)
         assert opened(pool, run_id) == 0  # no weights, no rollouts
         set_queue_limit(pool, run_id, 3)
-        publish(pool, run_id, weights(0))
+        publish_next(pool, run_id, weights(0))
         wait_for(lambda: opened(pool, run_id) == 3)
         time.sleep(0.5)
         assert opened(pool, run_id) == 3  # the queue is full, nobody trains
-        publish(pool, run_id, weights(1))
+        publish_next(pool, run_id, weights(1))
 
     trainer = threading.Thread(target=train)
     trainer.start()

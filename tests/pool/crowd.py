@@ -9,9 +9,9 @@ from proxy.pool.errors import AttemptClosed
 from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt, open_session
 from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group, open_rollouts
 from proxy.pool.rollouts.runs import open_run
-from proxy.pool.training.steps import Published, publish
+from proxy.pool.training.steps import Published
 from proxy.pool.training.windowed_fifo import LeaseRule, lease
-from tests.pool.make import TASK, new_completion
+from tests.pool.make import TASK, new_completion, publish_next
 
 RUN = "crowd"
 RULE = LeaseRule(groups=2, window=8, max_staleness=99)
@@ -52,7 +52,7 @@ def publish_steps(url: str, steps: int) -> list[int]:
     pool = open_pool(url)
     run = open_run(pool, RUN, "train", None)
     done = [Published(step=step, checkpoint="c", hf_dir="h", metrics={}) for step in range(1, steps + 1)]
-    return [publish(pool, run.id, step).id for step in done]
+    return [publish_next(pool, run.id, step).id for step in done]
 
 
 def open_attempts(url: str, rollout_id: int, count: int) -> list[int]:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from zlib import crc32
 
 from proxy.pool.completions.records import NewCompletion, VersionSpan, int_bytes
@@ -12,6 +13,7 @@ from proxy.pool.database import Pool, insert_row
 from proxy.pool.rollouts.attempts import open_attempt
 from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
 from proxy.pool.schema import completions
+from proxy.pool.training.steps import Published, Version, publish, versions
 
 TASK = {"id": "t", "instruction": "do it", "domain": "agent"}
 
@@ -30,6 +32,12 @@ def new_completion(attempt_id: int, prompt: Sequence[int] = (1, 2), sampled: Seq
         started_at=time.time(),
         finished_at=time.time(),
     )
+
+
+def publish_next(pool: Pool, run_id: int, done: Published) -> Version:
+    """Publish a step that grew from the one before it."""
+    before = [version.id for version in versions(pool, run_id) if version.step < done.step]
+    return publish(pool, run_id, replace(done, parent=before[-1] if before else None))
 
 
 def record(pool: Pool, items: Sequence[NewCompletion]) -> list[int]:

@@ -16,9 +16,10 @@ from proxy.pool.rollouts.attempts import open_attempt
 from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group, open_rollouts
 from proxy.pool.rollouts.runs import Admission, admission, open_run, set_queue_limit
 from proxy.pool.schema import completions, groups
-from proxy.pool.training.steps import Published, Version, latest, mark_pushed, metrics, publish, reopen_after
+from proxy.pool.training.steps import Published, Version, latest, mark_pushed, metrics, reopen_after
 from proxy.pool.training.windowed_fifo import Lease, LeaseRule, lease, pick
 from tests.pool.make import TASK, finished_group, new_completion
+from tests.pool.make import publish_next as publish
 
 VECTORS = json.loads((Path(__file__).parent.parent / "trainer" / "vectors.json").read_text())
 
@@ -116,7 +117,7 @@ def test_strictly_on_policy_nothing_is_dropped_however_long_the_push_takes(pool:
     """N = W = B: while a step trains, is published and pushed, no group is opened that only the old weights sample."""
     run_id, batch, steps = open_run(pool, "r", "train", {}).id, 2, 4
     version = publish(pool, run_id, published(0))
-    mark_pushed(pool, version.id)
+    mark_pushed(pool, version)
     set_queue_limit(pool, run_id, batch)
     rule = LeaseRule(groups=batch, window=batch, max_staleness=0)
 
@@ -131,7 +132,7 @@ def test_strictly_on_policy_nothing_is_dropped_however_long_the_push_takes(pool:
         sample(version)  # while the step trains
         trained = publish(pool, run_id, published(step))
         sample(version)  # while its weights are on the way
-        mark_pushed(pool, trained.id)
+        mark_pushed(pool, trained)
         version = trained
     with pool.read() as connection:
         states = connection.scalars(select(groups.c.state)).all()

@@ -24,9 +24,9 @@ from proxy.engine.replicas.fleet import Fleet
 from proxy.engine.replicas.replica import Origin, Replica, SlotCall
 from proxy.engine.scripted import Fault, ScriptedEngine, ScriptedReply
 from proxy.pool.rollouts.runs import open_run
-from proxy.pool.training import steps
 from proxy.pool.training.steps import Published
 from proxy.prompt.template import ChatTemplate
+from tests.pool.make import publish_next
 from tests.proxy.conftest import Serve, Stand, listening, user
 
 ROOT = Path(__file__).parents[2]
@@ -395,7 +395,7 @@ async def test_a_replica_that_a_push_left_behind_gets_no_calls_until_it_is_there
     run = open_run(stand.pool, "a run", "train", {})
 
     def publish(step: int) -> str:
-        return steps.publish(stand.pool, run.id, Published(step=step, checkpoint="", hf_dir="", metrics={})).name
+        return publish_next(stand.pool, run.id, Published(step=step, checkpoint="", hf_dir="", metrics={})).name
 
     keys = (f"session-{number}" for number in itertools.count())
 

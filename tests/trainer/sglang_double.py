@@ -30,6 +30,8 @@ class Double:
     """Paths of requests without the slash, with their tags if they have any; without requests that only read."""
     faults: dict[str, str | int] = field(default_factory=dict)
     """By path: an HTTP status, `hang`, or `lie` (success without doing it). Each happens until it is taken out."""
+    obeyed: dict[str, Callable[[], Awaitable[None]]] = field(default_factory=dict)
+    """By path: what happens elsewhere after it has obeyed, once."""
     paused: bool = False
     in_session: bool = False
     released: set[str] = field(default_factory=set)
@@ -65,6 +67,8 @@ class Double:
             self.buckets.append(await asyncio.to_thread(receive, self.group, body))
         if fault != "lie" and (refusal := self._do(path, body)):
             return web.json_response({"success": False, "message": refusal}, status=400)
+        if then := self.obeyed.pop(path, None):
+            await then()
         ranks = [{"per_gpu_checksum": self.checksum}] if self.checksum else []
         return web.json_response({"success": True, "weight_version": self.version, "ranks": ranks, **self.about})
 

@@ -102,7 +102,8 @@ def test_engine_and_trainer_agree_after_a_push(
 ) -> None:
     push_to = Push(engines=(engine.url,), way="distributed")
     config: Config = make_config(tmp_path, model=str(tiny), push=push_to, steps=1, optimizer={"lr": 3e-3})
-    resume(config, Policy(Path(config.model), config, ranks), RunState(config, ranks))
+    with RunState(config, ranks) as state:
+        resume(config, Policy(Path(config.model), config, ranks), state)
     run = runs.find_run(pool, config.run)
     record(pool, run.id, engine.url)
     first = compare_logprobs(config, ranks, config.run)

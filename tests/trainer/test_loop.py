@@ -21,6 +21,7 @@ from proxy.pool.training import steps
 from tests.conftest import need
 from tests.postgres import Server
 from tests.ranks import children, gone, ranks_of
+from tests.trainer.lives import Lives
 from tests.trainer.make import fill, write_model
 from tests.trainer.test_weights import same_files
 from trainer.commands.main import main
@@ -219,12 +220,15 @@ def test_two_ranks_of_which_the_first_was_killed_go_on_and_what_is_wrong_is_told
     assert query(directory, "select state, count(*) from groups group by state") == [("CONSUMED", 2), ("DONE", 1)]
 
 
-def test_a_stopped_trainer_says_so_and_a_second_one_is_refused(tmp_path: Path) -> None:
+def test_a_stopped_trainer_says_so_and_a_second_one_is_refused(tmp_path: Path, lives: Lives) -> None:
     directory = prepare(tmp_path, groups=0)
     waiting = start(directory)
     wait(lambda: (directory / "pool.db").exists() and query(directory, "select 1 from policy_versions") != [])
     with pytest.raises(UserError, match="another trainer is using .*out; stop it or set another output"):
         lock_output(directory / "out", seconds=0)
+    error = lives.error_of("launch", str(directory / "trainer.toml"), "--set", "output=other")
+    assert "run 'demo' of the pool" in error and "is in use by process" in error and "a trainer; wait for it" in error
+    assert main(["rollback", str(directory / "trainer.toml"), "--set", "output=other", "--to", "0"]) == 2
     waiting.terminate()
     output, _ = waiting.communicate(timeout=180)
     assert waiting.returncode == 128 + signal.SIGTERM and "ended by signal 15; repeat the same command" in output

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from sqlalchemy import null, update
 from torch import Tensor
 from torch.distributed import Work
 
+from proxy.pool import schema
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts import runs
@@ -296,17 +298,48 @@ async def test_a_trainer_that_waits_for_rollouts_repairs_an_engine_that_was_star
 ) -> None:
     engine = Double()
     config = make_config(tmp_path, push=Push(engines=await start(engine)))
-    run = await asyncio.to_thread(RunState, config, ranks)
-    version = run.publish(0, (tmp_path / "no checkpoint", weights.directory), {})
-    await asyncio.to_thread(run.push, version)
-    assert engine.version == version.name and run.pause_seconds > 0
-    engine.version = "initial"
-    waiting = asyncio.create_task(asyncio.to_thread(run.wait_for_lease, 1))
-    while engine.version != version.name:  # until pytest's timeout
-        assert not waiting.done()
-        await asyncio.sleep(0.05)
-    fill(pool, run.pool_run.id, 2)
-    assert len((await waiting).groups) == 2
+    with RunState(config, ranks) as run:
+        version = run.publish(0, (tmp_path / "no checkpoint", weights.directory), {})
+        await asyncio.to_thread(run.push, version)
+        assert engine.version == version.name and run.pause_seconds > 0
+        engine.version = "initial"
+        waiting = asyncio.create_task(asyncio.to_thread(run.wait_for_lease, 1))
+        while engine.version != version.name:  # until pytest's timeout
+            assert not waiting.done()
+            await asyncio.sleep(0.05)
+        fill(pool, run.pool_run.id, 2)
+        assert len((await waiting).groups) == 2
+
+
+async def test_a_trainer_that_was_replaced_changes_no_engine(
+    start: Start, weights: Weights, pool: Pool, ranks: Ranks, tmp_path: Path
+) -> None:
+    engine = Double()
+    config = make_config(tmp_path, push=Push(engines=await start(engine)))
+    with RunState(config, ranks) as run:
+        version = run.publish(0, (tmp_path / "no checkpoint", weights.directory), {})
+        await asyncio.to_thread(run.push, version)
+        before = engine.calls.copy()
+
+        async def replace() -> None:
+            with pool.write() as connection:
+                connection.execute(update(schema.runs).values(trainer={"token": "of another one"}))
+
+        engine.obeyed["pause_generation"] = replace  # in the middle of a push
+        with pytest.raises(UserError, match="another trainer has taken over run 'demo'"):
+            await asyncio.to_thread(run.push, version)
+        assert engine.calls == [*before, "pause_generation"] and engine.version == version.name
+        with pytest.raises(UserError, match="another trainer has taken over"):
+            await asyncio.to_thread(run.push, version)
+        engine.version = "initial"
+        with pytest.raises(UserError, match="another trainer has taken over"):
+            await asyncio.to_thread(run._repair_engines)
+        assert engine.calls == [*before, "pause_generation"] and engine.version == "initial"
+    with pool.write() as connection:
+        connection.execute(update(schema.runs).values(trainer=null()))
+    with RunState(config, ranks) as run:  # the one that has taken it over
+        await asyncio.to_thread(run.push, version)
+    assert engine.version == version.name and not engine.paused
 
 
 @pytest.mark.parametrize(

@@ -105,11 +105,11 @@ def test_training_goes_on_without_a_board_that_cannot_write(
     ranks: Ranks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, pool = prepare(tmp_path, 2)
-    run, policy = RunState(config, ranks), Policy(Path(config.model), config, ranks)
-    version = run.publish(0, (tmp_path, tmp_path), {"loss": 1.0})
+    policy = Policy(Path(config.model), config, ranks)
     metrics = {"seconds": {}, "reward_mean": 0, "groups": 1, "dropped_groups": 0, "trained_tokens": 0, "loss": 2.0}
     metrics |= {"grad_norm": 0, "excluded_tokens": {}, "staleness_mean": 0}
-    with Reporter(config, run, policy) as reporter:
+    with RunState(config, ranks) as run, Reporter(config, run, policy) as reporter:
+        version = run.publish(0, (tmp_path, tmp_path), {"loss": 1.0})
         reporter.exporters.append(full := Full())
         reporter.announce(version, metrics)
         reporter.announce(version, metrics)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
+from proxy.pool.processes.owners import TRAINER, owned
 from proxy.pool.rollouts import runs
 from proxy.pool.training import steps
 from trainer.commands.output_lock import lock_output
@@ -32,12 +33,13 @@ def _go_back(config: Config, step: int) -> str:
     pool = open_pool(config.pool)
     run = runs.find_run(pool, config.run)
     target = _version_of(step, steps.versions(pool, run.id), config)
-    # The pool goes first: if the push fails, the next start resumes at `step` and pushes it again.
-    reopened = steps.reopen_after(pool, run.id, step)
-    pushed = PushResult()
-    if config.push.engines:
-        pushed = push(Weights(target.name, Path(target.hf_dir)), config.push)
-        steps.mark_pushed(pool, target.id)
+    with owned(pool, run, TRAINER) as claim, claim.kept():
+        # The pool goes first: if the push fails, the next start resumes at `step` and pushes it again.
+        reopened = steps.reopen_after(pool, run.id, step, claim.token)
+        pushed = PushResult()
+        if config.push.engines:
+            pushed = push(Weights(target.name, Path(target.hf_dir)), config.push, claim.demand)
+            steps.mark_pushed(pool, target, claim.token)
     runs.record_event(pool, run.id, "rollback", f"to step {step}, {target.name}; {reopened} groups are trained again")
     engines = (
         f"{len(pushed.ways)} of {len(config.push.engines)} engines serve it"

@@ -5,6 +5,9 @@ retracted and continue afterwards (the engine records which version sampled each
 change, it serves the version name `<version>-loading`, which no run knows. An engine that fails then stays paused and
 keeps that name: nothing that it samples passes for another version, the proxy sends it no calls, and `push_again`
 repairs it. The other engines continue. Pushing the same version twice does no harm.
+
+A trainer that another one has replaced stops before its next change to any engine. What it left paused or half loaded
+is corrected by the new owner, which pushes to all engines at its start and to those of another version while it waits.
 """
 
 import time
@@ -17,7 +20,7 @@ from proxy.pool.errors import UserError
 from trainer.config import Push
 from trainer.push import colocated, disk, distributed, tensor
 from trainer.push.engine_group import EngineGroup
-from trainer.push.target import LOADING, PushFailed, PushTarget
+from trainer.push.target import LOADING, PushFailed, PushTarget, nobody_else
 from trainer.push.weights import Weights
 
 WAYS: dict[str, Callable[[PushTarget, Weights], None]] = {
@@ -51,11 +54,14 @@ class PushResult:
         return f"to {len(self.ways)} engines ({' '.join(names) or 'none'}), paused {self.seconds:.3f} s{without}"
 
 
-def push(weights: Weights, options: Push) -> PushResult:
-    """Bring every engine to these weights. UserError when fewer than `push.quorum` engines have them afterwards."""
+def push(weights: Weights, options: Push, demand_owner: Callable[[], None] = nobody_else) -> PushResult:
+    """Bring every engine to these weights. UserError when fewer than `push.quorum` engines have them afterwards.
+
+    `demand_owner`: raises UserError when another trainer owns the run (PushTarget).
+    """
     if not options.engines:
         return PushResult()
-    result = _push(weights, [PushTarget(url, options) for url in options.engines])
+    result = _push(weights, [PushTarget(url, options, demand_owner) for url in options.engines])
     if len(result.ways) < options.quorum:
         reasons = "; ".join(f"engine {url} {reason}" for url, reason in result.failed.items())
         raise UserError(
@@ -65,24 +71,25 @@ def push(weights: Weights, options: Push) -> PushResult:
     return result
 
 
-def push_again(weights: Weights, options: Push) -> PushResult | None:
+def push_again(weights: Weights, options: Push, demand_owner: Callable[[], None] = nobody_else) -> PushResult | None:
     """Push to the engines that answer but serve something else: those that failed, and those that were restarted.
 
     Returns None when there are none. Engines that serve these weights keep serving meanwhile.
     """
-    served = EngineGroup(PushTarget(url, options) for url in options.engines).each(PushTarget.served)
+    engines = [PushTarget(url, options, demand_owner) for url in options.engines]
+    served = EngineGroup(engines).each(PushTarget.served)
     outdated = [engine for engine, version in served.items() if version != weights.version]
     if not outdated:
         return None
     return _push(weights, outdated, [engine for engine in served if engine not in outdated])
 
 
-def release(options: Push) -> None:
+def release(options: Push, demand_owner: Callable[[], None] = nobody_else) -> None:
     """Pause engines on the trainer's own devices and make them free their memory, before a step is computed there.
 
     UserError when one fails, since the step needs the memory.
     """
-    group = EngineGroup(PushTarget(url, options) for url in options.engines)
+    group = EngineGroup(PushTarget(url, options, demand_owner) for url in options.engines)
     group.each(colocated.release)
     for url, reason in group.failed.items():
         raise UserError(
@@ -111,6 +118,7 @@ def _push(weights: Weights, engines: Sequence[PushTarget], serving: Sequence[Pus
 
 def _load(engine: PushTarget, weights: Weights, send: Callable[[PushTarget, Weights], None]) -> None:
     """Load new weights under the version's loading name. An engine that fails stays paused, its calls aborted."""
+    engine.demand_owner()
     try:
         if engine.options.colocated:
             colocated.take_back_weights(engine)
@@ -125,6 +133,7 @@ def _load(engine: PushTarget, weights: Weights, send: Callable[[PushTarget, Weig
 
 def _finish(engine: PushTarget, version: str) -> None:
     """Give the engine the version's name and resume its calls. An engine that fails here stays paused, too."""
+    engine.demand_owner()
     try:
         if engine.options.colocated:
             colocated.take_back_cache(engine)

@@ -5,7 +5,7 @@ what happens to a push when one of them fails (trainer/push/push.py).
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from typing import Any
@@ -38,11 +38,19 @@ class ServerInfo(msgspec.Struct, frozen=True):
     """Where it stores cached prefixes outside of its process (HiCache L3). None: nowhere."""
 
 
-class PushTarget:
-    """One server, and the requests that a push makes to it."""
+def nobody_else() -> None:
+    """Raise nothing: where no other trainer can have taken the run over."""
 
-    def __init__(self, url: str, options: Push):
-        self.url, self.options = url.rstrip("/"), options
+
+class PushTarget:
+    """One server, and the requests that a push makes to it.
+
+    `demand_owner` raises UserError when another trainer owns the run by now. It is called before the engine is paused,
+    loaded or resumed.
+    """
+
+    def __init__(self, url: str, options: Push, demand_owner: Callable[[], None] = nobody_else):
+        self.url, self.options, self.demand_owner = url.rstrip("/"), options, demand_owner
         self.about = ServerInfo()
 
     def describe(self) -> None:
@@ -62,6 +70,7 @@ class PushTarget:
 
     def pause(self) -> None:
         """Stop sampling. Calls in flight are retracted, and continue with whatever weights there are then."""
+        self.demand_owner()
         self.ask("/pause_generation", {"mode": "retract"})
 
     def resume(self) -> None:

@@ -1,23 +1,26 @@
-"""The owner of a run: the one harness that works on it, whatever its run directory.
+"""The owners of a run: the one harness and the one trainer that work on it, whatever their directories.
 
-The row of the run names its owner. On the same machine, the owner counts as alive as long as its process lives, so the
-next start takes over at once after kill -9. Seen from other machines, it counts as alive for STALE_SECONDS after its
-last heartbeat, by the clock of the database. Not done: fencing. An owner that was cut off from the database learns at
-its next heartbeat that it was replaced.
+The row of the run names both. On the same machine, an owner counts as alive as long as its process lives, so the next
+start takes over at once after kill -9. Seen from other machines, it counts as alive for STALE_SECONDS after its last
+heartbeat, by the clock of the database. A trainer's token is a fencing token: `demand_trainer` checks it in the
+transactions that lease and publish, so that a trainer that was replaced cannot change the run. Not done: fencing of
+harnesses, which learn at their next heartbeat that they were replaced.
 """
 
 import asyncio
 import os
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, func, null, select, update
+from sqlalchemy import Column, Connection, func, null, select, update
 
 from proxy.pool.database import Pool, locked, retried
 from proxy.pool.errors import PoolError, UserError
@@ -41,37 +44,99 @@ class PoolProcess(msgspec.Struct, frozen=True, kw_only=True):
     """When the process started, in clock ticks since boot, because the kernel reuses pids."""
 
 
+@dataclass(frozen=True)
+class Role:
+    """What a process does for a run, and the columns of `runs` that name who does it."""
+
+    name: str
+    column: str
+    """Who does it. The column of the last heartbeat has the suffix `_seen_at`."""
+    way_out: str
+    """What to do instead of waiting for the other one or stopping it."""
+
+    @property
+    def columns(self) -> tuple[Column[Any], Column[Any]]:
+        """Who does it, and the last heartbeat."""
+        return runs.c[self.column], runs.c[f"{self.column}_seen_at"]
+
+
+HARNESS = Role("harness", "owner", "choose another --name")
+TRAINER = Role("trainer", "trainer", "set another run")
+
+
 class RunClaim:
     """The claim of this process on a run."""
 
-    def __init__(self, pool: Pool, run: Run, owner: PoolProcess):
+    def __init__(self, pool: Pool, run: Run, owner: PoolProcess, role: Role = HARNESS):
         self._pool = pool
         self.run = run
         self._owner = owner
+        self._role = role
+
+    @property
+    def token(self) -> str:
+        return self._owner.token
 
     async def keep(self) -> None:
         """Send heartbeats until cancelled; UserError when another process has taken the run over."""
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
             if not await asyncio.to_thread(self.renew):
-                raise UserError(
-                    f"another harness has taken over run {self.run.name!r}, because this one sent no heartbeat for "
-                    f"{STALE_SECONDS} s; wait for that one, then repeat the same command"
-                )
+                raise _replaced(self._role, self.run.name)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Send heartbeats from a thread while the block lasts, until another process has taken the run over."""
+        ended = threading.Event()
+
+        def beat() -> None:
+            while not ended.wait(HEARTBEAT_SECONDS):
+                with suppress(PoolError):  # the next heartbeat tries again
+                    if not self.renew():
+                        return
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def demand(self) -> None:
+        """Raise UserError when another process has taken the run over."""
+        with self._pool.read() as connection:
+            _demand(connection, self.run.id, self._role, self.token)
 
     def renew(self) -> bool:
         """Send one heartbeat; return False when the run has another owner now."""
-        return _change(self._pool, self.run, self._owner, {"owner": msgspec.to_builtins(self._owner)})
+        return self._change(msgspec.to_builtins(self._owner))
 
     def release(self) -> None:
         """Give the run up, if this process still owns it."""
-        _change(self._pool, self.run, self._owner, {"owner": null()})
+        self._change(null())
+
+    @retried
+    def _change(self, owner: Any) -> bool:
+        """Update the run's row if this process still owns the run; return whether it does."""
+        holder_column, seen_column = self._role.columns
+        with self._pool.write() as connection:
+            [row] = locked(connection, select(holder_column).where(runs.c.id == self.run.id))
+            holder = row[0]
+            if holder is None or holder["token"] != self.token:
+                return False
+            values = {holder_column: owner, seen_column: database_time(connection, self._pool)}
+            connection.execute(update(runs).where(runs.c.id == self.run.id).values(values))
+            return True
 
 
 @contextmanager
-def owned(pool: Pool, run: Run) -> Iterator[RunClaim]:
-    """Own a run while the block lasts; UserError when another living process owns it."""
-    claim = RunClaim(pool, run, _claim(pool, run))
+def owned(pool: Pool, run: Run, role: Role = HARNESS, wait_seconds: float = 0) -> Iterator[RunClaim]:
+    """Own a run while the block lasts; UserError when another living process owns it.
+
+    `wait_seconds`: how long to wait for that one, because a process that was just killed may linger.
+    """
+    claim = RunClaim(pool, run, _claim_within(pool, run, role, wait_seconds), role)
     try:
         yield claim
     finally:
@@ -79,35 +144,58 @@ def owned(pool: Pool, run: Run) -> Iterator[RunClaim]:
             claim.release()
 
 
+def demand_trainer(connection: Connection, run_id: int, token: str | None) -> None:
+    """Raise UserError unless the run's trainer has this token. None: no trainer must own the run.
+
+    In a write transaction, lock the run first: then no other trainer can take it over before the commit.
+    """
+    _demand(connection, run_id, TRAINER, token)
+
+
+def _demand(connection: Connection, run_id: int, role: Role, token: str | None) -> None:
+    query = select(runs.c.name, role.columns[0]).where(runs.c.id == run_id)
+    name, holder = connection.execute(query).one()
+    if (holder and holder["token"]) != token:
+        raise _replaced(role, name)
+
+
+def _replaced(role: Role, run: str) -> UserError:
+    return UserError(
+        f"another {role.name} has taken over run {run!r}, because this one sent no heartbeat for "
+        f"{STALE_SECONDS} s; wait for that one, then repeat the same command"
+    )
+
+
+def _claim_within(pool: Pool, run: Run, role: Role, seconds: float) -> PoolProcess:
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return _claim(pool, run, role)
+        except UserError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.1)
+
+
 @retried
-def _claim(pool: Pool, run: Run) -> PoolProcess:
+def _claim(pool: Pool, run: Run, role: Role) -> PoolProcess:
     me = this_process()
+    holder_column, seen_column = role.columns
     with pool.write() as connection:
-        # The lock decides between two harnesses that start at the same time.
-        [row] = locked(connection, select(runs.c.owner, runs.c.owner_seen_at).where(runs.c.id == run.id))
+        # The lock decides between two processes that start at the same time.
+        columns = holder_column.label("owner"), seen_column.label("seen_at")
+        [row] = locked(connection, select(*columns).where(runs.c.id == run.id))
         now = database_time(connection, pool)
         if row.owner is not None:
             holder = msgspec.convert(row.owner, PoolProcess)
-            if is_alive(holder, me, now - row.owner_seen_at):
+            if is_alive(holder, me, now - row.seen_at):
                 raise UserError(
-                    f"run {run.name!r} of the pool {pool.name} is in use by process {holder.pid} on {holder.host}; "
-                    "wait for it, stop it, or choose another --name"
+                    f"run {run.name!r} of the pool {pool.name} is in use by process {holder.pid} on "
+                    f"{holder.host}, a {role.name}; wait for it, stop it, or {role.way_out}"
                 )
-        values = {"owner": msgspec.to_builtins(me), "owner_seen_at": now}
+        values = {holder_column: msgspec.to_builtins(me), seen_column: now}
         connection.execute(update(runs).where(runs.c.id == run.id).values(values))
     return me
-
-
-@retried
-def _change(pool: Pool, run: Run, owner: PoolProcess, values: dict[str, Any]) -> bool:
-    """Update the row of a run if this owner still owns it; return whether it does."""
-    with pool.write() as connection:
-        [row] = locked(connection, select(runs.c.owner).where(runs.c.id == run.id))
-        if row.owner is None or row.owner["token"] != owner.token:
-            return False
-        values = values | {"owner_seen_at": database_time(connection, pool)}
-        connection.execute(update(runs).where(runs.c.id == run.id).values(values))
-        return True
 
 
 def is_alive(holder: PoolProcess, me: PoolProcess, silent_seconds: float) -> bool:

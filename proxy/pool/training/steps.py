@@ -11,9 +11,13 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, insert, select, update
 
 from proxy.pool.database import Pool, insert_row, retried
+from proxy.pool.errors import UserError
+from proxy.pool.processes.owners import demand_trainer
 from proxy.pool.rollouts.runs import current_version, lock_run, version_name
 from proxy.pool.rollouts.states import move
 from proxy.pool.schema import groups, policy_versions, train_steps
+
+START_AGAIN = "start the trainer again, which goes on from the newest version"
 
 
 @dataclass(frozen=True)
@@ -41,15 +45,30 @@ class Published:
     checkpoint: str
     hf_dir: str
     metrics: dict[str, Any]
+    parent: int | None = None
+    """Id of the version that the step grew from; None for the first version of a run."""
 
 
 @retried
-def publish(pool: Pool, run_id: int, done: Published) -> Version:
-    """Store a new version with its metrics and make its step's groups CONSUMED. Repeating a step changes nothing."""
+def publish(pool: Pool, run_id: int, done: Published, trainer: str | None = None) -> Version:
+    """Store a new version with its metrics and make its step's groups CONSUMED. Repeating a step changes nothing.
+
+    `trainer`: the token of the trainer that owns the run; None: none does. UserError for another one, and when the
+    step grew from another version than the run's newest.
+    """
     with pool.write() as connection:
         lock_run(connection, run_id)  # so that two trainers cannot publish the same step twice
+        demand_trainer(connection, run_id, trainer)
         row = _at_step(connection, run_id, done.step)
+        if row is not None and (row.checkpoint, row.hf_dir) != (done.checkpoint, done.hf_dir):
+            raise UserError(f"step {done.step} of the run is published already, with {row.checkpoint}; {START_AGAIN}")
         if row is None:
+            newest = current_version(connection, run_id)
+            if (newest.id if newest else None) != done.parent:
+                raise UserError(
+                    f"step {done.step} grew from {_name(done.parent)}, and the newest version of the run is "
+                    f"{_name(newest.id if newest else None)}; {START_AGAIN}"
+                )
             move(connection, (groups.c.run_id == run_id) & (groups.c.step == done.step), "LEASED", "CONSUMED")
             values = {"run_id": run_id, "step": done.step, "checkpoint": done.checkpoint, "hf_dir": done.hf_dir}
             version_id = insert_row(connection, policy_versions, values | {"created_at": time.time()})
@@ -83,22 +102,28 @@ def versions(pool: Pool, run_id: int) -> list[Version]:
 
 
 @retried
-def mark_pushed(pool: Pool, version_id: int) -> None:
-    """Record that the engines serve this version. From then on its step makes room for new groups."""
+def mark_pushed(pool: Pool, version: Version, trainer: str | None = None) -> None:
+    """Record that the engines serve this version. From then on its step makes room for new groups.
+
+    UserError when another trainer owns the run.
+    """
     with pool.write() as connection:
-        chosen = policy_versions.c.id == version_id
+        lock_run(connection, version.run_id)
+        demand_trainer(connection, version.run_id, trainer)
+        chosen = policy_versions.c.id == version.id
         connection.execute(update(policy_versions).where(chosen).values(pushed_at=time.time()))
 
 
 @retried
-def reopen_after(pool: Pool, run_id: int, step: int) -> int:
+def reopen_after(pool: Pool, run_id: int, step: int, trainer: str | None = None) -> int:
     """Go back to the checkpoint of `step`; return the number of reopened groups.
 
     Batches of later steps are LEASED again under their own step, so that they are trained again unchanged. The versions
-    that they led to are retired.
+    that they led to are retired. UserError when another trainer owns the run.
     """
     with pool.write() as connection:
         lock_run(connection, run_id)
+        demand_trainer(connection, run_id, trainer)
         reopened = move(connection, (groups.c.run_id == run_id) & (groups.c.step > step), "CONSUMED", "LEASED")
         retired = (policy_versions.c.run_id == run_id) & (policy_versions.c.step > step)
         connection.execute(update(policy_versions).where(retired).values(retired_at=time.time()))
@@ -143,6 +168,10 @@ def newest_retired(pool: Pool, run_id: int) -> int:
 def _at_step(connection: Connection, run_id: int, step: int) -> Row[Any] | None:
     current = (policy_versions.c.run_id == run_id) & policy_versions.c.retired_at.is_(None)
     return connection.execute(select(policy_versions).where(current, policy_versions.c.step == step)).one_or_none()
+
+
+def _name(version_id: int | None) -> str:
+    return "no version" if version_id is None else version_name(version_id)
 
 
 def _version(row: Row[Any]) -> Version:

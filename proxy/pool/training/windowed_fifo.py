@@ -16,10 +16,12 @@ from proxy.pool.completions.records import Completion
 from proxy.pool.completions.store import of_attempts
 from proxy.pool.database import Pool, retried
 from proxy.pool.errors import UserError
+from proxy.pool.processes.owners import demand_trainer
 from proxy.pool.rollouts.failures import enough_valid
 from proxy.pool.rollouts.runs import current_version, lock_run, version_name, waiting
 from proxy.pool.rollouts.states import move
 from proxy.pool.schema import groups, policy_versions, rollouts, tasks
+from proxy.pool.training.steps import START_AGAIN
 from proxy.pool.untrained import Untrained, UntrainedReason
 
 
@@ -104,13 +106,15 @@ def pick(queue: Sequence[tuple[int, str]], rule: LeaseRule) -> list[int]:
 
 
 @retried
-def lease(pool: Pool, run_id: int, step: int, rule: LeaseRule) -> Lease | None:
+def lease(pool: Pool, run_id: int, step: int, rule: LeaseRule, trainer: str | None = None) -> Lease | None:
     """Lease the groups of a train step (state LEASED). None while the window cannot fill the step.
 
-    Groups that are too stale or have too few valid members become TOMBSTONEs on the way.
+    Groups that are too stale or have too few valid members become TOMBSTONEs on the way. `trainer`: the token of the
+    trainer that owns the run; None: none does. UserError for another one, and for a step that is published already.
     """
     mine = (groups.c.state == "LEASED") & (groups.c.step == step)
     with pool.read() as connection:
+        _demand_unpublished(connection, run_id, step, trainer)
         leased = _load(connection, run_id, mine)
         if leased or not pick([(row.position, row.state) for row in _queue(connection, run_id)], rule):
             return Lease(step, leased) if leased else None
@@ -119,6 +123,7 @@ def lease(pool: Pool, run_id: int, step: int, rule: LeaseRule) -> Lease | None:
         judged = _judge(connection, run_id, rule)
     with pool.write() as connection:
         lock_run(connection, run_id)
+        _demand_unpublished(connection, run_id, step, trainer)
         # Another trainer may have leased the step since the read above.
         if not connection.scalar(select(func.count()).where(groups.c.run_id == run_id, mine)):
             _take(connection, run_id, judged, rule, step)
@@ -131,6 +136,13 @@ def of_step(pool: Pool, run_id: int, step: int) -> list[LeasedGroup]:
     """Return the groups that a train step took, with the staleness that it saw."""
     with pool.read() as connection:
         return _load(connection, run_id, groups.c.step == step, now=step - 1)
+
+
+def _demand_unpublished(connection: Connection, run_id: int, step: int, trainer: str | None) -> None:
+    demand_trainer(connection, run_id, trainer)
+    newest = current_version(connection, run_id)
+    if newest is not None and newest.step >= step:
+        raise UserError(f"step {step} of the run is published already, the newest is {newest.step}; {START_AGAIN}")
 
 
 def _queue(connection: Connection, run_id: int) -> Sequence[Row[int, int, str]]:
