@@ -19,12 +19,20 @@ import pytest
 
 from proxy.prompt.template import ChatTemplate
 from tests.conftest import need
-from tests.proxy.conftest import Serve, Stand, shell_call
+from tests.proxy.conftest import Serve, Stand
 from trainer.data.assemble import merge, why_not_trainable
 
 HERE = Path(__file__).parent / "ai_sdk"
+ID = 1234567890123456789
+"""JavaScript prints 1234567890123456800 for it."""
+
+
+def call(command: str) -> str:
+    return f'<tool_call>\n{{"name": "shell", "arguments": {{"command": "{command}", "id": {ID}}}}}\n</tool_call>'
+
+
 ANSWERS = {
-    "</tool_response>": "<think>\nit ran\n</think>\n\nAgain.\n" + shell_call("pwd"),
+    "</tool_response>": "<think>\nit ran\n</think>\n\nAgain.\n" + call("pwd"),
     "ran pwd": "<think>\nthat is all\n</think>\n\ndone",
     "and now?": "<think>\nnothing is left\n</think>\n\nnothing",
 }
@@ -33,7 +41,7 @@ ANSWERS = {
 def script(prompt: str, ids: Any) -> str:
     """Two steps with calls and reasoning, then text."""
     last = prompt[prompt.rindex("<|im_start|>user") :]
-    return next((text for mark, text in reversed(ANSWERS.items()) if mark in last), f"I look.\n{shell_call('ls')}")
+    return next((text for mark, text in reversed(ANSWERS.items()) if mark in last), f"I look.\n{call('ls')}")
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +75,7 @@ async def run_steps(directory: Path, stand: Stand, mode: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "mode", ["streamed", *(pytest.param(mode, marks=pytest.mark.long) for mode in ("whole", "previous"))]
+    "mode", ["streamed", *(pytest.param(mode, marks=pytest.mark.long) for mode in ("whole", "previous", "echoed"))]
 )
 async def test_a_tool_loop_is_one_tree_whose_tokens_are_all_trained(
     serve: Serve, template: ChatTemplate, ai_sdk: Path, mode: str
@@ -75,7 +83,9 @@ async def test_a_tool_loop_is_one_tree_whose_tokens_are_all_trained(
     stand = await serve(script)
     printed = await run_steps(ai_sdk, stand, mode)
     assert printed["texts"] == ["done", "nothing"]
-    assert any("item_reference" in kinds for kinds in printed["kinds"][1:])
+    assert any("item_reference" in kinds for kinds in printed["kinds"][1:]) == (mode != "echoed")
+    if mode == "echoed":  # without stored items, the calls come back as JavaScript reads them
+        assert {str(json.loads(arguments)["id"]) for arguments in printed["echoed"]} == {"1234567890123456800"}
     calls = stand.recorded()
     assert [call.follows for call in calls] == [None, *(call.id for call in calls[:3])]
     for index in (1, 2):  # a question behind them makes the template leave out their reasoning
