@@ -5,13 +5,9 @@ at the versions of tests/proxy/ai_sdk/package-lock.json, into a directory of the
 """
 
 import asyncio
-import fcntl
 import json
-import os
 import shutil
-import subprocess
 from collections import Counter
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +16,7 @@ import pytest
 from proxy.prompt.template import ChatTemplate
 from tests.conftest import need
 from tests.proxy.conftest import Serve, Stand
+from tests.proxy.sdks import environments
 from trainer.data.assemble import merge, why_not_trainable
 
 HERE = Path(__file__).parent / "ai_sdk"
@@ -48,20 +45,7 @@ def script(prompt: str, ids: Any) -> str:
 def ai_sdk() -> Path:
     """The directory with the SDK and the script; installed by the first test that needs it."""
     need("node and npm", shutil.which("node") is not None and shutil.which("npm") is not None)
-    lock = (HERE / "package-lock.json").read_bytes()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blackforge"
-    directory = cache / f"ai-sdk-{sha256(lock).hexdigest()[:16]}"
-    directory.mkdir(parents=True, exist_ok=True)
-    with (cache / "ai-sdk.lock").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)  # several workers of tests may start at once
-        if not (directory / "installed").is_file():
-            for name in ("package.json", "package-lock.json"):
-                shutil.copy(HERE / name, directory)
-            words = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-            subprocess.run(words, cwd=directory, check=True, capture_output=True, timeout=600)
-            (directory / "installed").touch()
-        shutil.copy(HERE / "steps.mjs", directory)
-    return directory
+    return environments.npm_packages(HERE)
 
 
 async def run_steps(directory: Path, stand: Stand, mode: str) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import shutil
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -10,10 +12,13 @@ import openai
 import pytest
 
 from proxy.engine.scripted import ScriptedReply
+from tests.conftest import need
 from tests.proxy.conftest import Serve, Stand
+from tests.proxy.sdks import environments
 from tests.proxy.test_ongoing import until
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+HERE = Path(__file__).parent
 WORDS = "one two three four five six"
 SLOW = ScriptedReply(WORDS, seconds_per_token=0.25)
 """Takes over two seconds."""
@@ -53,7 +58,33 @@ async def by_litellm(url: str, seconds: float, repeats: int) -> Any:
     return answer.choices[0].message.content
 
 
-OTHERS = [pytest.param(ask, marks=pytest.mark.long) for ask in (by_responses, by_anthropic, by_litellm)]
+async def by_google_genai(url: str, seconds: float, repeats: int) -> str:
+    python = await asyncio.to_thread(environments.make, "google_genai")
+    return await printed(python, HERE / "sdks" / "google_waits.py", url, seconds, repeats)
+
+
+async def by_node_fetch(url: str, seconds: float, repeats: int) -> str:
+    return await by_node("fetch", url, seconds, repeats)
+
+
+async def by_node_http(url: str, seconds: float, repeats: int) -> str:
+    return await by_node("http", url, seconds, repeats)
+
+
+async def by_node(client: str, url: str, seconds: float, repeats: int) -> str:
+    need("node", shutil.which("node") is not None)
+    return await printed("node", HERE / "node_waits.mjs", url, client, seconds, repeats)
+
+
+async def printed(*words: object) -> str:
+    process = await asyncio.create_subprocess_exec(*map(str, words), stdout=-1, stderr=-1)
+    output, errors = await asyncio.wait_for(process.communicate(), 120)
+    assert process.returncode == 0, errors.decode()
+    return output.decode().rstrip("\n")
+
+
+LONG = (by_responses, by_anthropic, by_litellm, by_google_genai, by_node_fetch, by_node_http)
+OTHERS = [pytest.param(ask, marks=pytest.mark.long) for ask in LONG]
 
 
 def one_row_that_trains(stand: Stand) -> bool:

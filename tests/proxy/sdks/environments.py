@@ -52,6 +52,25 @@ def packages_beside_ours(name: str) -> Path:
     return packages
 
 
+def npm_packages(source: Path) -> Path:
+    """A directory with the packages that `source` locks in its package-lock.json, and with its scripts."""
+    lock = (source / "package-lock.json").read_bytes()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blackforge"
+    directory = cache / f"{source.name.replace('_', '-')}-{hashlib.sha256(lock).hexdigest()[:16]}"
+    directory.mkdir(parents=True, exist_ok=True)
+    with directory.with_suffix(".lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # several workers of tests may start at once
+        if not (directory / "installed").is_file():
+            for name in ("package.json", "package-lock.json"):
+                shutil.copy(source / name, directory)
+            words = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
+            subprocess.run(words, cwd=directory, check=True, capture_output=True, timeout=600)
+            (directory / "installed").touch()
+        for script in source.glob("*.mjs"):
+            shutil.copy(script, directory)
+    return directory
+
+
 if __name__ == "__main__":
     for each in sys.argv[1:] or NAMES:
         print(f"{each}: {make(each)}")
