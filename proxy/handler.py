@@ -121,10 +121,10 @@ class Handler:
         return web.Response(body=dialect.count(len(prompt.ids)), content_type="application/json")
 
     async def _read(
-        self, request: web.Request, session: Session, dialect: Dialect, held: HeldBody, any_length: bool = False
+        self, request: web.Request, session: Session, dialect: Dialect, held_body: HeldBody, any_length: bool = False
     ) -> tuple[Call, Prompt, bytes]:
         """Parse the request, render its prompt (spliced from recorded tokens) and fingerprint it for retries."""
-        body = await read_body(request, self._settings.limits, held)
+        body = await read_body(request, self._settings.limits, held_body)
 
         def in_thread() -> tuple[Call, Prompt, bytes]:
             call = parse_call(body, request.path_qs, dialect, self._settings.limits, session.reader(dialect))
@@ -138,7 +138,7 @@ class Handler:
             call, prompt, fingerprint = await self._services.work.run(session.attempt, in_thread)
         except TemplateError as error:
             raise CallError(400, "invalid_request", str(error), dialect.PROMPT) from error
-        held.rendered()
+        held_body.rendered()
         if not any_length:
             limit, length = self._settings.context_length - RESERVED_TOKENS, len(prompt.ids)
             if length >= limit:

@@ -137,8 +137,8 @@ def _copied(source: IO[bytes], target: Path | None, executable: bool) -> str:
     copy = None
     if target is not None:
         target.parent.mkdir(parents=True, exist_ok=True)
-        made = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o755 if executable else 0o644)
-        copy = os.fdopen(made, "wb")
+        opened = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o755 if executable else 0o644)
+        copy = os.fdopen(opened, "wb")
     try:
         while chunk := source.read(_CHUNK):
             digest.update(chunk)

@@ -49,10 +49,9 @@ class SandboxMaker:
     warm: int = 0
 
     def __call__(self) -> Hosts:
-        return Hosts(self.hosts or (HostOptions(address=self._usual()),), self._open, kind=self.backend.kind)
-
-    def _usual(self) -> str:
-        return next(iter(usual_daemons()), "docker") if self.backend.kind == "docker" else self.backend.kind
+        kind = self.backend.kind
+        usual = next(iter(usual_daemons()), kind) if kind == "docker" else kind
+        return Hosts(self.hosts or (HostOptions(address=usual),), self._open, kind=kind)
 
     async def _open(self, address: str) -> Sandboxes:
         socket = self.backend.socket

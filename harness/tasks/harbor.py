@@ -50,7 +50,8 @@ def load_harbor(directory: Path) -> Task:
         digest = digest_of([directory])
     except UserError as error:
         raise Refused(str(error)) from error
-    table, file = _parsed(directory / "task.toml")
+    table = read_table(directory / "task.toml")
+    file = checked(table, HarborFile, where, strict=False)
     resolved(file, directory)
     environment, agent = file.environment, file.agent
     compose = read_compose(directory)
@@ -78,11 +79,6 @@ def load_harbor(directory: Path) -> Task:
     content = msgspec.to_builtins(task)
     check_content(content, where)  # again: texts have become numbers, and numbers have been added up
     return check(checked(content, Task, where), where)
-
-
-def _parsed(path: Path) -> tuple[dict[str, Any], HarborFile]:
-    table = read_table(path)
-    return table, checked(table, HarborFile, str(path), strict=False)
 
 
 def _instruction(directory: Path) -> str:

@@ -71,7 +71,7 @@ class Artifact(Strict, frozen=True, kw_only=True):
     @property
     def service(self) -> str:
         """The service that it comes from. Empty: the agent's sandbox."""
-        return found[1] if (found := IN_SERVICE.match(self.path)) else ""
+        return inside[1] if (inside := IN_SERVICE.match(self.path)) else ""
 
     @property
     def place(self) -> str:

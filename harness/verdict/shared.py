@@ -38,12 +38,12 @@ def not_stopped(task: Task, sandboxes: str) -> dict[Kind, str]:
 
 def shared_warning(tasks: Sequence[Task], sandboxes: str) -> str:
     """One line on a run's tasks that are judged in the agent's own sandbox; empty when none is."""
-    found = {task.id: these for task in tasks if (these := not_stopped(task, sandboxes))}
-    if not found:
+    kinds_of = {task.id: these for task in tasks if (these := not_stopped(task, sandboxes))}
+    if not kinds_of:
         return ""
-    names = ", ".join([*list(found)[:NAMED], *([f"{len(found) - NAMED} more"] if len(found) > NAMED else [])])
-    kinds = ", ".join(kind for kind in KINDS if any(kind in each for each in found.values()))
-    number = f"{len(found)} of {len(tasks)} {'task is' if len(tasks) == 1 else 'tasks are'}"
+    names = ", ".join([*list(kinds_of)[:NAMED], *([f"{len(kinds_of) - NAMED} more"] if len(kinds_of) > NAMED else [])])
+    kinds = ", ".join(kind for kind in KINDS if any(kind in each for each in kinds_of.values()))
+    number = f"{len(kinds_of)} of {len(tasks)} {'task is' if len(tasks) == 1 else 'tasks are'}"
     return (
         f"{number} judged in the agent's own sandbox ({names}), where cheating by {kinds} is not stopped "
         "(docs/security.md says what these are)"

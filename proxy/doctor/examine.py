@@ -59,11 +59,11 @@ def _told(facts: Facts) -> dict[str, str]:
         return {"torch": f"cannot be asked: {probe.error}"}
     told = {"torch": probe.torch.described(), "NCCL": probe.torch.nccl or "none"}
     if probe.kernels or probe.broken:
-        found = [
+        kernels = [
             *(f"{name} {version}" for name, version in probe.kernels.items()),
             *(f"{n} broken" for n in probe.broken),
         ]
-        told["kernels"] = ", ".join(found)
+        told["kernels"] = ", ".join(kernels)
     return told
 
 
@@ -79,18 +79,11 @@ def _uses(facts: Facts, config: ProxyConfig | None) -> Iterator[Use]:
     else:
         yield Use("engine", f"SGLang {packages['sglang']} on the CPU, with stand-ins for its CUDA kernels")
     if config:
-        yield Use("pool", _pool(config.pool))
+        file = "://" not in config.pool or config.pool.startswith("sqlite")
+        yield Use("pool", "SQLite, for processes of this machine" if file else "PostgreSQL")
     sandboxes = facts.sandboxes
     if sandboxes.kind:
         yield Use("sandboxes", f"{sandboxes.kind}, {sandboxes.promise}")
-
-
-def _pool(url: str) -> str:
-    return "SQLite, for processes of this machine" if _is_file(url) else "PostgreSQL"
-
-
-def _is_file(url: str) -> bool:
-    return "://" not in url or url.startswith("sqlite")
 
 
 def _missing(facts: Facts) -> Iterator[Missing]:

@@ -143,7 +143,7 @@ def _busy(status: int, message: str) -> CallError:
     return CallError(status, "too_many_bytes", message)
 
 
-async def read_body(request: web.Request, limits: RequestLimits, held: HeldBody) -> bytes:
+async def read_body(request: web.Request, limits: RequestLimits, held_body: HeldBody) -> bytes:
     """Read the request's body and decompress it; CallError (400, 408, 413, 415, 429, 503) says what is wrong or too
     much."""
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
@@ -154,31 +154,31 @@ async def read_body(request: web.Request, limits: RequestLimits, held: HeldBody)
     if (request.content_length or 0) > limits.body_bytes:
         raise too_large
     try:
-        async with asyncio.timeout(limits.body_seconds) as held.deadline:
-            body = await _arrived(request, held, too_large, limits.body_bytes)
+        async with asyncio.timeout(limits.body_seconds) as held_body.deadline:
+            body = await _arrived(request, held_body, too_large, limits.body_bytes)
     except TimeoutError as error:
-        if held.broken_off:
-            raise held.too_many() from error
+        if held_body.broken_off:
+            raise held_body.too_many() from error
         rule = f"the body did not arrive within {limits.body_seconds:g} s; send it at once"
         raise CallError(408, "request_timeout", rule) from error
     except web.RequestPayloadError as error:
         raise CallError(400, "invalid_request", "the body does not match its headers; send it whole") from error
     finally:
-        held.deadline = None
+        held_body.deadline = None
     if encoding in ENCODINGS:
         inflated = await asyncio.to_thread(_inflated, body, encoding, limits.body_bytes)
-        held.grow(len(inflated) - len(body))
+        held_body.grow(len(inflated) - len(body))
         body = inflated
     if len(body) > limits.body_bytes:
         raise too_large
     return body
 
 
-async def _arrived(request: web.Request, held: HeldBody, too_large: CallError, limit: int) -> bytes:
+async def _arrived(request: web.Request, held_body: HeldBody, too_large: CallError, limit: int) -> bytes:
     """All bytes of the body, counted as they come."""
     body = bytearray()
     while part := await request.content.readany():
-        held.grow(len(part))
+        held_body.grow(len(part))
         body += part
         if len(body) > limit:
             raise too_large

@@ -89,7 +89,8 @@ class AuditLog:
                 self._settle(batch, lost)
             if closing:
                 return
-            self._pause()
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing, PAUSE_SECONDS)
 
     def _due(self) -> list[tuple[Event, int, float]]:
         """Events with their counts that may be written now."""
@@ -123,10 +124,6 @@ class AuditLog:
                 self._waiting[event].due = now + REPEAT_SECONDS
             for event in [event for event, one in self._waiting.items() if not one.count and one.due <= now]:
                 del self._waiting[event]
-
-    def _pause(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._closing, PAUSE_SECONDS)
 
 
 def audit_lines(pool: Pool) -> Iterator[str]:

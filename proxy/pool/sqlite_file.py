@@ -50,7 +50,7 @@ class PoolFile:
         if info[KEY] == now:
             return
         # SQLite opens the log when a connection first needs it.
-        info[KEY] = opened = [before or found for before, found in zip(info[KEY], now, strict=True)]
+        info[KEY] = opened = [earlier or identity for earlier, identity in zip(info[KEY], now, strict=True)]
         if opened != now:
             raise self._lost()
 

@@ -86,8 +86,8 @@ class DockerSandboxes:
 
     @property
     def promise(self) -> str:
-        held = "the host's root, held by its capabilities (userns-remap of the daemon would make it nobody)"
-        root = "an unprivileged user outside" if self.daemon.remapped else held
+        host_root = "the host's root, held by its capabilities (userns-remap of the daemon would make it nobody)"
+        root = "an unprivileged user outside" if self.daemon.remapped else host_root
         return (
             "containers with limits and a network of their own; strict: unprivileged, no capabilities, read-only root; "
             f"harbor: root inside, which is {root}, and a disk without limit; they share the host's kernel"

@@ -89,21 +89,21 @@ class Routes:
         """Yield the network, the attributes and the kind of each main route."""
         for payload in self.ask(DUMP, ALL):
             family, prefix, _, _, table, _, _, kind, _ = struct.unpack_from("=BBBBBBBBI", payload)
-            found: dict[int, bytes] = {}
+            attributes: dict[int, bytes] = {}
             rest = payload[12:]
             while len(rest) >= 4:
                 length, name = struct.unpack_from("=HH", rest)
-                found[name & 0x3FFF] = rest[4:length]
+                attributes[name & 0x3FFF] = rest[4:length]
                 rest = rest[(length + 3) & ~3 :]
             if table == MAIN and family == self.family:
-                address = found.get(DESTINATION, bytes(self.size))
-                yield ipaddress.ip_network((address, prefix)), found, kind
+                address = attributes.get(DESTINATION, bytes(self.size))
+                yield ipaddress.ip_network((address, prefix)), attributes, kind
 
     def restrict(self, forbidden: "Sequence[Net]", reach: "Sequence[Net]") -> None:
         """Keep the default route, take the others away, and refuse what is forbidden."""
         routes = [one for one in self.all() if not one[0].is_multicast and one[0] != IPV6_LINKS]
-        ways = [found for network, found, kind in routes if network.prefixlen == 0 and GATEWAY in found]
-        near = [network for network, found, kind in routes if network.prefixlen and GATEWAY not in found]
+        ways = [attributes for network, attributes, _ in routes if network.prefixlen == 0 and GATEWAY in attributes]
+        near = [network for network, attributes, _ in routes if network.prefixlen and GATEWAY not in attributes]
         put = ACK | CREATE | REPLACE
         for way in ways[:1]:  # it no longer needs a route to its gateway
             self.ask(NEW, put, gateway=way[GATEWAY], interface=way[INTERFACE], metric=way.get(METRIC))

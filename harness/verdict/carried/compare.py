@@ -176,8 +176,8 @@ class _Kept:
 
     def __init__(self, tops: Collection[str], alone: Collection[str], before: Collection[str]):
         self.tops, self._alone = set(tops), alone
-        held = [path for path in tops if path in before]
-        self.above = {str(up) for path in held for up in PurePosixPath(path).parents} - {"."}
+        existing = [path for path in tops if path in before]
+        self.above = {str(up) for path in existing for up in PurePosixPath(path).parents} - {"."}
         """Directories that hold some of them, so they stay too."""
 
     def __contains__(self, path: str) -> bool:

@@ -51,10 +51,10 @@ def harmless(config: str) -> str:
     continued = False
     for line in config.splitlines():
         continues = line.endswith("\\")
-        if found := _SECTION.match(line):
-            section = found[1].lower()
-            name = section if found[2] is None else f"{section}.{found[2]}"
-            lines.append(f"[{section}]" if found[2] is None else f'[{section} "{found[2]}"]')
+        if heading := _SECTION.match(line):
+            section = heading[1].lower()
+            name = section if heading[2] is None else f"{section}.{heading[2]}"
+            lines.append(f"[{section}]" if heading[2] is None else f'[{section} "{heading[2]}"]')
         elif not continued and not continues and (variable := _VARIABLE.fullmatch(line)):
             if SAFE.fullmatch(f"{name}.{variable[1].lower()}") and "\0" not in line:
                 lines.append(f"\t{variable[1]} = {variable[2] or 'true'}")

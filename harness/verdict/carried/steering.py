@@ -51,7 +51,7 @@ def _below(places: Collection[str], root: str) -> set[str]:
 def _brought(task: Task) -> set[str]:
     """The names of Python packages at the top of the directories that the verifier brings."""
     packages = (Path(source).glob("*/__init__.py") for source in task.verifier.directories.values())
-    return {file.parent.name for found in packages for file in found}
+    return {file.parent.name for files in packages for file in files}
 
 
 class Steering:

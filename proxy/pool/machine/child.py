@@ -20,5 +20,5 @@ def ask(module: str, *arguments: str) -> dict[str, Any]:
     lines = answer.stdout.splitlines()
     if answer.returncode == 0 and lines:
         return dict(json.loads(lines[-1]))
-    said = answer.stderr.strip().splitlines()
-    return {"error": said[-1] if said else f"python -m {module} ended with status {answer.returncode}"}
+    errors = answer.stderr.strip().splitlines()
+    return {"error": errors[-1] if errors else f"python -m {module} ended with status {answer.returncode}"}

@@ -252,15 +252,11 @@ def _passage(messages: Sequence[dict[str, Any]], index: int) -> _Passage:
 def _likeliest(nodes: Sequence[CompletionNode], passage: _Passage) -> CompletionNode | None:
     """The newest completion whose call ids stand in the passage; else the longest whose words stand in its turn."""
     newest = nodes[-NEWEST:]
-    called = [node for node in newest if node.call_ids and all(_stands(id, passage) for id in node.call_ids)]
+    called = [n for n in newest if n.call_ids and all(id in passage.ids or id in passage.text for id in n.call_ids)]
     if called:
         return called[-1]
     quoted = [node for node in newest if _quotes(passage.turn, node.text.strip())]
     return max(quoted, key=lambda node: (len(node.text), node.id), default=None)
-
-
-def _stands(call_id: str, passage: _Passage) -> bool:
-    return call_id in passage.ids or call_id in passage.text
 
 
 def _quotes(turn: str, text: str) -> bool:

@@ -13,13 +13,13 @@ MERGED = 'exec /bin/sh -c "$1" 2>&1'
 
 _LOOK = r"""
 look() {
-    found=
+    processes=
     for directory in /proc/[0-9]*; do
         all=
         { while IFS= read -r line || [ -n "$line" ]; do all="$all$line "; done <"$directory/stat"; } 2>/dev/null
         set -- ${all##*) }  # a name may hold blanks, brackets and line breaks: fields are counted from the last bracket
         case "${1:-Z}" in Z | X) continue ;; esac
-        [ "${directory#/proc/}" = $$ ] || found="$found ${directory#/proc/}:$2:${20}:$1"
+        [ "${directory#/proc/}" = $$ ] || processes="$processes ${directory#/proc/}:$2:${20}:$1"
     done
 }
 """
@@ -28,7 +28,7 @@ TABLE = (
     _LOOK
     + r"""
 look
-for one in $found; do
+for one in $processes; do
     rest=${one#*:} one=${one%%:*}
     rest=${rest#*:}
     echo "$one:${rest%:*}"
@@ -53,7 +53,7 @@ while [ $round -lt 1000 ]; do
     round=$((round + 1))
     look
     main= first=
-    for one in $found; do
+    for one in $processes; do
         split $one
         [ $parent = 1 ] || continue  # on a busy machine a command (its parent is outside: 0) may start before main
         if [ -z "$main" ] || [ $start -lt $first ] || { [ $start = $first ] && [ $pid -lt $main ]; }; then
@@ -61,14 +61,14 @@ while [ $round -lt 1000 ]; do
         fi
     done
     spared=" 1 $main "
-    for one in $found; do
+    for one in $processes; do
         split $one
         case "$kept" in *" $pid:$start "*) spared="$spared$pid " ;; esac
     done
     grown=1
     while [ $grown = 1 ]; do
         grown=0
-        for one in $found; do
+        for one in $processes; do
             split $one
             [ $parent = 1 ] && continue  # adopted: it may be anybody's
             case "$spared" in *" $pid "*) continue ;; esac
@@ -76,7 +76,7 @@ while [ $round -lt 1000 ]; do
         done
     done
     left=0 awake=0
-    for one in $found; do
+    for one in $processes; do
         split $one
         case "$spared" in *" $pid "*) continue ;; esac
         left=$((left + 1))

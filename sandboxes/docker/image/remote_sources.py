@@ -24,10 +24,10 @@ def forbidden_source(dockerfile: str, near: Sequence[str] = ()) -> str:
             return f"ADD {source}: what a variable stands for is not known before the build; write it out, or use RUN"
         try:
             host = urlsplit(source if "://" in source else f"ssh://{source}").hostname or ""
-            found = {entry[4][0] for entry in socket.getaddrinfo(host.rstrip("."), None)}
+            addresses = {entry[4][0] for entry in socket.getaddrinfo(host.rstrip("."), None)}
         except (OSError, ValueError) as error:  # the daemon may know another name server
             return f"ADD {source}: its host cannot be looked up ({error}); copy the file instead"
-        for address in map(ipaddress.ip_address, found):
+        for address in map(ipaddress.ip_address, addresses):
             if address.is_loopback or any(address in ipaddress.ip_network(one) for one in (*FORBIDDEN, *near)):
                 return f"ADD {source}: {address} is private or near, where builds do not reach; copy the file instead"
     return ""

@@ -40,13 +40,13 @@ class Router:
         name = f"{container}-routes"
         config = await self._config(name, f"container:{container}", reach)
         with self.daemon.translating_errors(f"restricting the network of {container}"):
-            made = await self.daemon.docker.containers.create(config, name=name)
+            helper = await self.daemon.docker.containers.create(config, name=name)
             try:
-                await made.start()
-                code = (await made.wait())["StatusCode"]
-                text = "".join(await made.log(stdout=True, stderr=True)).strip()
+                await helper.start()
+                code = (await helper.wait())["StatusCode"]
+                text = "".join(await helper.log(stdout=True, stderr=True)).strip()
             finally:
-                await made.delete(force=True, v=True)
+                await helper.delete(force=True, v=True)
         if code or text != "restricted":
             raise SandboxError(f"the network of {container} cannot be restricted ({text[-300:]})")
 
@@ -59,13 +59,13 @@ class Router:
         name = f"blackforge-build-{this_process().pid}-{secrets.token_hex(4)}"
         config = await self._config(name, "bridge", (), STAY)
         with self.daemon.translating_errors("making the network of a build"):
-            made = await self.daemon.docker.containers.create(config, name=name)
+            holder = await self.daemon.docker.containers.create(config, name=name)
             try:
-                await made.start()
+                await holder.start()
                 await self.restrict(name)
                 yield f"container:{name}"
             finally:
-                await made.delete(force=True, v=True)
+                await holder.delete(force=True, v=True)
 
     async def _has_bridge(self) -> bool:
         with self.daemon.translating_errors("listing networks"):
