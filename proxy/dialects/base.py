@@ -142,10 +142,13 @@ def sealed(reasoning: str) -> str:
 
 
 def unread_of_form(field: str, form: dict[str, Any] | None) -> Iterator[str]:
-    """The fields of OpenAI's `json_schema` form, in `field` or an object in it, that say nothing about the schema."""
+    """The fields of OpenAI's `json_schema` form, in `field` or an object in it, that change nothing.
+
+    `strict` is one of them: whether the engine enforces a schema is decided for all requests (proxy.prescribed).
+    """
     place, values = (f"{field}.json_schema", form["json_schema"]) if form and "json_schema" in form else (field, form)
     if isinstance(values, dict):
-        yield from (f"{place}.{name}" for name in ("name", "description") if values.get(name) is not None)
+        yield from (f"{place}.{name}" for name in ("name", "description", "strict") if values.get(name) is not None)
 
 
 def is_sealed(field: str) -> bool:

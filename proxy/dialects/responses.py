@@ -149,7 +149,7 @@ def _check(request: _Request) -> None:
 
 def _ignored(request: _Request) -> Iterator[str]:
     """The fields that are read and have no effect: the hosted tool that codex always offers, reasoning that another
-    service has sealed, and the name of a schema."""
+    service has sealed, and a schema's name and `strict`."""
     if any(tool.type.startswith("web_search") for tool in request.tools or ()):
         yield "tools.web_search"
     items = request.input if isinstance(request.input, list) else []
