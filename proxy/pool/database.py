@@ -26,8 +26,9 @@ from sqlalchemy.exc import TimeoutError as NoConnectionLeft
 from proxy.pool.address import database_url, parsed, shown
 from proxy.pool.errors import PoolConflict, PoolError, PoolReadError, PoolWriteError, UserError
 from proxy.pool.sqlite_file import PoolFile, PoolFileLost, make_private
+from proxy.pool.views import drop_views, make_views
 
-HEAD = "0015"
+HEAD = "0016"
 """The schema revision this code reads and writes (proxy/pool/migrations/versions)."""
 
 BUSY_SECONDS = 60
@@ -292,7 +293,9 @@ def _migrate(pool: Pool) -> None:
                 f"the pool {pool.name} has schema {revision}, newer than this blackforge's {HEAD}; "
                 "upgrade blackforge or name another pool"
             )
+        drop_views(connection)
         upgrade(connection, HEAD)
+        make_views(connection)
 
 
 def _revision(connection: Connection) -> str | None:
