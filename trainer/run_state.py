@@ -116,10 +116,16 @@ class RunState:
     def _record_push(self, version: steps.Version, pushed: PushResult) -> None:
         text = f"{version.name} {pushed.text()}"
         runs.record_event(self.pool, self.pool_run.id, "push", text)
-        for note in (*pushed.notes, *([text] if pushed.failed else [])):
+        notes, limit = list(pushed.notes), self.config.batch.max_tokens
+        if pushed.longest_prompt > limit:
+            notes.append(
+                f"the engines accept prompts of {pushed.longest_prompt} tokens, and batch.max_tokens = {limit}: "
+                "completions with longer paths are not trained (too_long); raise it or lower engine.context_length"
+            )
+        for note in (*notes, *([text] if pushed.failed else [])):
             if note not in self._printed:
                 print(note, flush=True)
-        self._printed.update(pushed.notes)  # every push has the same notes, so each is printed once
+        self._printed.update(notes)  # every push has the same notes, so each is printed once
 
     def _lease(self, step: int, rule: windowed_fifo.LeaseRule) -> windowed_fifo.Lease | None:
         if time.monotonic() > self._check_engines_at:

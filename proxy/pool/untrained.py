@@ -36,6 +36,7 @@ class UntrainedReason(StrEnum):
     LOGPROBS_MISSING = "logprobs_missing", "the engine returned fewer logprobs than tokens"
     CHECKSUM = "checksum", "the stored tokens do not match the checksum that was taken when they were served"
     UNFINISHED = "unfinished", "imitation takes whole replies only; detail: the finish reason of this one"
+    TOO_LONG = "too_long", "its path has more tokens than a micro-batch holds (batch.max_tokens)"
     OTHER_VERSION = "other_version", "the comparison of logprobs takes completions of one version only"
     # of a token
     GIVEN = "given", 'the proxy wrote the token, to begin a prescribed call (`proxy.prescribed = "prefill"`)'

@@ -113,6 +113,19 @@ def test_members_without_a_verdict_and_equal_groups_are_left_out() -> None:
     assert batch.rewards == [1.0, 0.0, 1.0, 1.0]
 
 
+def test_a_path_over_the_budget_is_trained_as_far_as_it_fits_and_its_reward_counts() -> None:
+    groups = [group([1.0, 0.0, 0.5])]
+    assert {row.inputs for row in assemble(groups, StepOptions(max_tokens=10)).rows} == {10}
+    batch, whole = assemble(groups, StepOptions(max_tokens=9)), assemble(groups, StepOptions())
+    assert to_metrics(batch.excluded) == {"too_long": 6} and batch.tokens == 9 and batch.rewards == [1.0, 0.0, 0.5]
+    assert [row.tokens.tolist() for row in batch.rows] == [list(range(1, 8))] * 3  # without the last completion
+    for short, long in zip(batch.rows, whole.rows, strict=True):
+        assert (short.advantage[short.trained] == long.advantage[short.places]).all()
+    assert sum(len(micro) for rank in plan(batch.rows, 2, 9) for micro in rank) == 3  # as trees, over two ranks
+    nothing = assemble(groups, StepOptions(max_tokens=3))
+    assert nothing.rows == [] and to_metrics(nothing.excluded) == {"too_long": 15} and nothing.dropped_groups == 0
+
+
 def test_the_control_run_keeps_reported_rewards() -> None:
     options = StepOptions(credit=Credit(shuffle_rewards=True))
     batches = [assemble([replace(group([1.0, 0.0, 0.0, 0.0]), group_id=number)], options) for number in range(9)]

@@ -115,10 +115,15 @@ def test_a_checkpoint_that_is_damaged(lives: Lives, tmp_path: Path) -> None:
     assert f"{checkpoint} is damaged (" in (error := lives.error_of(*launch(directory, 0))), error
 
 
-def test_a_budget_below_one_path(lives: Lives, tmp_path: Path) -> None:
-    error = lives.error_of(*launch(prepare(tmp_path), 1, "batch.max_tokens=8"))
-    assert "batch.max_tokens = 8 is below a recorded path of 27 tokens; raise it" in error
-    assert query(tmp_path, "select count(*) from groups where state = 'LEASED'") == [(2,)]  # kept for the next start
+def test_a_path_over_the_budget_stops_no_run(lives: Lives, tmp_path: Path) -> None:
+    directory = prepare(tmp_path, groups=1)
+    long = new_completion(0, [1] * 60, [2] * 8, "v1")
+    record(directory, long, new_completion(0, [1, 2], [3], "v1"))
+    assert lives.live(*launch(directory, 1), "--nproc", "2", ranks=2) == [0, 0], lives.log_end()
+    [_, step] = metrics(directory)
+    assert step["excluded_tokens"] == {"too_long": 8} and step["trained_tokens"] == 33
+    assert step["alarms"] == ["too_long_tokens"] and step["valid_rollouts"] == 6 and step["reward_mean"] == 0.5
+    assert query(directory, "select state, step from groups") == [("CONSUMED", 1)] * 2
 
 
 def test_a_token_that_the_model_does_not_know(lives: Lives, tmp_path: Path) -> None:

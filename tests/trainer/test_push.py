@@ -294,13 +294,17 @@ async def test_a_store_outside_of_the_engine_is_cleared_before_it_goes_on(start:
 
 
 async def test_a_trainer_that_waits_for_rollouts_repairs_an_engine_that_was_started_anew(
-    start: Start, weights: Weights, pool: Pool, ranks: Ranks, tmp_path: Path
+    start: Start, weights: Weights, pool: Pool, ranks: Ranks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine = Double()
+    engine.about["max_req_input_len"] = 40_000
     config = make_config(tmp_path, push=Push(engines=await start(engine)))
     with RunState(config, ranks) as run:
         version = run.publish(0, (tmp_path / "no checkpoint", weights.directory), {})
-        await asyncio.to_thread(run.push, version)
+        for _ in range(2):
+            await asyncio.to_thread(run.push, version)
+        numbers = "the engines accept prompts of 40000 tokens, and batch.max_tokens = 32768: completions with longer"
+        assert capsys.readouterr().out.count(numbers) == 1
         assert engine.version == version.name and run.pause_seconds > 0
         engine.version = "initial"
         waiting = asyncio.create_task(asyncio.to_thread(run.wait_for_lease, 1))

@@ -220,6 +220,7 @@ CALM: dict[str, Any] = {
         ("stale_groups", {"staleness_groups": {"1": 3, "4": 3, "5": 1}}),
         ("equal_groups", {"equal_groups": 10}),
         ("impossible_tokens", {"excluded_tokens": {"logprob_not_finite": 2}}),
+        ("too_long_tokens", {"excluded_tokens": {"too_long": 11}}),
     ],
 )
 def test_an_alarm_is_raised_above_its_bound_and_not_when_it_is_off(name: str, change: dict[str, Any]) -> None:

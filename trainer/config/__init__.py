@@ -58,7 +58,7 @@ class BatchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Completions to learn from, by their purpose; the others are only counted. Completions without a label, which were
     recorded before labels existed, are learned from. Applies to imitation too."""
     max_tokens: Annotated[int, msgspec.Meta(ge=2)] = 32_768
-    """Tokens of one micro-batch; this bounds memory. A single path must not be longer."""
+    """Tokens of one micro-batch; this bounds memory. Completions whose paths are longer are not trained."""
     patience_seconds: Seconds = 3600.0
     """How long the trainer waits for its run to open, or for a full batch, before it stops."""
 

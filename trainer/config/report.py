@@ -16,6 +16,7 @@ AlarmName = Literal[
     "stale_groups",
     "equal_groups",
     "impossible_tokens",
+    "too_long_tokens",
 ]
 
 

@@ -20,6 +20,8 @@ class StepOptions:
     """Rollouts whose oldest token lags further behind are left out of the loss. None: no rollout is."""
     mixture: ExpertShape | None = None
     """Replay the experts that the engine chose in this mixture. None: the trainer's routers choose."""
+    max_tokens: int | None = None
+    """Completions whose paths are longer are left out of the loss. None: no completion is."""
     step: int = 1
 
 
@@ -31,5 +33,6 @@ def step_options(config: Config, step: int, mixture: ExpertShape | None = None) 
         labels=config.batch.labels,
         max_staleness=config.batch.max_staleness,
         mixture=mixture,
+        max_tokens=config.batch.max_tokens,
         step=step,
     )

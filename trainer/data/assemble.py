@@ -51,14 +51,21 @@ class TrainingBatch:
         return sum(int(row.trained.sum()) for row in self.rows)
 
 
-def why_not_trainable(item: Completion, labels: Sequence[str] = config.TRAINED) -> Untrained | None:
-    """The reason why a completion is excluded from policy training, or None. One without a label is trained."""
+def why_not_trainable(
+    item: Completion, labels: Sequence[str] = config.TRAINED, max_tokens: int | None = None
+) -> Untrained | None:
+    """The reason why a completion is excluded from policy training, or None. One without a label is trained.
+
+    `max_tokens`: of the tokens that the model computes for it, those before the last sampled one. None: any number.
+    """
     if item.untrainable is not None:
         return item.untrainable
     if item.label is not None and item.label not in labels:
         return Untrained(UntrainedReason.LABEL, item.label)
     if len(item.logprobs) != item.sampled_count:
         return Untrained(UntrainedReason.LOGPROBS_MISSING)
+    if max_tokens is not None and item.sampled_count and item.prompt_length + item.sampled_places()[-1] > max_tokens:
+        return Untrained(UntrainedReason.TOO_LONG)
     return None
 
 
@@ -78,7 +85,7 @@ def assemble(groups: Sequence[LeasedGroup], options: StepOptions) -> TrainingBat
 
     UserError when experts are to be replayed and none were recorded.
     """
-    why_not = partial(why_not_trainable, labels=options.labels)
+    why_not = partial(why_not_trainable, labels=options.labels, max_tokens=options.max_tokens)
     rollouts: list[list[TrainingRow]] = []
     weights: list[float] = []
     excluded: Counter[Untrained] = Counter()

@@ -46,6 +46,8 @@ class PushResult:
     """Engine URL -> why it does not have them."""
     notes: tuple[str, ...] = ()
     """What was done differently from the configuration, one sentence each."""
+    longest_prompt: int = 0
+    """Tokens of the longest prompt that one of the engines accepts. 0: not known."""
 
     def text(self) -> str:
         """One line for the log."""
@@ -113,7 +115,8 @@ def _push(weights: Weights, engines: Sequence[PushTarget], serving: Sequence[Pus
     group.each(lambda engine: _finish(engine, weights.version))
     seconds = time.perf_counter() - started if group.engines else 0.0
     notes = tuple(note for engine in group.engines if (note := ways[engine][1]))
-    return PushResult(seconds, {engine.url: ways[engine][0] for engine in group.engines}, group.failed, notes)
+    longest = max((engine.about.max_req_input_len for engine in group.engines), default=0)
+    return PushResult(seconds, {engine.url: ways[engine][0] for engine in group.engines}, group.failed, notes, longest)
 
 
 def _load(engine: PushTarget, weights: Weights, send: Callable[[PushTarget, Weights], None]) -> None:

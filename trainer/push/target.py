@@ -32,6 +32,8 @@ class ServerInfo(msgspec.Struct, frozen=True):
     tp_size: int = 1
     pp_size: int = 1
     dp_size: int = 1
+    max_req_input_len: int = 0
+    """Tokens of the longest prompt that it accepts. 0: not known."""
     device: str | None = None
     """cuda | cpu | ..."""
     hicache_storage_backend: str | None = None

@@ -46,6 +46,8 @@ THRESHOLDS: dict[AlarmName, float] = {
     "equal_groups": 0.9,
     # share of sampled tokens whose recorded logprob is not finite
     "impossible_tokens": 0.001,
+    # share of sampled tokens whose paths are longer than batch.max_tokens
+    "too_long_tokens": 0.01,
 }
 """Constants: each is a value from the literature or one that healthy runs stay far below. `report.silent_alarms`
 switches an alarm off."""
@@ -59,6 +61,7 @@ MEANING = {
     "stale_groups": "rollouts come too late and will be dropped; lower batch.queue_limit or add engines",
     "equal_groups": "the tasks are too easy or too hard to tell rollouts apart",
     "impossible_tokens": "the engine reports logprobs that no sampled token can have; see the sampling parameters",
+    "too_long_tokens": "the longest rollouts are not learned from to their end; raise batch.max_tokens",
     "unaccounted_tokens": "sampled tokens are neither trained nor excluded, which is a bug in the trainer",
 }
 
@@ -89,6 +92,10 @@ def stale_groups(metrics: Metrics, max_staleness: int) -> float | None:
     return sum(count for lag, count in by_lag.items() if int(lag) >= max_staleness) / sum(by_lag.values())
 
 
+def _excluded_share(metrics: Metrics, reason: UntrainedReason) -> float | None:
+    return _share(metrics.get("excluded_tokens", {}).get(reason, 0), metrics.get("sampled_tokens", 0))
+
+
 def _share(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
@@ -97,7 +104,6 @@ _DERIVED: dict[str, Callable[[Metrics, int], float | None]] = {
     "length_ratio": lambda metrics, _: length_ratio(metrics),
     "stale_groups": stale_groups,
     "equal_groups": lambda metrics, _: _share(metrics.get("equal_groups", 0), metrics.get("groups", 0)),
-    "impossible_tokens": lambda metrics, _: _share(
-        metrics.get("excluded_tokens", {}).get(UntrainedReason.LOGPROB_NOT_FINITE, 0), metrics.get("sampled_tokens", 0)
-    ),
+    "impossible_tokens": lambda metrics, _: _excluded_share(metrics, UntrainedReason.LOGPROB_NOT_FINITE),
+    "too_long_tokens": lambda metrics, _: _excluded_share(metrics, UntrainedReason.TOO_LONG),
 }

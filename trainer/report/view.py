@@ -105,7 +105,9 @@ def view(config: Config, step: int, only: int | None = None) -> StepView:
         trained=sequences,
         dropped=[share.dropped for share in group_credits(groups, options)],
         tokenizer=tokenizer,
-        excluded={item.id: why for item in completions if (why := why_not_trainable(item, options.labels))},
+        excluded={
+            item.id: why for item in completions if (why := why_not_trainable(item, options.labels, options.max_tokens))
+        },
     )
     if tokenizer is None:
         notes.append(f"{config.model}/tokenizer.json cannot be read: tokens are shown as their ids")
