@@ -18,6 +18,7 @@ from typing import IO, Any
 
 import aiodocker
 import aiohttp
+from aiodocker.containers import DockerContainer
 
 from sandboxes.base import SandboxError
 from sandboxes.docker.daemon import DockerDaemon
@@ -28,6 +29,8 @@ CHUNK = 1 << 20
 LINK = 1 << 27
 """The bit of Go's file modes that marks a symbolic link."""
 PACK_SECONDS = 600.0
+KILL_SECONDS = 60.0
+"""Time for a killed container to end. One with a process that the kernel cannot end would keep us waiting for ever."""
 
 log = logging.getLogger(__name__)
 
@@ -72,10 +75,18 @@ async def kill(daemon: DockerDaemon, container: str, holder: Mapping[str, Any] |
                 await (await daemon.docker.containers.create(dict(holder), name=holder_of(container))).start()
             if (await target.show())["State"]["Running"]:
                 await target.kill()
-                await target.wait()
+                await _until_ended(target)
         except BaseException:  # also when cancelled: half a change must not stay
             await asyncio.shield(release(daemon, container))
             raise
+
+
+async def _until_ended(target: DockerContainer) -> None:
+    try:
+        async with asyncio.timeout(KILL_SECONDS):
+            await target.wait()
+    except TimeoutError as error:
+        raise SandboxError(f"{target.id} was killed and has not ended after {KILL_SECONDS:.0f} s") from error
 
 
 async def start_again(daemon: DockerDaemon, container: str) -> float:

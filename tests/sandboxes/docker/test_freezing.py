@@ -1,13 +1,16 @@
 """A sandbox that is halted from outside: what it holds is read and goes on to the next start, and nothing runs on."""
 
+import asyncio
 import io
 import tarfile
 from dataclasses import replace
 
 import pytest
+from aiodocker.containers import DockerContainer
 
 from sandboxes.base import Image, SandboxError
 from sandboxes.docker.backend import DockerSandboxes
+from sandboxes.docker.container import freezing
 from sandboxes.docker.container.sandbox import DockerSandbox
 from sandboxes.docker.leftovers import list_resources
 from tests.sandboxes.docker.conftest import HARBOR, SMALL, says, unpausable
@@ -89,6 +92,19 @@ async def test_a_sandbox_that_cannot_be_paused_is_killed_and_read(sandboxes: Doc
     await sandbox.freeze()
     await sandbox.stop()
     assert [one for one in await list_resources(sandbox.daemon) if one.name.startswith(sandbox.container)] == []
+
+
+async def test_a_killed_container_that_does_not_end_is_an_error(
+    strict: DockerSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a process that the kernel cannot end: the daemon then answers nothing."""
+    monkeypatch.setattr(DockerContainer, "kill", DockerContainer.show)  # it goes on
+    monkeypatch.setattr(freezing, "KILL_SECONDS", 0.2)
+    async with asyncio.timeout(60):
+        with pytest.raises(SandboxError, match="was killed and has not ended after"):
+            await strict.restart()
+    left = [one.purpose for one in await list_resources(strict.daemon) if one.name.startswith(strict.container)]
+    assert left == ["sandbox"]
 
 
 async def test_what_is_thawed_goes_on(strict: DockerSandbox) -> None:
