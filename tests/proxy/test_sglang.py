@@ -19,6 +19,7 @@ from proxy.engine.client import RESERVED_TOKENS
 from proxy.engine.process import mapped_files
 from proxy.engine.sglang import SHARED_FILES, Sglang
 from proxy.pool.completions.records import Completion, VersionSpan
+from proxy.pool.inspect.verify import verify
 from proxy.prompt.template import ChatTemplate
 from tests.conftest import need
 from tests.proxy.conftest import SHELL, Serve, listening, user
@@ -45,10 +46,16 @@ class Relay:
         self.target = target
         self.sent: list[bytearray] = []
         """One per call of /generate."""
+        self.regex = ""
+        """What the engine is to keep to, for answers that a random model never writes."""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         headers = {"Content-Type": request.content_type}
         url, body = self.target + request.path, await request.read()
+        if self.regex and request.path == "/generate":
+            asked = msgspec.json.decode(body)
+            asked["sampling_params"]["regex"] = self.regex
+            body = msgspec.json.encode(asked)
         async with aiohttp.request(request.method, url, data=body, headers=headers) as answer:
             response = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.content_type})
             await response.prepare(request)
@@ -180,6 +187,29 @@ async def test_a_stop_string_ends_the_sampling(serve: Serve, sglang_engine: Sgla
     assert "e" not in (choice["message"]["content"] or "")
     assert choice["finish_reason"] == "stop" and "e" in template.decode(row.sampled)
     assert isinstance(row.versions[0], VersionSpan) and row.versions[0].end == len(row.sampled)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stream", [False, True])
+async def test_of_several_calls_only_the_first_is_kept_where_one_may_be(
+    serve: Serve, relay: tuple[Relay, str], template: ChatTemplate, stream: bool
+) -> None:
+    call = r'<tool_call>\n\{"name": "shell", "arguments": \{"command": "[a-z]{5}"\}\}\n</tool_call>'
+    relay[0].regex = rf"I look\.\n({call}\n){{40}}"
+    stand = await serve(url=relay[1])
+    asked: dict[str, Any] = {"tools": [SHELL], "max_tokens": 4000}
+    async with stand.post({"messages": [user("go")], **asked, "parallel_tool_calls": False, "stream": stream}) as got:
+        assert got.status == 200 and (await got.read()).count(b'"name":"shell"') == 1
+    [row] = stand.recorded()
+    ids = [token for event in relay[0].events() for token in event["output_ids"]]
+    assert row.sampled.tolist() == ids[: len(row.sampled)] and len(ids) < 1000
+    text = template.decode(row.sampled)
+    assert text.endswith("</tool_call>") and text.count("<tool_call>") == 1 and row.finish_reason == "tool_calls"
+    assert (len(row.logprobs), row.versions[-1].end, row.untrainable) == (len(row.sampled), len(row.sampled), None)
+    relay[0].regex = rf"({call}\n){{2}}"
+    [both] = (await stand.chat(user("go"), **asked))["choices"]  # the engine does write several where it may
+    assert len(both["message"]["tool_calls"]) == 2
+    assert verify(stand.pool).damages == []
 
 
 async def test_a_client_that_goes_away_frees_the_engine(serve: Serve, sglang_engine: Sglang) -> None:
