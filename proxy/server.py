@@ -156,7 +156,14 @@ class Gateway:
         tasks = [asyncio.create_task(work) for work in background]
         self._engine = self.fleet()
         sessions = self._sessions = Sessions(
-            self.pool, self.template, self.access, self.connections, threads=threads, work=work, clock=self.clock
+            self.pool,
+            self.template,
+            self.access,
+            self.connections,
+            threads=threads,
+            work=work,
+            limits=self._limits,
+            clock=self.clock,
         )
         self._stored = StoredRoutes(sessions, threads)
         self._handler = self._make_handler(

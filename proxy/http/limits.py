@@ -63,6 +63,9 @@ class RequestLimits:
     """Each one is searched for in the text of every token."""
     choices: int = 64
     """Answers to one request (n, candidateCount); each one is a call in flight."""
+    stored_bytes: int = 1 << 28
+    """What one attempt may store of its Responses calls. 256 MiB hold a context of a million tokens many times over,
+    and each call adds only what is new."""
     key_chars: int = 512
     free_refusals: int = 64
     """Refused keys of one source that are answered at once; later ones wait (proxy/http/refused_keys.py)."""

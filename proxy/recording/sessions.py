@@ -22,7 +22,7 @@ from proxy.dialects.base import Dialect
 from proxy.http.admission import FairThreads
 from proxy.http.auth import ISSUED_PREFIX, Access
 from proxy.http.connections import ClientConnections
-from proxy.http.limits import Reader
+from proxy.http.limits import Reader, RequestLimits
 from proxy.pool.completions.records import NewCompletion
 from proxy.pool.completions.store import newer, paths
 from proxy.pool.database import Pool
@@ -53,12 +53,9 @@ class Session:
     waiting: WaitingAnswers
     """Answers of the attempt that did not arrive and wait for a retry."""
     pool: Pool
+    stored: StoredResponses
     shapes: RequestShapes = field(default_factory=RequestShapes)
-    stored: StoredResponses = field(init=False)
     checked_at: float = field(default_factory=time.monotonic)
-
-    def __post_init__(self) -> None:
-        self.stored = StoredResponses(self.pool, self.attempt.id)
 
     def reader(self, dialect: Dialect) -> Reader:
         """How requests of a dialect are read: those of Responses may name what the attempt has stored."""
@@ -97,7 +94,7 @@ class Sessions:
 
     def __init__(
         self, pool: Pool, template: ChatTemplate, access: Access, connections: ClientConnections, *,
-        threads: Executor, work: FairThreads, clock: float | None = None,
+        threads: Executor, work: FairThreads, limits: RequestLimits, clock: float | None = None,
     ):  # fmt: skip
         self._pool = pool
         self._template = template
@@ -105,6 +102,7 @@ class Sessions:
         self._access = access
         self._connections = connections
         self._work = work
+        self._limits = limits
         self._clock = clock
         self._known: OrderedDict[str, Session] = OrderedDict()
         self._opening: dict[str, asyncio.Task[Session]] = {}
@@ -154,7 +152,7 @@ class Sessions:
         if attempt is None:
             return None
         self._connections.claim(request, attempt.id)
-        return StoredResponses(self._pool, attempt.id)
+        return StoredResponses(self._pool, attempt.id, self._limits)
 
     async def admit(self, request: web.Request) -> None:
         """Raise what `of` would raise, without opening a session."""
@@ -170,10 +168,10 @@ class Sessions:
             raise
         if known:
             session = replace(known, attempt=attempt, checked_at=time.monotonic())
-            session.stored = known.stored
         else:
             clock = self._clock or attempt.opened_at
-            session = Session(attempt, PromptBuilder(self._template, clock), WaitingAnswers(), self._pool)
+            stored = StoredResponses(self._pool, attempt.id, self._limits)
+            session = Session(attempt, PromptBuilder(self._template, clock), WaitingAnswers(), self._pool, stored)
             if not new:
                 await self._work.run(attempt, self._load, session)
         if not new:

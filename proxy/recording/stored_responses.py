@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
-from proxy.call import Reply, StoredRequest, ToolCall
+from proxy.call import CallError, Reply, StoredRequest, ToolCall
 from proxy.dialects.response_items import Item, encoded
 from proxy.dialects.responses import stored_response, usage
-from proxy.http.limits import LIMITS
+from proxy.http.limits import LIMITS, RequestLimits
 from proxy.pool.completions.records import NewResponse
 from proxy.pool.completions.responses import (
     StoredResponse,
@@ -27,6 +27,7 @@ from proxy.pool.completions.responses import (
     newest,
     responses_of,
     store_again,
+    stored_bytes,
 )
 from proxy.pool.database import Pool
 from proxy.pool.errors import PoolError
@@ -54,10 +55,13 @@ class _Context:
 class StoredResponses:
     """The stored responses of an attempt. Any thread may use it: the kept contexts are replaced as a whole."""
 
-    def __init__(self, pool: Pool, attempt_id: int, most_bytes: int = LIMITS.body_bytes):
+    def __init__(self, pool: Pool, attempt_id: int, limits: RequestLimits = LIMITS):
         self._pool = pool
         self._attempt_id = attempt_id
-        self.most_bytes = most_bytes
+        self._limits = limits
+        self._bytes = 0
+        """What the attempt has stored, as far as this proxy knows."""
+        self.most_bytes = limits.body_bytes
         self._kept: tuple[_Context, ...] = ()
         self._ready = False
 
@@ -96,11 +100,22 @@ class StoredResponses:
     # ---- what is stored of a call
 
     def ready(self) -> None:
-        """Read the context of the attempt's last response, which another proxy may have stored, at the first call."""
+        """Prepare for a response that is to be stored; CallError when the attempt has stored as much as it may.
+
+        The first call reads the context of the attempt's last response, which another proxy may have stored. Calls in
+        flight at the same time may exceed the limit by what they store.
+        """
         if not self._ready:
             self._ready = True
+            self._bytes += stored_bytes(self._pool, self._attempt_id)
             if (last := newest(self._pool, self._attempt_id)) is not None:
                 self._context(last)
+        if self._bytes >= self._limits.stored_bytes:
+            message = (
+                f"this attempt's stored responses have reached their limit of {self._limits.stored_bytes} bytes; send "
+                "the whole input with store: false"
+            )
+            raise CallError(400, "too_many_stored_bytes", message, "store")
 
     def new(self, request: StoredRequest, reply: Reply) -> NewResponse:
         """The row of an answered request: the items and fields that no kept context has."""
@@ -121,7 +136,8 @@ class StoredResponses:
         )
 
     def add(self, request: StoredRequest, reply: Reply, new: NewResponse) -> None:
-        """Keep the context of a response that is committed."""
+        """Count a response that is committed, and keep its context."""
+        self._bytes += sum(map(len, new.items)) + len(msgspec.json.encode(new.fields))
         output = _object(new, request.fields, reply)["output"]
         context = [*request.items, *map(_encoded, output)]
         fields = _digest(msgspec.json.encode(request.fields))

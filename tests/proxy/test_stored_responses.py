@@ -7,6 +7,8 @@ import pytest
 from sqlalchemy import select
 
 from proxy.engine.scripted import Script, ScriptedReply
+from proxy.pool.completions.responses import stored_bytes
+from proxy.pool.inspect.verify import verify
 from proxy.pool.schema import responses
 from tests.proxy.conftest import Seen, Serve, Stand, shell_call
 
@@ -71,6 +73,7 @@ async def test_rows_grow_with_the_new_items_only(serve: Serve, how: str) -> None
     assert [row.prefix_of for row in stored] == [None, stored[0].response_id, stored[1].response_id]
     assert [row.fields is None for row in stored] == [False, True, True]
     assert [row.completion_id for row in stored] == [row.id for row in stand.recorded(how)]
+    assert verify(stand.pool).damages == []
 
 
 async def test_a_response_is_retrieved_as_it_was_sent(serve: Serve) -> None:
@@ -165,6 +168,20 @@ async def test_a_request_that_names_too_much_is_refused(serve: Serve) -> None:
     body = b'{"model":"tiny","input":[' + b",".join([reference] * 4000) + b"]}"
     refused = await stand.ask("/v1/responses", body)
     assert (refused["status"], refused["error"]["param"]) == (413, "input") and len(stand.recorded()) == 1
+
+
+async def test_an_attempt_that_has_stored_too_much_stores_no_more(serve: Serve) -> None:
+    stand = await serve(script, limits={"stored_bytes": 3000})
+    async with client_of(stand) as client:
+        await client.responses.create(input="a" * 3000, **ASKED)
+        with pytest.raises(openai.BadRequestError, match="limit of 3000 bytes; send the whole input with store: false"):
+            await client.responses.create(input="go", **ASKED)
+        await client.responses.create(input="go", store=False, **ASKED)
+        again = await serve(script, limits={"stored_bytes": stored_bytes(stand.pool, stand.recorded()[0].attempt_id)})
+        async with client_of(again) as other:  # it counts what another proxy has stored
+            with pytest.raises(openai.BadRequestError, match="send the whole input with store: false"):
+                await other.responses.create(input="go", **ASKED)
+    assert len(rows(stand)) == 1 and len(stand.recorded()) == 2
 
 
 async def test_a_retry_can_name_the_answer_that_it_got(serve: Serve) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Row, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Integer, Row, Text, cast, func, insert, select, update
 
 from proxy.pool.completions.records import NewResponse
 from proxy.pool.database import Pool, retried
@@ -72,6 +72,18 @@ def newest(pool: Pool, attempt_id: int) -> str | None:
     query = select(responses.c.response_id).where(responses.c.attempt_id == attempt_id)
     with pool.read() as connection:
         return connection.execute(query.order_by(responses.c.id.desc()).limit(1)).scalar()
+
+
+def stored_bytes(pool: Pool, attempt_id: int) -> int:
+    """How many bytes the attempt's responses take, as the database holds them."""
+    columns = (responses.c["items"], responses.c.fields)
+    if pool.dialect == "sqlite":
+        sizes = [func.length(column, type_=Integer) for column in columns]
+    else:
+        sizes = [func.octet_length(cast(column, Text), type_=Integer) for column in columns]
+    query = select(func.coalesce(func.sum(sizes[0] + sizes[1]), 0)).where(responses.c.attempt_id == attempt_id)
+    with pool.read() as connection:
+        return int(connection.execute(query).scalar_one())
 
 
 @retried

@@ -13,7 +13,7 @@ from typing import Any
 from zlib import crc32
 
 import msgspec
-from sqlalchemy import Row, Text, cast, select
+from sqlalchemy import Row, Text, cast, select, union
 
 from proxy.pool.completions.labels import LABELS
 from proxy.pool.completions.records import GivenSpan, RequestShape, VersionSpan, floats, int_bytes, ints
@@ -21,7 +21,8 @@ from proxy.pool.completions.routed_experts import unpack
 from proxy.pool.compressed_json import as_text
 from proxy.pool.database import Pool
 from proxy.pool.errors import PoolError
-from proxy.pool.schema import attempts, completions
+from proxy.pool.inspect.verify_responses import read_responses, response_problems
+from proxy.pool.schema import attempts, completions, responses
 from proxy.pool.untrained import UntrainedReason
 
 Spans = list[tuple[str, int, int]]
@@ -53,9 +54,9 @@ def verify(pool: Pool) -> PoolReport:
     """Verify a whole pool, each attempt in a consistent snapshot. Others may write meanwhile."""
     report = PoolReport()
     with pool.read() as connection:
-        query = select(completions.c.attempt_id).distinct().order_by(completions.c.attempt_id)
-        attempt_ids = connection.scalars(query).all()
-    for attempt_id in attempt_ids:
+        tables = (select(table.c.attempt_id) for table in (completions, responses))
+        attempt_ids = connection.scalars(union(*tables)).all()
+    for attempt_id in sorted(attempt_ids):
         report.attempts += 1
         try:
             _verify_attempt(pool, attempt_id, report)
@@ -73,6 +74,7 @@ def _verify_attempt(pool: Pool, attempt_id: int, report: PoolReport) -> None:
         if connection.scalar(select(attempts.c.id).where(attempts.c.id == attempt_id)) is None:
             report.damages.append(f"attempt {attempt_id}: its row is missing")
         rows = connection.execute(query).all()
+        stored = read_responses(connection, attempt_id, pool.dialect)
     seen = _AttemptPaths()
     for ordinal, row in enumerate(rows):
         problems = list(_problems(row, seen))
@@ -83,6 +85,8 @@ def _verify_attempt(pool: Pool, attempt_id: int, report: PoolReport) -> None:
         if _is_numbers(row.sampled):
             report.sampled_tokens += len(row.sampled) // NUMBER_BYTES - sum(end - start for start, end in _given(row))
         report.damages += [f"attempt {attempt_id}, completion {row.id}: {problem}" for problem in problems]
+    replies = {row.id: _decoded(row.reply, dict[str, Any]) for row in rows} if stored else {}
+    report.damages += [f"attempt {attempt_id}, {problem}" for problem in response_problems(stored, replies)]
 
 
 def _problems(row: Row[Any], seen: _AttemptPaths) -> Iterator[str]:
