@@ -9,11 +9,11 @@ process sandbox, where these are the machine's own. The attempt's row records wh
 """
 
 import random
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from harness.environment.file_manifest import quoted
 from harness.failure import AttemptFailed
 from harness.tasks import Task
 from harness.tasks.verdict_options import Augment
@@ -66,7 +66,7 @@ def variations(augment: Augment) -> list[list[Variation]]:
     install = "python3 -m pip install --quiet --no-input --disable-pip-version-check"
     options = [
         [
-            Variation("version", wanted, f"{install} {quoted(wanted)}", needs_own_root=True)
+            Variation("version", wanted, f"{install} {shlex.quote(wanted)}", needs_own_root=True)
             for wanted in (f"{package}=={version}" for version in versions)
         ]
         for package, versions in augment.versions.items()
@@ -74,7 +74,7 @@ def variations(augment: Augment) -> list[list[Variation]]:
     options += [[_removal(name)] for name in augment.remove]
     options += [[Variation("mirror", "dead", DEAD_MIRROR, needs_own_root=True)]] if augment.mirror else []
     options += [
-        [Variation("shell", path, f"[ -x {quoted(path)} ] || exit 3", {"SHELL": path}) for path in augment.shell]
+        [Variation("shell", path, f"[ -x {shlex.quote(path)} ] || exit 3", {"SHELL": path}) for path in augment.shell]
     ]
     options += [[Variation("locale", name, "", {"LANG": name, "LC_ALL": name}) for name in augment.locale]]
     options += [[Variation("timezone", name, "", {"TZ": name}) for name in augment.timezone]]
@@ -85,10 +85,10 @@ def variations(augment: Augment) -> list[list[Variation]]:
 
 def _removal(name: str) -> Variation:
     if name.startswith("/"):
-        remove = f"[ -e {quoted(name)} ] || exit 3; rm -rf {quoted(name)}"
+        remove = f"[ -e {shlex.quote(name)} ] || exit 3; rm -rf {shlex.quote(name)}"
     else:
-        remove = f"python3 -m pip show --quiet {quoted(name)} 2>/dev/null || exit 3"
-        remove += f"; python3 -m pip uninstall --quiet --yes {quoted(name)}"
+        remove = f"python3 -m pip show --quiet {shlex.quote(name)} 2>/dev/null || exit 3"
+        remove += f"; python3 -m pip uninstall --quiet --yes {shlex.quote(name)}"
     return Variation("removed", name, remove, needs_own_root=True)
 
 

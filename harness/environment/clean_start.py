@@ -13,6 +13,7 @@ FIFOs and directories of temporary files (daemons use them), and contents, such 
 """
 
 import re
+import shlex
 from collections.abc import Collection
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -20,7 +21,7 @@ from pathlib import PurePosixPath
 
 import msgspec
 
-from harness.environment.file_manifest import FileManifest, quoted, remove
+from harness.environment.file_manifest import FileManifest, remove
 from harness.environment.git_settings import git_variables
 from harness.tasks import Task
 from sandboxes.base import Limits, Sandbox
@@ -116,7 +117,7 @@ async def clean_start(sandbox: Sandbox, task: Task, manifest: FileManifest) -> t
 async def _vcs(sandbox: Sandbox, task: Task, manifest: FileManifest) -> list[Leftover]:
     if task.clean.vcs == "keep" or not any(path.endswith("/.git") for path in manifest.files):
         return []
-    command = f"action={task.clean.vcs}\nset -- {quoted(sandbox.work)} {quoted(sandbox.home)}\n{_VCS}"
+    command = f"action={task.clean.vcs}\nset -- {shlex.quote(sandbox.work)} {shlex.quote(sandbox.home)}\n{_VCS}"
     # Before a later step, the agent of the step before may have configured the repository.
     result = await sandbox.run(command, Limits(seconds=SECONDS), git_variables())
     lines = result.output.splitlines()

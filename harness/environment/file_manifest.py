@@ -8,6 +8,7 @@ then). Files that are asked for by name come first, so that no number of other f
 """
 
 import gzip
+import shlex
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -81,9 +82,9 @@ async def take_manifest(
     """
     roots = [sandbox.work, sandbox.home, *(PLACES if own_root else ())]
     roots += ["/"] if own_root and spec.profile == "harbor" else []
-    named = " -o ".join(f"-name {quoted(pattern)}" for pattern in names)
-    shallow = "".join(f"show {quoted(directory)} -maxdepth 1 \\( {named} \\)\n" for directory in first)
-    deep = f'show {" ".join(map(quoted, roots))} "${{TMPDIR:-/tmp}}" -xdev\n'
+    named = " -o ".join(f"-name {shlex.quote(pattern)}" for pattern in names)
+    shallow = "".join(f"show {shlex.quote(directory)} -maxdepth 1 \\( {named} \\)\n" for directory in first)
+    deep = f'show {" ".join(map(shlex.quote, roots))} "${{TMPDIR:-/tmp}}" -xdev\n'
     lines = _Lines()
     limits = Limits(seconds=SECONDS, output_bytes=1 << 10)
     command = f"{_SHOW}{shallow}printf '{_FIRST}\\0'\n{deep}printf 'end\\0'"
@@ -117,6 +118,7 @@ class _Lines:
         for line in lines[2:MAX_FILES]:
             if line.count(" ") >= 6 and not line.endswith(MOUNTED):
                 *stat, name = line.split(" ", 6)
+                # without -printf the kind is the mode in hexadecimal: 4... is a directory's
                 is_directory = stat[0] == "d" or (len(stat[0]) == 4 and stat[0].startswith("4"))
                 files[name] = " ".join(["d", *stat[1:3]] if is_directory else stat)
         return path, temporary, files
@@ -126,16 +128,13 @@ async def remove(sandbox: Sandbox, paths: Sequence[str], path: str) -> set[str]:
     """Remove paths as the agent's user and return those that are still there. `path`: a trusted $PATH."""
     left: set[str] = set()
     for start in range(0, len(paths), BATCH):
-        batch = " ".join(map(quoted, paths[start : start + BATCH]))
-        command = f'for p in {batch}; do rm -rf -- "$p" 2>/dev/null; [ ! -e "$p" ] || printf "%s\\0" "$p"; done'
+        batch = " ".join(map(shlex.quote, paths[start : start + BATCH]))
+        # a link that leads nowhere does not exist for -e
+        left_over = '[ ! -e "$p" ] && [ ! -L "$p" ] || printf "%s\\0" "$p"'
+        command = f'for p in {batch}; do rm -rf -- "$p" 2>/dev/null; {left_over}; done'
         result = await sandbox.run(command, Limits(seconds=SECONDS), {"PATH": path})
         left.update(result.output.split("\0")[:-1])
     return left
-
-
-def quoted(text: str) -> str:
-    """Quote a text as one word for the shell."""
-    return "'" + text.replace("'", "'\\''") + "'"
 
 
 def write_manifest(file: Path, manifest: FileManifest) -> None:

@@ -3,6 +3,7 @@
 `take_snapshot` is the last thing before the agent, so it can be trusted: nothing of the policy has run yet.
 """
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ import msgspec
 from harness.environment.archive import Entry
 from harness.environment.artifacts import initial_state
 from harness.environment.clean_start import Leftover, clean_start
-from harness.environment.file_manifest import FileManifest, quoted, take_manifest, write_manifest
+from harness.environment.file_manifest import FileManifest, take_manifest, write_manifest
 from harness.environment.protected_files import RUNNERS_NAMES, above_tests, steering
 from harness.failure import AttemptFailed
 from harness.tasks import Task
@@ -62,7 +63,7 @@ async def take_snapshot(sandbox: Sandbox, task: Task, sandboxes: Sandboxes) -> S
 async def _contents(sandbox: Sandbox, paths: list[str]) -> dict[str, bytes]:
     """The contents of the files up to ORIGINAL_BYTES each and ORIGINALS_BYTES in all."""
     output = bytearray()
-    command = f"set -- {' '.join(map(quoted, paths[:500]))}\n{_CONTENTS}"
+    command = f"set -- {' '.join(map(shlex.quote, paths[:500]))}\n{_CONTENTS}"
     await sandbox.run(command, Limits(seconds=60, output_bytes=1 << 10), {}, on_output=output.extend)
     contents, at = {}, 0
     while at < min(len(output), ORIGINALS_BYTES) and (end := output.find(b"\n", at)) > 0:

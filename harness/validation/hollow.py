@@ -5,10 +5,11 @@ looks for one, and ends with exit code 0. Data that the solution wrote stays. If
 tested code could buy it: it runs as a user who can write the reward, or its own exit code decides.
 """
 
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
-from harness.environment.file_manifest import BATCH, quoted, take_manifest
+from harness.environment.file_manifest import BATCH, take_manifest
 from harness.environment.snapshot import Snapshot
 from harness.tasks import Task
 from sandboxes.base import Limits, Sandbox, SandboxError
@@ -48,14 +49,16 @@ async def hollow_out(sandbox: Sandbox, task: Task, snapshot: Snapshot) -> list[s
     written = [path for path in changed if not path.startswith(own)][: 10 * MAX_FILES]
     programs = []
     for start in range(0, len(written), BATCH):
-        listed = await _run(sandbox, f"set -- {' '.join(map(quoted, written[start : start + BATCH]))}\n{_PROGRAMS}", {})
+        listed = await _run(
+            sandbox, f"set -- {' '.join(map(shlex.quote, written[start : start + BATCH]))}\n{_PROGRAMS}", {}
+        )
         for line in listed.splitlines():
             executable, _, path = line.partition(" ")
             if path.endswith(SUFFIXES) or executable == "x":
                 programs.append(path)
     for path in programs[:MAX_FILES]:
         text = PYTHON if path.endswith(".py") else SHELL
-        await _run(sandbox, f"cat > {quoted(path)} <<'END'\n{text}END", task.env)
+        await _run(sandbox, f"cat > {shlex.quote(path)} <<'END'\n{text}END", task.env)
     return programs[:MAX_FILES]
 
 

@@ -36,9 +36,11 @@ NEW_NAMESPACES = 0x7E020000
 """The flags of clone that make namespaces: CLONE_NEWUSER, NEWNS, NEWPID, NEWNET, NEWIPC, NEWUTS and NEWCGROUP."""
 AF_VSOCK = 40
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
+"""SCMP_ACT_ALLOW and SCMP_ACT_ERRNO: what the kernel does with a call; the error's number is added to the latter."""
 _OTHER_ARCHITECTURE = 2
 """SCMP_FLTATR_ACT_BADARCH: the attribute that says what a call for another architecture gets."""
 _EQUAL, _MASKED_EQUAL = 4, 7
+"""SCMP_CMP_EQ; and SCMP_CMP_MASKED_EQ, for which `first` is the mask and `second` what must be left under it."""
 
 
 class _Compare(ctypes.Structure):
@@ -67,12 +69,12 @@ def program(allowed: tuple[str, ...] = ()) -> bytes:
     assert library is not None, why_not()
     context = library.seccomp_init(_ALLOW)
     try:
-        _done(library.seccomp_attr_set(context, _OTHER_ARCHITECTURE, _ERRNO | errno.ENOSYS))
+        _raise_if_failed(library.seccomp_attr_set(context, _OTHER_ARCHITECTURE, _ERRNO | errno.ENOSYS))
         for name in REFUSED:
             if name not in allowed:
                 _refuse(library, context, name, errno.EPERM)
         _refuse(library, context, "clone3", errno.ENOSYS)
-        for flag in (1 << bit for bit in range(32)):
+        for flag in (1 << bit for bit in range(32)):  # one mask for all would match only all at once
             if flag & NEW_NAMESPACES and "unshare" not in allowed:
                 _refuse(library, context, "clone", errno.EPERM, _Compare(0, _MASKED_EQUAL, flag, flag))
         _refuse(library, context, "socket", errno.EAFNOSUPPORT, _Compare(0, _EQUAL, AF_VSOCK, 0))
@@ -85,10 +87,10 @@ def _refuse(library: Any, context: int, name: str, error: int, *conditions: _Com
     number = library.seccomp_syscall_resolve_name(name.encode())
     if number >= 0:  # else this architecture does not have it, or libseccomp is older than the call
         array = (_Compare * len(conditions))(*conditions)
-        _done(library.seccomp_rule_add_array(context, _ERRNO | error, number, len(conditions), array))
+        _raise_if_failed(library.seccomp_rule_add_array(context, _ERRNO | error, number, len(conditions), array))
 
 
-def _done(result: int) -> None:
+def _raise_if_failed(result: int) -> None:
     if result < 0:
         raise OSError(-result, f"libseccomp: {os.strerror(-result)}")
 
@@ -96,7 +98,7 @@ def _done(result: int) -> None:
 def _exported(library: Any, context: int) -> bytes:
     file = os.memfd_create("filter")
     try:
-        _done(library.seccomp_export_bpf(context, file))
+        _raise_if_failed(library.seccomp_export_bpf(context, file))
         os.lseek(file, 0, os.SEEK_SET)
         return os.read(file, 1 << 20)
     finally:

@@ -1,6 +1,8 @@
 """A clean start, and the manifest of what lies in a sandbox before and after the agent."""
 
 import gzip
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -119,9 +121,15 @@ async def test_what_the_agent_did_shows_as_a_difference(sandbox: ProcessSandbox,
 async def test_what_cannot_be_removed_is_reported(sandbox: ProcessSandbox) -> None:
     await shell(sandbox, "mkdir -p .pytest_cache/v && touch .pytest_cache/v/x")
     manifest = await take_manifest(sandbox, Spec(), own_root=False)
-    files = manifest.files | {"/proc/self/comm": "f 644 0 0 1 1"}  # nobody can remove that
-    _, rows = await clean_start(sandbox, task(), FileManifest(files, whole=True, temporary=("/proc/self",)))
+    with subprocess.Popen(["true"]) as zombie:
+        os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+        link = f"/proc/{zombie.pid}/exe"
+        assert os.path.islink(link) and not os.path.exists(link)
+        files = manifest.files | dict.fromkeys(("/proc/self/comm", link), "f 644 0 0 1 1")  # nobody can remove these
+        places = ("/proc/self", f"/proc/{zombie.pid}")
+        _, rows = await clean_start(sandbox, task(), FileManifest(files, whole=True, temporary=places))
     assert {(row.path, row.removed) for row in rows} == {
         ("/proc/self/comm", False),
+        (link, False),
         (f"{sandbox.work}/.pytest_cache", True),
     }

@@ -5,6 +5,7 @@ Both sandboxes are packed from outside and compared, so only what differs is wri
 """
 
 import asyncio
+import shlex
 import tempfile
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
@@ -14,7 +15,7 @@ from typing import IO
 
 from harness.environment.archive import Entry, TooMuch
 from harness.environment.artifacts import HEADERS, artifacts_of, limit_of, root_of
-from harness.environment.file_manifest import FileDifference, quoted
+from harness.environment.file_manifest import FileDifference
 from harness.environment.snapshot import Snapshot
 from harness.failure import AttemptFailed
 from harness.tasks import Task
@@ -127,7 +128,7 @@ def places_of(task: Task, sandbox: Sandbox) -> list[Place]:
 async def _apply(fresh: Sandbox, given: Comparison, plan: Plan) -> None:
     """Make the place in the fresh sandbox what the plan says. Nothing of the agent's runs there yet."""
     root, path, staging = root_of(given.place.artifact, fresh), given.place.artifact.place, given.staging
-    for paths in _batches([quoted(f"{root}/{one}" if one else root) for one in plan.clear]):
+    for paths in _batches([shlex.quote(f"{root}/{one}" if one else root) for one in plan.clear]):
         await _command(fresh, f"rm -rf -- {' '.join(paths)}", "root")
     if not plan.write:
         return
@@ -136,7 +137,7 @@ async def _apply(fresh: Sandbox, given: Comparison, plan: Plan) -> None:
     else:
         await fresh.write(path, await asyncio.to_thread(staging.read_bytes))
         if plan.executable:
-            await _command(fresh, f"chmod a+x {quoted(root)}", "agent")
+            await _command(fresh, f"chmod a+x {shlex.quote(root)}", "agent")
 
 
 def _batches(words: Sequence[str]) -> Iterator[list[str]]:

@@ -19,22 +19,25 @@ def fill_accept_out_cache_loc_cpu(accept_index, out_cache_loc, accept_out_cache_
 def build_draft_decode_metadata_cpu(req_to_token, req_pool_indices, seq_lens, topk, num_steps, pool_len):
     """Return the slots of each request's positions: [requests, positions]."""
     assert topk == 1, f"the CPU stand-in for sgl_kernel drafts a single chain: top-k {topk}"
-    return req_to_token[req_pool_indices].clone()
+    return req_to_token[req_pool_indices]
 
 
 def build_tree_kernel_efficient_cpu(
     parent_list, selected_index, verified_seq_len, tree_mask, positions, retrive_index,
     retrive_next_token, retrive_next_sibling, topk, depth, draft_token_num, tree_mask_mode,
 ):  # fmt: skip
-    """Describe one chain of draft tokens per request as SGLang's tree: each token's position, index and successor (-1:
-    none)."""
+    """Describe one chain of draft tokens per request as SGLang's tree: each token's position, index and successor.
+
+    The last one's successor is -1, and no token of a chain has a sibling. `tree_mask` stays as it is: attention is
+    causal here, as a chain's mask would be (_attention.py).
+    """
     assert topk == 1, f"the CPU stand-in for sgl_kernel drafts a single chain: top-k {topk}"
     batch, count = verified_seq_len.numel(), draft_token_num
     steps = torch.arange(count)
     positions.view(batch, count).copy_((verified_seq_len.view(-1, 1) + steps).to(positions.dtype))
     index = torch.arange(batch).view(-1, 1) * count + steps
     retrive_index.view(batch, count).copy_(index.to(retrive_index.dtype))
-    following = (steps + 1).clone()
+    following = steps + 1
     following[-1] = -1
     retrive_next_token.view(batch, count).copy_(following.expand(batch, count).to(retrive_next_token.dtype))
     retrive_next_sibling.fill_(-1)
