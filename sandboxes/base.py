@@ -81,6 +81,8 @@ class Spec:
     """Started in this order. Each has the same limits as the sandbox."""
     beside: bool = False
     """Judges the work of a sandbox that waits for it, so it does not wait for a place where a host has a limit."""
+    first: bool = False
+    """Judges the work of a sandbox that makes place for it, so no other takes that place before it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -88,6 +88,8 @@ class Hosts:
         self._hosts = [_Host(options) for options in hosts]
         self._open = open
         self._freed = asyncio.Condition()  # guards `used` of the hosts; notified when a place becomes free
+        self._preceding = 0
+        """Starts that take the next place before all others."""
 
     @property
     def promise(self) -> str:
@@ -146,7 +148,7 @@ class Hosts:
         """Start a sandbox on the host with the largest free share. When all hosts fail, raise the last one's error."""
         tried: list[_Host] = []
         while True:
-            host = await self._taken(tried, spec.beside)
+            host = await self._taken(tried, spec)
             try:
                 return await self._start(host, spec)
             except DaemonError:
@@ -154,18 +156,29 @@ class Hosts:
                 if len(tried) == len(self._hosts):
                     raise
 
-    async def _taken(self, tried: Sequence[_Host], beside: bool) -> _Host:
-        """Choose the best host that was not tried, and take a place on it. Unless `beside`, wait while all are full."""
+    async def _taken(self, tried: Sequence[_Host], spec: Spec) -> _Host:
+        """Choose the best host that was not tried, and take a place on it. Wait while all are full, unless `beside`."""
+        precedes = spec.first and not tried  # after a failure it may wait for fewer hosts than the others
         async with self._freed:
-            while True:
-                left = [host for host in self._hosts if host not in tried]
-                due = [host for host in left if host.out_until <= time.monotonic()]
-                able = [host for host in due or left if beside or not host.full]
-                if able:
-                    best = min(able, key=lambda host: host.share if due else host.out_until)
-                    best.used += 1
-                    return best
-                await self._freed.wait()
+            self._preceding += precedes
+            try:
+                while (host := self._best(tried, spec)) is None:
+                    await self._freed.wait()
+                host.used += 1
+                return host
+            finally:
+                self._preceding -= precedes
+                if precedes:
+                    self._freed.notify_all()
+
+    def _best(self, tried: Sequence[_Host], spec: Spec) -> _Host | None:
+        """Return the host to start on. None while there is none, or others take precedence."""
+        if self._preceding and not (spec.beside or spec.first):
+            return None
+        left = [host for host in self._hosts if host not in tried]
+        due = [host for host in left if host.out_until <= time.monotonic()]
+        able = [host for host in due or left if spec.beside or not host.full]
+        return min(able, key=lambda host: host.share if due else host.out_until, default=None)
 
     async def _start(self, host: _Host, spec: Spec) -> "HostedSandbox":
         at = (host.options.address, image_label(spec))

@@ -70,7 +70,7 @@ async def fresh_sandbox(
 ) -> AsyncIterator[Sandbox]:
     """Give a sandbox of the task in which no agent has run, set up as the agent's was.
 
-    `beside`: the agent's sandbox stays meanwhile, for the next step.
+    `beside`: it gets no place of the agent's, whose sandbox stays for the next step or has left.
     """
     spec = snapshot.spec
     if task.verifier.environment is not None:
@@ -80,7 +80,7 @@ async def fresh_sandbox(
         spec = replace(spec, network=task.verifier.network or "none")  # no key for the model is there
     if spec.disk_mb is not None:  # a disk that the agent has filled must not keep the verifier from its verdict
         spec = replace(spec, disk_mb=2 * spec.disk_mb)
-    async with verdict_sandbox(sandboxes, replace(spec, beside=beside)) as fresh:
+    async with verdict_sandbox(sandboxes, replace(spec, beside=beside, first=not beside)) as fresh:
         for earlier in before:
             await set_up(fresh, earlier)
         try:
@@ -137,7 +137,8 @@ async def gives_verdict_untouched(sandboxes: Sandboxes, task: Task, snapshot: Sn
     AttemptFailed("outage") when that cannot be said, because what ran the sandbox was away.
     """
     try:
-        async with fresh_sandbox(sandboxes, task, snapshot, before) as fresh:
+        # beside: its place may have gone to an agent whose verdict waits for this one
+        async with fresh_sandbox(sandboxes, task, snapshot, before, beside=True) as fresh:
             await verify(await verifier_room(fresh, task, snapshot), task)
     except (AttemptFailed, SandboxError) as error:
         if isinstance(error, AttemptFailed) and error.kind == "outage":

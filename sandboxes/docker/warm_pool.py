@@ -62,7 +62,7 @@ class WarmPool:
 
     async def start(self, spec: Spec) -> DockerSandbox:
         image = (await self._inner.images.base(spec)).id
-        key = msgspec.json.encode(replace(spec, beside=False), enc_hook=str, order="deterministic")
+        key = msgspec.json.encode(replace(spec, beside=False, first=False), enc_hook=str, order="deterministic")
         stock = self._stocks.get(key)
         if stock is None or stock.image != image:
             if stock is not None:

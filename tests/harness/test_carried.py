@@ -20,6 +20,7 @@ from harness.tasks import Task
 from harness.verdict.carried import carry
 from harness.verdict.carried.git import harmless
 from harness.verdict.findings import IsolationFindings
+from harness.verdict.fresh import gives_verdict_untouched
 from harness.verdict.isolation import verifier_sandbox
 from harness.verdict.shared import shared_warning
 from sandboxes.base import Limits, SandboxError
@@ -287,3 +288,24 @@ def test_a_run_warns_of_the_tasks_that_are_judged_where_the_agent_worked() -> No
         and "kept-4, 2 more)" in warning
         and "cheating by neighbours" in warning
     )
+
+
+async def test_a_verdict_takes_the_place_of_its_agent_before_an_agent_that_waited_longer(
+    sandboxes: ProcessSandboxes,
+) -> None:
+    """With one place and one verifier at a time, that agent would wait for the verifier, and the verdict for it."""
+
+    async def opening(address: str) -> ProcessSandboxes:
+        return sandboxes
+
+    hosts = Hosts([HostOptions(address="here", limit=1)], opening, kind="process")
+    task = msgspec.convert(HELLO | {"verifier": {"command": "true", "where": "fresh"}}, Task)
+    sandbox = await hosts.start(spec_of(task))
+    snapshot = await take_snapshot(sandbox, task, hosts)
+    other = asyncio.create_task(hosts.start(spec_of(task)))
+    await asyncio.sleep(0)  # it waits for a place from here on
+    async with asyncio.timeout(60), verifier_sandbox(hosts, sandbox, task, snapshot) as (room, _):
+        assert not other.done() and (await room.run("true", Limits(), {})).exit_code == 0
+        assert await gives_verdict_untouched(hosts, task, snapshot, ())
+        assert not other.done()
+    await (await other).stop()
