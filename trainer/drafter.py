@@ -5,7 +5,6 @@ update changes the policy. It has its own optimizer and gradient norm, so the po
 run without a head. Not here: the loss (trainer/megatron/mtp/loss.py), the layer (trainer/megatron/mtp/head.py).
 """
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,12 +25,13 @@ from trainer.megatron.model.model import PolicyModel
 from trainer.megatron.mtp.head import MTPHead, TensorParallelVocabulary, head_input, teacher_states
 from trainer.megatron.mtp.loss import DraftMetrics, acceptance, tail_kl, trained_draft_targets
 from trainer.megatron.mtp.weights import HEAD_NAMINGS, load_head
-from trainer.megatron.optimizer import build_optimizer, set_learning_rate, sum_gradients, wrap
+from trainer.megatron.optimizer import build_optimizer, gradient_norm, set_learning_rate, sum_gradients, wrap
 from trainer.megatron.parallel import sum_over_data_ranks
 
 
 class Drafter:
-    """Trains the head. Per update: `begin`, `learn` after the policy's forward pass of each micro-batch, `finish`."""
+    """Trains the head. Per update: `begin`, `learn` after the policy's forward pass of each micro-batch,
+    `gradient_norm`, `finish`."""
 
     def __init__(self, model: PolicyModel, shape: ModelShape, source: Path, config: settings.Config):
         if shape.family not in HEAD_NAMINGS:
@@ -106,19 +106,21 @@ class Drafter:
         q = _wide(self.model.frozen_logits(student))
         return tail_kl(p, q, self.options.LIKELIEST, self.shards), acceptance(p, q.detach(), self.shards)
 
-    def finish(self, learning_rate: float) -> DraftMetrics:
+    def gradient_norm(self) -> float:
+        """Sum the head's gradient over all ranks and return its norm; 0 where the head is not trained. Collective."""
+        if not self.options.train:
+            return 0.0
+        sum_gradients(self.ddp)
+        return gradient_norm(self.optimizer)
+
+    def finish(self, learning_rate: float, norm: float) -> DraftMetrics:
         """Take one step of the head's optimizer and return what it learned. Collective.
 
-        `learning_rate`: the policy's, which is scaled by mtp.lr / optimizer.lr. Raises UserError when the gradient is
-        not finite.
+        `learning_rate`: the policy's, which is scaled by mtp.lr / optimizer.lr. `norm`: of the gradient, finite.
         """
-        norm = 0.0
         if self.options.train:
-            sum_gradients(self.ddp)
             set_learning_rate(self.optimizer, learning_rate * self.lr_ratio)
-            norm = float(self.optimizer.step()[1])
-        if not math.isfinite(norm):
-            raise UserError(f"the gradient norm of the MTP head is {norm}; lower mtp.lr and start again")
+            self.optimizer.step()
         means = sum_over_data_ranks(self.sums) / self.counts.clamp(min=1)
         return DraftMetrics(loss=means[0].mean().item(), grad_norm=norm, accepted=tuple(means[1].tolist()))
 

@@ -21,10 +21,13 @@ from trainer.loss.policy_loss import policy_loss
 from trainer.megatron import atomic_dir
 from trainer.megatron.optimizer import learning_rate
 from trainer.megatron.parallel import Ranks
-from trainer.policy import Policy
+from trainer.policy import GradientNotFinite, Policy
 from trainer.preflight import demand_known_tokens
-from trainer.report.reporter import Reporter
+from trainer.report.reporter import Reporter, StepReport
 from trainer.run_state import RunState
+
+BATCHES = 3
+"""Batches in a row whose gradients may be not finite before the run ends: more have a cause that is not in the data."""
 
 
 def train(config: Config, ranks: Ranks) -> None:
@@ -42,28 +45,52 @@ def train(config: Config, ranks: Ranks) -> None:
 
 def train_steps(config: Config, run: RunState, policy: Policy, reporter: Reporter, version: Version) -> None:
     """Train the steps after `version`."""
-    ranks, step = run.ranks, version.step
-    loss = partial(policy_loss, rule=configured(config.loss))
-    while step < config.steps:
-        step += 1
+    while version.step < config.steps:
+        step = version.step + 1
         with reporter.step(step) as report:
-            groups = run.wait_for_lease(step).groups
-            report.leased(groups)
-            batch = assemble(groups, step_options(config, step, policy.mixture))
-            demand_known_tokens(batch.rows, policy.shape, policy.source)
-            micros = plan(batch.rows, ranks.data_world, config.batch.max_tokens, key_cost(policy.shape))
-            run.release_engines()
-            report.packed(batch, micros)
-            rate = learning_rate(config.optimizer, step, config.steps)
-            update = policy.update(micros[ranks.data_rank], batch.tokens, loss, rate)
-            report.updated(update)
+            learn(config, run, policy, report, version)
             directories = save(config, policy, step)
             # Publishing makes the step count, so its checkpoint is durable before and engines get it after.
             version = run.publish(step, directories, report.metrics(), version)
             run.push(version)
             report.pushed(version)
-        if ranks.rank == 0:
+        if run.ranks.rank == 0:
             prune(config, step)
+
+
+def learn(config: Config, run: RunState, policy: Policy, report: StepReport, version: Version) -> None:
+    """Lease the batch of the step after `version` and update the policy with it.
+
+    A batch whose gradient is not finite is set aside, and the step goes on with other groups. Raises UserError after
+    BATCHES such batches.
+    """
+    step = version.step + 1
+    for left in reversed(range(BATCHES)):
+        try:
+            return update(config, run, policy, report, step)
+        except GradientNotFinite as error:
+            run.drop_batch(step, error.norms)
+            if not left:
+                raise UserError(
+                    f"the gradients of {BATCHES} batches in a row are not finite in step {step}; look at their groups "
+                    "in the pool (gradient_not_finite), lower optimizer.lr or raise optimizer.eps, and start again"
+                ) from error
+            policy.checkpoints.load(Path(version.checkpoint))
+
+
+def update(config: Config, run: RunState, policy: Policy, report: StepReport, step: int) -> None:
+    """Lease a batch and update the policy with it."""
+    ranks = run.ranks
+    groups = run.wait_for_lease(step).groups
+    report.leased(groups)
+    batch = assemble(groups, step_options(config, step, policy.mixture))
+    demand_known_tokens(batch.rows, policy.shape, policy.source)
+    micros = plan(batch.rows, ranks.data_world, config.batch.max_tokens, key_cost(policy.shape))
+    run.release_engines()
+    report.packed(batch, micros)
+    loss = partial(policy_loss, rule=configured(config.loss))
+    rate = learning_rate(config.optimizer, step, config.steps)
+    report.updated(policy.update(micros[ranks.data_rank], batch.tokens, loss, rate))
 
 
 def resume(config: Config, policy: Policy, run: RunState) -> Version:

@@ -21,7 +21,7 @@ from trainer.megatron.model.model import PolicyModel, build_model, transformer_c
 from trainer.megatron.mtp.head import HeadCheckpoint
 from trainer.megatron.mtp.loss import DraftMetrics
 from trainer.megatron.mtp.weights import export_head, kept_head
-from trainer.megatron.optimizer import build_optimizer, set_learning_rate, sum_gradients, wrap
+from trainer.megatron.optimizer import build_optimizer, gradient_norm, set_learning_rate, sum_gradients, wrap
 from trainer.megatron.parallel import Ranks, max_over_data_ranks, sum_over_data_ranks
 from trainer.megatron.replay import ReplayCounter
 from trainer.megatron.schedule import forward, forward_backward
@@ -59,6 +59,14 @@ class Update:
     """Metrics of the replay of recorded experts (trainer/megatron/replay.py)."""
     loss_inputs: Sequence[LossInput] = ()
     """Of this rank's micro-batches, in order. Empty on all pipeline stages but the last, which computes the loss."""
+
+
+class GradientNotFinite(UserError):
+    """An update was not taken: weights and optimizers are as they were. `norms` says what their gradients are."""
+
+    def __init__(self, norms: str):
+        super().__init__(f"{norms}; lower optimizer.lr or raise optimizer.eps and start again")
+        self.norms = norms
 
 
 class Policy:
@@ -113,8 +121,8 @@ class Policy:
     ) -> Update:
         """Take one optimizer step on this rank's micro-batches. Collective.
 
-        `denominator`: trained tokens of the whole batch, over all ranks; when it is 0 nothing changes. Raises UserError
-        when the gradient is not finite; the checkpoints are then intact.
+        `denominator`: trained tokens of the whole batch, over all ranks; when it is 0 nothing changes. Raises
+        GradientNotFinite on every rank before anything has changed.
         """
         if denominator == 0:
             return Update(loss=0.0, grad_norm=0.0, learning_rate=learning_rate, sums=None)
@@ -143,15 +151,18 @@ class Policy:
         micro_results = forward_backward(self.ddp, [packed for packed, _ in parts], loss_of)
         self.model.balance = 0.0  # a pass that measures the gradient of a loss must not add the balance loss to it
         sum_gradients(self.ddp)
+        norm = gradient_norm(self.optimizer)
+        head_norm = 0.0 if self.drafter is None else self.drafter.gradient_norm()
+        if not self.ranks.agree(math.isfinite(norm) and math.isfinite(head_norm)):
+            head = "" if self.drafter is None else f", that of the MTP head {head_norm}"
+            raise GradientNotFinite(f"the gradient norm is {norm}{head}")
         set_learning_rate(self.optimizer, learning_rate)
-        _, norm, _ = self.optimizer.step()
-        if not math.isfinite(norm):
-            raise UserError(f"the gradient norm is {norm}; lower optimizer.lr or raise optimizer.eps and start again")
-        drafts = None if self.drafter is None else self.drafter.finish(learning_rate)
+        self.optimizer.step()
+        drafts = None if self.drafter is None else self.drafter.finish(learning_rate, head_norm)
         loss, sums = self._totals([(loss, sums) for loss, sums, _ in micro_results])
         return Update(
             loss=loss,
-            grad_norm=float(norm),
+            grad_norm=norm,
             learning_rate=learning_rate,
             sums=sums,
             drafts=drafts,

@@ -1,5 +1,6 @@
 """What a training run has reached: its leases and published versions in the pool, and which of them engines have."""
 
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,6 +15,7 @@ from proxy.pool.errors import UserError
 from proxy.pool.processes.owners import TRAINER, owned
 from proxy.pool.rollouts import runs
 from proxy.pool.training import steps, windowed_fifo
+from proxy.pool.untrained import UntrainedReason
 from trainer.config import Config
 from trainer.megatron.parallel import Ranks
 from trainer.preflight import claim, demand_tokenizer
@@ -93,6 +95,17 @@ class RunState:
             step=step, checkpoint=checkpoint, hf_dir=hf_dir, metrics=metrics, parent=parent.id if parent else None
         )
         return self.ranks.share(lambda: steps.publish(self.pool, self.pool_run.id, published, self._claim.token))
+
+    def drop_batch(self, step: int, norms: str) -> None:
+        """Set aside the groups of an unpublished step, whose gradient is not finite, so that it leases others."""
+        self.ranks.share(lambda: self._drop_batch(step, norms))
+
+    def _drop_batch(self, step: int, norms: str) -> None:
+        why = UntrainedReason.GRADIENT_NOT_FINITE
+        ids = steps.drop_batch(self.pool, self.pool_run.id, step, why, self._claim.token)
+        text = f"step {step}: {norms}; groups set aside: {', '.join(map(str, ids))}"
+        runs.record_event(self.pool, self.pool_run.id, "gradient", text)
+        print(f"warning: {text}", file=sys.stderr, flush=True)
 
     def push(self, version: steps.Version) -> None:
         """Bring the engines to a published version. Repeating it does no harm."""

@@ -54,6 +54,10 @@ class UntrainedReason(StrEnum):
     # of a group
     GROUP_FILTERED = "group_filtered", "a member's failure drops the whole group; detail: the kind of failure"
     TOO_FEW_VALID = "too_few_valid", "no more than half of the group's rollouts have a verdict that counts"
+    GRADIENT_NOT_FINITE = (
+        "gradient_not_finite",
+        "the gradient of the step that took the group was not finite; detail: which",
+    )
     EQUAL_REWARDS = "equal_rewards", "all rewards of the group are equal, so they teach nothing"
 
 

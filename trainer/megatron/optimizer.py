@@ -67,6 +67,13 @@ def sum_gradients(ddp: DistributedDataParallel) -> None:
     finalize_model_grads([ddp])
 
 
+def gradient_norm(optimizer: MegatronOptimizer) -> float:
+    """Return the norm of the summed gradients before clipping, NaN where Megatron's own check fails. Collective."""
+    if optimizer.prepare_grads():
+        return math.nan
+    return float(optimizer.get_grad_norm())
+
+
 def learning_rate(options: settings.Optimizer, step: int, steps: int) -> float:
     """The learning rate of a step (counted from 1) out of `steps`.
 

@@ -69,6 +69,13 @@ class Ranks:
             raise box[0]
         return box[0]
 
+    def agree(self, value: bool) -> bool:
+        """Return whether the value is true on every rank. Collective."""
+        flag = torch.tensor(int(value))
+        if self.world > 1:
+            dist.all_reduce(flag, dist.ReduceOp.MIN, self.control)
+        return bool(flag)
+
     def wait(self) -> None:
         """Wait until every rank is here. Collective."""
         dist.barrier(self.control)

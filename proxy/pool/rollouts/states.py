@@ -18,6 +18,7 @@ TRANSITIONS: dict[tuple[GroupState, GroupState], str] = {
     ("DONE", "LEASED"): "a train step takes it",
     ("DONE", "TOMBSTONE"): "too stale, or too few usable rollouts",
     ("LEASED", "CONSUMED"): "its step is published",
+    ("LEASED", "TOMBSTONE"): "the gradient of its step is not finite",
     ("CONSUMED", "LEASED"): "a rollback goes behind its step",
 }
 """What a group may do, and when. A new group is RUNNING; a TOMBSTONE stays one."""

@@ -16,6 +16,7 @@ from proxy.pool.processes.owners import demand_trainer
 from proxy.pool.rollouts.runs import current_version, lock_run, version_name
 from proxy.pool.rollouts.states import move
 from proxy.pool.schema import groups, policy_versions, train_steps
+from proxy.pool.untrained import UntrainedReason
 
 START_AGAIN = "start the trainer again, which goes on from the newest version"
 
@@ -76,6 +77,22 @@ def publish(pool: Pool, run_id: int, done: Published, trainer: str | None = None
             row = _at_step(connection, run_id, done.step)
         assert row is not None
         return _version(row)
+
+
+@retried
+def drop_batch(pool: Pool, run_id: int, step: int, why: UntrainedReason, trainer: str | None = None) -> list[int]:
+    """Make the groups that an unpublished step has leased TOMBSTONEs, so that it leases others; return their ids.
+
+    UserError when another trainer owns the run.
+    """
+    with pool.write() as connection:
+        lock_run(connection, run_id)
+        demand_trainer(connection, run_id, trainer)
+        leased = (groups.c.run_id == run_id) & (groups.c.step == step)
+        query = select(groups.c.id).where(leased, groups.c.state == "LEASED").order_by(groups.c.id)
+        ids = list(connection.scalars(query))
+        move(connection, leased, "LEASED", "TOMBSTONE", step=None, reason=why, detail=f"step {step}")
+        return ids
 
 
 def latest(pool: Pool, run_id: int) -> Version | None:
