@@ -38,6 +38,7 @@ GPU = "needs a GPU for its figures: tests/test_gpu_stages.py runs each stage sma
 GIGABYTES = "fetches gigabytes of CUDA wheels: tests/test_gpu_lock.py resolves them"
 DOCTORS = "tests/proxy/test_doctor.py and tests/trainer/test_doctor.py type it"
 SHARED = "removes bundles that other tests use: tests/sandboxes/docker/test_bundles.py does it on an engine of its own"
+BATCHES = "imports torch for a small file: tests/pool/test_batches.py"
 ELSEWHERE = {
     "make demo": LONG,
     "make demo SEED=1": LONG,
@@ -47,6 +48,8 @@ ELSEWHERE = {
     "proxy doctor runs/serve.toml": DOCTORS,
     "trainer doctor": DOCTORS,
     "trainer doctor runs/train.toml": DOCTORS,
+    "proxy pool export runs/train/pool.db train --step 1 --format slime --output 0.pt": BATCHES,
+    "proxy pool export runs/train/pool.db train --step 1 --format verl --output step-1.pkl": BATCHES,
     "make test": TESTS,
     "python benchmarks/gateway.py --out benchmarks/results/gateway.json": LONG,
     "python benchmarks/gpu.py --carry wheels": "fetches wheels: tests/test_gpu_stages.py",
@@ -103,10 +106,14 @@ TRAINING = (
     "trainer sft warm.toml",
     "proxy pool verify runs/train/pool.db",
     "proxy pool show runs/train/pool.db 1",
-    "proxy pool export runs/train/pool.db train --format parquet --output train.parquet",
     "proxy replay runs/serve.toml 1",
     "proxy serve runs/serve.toml --engine http://127.0.0.1:30000 &",
     "trainer launch --proxy http://127.0.0.1:8000",
+)
+EXPORTING = (
+    "proxy pool export runs/train/pool.db train --format parquet --output train.parquet",
+    "proxy pool export runs/train/pool.db train --output train.jsonl",
+    "proxy pool export runs/train/pool.db train --step 1 --format parquet --output step-1.parquet",
 )
 
 YOUR_AGENT = """\
@@ -163,8 +170,10 @@ def block_of(page: str, name: str) -> str:
 def test_every_command_on_a_page_is_typed_by_a_story_or_has_its_reason() -> None:
     shown = {command for page in PAGES for command in commands_of(page)}
     assert len(shown) > 30
-    assert shown - {*SERVING, *RUNNING, *TRAINING, *ELSEWHERE} == set(), "type it in a story, or say why not"
-    assert {*SERVING, *RUNNING, *TRAINING, *ELSEWHERE} - shown == set(), "no page shows this any more"
+    assert shown - {*SERVING, *RUNNING, *TRAINING, *EXPORTING, *ELSEWHERE} == set(), (
+        "type it in a story, or say why not"
+    )
+    assert {*SERVING, *RUNNING, *TRAINING, *EXPORTING, *ELSEWHERE} - shown == set(), "no page shows this any more"
 
 
 class Reader:
@@ -289,7 +298,7 @@ def test_the_commands_that_run_tasks(reader: Reader) -> None:
 @pytest.mark.timeout(1800)
 def test_the_commands_that_train_and_look(reader: Reader) -> None:
     (reader.home / "tasks.jsonl").write_text(REWARDS_THAT_DIFFER)
-    launch, work, again, logprobs, *inspects, sft, verify, show, export, replay, serve, without_file = TRAINING
+    launch, work, again, logprobs, *inspects, sft, verify, show, replay, serve, without_file = TRAINING
     settings = block_of("docs/cluster.md", "runs/train.toml").replace("steps = 100", "steps = 1")
     (reader.home / "runs" / "train.toml").write_text(reader.fill_in(settings) + "[batch]\ngroups = 1\n")
     config = ("train.toml", "runs/train.toml")
@@ -314,7 +323,8 @@ def test_the_commands_that_train_and_look(reader: Reader) -> None:
     pool = ("runs/train/pool.db", "runs/pool.db")
     reader.types(verify, pool)
     reader.types(show, pool)
-    reader.types(export, pool)
+    for export in EXPORTING:
+        reader.types(export, pool)
     assert (reader.home / "train.parquet").stat().st_size > 1000
     reader.starts(replay)
     reader.starts(serve, ("&", "--port 0"))

@@ -8,9 +8,11 @@ from pathlib import Path
 from proxy.pool.audit import audit_lines
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import PoolError, UserError
+from proxy.pool.export.batches import BATCH_WRITERS, write_batch
 from proxy.pool.export.files import WRITERS, export
 from proxy.pool.inspect.show import show
 from proxy.pool.inspect.verify import verify
+from proxy.pool.read import RolloutFilter
 
 DAMAGED = 1
 
@@ -32,7 +34,9 @@ def add_commands(pool: argparse.ArgumentParser) -> None:
         command.add_argument("pool", metavar="POOL", help="SQLite file or database URL")
     one.add_argument("attempt", metavar="ATTEMPT", help="number of the attempt")
     run.add_argument("name", metavar="RUN", help="name of the run")
-    run.add_argument("--format", choices=WRITERS, default="jsonl", help="(%(default)s)")
+    formats = [*WRITERS, *BATCH_WRITERS]
+    run.add_argument("--format", choices=formats, default="jsonl", help="(%(default)s) the last two: a training batch")
+    run.add_argument("--step", type=int, metavar="N", help="only the groups that train step N took")
     run.add_argument("--output", type=Path, required=True, metavar="FILE")
 
 
@@ -81,7 +85,13 @@ def _events(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
+    kind, file, step = arguments.format, arguments.output, arguments.step
+    which = RolloutFilter(run=arguments.name, first_step=step, last_step=step, all_attempts=kind in WRITERS)
     with _opened(arguments.pool) as pool:
-        count = export(pool, arguments.name, arguments.format, arguments.output)
-    print(f"{count} completions: {arguments.output}")
+        if kind in WRITERS:
+            print(f"{export(pool, which, kind, file)} completions: {file}")
+        else:
+            batch = write_batch(pool, which, kind, file)
+            unusable = f"; {batch.left_out} rollouts have no reward or nothing to train" if batch.left_out else ""
+            print(f"{batch.samples} samples of {batch.rollouts} rollouts: {file}{unusable}")
     return 0

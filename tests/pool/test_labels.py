@@ -13,6 +13,7 @@ from proxy.pool.completions.store import labelled, of_attempt
 from proxy.pool.database import Pool, open_pool, upgrade
 from proxy.pool.export.files import export
 from proxy.pool.inspect.show import show
+from proxy.pool.read import RolloutFilter
 from proxy.pool.rollouts.attempts import Ending, close_attempt, close_interrupted, open_attempt, open_session
 from proxy.pool.rollouts.groups import open_group
 from proxy.pool.rollouts.runs import open_run
@@ -74,7 +75,7 @@ def test_open_attempts_are_shown_and_exported_with_the_labels_so_far(pool: Pool,
     record(pool, calls(attempt, [TITLE, WORK, HELPER]))
     lines = show(pool, attempt)[-3:]
     assert all(f"sampled 2, {label}, stop" in line for line, label in zip(lines, LABELS, strict=True))
-    assert export(pool, "r", "jsonl", tmp_path / "r.jsonl") == 3
+    assert export(pool, RolloutFilter(run="r", all_attempts=True), "jsonl", tmp_path / "r.jsonl") == 3
     rows = (tmp_path / "r.jsonl").read_text().splitlines()
     assert all(f'"label":"{label}"' in row for row, label in zip(rows, LABELS, strict=True))
     assert stored(pool) == [None] * 3

@@ -185,10 +185,11 @@ async def test_the_pools_tools_read_rows_of_text(behind: Any, template: ChatTemp
     assert [row.follows for row in rows] == [None, rows[0].id, rows[1].id]
     report = verify(stand.pool)
     assert report.damages == [] and report.completions == 6 and report.trainable == 3  # the provider's own gateway
-    [rollout] = rollouts(stand.pool, RolloutFilter(run="a collect run", all_attempts=True))
+    every = RolloutFilter(run="a collect run", all_attempts=True)
+    [rollout] = rollouts(stand.pool, every)
     assert [item.message["content"] for item in rollout.completions] == ["bonjour"] * 3
     assert all(sum(item.mask) == 0 and len(item.logprobs) == 0 for item in rollout.completions)
-    assert export(stand.pool, "a collect run", "jsonl", tmp_path / "run.jsonl") == 3
+    assert export(stand.pool, every, "jsonl", tmp_path / "run.jsonl") == 3
     assert any("text_only" in line and "bonjour" in line for line in show(stand.pool, rows[0].attempt_id))
     with pytest.raises(UserError, match="answered by a provider, as text without token ids"):
         AttemptRecording(stand.pool, rows[0].attempt_id, template, tmp_path / "report.jsonl")

@@ -21,12 +21,12 @@ Write = Callable[[list[dict[str, Any]]], None]
 """Writes a batch of records."""
 
 
-def export(pool: Pool, run: str, kind: str, file: Path) -> int:
-    """Write a run's records to a file; return their number. An existing file is replaced only by a complete one."""
+def export(pool: Pool, which: RolloutFilter, kind: str, file: Path) -> int:
+    """Write the completions that pass to a file; return their number. Only a complete file replaces an existing one."""
     count = 0
     try:
         with replacing(file) as partial, WRITERS[kind](partial) as write:
-            for rows in batches(pool, RolloutFilter(run=run, all_attempts=True)):
+            for rows in batches(pool, which):
                 write(rows)
                 count += len(rows)
     except OSError as error:
