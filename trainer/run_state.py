@@ -62,7 +62,8 @@ class RunState:
             self._claim = ownership.enter_context(owned(self.pool, run, TRAINER, LINGER_SECONDS))
             ownership.enter_context(self._claim.kept())
             claim(Path(self.config.output), run, steps.latest(self.pool, run.id) is not None)
-            runs.set_queue_limit(self.pool, run.id, self.config.batch.queue_limit or 2 * self.config.batch.groups)
+            runs.set_queue_limit(self.pool, run.id, self.config.batch.open_groups)
+            print(self.config.batch.text(), flush=True)
             self._ownership = ownership.pop_all()
         return run
 

@@ -24,7 +24,8 @@ from proxy.pool.rollouts.attempts import open_attempt
 from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
 from proxy.pool.schema import completions
 from proxy.pool.training.windowed_fifo import LeasedGroup
-from trainer.config import BatchConfig, Config
+from trainer.config import Config
+from trainer.config.batch import BatchConfig
 from trainer.config.step import step_options
 from trainer.data.assemble import assemble
 from trainer.data.packing import key_cost, plan

@@ -50,9 +50,7 @@ steps = {steps}
 
 [batch]
 groups = {groups}
-window = {window}
-queue_limit = {window}
-max_staleness = 4
+schedule = "overlap"  # rollouts of this task take equally long, so a window of one batch costs nothing
 max_tokens = 4096
 
 [optimizer]
@@ -103,7 +101,6 @@ def write_trainer_config(directory: Path, settings: Settings, engine: str) -> Pa
         run=RUN,
         steps=settings.steps,
         groups=settings.groups,
-        window=2 * settings.groups,
         engine=engine,
         shuffle=str(settings.control).lower(),
     )

@@ -24,7 +24,8 @@ from proxy.pool.training.windowed_fifo import LeasedRollout, LeaseRule, lease
 from tests.pool.make import TASK, new_completion, record
 from trainer.credit.advantages import group_relative
 
-RULE = LeaseRule(groups=1, window=8, max_staleness=1)
+WINDOW = 8
+RULE = LeaseRule(groups=1, window=WINDOW, max_staleness=1)
 
 
 @pytest.fixture
@@ -183,7 +184,7 @@ def test_a_group_that_is_held_out_is_recorded_and_never_queued(pool: Pool, run_i
 
 def test_groups_that_are_held_out_take_no_place_in_the_window(pool: Pool, run_id: int) -> None:
     open_group(pool, run_id, TASK, 1)  # the head of the queue, which runs on
-    for _ in range(RULE.window):
+    for _ in range(WINDOW):
         open_group(pool, run_id, TASK, 1, GroupOptions(held_out=True))
     [second] = open_group(pool, run_id, TASK, 1)
     ended(pool, second, 1.0)

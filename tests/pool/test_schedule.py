@@ -51,9 +51,12 @@ def indices(taken: Lease | None) -> list[int]:
         ("DRRRRD", 4, []),
         ("CTDLD", 2, [2, 4]),  # consumed, buried and leased groups do not hold the window
         ("D", 4, []),  # not enough for a step
+        ("DDR", 1, [0, 1]),  # strictly in order, in a window smaller than the step
+        ("DRD", 1, []),
+        ("RRRRDRRD", None, [4, 7]),  # without a window
     ],
 )
-def test_pick(states: str, window: int, taken: list[int]) -> None:
+def test_pick(states: str, window: int | None, taken: list[int]) -> None:
     queue = [(index, NAMES[state]) for index, state in enumerate(states)]
     assert pick(queue, LeaseRule(groups=2, window=window, max_staleness=0)) == taken
 
@@ -75,7 +78,17 @@ def test_the_worked_trace_of_a_queue_of_eight_with_a_window_of_four() -> None:
 
 @pytest.mark.parametrize(
     ("limit", "window", "groups", "lag"),
-    [(4, 4, 4, 0), (8, 8, 4, 3), (8, 4, 4, 2), (8, 4, 1, 10), (8, 4, 2, 5), (8, 4, 3, 3), (16, 5, 4, 4), (20, 8, 8, 3)],
+    [
+        (4, 4, 4, 0),
+        (16, 1, 4, 3),
+        (8, 8, 4, 3),
+        (8, 4, 4, 2),
+        (8, 4, 1, 10),
+        (8, 4, 2, 5),
+        (8, 4, 3, 3),
+        (16, 5, 4, 4),
+        (20, 8, 8, 3),
+    ],
 )
 def test_how_stale_the_queue_can_make_a_group(limit: int, window: int, groups: int, lag: int) -> None:
     """Random orders of finishing stay within floor((N + W - 2) / B) steps, and 0 where N = B; the worst attains it."""
@@ -156,9 +169,9 @@ def test_the_nth_group_is_admitted_by_the_paper_too(number: int, admitted: bool)
     assert (Admission(version, None, number - 1, (eta + 1) * batch).room > 0) == admitted
 
 
-def test_a_window_that_could_never_fill_is_refused() -> None:
-    with pytest.raises(UserError, match="window = 1 is smaller than groups = 2"):
-        LeaseRule(groups=2, window=1, max_staleness=0)
+def test_a_window_of_no_group_is_refused() -> None:
+    with pytest.raises(UserError, match="not window = 0"):
+        LeaseRule(groups=2, window=0, max_staleness=0)
 
 
 def test_a_lease_repeats_until_the_step_is_published(pool: Pool) -> None:

@@ -34,10 +34,46 @@ def test_overrides_are_read_as_toml_or_as_a_word(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("batch", "numbers"),
+    [
+        ("groups=16", "windowed: groups 16, window 20, queue_limit 64, max_staleness 5 (none gets over 5 steps old)"),
+        ("window=2", "windowed: groups 8, window 2, queue_limit 32, max_staleness 4 (none gets over 4 steps old)"),
+        ("schedule='synchronous'", "synchronous: groups 8, window 8, queue_limit 8, max_staleness 0 (none gets over 0"),
+        ("schedule='overlap'", "overlap: groups 8, window 8, queue_limit 16, max_staleness 2 (none gets over 2"),
+        ("schedule='strict', queue_limit=20", "strict: groups 8, window 1, queue_limit 20, max_staleness 2 (none"),
+        (
+            "schedule='greedy', max_staleness=3",
+            "window none, queue_limit 32, max_staleness 3 (older rollouts are dropped)",
+        ),
+        # what files said before there were schedules
+        (
+            "window=16, queue_limit=16, max_staleness=4",
+            "windowed: groups 8, window 16, queue_limit 16, max_staleness 4",
+        ),
+    ],
+)
+def test_a_schedule_sets_the_numbers_of_the_queue(batch: str, numbers: str, file: Path) -> None:
+    assert numbers in load_config(file, [f"batch={{{batch}}}"]).batch.text()
+
+
+@pytest.mark.parametrize(
     ("override", "sentence"),
     [
         ("batch.groups=0", "batch.groups = 0: expected `int` >= 1; correct it"),
-        ("batch.window=2", "window = 2 is smaller than groups = 8"),
+        ("batch={window=9, schedule='strict'}", "window = 9 is for batch.schedule = windowed, and that is strict"),
+        ("batch={window=33}", "window = 33 is wider than the queue, which holds 32 groups.*schedule = greedy for no"),
+        ("batch={queue_limit=9, schedule='synchronous'}", "queue_limit = 9 is not batch.groups = 8.*set .* to overlap"),
+        (
+            "batch={max_staleness=4}",
+            r"would drop .* windowed .* 5 steps old.*= \(32 \+ 10 - 2\) / 8, rounded down; raise",
+        ),
+        ("batch={window=16, queue_limit=16, max_staleness=2}", r"up to 3 steps old: .*\(16 \+ 16 - 2\) / 8"),
+        ("batch={schedule='overlap', max_staleness=1}", r"overlap makes up to 2 steps old"),
+        ("batch.schedule=greedy", "greedy needs batch.max_staleness"),
+        (
+            "batch.schedule=fifo",
+            "schedule = 'fifo' is unknown; choose from synchronous, overlap, windowed, strict, gre",
+        ),
         ("batch.queue_limit=3", "batch.queue_limit = 3 is below batch.groups = 8"),
         ("batch.max_staleness=-1", "batch.max_staleness = -1: expected `int` >= 0"),
         (
@@ -76,7 +112,7 @@ def test_overrides_are_read_as_toml_or_as_a_word(file: Path) -> None:
         ("push={way='distributed', colocated=true}", "push.colocated denies them"),
         ("keep_checkpoints=0", "keep_checkpoints = 0"),
         ("sft.held_out=1", "sft.held_out = 1"),
-        ("batch.grops=1", "unknown key `grops`.*groups, window"),
+        ("batch.grops=1", "unknown key `grops`.*groups, schedule, window"),
         ("optimizer.lr=fast", "optimizer.lr = 'fast': expected `float`, got `str`"),
         ("steps", "write --set section.key=value"),
     ],

@@ -108,7 +108,12 @@ def kill_rank(process: "subprocess.Popen[str]", rank: int) -> str:
 def test_a_run_with_kills_between_its_stages_is_the_undisturbed_run(tmp_path: Path) -> None:
     smooth, rough = prepare(tmp_path / "smooth"), prepare(tmp_path / "rough")
     output = finish(smooth)
-    assert [line.split()[1] for line in output.splitlines()] == ["1", "2", "3"] and "reward 0.500" in output
+    assert [line.split()[1] for line in output.splitlines()] == [
+        "windowed:",
+        "1",
+        "2",
+        "3",
+    ] and "reward 0.500" in output
 
     process = start(rough)  # killed between lease and checkpoint
     wait(lambda: query(rough, "select 1 from groups where state = 'LEASED'") != [])
@@ -254,7 +259,7 @@ def test_a_rollback_is_trained_again_to_the_same_weights(tmp_path: Path, capsys:
     assert query(directory, "select state, count(*) from groups group by state") == [("CONSUMED", 2), ("LEASED", 4)]
     assert main(["rollback", str(directory / "trainer.toml"), "--to", "1"]) == 0  # repeating it changes nothing
     output = finish(directory)
-    assert [line.split()[1] for line in output.splitlines()] == ["2", "3"]
+    assert [line.split()[1] for line in output.splitlines()] == ["windowed:", "2", "3"]
     assert same_files(first, directory / "out" / "models" / "step-000003")
     names = query(directory, "select step, retired_at is null from policy_versions order by id")
     assert names == [(0, 1), (1, 1), (2, 0), (3, 0), (2, 1), (3, 1)]

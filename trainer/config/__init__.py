@@ -21,7 +21,7 @@ from proxy.pool.settings_file import (
     demand,
     load_settings,
 )
-from proxy.pool.training.windowed_fifo import LeaseRule
+from trainer.config.batch import BatchConfig
 from trainer.config.credit import Credit
 from trainer.config.estimators import Estimator, Negatives, Norm
 from trainer.config.mtp import Mtp
@@ -33,52 +33,6 @@ KINDS = get_args(LossKind)
 """The losses that trainer/loss/named_losses.py knows."""
 BY_COMPLETION = ("gspo", "ipa")
 """Those whose ratio is that of a whole completion."""
-Label = Literal["main", "subagent", "side", "compaction"]
-TRAINED: tuple[Label, ...] = ("main", "subagent", "compaction")
-"""The labels of what an agent works with: side calls (titles, commit messages) are not its task."""
-
-
-class BatchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The section [batch]: what one train step takes from the pool."""
-
-    groups: Count = 8
-    """Groups of rollouts that one train step takes."""
-    window: NotNegative = 0
-    """How many groups behind the oldest unfinished one the step may look for finished ones. 0: `groups`."""
-    queue_limit: NotNegative = 0
-    """Groups that may be open at once: running, finished, or in a step whose weights are not pushed yet. This bounds
-    staleness. 0: twice `groups`."""
-    max_staleness: NotNegative = 4
-    """Published steps that a rollout's oldest token may lag behind before the rollout is dropped. 0: strictly
-    on-policy."""
-    stale: Literal["member", "group"] = "member"
-    """What a stale rollout takes along. member: only itself; its reward stays in the baseline, and a group is dropped
-    when all of its rollouts are stale. group: its whole group."""
-    labels: tuple[Label, ...] = TRAINED
-    """Completions to learn from, by their purpose; the others are only counted. Completions without a label, which were
-    recorded before labels existed, are learned from. Applies to imitation too."""
-    max_tokens: Annotated[int, msgspec.Meta(ge=2)] = 32_768
-    """Tokens of one micro-batch; this bounds memory. Completions whose paths are longer are not trained."""
-    patience_seconds: Seconds = 3600.0
-    """How long the trainer waits for its run to open, or for a full batch, before it stops."""
-
-    def __post_init__(self) -> None:
-        limit = self.queue_limit or self.groups
-        demand(
-            limit >= self.groups,
-            f"batch.queue_limit = {self.queue_limit} is below batch.groups = {self.groups}, so that no step could "
-            "fill; raise it",
-        )
-        self.rule()
-
-    def rule(self) -> LeaseRule:
-        """Return what the pool's scheduler is asked for."""
-        return LeaseRule(
-            groups=self.groups,
-            window=self.window or self.groups,
-            max_staleness=self.max_staleness,
-            stale=self.stale,
-        )
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

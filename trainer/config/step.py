@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer.config import TRAINED, Config, Loss
+from trainer.config import Config, Loss
+from trainer.config.batch import TRAINED
 from trainer.config.credit import Credit
 from trainer.config.model_shape import ExpertShape
 
@@ -31,7 +32,7 @@ def step_options(config: Config, step: int, mixture: ExpertShape | None = None) 
         loss=config.loss,
         credit=config.credit,
         labels=config.batch.labels,
-        max_staleness=config.batch.max_staleness,
+        max_staleness=config.batch.rule().max_staleness,
         mixture=mixture,
         max_tokens=config.batch.max_tokens,
         step=step,

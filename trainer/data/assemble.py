@@ -18,7 +18,8 @@ from proxy.pool.completions.records import Completion
 from proxy.pool.completions.store import paths
 from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
 from proxy.pool.untrained import Untrained, UntrainedReason
-from trainer import config
+from trainer.config import Loss
+from trainer.config.batch import TRAINED
 from trainer.config.model_shape import ExpertShape
 from trainer.config.step import StepOptions
 from trainer.credit import assign
@@ -52,7 +53,7 @@ class TrainingBatch:
 
 
 def why_not_trainable(
-    item: Completion, labels: Sequence[str] = config.TRAINED, max_tokens: int | None = None
+    item: Completion, labels: Sequence[str] = TRAINED, max_tokens: int | None = None
 ) -> Untrained | None:
     """The reason why a completion is excluded from policy training, or None. One without a label is trained.
 
@@ -69,7 +70,7 @@ def why_not_trainable(
     return None
 
 
-def why_not_imitable(item: Completion, labels: Sequence[str] = config.TRAINED) -> Untrained | None:
+def why_not_imitable(item: Completion, labels: Sequence[str] = TRAINED) -> Untrained | None:
     """The reason why a completion is excluded from imitation, or None.
 
     Imitation needs no logprobs, but only takes replies that ended by themselves.
@@ -143,9 +144,7 @@ def _why_masked(member: LeasedRollout, options: StepOptions) -> Untrained | None
     return Untrained(UntrainedReason.TRUNCATED) if truncated else None
 
 
-def _weighed(
-    rollouts: Sequence[Sequence[TrainingRow]], weights: Sequence[float], loss: config.Loss
-) -> list[TrainingRow]:
+def _weighed(rollouts: Sequence[Sequence[TrainingRow]], weights: Sequence[float], loss: Loss) -> list[TrainingRow]:
     """All rows with their weights: the loss's normalisation, relative to the mean over all trained tokens."""
     rows = [row for own in rollouts for row in own]
     counts = [int(row.trained.sum()) for row in rows]

@@ -40,7 +40,7 @@ THRESHOLDS: dict[AlarmName, float] = {
     "extreme_tokens": 0.1,
     # share of trained tokens whose weight is not their ratio
     "clip_fraction": 0.45,
-    # share of the step's groups that are as stale as batch.max_staleness allows; the next ones may be dropped
+    # with batch.schedule = greedy: share of the step's groups that are as stale as batch.max_staleness allows
     "stale_groups": 0.5,
     # share of the step's groups whose rewards are all equal: there is little left to learn from
     "equal_groups": 0.9,
@@ -58,7 +58,7 @@ MEANING = {
     "kl_rollout": "trainer and engine disagree, or the rollouts are too stale; see kl_fresh and `trainer logprobs`",
     "extreme_tokens": "many logprobs are far from those that the engine reported; see kl_fresh and `trainer logprobs`",
     "clip_fraction": "the loss clips a large part of the tokens; see kl_rollout and batch.max_staleness",
-    "stale_groups": "rollouts come too late and will be dropped; lower batch.queue_limit or add engines",
+    "stale_groups": "rollouts come too late and will be dropped; add engines or choose another batch.schedule",
     "equal_groups": "the tasks are too easy or too hard to tell rollouts apart",
     "impossible_tokens": "the engine reports logprobs that no sampled token can have; see the sampling parameters",
     "too_long_tokens": "the longest rollouts are not learned from to their end; raise batch.max_tokens",
@@ -67,7 +67,10 @@ MEANING = {
 
 
 def raised(metrics: Metrics, silent: Sequence[str], max_staleness: int) -> list[Alarm]:
-    """Return the alarms of a step. An absent metric raises none; lost tokens always raise one."""
+    """Return the alarms of a step. An absent metric raises none; lost tokens always raise one.
+
+    `max_staleness`: above it, groups are dropped; 0 where the schedule lets none get so old.
+    """
     alarms = []
     for name, threshold in THRESHOLDS.items():
         value = _DERIVED[name](metrics, max_staleness) if name in _DERIVED else metrics.get(name)

@@ -16,7 +16,7 @@ from proxy.pool.completions.records import Completion
 from proxy.pool.training.steps import Version
 from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
 from proxy.pool.untrained import to_metrics
-from trainer.config import TRAINED
+from trainer.config.batch import TRAINED
 from trainer.config.model_shape import ModelShape
 from trainer.data.assemble import TrainingBatch, why_not_trainable
 from trainer.data.row import TrainingRow

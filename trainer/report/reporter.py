@@ -27,7 +27,7 @@ from trainer.loss.policy_loss import policy_loss
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy, Update
 from trainer.report import tokens
-from trainer.report.alarms import raised
+from trainer.report.alarms import Alarm, raised
 from trainer.report.describe import MetricsContext, StepFacts, describe, line
 from trainer.report.exporters import Exporter, TensorBoard, WeightsAndBiases
 from trainer.report.flops import peak
@@ -76,8 +76,13 @@ class Reporter:
         self._attempt("the record of tokens", lambda: self._keep_tokens(facts))
         published = steps.versions(self.run.pool, self.run.pool_run.id)
         metrics = describe(facts, self._metrics_context(versions={version.name: version.step for version in published}))
-        alarms = raised(metrics, self.config.report.silent_alarms, self.config.batch.max_staleness)
-        return metrics | {"alarms": [alarm.name for alarm in alarms]}
+        return metrics | {"alarms": [alarm.name for alarm in self._alarms(metrics)]}
+
+    def _alarms(self, metrics: dict[str, Any]) -> list[Alarm]:
+        batch = self.config.batch
+        # Only a schedule without a bound of its own drops groups for their age.
+        dropped_above = batch.rule().max_staleness if batch.lag_bound is None else 0
+        return raised(metrics, self.config.report.silent_alarms, dropped_above)
 
     def _keep_tokens(self, facts: StepFacts) -> None:
         output = Path(self.config.output)
@@ -92,7 +97,7 @@ class Reporter:
         pool, run_id = self.run.pool, self.run.pool_run.id
         steps.add_metrics(pool, version.id, metrics)
         print(line(version, metrics), flush=True)
-        for alarm in raised(metrics, self.config.report.silent_alarms, self.config.batch.max_staleness):
+        for alarm in self._alarms(metrics):
             print(f"alarm in step {version.step}: {alarm.text()}", file=sys.stderr, flush=True)
             runs.record_event(pool, run_id, "alarm", f"step {version.step}: {alarm.text()}")
         self._export(version, metrics)

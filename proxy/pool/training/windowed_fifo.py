@@ -30,7 +30,8 @@ class LeaseRule:
     """What a train step leases: `groups` groups from a window of `window`, at most `max_staleness` steps behind."""
 
     groups: int
-    window: int
+    window: int | None
+    """None: no window. Groups are taken as they finish, and the oldest may wait without a bound."""
     max_staleness: int
     stale: Literal["member", "group"] = "group"
     """group: one stale rollout makes its group stale. member: a group is stale when all of its rollouts are; otherwise
@@ -39,8 +40,8 @@ class LeaseRule:
     def __post_init__(self) -> None:
         if self.groups < 1:
             raise UserError(f"a train step takes at least one group, not groups = {self.groups}")
-        if self.window < self.groups:
-            raise UserError(f"window = {self.window} is smaller than groups = {self.groups}; a step could never fill")
+        if self.window is not None and self.window < 1:
+            raise UserError(f"a window holds at least one group, not window = {self.window}")
         if self.max_staleness < 0:
             raise UserError(f"max_staleness = {self.max_staleness} is negative; 0 means strictly on policy")
 
@@ -96,8 +97,9 @@ def pick(queue: Sequence[tuple[int, str]], rule: LeaseRule) -> list[int]:
     waiting = [(index, state) for index, state in queue if state in ("RUNNING", "DONE")]
     taken: list[int] = []
     while waiting and len(taken) < rule.groups:
-        head = waiting[0][0]
-        chosen = next((index for index, state in waiting if state == "DONE" and index < head + rule.window), None)
+        end = None if rule.window is None else waiting[0][0] + rule.window
+        within = (index for index, state in waiting if state == "DONE" and (end is None or index < end))
+        chosen = next(within, None)
         if chosen is None:
             return []
         taken.append(chosen)
