@@ -49,6 +49,7 @@ def train_steps(config: Config, run: RunState, policy: Policy, reporter: Reporte
         step = version.step + 1
         with reporter.step(step) as report:
             learn(config, run, policy, report, version)
+            run.demand_owner()  # or the checkpoint might replace one of the trainer that took over
             directories = save(config, policy, step)
             # Publishing makes the step count, so its checkpoint is durable before and engines get it after.
             version = run.publish(step, directories, report.metrics(), version)

@@ -84,6 +84,10 @@ class RunState:
         purpose = f"{rule.groups} finished groups for step {step}"
         return self.ranks.share(lambda: self._poll(lambda: self._lease(step, rule), purpose))
 
+    def demand_owner(self) -> None:
+        """Raise UserError when another trainer has taken the run over."""
+        self.ranks.share(self._claim.demand)
+
     def publish(
         self, step: int, directories: tuple[Path, Path], metrics: dict[str, Any], parent: steps.Version | None = None
     ) -> steps.Version:

@@ -336,8 +336,9 @@ async def test_a_trainer_that_was_replaced_changes_no_engine(
         with pytest.raises(UserError, match="another trainer has taken over"):
             await asyncio.to_thread(run.push, version)
         engine.version = "initial"
-        with pytest.raises(UserError, match="another trainer has taken over"):
-            await asyncio.to_thread(run._repair_engines)
+        for work in (run._repair_engines, run.demand_owner):
+            with pytest.raises(UserError, match="another trainer has taken over"):
+                await asyncio.to_thread(work)
         assert engine.calls == [*before, "pause_generation"] and engine.version == "initial"
     with pool.write() as connection:
         connection.execute(update(schema.runs).values(trainer=null()))
