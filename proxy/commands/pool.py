@@ -1,4 +1,4 @@
-"""The commands that read a pool: `proxy pool verify`, `show`, `export` and `events`. None of them creates a pool."""
+"""The commands of `proxy pool`. None of them creates a pool, and only `archive` changes one."""
 
 import argparse
 from collections.abc import Iterator
@@ -13,6 +13,9 @@ from proxy.pool.export.files import WRITERS, export
 from proxy.pool.inspect.show import show
 from proxy.pool.inspect.verify import verify
 from proxy.pool.read import RolloutFilter
+from proxy.pool.retention.archive import archive, drop
+from proxy.pool.retention.horizon import horizon
+from proxy.pool.rollouts.runs import find_run
 
 DAMAGED = 1
 
@@ -30,14 +33,20 @@ def add_commands(pool: argparse.ArgumentParser) -> None:
         "events", help="print who got keys, whose keys were refused, and administrators' calls"
     )
     events.set_defaults(run=_events)
-    for command in (verify_all, one, run, events):
+    archived = commands.add_parser("archive", help="move the rollouts of old train steps to a file")
+    archived.set_defaults(run=_archive)
+    for command in (verify_all, one, run, events, archived):
         command.add_argument("pool", metavar="POOL", help="SQLite file or database URL")
     one.add_argument("attempt", metavar="ATTEMPT", help="number of the attempt")
-    run.add_argument("name", metavar="RUN", help="name of the run")
+    for command in (run, archived):
+        command.add_argument("name", metavar="RUN", help="name of the run")
     formats = [*WRITERS, *BATCH_WRITERS]
     run.add_argument("--format", choices=formats, default="jsonl", help="(%(default)s) the last two: a training batch")
     run.add_argument("--step", type=int, metavar="N", help="only the groups that train step N took")
     run.add_argument("--output", type=Path, required=True, metavar="FILE")
+    archived.add_argument("--older-than", type=int, required=True, metavar="STEPS", help="the newest steps that stay")
+    archived.add_argument("--to", type=Path, required=True, metavar="DIR", help="directory of the files")
+    archived.add_argument("--drop", action="store_true", help="then delete from the pool what the files hold")
 
 
 @contextmanager
@@ -94,4 +103,23 @@ def _export(arguments: argparse.Namespace) -> int:
             batch = write_batch(pool, which, kind, file)
             unusable = f"; {batch.left_out} rollouts have no reward or nothing to train" if batch.left_out else ""
             print(f"{batch.samples} samples of {batch.rollouts} rollouts: {file}{unusable}")
+    return 0
+
+
+def _archive(arguments: argparse.Namespace) -> int:
+    """Print what was archived, what was dropped, and from which step on groups stay, with the reason."""
+    if arguments.older_than < 0:
+        raise UserError(f"--older-than is a number of steps, 0 or more: {arguments.older_than}")
+    with _opened(arguments.pool) as pool:
+        run = find_run(pool, arguments.name)
+        limits = horizon(pool, run, arguments.older_than)
+        written = archive(pool, run, limits, arguments.to)
+        if written is not None:
+            print(f"archived {written.groups} groups with {written.completions} completions: {written.file}")
+        if arguments.drop:
+            print(f"dropped the completions of {drop(pool, run, limits)} groups from the pool")
+    print(
+        f"groups of the steps after {limits.last} stay: the newest step is {limits.newest}, and the oldest checkpoint, "
+        f"to which the run may be taken back, is of step {limits.oldest_checkpoint}"
+    )
     return 0

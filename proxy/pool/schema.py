@@ -98,6 +98,8 @@ groups = Table(
     Column("replaces", Integer),  # the group, opened in the run's order, in whose place this one is
     Column("created_at", Float, nullable=False),
     Column("finished_at", Float),
+    Column("archive_id", Integer),  # the archive that holds its completions; null: none does
+    Column("dropped_at", Float),  # set: the pool does not hold them any more
     UniqueConstraint("run_id", "queue_index"),
     Index(None, "run_id", "position", unique=True),
     Index(None, "run_id", "state"),
@@ -189,6 +191,8 @@ completions = Table(
     ),  # of what is new (proxy/pool/completions/routed_experts.py); null: none were asked for, or none came
     Column("misfit", FreeText),  # how it misses its prescribed form (proxy/pool/completions/records.py)
     Column("label", Text),  # main | subagent | side | compaction; null: the attempt is open, or older than labels
+    Index(None, "prefix_of"),  # by these two a database finds, when a completion is deleted, whether one refers to it
+    Index(None, "follows"),
     UniqueConstraint("attempt_id", "ordinal"),
 )
 
@@ -208,7 +212,17 @@ responses = Table(
     Column("usage", JSON, nullable=False),
     Column("created_at", Float, nullable=False),
     Column("deleted_at", Float),  # set: clients can no longer name it
+    Index(None, "completion_id"),  # for deletions, like those of completions
     UniqueConstraint("attempt_id", "response_id"),
+)
+
+archives = Table(
+    "archives",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("run_id", ForeignKey("runs.id"), nullable=False),
+    Column("file", Text, nullable=False, unique=True),  # of proxy/pool/read/archive_file.py; its absolute path
+    Column("created_at", Float, nullable=False),
 )
 
 undelivered = Table(

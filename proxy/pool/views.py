@@ -40,7 +40,8 @@ select runs.name as run, groups.id as group_id, groups.queue_index, tasks.name a
     (select avg(rollouts.reward) from rollouts where rollouts.group_id = groups.id) as reward_mean,
     (select min(rollouts.reward) from rollouts where rollouts.group_id = groups.id) as reward_min,
     (select max(rollouts.reward) from rollouts where rollouts.group_id = groups.id) as reward_max,
-    groups.created_at, groups.finished_at
+    groups.created_at, groups.finished_at,
+    (select file from archives where archives.id = groups.archive_id) as archive, groups.dropped_at
 from groups
 join runs on runs.id = groups.run_id
 join tasks on tasks.id = groups.task_id

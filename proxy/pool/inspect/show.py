@@ -11,7 +11,7 @@ from proxy.pool.completions.records import Completion
 from proxy.pool.completions.store import labelled, of_attempts
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
-from proxy.pool.schema import attempts, groups, rollouts, runs, tasks
+from proxy.pool.schema import archives, attempts, groups, rollouts, runs, tasks
 
 REPLY_CHARACTERS = 60
 """Maximum characters of a reply that are shown."""
@@ -43,11 +43,13 @@ def show(pool: Pool, attempt_id: int) -> list[str]:
     """Return the lines that show an attempt; UserError when there is none with this id."""
     query = (
         select(attempts, runs.c.name.label("run"), tasks.c.name.label("task"), groups.c.queue_index)
-        .add_columns(rollouts.c.member, rollouts.c.reward, rollouts.c.attempt_id.label("final"))
+        .add_columns(rollouts.c.member, rollouts.c.reward, rollouts.c.attempt_id.label("final"), groups.c.dropped_at)
+        .add_columns(archives.c.file)
         .outerjoin(runs, runs.c.id == attempts.c.run_id)
         .outerjoin(rollouts, rollouts.c.id == attempts.c.rollout_id)
         .outerjoin(groups, groups.c.id == rollouts.c.group_id)
         .outerjoin(tasks, tasks.c.id == groups.c.task_id)
+        .outerjoin(archives, archives.c.id == groups.c.archive_id)
     )
     with pool.read() as connection:
         row = connection.execute(query.where(attempts.c.id == attempt_id)).one_or_none()
@@ -66,6 +68,8 @@ def _heading(row: Any) -> Iterator[str]:
         yield f"run {plain(row['run'])}, {place}, try {row['number']}"
     if row["final"] == row["id"]:
         yield f"reward {'missing' if row['reward'] is None else row['reward']}"
+    if row["dropped_at"] is not None:
+        yield f"its calls have left the pool for {row['file']}; read them with proxy.pool.read"
 
 
 def _state(row: Any) -> str:

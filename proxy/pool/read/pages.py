@@ -16,10 +16,11 @@ from proxy.pool.completions.records import Completion
 from proxy.pool.completions.store import labelled, of_attempts, paths
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
+from proxy.pool.read.archive_file import ArchiveFile
 from proxy.pool.read.records import CompletionRecord, RolloutRecord
 from proxy.pool.read.why_untrained import Surroundings, why_untrained
 from proxy.pool.rollouts.runs import find_run
-from proxy.pool.schema import attempts, groups, runs, tasks
+from proxy.pool.schema import archives, attempts, groups, runs, tasks
 from proxy.pool.schema import rollouts as rollouts_table
 from proxy.pool.untrained import Untrained
 
@@ -46,6 +47,8 @@ class RolloutFilter:
     """Completions of these labels only; rollouts that have none of them are left out."""
     all_attempts: bool = False
     """Also attempts that are open or did not give their rollout its outcome."""
+    archives: Path | None = None
+    """Where the archive files are now, if they were moved since `proxy pool archive` wrote them."""
 
     def __post_init__(self) -> None:
         for value, known in ((self.state, STATES), *((label, LABELS) for label in self.labels or ())):
@@ -78,14 +81,17 @@ ALL = RolloutFilter()
 def rollouts(source: Pool | str | Path, which: RolloutFilter = ALL) -> Iterator[RolloutRecord]:
     """Yield the rollouts of a pool (or of the pool at this file or URL) run by run, in queue order.
 
+    Those whose completions have left the pool are read from their archive, in the same order.
+
     A finished rollout comes once, with the attempt that gave its outcome; with `all_attempts` every attempt comes.
     Raises UserError when there is no such pool or run, or when stored tokens do not match their checksum.
     """
     pool = source if isinstance(source, Pool) else open_pool(str(source), create=False)
+    stored = _Stored(pool, which.archives)
     try:
         for run in _runs(pool, which):
             for group, row in _attempts(pool, run.id, which):
-                rollout = _record(run.name, group, row, _completions(pool, run.name, group, row, which))
+                rollout = _record(run.name, group, row, _completions(stored, run.name, group, row, which))
                 if which.takes(rollout):
                     yield rollout
     finally:
@@ -144,14 +150,35 @@ def _of_groups(connection: Connection, group_ids: list[int], all_attempts: bool)
     return list(connection.execute(query if all_attempts else finished))
 
 
+class _Stored:
+    """Finds the completions of an attempt: in the pool, or in the archive of its group."""
+
+    def __init__(self, pool: Pool, moved: Path | None):
+        self._pool = pool
+        self._moved = moved
+        self._archive: tuple[int, ArchiveFile] | None = None
+
+    def of_attempt(self, group_id: int, attempt_id: int) -> list[Completion]:
+        """Return the completions of an attempt. Raises UserError when its archive cannot be read."""
+        query = select(archives.c.id, archives.c.file).join_from(groups, archives, archives.c.id == groups.c.archive_id)
+        with self._pool.read() as connection:  # one snapshot, as the group may be dropped at any time
+            dropped = query.where(groups.c.id == group_id, groups.c.dropped_at.is_not(None))
+            row = connection.execute(dropped).one_or_none()
+            if row is None:
+                return of_attempts(connection, [attempt_id], experts=False)[attempt_id]
+        if self._archive is None or self._archive[0] != row.id:
+            file = Path(row.file)
+            self._archive = row.id, ArchiveFile(self._moved / file.name if self._moved else file)
+        return self._archive[1].of_attempt(attempt_id)
+
+
 def _completions(
-    pool: Pool, run: str, group: Row[Any], row: Row[Any], which: RolloutFilter
+    stored: _Stored, run: str, group: Row[Any], row: Row[Any], which: RolloutFilter
 ) -> Iterator[CompletionRecord]:
     """Yield the completions of an attempt that have one of the wanted labels."""
     if row.attempt is None:
         return
-    with pool.read() as connection:
-        chain = labelled(of_attempts(connection, [row.attempt], experts=False)[row.attempt])
+    chain = labelled(stored.of_attempt(group.id, row.attempt))
     try:
         whole = paths(chain)
     except (ValueError, KeyError) as error:

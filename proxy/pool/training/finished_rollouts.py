@@ -44,11 +44,12 @@ class ReplayableRollout:
 
 
 def finished_rollout(pool: Pool, run_id: int, rollout_id: int) -> ReplayableRollout:
-    """Return a finished rollout, also one for evaluation. UserError when none with an attempt has this id."""
+    """Return a finished rollout, also one for evaluation. UserError when none with an attempt has this id, or when its
+    completions have left the pool."""
     calls = select(func.count()).where(completions.c.attempt_id == rollouts.c.attempt_id).scalar_subquery()
     columns = (tasks.c.spec, attempts.c.agent, attempts.c.id, groups.c.id, rollouts.c.member, calls)
     query = (
-        select(*columns, rollouts.c.reward, rollouts.c.failure)
+        select(*columns, rollouts.c.reward, rollouts.c.failure, groups.c.dropped_at)
         .join_from(rollouts, groups)
         .join(tasks, tasks.c.id == groups.c.task_id)
         .join(attempts, attempts.c.id == rollouts.c.attempt_id)
@@ -58,15 +59,21 @@ def finished_rollout(pool: Pool, run_id: int, rollout_id: int) -> ReplayableRoll
         row = connection.execute(query).one_or_none()
     if row is None:
         raise UserError(f"the run has no finished rollout {rollout_id}; choose one listed in results.jsonl")
-    return ReplayableRollout(*row)
+    *values, dropped_at = row
+    if dropped_at is not None:
+        raise UserError(f"the calls of rollout {rollout_id} have left the pool; choose a rollout of a later step")
+    return ReplayableRollout(*values)
 
 
 def finished_rollouts(pool: Pool, run_id: int) -> list[RecordedRollout]:
-    """Return a run's finished rollouts in queue order. Leaves out those for evaluation and those without an attempt."""
+    """Return a run's finished rollouts in queue order.
+
+    Leaves out those for evaluation, those without an attempt, and those whose completions have left the pool.
+    """
     query = (
         select(rollouts.c.id, rollouts.c.group_id, rollouts.c.attempt_id, rollouts.c.reward, rollouts.c.failure)
         .join_from(rollouts, groups)
-        .where(groups.c.run_id == run_id, groups.c.purpose.is_(None))
+        .where(groups.c.run_id == run_id, groups.c.purpose.is_(None), groups.c.dropped_at.is_(None))
         .where(rollouts.c.finished_at.is_not(None), rollouts.c.attempt_id.is_not(None))
         .order_by(groups.c.queue_index, rollouts.c.member)
     )

@@ -135,8 +135,13 @@ def lease(pool: Pool, run_id: int, step: int, rule: LeaseRule, trainer: str | No
 
 
 def of_step(pool: Pool, run_id: int, step: int) -> list[LeasedGroup]:
-    """Return the groups that a train step took, with the staleness that it saw."""
+    """Return the groups that a train step took, with the staleness that it saw. UserError when they left the pool."""
     with pool.read() as connection:
+        dropped = (groups.c.run_id == run_id) & (groups.c.step == step) & groups.c.dropped_at.is_not(None)
+        if connection.scalar(select(groups.c.id).where(dropped).limit(1)) is not None:
+            raise UserError(
+                f"the rollouts of step {step} have left the pool for an archive; read them with proxy.pool.read"
+            )
         return _load(connection, run_id, groups.c.step == step, now=step - 1)
 
 

@@ -1,0 +1,1 @@
+"""What leaves the pool: consumed groups go to archive files, then from the tables (docs/pool.md)."""

@@ -1,0 +1,58 @@
+"""Which groups may leave the pool: consumed ones, behind every step that the run may be taken back to.
+
+A rollback to step S leases the groups of the steps after S again, and it needs the checkpoint of S. So what no existing
+checkpoint reaches is never trained again. Groups that wait, are leased or were dropped stay.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import ColumnElement, exists, select
+
+from proxy.pool.database import Pool
+from proxy.pool.errors import UserError
+from proxy.pool.rollouts.runs import Run
+from proxy.pool.schema import attempts, groups, rollouts
+from proxy.pool.training.steps import versions
+
+
+@dataclass(frozen=True)
+class Horizon:
+    """The steps of a run that matter for its archive."""
+
+    newest: int
+    oldest_checkpoint: int
+    """The earliest step that the run may be taken back to."""
+    last: int
+    """Groups of the steps up to this one may leave."""
+
+
+def horizon(pool: Pool, run: Run, older_than: int) -> Horizon:
+    """Return what may leave when the newest `older_than` steps stay.
+
+    UserError for a run without steps, and where its checkpoints are not: then nobody knows how far back it may go.
+    """
+    published = versions(pool, run.id)
+    if not published:
+        raise UserError(f"run {run.name!r} has no train steps, so none of its groups is consumed; nothing is archived")
+    newest = published[-1]
+    if not Path(newest.checkpoint).is_dir():
+        raise UserError(
+            f"the newest checkpoint of run {run.name!r} is not here ({newest.checkpoint}), so it is not known how far "
+            "back the run may be taken; run this command where the trainer's output is, in the trainer's directory"
+        )
+    oldest = min(version.step for version in published if Path(version.checkpoint).is_dir())
+    return Horizon(newest.step, oldest, min(newest.step - older_than, oldest))
+
+
+def may_leave(run_id: int, last: int) -> ColumnElement[bool]:
+    """Select the groups that may leave: of steps up to `last`, and with all attempts closed."""
+    members = rollouts.c.group_id == groups.c.id
+    open_attempts = exists(
+        select(attempts.c.id)
+        .join_from(attempts, rollouts, rollouts.c.id == attempts.c.rollout_id)
+        .where(members, attempts.c.closed_at.is_(None))
+        .correlate(groups)
+    )
+    consumed = (groups.c.run_id == run_id) & (groups.c.state == "CONSUMED") & (groups.c.step <= last)
+    return consumed & ~open_attempts

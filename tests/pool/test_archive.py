@@ -1,0 +1,258 @@
+"""Retention: consumed groups go to an archive and then leave the pool, and the iterator reads them from there."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+from sqlalchemy import func, select, text
+
+from proxy.commands.main import main
+from proxy.pool.completions.records import NewCompletion, int_bytes
+from proxy.pool.completions.routed_experts import RoutedExperts
+from proxy.pool.database import Pool
+from proxy.pool.errors import UserError
+from proxy.pool.inspect.show import show
+from proxy.pool.inspect.verify import verify
+from proxy.pool.read import RolloutFilter, rollouts
+from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt
+from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
+from proxy.pool.rollouts.runs import open_run
+from proxy.pool.schema import archives, completions, groups
+from proxy.pool.training.finished_rollouts import finished_rollout, finished_rollouts
+from proxy.pool.training.steps import Published, publish, reopen_after
+from proxy.pool.training.windowed_fifo import LeaseRule, lease, of_step
+from proxy.pool.untrained import Untrained, UntrainedReason
+from tests.pool.make import TASK, new_completion, record
+
+Command = Callable[..., str]
+STEPS = 4
+
+
+def turns(attempt_id: int) -> list[NewCompletion]:
+    """Two turns on one path, and a broken one with a logprob that is no number."""
+    first = new_completion(attempt_id)
+    second = replace(
+        new_completion(attempt_id, [5], [6]), prefix_length=4, path_crc=crc32(int_bytes([1, 2, 3, 4, 5, 6])),
+        experts=RoutedExperts(4, 1, 1, 1, b"\7"),
+    )  # fmt: skip
+    broken = replace(
+        first, logprobs=array("f", [float("nan"), -0.5]), untrainable=Untrained(UntrainedReason.ENGINE_FAILED, "gone")
+    )
+    return [first, second, broken]
+
+
+@pytest.fixture
+def trained(pool: Pool, tmp_path: Path) -> Pool:
+    """Run r after four steps of one group each, of which the checkpoints of 2 and later exist; one group waits."""
+    run = open_run(pool, "r", "train", {})
+    version = None
+    for step in range(STEPS + 1):
+        if step:
+            assert lease(pool, run.id, step, LeaseRule(groups=1, window=4, max_staleness=9)) is not None
+        checkpoint = tmp_path / f"step-{step:06d}"
+        if step >= 2:
+            checkpoint.mkdir()
+        done = Published(step=step, checkpoint=str(checkpoint), hf_dir="m", metrics={}, parent=version)
+        version = publish(pool, run.id, done).id
+        for member in open_group(pool, run.id, TASK, 1):
+            for _ in range(2):  # the first attempt is retried
+                attempt, _ = open_attempt(pool, member.rollout_id, "command")
+                first, second, broken = turns(attempt.id)
+                [start] = record(pool, [first])
+                record(pool, [replace(second, prefix_of=start, follows=start), broken])
+                close_attempt(pool, attempt.id, Ending())
+            finish_rollout(pool, member.rollout_id, Outcome(attempt_id=attempt.id, reward=0.5 + step))
+    return pool
+
+
+@pytest.fixture
+def archived(trained: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    """`proxy pool archive` of run r, and what it says."""
+
+    def run(*more: str, older_than: int = 1, status: int = 0) -> str:
+        to = ["--to", str(tmp_path / "old"), "--older-than", str(older_than)]
+        assert main(["pool", "archive", trained.url, "r", *to, *more]) == status
+        out = capsys.readouterr()
+        return out.err if status else out.out
+
+    return run
+
+
+def read(pool: Pool) -> list[object]:
+    """All that the iterator yields."""
+    return [repr(one) for one in rollouts(pool, RolloutFilter(all_attempts=True))]
+
+
+def calls(pool: Pool) -> int:
+    with pool.read() as connection:
+        return connection.scalar(select(func.count()).select_from(completions)) or 0
+
+
+def test_archived_rollouts_are_read_as_before(trained: Pool, archived: Command, tmp_path: Path) -> None:
+    before, stored = read(trained), calls(trained)
+    assert len(before) == 2 * (STEPS + 1) and "nan" in str(before)
+    said = archived().splitlines()
+    file = tmp_path / "old" / "r-1-steps-1-2.parquet"
+    assert said == [
+        f"archived 2 groups with 12 completions: {file}",
+        "groups of the steps after 2 stay: the newest step is 4, and the oldest checkpoint, to which the run may be "
+        "taken back, is of step 2",
+    ]
+    assert file.stat().st_mode & 0o777 == 0o600 and calls(trained) == stored and read(trained) == before
+    assert archived("--drop").startswith("dropped the completions of 2 groups from the pool\n")
+    assert calls(trained) == stored - 12 and read(trained) == before
+    assert verify(trained).damages == []
+    assert archived("--drop").startswith("dropped the completions of 0 groups")
+    assert [path.name for path in (tmp_path / "old").iterdir()] == [file.name]
+
+    [final] = rollouts(trained, RolloutFilter(last_step=1))
+    assert [item.tokens.tolist() for item in final.completions] == [[1, 2, 3, 4], [1, 2, 3, 4, 5, 6], [1, 2, 3, 4]]
+    assert [item.prefix_of is None for item in final.completions] == [True, False, True]
+    assert show(trained, 1)[-1] == f"its calls have left the pool for {file}; read them with proxy.pool.read"
+
+
+def test_what_a_rollback_reaches_stays(trained: Pool, archived: Command) -> None:
+    """Also where fewer steps are asked to stay."""
+    archived("--drop", older_than=0)
+    run = open_run(trained, "r", "train", {})
+    reopen_after(trained, run.id, 2)
+    for step in (3, 4):
+        again = lease(trained, run.id, step, LeaseRule(groups=1, window=4, max_staleness=9))
+        assert again is not None and len(again.groups[0].rollouts[0].completions) == 3
+    with trained.read() as connection:
+        query = select(groups.c.step, groups.c.state, groups.c.archive_id, groups.c.dropped_at.is_not(None))
+        rows = [tuple(row) for row in connection.execute(query.order_by(groups.c.id))]
+    gone, stays = ("CONSUMED", 1, True), (None, False)
+    assert rows == [(1, *gone), (2, *gone), (3, "LEASED", *stays), (4, "LEASED", *stays), (None, "DONE", *stays)]
+    assert "the newest step is 2" in archived()
+
+
+def test_more_steps_stay_where_more_are_asked_for(trained: Pool, archived: Command) -> None:
+    assert "steps-1-1.parquet" in archived(older_than=3) and "steps-2-2.parquet" in archived("--drop", older_than=2)
+    assert archived(older_than=9).startswith("groups of the steps after -5 stay")
+    assert len(read(trained)) == 2 * (STEPS + 1)
+
+
+def test_others_say_that_the_calls_are_gone(trained: Pool, archived: Command, tmp_path: Path) -> None:
+    run = open_run(trained, "r", "train", {})
+    assert len(finished_rollouts(trained, run.id)) == STEPS + 1
+    archived("--drop")
+    assert [len(one.completions) for one in finished_rollouts(trained, run.id)] == [3] * (STEPS - 1)
+    with pytest.raises(UserError, match="the rollouts of step 1 have left the pool"):
+        of_step(trained, run.id, 1)
+    with pytest.raises(UserError, match="the calls of rollout 1 have left the pool"):
+        finished_rollout(trained, run.id, 1)
+    moved = tmp_path / "moved"
+    (tmp_path / "old").rename(moved)
+    with pytest.raises(UserError, match=r"steps-1-2.parquet cannot be read .*; put it back, or name the directory"):
+        read(trained)
+    assert len(list(rollouts(trained, RolloutFilter(archives=moved)))) == STEPS + 1
+    file = moved / "r-1-steps-1-2.parquet"
+    file.write_bytes(file.read_bytes()[:-200])
+    with pytest.raises(UserError, match="steps-1-2.parquet cannot be read"):
+        list(rollouts(trained, RolloutFilter(archives=moved)))
+
+
+def test_nothing_is_dropped_that_the_archive_does_not_hold(trained: Pool, archived: Command, tmp_path: Path) -> None:
+    archived()
+    stored = calls(trained)
+    with trained.write() as connection:
+        connection.execute(completions.update().where(completions.c.id == 2).values(misfit="changed"))
+    assert "the archive does not hold attempt 1 as the pool does" in archived("--drop", status=2)
+    (tmp_path / "old" / "r-1-steps-1-2.parquet").unlink()
+    assert "cannot be read" in archived("--drop", status=2)
+    assert calls(trained) == stored
+
+
+@pytest.mark.parametrize(
+    ("run", "older_than", "sentence"),
+    [
+        ("s", 1, "run 's' is not in the pool"),
+        ("new", 1, "run 'new' has no train steps, so none of its groups is consumed"),
+        ("r", -1, "--older-than is a number of steps, 0 or more: -1"),
+        ("r", 1, "is not here"),
+    ],
+)
+def test_what_cannot_be_archived_is_one_sentence(
+    trained: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str], run: str, older_than: int, sentence: str
+) -> None:
+    open_run(trained, "new", "collect", {})
+    (tmp_path / f"step-{STEPS:06d}").rename(tmp_path / "elsewhere")
+    words = ["archive", trained.url, run, "--older-than", str(older_than), "--to", str(tmp_path / "old")]
+    assert main(["pool", *words]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error and error.startswith("error: ") and error.count("\n") == 1
+
+
+def started(pool: Pool, directory: Path) -> "subprocess.Popen[bytes]":
+    words = ["pool", "archive", pool.url, "r", "--older-than", "1", "--to", str(directory), "--drop"]
+    return subprocess.Popen([sys.executable, "-m", "proxy", *words], stdout=subprocess.DEVNULL)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def dropped(pool: Pool) -> int:
+    with pool.read() as connection:
+        return connection.scalar(select(func.count(groups.c.dropped_at))) or 0
+
+
+def test_a_kill_between_the_file_and_the_pool_loses_nothing(trained: Pool, archived: Command, tmp_path: Path) -> None:
+    before = read(trained)
+    with trained.write() as connection:  # SQLite: the only writer
+        if trained.dialect == "postgresql":
+            connection.execute(text("lock table groups in share mode"))
+        command = started(trained, tmp_path / "old")
+        wait_for(lambda: (tmp_path / "old" / "r-1-steps-1-2.parquet").exists())
+        os.kill(command.pid, signal.SIGKILL)
+        command.wait()
+    with trained.read() as connection:
+        assert connection.scalar(select(func.count()).select_from(archives)) == 0
+    assert read(trained) == before and dropped(trained) == 0
+    assert archived("--drop").splitlines()[1] == "dropped the completions of 2 groups from the pool"
+    assert [path.name for path in (tmp_path / "old").iterdir()] == ["r-1-steps-1-2.parquet"]
+    assert read(trained) == before and verify(trained).damages == []
+
+
+@contextmanager
+def stuck_at_the_second_group(pool: Pool) -> Iterator[None]:
+    """While this lasts, nobody can delete the completions of the second group: a lock, or a trigger without end."""
+    if pool.dialect == "postgresql":
+        with pool.write() as connection:
+            connection.execute(text("select id from completions where attempt_id = 3 for update"))
+            yield
+        return
+    endless = "with recursive n(i) as (select 1 union all select i + 1 from n) select count(*) from n"
+    with pool.write() as connection:
+        connection.execute(
+            text(f"create trigger stuck before delete on completions when old.attempt_id = 3 begin {endless}; end")
+        )
+    yield
+    with pool.write() as connection:
+        connection.execute(text("drop trigger stuck"))
+
+
+def test_a_kill_between_two_groups_loses_nothing(trained: Pool, archived: Command, tmp_path: Path) -> None:
+    before = read(trained)
+    with stuck_at_the_second_group(trained):
+        command = started(trained, tmp_path / "old")
+        wait_for(lambda: dropped(trained) == 1)
+        assert read(trained) == before
+        os.kill(command.pid, signal.SIGKILL)
+        command.wait()
+    assert read(trained) == before and dropped(trained) == 1 and verify(trained).damages == []
+    assert archived("--drop").splitlines()[0] == "dropped the completions of 1 groups from the pool"
+    assert read(trained) == before and verify(trained).damages == []
