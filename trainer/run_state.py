@@ -86,7 +86,7 @@ class RunState:
 
     def demand_owner(self) -> None:
         """Raise UserError when another trainer has taken the run over."""
-        self.ranks.share(self._claim.demand)
+        self.ranks.share(lambda: self._claim.demand())  # only rank 0 has a claim
 
     def publish(
         self, step: int, directories: tuple[Path, Path], metrics: dict[str, Any], parent: steps.Version | None = None
