@@ -22,7 +22,8 @@ from trainer.preflight import claim, demand_tokenizer
 from trainer.push.push import PushResult, push, push_again, release
 from trainer.push.weights import Weights
 
-POLL_SECONDS = 0.1
+POLL_SECONDS, LONGEST_POLL_SECONDS = 0.1, 1.0
+"""Seconds between two looks at the pool. They become rarer while nothing comes: an idle run costs next to nothing."""
 ENGINE_SECONDS = 5.0
 """Seconds between two checks, while waiting, that every engine still serves the newest version. The checks become rarer
 while an engine stays out or does not even answer, up to ENGINE_PATIENCE."""
@@ -174,14 +175,15 @@ class RunState:
 
     def _poll(self, look: Callable[[], Answer | None], purpose: str) -> Answer:
         patience = self.config.batch.patience_seconds
-        deadline = time.monotonic() + patience
+        started = time.monotonic()
+        deadline = started + patience
         while (answer := look()) is None:
             if time.monotonic() > deadline:
                 raise UserError(
                     f"waited batch.patience_seconds = {patience:g} for {purpose}; check that the harness is running, "
                     "or raise batch.patience_seconds"
                 )
-            time.sleep(POLL_SECONDS)
+            time.sleep(min(max(POLL_SECONDS, (time.monotonic() - started) / 50), LONGEST_POLL_SECONDS))
         return answer
 
 

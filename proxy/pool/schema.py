@@ -22,6 +22,7 @@ from sqlalchemy import (
     case,
     func,
     null,
+    text,
 )
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
@@ -79,6 +80,13 @@ tasks = Table(
     UniqueConstraint("run_id", "name"),
 )
 
+
+def _partial(column: str) -> Index:
+    """Return an index of those of a run's groups that have a value in a column, by this value."""
+    rows = text(f"{column} is not null")
+    return Index(f"ix_groups_{column}", "run_id", column, sqlite_where=rows, postgresql_where=rows)
+
+
 groups = Table(
     "groups",
     metadata,
@@ -102,7 +110,12 @@ groups = Table(
     Column("dropped_at", Float),  # set: the pool does not hold them any more
     UniqueConstraint("run_id", "queue_index"),
     Index(None, "run_id", "position", unique=True),
-    Index(None, "run_id", "state"),
+    Index(None, "run_id", "state", "purpose"),
+    Index(None, "run_id", "finished_at", "id"),
+    Index(None, "task_id"),
+    _partial("step"),
+    _partial("failure"),
+    _partial("replaces"),
     CheckConstraint("state in ('RUNNING', 'DONE', 'LEASED', 'CONSUMED', 'TOMBSTONE')", name="ck_groups_state"),
     CheckConstraint("(step is not null) = (state in ('LEASED', 'CONSUMED'))", name="ck_groups_step"),
     CheckConstraint("purpose = 'eval'", name="ck_groups_purpose"),
@@ -121,6 +134,12 @@ rollouts = Table(
     Column("failure", Text),  # a kind of proxy/pool/rollouts/failures.py
     Column("detail", FreeText),
     Column("finished_at", Float),
+    # Figures of its attempt (proxy/pool/rollouts/counts.py). null: it was finished before there were any, or when the
+    # attempt was still open.
+    Column("completions", Integer),
+    Column("sampled_tokens", Integer),
+    Column("trainable_tokens", Integer),
+    Column("versions", JSON(none_as_null=True)),
     UniqueConstraint("group_id", "member"),
     CheckConstraint("reward between -1e308 and 1e308", name="ck_rollouts_reward"),  # finite
 )

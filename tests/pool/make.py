@@ -10,7 +10,7 @@ from zlib import crc32
 from proxy.pool.completions.records import NewCompletion, VersionSpan, int_bytes
 from proxy.pool.completions.store import CompletionWriter, to_row
 from proxy.pool.database import Pool, insert_row
-from proxy.pool.rollouts.attempts import open_attempt
+from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt
 from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
 from proxy.pool.schema import completions
 from proxy.pool.training.steps import Published, Version, publish, versions
@@ -66,6 +66,7 @@ def finished_group(
         row = to_row(new_completion(attempt.id)) | {"ordinal": 0, "versions": [[version, 0, 2]]}
         with pool.write() as connection:
             insert_row(connection, completions, row)
+        close_attempt(pool, attempt.id, Ending())
         failure = "verifier" if reward is None else None
         finish_rollout(pool, member.rollout_id, Outcome(attempt_id=attempt.id, reward=reward, failure=failure))
     return [member.rollout_id for member in members]

@@ -15,6 +15,7 @@ from typing import Any
 from sqlalchemy import Column, Connection, func, insert, select, update
 
 from proxy.pool.database import Pool, insert_row, retried
+from proxy.pool.rollouts.counts import final_counts
 from proxy.pool.rollouts.failures import FAILURES, enough_valid, treatment
 from proxy.pool.rollouts.runs import lock_run
 from proxy.pool.rollouts.states import GroupState, move
@@ -143,11 +144,12 @@ def open_rollouts(pool: Pool, run_id: int) -> list[OpenRollout]:
         select(rollouts.c.id, rollouts.c.group_id, rollouts.c.member, tasks.c.spec, groups.c.agent)
         .join_from(rollouts, groups)
         .join(tasks, tasks.c.id == groups.c.task_id)
-        .where(groups.c.run_id == run_id, rollouts.c.finished_at.is_(None), groups.c.state == "RUNNING")
-        .order_by(groups.c.queue_index, rollouts.c.member)
+        .where(groups.c.run_id == run_id, groups.c.state == "RUNNING", rollouts.c.finished_at.is_(None))
     )
     with pool.read() as connection:
-        return [OpenRollout(*row) for row in connection.execute(query)]
+        # Sorted here: for an order by index SQLite would read all groups of the run. Groups have rising ids.
+        opened = [OpenRollout(*row) for row in connection.execute(query)]
+    return sorted(opened, key=lambda rollout: (rollout.group_id, rollout.member))
 
 
 @retried
@@ -168,10 +170,12 @@ def finish_rollout(pool: Pool, rollout_id: int, outcome: Outcome) -> GroupProgre
         # the group; and a lease must see all of a group's outcomes or none of the last one's effects.
         lock_run(connection, group.run_id)
         this = rollouts.c.id == rollout_id
+        counts = final_counts(connection, outcome.attempt_id)
+        values |= counts
         if connection.execute(update(rollouts).where(this, rollouts.c.finished_at.is_(None)).values(values)).rowcount:
             return _follow_up(connection, group.id, outcome)
         # It was cancelled while it finished: keep its result, which does not count.
-        late = {"attempt_id": outcome.attempt_id, "reward_parts": outcome.reward_parts}
+        late = {"attempt_id": outcome.attempt_id, "reward_parts": outcome.reward_parts, **counts}
         connection.execute(update(rollouts).where(this, rollouts.c.attempt_id.is_(None)).values(late))
         row = connection.execute(select(groups.c.state, groups.c.failure).where(groups.c.id == group.id)).one()
         return GroupProgress(group.id, row.state, row.failure)

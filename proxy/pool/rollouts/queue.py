@@ -4,7 +4,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from proxy.pool.database import Pool
 from proxy.pool.rollouts.failures import CAP, FAILURES, REPLACED, SPOILED_WINDOW
@@ -24,8 +24,8 @@ class PlannedGroup:
 def opened_in_order(pool: Pool, run_id: int) -> int:
     """Count the groups that the run has opened in the order of its tasks. Replacements do not count."""
     with pool.read() as connection:
-        query = select(groups.c.id).where(groups.c.run_id == run_id, groups.c.replaces.is_(None))
-        return len(connection.execute(query).all())
+        query = select(func.count()).where(groups.c.run_id == run_id, groups.c.replaces.is_(None))
+        return connection.scalar(query) or 0
 
 
 def replacements(pool: Pool, run_id: int, redundant: int) -> list[PlannedGroup]:
@@ -36,7 +36,7 @@ def replacements(pool: Pool, run_id: int, redundant: int) -> list[PlannedGroup]:
         roots = {row.replaces or row.id for row in connection.execute(filtered)}
         if not roots:
             return []
-        line = groups.c.id.in_(roots) | groups.c.replaces.in_(roots)
+        line = groups.c.id.in_(roots) | ((groups.c.run_id == run_id) & groups.c.replaces.in_(roots))
         query = select(groups, tasks.c.spec).join_from(groups, tasks, tasks.c.id == groups.c.task_id)
         chains = defaultdict(list)
         for row in connection.execute(query.where(line).order_by(groups.c.id)):
@@ -68,11 +68,11 @@ def lost_groups(pool: Pool, run_id: int, domain: str) -> list[bool]:
 
 def spoiled_of(pool: Pool, run_id: int, task: str) -> int:
     """Return how many of a task's newest finished rollouts are spoiled."""
+    task_id = select(tasks.c.id).where(tasks.c.run_id == run_id, tasks.c.name == task)
     query = (
         select(rollouts.c.failure)
         .join_from(rollouts, groups, groups.c.id == rollouts.c.group_id)
-        .join(tasks, tasks.c.id == groups.c.task_id)
-        .where(groups.c.run_id == run_id, tasks.c.name == task, rollouts.c.finished_at.is_not(None))
+        .where(groups.c.task_id == task_id.scalar_subquery(), rollouts.c.finished_at.is_not(None))
         .order_by(rollouts.c.finished_at.desc(), rollouts.c.id.desc())
         .limit(SPOILED_WINDOW)
     )

@@ -1,5 +1,6 @@
 """Runs: name, purpose, configuration, and the progress of training."""
 
+import re
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -100,11 +101,18 @@ def admission(pool: Pool, run_id: int) -> Admission:
     """Read what a harness needs to know before it opens another group."""
     with pool.read() as connection:
         newest = current_version(connection, run_id)
+        pushed = newest.step if newest and newest.pushed_at else _pushed_step(connection, run_id)
+        # They count as open: the engines still sample with older weights, so a group that was opened in their place
+        # would be a version older than the step that it is trained in.
+        unpushed = (groups.c.run_id == run_id) & (groups.c.step > pushed)
+        # Two counts, as each has its index. They have no group in common.
+        parts = [select(func.count()).where(which).scalar_subquery() for which in (waiting(run_id), unpushed)]
+        limit, *open_groups = connection.execute(select(runs.c.queue_limit, *parts).where(runs.c.id == run_id)).one()
         return Admission(
             step=newest.step if newest else None,
             version=version_name(newest.id) if newest else None,
-            open_groups=connection.scalar(select(func.count()).where(waiting(run_id) | _unpushed(run_id))) or 0,
-            queue_limit=connection.scalar(select(runs.c.queue_limit).where(runs.c.id == run_id)),
+            open_groups=sum(open_groups),
+            queue_limit=limit,
         )
 
 
@@ -114,20 +122,23 @@ def waiting(run_id: int) -> ColumnElement[bool]:
     return in_run & groups.c.state.in_(("RUNNING", "DONE"))
 
 
-def _unpushed(run_id: int) -> ColumnElement[bool]:
-    """Select the groups of the steps after the last one whose weights were pushed.
-
-    They count as open: the engines still sample with older weights, so a group that was opened in their place would be
-    a version older than the step that it is trained in.
-    """
+def _pushed_step(connection: Connection, run_id: int) -> int:
+    """Return the last step whose weights were pushed; -1: none were."""
     current = (policy_versions.c.run_id == run_id) & policy_versions.c.retired_at.is_(None)
-    pushed = select(func.max(policy_versions.c.step)).where(current, policy_versions.c.pushed_at.is_not(None))
-    return (groups.c.run_id == run_id) & (groups.c.step > func.coalesce(pushed.scalar_subquery(), -1))
+    steps = select(policy_versions.c.step).where(current, policy_versions.c.pushed_at.is_not(None))
+    step = connection.scalar(steps.order_by(policy_versions.c.step.desc()).limit(1))
+    return -1 if step is None else step
 
 
 def version_name(version_id: int) -> str:
     """Return the name of a policy version, as engines know it."""
     return f"v{version_id}"
+
+
+def version_of(name: str) -> int | None:
+    """Return the id of the policy version of this name; None when no version of a pool has such a name."""
+    matched = re.fullmatch(r"v([1-9][0-9]{0,8})", name)
+    return int(matched[1]) if matched else None
 
 
 def current_version(connection: Connection, run_id: int) -> Row[Any] | None:

@@ -6,8 +6,8 @@ Any finished group in the window may be taken; we take the lowest index, which m
 """
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sqlalchemy import Connection, Row, func, select
@@ -17,8 +17,9 @@ from proxy.pool.completions.store import of_attempts
 from proxy.pool.database import Pool, retried
 from proxy.pool.errors import UserError
 from proxy.pool.processes.owners import demand_trainer
+from proxy.pool.rollouts.counts import count, keep_missing
 from proxy.pool.rollouts.failures import enough_valid
-from proxy.pool.rollouts.runs import current_version, lock_run, version_name, waiting
+from proxy.pool.rollouts.runs import current_version, lock_run, version_name, version_of, waiting
 from proxy.pool.rollouts.states import move
 from proxy.pool.schema import groups, policy_versions, rollouts, tasks
 from proxy.pool.training.steps import START_AGAIN
@@ -120,14 +121,15 @@ def lease(pool: Pool, run_id: int, step: int, rule: LeaseRule, trainer: str | No
         leased = _load(connection, run_id, mine)
         if leased or not pick([(row.position, row.state) for row in _queue(connection, run_id)], rule):
             return Lease(step, leased) if leased else None
-        # Judging loads completions and takes long, so it reads before the write transaction, which stays short:
-        # the proxies' commits wait for that one.
-        judged = _judge(connection, run_id, rule)
+        # Judging may load completions and take long, so it reads before the write transaction, which stays short: the
+        # proxies' commits wait for that one.
+        judged, uncounted = _judge(connection, run_id, rule)
     with pool.write() as connection:
         lock_run(connection, run_id)
         _demand_unpublished(connection, run_id, step, trainer)
         # Another trainer may have leased the step since the read above.
         if not connection.scalar(select(func.count()).where(groups.c.run_id == run_id, mine)):
+            keep_missing(connection, uncounted)
             _take(connection, run_id, judged, rule, step)
     with pool.read() as connection:
         leased = _load(connection, run_id, mine)
@@ -152,26 +154,41 @@ def _demand_unpublished(connection: Connection, run_id: int, step: int, trainer:
         raise UserError(f"step {step} of the run is published already, the newest is {newest.step}; {START_AGAIN}")
 
 
-def _queue(connection: Connection, run_id: int) -> Sequence[Row[int, int, str]]:
-    query = select(groups.c.id, groups.c.position, groups.c.state).where(waiting(run_id)).order_by(groups.c.position)
-    return connection.execute(query).all()
+def _queue(connection: Connection, run_id: int) -> list[Row[int, int, str]]:
+    # Sorted here, like what _load reads: for an order by index SQLite would read all groups of the run.
+    rows = connection.execute(select(groups.c.id, groups.c.position, groups.c.state).where(waiting(run_id)))
+    return sorted(rows, key=lambda row: row.position)
 
 
-def _judge(connection: Connection, run_id: int, rule: LeaseRule) -> dict[int, Untrained | None]:
-    """Return, by id, why each finished group cannot be trained; None: it can."""
-    finished = groups.c.purpose.is_(None) & (groups.c.state == "DONE")
-    return {group.group_id: _unusable(group, rule) for group in _load(connection, run_id, finished, experts=False)}
+def _judge(connection: Connection, run_id: int, rule: LeaseRule) -> tuple[dict[int, Untrained | None], dict[int, int]]:
+    """Return, by id, why each finished group cannot be trained (None: it can), and the attempts without figures.
+
+    Reads the figures on the rollouts' rows, and completions only of those without (attempt id -> rollout id).
+    """
+    columns = (rollouts.c.id, rollouts.c.attempt_id, rollouts.c.reward, rollouts.c.failure, rollouts.c.versions)
+    finished = waiting(run_id) & (groups.c.state == "DONE")
+    query = select(*columns, rollouts.c.group_id, groups.c.size).join_from(groups, rollouts).where(finished)
+    members = connection.execute(query).all()
+    uncounted = {m.attempt_id: m.id for m in members if m.versions is None and m.attempt_id is not None}
+    counted = count(connection, uncounted)
+    names = {m.id: (counted[m.attempt_id].versions if m.attempt_id in counted else m.versions) or () for m in members}
+    now, known = _now(connection, run_id), _known(_steps(connection, run_id, names.values()), None)
+    sizes: dict[int, int] = {}
+    lags: dict[int, list[int]] = {}
+    for m in members:
+        why, lag = _standing(m.reward, m.failure, _oldest_step(names[m.id], known), now)
+        sizes[m.group_id] = m.size
+        lags.setdefault(m.group_id, []).extend([lag] if why is None else [])
+    return {group_id: _unusable(lags[group_id], size, now, rule) for group_id, size in sizes.items()}, uncounted
 
 
-def _unusable(group: LeasedGroup, rule: LeaseRule) -> Untrained | None:
-    valid = [member for member in group.rollouts if member.verdict is not None]
-    size = group.size or len(group.rollouts)
-    freshest = min((member.staleness for member in valid), default=0)
-    staleness = group.staleness if rule.stale == "group" else freshest
+def _unusable(lags: list[int], size: int, now: int, rule: LeaseRule) -> Untrained | None:
+    """Why a group cannot be trained; None: it can. `lags`: the staleness of its valid rollouts."""
+    staleness = max(lags, default=now) if rule.stale == "group" else min(lags, default=0)
     if staleness > rule.max_staleness:
         return Untrained(UntrainedReason.STALE, f"{staleness} steps behind, {rule.max_staleness} allowed")
-    if not enough_valid(len(valid), size):
-        return Untrained(UntrainedReason.TOO_FEW_VALID, f"{len(valid)} of {size} rollouts are usable")
+    if not enough_valid(len(lags), size):
+        return Untrained(UntrainedReason.TOO_FEW_VALID, f"{len(lags)} of {size} rollouts are usable")
     return None
 
 
@@ -186,73 +203,82 @@ def _take(connection: Connection, run_id: int, judged: dict[int, Untrained | Non
     move(connection, chosen, "DONE", "LEASED", step=step)
 
 
-def _load(
-    connection: Connection, run_id: int, condition: Any, *, now: int | None = None, experts: bool = True
-) -> list[LeasedGroup]:
+def _load(connection: Connection, run_id: int, condition: Any, *, now: int | None = None) -> list[LeasedGroup]:
     """Load groups with their rollouts and completions, in queue order.
 
     `now`: the step that staleness is measured from; None: that of the newest version.
     """
     selected = select(groups, tasks.c.spec).join_from(groups, tasks, tasks.c.id == groups.c.task_id)
-    rows = connection.execute(selected.where(groups.c.run_id == run_id, condition).order_by(groups.c.queue_index)).all()
+    rows = sorted(
+        connection.execute(selected.where(groups.c.run_id == run_id, condition)), key=lambda row: row.queue_index
+    )
+    if not rows:
+        return []
     query = select(rollouts).where(rollouts.c.group_id.in_([row.id for row in rows])).order_by(rollouts.c.member)
-    members = connection.execute(query).all()
-    ids = [row.attempt_id for row in members if row.attempt_id is not None]
-    completions = of_attempts(connection, ids, experts)
-    steps = _steps(connection, run_id)
-    if now is None:
-        newest = current_version(connection, run_id)
-        now = newest.step if newest else 0
+    members: dict[int, list[Row[Any]]] = {row.id: [] for row in rows}
+    for member in connection.execute(query):
+        members[member.group_id].append(member)
+    attempt_ids = [m.attempt_id for some in members.values() for m in some if m.attempt_id is not None]
+    completions = of_attempts(connection, attempt_ids)
+    now = _now(connection, run_id) if now is None else now
+    steps = _steps(connection, run_id, map(_versions, completions.values()))
+    known_at = {step: _known(steps, step) for step in {row.step for row in rows}}
     loaded = []
     for row in rows:
-        whole = [
-            LeasedRollout(
-                m.id,
-                m.member,
-                m.reward,
-                _why_masked(m.failure, m.reward),
-                completions.get(m.attempt_id, []),
-                parts=m.reward_parts or {},
-            )
-            for m in members
-            if m.group_id == row.id
-        ]
-        known = {name: step for name, (step, retired) in steps.items() if not retired or step < (row.step or 0)}
-        aged = [_aged(member, _oldest_step(member, known), now) for member in whole]
-        staleness = max((member.staleness for member in aged if member.untrained is None), default=now)
-        loaded.append(LeasedGroup(row.id, row.queue_index, row.spec, staleness, aged, row.size))
+        whole = [_leased(m, completions.get(m.attempt_id, []), known_at[row.step], now) for m in members[row.id]]
+        staleness = max((member.staleness for member in whole if member.untrained is None), default=now)
+        loaded.append(LeasedGroup(row.id, row.queue_index, row.spec, staleness, whole, row.size))
     return loaded
 
 
-def _why_masked(failure: str | None, reward: float | None) -> Untrained | None:
-    """Return why a rollout is masked. A failure with a reward is the policy's own and counts."""
-    if reward is not None:
-        return None
-    no_reward = Untrained(UntrainedReason.NO_REWARD)
-    return no_reward if failure is None else Untrained(UntrainedReason.ROLLOUT_FAILED, failure)
+def _leased(row: Row[Any], completions: list[Completion], known: dict[str, int], now: int) -> LeasedRollout:
+    why, staleness = _standing(row.reward, row.failure, _oldest_step(_versions(completions), known), now)
+    return LeasedRollout(row.id, row.member, row.reward, why, completions, staleness, row.reward_parts or {})
 
 
-def _aged(member: LeasedRollout, oldest: int | None, now: int) -> LeasedRollout:
-    if oldest is not None:
-        return replace(member, staleness=now - oldest)
-    valid = member.untrained is None
-    return replace(member, untrained=Untrained(UntrainedReason.NO_VERSION)) if valid else member
+def _versions(completions: Iterable[Completion]) -> set[str]:
+    """Return the names of the weights that sampled trainable tokens."""
+    return {span.version for item in completions if item.untrainable is None for span in item.versions}
 
 
-def _steps(connection: Connection, run_id: int) -> dict[str, tuple[int, bool]]:
-    """Return (step, retired by a rollback) for each version of the run, by name.
+def _standing(reward: float | None, failure: str | None, oldest: int | None, now: int) -> tuple[Untrained | None, int]:
+    """Return why a rollout is masked (None: it is not), and its staleness.
+
+    A failure with a reward is the policy's own and counts.
+    """
+    why = None
+    if reward is None:
+        no_reward = Untrained(UntrainedReason.NO_REWARD)
+        why = no_reward if failure is None else Untrained(UntrainedReason.ROLLOUT_FAILED, failure)
+    if oldest is None:
+        return why or Untrained(UntrainedReason.NO_VERSION), 0
+    return why, now - oldest
+
+
+def _now(connection: Connection, run_id: int) -> int:
+    newest = current_version(connection, run_id)
+    return newest.step if newest else 0
+
+
+def _steps(connection: Connection, run_id: int, names: Iterable[Collection[str]]) -> dict[str, tuple[int, bool]]:
+    """Return (step, retired by a rollback), by name, for those of these versions that are the run's."""
+    columns = (policy_versions.c.id, policy_versions.c.step, policy_versions.c.retired_at.is_not(None))
+    ids = {version_id for some in names for name in some if (version_id := version_of(name)) is not None}
+    query = select(*columns).where(policy_versions.c.run_id == run_id, policy_versions.c.id.in_(ids))
+    return {version_name(version_id): (step, retired) for version_id, step, retired in connection.execute(query)}
+
+
+def _known(steps: dict[str, tuple[int, bool]], step: int | None) -> dict[str, int]:
+    """Return the steps of the versions that count for the groups of a step; None: for groups that no step has.
 
     A retired version counts only for groups of later steps: they were leased while it was current, and are trained
     again unchanged.
     """
-    columns = (policy_versions.c.id, policy_versions.c.step, policy_versions.c.retired_at.is_not(None))
-    query = select(*columns).where(policy_versions.c.run_id == run_id)
-    return {version_name(version_id): (step, retired) for version_id, step, retired in connection.execute(query)}
+    return {name: at for name, (at, retired) in steps.items() if not retired or at < (step or 0)}
 
 
-def _oldest_step(member: LeasedRollout, steps: dict[str, int]) -> int | None:
-    """Return the train step of the oldest weights that sampled a trainable token; None: a version is unknown."""
-    names = {span.version for item in member.completions if item.untrainable is None for span in item.versions}
-    if not names or not names <= steps.keys():
+def _oldest_step(names: Collection[str], steps: dict[str, int]) -> int | None:
+    """Return the train step of the oldest of these weights; None: there are none, or they are unknown."""
+    if not names or not steps.keys() >= set(names):
         return None
     return min(steps[name] for name in names)
