@@ -14,6 +14,7 @@ import msgspec
 
 from harness.agents.mix import Scaffold, scaffold_of
 from harness.agents.one_call import AGENT, OneCall
+from harness.monitor.engine_presence import EnginePresence
 from harness.monitor.progress import Board
 from harness.rollout import Cancellation, RunContext, run_rollout
 from harness.tasks.mix import TaskMix
@@ -23,6 +24,7 @@ from proxy.pool.rollouts.failures import CAP, FAILURES, SPOILED_FEWEST, SPOILED_
 from proxy.pool.rollouts.groups import GroupOptions, GroupProgress, OpenRollout, Outcome, open_group, open_rollouts
 from proxy.pool.rollouts.queue import PlannedGroup, lost_groups, opened_in_order, replacements, spoiled_of
 from proxy.pool.rollouts.runs import admission, record_event
+from sandboxes.base import SandboxError
 
 POLL_SECONDS = 0.2
 ANSWERING = Scaffold(name=AGENT, agent=OneCall())
@@ -93,12 +95,14 @@ class RunLoop:
     async def go(self) -> None:
         """Run until the plan is done, or something raises. Rollouts that still run then are cancelled and awaited."""
         self._failed = asyncio.get_running_loop().create_future()
-        feeding = asyncio.create_task(self._feed())
+        feeding, engine = asyncio.create_task(self._feed()), self._context.engine
+        engine.watch()
         try:
             while not await self._reached():
                 await asyncio.wait({feeding, self._failed}, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-                self._board.outage = self._context.sandboxes.away
+                self._board.outage = self._context.sandboxes.away or engine.away
                 self._board.refresh()
+                _check_patience(engine)
                 if self._failed.done():
                     self._failed.result()
                 if feeding.done():
@@ -108,6 +112,7 @@ class RunLoop:
             for task in working:
                 task.cancel()
             await asyncio.gather(*working, return_exceptions=True)
+            await engine.close()
             self._failed.cancel()
 
     async def _reached(self) -> bool:
@@ -230,3 +235,11 @@ class RunLoop:
                 f"stopped: {message}, the newest to {finished.failure}; if more than {CAP.stop:.0%} are lost, training "
                 "on the rest would be biased. Find the cause in results.jsonl, then repeat the same command to go on"
             )
+
+
+def _check_patience(engine: EnginePresence) -> None:
+    """End the run when no engine has been up for too long. Its attempts are interrupted, and start again on resume."""
+    try:
+        engine.check()
+    except SandboxError as error:
+        raise UserError(f"{error}, then repeat the same command to go on") from error

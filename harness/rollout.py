@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from harness.environment.augment import Variation, apply, chosen
 from harness.environment.snapshot import Snapshot, set_up, spec_of, take_snapshot, write_snapshot
 from harness.failure import AttemptFailed, Unexpected, stage
 from harness.monitor.egress import note_egress
+from harness.monitor.engine_presence import EnginePresence
 from harness.monitor.hang_watch import HangWatch, run_watched
 from harness.tasks import Task, TaskPart, parts_of
 from harness.tasks.stored import stored_task
@@ -81,6 +83,7 @@ class RunContext:
     """Asks the proxy whether it or its engine is out of order."""
     end_calls: Callable[[Collection[int]], Coroutine[Any, Any, None]]
     """Has the proxy end the calls of these attempts, and record what they have sampled."""
+    engine: EnginePresence
     slots: StageSlots = field(default_factory=lambda: StageSlots(starting=64, agents=64, verifying=64))
     budgets: Budgets = Budgets()
     judge: Judge | None = None
@@ -137,6 +140,7 @@ async def make_attempt(context: RunContext, job: RolloutJob) -> Outcome:
     """Open an attempt, run it, and close it whatever happens. Raises what ends the run, and cancellation."""
     try:
         await context.sandboxes.until_there()
+        await context.engine.until_there()
     except SandboxError as error:
         raise UserError(f"{error}, then repeat the same command to go on") from error
     agent_name = job.rollout.agent or job.agent.name
@@ -234,7 +238,9 @@ class LiveAttempt:
             await self.close(failed)
 
     async def blamed(self, kind: str, detail: str) -> tuple[str, str]:
-        """Return the failure and its detail: an outage where the attempt's sandbox could not be reached meanwhile."""
+        """Return the failure and its detail: an outage where its sandbox or every engine was away meanwhile."""
+        if kind == "engine" and await self._context.engine.was_away(self._began):
+            return "outage", f"no engine was up ({detail})"
         if kind in ("engine", "proxy") or not await self._context.sandboxes.was_away(self._began, self._sandbox):
             return kind, detail
         return "outage", f"what runs the sandboxes was away ({detail})"
@@ -273,17 +279,20 @@ class LiveAttempt:
         env |= {"OPENAI_BASE_URL": endpoint.url, "OPENAI_API_KEY": endpoint.key, "MODEL": endpoint.model}
         env |= {"INSTRUCTION": task.instruction, "INSTRUCTION_FILE": f"{sandbox.home}/instruction.md"}
         limits = task.command_limits(min(task.timeout, context.budgets.seconds or task.timeout))
+        excused = partial(context.engine.stood_still, self._id)
         hung_seconds = context.budgets.hung_seconds
-        watched = HangWatch(context.pool, self._id, hung_seconds, lambda: context.sandboxes.away_seconds)
+        watched = HangWatch(context.pool, self._id, hung_seconds, lambda: context.sandboxes.away_seconds, excused)
         async with context.slots.agents:
             await sandbox.write("~/instruction.md", task.instruction)
             for path, text in launch.files.items():
                 await sandbox.write(path, text)
+            began = time.time()
+            limits = replace(limits, excused=partial(excused, began))
             try:
                 result = await run_watched(sandbox, launch.command, limits, env, watched)
             except SandboxError as error:
                 raise AttemptFailed("tool_flake", str(error)) from error
-        self._add_time("agent", result.seconds)
+        await self._add_agent_time(result, began)
         self._exit_code = result.exit_code
         with (context.logs / f"{self._log_name}.log").open("a") as log:
             log.write(result.output)
@@ -347,8 +356,10 @@ class LiveAttempt:
         with stage("harness"):
             endpoint = Endpoint(context.url, self._key, context.model, context.context_length)
             async with context.slots.agents:
-                result = await ask(endpoint, task, min(task.timeout, context.budgets.seconds or task.timeout))
-            self._add_time("agent", result.seconds)
+                began = time.time()
+                seconds = min(task.timeout, context.budgets.seconds or task.timeout)
+                result = await ask(endpoint, task, seconds, partial(context.engine.stood_still, self._id, began))
+            await self._add_agent_time(result, began)
             self._exit_code = result.exit_code
             (context.logs / f"{self._log_name}.log").write_text(result.output)
             if result.ended == "exit":
@@ -414,6 +425,12 @@ class LiveAttempt:
         if self._may_have_calls:
             self._may_have_calls = False
             await self._context.end_calls([self._id])
+
+    async def _add_agent_time(self, result: Result, began: float) -> None:
+        """Add the agent's time, and how much of it its calls waited while no engine was up."""
+        self._add_time("agent", result.seconds)
+        if away := await self._context.engine.stood_still(self._id, began):
+            self._add_time("engine_away", away)
 
     def _add_time(self, name: str, seconds: float) -> None:
         """Add to a timing; a task with steps does everything several times."""

@@ -76,6 +76,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Maximum sampled tokens of an attempt. Default: the task's limit."""
     hung_seconds: Seconds = 3600
     """An agent is stopped as hung after this long without output and without a finished model call."""
+    engine_patience: Seconds = 1800
+    """The run ends when no engine has been up for this long. Until then its calls wait, and their agents' clocks stand
+    still."""
     run_dir: FilePath | None = None
     """Directory of the run; the same directory resumes it. Default: runs/<verb>-<tasks>-<agent>."""
     name: str | None = None

@@ -12,6 +12,7 @@ import logging
 import time
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from aiohttp import web
 
@@ -186,8 +187,11 @@ class Handler:
         """Sample one answer and return it once it is committed."""
         recorder, turn, attempt = answer.recorder, answer.turn, answer.recorder.session.attempt
         await self._sessions.check_budget(attempt)
-        async with self._admission.place(attempt, self._settings.limits.wait_seconds):
-            await self._sample(answer)
+        outage = self._engine.outage
+        with outage.call(attempt.id):
+            excused = partial(outage.seconds, attempt.id)
+            async with self._admission.place(attempt, self._settings.limits.wait_seconds, excused):
+                await self._sample(answer)
         reply = turn.reply()
         # Shielded: an answer whose time without a client is over must still be stored whole, for a retry.
         await asyncio.shield(recorder.store(reply, why_untrained(turn, attempt)))
@@ -199,7 +203,9 @@ class Handler:
         if isinstance(self._engine, Provider):
             return ProviderTurn(call, prompt, self._template, provider=self._engine)
         attempt = session.attempt
-        route = self._engine.route(Origin(attempt.id, attempt.group_id, prompt.prefix_length))
+        # The harness decides how long a run's call waits for an engine; nobody does so for other calls.
+        origin = Origin(attempt.id, attempt.group_id, prompt.prefix_length)
+        route = self._engine.route(origin, waits=attempt.run_id is not None)
         return Turn(call, prompt, self._template, route, self._settings.mixture)
 
     async def _sample(self, answer: OngoingAnswer) -> None:

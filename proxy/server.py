@@ -19,7 +19,7 @@ from proxy.config import ProxyConfig, engine_urls
 from proxy.dialects import chat_completions
 from proxy.dialects.base import CountingDialect, Dialect
 from proxy.engine.moe_config import read_mixture
-from proxy.engine.replicas.fleet import Fleet
+from proxy.engine.replicas.fleet import Fleet, Weights
 from proxy.handler import Handler, HandlerSettings
 from proxy.http.admission import AdmissionGate, Capacity, FairThreads
 from proxy.http.auth import Access
@@ -35,7 +35,7 @@ from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import PoolReadError, PoolWriteError, UserError
 from proxy.pool.processes.deliveries import register_proxy
 from proxy.pool.tokenizer_fingerprint import fingerprint
-from proxy.pool.training.steps import newest
+from proxy.pool.training.steps import newest, successor
 from proxy.prompt.template import ChatTemplate
 from proxy.recording.ongoing import OngoingAnswers
 from proxy.recording.provider import SCHEME, Provider
@@ -91,6 +91,7 @@ class Gateway:
         self._open_to_agents = {route.resource for route in open_routes} | {None}  # None: an unknown path or method
         app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/end_calls", self._end_calls)
+        app.router.add_get("/outage", self._outage)
         app.cleanup_ctx.append(self._lifetime)
         return app
 
@@ -115,7 +116,11 @@ class Gateway:
     def fleet(self) -> Fleet | Provider:
         """Make the client of the engines. To be called inside the running event loop."""
         silence, published = self.config.engine.silence_seconds, partial(newest, self.pool)
-        return self.provider or Fleet(self.engines, silence, published)
+        return self.provider or Fleet(self.engines, silence, published, self._successor)
+
+    def _successor(self, version: str) -> Weights | None:
+        found = successor(self.pool, version)
+        return None if found is None else Weights(found.name, found.hf_dir)
 
     @web.middleware
     async def _require_administrator(self, request: web.Request, handler: Route) -> web.StreamResponse:
@@ -250,6 +255,16 @@ class Gateway:
             raise CallError(400, "invalid_request", message) from error
         await self._ongoing.end(attempt_ids)
         return web.Response(status=204)
+
+    async def _outage(self, request: web.Request) -> web.Response:
+        """Answer which engines are away while none is up, and how long an attempt's calls have waited for one."""
+        try:
+            attempt_id, within = int(request.query.get("attempt", 0)), float(request.query.get("within", 0))
+        except ValueError as error:
+            message = f"attempt and within are numbers, not {request.query_string!r}; correct the query"
+            raise CallError(400, "invalid_request", message) from error
+        seconds = self._engine.outage.seconds(attempt_id, within)
+        return web.json_response({"away": self._engine.away, "seconds": seconds})
 
     async def _health(self, request: web.Request) -> web.Response:
         """Answer everybody that the proxy is up, and the administrator with its model, engines and pool."""

@@ -4,7 +4,7 @@ Paths are relative to the sandbox's working directory, or to the user's home if 
 outside. An absolute path belongs to the sandbox's own file system, where it has one (Docker); elsewhere it is refused.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal, Protocol
@@ -85,12 +85,19 @@ class Spec:
     """Judges the work of a sandbox that makes place for it, so no other takes that place before it."""
 
 
+async def no_seconds() -> float:
+    """Excuse nothing."""
+    return 0.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """Limits of one command, counted over all processes of its sandbox."""
 
     seconds: float = 600
     """Wall time of the command."""
+    excused: Callable[[], Awaitable[float]] = no_seconds
+    """Asked when the wall time seems to be up: seconds since the command began that do not count."""
     cpu_seconds: float | None = None
     """CPU time of the processes alive, with the children that they have waited for. None: unlimited."""
     output_bytes: int = 1 << 20

@@ -58,15 +58,24 @@ class Model:
         head = f"POST /{self._path}/chat/completions HTTP/1.1\r\n{self._head}Content-Length: {len(body)}\r\n\r\n"
         self._wire.sendall(head.encode() + body)
         status = self._reader.readline().split(b" ", 2)
-        length = 0
+        length, chunked = 0, False
         while (line := self._reader.readline().strip().lower()) not in (b"", b"\r\n"):
             if line.startswith(b"content-length:"):
                 length = int(line[15:])
-        answer = self._reader.read(length)
+            chunked = chunked or line == b"transfer-encoding: chunked"  # as answers are that take long
+        answer = self._chunks() if chunked else self._reader.read(length)
         if len(status) < 2 or status[1] != b"200":
             raise SystemExit(f"the model call failed: {b' '.join(status).decode()}{answer.decode()}")
         message: dict[str, Any] = json.loads(answer)["choices"][0]["message"]
         return message
+
+    def _chunks(self) -> bytes:
+        chunks = []
+        while size := int(self._reader.readline() or b"0", 16):
+            chunks.append(self._reader.read(size))
+            self._reader.readline()
+        self._reader.readline()
+        return b"".join(chunks)
 
 
 def run(function: dict[str, Any], seconds: float) -> str:

@@ -20,6 +20,7 @@ from harness.async_pool import AsyncPool
 from harness.commands.judge_options import add_judge, judge_at
 from harness.environment.augment import KINDS, of_run
 from harness.loop import RunLoop, RunPlan
+from harness.monitor.engine_presence import EnginePresence
 from harness.monitor.progress import Board, calls_table, closing_table, length_bias, make_console
 from harness.rollout import Budgets, RunContext, StageSlots
 from harness.run_dir import RunDir, Whereabouts
@@ -77,6 +78,7 @@ def _add_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--turns", type=_positive, help="limit of model calls per attempt, if lower than its task's")
     run.add_argument("--tokens", type=_positive, help="limit of sampled tokens per attempt, if lower than its task's")
     run.add_argument("--hung-seconds", type=float, help="end an agent that shows no sign of life (default: 3600)")
+    run.add_argument("--engine-patience", type=float, help="seconds to wait while no engine is up (default: 1800)")
     run.add_argument("--run-dir", help="directory of the run (default: runs/<verb>-<tasks>-<agent>)")
     run.add_argument("--name", help="name of the run in the pool (default: name of the run directory)")
     run.add_argument("--proxy", metavar="URL", help="use this running proxy (default: start one)")
@@ -240,6 +242,7 @@ def make_context(
         logs=logs,
         trouble=proxy.trouble,
         end_calls=proxy.end_calls,
+        engine=EnginePresence(proxy.url, proxy.admin_key, settings.engine_patience),
         slots=StageSlots(
             starting=settings.starting or all_rollouts,
             agents=all_rollouts,

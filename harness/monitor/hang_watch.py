@@ -5,13 +5,18 @@ Silent work cannot be seen, so the patience must be longer than the longest mode
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from harness.async_pool import AsyncPool
 from harness.failure import AttemptFailed
 from proxy.pool.rollouts.budgets import last_event
 from sandboxes.base import Limits, Result, Sandbox
+from sandboxes.clocks import LEAST_SECONDS
+
+
+async def _nothing(_since: float) -> float:
+    return 0.0
 
 
 @dataclass
@@ -24,6 +29,8 @@ class HangWatch:
     """Seconds without a sign of life after which the agent counts as hung."""
     away_seconds: Callable[[], float] = lambda: 0.0
     """Seconds so far in which no sign of life could come, because the daemon that runs the sandbox was away."""
+    excused: Callable[[float], Awaitable[float]] = _nothing
+    """Seconds after a moment (unix time) in which none could come, because no engine was up."""
     _heard: float = 0
     _away_before: float = 0
 
@@ -36,7 +43,8 @@ class HangWatch:
             last_call = await self.pool(last_event, self.attempt_id) or 0
             if last_call > self._heard:  # an outage before it is no part of the silence after it
                 self._heard, self._away_before = last_call, self.away_seconds()
-        return time.time() - self._heard - (self.away_seconds() - self._away_before)
+        silence = time.time() - self._heard - (self.away_seconds() - self._away_before)
+        return silence if silence < self.patience else silence - await self.excused(self._heard)
 
 
 async def run_watched(
@@ -50,7 +58,7 @@ async def run_watched(
             left = watched.patience - await watched.silence()
             if left <= 0:
                 break
-            await asyncio.wait({running}, timeout=left)
+            await asyncio.wait({running}, timeout=max(left, LEAST_SECONDS))
             if running.done():
                 return running.result()
     finally:

@@ -62,7 +62,7 @@ class Board:
         self.step: int | None = None
         self.note = ""
         self.outage = ""
-        """Why no sandbox starts at the moment."""
+        """What the run waits for because it is away: the sandboxes' daemon, or every engine."""
         for row in rows:
             if row.finished:
                 self.add(row)

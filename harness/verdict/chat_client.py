@@ -26,7 +26,7 @@ class NoAnswer(Exception):
     """The endpoint gave no answer; the message says why in one sentence."""
 
 
-async def complete(model: ChatModel, messages: Sequence[dict[str, str]], seconds: float, **options: Any) -> str:
+async def complete(model: ChatModel, messages: Sequence[dict[str, str]], seconds: float | None, **options: Any) -> str:
     """Ask for one completion and return its text. NoAnswer when there is none, TimeoutError after `seconds`."""
     headers = {"Authorization": f"Bearer {model.key}"} if model.key else {}
     body = {"model": model.name, "messages": list(messages), **options}

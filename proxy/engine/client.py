@@ -27,6 +27,7 @@ ABORT_SECONDS = 5
 """How long an abandoned call is waited for after the engine was told to stop it."""
 EVENT = b"data: {"
 STATUS_TIMEOUT = aiohttp.ClientTimeout(total=10)
+LOAD_TIMEOUT = aiohttp.ClientTimeout(total=600)
 T = TypeVar("T")
 
 _decode_event = msgspec.json.Decoder(GenerateEvent).decode
@@ -40,6 +41,11 @@ class _ServerInfo(msgspec.Struct):
     dp_size: int = 1
     hicache_storage_backend: str | None = None
     enable_hierarchical_cache: bool = False
+
+
+class _Done(msgspec.Struct):
+    success: bool = False
+    message: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,23 @@ class EngineClient:
             server = _ServerInfo()
         stores = server.hicache_storage_backend is not None
         return ServerDescription(server.dp_size, stores, server.enable_hierarchical_cache)
+
+    async def load(self, directory: str, version: str) -> None:
+        """Have it load the weights of a directory under this name; EngineError when it does not."""
+        await self._post("/update_weights_from_disk", model_path=directory, weight_version=version, flush_cache=True)
+
+    async def rename(self, version: str) -> None:
+        """Change the name of its weights."""
+        await self._post("/update_weight_version", new_version=version, abort_all_requests=False)
+
+    async def _post(self, path: str, **body: Any) -> None:
+        try:
+            async with self._http.post(f"{self.url}{path}", json=body, timeout=LOAD_TIMEOUT) as answer:
+                done = msgspec.json.decode(await answer.read(), type=_Done)
+        except (aiohttp.ClientError, TimeoutError, ConnectionError, msgspec.DecodeError) as error:
+            raise EngineError("failed", f"the engine at {self.url} did not answer {path} ({error})") from error
+        if not done.success:
+            raise EngineError("failed", f"the engine at {self.url} failed at {path}: {done.message[:300]}")
 
     async def _get(self, path: str, kind: type[T]) -> T:
         try:

@@ -179,6 +179,8 @@ class Sampling:
     """Set by the caller once it has all that it wants: this many tokens. The engine is stopped then."""
     start: int = 0
     """Where in `ids` the tokens of the last engine call begin."""
+    _first_version: str = ""
+    """The weights that the engine named with the first of these tokens."""
 
     @property
     def fresh(self) -> int:
@@ -209,6 +211,18 @@ class Sampling:
         if self.experts is not None:
             self.experts.go_on()
 
+    def break_off(self) -> list[int]:
+        """End an engine call whose engine was lost, so that another one may go on; return the tokens that it sampled.
+
+        A lost engine has not said which tokens are of which weights. They are of one version when it named the same
+        one with the first and the last of them, as versions never come back within a call.
+        """
+        ids = self.ids[self.start :].tolist()
+        if ids and self._first_version == self.version:
+            self.versions += (VersionSpan(self.version, self.start, len(self.ids)),)
+        self.go_on()
+        return ids
+
     def extend(self, event: GenerateEvent) -> list[int]:
         """Take an event and return its new ids; an event may repeat ids that came before."""
         meta = event.meta_info
@@ -227,6 +241,8 @@ class Sampling:
             places = meta.output_top_logprobs[-fresh:]
             self.top += [[(e[0], e[1]) for e in place or () if e[0] is not None] for place in places]
         self.cached_tokens, self.version = meta.cached_tokens, meta.weight_version or self.version
+        if fresh and len(self.ids) - fresh == self.start:
+            self._first_version = self.version
         if self.experts is not None and meta.routed_experts is not None:
             self.experts.received = meta.routed_experts
         if meta.finish_reason is not None:

@@ -7,6 +7,7 @@ and what other proxies do.
 """
 
 import asyncio
+import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
@@ -24,6 +25,8 @@ K = TypeVar("K")
 _Place = asyncio.Future[None]
 RETRY_SECONDS = 5
 """Seconds after which a client that was refused should try again."""
+LEAST_SECONDS = 1.0
+"""Least pause between two looks at how much of a wait does not count."""
 SMALL_TOKENS = 1024
 """Work on at most this many tokens runs on the event loop; a thread would cost more than it saves."""
 
@@ -51,16 +54,21 @@ class AdmissionGate:
         self._queues: OrderedDict[str, OrderedDict[int, deque[_Place]]] = OrderedDict()
 
     @asynccontextmanager
-    async def place(self, attempt: Attempt, seconds: float | None = None) -> AsyncIterator[None]:
-        """Hold a place while the block runs; CallError 429 when none is free within `seconds` (None: wait for ever)."""
+    async def place(
+        self, attempt: Attempt, seconds: float | None = None, excused: Callable[[float], float] = lambda within: 0.0
+    ) -> AsyncIterator[None]:
+        """Hold a place while the block runs; CallError 429 when none is free within `seconds` (None: wait for ever).
+
+        `excused(within)`: how many of the last `within` seconds do not count.
+        """
         run = run_label(attempt)
-        await self._enter(run, attempt.id, seconds)
+        await self._enter(run, attempt.id, seconds, excused)
         try:
             yield
         finally:
             self._leave(run, attempt.id)
 
-    async def _enter(self, run: str, attempt: int, seconds: float | None) -> None:
+    async def _enter(self, run: str, attempt: int, seconds: float | None, excused: Callable[[float], float]) -> None:
         if not self._queues and self._fits(run, attempt):
             self._take(run, attempt)
             return
@@ -69,8 +77,7 @@ class AdmissionGate:
         self.waiting[run] += 1
         self._hand_out()
         try:
-            async with asyncio.timeout(seconds):
-                await place
+            await _granted(place, seconds, excused)
         except (TimeoutError, asyncio.CancelledError) as error:
             if not place.cancelled():  # the place was handed out at the same moment
                 self._leave(run, attempt)
@@ -127,6 +134,20 @@ class AdmissionGate:
             "proxy.max_calls"
         )
         return CallError(429, "rate_limit_exceeded", message)
+
+
+async def _granted(place: _Place, seconds: float | None, excused: Callable[[float], float]) -> None:
+    """Wait for a place. TimeoutError when `seconds` have passed that count."""
+    began, left = time.monotonic(), seconds
+    try:
+        while not (await asyncio.wait([place], timeout=left))[0]:
+            waited = time.monotonic() - began
+            left = (seconds or 0.0) + excused(waited) - waited
+            if left <= 0:
+                raise TimeoutError
+            left = max(left, LEAST_SECONDS)
+    finally:
+        place.cancel()  # does nothing where it was handed out
 
 
 class FairThreads:

@@ -19,6 +19,7 @@ from typing import Any
 from proxy.call import Call, Reply, ToolCall
 from proxy.dialects.structured_output import openai_fields
 from proxy.engine.engine_call import EngineError, Sampling, SamplingRequest
+from proxy.engine.replicas.outage import Outage
 from proxy.engine.replicas.replica import Replica
 from proxy.http.admission import FairThreads
 from proxy.http.redact import redacted
@@ -134,11 +135,13 @@ class Provider:
     """Takes the place of the fleet of engines. UserError when litellm is missing or does not know the provider."""
 
     replicas: tuple[Replica, ...] = ()
+    away = ""
 
     def __init__(self, url: str, max_new_tokens: int | None, silence_seconds: float):
         self.model = url.removeprefix(SCHEME)
         self.max_new_tokens = max_new_tokens
         self.silence_seconds = silence_seconds
+        self.outage = Outage()
         self.litellm, self.error = _libraries()
         try:
             self.litellm.get_llm_provider(self.model)

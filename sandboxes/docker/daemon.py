@@ -21,7 +21,7 @@ from aiodocker.stream import Stream
 
 from sandboxes.base import SandboxError
 from sandboxes.docker.client_config import DaemonEndpoint, config_directory, current_context
-from sandboxes.docker.presence import Presence
+from sandboxes.docker.presence import DaemonPresence
 
 SOCKETS = (Path("/var/run/docker.sock"), Path("/run/docker.sock"), Path.home() / ".docker/run/docker.sock")
 OLDEST_API = (1, 41)
@@ -57,7 +57,7 @@ class DockerDaemon:
     def __init__(self, address: str, docker: aiodocker.Docker, connector: aiohttp.BaseConnector):
         self.address, self.docker = address, docker
         self._connector = connector
-        self.presence = Presence(docker, address)
+        self.presence = DaemonPresence(docker, address)
         self.remapped = False
         """Whether uid 0 inside is an unprivileged user outside."""
         self.first_id = 0

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from sandboxes.base import MAX_COPY_MB, Ended, Limits, OnOutput, Result, Sandbox, SandboxError, Spec, User
+from sandboxes.clocks import time_up
 from sandboxes.local import files, memory_group
 from sandboxes.local.processes import FIRST_NAMESPACE, MARK, kill, namespace, now_ticks, processes_of, start_of, table
 from sandboxes.local.removal import remove
@@ -238,7 +239,8 @@ class ProcessSandbox:
         loop = asyncio.get_running_loop()
         running = _Running(self, limits, loop.create_future())
         exit_code.add_done_callback(lambda _: running.end("exit"))
-        timer = loop.call_later(limits.seconds, running.end, "timeout")
+        timing = asyncio.create_task(time_up(limits.seconds, limits.excused))
+        timing.add_done_callback(lambda _: running.end("timeout"))
         if self.memory_mb is not None or limits.cpu_seconds is not None:
             running.cpu_before = self._cpu_used() if limits.cpu_seconds is not None else 0.0
             self._watch(running)
@@ -246,7 +248,7 @@ class ProcessSandbox:
             return await running.ended
         finally:
             running.ended.cancel()
-            timer.cancel()
+            timing.cancel()
 
     def _cpu_used(self) -> float:
         """Return CPU seconds that the next command's limit must not count: here 0, no process runs two."""

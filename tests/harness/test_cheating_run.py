@@ -12,6 +12,7 @@ from sqlalchemy import func, select
 
 from harness.agents.command import CommandAgent
 from harness.async_pool import AsyncPool
+from harness.monitor.engine_presence import EnginePresence
 from harness.rollout import RunContext, run_rollout
 from harness.setup.stack import RunningProxy
 from proxy.pool.database import open_pool
@@ -77,6 +78,7 @@ async def context(proxy: RunningProxy, docker_daemon: str, socket: Path, tmp_pat
             logs=tmp_path,
             trouble=proxy.trouble,
             end_calls=proxy.end_calls,
+            engine=EnginePresence(proxy.url, proxy.admin_key),
             pause_seconds=0.01,
         )
 

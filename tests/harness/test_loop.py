@@ -16,6 +16,7 @@ from harness.agents.command import CommandAgent
 from harness.agents.mix import Scaffold
 from harness.async_pool import AsyncPool
 from harness.loop import RunLoop, RunPlan
+from harness.monitor.engine_presence import EnginePresence
 from harness.monitor.progress import Board
 from harness.rollout import Budgets, RunContext, StageSlots
 from harness.setup.stack import RunningProxy
@@ -45,6 +46,7 @@ def context(proxy: RunningProxy, tmp_path: Path) -> Iterator[RunContext]:
         logs=tmp_path,
         trouble=proxy.trouble,
         end_calls=proxy.end_calls,
+        engine=EnginePresence(proxy.url, proxy.admin_key),
         pause_seconds=0.01,
     )
     pool.close()

@@ -14,6 +14,7 @@ from sqlalchemy import select
 
 from harness.agents.command import CommandAgent
 from harness.async_pool import AsyncPool
+from harness.monitor.engine_presence import EnginePresence
 from harness.monitor.hang_watch import HangWatch, run_watched
 from harness.rollout import Budgets, RunContext, run_rollout
 from harness.setup.stack import RunningProxy
@@ -46,6 +47,7 @@ def context(proxy: RunningProxy, tmp_path: Path) -> RunContext:
         logs=tmp_path,
         trouble=proxy.trouble,
         end_calls=proxy.end_calls,
+        engine=EnginePresence(proxy.url, proxy.admin_key),
         pause_seconds=0.01,
     )
 

@@ -15,6 +15,7 @@ from harness.async_pool import AsyncPool
 from harness.cli import main
 from harness.cluster.pickling import NodeSetup, pack, unpack
 from harness.cluster.task_directories import directories_of, moved, own_place, packed, unpacked
+from harness.monitor.engine_presence import EnginePresence
 from harness.rollout import RunContext
 from harness.run_dir import RunDir
 from harness.setup.stack import ProxyOptions, RunningProxy, service
@@ -215,6 +216,7 @@ def test_a_bench_travels_without_what_belongs_to_its_process(pool: Pool, proxy: 
         logs=tmp_path / "here",
         trouble=proxy.trouble,
         end_calls=proxy.end_calls,
+        engine=EnginePresence(proxy.url, proxy.admin_key),
     )
     station = NodeSetup(pool=pool.url, make_sandboxes=ProcessSandboxes)
     there = unpack(pack(context), station.opened() | {"logs": Path(), "sandboxes": ProcessSandboxes()})

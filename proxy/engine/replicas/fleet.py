@@ -3,36 +3,69 @@
 Every replica has a circuit (circuit.py). The health of a lost replica is checked after growing pauses; if it returns
 with other weights than the serving replicas have, it gets calls only after it was updated. The same holds for one that
 a push has left behind: as soon as any replica serves the newest published version, those with another get no calls.
-Several proxies of one fleet agree by the hash; they do not see each other's load. Left out: starting replicas, pushing
-weights.
+
+While no replica is up, the calls of runs wait, and then go on with what they had sampled; the harness decides how long.
+A replica that had pushed weights and was restarted without them is loaded with the newest from disk, as no trainer may
+be there to do so. Several proxies of one fleet agree by the hash; they do not see each other's load. Left out: starting
+replicas, pushing new weights.
 """
 
 import asyncio
+import logging
+import re
+import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
 
 from proxy.engine.engine_call import EngineError, Sampling, SamplingRequest
 from proxy.engine.moe_config import layered_cache
-from proxy.engine.replicas.circuit import ELSEWHERE, REPLICA
+from proxy.engine.replicas.circuit import ELSEWHERE, LOST, REPLICA
+from proxy.engine.replicas.outage import Outage
 from proxy.engine.replicas.replica import KEPT_ORIGINS, Origin, Replica, SlotCall, SlotState
 from proxy.engine.replicas.routing import choose, rates
 from proxy.pool.errors import PoolReadError
 
+log = logging.getLogger(__name__)
 TRIES = 3
-"""The most replicas that one call is tried on, one after the other."""
+"""The most replicas that one call is tried on, one after the other; and the most that may die under it."""
 CHECK_SECONDS = 5.0
 """Seconds between the checks of a serving replica's health and weights."""
 BEHIND_SECONDS = 0.5
 """The same for a replica without the newest version: a push is probably updating it."""
 
 
+PUBLISHED = re.compile(r"(v\d+)(-\w+)?")
+"""The names of published versions, also with what a trainer adds while it is at work on an engine."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights on disk, and the name by which engines know them."""
+
+    version: str
+    directory: str
+
+
 class Fleet:
     """All replicas, each watched by a task. Create it inside the running event loop."""
 
-    def __init__(self, urls: Sequence[str], silence_seconds: float = 600, published: Callable[[], str] = lambda: ""):
-        """`published` returns the newest published version, "" where there is none; it is called in a thread."""
+    def __init__(
+        self,
+        urls: Sequence[str],
+        silence_seconds: float = 600,
+        published: Callable[[], str] = lambda: "",
+        successor: Callable[[str], Weights | None] = lambda version: None,
+    ):
+        """Both functions are called in a thread and may raise PoolReadError.
+
+        `published` returns the newest published version, "" where there is none; `successor` the weights that an engine
+        should serve which served this version.
+        """
         self._published, self._newest = published, ""
+        self._successor, self._pushed = successor, ""
+        self.outage = Outage()
         self.replicas = [Replica(url, silence_seconds) for url in urls]
         self._failed_for: OrderedDict[int, str] = OrderedDict()  # attempt -> the replica that failed its last call
         self._watching = [asyncio.create_task(self._watch(replica)) for replica in self.replicas]
@@ -48,8 +81,29 @@ class Fleet:
         """Whether any replica answers its health check now."""
         return any(await asyncio.gather(*(replica.client.healthy() for replica in self.replicas)))
 
-    def route(self, origin: Origin) -> "Route":
-        return Route(self, origin)
+    def route(self, origin: Origin, waits: bool = False) -> "Route":
+        """`waits`: the call waits while no engine is up."""
+        return Route(self, origin, waits)
+
+    @property
+    def away(self) -> str:
+        """The engines for people while none of them is up; else empty."""
+        if self.outage.up or len(self.replicas) == 1:
+            return self.replicas[0].away
+        return f"every engine ({', '.join(replica.url for replica in self.replicas)})"
+
+    def note_outage(self) -> None:
+        """Keep account of whether any engine is up. To be called when a replica may have gone or come back."""
+        self.outage.note(any(not replica.away for replica in self.replicas))
+
+    async def was_down(self, since: float) -> bool:
+        """Whether no engine was up at some time after `since`; those that calls took for lost are asked now."""
+        doubtful = [replica for replica in self.replicas if replica.circuit.state == "open" and not replica.away]
+        for replica in doubtful:
+            if replica.checking is None or replica.checking.done():
+                replica.checking = asyncio.create_task(self._check(replica))
+        await asyncio.gather(*(asyncio.shield(replica.checking) for replica in doubtful if replica.checking))
+        return self.outage.was_down(since)
 
     def pick(self, origin: Origin, length: int, tried: set[str]) -> SlotState:
         """The slot for a prompt of `length` tokens, on a replica that is not in `tried`."""
@@ -85,7 +139,8 @@ class Fleet:
         """Check a replica until cancelled: regularly while it serves, after growing pauses while it does not."""
         while True:
             if replica.circuit.state == "open":
-                await asyncio.sleep(replica.circuit.pause())
+                pause = replica.circuit.pause()
+                await asyncio.sleep(pause if self.outage.up else min(pause, CHECK_SECONDS))
             await self._check(replica)
             if replica.circuit.state != "open":
                 replica.woken.clear()
@@ -98,15 +153,44 @@ class Fleet:
             version = await replica.client.version()
         except EngineError as error:
             replica.failed(error.kind)
+            if replica.circuit.state == "open":
+                replica.away = f"the engine at {replica.url}"
+            self.note_outage()
             return
         if replica.circuit.state == "open" or not replica.version:
             replica.described(await replica.client.description())
         replica.serves(version)
+        lost = replica.circuit.state == "open" or replica.away != ""
+        if published := PUBLISHED.fullmatch(version):
+            self._pushed = published[1]
+            if replica.away and published[2]:  # a push is at it
+                return
+        elif self._pushed and lost:
+            replica.away = f"the engine at {replica.url}, restarted without the weights {self._pushed},"
+            self.note_outage()
+            await self._restore(replica)
+            return
         if version != self._newest:
             await self._look_up_newest()
         serving = {other.version for other in self.others({replica.url})}
         if not serving or version in serving or version == self._newest:
             replica.circuit.answered()
+            replica.away = ""
+            self.note_outage()
+
+    async def _restore(self, replica: Replica) -> None:
+        """Give a replica that was restarted the newest weights, unless a trainer comes first."""
+        try:
+            weights = await asyncio.to_thread(self._successor, self._pushed)
+            if weights is None:
+                return
+            log.warning("%s: loading %s", replica.away, weights.directory)
+            await replica.client.load(weights.directory, weights.version)
+            if await asyncio.to_thread(self._successor, self._pushed) != weights:
+                # A push of newer weights may have come between: with this name, the trainer repeats it.
+                await replica.client.rename(f"outdated-{weights.version}")
+        except (EngineError, PoolReadError) as error:
+            log.warning("%s: %s", replica.away, error)
 
     async def _look_up_newest(self) -> None:
         try:
@@ -122,14 +206,50 @@ class Fleet:
 class Route:
     """The way of one call through the replicas."""
 
-    def __init__(self, fleet: Fleet, origin: Origin):
+    def __init__(self, fleet: Fleet, origin: Origin, waits: bool):
         self._fleet = fleet
         self._origin = origin
+        self._waits = waits
         self._tried: set[str] = set()
         self._state: SlotState | None = None
+        self._deaths = 0
+        """How many engines have died under this call."""
 
     async def sample(self, request: SamplingRequest, into: Sampling) -> AsyncGenerator[list[int], None]:
         """Sample like EngineClient.sample, at the best slot whose replica was not tried for this call.
+
+        A call that waits goes on after an outage behind what it has sampled.
+        """
+        while True:
+            sent = time.monotonic()
+            if self._waits:
+                await self._fleet.outage.over()
+            try:
+                async with aclosing(self._sample(request, into)) as events:
+                    async for ids in events:
+                        yield ids
+                return
+            except EngineError as error:
+                if not await self._outlasts(error, sent, request, into):
+                    raise
+            self._tried.clear()
+            self._state = None
+            request = request.behind(into.break_off(), (), ())
+            if request.max_new_tokens <= 0:  # the engine was lost when it had sampled all
+                into.finish = "length"
+                return
+
+    async def _outlasts(self, error: EngineError, sent: float, request: SamplingRequest, into: Sampling) -> bool:
+        """Whether the call goes on after this error, because no engine was up since it was sent."""
+        self._deaths += error.kind != "unreachable"
+        if not self._waits or error.kind not in LOST or self._deaths > TRIES:
+            return False
+        if request.grammar is not None and into.fresh:  # an engine's grammar begins with the answer
+            return False
+        return await self._fleet.was_down(sent)
+
+    async def _sample(self, request: SamplingRequest, into: Sampling) -> AsyncGenerator[list[int], None]:
+        """Sample at one replica.
 
         The rest of an answer is sampled where its beginning was, whose prefix is cached there.
         """
@@ -150,6 +270,9 @@ class Route:
         except EngineError as error:
             if error.kind in REPLICA:
                 state.replica.failed(error.kind)
+                if error.kind == "unreachable":
+                    state.replica.away = f"the engine at {state.replica.url}"
+                    self._fleet.note_outage()
                 self._fleet.failed_for(self._origin.attempt, state.replica.url)
             raise
         finally:

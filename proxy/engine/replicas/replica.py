@@ -146,6 +146,10 @@ class Replica:
         self.prompt_tokens = self.cached_tokens = self.failures = 0
         self.woken = asyncio.Event()
         """Set when a call found it lost or with other weights, so that it is checked at once."""
+        self.away = ""
+        """Empty, or its name for people while it does not answer or has lost its weights."""
+        self.checking: asyncio.Task[None] | None = None
+        """A check that a call asked for."""
 
     @property
     def salt(self) -> str:

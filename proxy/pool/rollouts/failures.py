@@ -41,7 +41,7 @@ FAILURES: dict[str, Failure] = {
     failure.kind: failure
     for failure in (
         Failure("sandbox_start", "retry", "the sandbox did not start, or the set-up of the task failed"),
-        Failure("outage", "retry", "what runs the sandboxes was away; runs again, ten times without counting as a try"),
+        Failure("outage", "retry", "no engine was up, or no sandboxes; runs again, ten times not counted as a try"),
         Failure("image", "mask", "the task's image cannot be built or cannot run the agent; a retry would fail again"),
         Failure("engine", "retry", "the engine did not answer, or ended the answer early"),
         Failure("proxy", "retry", "the proxy was unreachable or could not record the call"),

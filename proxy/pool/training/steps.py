@@ -111,6 +111,15 @@ def newest(pool: Pool) -> str:
     return "" if row is None else version_name(row.id)
 
 
+def successor(pool: Pool, name: str) -> Version | None:
+    """Return the version that an engine should serve which served this one: the latest of the same run."""
+    of_run = select(policy_versions.c.run_id).where(policy_versions.c.id == int(name.removeprefix("v")))
+    with pool.read() as connection:
+        run_id = connection.execute(of_run).scalar()
+        row = None if run_id is None else current_version(connection, run_id)
+    return None if row is None else _version(row)
+
+
 def versions(pool: Pool, run_id: int) -> list[Version]:
     """Return the versions of a run that are not retired, by step."""
     query = select(policy_versions).where(policy_versions.c.run_id == run_id, policy_versions.c.retired_at.is_(None))

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from sandboxes.base import MAX_COPY_MB, Ended, Limits, OnOutput, Result, SandboxError, User
+from sandboxes.clocks import time_up
 from sandboxes.docker.container import beside, freezing
 from sandboxes.docker.container import restore as originals
 from sandboxes.docker.container.files import ContainerFiles
@@ -132,20 +133,21 @@ class DockerSandbox:
         return time.monotonic() - self.daemon.presence.away_seconds
 
     async def _end_of(self, running: "asyncio.Task[int]", limits: Limits) -> Ended:
+        async def excused() -> float:
+            await self.daemon.presence.until_there()
+            return await limits.excused()
+
         spending = asyncio.create_task(self._spend(limits.cpu_seconds))
-        deadline = self._clock() + limits.seconds
+        timing = asyncio.create_task(time_up(limits.seconds, excused, self._clock))
         try:
-            while (left := deadline - self._clock()) > 0:
-                await asyncio.wait({running, spending}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-                if running.done():
-                    return "exit"
-                if spending.done():
-                    spending.result()
-                    return "cpu"
-                await self.daemon.presence.until_there()
-            return "exit" if running.done() else "timeout"
+            await asyncio.wait({running, spending, timing}, return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                return "exit"
+            (spending if spending.done() else timing).result()
+            return "cpu" if spending.done() else "timeout"
         finally:
             spending.cancel()
+            timing.cancel()
 
     async def _spend(self, cpu_seconds: float | None) -> None:
         """Return when the container's processes have used this much CPU time."""

@@ -1,0 +1,60 @@
+"""Whether any engine is up, as the proxy sees it, and how long the calls of an attempt have waited for one.
+
+An outage of all engines costs no attempt: its calls wait at the proxy, and its clocks stand still meanwhile. Left out:
+a proxy that does not answer, whose calls cannot wait.
+"""
+
+import time
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from sandboxes.clocks import Presence
+
+ANSWER_SECONDS = 10
+"""How long the proxy may take to answer. It asks nobody for this."""
+
+
+class _Outage(msgspec.Struct):
+    away: str
+    seconds: float
+
+
+class EnginePresence(Presence):
+    """Watches the engines of a proxy."""
+
+    def __init__(self, url: str, admin_key: str | None = None, patience: float = 1800):
+        super().__init__("every engine")
+        self._proxy = url, admin_key
+        self._patience = patience
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The node of a cluster asks the proxy for itself."""
+        return type(self), (*self._proxy, self._patience)
+
+    @property
+    def patience(self) -> float:
+        return self._patience
+
+    async def ask(self) -> bool:
+        outage = await self._asked()
+        self.name = outage.away or self.name
+        return not outage.away
+
+    async def stood_still(self, attempt_id: int, since: float) -> float:
+        """Seconds after `since` (unix time) in which calls of the attempt waited while no engine was up."""
+        return (await self._asked(attempt=attempt_id, within=max(0.0, time.time() - since))).seconds
+
+    async def _asked(self, **query: float) -> _Outage:
+        url, admin_key = self._proxy
+        headers = {"Authorization": f"Bearer {admin_key}"} if admin_key else {}
+        timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout, raise_for_status=True) as client,
+                client.get(f"{url}/outage", params=query, headers=headers) as answer,
+            ):
+                return msgspec.json.decode(await answer.read(), type=_Outage)
+        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError):
+            return _Outage("", 0.0)

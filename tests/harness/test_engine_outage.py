@@ -1,0 +1,124 @@
+"""The only engine is killed with -9 in mid-rollout: the run waits for it, loses no attempt, and ends when told to."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from harness.cli import main
+from harness.setup.stack import RunningProxy
+from proxy.engine.process import free_port
+from proxy.pool.database import open_pool
+from proxy.pool.schema import attempts
+from tests.harness.conftest import HELLO, ROOT, SHELL_AGENT, results, write_tasks
+
+SCRIPT = """
+from pathlib import Path
+from proxy.engine.scripted import ScriptedReply
+from tests.harness.scripts import hello
+
+def answer(prompt, ids):
+    Path("asked").touch()
+    return ScriptedReply(hello(prompt, ids), seconds_per_token=0.02)
+"""
+LIMIT = 10
+"""Seconds that an agent may take, and be silent."""
+
+
+class Stack:
+    """An engine and a proxy, each a process of its own in one directory."""
+
+    def __init__(self, directory: Path, model: Path):
+        self.directory = directory
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        (directory / "script.py").write_text(SCRIPT)
+        (directory / "proxy.toml").write_text(f'[engine]\nmodel = "{model}"\nport = {free_port()}\n')
+
+    def start(self, name: str, *words: str) -> str:
+        """Start `proxy` with these words; return its URL."""
+        ready = self.directory / f"{name}.ready"
+        ready.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "proxy", *words, "--ready-file", str(ready)]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        with (self.directory / f"{name}.log").open("ab") as log:
+            self.running[name] = subprocess.Popen(command, cwd=self.directory, env=environment, stdout=log, stderr=log)
+        wait_for(ready.exists)
+        return str(json.loads(ready.read_text())["url"])
+
+    def start_engine(self) -> str:
+        return self.start("engine", "engine", "proxy.toml", "--scripted", "script.py:answer")
+
+    def kill(self, name: str) -> None:
+        process = self.running.pop(name)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def kill_engine_at_work(self) -> None:
+        asked = self.directory / "asked"
+        asked.unlink(missing_ok=True)
+        wait_for(asked.exists)
+        self.kill("engine")
+
+
+@pytest.fixture
+def stack(tmp_path: Path, proxy: RunningProxy) -> Iterator[Stack]:
+    stack = Stack(tmp_path, Path(proxy.pool.removeprefix("sqlite:///")).parent / "model")
+    yield stack
+    for name in list(stack.running):
+        stack.kill(name)
+
+
+def wait_for(condition: Any) -> None:
+    deadline = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+@pytest.mark.timeout(900)
+def test_a_run_waits_for_its_engine_and_its_clocks_stand_still(stack: Stack, tmp_path: Path) -> None:
+    engine = stack.start_engine()
+    proxy = stack.start("proxy", "serve", "proxy.toml", "--engine", engine)
+    tasks = write_tasks(tmp_path / "tasks.jsonl", HELLO | {"timeout": LIMIT})
+    command = ["run", str(tasks), "--agent", "command", "--command", SHELL_AGENT, "--sandbox", "process"]
+    command += ["--run-dir", str(tmp_path / "run"), "--proxy", proxy, "-n", "3", "--hung-seconds", str(LIMIT)]
+
+    def start(*more: str) -> "subprocess.Popen[str]":
+        arguments = [sys.executable, "-m", "harness", *command, *more]
+        return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+
+    impatient = start("--engine-patience", "3")
+    stack.kill_engine_at_work()
+    output, _ = impatient.communicate(timeout=300)
+    assert impatient.returncode == 2 and output.count("repeat the same command to go on") == 1
+    assert f"the engine at {engine} has been away for " in output and "Traceback" not in output
+    stack.start_engine()
+
+    patient = start()
+    stack.kill_engine_at_work()
+    killed = time.monotonic()
+    assert patient.stdout is not None
+    seen = next((line for line in patient.stdout if "waiting: the engine at" in line), "")
+    assert f"waiting: the engine at {engine} has been away for " in seen
+    time.sleep(max(0.0, killed + 16 - time.monotonic()))  # longer than the agent's limits, and than three tries
+    stack.start_engine()
+    output, _ = patient.communicate(timeout=300)
+    assert patient.returncode == 0, output
+    assert [row["reward"] for row in results(tmp_path / "run")] == [1.0] * 3
+    with open_pool(str(tmp_path / "pool.db")).read() as connection:
+        rows = connection.execute(select(attempts.c.failure, attempts.c.timings).order_by(attempts.c.id)).all()
+    ended = Counter(row.failure for row in rows)
+    assert ended[None] == 3 and set(ended) == {None, "interrupted"}
+    waited = [row.timings for row in rows if row.failure is None and "engine_away" in row.timings]
+    assert waited and all(timings["engine_away"] < timings["agent"] for timings in waited)
+    assert max(timings["engine_away"] for timings in waited) > LIMIT
+    assert main(command) == 0  # nothing is left to do

@@ -1,0 +1,179 @@
+"""No engine is up for a while: calls of runs wait and go on, clocks stand still, and lost weights come back.
+
+The engine stops listening and drops its connections, as one that is killed does.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+
+from proxy.engine import process
+from proxy.engine.replicas.outage import Outage
+from proxy.engine.scripted import ScriptedEngine, ScriptedReply
+from proxy.pool.completions.store import of_attempt
+from proxy.pool.inspect.verify import verify
+from proxy.pool.rollouts.attempts import Attempt, open_attempt
+from proxy.pool.rollouts.groups import open_group
+from proxy.pool.rollouts.runs import open_run
+from proxy.pool.training import steps
+from proxy.prompt.template import ChatTemplate
+from tests.proxy.conftest import Serve, Stand, listening, user
+
+TEXT = " ".join(str(number) for number in range(1000, 1040))
+
+
+def rest(prompt: str, ids: Sequence[int]) -> ScriptedReply:
+    """What is missing of TEXT behind the beginning that the prompt has."""
+    begun = prompt.rpartition("<|im_start|>assistant\n")[2]
+    assert TEXT.startswith(begun)
+    return ScriptedReply(TEXT[len(begun) :], seconds_per_token=0.015)
+
+
+class Engine:
+    """A scripted engine at one address, which can go and come back."""
+
+    def __init__(self, model: Path):
+        self._template = ChatTemplate(model)
+        self._port = process.free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
+        self._life = AsyncExitStack()
+        self.served: ScriptedEngine
+
+    async def start(self, version: str = "initial") -> None:
+        self.served = ScriptedEngine(rest, self._template)
+        self.served.version = version
+        await listening(self.served.app(), self._life, self._port)
+
+    async def kill(self) -> None:
+        await self._life.aclose()
+
+
+@pytest.fixture
+async def engine(tiny_model: Path) -> AsyncIterator[Engine]:
+    engine = Engine(tiny_model)
+    await engine.start()
+    yield engine
+    await engine.kill()
+
+
+def attempts(stand: Stand, number: int) -> list[tuple[Attempt, str]]:
+    """Attempts of a run, with their keys."""
+    members = open_group(stand.pool, open_run(stand.pool, "a run", "train", {}).id, {"id": "task"}, number)
+    return [open_attempt(stand.pool, member.rollout_id, "agent") for member in members]
+
+
+async def outage(stand: Stand, attempt: Attempt | None = None) -> dict[str, Any]:
+    query = f"?attempt={attempt.id}&within=1000" if attempt else ""
+    async with stand.http.get(f"{stand.url}/outage{query}") as answer:
+        return dict(await answer.json())
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(120):
+        while not await holds():
+            await asyncio.sleep(0.05)
+
+
+async def read(call: Any, into: bytearray) -> aiohttp.ClientResponse:
+    async with call as answer:
+        async for chunk in answer.content.iter_any():
+            into += chunk
+        return answer
+
+
+async def test_calls_of_runs_outlast_an_engine_that_is_killed_in_mid_answer(serve: Serve, engine: Engine) -> None:
+    """One call is streamed, one is not, and one waits for its place; their clients are kept, and nothing is lost."""
+    stand = await serve(
+        url=engine.url, max_calls=8, max_new_tokens=500, limits={"keepalive_seconds": 0.2, "wait_seconds": 6}
+    )
+    (streaming, key), (whole, key_of_whole), (idle, _) = attempts(stand, 3)
+    body = {"model": "tiny", "messages": [user("count")]}
+    stream, bodies = bytearray(), [bytearray() for _ in range(3)]
+    tasks = [asyncio.create_task(read(stand.post(body | {"stream": True}, key), stream))]
+    tasks += [asyncio.create_task(read(stand.post(body, key_of_whole), into)) for into in bodies]  # two at a time
+
+    async def begun() -> bool:
+        return stream.count(b"content") > 5 and engine.served.calls == 3
+
+    await until(begun)
+    await engine.kill()
+
+    async def seen() -> bool:
+        return (await outage(stand))["away"] == f"the engine at {engine.url}"
+
+    await until(seen)
+    before = stream.count(b": keep-alive")
+
+    async def waited() -> bool:
+        return (await outage(stand, whole))["seconds"] > 6  # longer than a call may wait for its place
+
+    await until(waited)
+    assert stream.count(b": keep-alive") > before and b"error" not in stream and not any(map(asyncio.Task.done, tasks))
+    assert (await stand.chat(user("hi")))["status"] == 503  # of no run: nobody says how long it may wait
+    await engine.start()
+    answers = await asyncio.gather(*tasks)
+    assert [answer.status for answer in answers] == [200] * 4
+    events = [msgspec.json.decode(line[6:]) for line in stream.splitlines() if line.startswith(b"data: {")]
+    assert "".join(event["choices"][0]["delta"].get("content") or "" for event in events) == TEXT
+    assert [msgspec.json.decode(body)["choices"][0]["message"]["content"] for body in bodies] == [TEXT] * 3
+    assert all(body.startswith(b" ") for body in bodies)  # signs of life
+    rows = of_attempt(stand.pool, streaming.id) + of_attempt(stand.pool, whole.id)
+    assert [(row.untrainable, row.finish_reason, len(row.logprobs)) for row in rows] == [
+        (None, "stop", len(row.sampled)) for row in rows
+    ]
+    assert len(rows) == 4 and verify(stand.pool).damages == []
+    assert min([(await outage(stand, attempt))["seconds"] for attempt in (streaming, whole)]) > 6
+    assert (await outage(stand, idle))["seconds"] == 0 and (await outage(stand))["away"] == ""
+
+
+async def test_an_engine_that_was_restarted_gets_no_call_before_its_weights(serve: Serve, engine: Engine) -> None:
+    """No trainer is there, so the proxy loads them. Where they cannot be loaded, the calls wait on."""
+    stand = await serve(url=engine.url, max_new_tokens=500)
+    run = open_run(stand.pool, "a run", "train", {})
+    done = steps.Published(step=0, checkpoint="", hf_dir="/weights", metrics={})
+    engine.served.version = version = steps.publish(stand.pool, run.id, done).name
+    [(attempt, key)] = attempts(stand, 1)
+
+    async def known() -> bool:
+        async with stand.http.get(f"{stand.url}/health") as answer:
+            return (await answer.json())["replicas"][0]["version"] == version
+
+    await until(known)
+    asking = asyncio.create_task(stand.chat(user("count"), key=key))
+
+    async def begun() -> bool:
+        return engine.served.calls == 1
+
+    await until(begun)
+    await engine.kill()
+    await engine.start()
+    loaded = engine.served
+    assert (await asking)["choices"][0]["message"]["content"] == TEXT
+    assert (loaded.version, loaded.calls) == (version, 1)
+    [row] = of_attempt(stand.pool, attempt.id)
+    assert row.untrainable is None and {span.version for span in row.versions} == {version}
+
+
+def test_an_attempt_waits_only_while_its_own_call_is_in_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    outage = Outage()
+    with outage.call(1):
+        now = 10
+        outage.note(up=False)
+        now = 15
+        with outage.call(2), outage.call(2):
+            now = 17
+        now = 20
+        assert [outage.seconds(attempt, 1000) for attempt in (1, 2, 3)] == [10, 2, 0]
+        assert [outage.seconds(1, within) for within in (0, 4, 25)] == [0, 4, 10]
+        outage.note(up=True)
+        now = 30
+    assert outage.seconds(1, 1000) == 10 and outage.seconds(1, 12) == 2
+    assert outage.was_down(since=19) and not outage.was_down(since=20)
