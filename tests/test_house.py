@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from proxy.pool.database import HEAD
+
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("proxy", "harness", "trainer", "sandboxes")
 ALLOWED = {("harness", "sandboxes"), ("harness", "proxy.pool"), ("trainer", "proxy.pool")}
@@ -123,3 +125,8 @@ def imported(path: Path) -> Iterator[str]:
 
 def allowed(package: str, target: str) -> bool:
     return any(package == source and target.startswith(into) for source, into in ALLOWED)
+
+
+def test_migrations_follow_one_another_and_the_code_reads_the_last() -> None:
+    numbers = [path.name[:4] for path in sorted((ROOT / "proxy/pool/migrations/versions").glob("*.py"))]
+    assert numbers == [f"{number:04}" for number in range(1, len(numbers) + 1)] and HEAD == numbers[-1]
