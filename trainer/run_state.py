@@ -15,6 +15,7 @@ from proxy.pool.errors import UserError
 from proxy.pool.processes.owners import TRAINER, owned
 from proxy.pool.rollouts import runs
 from proxy.pool.training import steps, windowed_fifo
+from proxy.pool.training.unused_groups import since_last_step
 from proxy.pool.untrained import UntrainedReason
 from trainer.config import Config
 from trainer.megatron.parallel import Ranks
@@ -179,9 +180,12 @@ class RunState:
         deadline = started + patience
         while (answer := look()) is None:
             if time.monotonic() > deadline:
+                unused = since_last_step(self.pool, self.pool_run.id)
+                left_out = ", ".join(f"{count} {reason}" for reason, count in unused.items())
                 raise UserError(
                     f"waited batch.patience_seconds = {patience:g} for {purpose}; check that the harness is running, "
                     "or raise batch.patience_seconds"
+                    + (f" (groups that no step takes since the last one: {left_out})" if left_out else "")
                 )
             time.sleep(min(max(POLL_SECONDS, (time.monotonic() - started) / 50), LONGEST_POLL_SECONDS))
         return answer

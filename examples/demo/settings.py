@@ -79,7 +79,6 @@ runs = ["teacher"]
 output = "{directory}/warm"
 batch = 16
 max_steps = 300
-held_out = 0.1
 stop_loss = 0.036
 """
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -17,7 +18,8 @@ from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group, open
 from proxy.pool.rollouts.runs import Admission, admission, open_run, set_queue_limit
 from proxy.pool.schema import completions, groups
 from proxy.pool.training.steps import Published, Version, latest, mark_pushed, metrics, reopen_after
-from proxy.pool.training.windowed_fifo import Lease, LeaseRule, lease, pick
+from proxy.pool.training.unused_groups import since_last_step
+from proxy.pool.training.windowed_fifo import EQUAL, Lease, LeaseRule, lease, pick
 from tests.pool.make import TASK, finished_group, new_completion
 from tests.pool.make import publish_next as publish
 
@@ -58,10 +60,29 @@ def indices(taken: Lease | None) -> list[int]:
 )
 def test_pick(states: str, window: int | None, taken: list[int]) -> None:
     queue = [(index, NAMES[state]) for index, state in enumerate(states)]
-    assert pick(queue, LeaseRule(groups=2, window=window, max_staleness=0)) == taken
+    assert pick(queue, LeaseRule(groups=2, window=window, max_staleness=0)) == (taken, [])
 
 
-NAMES = {"R": "RUNNING", "D": "DONE", "C": "CONSUMED", "T": "TOMBSTONE", "L": "LEASED"}
+@pytest.mark.parametrize(
+    ("states", "window", "taken", "skipped"),
+    [
+        ("EDD", 4, [1, 2], [0]),
+        ("DDE", 4, [0, 1], []),  # the batch is full before
+        ("EERD", 2, [], [0, 1]),  # without a batch too
+        ("REED", 2, [], [1]),  # the head holds the window
+        ("DREEED", 3, [], [2, 3]),  # a finished head does not: the step is certain to take it
+        ("DEEEEE", 1, [], [1, 2, 3, 4, 5]),  # so the queue goes on where nothing runs
+        ("DEED", 1, [0, 3], [1, 2]),  # taken in this order, the window reaches them
+    ],
+)
+def test_groups_that_teach_nothing_are_skipped_within_the_window(
+    states: str, window: int, taken: list[int], skipped: list[int]
+) -> None:
+    queue = [(index, NAMES[state]) for index, state in enumerate(states)]
+    assert pick(queue, LeaseRule(groups=2, window=window, max_staleness=0)) == (taken, skipped)
+
+
+NAMES = {"E": EQUAL, "R": "RUNNING", "D": "DONE", "C": "CONSUMED", "T": "TOMBSTONE", "L": "LEASED"}
 
 
 def test_the_worked_trace_of_a_queue_of_eight_with_a_window_of_four() -> None:
@@ -72,7 +93,7 @@ def test_the_worked_trace_of_a_queue_of_eight_with_a_window_of_four() -> None:
     for event in events.split():
         change, _, eligible = event.partition(":")
         states[int(change[1])] = change[0]
-        taken = pick([(index, NAMES[state]) for index, state in enumerate(states)], rule)
+        taken, _ = pick([(index, NAMES[state]) for index, state in enumerate(states)], rule)
         assert taken == [int(index) for index in eligible], event
 
 
@@ -95,6 +116,9 @@ def test_how_stale_the_queue_can_make_a_group(limit: int, window: int, groups: i
     assert lag == (0 if limit == groups else (limit + window - 2) // groups)
     orders = [Random(seed) for seed in range(12)]
     assert max(greatest_lag(limit, window, groups, order.choice) for order in orders) <= lag
+    # Half of the groups are skipped for equal rewards.
+    skipping = [greatest_lag(limit, window, groups, order.choice, partial(order.choice, "DE")) for order in orders]
+    assert max(skipping) <= lag
     # The worst order: the last group of the first full queue finishes only when nothing else could be taken.
     assert (
         greatest_lag(limit, window, groups, lambda running: next((i for i in running if i != limit - 1), running[0]))
@@ -102,7 +126,13 @@ def test_how_stale_the_queue_can_make_a_group(limit: int, window: int, groups: i
     )
 
 
-def greatest_lag(limit: int, window: int, groups: int, next_to_finish: Callable[[list[int]], int]) -> int:
+def greatest_lag(
+    limit: int,
+    window: int,
+    groups: int,
+    next_to_finish: Callable[[list[int]], int],
+    outcome: Callable[[], str] = lambda: "D",
+) -> int:
     """The most versions that were pushed between the submission of a group and the lease of its batch.
 
     A leased batch counts as open until its weights are pushed, which takes until nothing else can happen.
@@ -112,17 +142,19 @@ def greatest_lag(limit: int, window: int, groups: int, next_to_finish: Callable[
     submitted_at: list[int] = []
     version = most = 0
     while version < 60:
-        while len(states) - states.count("C") < limit:
+        while len(states) - states.count("C") - states.count("T") < limit:
             states.append("R")
             submitted_at.append(version)
         running = [index for index, state in enumerate(states) if state == "R"]
+        batch, skipped = pick([(index, NAMES[state]) for index, state in enumerate(states)], rule)
         if "L" in states:
             states, version = ["C" if state == "L" else state for state in states], version + 1
-        elif batch := pick([(index, NAMES[state]) for index, state in enumerate(states)], rule):
-            most = max(most, *(version - submitted_at[index] for index in batch))
+        elif batch or skipped:
+            most = max(most, *(version - submitted_at[index] for index in batch), 0)
             states = ["L" if index in batch else state for index, state in enumerate(states)]
+            states = ["T" if index in skipped else state for index, state in enumerate(states)]
         else:
-            states[next_to_finish(running)] = "D"
+            states[next_to_finish(running)] = outcome()
     return most
 
 
@@ -202,6 +234,31 @@ def test_stale_groups_are_dropped_at_the_lease(pool: Pool) -> None:
     assert lease(pool, run_id, 3, RULE) is not None
     assert indices(lease(pool, run_id, 3, RULE)) == [1, 2]
     assert admission(pool, run_id).open_groups == 3  # two are leased
+
+
+def test_groups_of_equal_rewards_make_room_for_others_in_their_turn(pool: Pool) -> None:
+    run_id, rule = train_run(pool), replace(RULE, refill=True)
+    [head, _] = open_group(pool, run_id, TASK, 2)
+    for rewards in ([1.0, 1.0], [1.0, 0.0], [0.0, 0.0, None], [0.0, 0.0]):  # the last is outside of the window
+        finished_group(pool, run_id, rewards)
+    assert lease(pool, run_id, 1, rule) is None
+    with pool.read() as connection:
+        query = select(groups.c.state, groups.c.reason, groups.c.detail).order_by(groups.c.queue_index)
+        rows = [tuple(row) for row in connection.execute(query)]
+    skipped = [("TOMBSTONE", "equal_rewards", f"all are {reward}") for reward in (1, 0)]
+    assert rows == [("RUNNING", None, None), skipped[0], ("DONE", None, None), skipped[1], ("DONE", None, None)]
+    assert admission(pool, run_id).open_groups == 3
+    assert since_last_step(pool, run_id) == {"equal_rewards": 2}
+    for member in (head.rollout_id, head.rollout_id + 1):
+        finish_rollout(pool, member, Outcome(attempt_id=None, reward=None, failure="verifier"))
+    finished_group(pool, run_id, [1.0, 0.0])
+    assert indices(lease(pool, run_id, 1, rule)) == indices(lease(pool, run_id, 1, rule)) == [2, 5]
+    assert since_last_step(pool, run_id) == {"equal_rewards": 3, "too_few_valid": 1}
+    publish(pool, run_id, published(1))
+    assert since_last_step(pool, run_id) == {}
+    for _ in range(2):
+        finished_group(pool, run_id, [0.5, 0.5])
+    assert indices(lease(pool, run_id, 2, RULE)) == [6, 7]  # without refill they are trained
 
 
 def test_a_stale_member_may_leave_its_group_behind(pool: Pool) -> None:

@@ -111,7 +111,6 @@ def test_a_schedule_sets_the_numbers_of_the_queue(batch: str, numbers: str, file
         ("push.timeout_seconds=0", "push.timeout_seconds = 0: expected `float` > 0"),
         ("push={way='distributed', colocated=true}", "push.colocated denies them"),
         ("keep_checkpoints=0", "keep_checkpoints = 0"),
-        ("sft.held_out=1", "sft.held_out = 1"),
         ("batch.grops=1", "unknown key `grops`.*groups, schedule, window"),
         ("optimizer.lr=fast", "optimizer.lr = 'fast': expected `float`, got `str`"),
         ("steps", "write --set section.key=value"),
@@ -125,6 +124,13 @@ def test_a_wrong_setting_is_named_with_a_way_out(override: str, sentence: str, f
 def test_an_estimator_that_returns_per_turn_would_pass_over_is_refused(file: Path) -> None:
     with pytest.raises(UserError, match="loss.advantage = rloo is not used by credit.returns = turns"):
         load_config(file, ["loss.advantage=rloo", "credit.returns=turns"])
+
+
+def test_refill_is_refused_where_groups_of_equal_rewards_teach(file: Path) -> None:
+    with pytest.raises(
+        UserError, match="batch.refill skips groups .* and credit.baseline = none learns from those too"
+    ):
+        load_config(file, ["batch.refill=true", "credit={returns='turns', baseline='none'}"])
 
 
 def test_an_mtp_head_needs_its_trees_whole(file: Path) -> None:

@@ -219,6 +219,7 @@ CALM: dict[str, Any] = {
         ("clip_fraction", {"clip_fraction": 0.46}),
         ("stale_groups", {"staleness_groups": {"1": 3, "4": 3, "5": 1}}),
         ("equal_groups", {"equal_groups": 10}),
+        ("skipped_groups", {"unused_groups": {"equal_rewards": 24, "stale": 1}}),
         ("impossible_tokens", {"excluded_tokens": {"logprob_not_finite": 2}}),
         ("too_long_tokens", {"excluded_tokens": {"too_long": 11}}),
     ],

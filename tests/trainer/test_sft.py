@@ -32,7 +32,7 @@ def config_for(pool: Pool, directory: Path, **sft: Any) -> Config:
 
 
 def test_imitation_lowers_the_loss_until_it_is_enough(pool: Pool, ranks: Ranks, model: Path, tmp_path: Path) -> None:
-    config = config_for(pool, tmp_path, max_steps=60, stop_loss=1.0, held_out=0.2, lr=2e-2)
+    config = config_for(pool, tmp_path, max_steps=60, stop_loss=1.0, lr=2e-2)
     train_loss = []
     for steps in (5, 60):
         options = msgspec.structs.replace(config.sft, max_steps=steps)
@@ -65,13 +65,15 @@ def test_only_good_enough_rollouts_are_imitated(pool: Pool, tmp_path: Path) -> N
 def test_held_out_groups_are_never_trained_on() -> None:
     groups = [[row] for row in make_rows(40)]
     train, held_out = split(groups, make_config(Path()).sft)
-    assert len(held_out) == 2 and len(train) == 38
+    assert len(held_out) == 4 and len(train) == 36
     assert not {id(row) for row in train} & {id(row) for row in held_out}
 
 
 def test_both_sides_get_a_group_whatever_the_share() -> None:
-    for share in (0.01, 0.99):
-        options = msgspec.structs.replace(make_config(Path()).sft, held_out=share)
+    class Much(Sft, frozen=True, kw_only=True):
+        HELD_OUT = 0.99
+
+    for options in (Sft(), Much()):
         train, held_out = split([[row] for row in make_rows(2)], options)
         assert len(train) == len(held_out) == 1
 

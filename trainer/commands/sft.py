@@ -72,7 +72,7 @@ def split(
     """Divide groups into rows to train on and rows held out. A group, and so its task, is on one side only."""
     order = list(range(len(groups)))
     random.Random(options.SEED).shuffle(order)
-    held_out = min(max(1, round(len(order) * options.held_out)), len(order) - 1)  # at least one group on each side
+    held_out = min(max(1, round(len(order) * options.HELD_OUT)), len(order) - 1)  # at least one group on each side
     chosen = set(order[:held_out])
     train = [row for index, rows in enumerate(groups) if index not in chosen for row in rows]
     return train, [row for index in sorted(chosen) for row in groups[index]]

@@ -6,7 +6,7 @@ is read as TOML. Which samples a rollout may hold is the proxy's matter, not thi
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Literal, get_args
 
 import msgspec
 
@@ -197,6 +197,9 @@ class Sft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Steps of linear warm-up of the learning rate: a few, as a warm start takes some hundred steps."""
     MEASURE_EVERY = 25
     """Steps between two measurements of the held-out loss. A measurement costs about one step."""
+    HELD_OUT = 0.1
+    """Share of the groups that is not trained on, but used to measure when to stop: of a few hundred demonstrations it
+    leaves enough to measure."""
     SEED = 0
     """Seed of the shuffling and of the held-out choice. Repeating a warm start must give the same model."""
 
@@ -212,8 +215,6 @@ class Sft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Sequences of one step."""
     max_steps: Count = 400
     """Maximum number of steps."""
-    held_out: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.05
-    """Share of the groups that is not trained on, but used to measure when to stop."""
     stop_loss: float | None = None
     """Stop when the held-out loss per token falls to this. Default: train all steps."""
 
@@ -253,6 +254,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             self.loss.advantage == "grpo" or not self.credit.by_turn,
             f"loss.advantage = {self.loss.advantage} is not used by credit.returns = turns, which compares by "
             "credit.baseline; drop one",
+        )
+        demand(
+            not self.batch.refill or self.credit.baseline != "none",
+            "batch.refill skips groups whose rewards are equal, and credit.baseline = none learns from those too; drop "
+            "one",
         )
         demand(
             not self.mtp.drafts or self.parallel.context == self.parallel.pipeline == 1,

@@ -40,6 +40,9 @@ class BatchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     stale: Literal["member", "group"] = "member"
     """What a stale rollout takes along. member: only itself; its reward stays in the baseline, and a group is dropped
     when all of its rollouts are stale. group: its whole group."""
+    refill: bool = False
+    """Skip groups whose rewards are all equal, which teach nothing, and sample others in their place (DAPO's dynamic
+    sampling). Tasks that always or never succeed are no longer part of what is trained (docs/schedule.md)."""
     labels: tuple[Label, ...] = TRAINED
     """Completions to learn from, by their purpose; the others are only counted. Completions without a label, which were
     recorded before labels existed, are learned from. Applies to imitation too."""
@@ -99,7 +102,13 @@ class BatchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """Return what the pool's scheduler is asked for."""
         allowed = self.lag_bound if self.max_staleness is None else self.max_staleness
         assert allowed is not None  # greedy without max_staleness is refused
-        return LeaseRule(groups=self.groups, window=self._window, max_staleness=allowed, stale=self.stale)
+        return LeaseRule(
+            groups=self.groups,
+            window=self._window,
+            max_staleness=allowed,
+            stale=self.stale,
+            refill=self.refill,
+        )
 
     def text(self) -> str:
         """Return the numbers of the schedule in one line."""

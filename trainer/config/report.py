@@ -15,6 +15,7 @@ AlarmName = Literal[
     "clip_fraction",
     "stale_groups",
     "equal_groups",
+    "skipped_groups",
     "impossible_tokens",
     "too_long_tokens",
 ]

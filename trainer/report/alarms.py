@@ -44,6 +44,8 @@ THRESHOLDS: dict[AlarmName, float] = {
     "stale_groups": 0.5,
     # share of the step's groups whose rewards are all equal: there is little left to learn from
     "equal_groups": 0.9,
+    # with batch.refill: share of the groups since the step before that were skipped because their rewards are equal
+    "skipped_groups": 0.7,
     # share of sampled tokens whose recorded logprob is not finite
     "impossible_tokens": 0.001,
     # share of sampled tokens whose paths are longer than batch.max_tokens
@@ -60,6 +62,7 @@ MEANING = {
     "clip_fraction": "the loss clips a large part of the tokens; see kl_rollout and batch.max_staleness",
     "stale_groups": "rollouts come too late and will be dropped; add engines or choose another batch.schedule",
     "equal_groups": "the tasks are too easy or too hard to tell rollouts apart",
+    "skipped_groups": "most sampling is for groups that teach nothing, and the rest are few tasks; change the tasks",
     "impossible_tokens": "the engine reports logprobs that no sampled token can have; see the sampling parameters",
     "too_long_tokens": "the longest rollouts are not learned from to their end; raise batch.max_tokens",
     "unaccounted_tokens": "sampled tokens are neither trained nor excluded, which is a bug in the trainer",
@@ -95,6 +98,12 @@ def stale_groups(metrics: Metrics, max_staleness: int) -> float | None:
     return sum(count for lag, count in by_lag.items() if int(lag) >= max_staleness) / sum(by_lag.values())
 
 
+def skipped_groups(metrics: Metrics) -> float | None:
+    """Return the share of groups that the step skipped for equal rewards, of those and the ones that it took."""
+    skipped = metrics.get("unused_groups", {}).get(UntrainedReason.EQUAL_REWARDS, 0)
+    return _share(skipped, skipped + metrics.get("groups", 0))
+
+
 def _excluded_share(metrics: Metrics, reason: UntrainedReason) -> float | None:
     return _share(metrics.get("excluded_tokens", {}).get(reason, 0), metrics.get("sampled_tokens", 0))
 
@@ -107,6 +116,7 @@ _DERIVED: dict[str, Callable[[Metrics, int], float | None]] = {
     "length_ratio": lambda metrics, _: length_ratio(metrics),
     "stale_groups": stale_groups,
     "equal_groups": lambda metrics, _: _share(metrics.get("equal_groups", 0), metrics.get("groups", 0)),
+    "skipped_groups": lambda metrics, _: skipped_groups(metrics),
     "impossible_tokens": lambda metrics, _: _excluded_share(metrics, UntrainedReason.LOGPROB_NOT_FINITE),
     "too_long_tokens": lambda metrics, _: _excluded_share(metrics, UntrainedReason.TOO_LONG),
 }

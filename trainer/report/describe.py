@@ -276,9 +276,10 @@ def line(version: Version, metrics: dict[str, Any]) -> str:
     drafts = f"draft {metrics['mtp_length']:.2f}  " if "mtp_length" in metrics else ""
     reward = f"{metrics['reward_mean']:.3f}" if "reward_mean" in metrics else "of no rollout"
     excluded = "".join(f"  ({count} not trained: {why})" for why, count in metrics["excluded_tokens"].items())
+    unused = "".join(f"  ({count} unused: {why})" for why, count in metrics.get("unused_groups", {}).items())
     return (
         f"step {version.step} {version.name}  reward {reward}  "
-        f"groups {metrics['groups']} ({metrics['dropped_groups']} dropped)  tokens {metrics['trained_tokens']}"
+        f"groups {metrics['groups']} ({metrics['dropped_groups']} dropped){unused}  tokens {metrics['trained_tokens']}"
         f"{excluded}  loss {metrics['loss']:.4f}  grad {metrics['grad_norm']:.3f}  "
         f"clipped {metrics.get('clip_fraction', 0):.2%}  stale {metrics['staleness_mean']:.1f}  {drafts}{seconds}"
     )

@@ -18,6 +18,7 @@ import torch
 
 from proxy.pool.rollouts import runs
 from proxy.pool.training import steps
+from proxy.pool.training.unused_groups import since_last_step
 from proxy.pool.training.windowed_fifo import LeasedGroup
 from trainer.config import Config
 from trainer.data.assemble import TrainingBatch
@@ -76,6 +77,7 @@ class Reporter:
         self._attempt("the record of tokens", lambda: self._keep_tokens(facts))
         published = steps.versions(self.run.pool, self.run.pool_run.id)
         metrics = describe(facts, self._metrics_context(versions={version.name: version.step for version in published}))
+        metrics["unused_groups"] = since_last_step(self.run.pool, self.run.pool_run.id)
         return metrics | {"alarms": [alarm.name for alarm in self._alarms(metrics)]}
 
     def _alarms(self, metrics: dict[str, Any]) -> list[Alarm]:

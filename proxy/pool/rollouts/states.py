@@ -16,7 +16,7 @@ TRANSITIONS: dict[tuple[GroupState, GroupState], str] = {
     ("RUNNING", "DONE"): "every rollout has its outcome",
     ("RUNNING", "TOMBSTONE"): "lost to failures",
     ("DONE", "LEASED"): "a train step takes it",
-    ("DONE", "TOMBSTONE"): "too stale, or too few usable rollouts",
+    ("DONE", "TOMBSTONE"): "too stale, too few usable rollouts, or equal rewards",
     ("LEASED", "CONSUMED"): "its step is published",
     ("LEASED", "TOMBSTONE"): "the gradient of its step is not finite",
     ("CONSUMED", "LEASED"): "a rollback goes behind its step",

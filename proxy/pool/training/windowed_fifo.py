@@ -37,6 +37,8 @@ class LeaseRule:
     stale: Literal["member", "group"] = "group"
     """group: one stale rollout makes its group stale. member: a group is stale when all of its rollouts are; otherwise
     the trainer masks the stale ones, whose rewards still count for the baseline."""
+    refill: bool = False
+    """Skip groups whose rewards are all equal once the window reaches them, and take others in their place."""
 
     def __post_init__(self) -> None:
         if self.groups < 1:
@@ -89,37 +91,44 @@ class Lease:
     groups: list[LeasedGroup]
 
 
-def pick(queue: Sequence[tuple[int, str]], rule: LeaseRule) -> list[int]:
-    """Return the positions to take now, in order; none unless the window yields all of `rule.groups`.
+EQUAL = "EQUAL"
+"""Stands for the state of a DONE group in `pick` that is to be skipped because its rewards are equal."""
 
-    `queue` holds (position, state) in queue order. The window starts at the oldest group that is RUNNING or DONE and
-    moves on as groups are taken.
+
+def pick(queue: Sequence[tuple[int, str]], rule: LeaseRule) -> tuple[list[int], list[int]]:
+    """Return the positions to take now, in order, and those to skip. Takes none unless the window yields all.
+
+    `queue` holds (position, state) in queue order. The window starts at the oldest group that is RUNNING, DONE or EQUAL
+    and moves on as groups are taken and skipped. Where it yields too few, it still moves behind the finished groups at
+    its beginning, which the step is certain to take: else a queue in which nothing runs could wait for ever.
     """
-    waiting = [(index, state) for index, state in queue if state in ("RUNNING", "DONE")]
+    waiting = [(index, state) for index, state in queue if state in ("RUNNING", "DONE", EQUAL)]
     taken: list[int] = []
+    skipped: list[int] = []
     while waiting and len(taken) < rule.groups:
         end = None if rule.window is None else waiting[0][0] + rule.window
-        within = (index for index, state in waiting if state == "DONE" and (end is None or index < end))
+        within = (entry for entry in waiting if entry[1] != "RUNNING" and (end is None or entry[0] < end))
         chosen = next(within, None)
         if chosen is None:
-            return []
-        taken.append(chosen)
-        waiting = [entry for entry in waiting if entry[0] != chosen]
-    return taken if len(taken) == rule.groups else []
+            return [], skipped
+        (skipped if chosen[1] == EQUAL else taken).append(chosen[0])
+        waiting.remove(chosen)
+    return taken if len(taken) == rule.groups else [], skipped
 
 
 @retried
 def lease(pool: Pool, run_id: int, step: int, rule: LeaseRule, trainer: str | None = None) -> Lease | None:
     """Lease the groups of a train step (state LEASED). None while the window cannot fill the step.
 
-    Groups that are too stale or have too few valid members become TOMBSTONEs on the way. `trainer`: the token of the
+    Groups that are too stale or have too few valid members become TOMBSTONEs on the way, and with `rule.refill` those
+    in the window whose rewards are equal, even when the window cannot fill the step. `trainer`: the token of the
     trainer that owns the run; None: none does. UserError for another one, and for a step that is published already.
     """
     mine = (groups.c.state == "LEASED") & (groups.c.step == step)
     with pool.read() as connection:
         _demand_unpublished(connection, run_id, step, trainer)
         leased = _load(connection, run_id, mine)
-        if leased or not pick([(row.position, row.state) for row in _queue(connection, run_id)], rule):
+        if leased or not _anything_to_do(connection, run_id, rule):
             return Lease(step, leased) if leased else None
         # Judging may load completions and take long, so it reads before the write transaction, which stays short: the
         # proxies' commits wait for that one.
@@ -160,6 +169,17 @@ def _queue(connection: Connection, run_id: int) -> list[Row[int, int, str]]:
     return sorted(rows, key=lambda row: row.position)
 
 
+def _anything_to_do(connection: Connection, run_id: int, rule: LeaseRule) -> bool:
+    """Whether there may be a batch to take, or groups to skip."""
+    equal: set[int] = set()
+    if rule.refill:
+        one_reward = func.min(rollouts.c.reward) == func.max(rollouts.c.reward)
+        finished = select(groups.c.id).join_from(groups, rollouts).where(waiting(run_id) & (groups.c.state == "DONE"))
+        equal.update(connection.scalars(finished.group_by(groups.c.id).having(one_reward)))
+    queue = [(row.position, EQUAL if row.id in equal else row.state) for row in _queue(connection, run_id)]
+    return any(pick(queue, rule))
+
+
 def _judge(connection: Connection, run_id: int, rule: LeaseRule) -> tuple[dict[int, Untrained | None], dict[int, int]]:
     """Return, by id, why each finished group cannot be trained (None: it can), and the attempts without figures.
 
@@ -175,11 +195,17 @@ def _judge(connection: Connection, run_id: int, rule: LeaseRule) -> tuple[dict[i
     now, known = _now(connection, run_id), _known(_steps(connection, run_id, names.values()), None)
     sizes: dict[int, int] = {}
     lags: dict[int, list[int]] = {}
+    rewards: dict[int, set[float]] = {}
     for m in members:
         why, lag = _standing(m.reward, m.failure, _oldest_step(names[m.id], known), now)
         sizes[m.group_id] = m.size
         lags.setdefault(m.group_id, []).extend([lag] if why is None else [])
-    return {group_id: _unusable(lags[group_id], size, now, rule) for group_id, size in sizes.items()}, uncounted
+        rewards.setdefault(m.group_id, set()).update([m.reward] if why is None else [])
+    judged = {group_id: _unusable(lags[group_id], size, now, rule) for group_id, size in sizes.items()}
+    for group_id in judged if rule.refill else ():
+        if judged[group_id] is None and len(rewards[group_id]) == 1:
+            judged[group_id] = Untrained(UntrainedReason.EQUAL_REWARDS, f"all are {min(rewards[group_id]):g}")
+    return judged, uncounted
 
 
 def _unusable(lags: list[int], size: int, now: int, rule: LeaseRule) -> Untrained | None:
@@ -193,14 +219,24 @@ def _unusable(lags: list[int], size: int, now: int, rule: LeaseRule) -> Untraine
 
 
 def _take(connection: Connection, run_id: int, judged: dict[int, Untrained | None], rule: LeaseRule, step: int) -> None:
+    equal = {id: why for id, why in judged.items() if why and why.reason == UntrainedReason.EQUAL_REWARDS}
     for group_id, why in judged.items():
-        if why is not None:
-            values = {"reason": why.reason, "detail": why.detail, "finished_at": time.time()}
-            move(connection, groups.c.id == group_id, "DONE", "TOMBSTONE", **values)
+        if why is not None and group_id not in equal:
+            _drop(connection, group_id, why)
+    rows = _queue(connection, run_id)
     # A group that finished after the judging counts as running until the next lease.
-    queue = [(row.position, row.state if row.id in judged else "RUNNING") for row in _queue(connection, run_id)]
-    chosen = (groups.c.run_id == run_id) & groups.c.position.in_(pick(queue, rule))
+    states = {row.id: EQUAL if row.id in equal else row.state if row.id in judged else "RUNNING" for row in rows}
+    taken, skipped = pick([(row.position, states[row.id]) for row in rows], rule)
+    for row in rows:
+        if row.position in skipped:
+            _drop(connection, row.id, equal[row.id])
+    chosen = (groups.c.run_id == run_id) & groups.c.position.in_(taken)
     move(connection, chosen, "DONE", "LEASED", step=step)
+
+
+def _drop(connection: Connection, group_id: int, why: Untrained) -> None:
+    values = {"reason": why.reason, "detail": why.detail, "finished_at": time.time()}
+    move(connection, groups.c.id == group_id, "DONE", "TOMBSTONE", **values)
 
 
 def _load(connection: Connection, run_id: int, condition: Any, *, now: int | None = None) -> list[LeasedGroup]:
