@@ -1,11 +1,17 @@
 """The benchmarks run and say what they should. Their figures are no matter of tests."""
 
+import math
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import msgspec
 import pytest
+
+from benchmarks.schedules.figures import WORKLOADS, divergence
+from benchmarks.schedules.simulation import simulate
+from trainer.config.batch import BatchConfig, Schedule
 
 ROOT = Path(__file__).parent.parent
 KEYS = {
@@ -90,3 +96,30 @@ def test_the_benchmark_of_steps_ends_with_one_json_object(tmp_path: Path) -> Non
     keys = ("step_flat_over_tree", "learn_flat_over_tree", "flat_tokens_per_s", "peak_mb", "pack_tokens_per_s")
     assert all(figures[key] > 0 for key in keys) and 0 < figures["packing_share_long"] < 1
     assert figures["memory_flat_over_tree"] > figures["memory_rows_over_tree"] > 1
+
+
+@pytest.mark.parametrize("schedule", ["synchronous", "overlap", "windowed", "strict", "greedy"])
+def test_no_simulated_run_lags_over_the_bound_of_its_schedule(schedule: Schedule) -> None:
+    batch = BatchConfig(groups=2, schedule=schedule, max_staleness=2 if schedule == "greedy" else None)
+    trace = simulate(WORKLOADS["long_tailed"], batch, steps=6, seed=0)
+    assert [len(step) for step in trace.steps] == [2] * 6 and trace.seconds >= 6 * WORKLOADS["long_tailed"].step_seconds
+    assert trace.lag <= batch.rule().max_staleness
+    assert trace.dropped == {} or schedule == "greedy"
+
+
+def test_a_shift_is_the_divergence_of_two_histograms() -> None:
+    assert divergence({"short": 1}, {"short": 1, "long": 3}) == pytest.approx(math.log(4))
+    assert divergence({"short": 2, "long": 6}, {"short": 1, "long": 3}) == 0
+
+
+@pytest.mark.long
+def test_the_benchmark_of_schedules_ends_with_one_json_object(tmp_path: Path) -> None:
+    command = [sys.executable, "benchmarks/schedule.py", "--quick", "--out", str(tmp_path / "figures.json")]
+    command += ["--picture", str(tmp_path / "curve.svg")]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=280)
+    figures = msgspec.json.decode(done.stdout.splitlines()[-1])
+    assert figures == msgspec.json.decode((tmp_path / "figures.json").read_bytes())
+    compared = ("windowed_vs_sync", "windowed_vs_greedy_moderate", "shift_windowed", "shift_greedy", "shift_strict")
+    assert all(figures[key] > 0 for key in compared)
+    assert figures["lag_max"] <= figures["lag_bound"] == 5
+    assert ElementTree.parse(tmp_path / "curve.svg").getroot().tag.endswith("svg")
