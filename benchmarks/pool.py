@@ -136,6 +136,7 @@ def main() -> int:
     parser.add_argument("--finished", type=int, default=256, help="finished groups among which a lease chooses 8")
     parser.add_argument("--url", help="an empty PostgreSQL database; default: a SQLite file")
     parser.add_argument("--quick", action="store_true", help="few rows")
+    parser.add_argument("--out", type=Path, help="file for the figures")
     options = parser.parse_args()
     rows, finished = (1000, 8) if options.quick else (options.rows, options.finished)
     with tempfile.TemporaryDirectory() as directory:
@@ -171,7 +172,10 @@ def main() -> int:
         "rollout_cpu_ms": 1000 * finish,
         "lease_cpu_s": leased,
     }
-    print(msgspec.json.encode(figures).decode())
+    line = msgspec.json.encode(figures)
+    if options.out:
+        options.out.write_bytes(msgspec.json.format(line) + b"\n")
+    print(line.decode())
     return 0
 
 

@@ -35,6 +35,16 @@ def test_the_benchmark_of_the_gateway_ends_with_one_json_object(parts: str, tmp_
 
 
 @pytest.mark.long
+def test_the_benchmark_of_the_pool_ends_with_one_json_object(tmp_path: Path) -> None:
+    command = [sys.executable, "benchmarks/pool.py", "--quick", "--out", str(tmp_path / "figures.json")]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=240)
+    figures = msgspec.json.decode(done.stdout.splitlines()[-1])
+    assert figures == msgspec.json.decode((tmp_path / "figures.json").read_bytes())
+    measured = ("idle_lease_cpu_ms", "idle_admission_cpu_ms", "rollout_cpu_ms", "lease_cpu_s")
+    assert all(figures[key] > 0 for key in measured) and figures["database"] == "sqlite"
+
+
+@pytest.mark.long
 def test_the_benchmark_of_trees_ends_with_one_json_object(tmp_path: Path) -> None:
     command = [sys.executable, "benchmarks/tree.py", "--quick", "--out", str(tmp_path / "figures.json")]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=280)

@@ -7,6 +7,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,15 @@ def test_every_path_on_a_page_exists(page: str) -> None:
     named = re.findall(r"\b(?:(?:docs|examples|tests|benchmarks|proxy|harness|trainer|sandboxes)/[\w./-]*\w)", text)
     assert named
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_migrations_are_numbered_in_one_line() -> None:
+    """Two that were written at the same time must not share a number: the second one would never run."""
+    files = sorted((ROOT / "proxy" / "pool" / "migrations" / "versions").glob("[0-9]*.py"))
+    numbers = [tuple(re.findall(r'^(?:down_)?revision = "?(\w+)', file.read_text(), re.MULTILINE)) for file in files]
+    names = ["None", *(file.name[:4] for file in files)]
+    assert numbers == [(after, before) for before, after in pairwise(names)]
+    assert f'\nHEAD = "{names[-1]}"\n' in (ROOT / "proxy" / "pool" / "database.py").read_text()
 
 
 def sources(package: str) -> list[Path]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, update
 from sqlalchemy.engine import Engine
 
 from benchmarks.pool import fill, finish_group
@@ -15,6 +15,7 @@ from proxy.pool.database import Pool
 from proxy.pool.rollouts.groups import open_rollouts
 from proxy.pool.rollouts.queue import lost_groups, replacements, spoiled_of
 from proxy.pool.rollouts.runs import admission
+from proxy.pool.schema import policy_versions
 from proxy.pool.training.steps import latest, newest
 from proxy.pool.training.windowed_fifo import LeaseRule, lease, of_step
 
@@ -98,6 +99,11 @@ def test_standing_queries_of_a_million_groups_read_few_rows(pool: Pool) -> None:
         with watched(pool) as troubles:
             work()
         wrong[name] = troubles
+    with pool.write() as connection:  # as if its push were under way
+        connection.execute(update(policy_versions).where(policy_versions.c.id == version.id).values(pushed_at=None))
+    with watched(pool) as troubles:
+        assert admission(pool, run_id).open_groups > 8
+    wrong["admission during a push"] = troubles
     for _ in range(8):
         finish()
     with watched(pool) as troubles:

@@ -5,10 +5,11 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, insert, select, true, update
 
 from proxy.pool.database import Pool, insert_if_new, locked, retried
 from proxy.pool.errors import UserError
+from proxy.pool.rollouts.states import GroupState
 from proxy.pool.schema import events, groups, policy_versions, runs
 
 PURPOSES = ("train", "eval", "collect")
@@ -100,34 +101,35 @@ def set_queue_limit(pool: Pool, run_id: int, limit: int) -> None:
 def admission(pool: Pool, run_id: int) -> Admission:
     """Read what a harness needs to know before it opens another group."""
     with pool.read() as connection:
-        newest = current_version(connection, run_id)
-        pushed = newest.step if newest and newest.pushed_at else _pushed_step(connection, run_id)
-        # They count as open: the engines still sample with older weights, so a group that was opened in their place
-        # would be a version older than the step that it is trained in.
-        unpushed = (groups.c.run_id == run_id) & (groups.c.step > pushed)
-        # Two counts, as each has its index. They have no group in common.
-        parts = [select(func.count()).where(which).scalar_subquery() for which in (waiting(run_id), unpushed)]
-        limit, *open_groups = connection.execute(select(runs.c.queue_limit, *parts).where(runs.c.id == run_id)).one()
-        return Admission(
-            step=newest.step if newest else None,
-            version=version_name(newest.id) if newest else None,
-            open_groups=sum(open_groups),
-            queue_limit=limit,
-        )
+        # One query, as a waiting harness asks several times a second.
+        newest = _newest(run_id).subquery()
+        count = select(func.count()).where(_queued(run_id, "RUNNING", "DONE", "LEASED")).scalar_subquery()
+        query = select(runs.c.queue_limit, count, newest.c.id, newest.c.step, newest.c.pushed_at)
+        joined = query.select_from(runs).outerjoin(newest, true()).where(runs.c.id == run_id)
+        limit, open_groups, version_id, step, pushed_at = connection.execute(joined).one()
+        if step is not None and pushed_at is None:
+            open_groups += _unpushed(connection, run_id)
+    return Admission(step, None if version_id is None else version_name(version_id), open_groups, limit)
 
 
 def waiting(run_id: int) -> ColumnElement[bool]:
     """Select the groups in the trainer's queue: not leased, not dropped, not held out for evaluation."""
-    in_run = (groups.c.run_id == run_id) & groups.c.purpose.is_(None)
-    return in_run & groups.c.state.in_(("RUNNING", "DONE"))
+    return _queued(run_id, "RUNNING", "DONE")
 
 
-def _pushed_step(connection: Connection, run_id: int) -> int:
-    """Return the last step whose weights were pushed; -1: none were."""
-    current = (policy_versions.c.run_id == run_id) & policy_versions.c.retired_at.is_(None)
-    steps = select(policy_versions.c.step).where(current, policy_versions.c.pushed_at.is_not(None))
-    step = connection.scalar(steps.order_by(policy_versions.c.step.desc()).limit(1))
-    return -1 if step is None else step
+def _queued(run_id: int, *states: GroupState) -> ColumnElement[bool]:
+    return (groups.c.run_id == run_id) & groups.c.purpose.is_(None) & groups.c.state.in_(states)
+
+
+def _unpushed(connection: Connection, run_id: int) -> int:
+    """Count the consumed groups of the steps after the last one whose weights were pushed.
+
+    They count as open: the engines still sample with older weights, so a group that was opened in their place would be
+    a version older than the step that it is trained in.
+    """
+    pushed = connection.execute(_newest(run_id).where(policy_versions.c.pushed_at.is_not(None))).one_or_none()
+    later = (groups.c.run_id == run_id) & (groups.c.step > (-1 if pushed is None else pushed.step))
+    return connection.scalar(select(func.count()).where(later, groups.c.state != "LEASED")) or 0
 
 
 def version_name(version_id: int) -> str:
@@ -143,13 +145,12 @@ def version_of(name: str) -> int | None:
 
 def current_version(connection: Connection, run_id: int) -> Row[Any] | None:
     """Return the policy_versions row of the run's last published step that no rollback has retired."""
-    query = (
-        select(policy_versions)
-        .where(policy_versions.c.run_id == run_id, policy_versions.c.retired_at.is_(None))
-        .order_by(policy_versions.c.step.desc())
-        .limit(1)
-    )
-    return connection.execute(query).one_or_none()
+    return connection.execute(_newest(run_id)).one_or_none()
+
+
+def _newest(run_id: int) -> Select[Any]:
+    current = (policy_versions.c.run_id == run_id) & policy_versions.c.retired_at.is_(None)
+    return select(policy_versions).where(current).order_by(policy_versions.c.step.desc()).limit(1)
 
 
 @retried
