@@ -43,6 +43,7 @@ def add_commands(pool: argparse.ArgumentParser) -> None:
     formats = [*WRITERS, *BATCH_WRITERS]
     run.add_argument("--format", choices=formats, default="jsonl", help="(%(default)s) the last two: a training batch")
     run.add_argument("--step", type=int, metavar="N", help="only the groups that train step N took")
+    run.add_argument("--archives", type=Path, metavar="DIR", help="where the archive files are, if they were moved")
     run.add_argument("--output", type=Path, required=True, metavar="FILE")
     archived.add_argument("--older-than", type=int, required=True, metavar="STEPS", help="the newest steps that stay")
     archived.add_argument("--to", type=Path, required=True, metavar="DIR", help="directory of the files")
@@ -94,8 +95,14 @@ def _events(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    kind, file, step = arguments.format, arguments.output, arguments.step
-    which = RolloutFilter(run=arguments.name, first_step=step, last_step=step, all_attempts=kind in WRITERS)
+    kind, file = arguments.format, arguments.output
+    which = RolloutFilter(
+        run=arguments.name,
+        first_step=arguments.step,
+        last_step=arguments.step,
+        all_attempts=kind in WRITERS,
+        archives=arguments.archives,
+    )
     with _opened(arguments.pool) as pool:
         if kind in WRITERS:
             print(f"{export(pool, which, kind, file)} completions: {file}")

@@ -20,6 +20,7 @@ from proxy.pool.completions.records import NewCompletion, int_bytes
 from proxy.pool.completions.routed_experts import RoutedExperts
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
+from proxy.pool.files import lock_directory
 from proxy.pool.inspect.show import show
 from proxy.pool.inspect.verify import verify
 from proxy.pool.read import RolloutFilter, rollouts
@@ -112,7 +113,7 @@ def test_archived_rollouts_are_read_as_before(trained: Pool, archived: Command, 
     assert calls(trained) == stored - 12 and read(trained) == before
     assert verify(trained).damages == []
     assert archived("--drop").startswith("dropped the completions of 0 groups")
-    assert [path.name for path in (tmp_path / "old").iterdir()] == [file.name]
+    assert {path.name for path in (tmp_path / "old").iterdir()} == {file.name, "lock"}
 
     [final] = rollouts(trained, RolloutFilter(last_step=1))
     assert [item.tokens.tolist() for item in final.completions] == [[1, 2, 3, 4], [1, 2, 3, 4, 5, 6], [1, 2, 3, 4]]
@@ -173,6 +174,16 @@ def test_nothing_is_dropped_that_the_archive_does_not_hold(trained: Pool, archiv
     assert calls(trained) == stored
 
 
+def test_one_command_at_a_time_writes_to_a_directory(trained: Pool, archived: Command, tmp_path: Path) -> None:
+    lock = lock_directory(tmp_path / "old")
+    assert "is in use by process" in archived(status=2)
+    os.close(lock)
+    (tmp_path / "file").touch()
+    nowhere = ["--to", str(tmp_path / "file")]
+    assert "cannot be written (" in archived(*nowhere, status=2)
+    assert archived().startswith("archived 2 groups")
+
+
 @pytest.mark.parametrize(
     ("run", "older_than", "sentence"),
     [
@@ -223,7 +234,7 @@ def test_a_kill_between_the_file_and_the_pool_loses_nothing(trained: Pool, archi
         assert connection.scalar(select(func.count()).select_from(archives)) == 0
     assert read(trained) == before and dropped(trained) == 0
     assert archived("--drop").splitlines()[1] == "dropped the completions of 2 groups from the pool"
-    assert [path.name for path in (tmp_path / "old").iterdir()] == ["r-1-steps-1-2.parquet"]
+    assert {path.name for path in (tmp_path / "old").iterdir()} == {"r-1-steps-1-2.parquet", "lock"}
     assert read(trained) == before and verify(trained).damages == []
 
 
@@ -245,6 +256,7 @@ def stuck_at_the_second_group(pool: Pool) -> Iterator[None]:
         connection.execute(text("drop trigger stuck"))
 
 
+@pytest.mark.long
 def test_a_kill_between_two_groups_loses_nothing(trained: Pool, archived: Command, tmp_path: Path) -> None:
     before = read(trained)
     with stuck_at_the_second_group(trained):

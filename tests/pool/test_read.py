@@ -13,6 +13,7 @@ from pathlib import Path
 from zlib import crc32
 
 import pytest
+from sqlalchemy.dialects import sqlite
 
 from proxy.pool.completions.records import VersionSpan, int_bytes
 from proxy.pool.database import Pool, open_pool
@@ -22,6 +23,7 @@ from proxy.pool.read.pages import PAGE
 from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt
 from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
 from proxy.pool.rollouts.runs import open_run
+from proxy.pool.schema import groups
 from proxy.pool.training.steps import Published, publish
 from proxy.pool.training.windowed_fifo import LeaseRule, lease
 from proxy.pool.untrained import Untrained, UntrainedReason
@@ -120,6 +122,13 @@ def test_a_long_run_is_read_in_pages_of_one_index(pool: Pool) -> None:
     assert [(one.run, one.group) for one in read] == [*(("r", index) for index in range(count)), ("s", 0)]
     assert all(one.attempt is None and one.completions == () and not one.final for one in read)
     assert list(rollouts(pool)) == []
+    if pool.dialect == "sqlite":
+        query = RolloutFilter(state="DONE", domain="d", first_step=1, last_step=2).groups_query(run.id)
+        page = query.where(groups.c.queue_index > 5).limit(PAGE).compile(dialect=sqlite.dialect())
+        with pool.read() as connection:
+            steps = connection.exec_driver_sql(f"explain query plan {page}", tuple(page.params.values())).all()
+        plan = [step.detail for step in steps]
+        assert plan[0].endswith("(run_id=? AND queue_index>?)") and not any("TEMP B-TREE" in line for line in plan)
 
 
 def test_arrow_batches_hold_the_same_numbers(recorded: Recorded) -> None:

@@ -90,9 +90,10 @@ def archive_writer(file: Path) -> Iterator[ArchiveWriter]:
 class ArchiveFile:
     """An archive file that is read attempt by attempt. It holds one row group in memory, and the list of attempts."""
 
-    def __init__(self, file: Path):
-        """UserError when the file is missing or damaged."""
+    def __init__(self, file: Path, experts: bool = False):
+        """UserError when the file is missing or damaged. `experts`: also read routed experts, which are large."""
         self._file = file
+        self._columns = [name for name in COLUMNS if experts or name != "experts"]
         with self._readable():
             self._parquet = _pyarrow().parquet.ParquetFile(file)
             self._group_of = {
@@ -111,7 +112,7 @@ class ArchiveFile:
         if number != self._loaded:
             self._rows = {}
             with self._readable():
-                for row in self._parquet.read_row_group(number).to_pylist():
+                for row in self._parquet.read_row_group(number, self._columns).to_pylist():
                     self._rows.setdefault(row["attempt_id"], []).append(_completion(row))
             self._loaded = number
         return self._rows[attempt_id]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, select
+from sqlalchemy import Connection, Row, Select, bindparam, func, select
 
 from proxy.pool.completions.labels import LABELS
 from proxy.pool.completions.records import Completion
@@ -55,18 +55,28 @@ class RolloutFilter:
             if value is not None and value not in known:
                 raise UserError(f"{value!r} is unknown; choose one of: {', '.join(known)}")
 
-    def takes_group(self, group: Row[Any]) -> bool:
-        """Return whether a group of a run passes."""
-        return (
-            self.state in (None, group.state)
-            and self.domain in (None, group.domain)
-            and _within(group.step, self.first_step, self.last_step)
-        )
+    def groups_query(self, run_id: int) -> Select[Any]:
+        """Return the query of the groups of a run that pass, in queue order.
 
-    def takes(self, rollout: RolloutRecord) -> bool:
-        """Return whether a rollout passes, once the completions of other labels are left out."""
-        wanted = self.labels is None or bool(rollout.completions)
-        return wanted and _within(rollout.reward, self.min_reward, self.max_reward)
+        The conditions are expressions that no index serves, so that a page is a walk along (run_id, queue_index). With
+        an index of the state, a database would sort all groups of that state for each page.
+        """
+        columns = (groups.c.id, groups.c.queue_index, groups.c.state, groups.c.step, groups.c.reason, groups.c.detail)
+        query = (
+            select(*columns, groups.c.agent, tasks.c.name.label("task"), tasks.c.domain)
+            .join_from(groups, tasks, tasks.c.id == groups.c.task_id)
+            .where(groups.c.run_id == run_id)
+            .order_by(groups.c.queue_index)
+        )
+        if self.state is not None:
+            query = query.where(groups.c.state + "" == self.state)
+        if self.domain is not None:
+            query = query.where(tasks.c.domain + "" == self.domain)
+        if self.first_step is not None:
+            query = query.where(groups.c.step + 0 >= self.first_step)
+        if self.last_step is not None:
+            query = query.where(groups.c.step + 0 <= self.last_step)
+        return query
 
 
 def _within(value: float | None, least: float | None, most: float | None) -> bool:
@@ -91,9 +101,11 @@ def rollouts(source: Pool | str | Path, which: RolloutFilter = ALL) -> Iterator[
     try:
         for run in _runs(pool, which):
             for group, row in _attempts(pool, run.id, which):
-                rollout = _record(run.name, group, row, _completions(stored, run.name, group, row, which))
-                if which.takes(rollout):
-                    yield rollout
+                reward = row.reward if _is_final(row) else None
+                if _within(reward, which.min_reward, which.max_reward):  # before any token is read
+                    rollout = _record(run.name, group, row, _completions(stored, run.name, group, row, which))
+                    if which.labels is None or rollout.completions:
+                        yield rollout
     finally:
         if pool is not source:
             pool.close()
@@ -108,30 +120,17 @@ def _runs(pool: Pool, which: RolloutFilter) -> Collection[Any]:
 
 def _attempts(pool: Pool, run_id: int, which: RolloutFilter) -> Iterator[tuple[Row[Any], Row[Any]]]:
     """Yield each attempt that may pass, as the rows of its group and its rollout."""
+    following = which.groups_query(run_id).where(groups.c.queue_index > bindparam("last")).limit(PAGE)
     last = -1
     while True:
         with pool.read() as connection:
-            page = _page(connection, run_id, last)
-            # Python filters the groups, so that every filter pages through one index, (run_id, queue_index).
-            chosen = {group.id: group for group in page if which.takes_group(group)}
-            rows = _of_groups(connection, list(chosen), which.all_attempts)
-        for group_id, group in chosen.items():
-            yield from ((group, row) for row in rows if row.group_id == group_id)
-        if not page:
+            page = connection.execute(following, {"last": last}).all()
+            rows = _of_groups(connection, [group.id for group in page], which.all_attempts)
+        for group in page:
+            yield from ((group, row) for row in rows if row.group_id == group.id)
+        if len(page) < PAGE:
             return
         last = page[-1].queue_index
-
-
-def _page(connection: Connection, run_id: int, last: int) -> list[Row[Any]]:
-    columns = (groups.c.id, groups.c.queue_index, groups.c.state, groups.c.step, groups.c.reason, groups.c.detail)
-    query = (
-        select(*columns, groups.c.agent, tasks.c.name.label("task"), tasks.c.domain)
-        .join_from(groups, tasks, tasks.c.id == groups.c.task_id)
-        .where(groups.c.run_id == run_id, groups.c.queue_index > last)
-        .order_by(groups.c.queue_index)
-        .limit(PAGE)
-    )
-    return list(connection.execute(query))
 
 
 def _of_groups(connection: Connection, group_ids: list[int], all_attempts: bool) -> list[Row[Any]]:
@@ -218,8 +217,12 @@ def _completion(item: Completion, tokens: Any, untrained: Untrained | None) -> C
     )
 
 
+def _is_final(row: Row[Any]) -> bool:
+    return row.finished_at is not None and row.attempt_id == row.attempt
+
+
 def _record(run: str, group: Row[Any], row: Row[Any], completions: Iterator[CompletionRecord]) -> RolloutRecord:
-    final = row.finished_at is not None and row.attempt_id == row.attempt
+    final = _is_final(row)
     return RolloutRecord(
         run=run,
         task=group.task,

@@ -21,7 +21,7 @@ from proxy.pool.completions.records import Completion
 from proxy.pool.completions.store import IDS_PER_QUERY, of_attempts, to_row
 from proxy.pool.database import Pool, insert_row, retried
 from proxy.pool.errors import UserError
-from proxy.pool.files import replacing
+from proxy.pool.files import DirectoryInUse, lock_directory, replacing
 from proxy.pool.read.archive_file import ArchiveFile, archive_writer
 from proxy.pool.retention.horizon import Horizon, may_leave
 from proxy.pool.rollouts.runs import Run, lock_run
@@ -42,13 +42,25 @@ class Archived:
 
 def archive(pool: Pool, run: Run, limits: Horizon, directory: Path) -> Archived | None:
     """Write the groups that may leave and are in no archive to a new file; None when there are none."""
+    try:
+        lock = lock_directory(directory)  # two commands would write to one partial file
+    except DirectoryInUse as error:
+        raise UserError(f"{error}; wait until that command has ended") from error
+    except OSError as error:
+        raise UserError(f"{directory} cannot be written ({error.strerror}); name a writable directory") from error
+    try:
+        return _archive(pool, run, limits, directory)
+    finally:
+        os.close(lock)
+
+
+def _archive(pool: Pool, run: Run, limits: Horizon, directory: Path) -> Archived | None:
     waiting = may_leave(run.id, limits.last) & groups.c.archive_id.is_(None)
     file = _new_file(pool, run, waiting, directory)
     if file is None:
         return None
     written: list[int] = []
     try:
-        directory.mkdir(parents=True, exist_ok=True)
         with replacing(file, private=True) as partial:
             with archive_writer(partial) as writer:
                 for group in _pages(pool, waiting):
@@ -58,7 +70,7 @@ def archive(pool: Pool, run: Run, limits: Horizon, directory: Path) -> Archived 
             _sync(partial)
         _sync(directory)
     except OSError as error:
-        raise UserError(f"{file} cannot be written ({error.strerror}); name a writable directory") from error
+        raise UserError(f"{file} cannot be written ({error.strerror}); free space there") from error
     _remember(pool, run, file, written)
     return Archived(file, len(written), writer.completions)
 
@@ -161,7 +173,8 @@ def drop(pool: Pool, run: Run, limits: Horizon) -> int:
 
 def _opened(pool: Pool, archive_id: int) -> ArchiveFile:
     with pool.read() as connection:
-        return ArchiveFile(Path(connection.scalars(select(archives.c.file).where(archives.c.id == archive_id)).one()))
+        file = connection.scalars(select(archives.c.file).where(archives.c.id == archive_id)).one()
+    return ArchiveFile(Path(file), experts=True)
 
 
 def _verified(pool: Pool, group_id: int, file: ArchiveFile) -> list[int]:
