@@ -140,7 +140,8 @@ async def make_attempt(context: RunContext, job: RolloutJob) -> Outcome:
     """Open an attempt, run it, and close it whatever happens. Raises what ends the run, and cancellation."""
     try:
         await context.sandboxes.until_there()
-        await context.engine.until_there()
+        if context.engine.away:
+            await context.engine.until_there()
     except SandboxError as error:
         raise UserError(f"{error}, then repeat the same command to go on") from error
     agent_name = job.rollout.agent or job.agent.name

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -19,6 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -31,6 +33,8 @@ from proxy.pool.processes.parent import die_with_parent
 log = logging.getLogger(__name__)
 START_SECONDS = 400
 STOP_SECONDS = 20
+RESTART_SECONDS = 1.0
+"""Pause before the run's own engine is started again."""
 END_CALLS_SECONDS = 10
 """How long a proxy may take to end the calls of attempts. It only has to tell the engine and write their rows."""
 TINY_REPLY_TOKENS = 128
@@ -159,11 +163,19 @@ def service(options: ProxyOptions, directory: RunDir) -> Iterator[RunningProxy]:
         yield connect(options.proxy, options.pool, _admin_key(options.admin_key_file))
         return
     children: list[subprocess.Popen[bytes]] = []
+    stopping = threading.Event()
+    keeping = threading.Thread(target=_keep_engine, args=(options, directory, children, stopping))
     try:
-        yield _start_all(options, directory, children)
+        running = _start_all(options, directory, children)
+        keeping.start()
+        yield running
     finally:
+        stopping.set()
         for child in reversed(children):
             _stop(child)
+        while keeping.is_alive():  # it may have started the engine again just now
+            _stop(children[-1])
+            keeping.join(RESTART_SECONDS)
 
 
 @contextmanager
@@ -196,10 +208,31 @@ def _start_all(options: ProxyOptions, directory: RunDir, children: list[subproce
     config.touch()
     config.chmod(0o600)  # a database URL may hold a password
     config.write_text(_config(options, directory, model))
-    script = ["--scripted", options.script] if options.script else ["--log", str(directory.logs / "sglang.log")]
-    engine = _start(["engine", str(config), *script], directory.logs / "engine.log", children)
+    engine = _start_engine(options, directory, children)
+    port = f"[engine]\nport = {urlsplit(engine).port}\n"
+    config.write_text(config.read_text().replace("[engine]\n", port))  # for an engine that is started again
     proxy = _start(["serve", str(config), "--engine", engine], directory.logs / "proxy.log", children)
     return connect(proxy, options.pool)
+
+
+def _start_engine(options: ProxyOptions, directory: RunDir, children: list[subprocess.Popen[bytes]]) -> str:
+    script = ["--scripted", options.script] if options.script else ["--log", str(directory.logs / "sglang.log")]
+    arguments = ["engine", str(directory.path / "proxy.toml"), *script]
+    return _start(arguments, directory.logs / "engine.log", children)
+
+
+def _keep_engine(
+    options: ProxyOptions, directory: RunDir, children: list[subprocess.Popen[bytes]], stopping: threading.Event
+) -> None:
+    """Start the run's engine again whenever it has ended, until the run stops. The first child is the engine."""
+    engine = children[0]
+    while True:
+        engine.wait()
+        if stopping.wait(RESTART_SECONDS):
+            return
+        with suppress(UserError):  # its log says why; the run's patience ends the tries
+            _start_engine(options, directory, children)
+        engine = children[-1]
 
 
 def _config(options: ProxyOptions, directory: RunDir, model: Path) -> str:

@@ -71,17 +71,37 @@ class Stack:
 
 @pytest.fixture
 def stack(tmp_path: Path, proxy: RunningProxy) -> Iterator[Stack]:
-    stack = Stack(tmp_path, Path(proxy.pool.removeprefix("sqlite:///")).parent / "model")
+    stack = Stack(tmp_path, model_of(proxy))
     yield stack
     for name in list(stack.running):
         stack.kill(name)
 
 
+def model_of(proxy: RunningProxy) -> Path:
+    return Path(proxy.pool.removeprefix("sqlite:///")).parent / "model"
+
+
 def wait_for(condition: Any) -> None:
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 600
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.05)
+
+
+@pytest.mark.timeout(900)
+def test_a_run_starts_its_own_engine_again(tmp_path: Path, proxy: RunningProxy) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT.replace('"asked"', repr(str(tmp_path / "asked"))))
+    tasks = write_tasks(tmp_path / "tasks.jsonl", HELLO)
+    command = ["run", str(tasks), "--agent", "command", "--command", SHELL_AGENT, "--sandbox", "process"]
+    command += ["--run-dir", str(tmp_path / "run"), "--scripted", f"{tmp_path / 'script.py'}:answer"]
+    command += ["--model", str(model_of(proxy))]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    running = subprocess.Popen([sys.executable, "-m", "harness", *command], cwd=ROOT, env=environment)
+    wait_for((tmp_path / "asked").exists)
+    os.kill(json.loads((tmp_path / "run/logs/engine.ready").read_text())["pid"], signal.SIGKILL)
+    assert running.wait(300) == 0
+    [row] = results(tmp_path / "run")
+    assert (row["reward"], row["attempts"]) == (1.0, 1)
 
 
 @pytest.mark.timeout(900)

@@ -14,7 +14,9 @@ import msgspec
 import pytest
 
 from proxy.engine import process
+from proxy.engine.replicas.fleet import Fleet
 from proxy.engine.replicas.outage import Outage
+from proxy.engine.replicas.replica import Origin
 from proxy.engine.scripted import ScriptedEngine, ScriptedReply
 from proxy.pool.completions.store import of_attempt
 from proxy.pool.inspect.verify import verify
@@ -158,6 +160,22 @@ async def test_an_engine_that_was_restarted_gets_no_call_before_its_weights(serv
     assert (loaded.version, loaded.calls) == (version, 1)
     [row] = of_attempt(stand.pool, attempt.id)
     assert row.untrainable is None and {span.version for span in row.versions} == {version}
+
+
+async def test_one_engine_of_two_that_is_away_is_no_outage() -> None:
+    fleet = Fleet(["http://127.0.0.1:9", "http://127.0.0.1:19"])
+    gone, there = fleet.replicas
+    for replica in fleet.replicas:
+        replica.circuit.failed("died")
+    gone.away = "the engine at http://127.0.0.1:9"
+    fleet.note_outage()
+    assert fleet.away == "" and fleet.outage.up
+    homes = {fleet.pick(Origin(attempt, None, 0), 100, set()).replica.url for attempt in range(8)}
+    assert homes == {there.url}
+    there.away = "the engine at http://127.0.0.1:19, restarted without the weights v1,"
+    fleet.note_outage()
+    assert fleet.away == "every engine (http://127.0.0.1:9, http://127.0.0.1:19)" and not fleet.outage.up
+    await fleet.close()
 
 
 def test_an_attempt_waits_only_while_its_own_call_is_in_progress(monkeypatch: pytest.MonkeyPatch) -> None:

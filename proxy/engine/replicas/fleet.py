@@ -88,9 +88,10 @@ class Fleet:
     @property
     def away(self) -> str:
         """The engines for people while none of them is up; else empty."""
-        if self.outage.up or len(self.replicas) == 1:
-            return self.replicas[0].away
-        return f"every engine ({', '.join(replica.url for replica in self.replicas)})"
+        if self.outage.up:
+            return ""
+        only = self.replicas[0].away if len(self.replicas) == 1 else ""
+        return only or f"every engine ({', '.join(replica.url for replica in self.replicas)})"
 
     def note_outage(self) -> None:
         """Keep account of whether any engine is up. To be called when a replica may have gone or come back."""
@@ -132,8 +133,10 @@ class Fleet:
     def _candidates(self, origin: Origin, tried: set[str]) -> list[Replica]:
         failed = self._failed_for.get(origin.attempt)
         candidates = self.others(tried | {failed}) if failed else []
-        # When all circuits are open, the call is sent all the same: failing is the worst that can happen.
-        return candidates or self.others(tried) or [replica for replica in self.replicas if replica.url not in tried]
+        # When all circuits are open, the call is sent all the same: failing is the worst that can happen. But an engine
+        # that was restarted without its weights would not fail, so those that are not away come first.
+        left = [replica for replica in self.replicas if replica.url not in tried]
+        return candidates or self.others(tried) or [replica for replica in left if not replica.away] or left
 
     async def _watch(self, replica: Replica) -> None:
         """Check a replica until cancelled: regularly while it serves, after growing pauses while it does not."""
@@ -221,9 +224,9 @@ class Route:
         A call that waits goes on after an outage behind what it has sampled.
         """
         while True:
-            sent = time.monotonic()
             if self._waits:
                 await self._fleet.outage.over()
+            sent = time.monotonic()
             try:
                 async with aclosing(self._sample(request, into)) as events:
                     async for ids in events:
