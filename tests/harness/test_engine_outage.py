@@ -2,14 +2,17 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 from sqlalchemy import select
@@ -18,7 +21,11 @@ from harness.cli import main
 from harness.setup.stack import RunningProxy
 from proxy.engine.process import free_port
 from proxy.pool.database import open_pool
-from proxy.pool.schema import attempts
+from proxy.pool.inspect.verify import verify
+from proxy.pool.rollouts.runs import open_run
+from proxy.pool.schema import attempts, completions
+from proxy.pool.training.steps import Published, publish
+from tests.conftest import need
 from tests.harness.conftest import HELLO, ROOT, SHELL_AGENT, results, write_tasks
 
 SCRIPT = """
@@ -75,6 +82,44 @@ def stack(tmp_path: Path, proxy: RunningProxy) -> Iterator[Stack]:
     yield stack
     for name in list(stack.running):
         stack.kill(name)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_a_real_engine_that_is_killed_gets_its_weights_back_and_costs_no_attempt(stack: Stack, tmp_path: Path) -> None:
+    """No trainer is there. The weights of the published version are those of the model; their name tells them apart."""
+    need("SGLang", find_spec("sglang") is not None)
+    model, seconds = re.search('model = "(.*)"', (tmp_path / "proxy.toml").read_text()), 60
+    assert model is not None
+    with (tmp_path / "proxy.toml").open("a") as config:
+        config.write('dtype = "float32"\ncontext_length = 2048\n')
+    engine = stack.start("engine", "engine", "proxy.toml")
+    proxy = stack.start("proxy", "serve", "proxy.toml", "--engine", engine)
+    pool = open_pool(str(tmp_path / "pool.db"))
+    done = Published(step=0, checkpoint="", hf_dir=model[1], metrics={})
+    version = publish(pool, open_run(pool, "trained", "train", {}).id, done).name
+    push = json.dumps({"model_path": model[1], "weight_version": version}).encode()
+    urlopen(Request(f"{engine}/update_weights_from_disk", push, {"Content-Type": "application/json"})).close()
+    wait_for(lambda: json.load(urlopen(f"{proxy}/health"))["replicas"][0]["version"] == version)
+
+    tasks = write_tasks(tmp_path / "tasks.jsonl", HELLO | {"timeout": seconds, "verifier": {"command": "true"}})
+    agent = f"env ACK_FILE={tmp_path / 'acks'} {sys.executable} -I -S {ROOT / 'tests/acknowledging_agent.py'}"
+    command = ["run", str(tasks), "--agent", "command", "--command", agent, "--sandbox", "process", "-n", "8"]
+    command += ["--run-dir", str(tmp_path / "run"), "--proxy", proxy]
+    running = subprocess.Popen([sys.executable, "-m", "harness", *command], cwd=ROOT)
+    wait_for((tmp_path / "acks").exists)
+    stack.kill("engine")
+    time.sleep(seconds + 5)
+    stack.start("engine", "engine", "proxy.toml")
+    assert running.wait(900) == 0
+    assert [row["reward"] for row in results(tmp_path / "run")] == [1.0] * 8
+    with pool.read() as connection:
+        tries = connection.execute(select(attempts.c.failure, attempts.c.timings)).all()
+        spans = [span for versions in connection.scalars(select(completions.c.versions)) for span in versions]
+    assert [attempt.failure for attempt in tries] == [None] * 8
+    assert max(attempt.timings.get("engine_away", 0) for attempt in tries) > seconds
+    assert {name for name, _, _ in spans} == {version}
+    assert verify(pool).damages == [] and len((tmp_path / "acks").read_text().splitlines()) == 8 * 3
 
 
 def model_of(proxy: RunningProxy) -> Path:
