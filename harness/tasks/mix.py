@@ -57,6 +57,9 @@ class TaskMix:
 
     def check(self) -> "TaskMix":
         """Return the mix. UserError when weights and tasks do not fit together."""
+        for name, weight in self.weights().items():
+            if weight <= 0:
+                raise UserError(f"the weight of {name} is {weight}; give it a number above 0, or leave its tasks out")
         there = {task.domain for task in self.tasks}
         for domain in self.domains.keys() - there:
             raise UserError(f"the domain {domain!r} has a weight and no task; there are: {', '.join(sorted(there))}")

@@ -39,7 +39,7 @@ class MixFile(Strict, frozen=True, kw_only=True):
     """A mix file."""
 
     source: Annotated[list[MixSource], msgspec.Meta(min_length=1)]
-    domains: dict[Domain, Share] = {}
+    domains: dict[Domain, float] = {}
     """Domain -> how often its tasks come, relative to the other domains."""
 
 
@@ -71,8 +71,7 @@ def _mix(path: Path, refused: list[str]) -> TaskMix:
     for entry in file.source:
         tasks = _tasks(entry.path, path.parent, refused)[: entry.limit]
         sources.append(TaskSource(entry.path, tasks, entry.weight))
-    domains: dict[str, float] = {domain: weight for domain, weight in file.domains.items()}
-    return TaskMix([source for source in sources if source.tasks], domains)
+    return TaskMix([source for source in sources if source.tasks], dict[str, float](file.domains))
 
 
 def _tasks(given: str, base: Path, refused: list[str]) -> list[Task]:

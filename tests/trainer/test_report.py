@@ -97,6 +97,15 @@ def test_rewards_are_told_by_domain_and_missing_ones_are_not_counted() -> None:
     assert "reward_mean" not in metrics_of([group(rollout(1, None), rollout(2, None))])
 
 
+def test_the_mix_of_a_batch_is_its_groups_and_trained_tokens_by_domain() -> None:
+    alike = group(rollout(6, 1.0), rollout(7, 1.0), domain="reasoning")  # equal rewards: nothing of it is trained
+    pair = group(rollout(4, 1.0, turns=1), rollout(5, 0.0, turns=2), domain="qa")
+    metrics = metrics_of([pair, group(rollout(1, 1.0), rollout(2, 0.0), rollout(3, None)), alike])
+    assert metrics["groups_by_domain"] == {"agent": 1, "qa": 1, "reasoning": 1}
+    assert metrics["tokens_by_domain"] == {"agent": 10, "qa": 5, "reasoning": 0}
+    assert sum(metrics["tokens_by_domain"].values()) == metrics["trained_tokens"]
+
+
 def test_lengths_are_those_of_rollouts_above_and_below_their_groups_mean() -> None:
     groups = [group(rollout(1, 1.0, turns=1), rollout(2, 0.0, turns=3), rollout(3, 0.0, turns=2), rollout(4, None))]
     by_side = lengths([*groups, group(rollout(5, 1.0), rollout(6, 1.0))], ("main",))

@@ -80,6 +80,7 @@ def describe(facts: StepFacts, run: MetricsContext) -> dict[str, Any]:
         | update
         | facts.update.routing
         | rewards(facts.groups, facts.batch)
+        | mix(facts.groups, facts.batch.rows)
         | advantages(facts.batch.rows)
         | lengths(facts.groups, run.labels)
         | staleness(facts.groups, ages.values())
@@ -109,6 +110,16 @@ def rewards(groups: Sequence[LeasedGroup], batch: TrainingBatch) -> dict[str, An
         "dropped_groups": batch.dropped_groups,
         "equal_groups": sum(len({reward for reward, _ in _judged(group)}) == 1 for group in groups),
     }
+
+
+def mix(groups: Sequence[LeasedGroup], rows: Sequence[TrainingRow]) -> dict[str, Any]:
+    """Count the step's groups, and the tokens that are trained, by the domain of their task."""
+    counts, tokens, trained = Counter[str](), Counter[str](), _trained(rows)
+    for group in groups:
+        domain = str(group.task.get("domain", UNKNOWN))
+        counts[domain] += 1
+        tokens[domain] += sum(trained[item.id] for item in sampled([group]))
+    return {"groups_by_domain": dict(sorted(counts.items())), "tokens_by_domain": dict(sorted(tokens.items()))}
 
 
 def _judged(group: LeasedGroup) -> list[tuple[float, LeasedRollout]]:
@@ -218,15 +229,21 @@ def survival(completions: Iterable[Completion], batch: TrainingBatch) -> dict[st
     }
 
 
+def _trained(rows: Sequence[TrainingRow]) -> Counter[int]:
+    """Return the number of trained tokens of each completion, by its id."""
+    trained = Counter[int]()
+    for row in rows:
+        for completion_id, count in zip(row.completions, np.bincount(row.segment[row.places]), strict=False):
+            trained[completion_id] += int(count)
+    return trained
+
+
 def survival_by_length(groups: Sequence[LeasedGroup], rows: Sequence[TrainingRow]) -> dict[str, Any]:
     """Return the trained share of the sampled tokens, by the decile of their rollout's length (1: the shortest).
 
     Absent below ten rollouts.
     """
-    trained = Counter[int]()
-    for row in rows:
-        for completion_id, count in zip(row.completions, np.bincount(row.segment[row.places]), strict=False):
-            trained[completion_id] += int(count)
+    trained = _trained(rows)
     members = [member for group in groups for member in group.rollouts]
     pairs = [
         (sum(len(item.sampled) for item in member.completions), sum(trained[item.id] for item in member.completions))
