@@ -1,13 +1,14 @@
 """The run: decides which rollout starts when, and ends all of them cleanly, whatever the reason.
 
-The order of tasks and agents follows from the seed alone, so a resumed run goes on where the pool says it stopped.
+The order of tasks and agents follows from the seed alone (where settled tasks are skipped, also from the rewards in the
+pool), so a resumed run goes on where the pool says it stopped.
 First come the rollouts without an outcome, with new attempts, then groups that replace filtered ones, then new groups.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count, islice, repeat
 from typing import Any
 
 import msgspec
@@ -17,12 +18,21 @@ from harness.agents.one_call import AGENT, OneCall
 from harness.monitor.engine_presence import EnginePresence
 from harness.monitor.progress import Board
 from harness.rollout import Cancellation, RunContext, run_rollout
+from harness.tasks import Task
 from harness.tasks.mix import TaskMix
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.attempts import HasOutcome
 from proxy.pool.rollouts.failures import CAP, FAILURES, SPOILED_FEWEST, SPOILED_WINDOW, alarming, treatment
 from proxy.pool.rollouts.groups import GroupOptions, GroupProgress, OpenRollout, Outcome, open_group, open_rollouts
-from proxy.pool.rollouts.queue import PlannedGroup, lost_groups, opened_in_order, replacements, spoiled_of
+from proxy.pool.rollouts.queue import (
+    PlannedGroup,
+    is_settled,
+    lost_groups,
+    opened_in_order,
+    places,
+    replacements,
+    spoiled_of,
+)
 from proxy.pool.rollouts.runs import admission, record_event
 from sandboxes.base import SandboxError
 
@@ -46,6 +56,8 @@ class RunPlan:
     """Feed a training run under its admission rule until it has published this step."""
     redundant: int = 0
     """Extra members of each group; when `group_size` have finished, the others are cancelled."""
+    tokens: Sequence[tuple[int, int]] = ()
+    """(step, tokens) by step: how many tokens the attempts of groups may sample that are opened from that step on."""
 
     def turns(self) -> int | None:
         """Number of groups; None when the run has no fixed end."""
@@ -56,13 +68,30 @@ class RunPlan:
         turns = self.turns()
         return None if turns is None else turns * (self.group_size + self.redundant)
 
-    def groups(self, opened: int) -> Iterator[PlannedGroup]:
-        """The groups to open, when `opened` have been opened before."""
-        tasks = islice(self.mix.order(self.seed), opened, self.turns())
-        for index, task in enumerate(tasks, opened):
+    def groups(
+        self, opened: int, reached: Sequence[int] = (), settled: Callable[[Task], bool] = lambda _: False
+    ) -> Iterator[PlannedGroup]:
+        """The groups to open, when `opened` have been opened before.
+
+        Where settled tasks are skipped, `reached` are the places of the tasks of those, and `settled` is asked about a
+        task when the turn comes to it.
+        """
+        order: Iterator[tuple[Task, int | None]]
+        if self.mix.revisit is None:
+            order = zip(islice(self.mix.order(self.seed), opened, None), repeat(None))
+        else:
+            order = self.mix.unsettled(self.seed, reached, settled)
+        turns = self.turns()
+        for index, (task, place) in zip(count(opened) if turns is None else range(opened, turns), order, strict=False):
             scaffold = scaffold_of(index, self.seed, self.scaffolds) if task.domain == "agent" else ANSWERING
-            options = GroupOptions(redundant=self.redundant, agent=scaffold.name, held_out=scaffold.held_out)
+            options = GroupOptions(
+                redundant=self.redundant, agent=scaffold.name, held_out=scaffold.held_out, place=place
+            )
             yield PlannedGroup(msgspec.to_builtins(task), self.group_size, options)
+
+    def max_tokens(self, step: int) -> int | None:
+        """The tokens that the attempts of a group may sample that is opened after this step. None: no limit."""
+        return next((tokens for begin, tokens in reversed(self.tokens) if begin <= step), None)
 
 
 @dataclass
@@ -126,23 +155,34 @@ class RunLoop:
         for rollout in await self._pool(open_rollouts, self._run_id):
             await self._admitted(opening=False)
             await self._start(rollout)
-        planned = self._plan.groups(await self._pool(opened_in_order, self._run_id))
+        opened, reached = await self._pool(opened_in_order, self._run_id), await self._pool(places, self._run_id)
+        planned = self._plan.groups(opened, reached, self._settled)
         due: list[PlannedGroup] = []
         while True:
+            await self._admitted(opening=True)
             self._ended.clear()
             if self._owing:
                 self._owing = False
                 due = await self._pool(replacements, self._run_id, self._plan.redundant)
-            group = due.pop(0) if due else next(planned, None)
+            group = due.pop(0) if due else await self._pool(lambda _: next(planned, None))
             if group is not None:
-                await self._admitted(opening=True)
-                members = await self._pool(open_group, self._run_id, group.task, group.size, group.options)
-                for rollout in members:
+                options = await self._with_budget(group.options)
+                for rollout in await self._pool(open_group, self._run_id, group.task, group.size, options):
                     await self._start(rollout)
             elif self._running:
                 await self._ended.wait()
             else:
                 return
+
+    def _settled(self, task: Task) -> bool:
+        return is_settled(self._pool.blocking, self._run_id, task.id)
+
+    async def _with_budget(self, options: GroupOptions) -> GroupOptions:
+        """The options of a group that is opened now: all of its rollouts have the budget of the newest train step."""
+        if not self._plan.tokens:
+            return options
+        step = (await self._pool(admission, self._run_id)).step or 0
+        return replace(options, max_tokens=self._plan.max_tokens(step))
 
     async def _admitted(self, opening: bool) -> None:
         """Wait until the trainer has published weights and, before a new group, until its queue has room."""

@@ -145,7 +145,7 @@ async def make_attempt(context: RunContext, job: RolloutJob) -> Outcome:
     except SandboxError as error:
         raise UserError(f"{error}, then repeat the same command to go on") from error
     agent_name = job.rollout.agent or job.agent.name
-    row, key = await context.pool(open_attempt, job.rollout.rollout_id, agent_name, _budget(job.task, context.budgets))
+    row, key = await context.pool(open_attempt, job.rollout.rollout_id, agent_name, _budget(job, context.budgets))
     attempt = LiveAttempt(context, job, row, key)
     verdict: Verdict | None = None
     failure: str | None = "interrupted"
@@ -447,10 +447,11 @@ def _variations(context: RunContext, job: RolloutJob) -> list[Variation]:
     return chosen(augment, context.seed, job.task.id, f"{job.rollout.group_id}/{member}")
 
 
-def _budget(task: Task, given: Budgets) -> Budget:
-    """The smaller of what the task and the run allow."""
-    turns = [number for number in (task.max_turns, given.turns) if number is not None]
-    tokens = [number for number in (task.max_tokens, given.tokens) if number is not None]
+def _budget(job: RolloutJob, given: Budgets) -> Budget:
+    """The smallest of what the task, the run and the group allow."""
+    turns = [number for number in (job.task.max_turns, given.turns) if number is not None]
+    limits = (job.task.max_tokens, given.tokens, job.rollout.max_tokens)
+    tokens = [number for number in limits if number is not None]
     return Budget(turns=min(turns, default=None), tokens=min(tokens, default=None)) if turns or tokens else UNLIMITED
 
 

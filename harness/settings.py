@@ -4,6 +4,7 @@ Relative paths in the file are relative to it. Left out: what a task says itself
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -21,6 +22,7 @@ from proxy.pool.settings_file import (
     Port,
     Seconds,
     checked,
+    demand,
     read_table,
     with_absolute_paths,
     without_dropped_keys,
@@ -72,8 +74,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Maximum wall-clock time of an agent. Default: the task's limit, which also applies where it is lower."""
     turns: Count | None = None
     """Maximum model calls of an attempt. Default: the task's limit."""
-    tokens: Count | None = None
-    """Maximum sampled tokens of an attempt. Default: the task's limit."""
+    tokens: Count | tuple[tuple[NotNegative, Count], ...] | None = None
+    """Maximum sampled tokens of an attempt, or a list of [step, tokens] with the limits of groups that are opened from
+    these train steps on. Default: the task's limit."""
     hung_seconds: Seconds = 3600
     """An agent is stopped as hung after this long without output and without a finished model call."""
     engine_patience: Seconds = 1800
@@ -130,6 +133,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Spare containers kept ready for each kind of sandbox that was used lately."""
     metrics_port: Port | None = None
     """Serve the sandboxes' metrics at 127.0.0.1:PORT/metrics."""
+
+    def __post_init__(self) -> None:
+        steps = [step for step, _ in self.tokens] if isinstance(self.tokens, tuple) else [0]
+        demand(
+            steps[:1] == [0] and all(step < later for step, later in pairwise(steps)),
+            f"the steps of tokens = {self.tokens} are {steps}; begin with step 0 and let each be later than the last",
+        )
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -76,7 +76,8 @@ def _add_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--verifying", type=_positive, help="maximum verifiers at once (default: --concurrency)")
     run.add_argument("--seconds", type=float, help="time limit of an agent, if lower than its task's")
     run.add_argument("--turns", type=_positive, help="limit of model calls per attempt, if lower than its task's")
-    run.add_argument("--tokens", type=_positive, help="limit of sampled tokens per attempt, if lower than its task's")
+    tokens = "limit of sampled tokens per attempt, if lower than its task's; 0:4096,50:8192 is 8192 from step 50 on"
+    run.add_argument("--tokens", type=_tokens, metavar="NUMBER|STEP:NUMBER,...", help=tokens)
     run.add_argument("--hung-seconds", type=float, help="end an agent that shows no sign of life (default: 3600)")
     run.add_argument("--engine-patience", type=float, help="seconds to wait while no engine is up (default: 1800)")
     run.add_argument("--run-dir", help="directory of the run (default: runs/<verb>-<tasks>-<agent>)")
@@ -105,6 +106,12 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1: {text}")
     return number
+
+
+def _tokens(text: str) -> int | list[list[int]]:
+    if ":" not in text:
+        return _positive(text)
+    return [[int(number) for number in part.split(":")] for part in text.split(",")]
 
 
 def listed(text: str) -> list[str]:
@@ -207,7 +214,8 @@ def _config(settings: Settings, mix: TaskMix) -> dict[str, Any]:
         "redundant": settings.redundant,
         "seconds": settings.seconds,
         "turns": settings.turns,
-        "tokens": settings.tokens,
+        "tokens": list(map(list, settings.tokens)) if isinstance(settings.tokens, tuple) else settings.tokens,
+        "revisit": mix.revisit,
         "augment": list(settings.augment),
         "judge": [settings.judge, settings.judge_model] if settings.judge else None,
     }
@@ -225,6 +233,7 @@ def _plan(settings: Settings, mix: TaskMix, scaffolds: Sequence[Scaffold]) -> Ru
         seed=settings.seed,
         epochs=None if endless else settings.epochs,
         until_step=settings.until_step,
+        tokens=settings.tokens if isinstance(settings.tokens, tuple) else (),
     )
 
 
@@ -251,7 +260,7 @@ def make_context(
         budgets=Budgets(
             seconds=settings.seconds,
             turns=settings.turns,
-            tokens=settings.tokens,
+            tokens=settings.tokens if isinstance(settings.tokens, int) else None,
             hung_seconds=settings.hung_seconds,
         ),
         augment=of_run(settings.augment) if settings.augment else None,

@@ -2,13 +2,15 @@
 
 Without weights every task comes once per epoch, in a new random order. With weights the sources (or domains) alternate
 by smooth weighted round robin: after any number of tasks each has had its share to within about one task, and each goes
-through its own tasks in its own epochs. Left out: weights that change during a run, for example by difficulty.
+through its own tasks in its own epochs. With `revisit`, tasks that are always or never solved are skipped most of the
+time; then the next task also depends on the rewards that the pool holds. Left out: weights that change during a run.
 """
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import count, islice, repeat
 
 from harness.tasks.schema import Task
 from proxy.pool.errors import UserError
@@ -30,6 +32,8 @@ class TaskMix:
     sources: Sequence[TaskSource]
     domains: Mapping[str, float] = field(default_factory=dict)
     """Domain -> weight. Empty: domains have no weights."""
+    revisit: float | None = None
+    """Share of the turns of settled tasks (proxy/pool/rollouts/queue.py) that are taken. None: no task is skipped."""
 
     @property
     def tasks(self) -> list[Task]:
@@ -51,9 +55,28 @@ class TaskMix:
 
     def order(self, seed: int) -> Iterator[Task]:
         """The tasks in the order of the run, without end."""
-        if not self.weights():
-            return shuffled(self.tasks, str(seed))
-        return by_turns(self._shares(), seed)
+        lines = self._lines(seed)
+        return (next(lines[turn]) for turn in self._turns())
+
+    def unsettled(
+        self, seed: int, places: Sequence[int], settled: Callable[[Task], bool]
+    ) -> Iterator[tuple[Task, int]]:
+        """The tasks that follow on those at `places`, each with its own place in the line of its source, without end.
+
+        A task that is settled when its turn comes is skipped, or revisited as the seed decides. The next one of the
+        same line takes its turn, so that weights hold.
+        """
+        lines, turns, reached = self._lines(seed), self._turns(), Counter[int]()
+        for place, turn in zip(places, turns, strict=False):  # in this order: zip takes no turn behind the last place
+            reached[turn] = place + 1
+        lines = [islice(line, reached[turn], None) for turn, line in enumerate(lines)]
+        for turn in turns:
+            for task in lines[turn]:
+                place, reached[turn] = reached[turn], reached[turn] + 1
+                revisited = random.Random(f"{seed}-revisit-{turn}-{place}").random() < (self.revisit or 0.0)
+                if revisited or not settled(task):
+                    yield task, place
+                    break
 
     def check(self) -> "TaskMix":
         """Return the mix. UserError when weights and tasks do not fit together."""
@@ -70,6 +93,16 @@ class TaskMix:
             if weighted and source.weight is None:
                 raise UserError(f"the source {source.name} has no weight and others have; give every source one")
         return self
+
+    def _lines(self, seed: int) -> list[Iterator[Task]]:
+        """For each share, its tasks in the order in which they come, without end."""
+        if not self.weights():
+            return [shuffled(self.tasks, str(seed))]
+        return [shuffled(tasks, f"{seed}-{index}") for index, (_, tasks) in enumerate(self._shares())]
+
+    def _turns(self) -> Iterator[int]:
+        """The index of the share whose turn it is, without end."""
+        return by_turns([weight for weight, _ in self._shares()]) if self.weights() else repeat(0)
 
     def _shares(self) -> list[tuple[float, Sequence[Task]]]:
         """Weight and tasks of each source; where domains have weights, of each source's part in each domain."""
@@ -95,13 +128,11 @@ def shuffled(tasks: Sequence[Task], seed: str) -> Iterator[Task]:
         yield from random.Random(f"{seed}-{epoch}").sample(tasks, len(tasks))
 
 
-def by_turns(shares: Sequence[tuple[float, Sequence[Task]]], seed: int) -> Iterator[Task]:
-    """Alternate by smooth weighted round robin: the source with the highest credit is next."""
-    orders = [shuffled(tasks, f"{seed}-{index}") for index, (_, tasks) in enumerate(shares)]
-    credits = [0.0] * len(shares)
-    total = sum(weight for weight, _ in shares)
+def by_turns(weights: Sequence[float]) -> Iterator[int]:
+    """Alternate by smooth weighted round robin: the share with the highest credit is next."""
+    credits = [0.0] * len(weights)
     while True:
-        credits = [credit + weight for credit, (weight, _) in zip(credits, shares, strict=True)]
+        credits = [credit + weight for credit, weight in zip(credits, weights, strict=True)]
         turn = max(range(len(credits)), key=credits.__getitem__)
-        credits[turn] -= total
-        yield next(orders[turn])
+        credits[turn] -= sum(weights)
+        yield turn

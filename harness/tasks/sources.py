@@ -1,7 +1,7 @@
 """Loads tasks from JSONL files, Harbor task directories, directories of these, globs, and mix files with weights.
 
 A mix file is TOML: `[[source]]` with `path` (relative to the file) and optionally `weight` and `limit`, and `[domains]`
-with a weight for each. Left out: data sets that would have to be downloaded.
+with a weight for each; `revisit` skips tasks by their success. Left out: data sets that would have to be downloaded.
 """
 
 import os
@@ -41,6 +41,8 @@ class MixFile(Strict, frozen=True, kw_only=True):
     source: Annotated[list[MixSource], msgspec.Meta(min_length=1)]
     domains: dict[Domain, float] = {}
     """Domain -> how often its tasks come, relative to the other domains."""
+    revisit: Annotated[float, msgspec.Meta(ge=0.001, le=1)] | None = None
+    """Skip tasks that are always or never solved, but for this share of their turns. Default: none is skipped."""
 
 
 @dataclass
@@ -71,7 +73,8 @@ def _mix(path: Path, refused: list[str]) -> TaskMix:
     for entry in file.source:
         tasks = _tasks(entry.path, path.parent, refused)[: entry.limit]
         sources.append(TaskSource(entry.path, tasks, entry.weight))
-    return TaskMix([source for source in sources if source.tasks], dict[str, float](file.domains))
+    domains: dict[str, float] = {domain: weight for domain, weight in file.domains.items()}
+    return TaskMix([source for source in sources if source.tasks], domains, file.revisit)
 
 
 def _tasks(given: str, base: Path, refused: list[str]) -> list[Task]:

@@ -104,6 +104,8 @@ groups = Table(
     Column("purpose", Text),  # eval: held out, never queued for a trainer; null: the run's
     Column("failure", Text),  # set: lost to failures of this kind
     Column("replaces", Integer),  # the group, opened in the run's order, in whose place this one is
+    Column("place", Integer),  # of its task in the line of its source; null: in its run none is skipped
+    Column("max_tokens", Integer),  # that each of its attempts may sample; null: it sets no limit
     Column("created_at", Float, nullable=False),
     Column("finished_at", Float),
     Column("archive_id", Integer),  # the archive that holds its completions; null: none does

@@ -27,9 +27,11 @@ from proxy.pool.errors import UserError
 from proxy.pool.rollouts.groups import GroupOptions, Outcome, RolloutRow, finish_rollout, open_group, run_summary
 from proxy.pool.rollouts.runs import open_run
 from proxy.pool.schema import attempts, events, groups
+from proxy.pool.training.steps import Published
 from sandboxes.local.process import ProcessSandboxes
 from sandboxes.local.processes import table
 from tests.harness.conftest import HELLO, SHELL_AGENT
+from tests.pool.make import publish_next
 
 SHELL = Scaffold(name="shell", agent=CommandAgent(SHELL_AGENT))
 
@@ -67,7 +69,7 @@ def go(context: RunContext, run_id: int, board: Board) -> Callable[..., Awaitabl
     """Run a plan to its end; the rollouts."""
 
     async def run(*, budgets: Budgets | None = None, **plan: Any) -> list[RolloutRow]:
-        plan["mix"] = TaskMix([TaskSource("tests", plan.pop("tasks", [task()]))])
+        plan["mix"] = TaskMix([TaskSource("tests", plan.pop("tasks", [task()]))], revisit=plan.pop("revisit", None))
         what: dict[str, Any] = {"scaffolds": [SHELL], "group_size": 1, "concurrency": 4} | plan
         await RunLoop(replace(context, budgets=budgets or Budgets()), run_id, RunPlan(**what), board).go()
         return run_summary(context.pool.blocking, run_id)
@@ -158,6 +160,24 @@ async def test_a_run_goes_on_with_what_it_owes(
     rows = await go()
     assert [(row.task, row.group, row.failure) for row in rows] == [("hello", 0, "hung"), ("hello", 1, None)]
     assert await go() == rows
+
+
+async def test_a_run_skips_settled_tasks_and_gives_groups_the_budget_of_their_step(
+    go: Callable[..., Awaitable[list[RolloutRow]]], context: RunContext, run_id: int
+) -> None:
+    solved = task(id="solved", verifier={"command": "true"})
+    turns = context.logs / "turns"  # solved at every second try
+    learned = task(id="learned", verifier={"command": f"echo >> {turns}; exit $(( $(wc -l < {turns}) % 2 ))"})
+    plan: dict[str, Any] = {"tasks": [solved, learned], "revisit": 0.001, "concurrency": 1, "tokens": ((0, 5), (1, 9))}
+    await go(epochs=4, **plan)
+    pool = context.pool.blocking
+    for step in (0, 1):
+        publish_next(pool, run_id, Published(step=step, checkpoint="c", hf_dir="h", metrics={}))
+    rows = await go(epochs=6, **plan)
+    assert Counter(row.task for row in rows) == {"solved": 3, "learned": 9}
+    with pool.read() as connection:
+        query = select(attempts.c.max_tokens).where(attempts.c.run_id == run_id).order_by(attempts.c.id)
+        assert connection.scalars(query).all() == [5] * 8 + [9] * 4
 
 
 async def test_agents_share_a_run_by_weight_and_those_held_out_are_not_trained(

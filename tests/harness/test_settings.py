@@ -50,6 +50,7 @@ def test_the_file_on_the_page_is_one(tmp_path: Path) -> None:
     [text] = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/runs.md").read_text(), re.DOTALL)
     settings = load_settings([file(tmp_path / "run.toml", text)], {})
     assert [entry.held_out for entry in settings.agents] == [False, True] and settings.turns == 40
+    assert settings.tokens == ((0, 4096), (50, 8192))
 
 
 def test_tasks_alone_are_enough(tmp_path: Path) -> None:
@@ -66,6 +67,9 @@ def test_tasks_alone_are_enough(tmp_path: Path) -> None:
         ("seconds = -1.0", "seconds = -1.0: expected `float` > 0"),
         ("[[agents]]\nagent = 'codex'\nwight = 2", "agents[0]: unknown key `wight`"),
         ("agents = [", "is not valid TOML"),
+        ("tokens = [[5, 100]]", "are [5]; begin with step 0 and let each be later than the last"),
+        ("tokens = [[0, 100], [7, 200], [7, 300]]", "are [0, 7, 7]; begin with step 0"),
+        ("tokens = [[0, -1]]", "tokens[0][1] = -1: expected `int` >= 1"),
     ],
 )
 def test_a_wrong_key_is_named(tmp_path: Path, text: str, sentence: str) -> None:

@@ -1,5 +1,8 @@
 """What an outcome means for the rest of its group: kept, cancelled, filtered, replaced, held out."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 from sqlalchemy import select
 
@@ -15,7 +18,7 @@ from proxy.pool.rollouts.groups import (
     open_rollouts,
     run_summary,
 )
-from proxy.pool.rollouts.queue import lost_groups, opened_in_order, replacements, spoiled_of
+from proxy.pool.rollouts.queue import is_settled, lost_groups, opened_in_order, places, replacements, spoiled_of
 from proxy.pool.rollouts.runs import admission, open_run
 from proxy.pool.schema import groups, rollouts
 from proxy.pool.training.finished_rollouts import finished_rollouts
@@ -164,6 +167,22 @@ def test_lost_groups_are_those_of_failures_in_their_domain(pool: Pool, run_id: i
     open_group(pool, run_id, TASK, 1)  # is still running
     assert lost_groups(pool, run_id, "agent") == [False, True, True, False]
     assert lost_groups(pool, run_id, "qa") == [True]
+
+
+def test_a_task_is_settled_when_the_rewards_of_its_last_groups_are_equal(pool: Pool, run_id: int) -> None:
+    def finish(rewards: Sequence[float | None], **options: Any) -> bool:
+        for member, reward in zip(open_group(pool, run_id, TASK, 2, GroupOptions(**options)), rewards, strict=True):
+            ended(pool, member, reward, None if reward is not None else "verifier")
+        return is_settled(pool, run_id, TASK["id"])
+
+    assert not is_settled(pool, run_id, "another")
+    assert [finish((1.0, 1.0), place=place) for place in (4, 5, 9)] == [False, False, True]
+    open_group(pool, run_id, TASK, 2, GroupOptions(place=7, max_tokens=50))  # it runs, so it changes nothing
+    assert finish((0.0, 1.0), held_out=True) and not finish((0.0, 0.0))
+    assert [finish((0.0, 0.0)) for _ in range(2)] == [False, True]  # never solved
+    assert not finish((None, None)) and not is_settled(pool, open_run(pool, "other", "train", {}).id, TASK["id"])
+    assert places(pool, run_id) == [4, 5, 9, 7]
+    assert [rollout.max_tokens for rollout in open_rollouts(pool, run_id)] == [50, 50]
 
 
 def test_a_group_that_is_held_out_is_recorded_and_never_queued(pool: Pool, run_id: int) -> None:

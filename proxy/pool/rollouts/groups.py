@@ -33,6 +33,8 @@ class OpenRollout:
     task: dict[str, Any]
     agent: str | None = None
     """The agent of its group; None where the run has only one."""
+    max_tokens: int | None = None
+    """Tokens that an attempt may sample, by its group; None: its group sets no limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,10 @@ class GroupOptions:
     """For evaluation only: recorded, never queued for a trainer."""
     replaces: int | None = None
     """Id of the first group of the chain that this one replaces."""
+    place: int | None = None
+    """The place of its task in the line of its source, where settled tasks are skipped (harness/tasks/mix.py)."""
+    max_tokens: int | None = None
+    """Tokens that each of its attempts may sample, if lower than the task's limit."""
 
 
 DEFAULTS = GroupOptions()
@@ -115,13 +121,15 @@ def open_group(
             "agent": options.agent,
             "purpose": "eval" if options.held_out else None,
             "replaces": options.replaces,
+            "place": options.place,
+            "max_tokens": options.max_tokens,
         }
         group_id = insert_row(connection, groups, values)
         connection.execute(insert(rollouts), [{"group_id": group_id, "member": member} for member in range(members)])
         ids = connection.scalars(
             select(rollouts.c.id).where(rollouts.c.group_id == group_id).order_by(rollouts.c.member)
         ).all()
-    return [OpenRollout(id, group_id, member, task, options.agent) for member, id in enumerate(ids)]
+    return [OpenRollout(id, group_id, member, task, options.agent, options.max_tokens) for member, id in enumerate(ids)]
 
 
 def _next(connection: Connection, run_id: int, number: Column[int]) -> int:
@@ -141,7 +149,7 @@ def _task_id(connection: Connection, run_id: int, task: dict[str, Any]) -> int:
 def open_rollouts(pool: Pool, run_id: int) -> list[OpenRollout]:
     """Return the run's rollouts without an outcome, in queue order. A resumed run starts with them."""
     query = (
-        select(rollouts.c.id, rollouts.c.group_id, rollouts.c.member, tasks.c.spec, groups.c.agent)
+        select(rollouts.c.id, groups.c.id, rollouts.c.member, tasks.c.spec, groups.c.agent, groups.c.max_tokens)
         .join_from(rollouts, groups)
         .join(tasks, tasks.c.id == groups.c.task_id)
         .where(groups.c.run_id == run_id, groups.c.state == "RUNNING", rollouts.c.finished_at.is_(None))
