@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -12,6 +13,8 @@ import torch
 
 from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
+from proxy.pool.functions.process import FunctionProcess
+from proxy.pool.functions.weights import weigh
 from proxy.pool.processes.owners import TRAINER, owned
 from proxy.pool.rollouts import runs
 from proxy.pool.training import steps, windowed_fifo
@@ -64,6 +67,9 @@ class RunState:
             self._claim = ownership.enter_context(owned(self.pool, run, TRAINER, LINGER_SECONDS))
             ownership.enter_context(self._claim.kept())
             claim(Path(self.config.output), run, steps.latest(self.pool, run.id) is not None)
+            if self.config.batch.function:
+                with FunctionProcess(self.config.batch.function):
+                    pass  # it can be imported
             runs.set_queue_limit(self.pool, run.id, self.config.batch.open_groups)
             print(self.config.batch.text(), flush=True)
             self._ownership = ownership.pop_all()
@@ -153,7 +159,10 @@ class RunState:
             pushed = self._repair_engines()
             self._check_interval = check_interval(self._check_interval, pushed, time.monotonic() - started)
             self._check_engines_at = time.monotonic() + self._check_interval
-        lease = windowed_fifo.lease(self.pool, self.pool_run.id, step, rule, self._claim.token)
+        take = partial(windowed_fifo.lease, self.pool, self.pool_run.id, step, rule, self._claim.token)
+        lease, function = take(), self.config.batch.function
+        if lease is not None and function and weigh(self.pool, self.pool_run.id, lease, function, self._claim.token):
+            lease = take()  # with what the function said
         if lease is not None:
             members = [rollout for group in lease.groups for rollout in group.rollouts]
             attempts = {item.attempt_id for member in members for item in member.completions}

@@ -13,12 +13,12 @@ import asyncio
 import logging
 import multiprocessing
 import re
-import resource
 import signal
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 from harness.failure import AttemptFailed
+from proxy.pool.processes.limits import limit_this_process
 
 MAX_LENGTH = 1000
 """Characters of an answer that are parsed; longer ones are compared as text only."""
@@ -98,9 +98,7 @@ async def is_same(candidates: Sequence[str], right: str) -> bool:
 
 def compare(candidates: Sequence[str], right: str, cpu_seconds: int, sender: Connection) -> None:
     """What the child does: limit itself, then send whether one of the candidates is right."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 5))  # the hard limit is SIGKILL: tells no cause
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    limit_this_process(MEMORY_BYTES, cpu_seconds)
     logging.disable()
     try:
         sender.send(any(equal(candidate, right) for candidate in candidates))

@@ -106,6 +106,7 @@ groups = Table(
     Column("replaces", Integer),  # the group, opened in the run's order, in whose place this one is
     Column("place", Integer),  # of its task in the line of its source; null: in its run none is skipped
     Column("max_tokens", Integer),  # that each of its attempts may sample; null: it sets no limit
+    Column("function", Text),  # the user's function that was asked about its rollouts when it was leased; null: none
     Column("created_at", Float, nullable=False),
     Column("finished_at", Float),
     Column("archive_id", Integer),  # the archive that holds its completions; null: none does
@@ -131,6 +132,8 @@ rollouts = Table(
     Column("group_id", ForeignKey("groups.id"), nullable=False),
     Column("member", Integer, nullable=False),  # 0 .. group size - 1
     Column("attempt_id", Integer),  # the attempt whose outcome this is; null while running
+    Column("weight", Float),  # in the loss, by the function of its group; null: 1
+    Column("set_aside", FreeText),  # set: that function drops it, or failed on it; the function's name, and how
     Column("reward", Float),  # null is missing, never 0
     Column("reward_parts", JSON),
     Column("failure", Text),  # a kind of proxy/pool/rollouts/failures.py

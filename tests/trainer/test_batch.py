@@ -62,6 +62,18 @@ def test_what_is_not_trained_is_counted_by_reason() -> None:
     assert np.flatnonzero(rows[0].trained).tolist() == [3, 4, 9] and np.isfinite(rows[0].rollout_logp).all()
 
 
+def test_a_rollout_of_weight_two_counts_as_if_it_were_there_twice() -> None:
+    def rows(weight: float) -> list[TrainingRow]:
+        members = [LeasedRollout(n, n, float(n % 2), None, chain(GROWING[:1], n + 1)) for n in range(2)]
+        members[1] = replace(members[1], weight=weight)
+        return assemble([LeasedGroup(1, 0, {}, 0, members)], StepOptions()).rows
+
+    plain, weighed = rows(1.0), rows(2.0)
+    assert [row.weight for row in plain] == pytest.approx([1.0, 1.0])
+    assert weighed[1].weight == pytest.approx(2 * weighed[0].weight)
+    assert [row.advantage.tolist() for row in weighed] == [row.advantage.tolist() for row in plain]
+
+
 def test_given_tokens_are_context_only() -> None:
     first, second, third = chain(GROWING)
     third = replace(third, given=((0, 1),), logprobs=array("f", [-1.5]), versions=(VersionSpan("v1", 1, 2),))

@@ -1,16 +1,17 @@
 """The section [optimizer] of the trainer's configuration. Left out: the optimizer (trainer/megatron/optimizer.py)."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
 
 from proxy.pool.settings_file import NotNegative, Positive, Weight, demand
 
-Beta = Annotated[float, msgspec.Meta(ge=0, lt=1)]
-
 
 class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The section [optimizer]."""
+
+    BETAS = (0.9, 0.95)
+    """Adam's decay rates of the first and second moment: those that MiniMax-M1 and the recipes around it agree on."""
 
     lr: Positive = 1e-6
     """Learning rate after the warm-up."""
@@ -20,8 +21,6 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """How the learning rate falls from the end of the warm-up to `steps`."""
     min_lr: Weight = 0.0
     """Learning rate at the end of the decay."""
-    betas: tuple[Beta, Beta] = (0.9, 0.95)
-    """Adam's decay rates of the first and second moment."""
     eps: Weight = 1e-15
     """Adam's epsilon; small, because gradients of large models range from 1e-18 to 1e-5 (MiniMax-M1)."""
     clip: Weight = 1.0

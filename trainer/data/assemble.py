@@ -100,7 +100,7 @@ def assemble(groups: Sequence[LeasedGroup], options: StepOptions) -> TrainingBat
             else:
                 rows = merge(member.completions, advantages, excluded, why_not, mixture=options.mixture)
                 rollouts.append(_masked(rows, member, options, masked))
-                weights.append(credit.weight)
+                weights.append(credit.weight * member.weight)
     if options.mixture is not None:
         demand_recorded([row for own in rollouts for row in own])
     members = (member for group in groups for member in group.rollouts)

@@ -63,6 +63,8 @@ class LeasedRollout:
     """Published steps since its oldest sampled token."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Named parts of the reward, as the verifier gave them."""
+    weight: float = 1.0
+    """Of its tokens in the loss, by the user's function (proxy/pool/functions)."""
 
     @property
     def verdict(self) -> float | None:
@@ -269,7 +271,10 @@ def _load(connection: Connection, run_id: int, condition: Any, *, now: int | Non
 
 def _leased(row: Row[Any], completions: list[Completion], known: dict[str, int], now: int) -> LeasedRollout:
     why, staleness = _standing(row.reward, row.failure, _oldest_step(_versions(completions), known), now)
-    return LeasedRollout(row.id, row.member, row.reward, why, completions, staleness, row.reward_parts or {})
+    if row.set_aside is not None:
+        why = why or Untrained(UntrainedReason.FUNCTION, row.set_aside)
+    weight = 1.0 if row.weight is None else row.weight
+    return LeasedRollout(row.id, row.member, row.reward, why, completions, staleness, row.reward_parts or {}, weight)
 
 
 def _versions(completions: Iterable[Completion]) -> set[str]:

@@ -1,0 +1,11 @@
+"""A function between pool and batch: set `function = "examples.batch_function:unhurried"` in the section [batch]."""
+
+from typing import Any
+
+
+def unhurried(rollout: dict[str, Any]) -> float:
+    """Drop rollouts that end in the middle of an answer, and count those of one call half."""
+    calls = rollout["completions"]
+    if calls[-1]["finish_reason"] == "length":
+        return 0.0
+    return 0.5 if len(calls) == 1 else 1.0

@@ -1,0 +1,58 @@
+"""The limited process that calls a user's function: `python -m proxy.pool.functions.child MODULE:NAME`.
+
+It reads length-prefixed msgpack from standard input, one rollout at a time, and answers each with a line of JSON. The
+first line says whether the function was imported. What the function prints goes to standard error.
+"""
+
+import importlib
+import math
+import os
+import sys
+from typing import Any
+
+import msgspec
+
+from proxy.pool.processes.limits import limit_this_process
+
+MEMORY_BYTES = 4 << 30
+"""Address space of the process. Enough for numpy and a tokenizer, and no danger to the trainer beside it."""
+LARGEST = 1000.0
+"""A larger weight would make one rollout the whole batch, so it is taken for a mistake."""
+
+
+def main(name: str) -> None:
+    answers, rollouts = os.fdopen(os.dup(1), "wb"), os.fdopen(os.dup(0), "rb")
+    os.dup2(2, 1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    limit_this_process(MEMORY_BYTES)
+    module, _, attribute = name.partition(":")
+    answer: dict[str, Any] = {}
+    try:
+        function = getattr(importlib.import_module(module), attribute)
+        if not callable(function):
+            answer = {"error": f"it is of type {type(function).__name__}, which cannot be called"}
+    except BaseException as error:  # whatever a user's module does while it is imported
+        answer = {"error": f"{type(error).__name__}: {error}"}
+    while True:
+        answers.write(msgspec.json.encode(answer) + b"\n")
+        answers.flush()
+        size = rollouts.read(4)
+        if not size:
+            return
+        rollout = msgspec.msgpack.decode(rollouts.read(int.from_bytes(size, "big")))
+        try:
+            answer = _weight(function(rollout))
+        except BaseException as error:  # SystemExit too: the function failed on this rollout alone
+            answer = {"error": f"raised {type(error).__name__}", "detail": str(error)[:500]}
+
+
+def _weight(value: Any) -> dict[str, Any]:
+    if not isinstance(value, int | float):
+        return {"error": f"returned a {type(value).__name__}, not a number"}
+    if not (math.isfinite(value) and 0 <= value <= LARGEST):
+        return {"error": "returned a number that is no weight", "detail": f"{value} is not from 0 to {LARGEST:g}"}
+    return {"weight": float(value)}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
