@@ -23,7 +23,7 @@ ROWS = 1_000_000
 LARGE = ("groups", "rollouts", "attempts", "completions")
 MOST_ROWS = 20_000
 """Rows that one statement may read on PostgreSQL."""
-MOST_INSTRUCTIONS = 400_000
+MOST_INSTRUCTIONS = 200_000
 """Instructions of SQLite's virtual machine for one operation. It takes several for each row that it reads."""
 
 

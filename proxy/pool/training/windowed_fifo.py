@@ -232,7 +232,8 @@ def _take(connection: Connection, run_id: int, judged: dict[int, Untrained | Non
     for row in rows:
         if row.position in skipped:
             _drop(connection, row.id, equal[row.id])
-    chosen = (groups.c.run_id == run_id) & groups.c.position.in_(taken)
+    # By id: by position, SQLite would read all groups of the run that are DONE, those held out too.
+    chosen = groups.c.id.in_([row.id for row in rows if row.position in taken])
     move(connection, chosen, "DONE", "LEASED", step=step)
 
 
