@@ -1,5 +1,6 @@
 """The curve over the window as an SVG: steps per hour and shift, one line for each workload."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ def curve(cases: Mapping[str, Mapping[str, Any]]) -> str:
     }
     shift = {workload: [case["shift"] for case in some] for workload, some in over.items()}
     charts = [
-        chart("steps per hour, synchronous = 1", windows, speed, 0),
+        chart("steps per hour, synchronous = 1", windows, speed, 0, doublings=True),
         chart("shift of what is trained (KL, nats)", windows, shift, 1),
     ]
     whole = 2 * (HEIGHT + 2 * TOP)
@@ -37,21 +38,31 @@ def curve(cases: Mapping[str, Mapping[str, Any]]) -> str:
     )
 
 
-def chart(title: str, windows: Sequence[str], lines: Mapping[str, Sequence[float]], row: int) -> str:
-    """One chart. Its places are equally far apart, whatever the windows."""
+def chart(
+    title: str, windows: Sequence[str], lines: Mapping[str, Sequence[float]], row: int, doublings: bool = False
+) -> str:
+    """One chart. Its places are equally far apart, whatever the windows. `doublings`: 1, 2, 4 ... are, upwards."""
     bottom = TOP + row * (HEIGHT + 2 * TOP) + HEIGHT
     highest = max(max(values) for values in lines.values())
     places = [LEFT + WIDTH * at / (len(windows) - 1) for at in range(len(windows))]
+    ticks = [highest * quarter / 4 for quarter in range(5)]
+    if doublings:
+        ticks = [2.0**power for power in range(math.ceil(math.log2(highest)) + 1)]
+        highest = ticks[-1]
+
+    def height(value: float) -> float:
+        return bottom - HEIGHT * (math.log2(value) / math.log2(highest) if doublings else value / highest)
+
     parts = [f'<text x="{LEFT}" y="{bottom - HEIGHT - 14}" font-weight="bold">{title}</text>\n']
-    for share in (0, 0.25, 0.5, 0.75, 1):
-        y = bottom - HEIGHT * share
+    for tick in ticks:
+        y = height(tick)
         parts.append(f'<line x1="{LEFT}" x2="{LEFT + WIDTH}" y1="{y:.0f}" y2="{y:.0f}" stroke="#ddd"/>\n')
-        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.0f}" text-anchor="end">{highest * share:.3g}</text>\n')
+        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.0f}" text-anchor="end">{tick:.3g}</text>\n')
     for x, window in zip(places, windows, strict=True):
         label = f"W = {window}" if x == LEFT else window
         parts.append(f'<text x="{x:.0f}" y="{bottom + 18}" text-anchor="middle">{label}</text>\n')
     for at, (workload, values) in enumerate(lines.items()):
-        points = [(x, bottom - HEIGHT * value / highest) for x, value in zip(places, values, strict=True)]
+        points = [(x, height(value)) for x, value in zip(places, values, strict=True)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         colour = COLOURS[workload]
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>\n')
