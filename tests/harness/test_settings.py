@@ -67,8 +67,6 @@ def test_tasks_alone_are_enough(tmp_path: Path) -> None:
         ("seconds = -1.0", "seconds = -1.0: expected `float` > 0"),
         ("[[agents]]\nagent = 'codex'\nwight = 2", "agents[0]: unknown key `wight`"),
         ("agents = [", "is not valid TOML"),
-        ("tokens = [[5, 100]]", "are [5]; begin with step 0 and let each be later than the last"),
-        ("tokens = [[0, 100], [7, 200], [7, 300]]", "are [0, 7, 7]; begin with step 0"),
         ("tokens = [[0, -1]]", "tokens[0][1] = -1: expected `int` >= 1"),
     ],
 )
@@ -76,6 +74,14 @@ def test_a_wrong_key_is_named(tmp_path: Path, text: str, sentence: str) -> None:
     with pytest.raises(UserError) as refused:
         load_settings([file(tmp_path / "run.toml", f"tasks = 't'\n{text}")], {})
     assert sentence in str(refused.value) and "run.toml" in str(refused.value)
+
+
+@pytest.mark.parametrize("steps", [[5], [0, 7, 7], []])
+def test_steps_of_a_token_limit_that_make_no_sense(tmp_path: Path, steps: list[int]) -> None:
+    text = f"tasks = 't'\ntokens = {[[step, 100] for step in steps]}"
+    with pytest.raises(UserError) as refused:
+        load_settings([file(tmp_path / "run.toml", text)], {})
+    assert f"are {steps}; begin with step 0 and let each be later than the last" in str(refused.value)
 
 
 @pytest.mark.parametrize(

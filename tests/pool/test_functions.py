@@ -76,6 +76,10 @@ def test_a_rollout_has_its_weight_or_is_set_aside_and_a_second_lease_is_the_same
     ]
     assert {member.untrained.reason for member in group.rollouts if member.untrained} == {UntrainedReason.FUNCTION}
     assert "warning: filters:judge raised KeyError ('x') for rollout 3, which is set aside" in capfd.readouterr().err
+    with FunctionProcess("examples.batch_function:unhurried") as example:
+        endings = [["stop"], ["stop", "stop"], ["stop", "length"]]
+        rollouts = [{"completions": [{"finish_reason": reason} for reason in reasons]} for reasons in endings]
+        assert [example.weigh(rollout).weight for rollout in rollouts] == [0.5, 1.0, 0.0]
     write("def judge(rollout): return 9")
     assert not weigh(pool, run_id, leased(pool, run_id), NAME) and leased(pool, run_id).groups == [group]
 

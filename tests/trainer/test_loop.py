@@ -212,6 +212,30 @@ def test_a_batch_that_never_fills_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_a_killed_step_keeps_what_a_users_function_said_about_its_rollouts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, function = prepare(tmp_path, groups=2), tmp_path / "filters.py"
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    chosen = ("--steps", "1", "--set", "batch.function=filters:judge")
+    output, _ = (process := start(directory, *chosen)).communicate(timeout=240)
+    assert process.returncode == 2 and "error: batch.function = filters:judge cannot be used (Module" in output
+    function.write_text("def judge(rollout): return [1, 2, 0, 1 if rollout['group'] else 'x'][rollout['member']]")
+    process = start(directory, *chosen)
+    wait(lambda: query(directory, "select 1 from groups where function is not null") != [])
+    kill(process)
+    function.write_text("def judge(rollout): return 3")
+    finish(directory, *chosen)
+    assert [weight for (weight,) in query(directory, "select weight from rollouts order by id")] == [
+        *(1, 2, 0, None),  # half of the first group is set aside, so it is dropped
+        *(1, 2, 0, 1),
+    ]
+    [_, step] = metrics(directory)
+    aside = {"function: filters:judge": 16, "function: filters:judge returned a str, not a number": 8}
+    assert step["excluded_tokens"] == aside | {"too_few_valid": 16} and step["trained_tokens"] == 24
+
+
+@pytest.mark.long
 def test_two_ranks_of_which_the_first_was_killed_go_on_and_what_is_wrong_is_told_once(tmp_path: Path) -> None:
     directory = prepare(tmp_path, groups=3)
     process = start(directory, "--nproc", "2")
