@@ -112,6 +112,7 @@ TRAINING = (
     "trainer launch --proxy http://127.0.0.1:8000",
 )
 EXPORTING = (
+    "proxy pool account runs/train/pool.db train",
     "proxy pool archive runs/train/pool.db train --older-than 20 --to runs/archive --drop",
     "proxy pool export runs/train/pool.db train --format parquet --output train.parquet",
     "proxy pool export runs/train/pool.db train --output train.jsonl",

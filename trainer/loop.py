@@ -52,7 +52,7 @@ def train_steps(config: Config, run: RunState, policy: Policy, reporter: Reporte
             run.demand_owner()  # or the checkpoint might replace one of the trainer that took over
             directories = save(config, policy, step)
             # Publishing makes the step count, so its checkpoint is durable before and engines get it after.
-            version = run.publish(step, directories, report.metrics(), version)
+            version = run.publish(step, directories, report.metrics(), version, report.fates)
             run.push(version)
             report.pushed(version)
         if run.ranks.rank == 0:

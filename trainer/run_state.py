@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from proxy.pool.functions.weights import weigh
 from proxy.pool.processes.owners import TRAINER, owned
 from proxy.pool.rollouts import runs
 from proxy.pool.training import steps, windowed_fifo
+from proxy.pool.training.fates import RolloutFate
 from proxy.pool.training.unused_groups import since_last_step
 from proxy.pool.untrained import UntrainedReason
 from trainer.config import Config
@@ -97,15 +98,25 @@ class RunState:
         self.ranks.share(lambda: self._claim.demand())  # only rank 0 has a claim
 
     def publish(
-        self, step: int, directories: tuple[Path, Path], metrics: dict[str, Any], parent: steps.Version | None = None
+        self,
+        step: int,
+        directories: tuple[Path, Path],
+        metrics: dict[str, Any],
+        parent: steps.Version | None = None,
+        fates: Sequence[RolloutFate] = (),
     ) -> steps.Version:
         """Make a step's weights the run's newest version and its groups CONSUMED, in one transaction.
 
-        `parent`: the version that the step grew from.
+        `parent`: the version that the step grew from. `fates`: what it did with the rollouts of its groups.
         """
         checkpoint, hf_dir = (str(path.resolve()) for path in directories)
         published = steps.Published(
-            step=step, checkpoint=checkpoint, hf_dir=hf_dir, metrics=metrics, parent=parent.id if parent else None
+            step=step,
+            checkpoint=checkpoint,
+            hf_dir=hf_dir,
+            metrics=metrics,
+            parent=parent.id if parent else None,
+            fates=fates,
         )
         return self.ranks.share(lambda: steps.publish(self.pool, self.pool_run.id, published, self._claim.token))
 

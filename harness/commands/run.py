@@ -35,6 +35,7 @@ from harness.verdict.judge import Judge
 from harness.verdict.shared import shared_warning
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import PoolError, UserError
+from proxy.pool.inspect.account import account, account_lines
 from proxy.pool.inspect.run_status import traffic
 from proxy.pool.inspect.trainable_calls import trainable_calls
 from proxy.pool.processes.owners import RunClaim, owned
@@ -289,6 +290,7 @@ def _work(
         console.print(closing_table(rows))
         if clients := trainable_calls(pool, run_id):
             console.print(calls_table(clients))
+        console.print(*account_lines(account(pool, run_id)), sep="\n", soft_wrap=True)
         if bias := length_bias(rows):
             board.say(bias)
         board.say(f"{board.line()}; results: {file}")

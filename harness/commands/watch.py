@@ -11,11 +11,13 @@ from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from harness.monitor.progress import Rate, make_console
 from harness.run_dir import RunDir, Whereabouts
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
+from proxy.pool.inspect.account import account, account_lines
 from proxy.pool.inspect.run_status import RunStatus, run_status, traffic
 from proxy.pool.rollouts.runs import Run, find_run
 
@@ -57,10 +59,11 @@ def _look(console: Console, pool: Pool, run: Run, expected: int | None, once: bo
             now = run_status(pool, run.id)
             rate.take(traffic(pool, run.id, rate.last))
             line, table = headline(run, now, expected, rate.text), agents_table(now)
+            places = "\n".join(account_lines(account(pool, run.id)))
             if isinstance(screen, Live):
-                screen.update(Group(line, table), refresh=True)
+                screen.update(Group(line, table, Text(places)), refresh=True)
             elif line != shown:
-                console.print(line, table, sep="\n", highlight=False, markup=False, soft_wrap=True)
+                console.print(line, table, places, sep="\n", highlight=False, markup=False, soft_wrap=True)
                 shown = line
             if once or now.owner is None:
                 return

@@ -10,6 +10,7 @@ from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import PoolError, UserError
 from proxy.pool.export.batches import BATCH_WRITERS, write_batch
 from proxy.pool.export.files import WRITERS, export
+from proxy.pool.inspect.account import account, account_lines, length_lines, shares_by_length
 from proxy.pool.inspect.show import show
 from proxy.pool.inspect.verify import verify
 from proxy.pool.read import RolloutFilter
@@ -33,12 +34,14 @@ def add_commands(pool: argparse.ArgumentParser) -> None:
         "events", help="print who got keys, whose keys were refused, and administrators' calls"
     )
     events.set_defaults(run=_events)
+    balance = commands.add_parser("account", help="say of every sampled token of a run where it is")
+    balance.set_defaults(run=_account)
     archived = commands.add_parser("archive", help="move the rollouts of old train steps to a file")
     archived.set_defaults(run=_archive)
-    for command in (verify_all, one, run, events, archived):
+    for command in (verify_all, one, run, events, balance, archived):
         command.add_argument("pool", metavar="POOL", help="SQLite file or database URL")
     one.add_argument("attempt", metavar="ATTEMPT", help="number of the attempt")
-    for command in (run, archived):
+    for command in (run, balance, archived):
         command.add_argument("name", metavar="RUN", help="name of the run")
     formats = [*WRITERS, *BATCH_WRITERS]
     run.add_argument("--format", choices=formats, default="jsonl", help="(%(default)s) the last two: a training batch")
@@ -111,6 +114,15 @@ def _export(arguments: argparse.Namespace) -> int:
             unusable = f"; {batch.left_out} rollouts have no reward or nothing to train" if batch.left_out else ""
             print(f"{batch.samples} samples of {batch.rollouts} rollouts: {file}{unusable}")
     return 0
+
+
+def _account(arguments: argparse.Namespace) -> int:
+    """Print the account of a run; 1 when it does not balance."""
+    with _opened(arguments.pool) as pool:
+        run = find_run(pool, arguments.name)
+        now = account(pool, run.id)
+        print(f"run {run.name}", *account_lines(now), *length_lines(shares_by_length(pool, run.id)), sep="\n")
+    return DAMAGED if now.unaccounted else 0
 
 
 def _archive(arguments: argparse.Namespace) -> int:

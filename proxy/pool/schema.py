@@ -165,6 +165,7 @@ attempts = Table(
     Column("exit_code", Integer),
     Column("opened_at", Float, nullable=False),
     Column("closed_at", Float),  # set: the key is revoked
+    Column("sampled_tokens", Integer),  # of all its completions; null: it is open
     Column("max_turns", Integer),  # model calls that it may make; null: no limit
     Column("max_tokens", Integer),  # tokens that it may sample
     Column("spent", Text),  # turns | tokens: a call was refused because these are used up
@@ -287,6 +288,18 @@ train_steps = Table(
     Column("id", Integer, primary_key=True),
     Column("version_id", ForeignKey("policy_versions.id"), nullable=False, unique=True),
     Column("metrics", JSON, nullable=False),
+    Column(
+        "fates", JSON(none_as_null=True)
+    ),  # its sums (proxy/pool/training/fates.py: StepSums); null: older than they
+)
+
+fates = Table(
+    "fates",
+    metadata,
+    Column("completion_id", ForeignKey("completions.id"), primary_key=True),
+    Column("version_id", ForeignKey("policy_versions.id"), nullable=False),  # of the last step that took it
+    Column("trained", Integer, nullable=False),  # tokens of the answer
+    Column("left_out", JSON, nullable=False),  # the others: reason -> tokens
 )
 
 events = Table(

@@ -44,6 +44,7 @@ class UntrainedReason(StrEnum):
     # of an attempt
     RETRIED = "retried", "another attempt has the outcome of the rollout, or will have it"
     # of a rollout
+    HELD_OUT = "held_out", "its group, or its run, is for evaluation"
     ROLLOUT_FAILED = "rollout_failed", "the rollout has no verdict because it failed; detail: the kind of failure"
     NO_REWARD = "no_reward", "the rollout has no reward, without a failure"
     NO_VERSION = "no_version", "no known version of this run sampled the rollout, so its staleness is unknown"
@@ -62,6 +63,15 @@ class UntrainedReason(StrEnum):
     EQUAL_REWARDS = "equal_rewards", "all rewards of the group are equal, so they teach nothing"
 
 
+LISTED_DETAILS = (
+    UntrainedReason.LABEL,
+    UntrainedReason.UNFINISHED,
+    UntrainedReason.ROLLOUT_FAILED,
+    UntrainedReason.GROUP_FILTERED,
+)
+"""Reasons whose details come from a short list."""
+
+
 @dataclass(frozen=True)
 class Untrained:
     """A reason and what is particular about this case."""
@@ -72,12 +82,23 @@ class Untrained:
     def __str__(self) -> str:
         return f"{self.reason}: {self.detail}" if self.detail else str(self.reason)
 
+    @property
+    def heading(self) -> str:
+        """The text under which sums over a run count it: without a detail that each case has its own of."""
+        return heading(str(self))
+
     @classmethod
     def from_columns(cls, reason: str | None, detail: str | None) -> "Untrained | None":
         """Read the two columns. ValueError for a reason that is not in the list."""
         if reason is None:
             return None
         return cls(UntrainedReason(reason), detail or "")  # type: ignore[call-arg]  # mypy reads __new__, not the lookup
+
+
+def heading(text: str) -> str:
+    """Return the heading of a reason's text."""
+    reason = text.partition(": ")[0]
+    return text if reason in LISTED_DETAILS else reason
 
 
 def to_metrics(counts: Mapping[Untrained, int]) -> dict[str, int]:

@@ -125,6 +125,7 @@ def test_show_prints_the_tree(attempt: int, output_of: Command) -> None:
     assert lines[1:] == [
         "run r, task t, group 0, member 0, try 0",
         "reward 0.5",
+        "its tokens: queued",
         '#1, shared 0, new 2, sampled 2, stop, v1: shell({"command": "ls"})',
         "    #2 follows #1, shared 4 of #1, new 1, sampled 1, stop, v1: done  [31mred",
         "    #3 follows #1, shared 4 of #1, new 1, sampled 1, stop, v1, untrainable (abandoned: detail): other",

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from proxy.pool.completions.records import Completion, VersionSpan
+from proxy.pool.training.fates import StepSums, Tally, sums
 from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
 from proxy.pool.untrained import Untrained, UntrainedReason, to_metrics
 from tests.trainer.make import chain, make_config, make_rows, write_model
@@ -123,6 +124,31 @@ def test_members_without_a_verdict_and_equal_groups_are_left_out() -> None:
     assert batch.tokens == 10 and batch.dropped_groups == 1
     assert to_metrics(batch.excluded) == {"rollout_failed: verifier": 5, "equal_rewards": 10}
     assert batch.rewards == [1.0, 0.0, 1.0, 1.0]
+
+
+def test_each_answer_has_a_fate_and_the_counts_are_their_sums() -> None:
+    first, second, third = chain(GROWING)
+    third = replace(third, given=((0, 1),), logprobs=array("f", [-math.inf]), versions=(VersionSpan("v1", 1, 2),))
+    odd = [replace(first, label="side"), second, third]
+    rewards = [1.0, 0.0, None]
+    members = [LeasedRollout(n, n, r, None if r is not None else FAILED, odd) for n, r in enumerate(rewards)]
+    batch = assemble([LeasedGroup(7, 0, {}, 0, members)], StepOptions(loss=Loss(negative_weight=0.0)))
+    positive, negative, failed = [fate.to_pool() for fate in batch.fates]
+    assert [(item.trained, to_metrics(item.left_out)) for item in positive.completions] == [
+        (0, {"label: side": 2}),
+        (1, {}),
+        (0, {"given": 1, "logprob_not_finite": 1}),
+    ]
+    assert to_metrics(negative.completions[1].left_out) == {"negative_advantage": 1} and positive.why is None
+    assert failed.why == FAILED and to_metrics(failed.completions[2].left_out) == {
+        "rollout_failed: verifier": 1,
+        "given": 1,
+    }
+    assert to_metrics(batch.masked) == {"negative_advantage": 1} and batch.tokens == 2
+    total = sums([positive, negative, failed])
+    assert total.trained == Tally(1, 1, 1) and total.left_out["given"] == Tally(1, 3, 3)
+    assert sum(tally.tokens for tally in total.left_out.values()) + 1 == 3 * 5
+    assert StepSums.from_json(total.to_json()) == total
 
 
 def test_a_path_over_the_budget_is_trained_as_far_as_it_fits_and_its_reward_counts() -> None:

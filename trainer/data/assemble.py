@@ -8,14 +8,15 @@ exact. Left out: sharing between branches or members of a group (trainer/data/tr
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
 from proxy.pool.completions.records import Completion
 from proxy.pool.completions.store import paths
+from proxy.pool.training.fates import CompletionFate, RolloutFate
 from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
 from proxy.pool.untrained import Untrained, UntrainedReason
 from trainer.config import Loss
@@ -30,21 +31,65 @@ from trainer.data.row import TrainingRow
 NEGATIVE = Untrained(UntrainedReason.NEGATIVE_ADVANTAGE)
 
 
+@dataclass
+class TokenFate:
+    """What a step does with the tokens of a completion's answer. Each token counts in one field."""
+
+    trained: int = 0
+    """Without the masked ones."""
+    excluded: Counter[Untrained] = field(default_factory=Counter)
+    masked: Counter[Untrained] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class MemberFate:
+    """What a step does with a rollout, by the ids of its completions."""
+
+    group_id: int
+    rollout_id: int
+    why: Untrained | None
+    """Why it has no rows; None: it may have some."""
+    completions: Mapping[int, TokenFate]
+
+    def to_pool(self) -> RolloutFate:
+        """Return the record that the pool stores, where what is excluded and what is masked are alike."""
+        items = [
+            CompletionFate(completion_id, tokens.trained, tokens.excluded + tokens.masked)
+            for completion_id, tokens in self.completions.items()
+        ]
+        return RolloutFate(self.group_id, self.rollout_id, self.why, items)
+
+
+def _total(counters: Iterable[Counter[Untrained]]) -> Counter[Untrained]:
+    total: Counter[Untrained] = Counter()
+    for counter in counters:
+        total.update(counter)
+    return total
+
+
 @dataclass(frozen=True)
 class TrainingBatch:
     """The rows that a step trains on, and what it leaves out."""
 
     rows: list[TrainingRow]
-    excluded: Counter[Untrained]
-    """Sampled tokens that are in no row as trained, by reason."""
+    fates: list[MemberFate]
+    """Of each rollout of the step, with or without rows."""
     rewards: list[float]
     """Rewards of the members with a verdict, as the verifier gave them."""
     dropped_groups: int
     """Groups without rows: their rewards are equal, or too few members have one."""
-    masked: Counter[Untrained]
-    """Trained tokens whose advantage is set to 0, by reason. They count in every denominator."""
     unplaced_rewards: int = 0
     """Process rewards that name no turn of their rollout."""
+
+    @cached_property
+    def excluded(self) -> Counter[Untrained]:
+        """Tokens of answers that are in no row as trained, by reason."""
+        return _total(tokens.excluded for fate in self.fates for tokens in fate.completions.values())
+
+    @cached_property
+    def masked(self) -> Counter[Untrained]:
+        """Trained tokens whose advantage is set to 0, by reason. They count in every denominator."""
+        return _total(tokens.masked for fate in self.fates for tokens in fate.completions.values())
 
     @property
     def tokens(self) -> int:
@@ -89,38 +134,40 @@ def assemble(groups: Sequence[LeasedGroup], options: StepOptions) -> TrainingBat
     why_not = partial(why_not_trainable, labels=options.labels, max_tokens=options.max_tokens)
     rollouts: list[list[TrainingRow]] = []
     weights: list[float] = []
-    excluded: Counter[Untrained] = Counter()
-    masked: Counter[Untrained] = Counter()
+    fates: list[MemberFate] = []
     credits = assign.group_credits(groups, options)
     for group, credit in zip(groups, credits, strict=True):
         for member, advantages in zip(group.rollouts, credit.members, strict=True):
+            own = {item.id: TokenFate() for item in member.completions}
+            why = None
             if advantages is None:
-                reason = member.untrained or credit.dropped or Untrained(UntrainedReason.NO_REWARD)
-                excluded[reason] += sum(len(item.sampled) for item in member.completions)
+                why = member.untrained or credit.dropped or Untrained(UntrainedReason.NO_REWARD)
+                for item in member.completions:
+                    _exclude(item, why, own)
             else:
-                rows = merge(member.completions, advantages, excluded, why_not, mixture=options.mixture)
-                rollouts.append(_masked(rows, member, options, masked))
+                rows = _merged(member.completions, advantages, own, why_not, options.mixture)
+                rollouts.append(_masked(rows, member, options, own))
                 weights.append(credit.weight * member.weight)
+            fates.append(MemberFate(group.group_id, member.rollout_id, why, own))
     if options.mixture is not None:
         demand_recorded([row for own in rollouts for row in own])
     members = (member for group in groups for member in group.rollouts)
     return TrainingBatch(
         rows=_weighed(rollouts, weights, options.loss),
-        excluded=excluded,
+        fates=fates,
         rewards=[member.verdict for member in members if member.verdict is not None],
         dropped_groups=sum(credit.dropped is not None for credit in credits),
-        masked=masked,
         unplaced_rewards=sum(credit.unplaced for credit in credits),
     )
 
 
 def _masked(
-    rows: list[TrainingRow], member: LeasedRollout, options: StepOptions, masked: Counter[Untrained]
+    rows: list[TrainingRow], member: LeasedRollout, options: StepOptions, fates: Mapping[int, TokenFate]
 ) -> list[TrainingRow]:
     """The rows of a rollout, with advantage 0 where they must not teach. Their tokens stay in every count.
 
     A rollout that is masked as a whole has weight 0 in all terms of the policy's loss. Masked negatives keep the terms
-    without an advantage (KL). Adds to `masked`.
+    without an advantage (KL). Completes `fates`.
     """
     reason = _why_masked(member, options)
     trained = sum(int(row.trained.sum()) for row in rows)
@@ -128,8 +175,12 @@ def _masked(
     masked_rows = []
     for row in rows:
         changed = np.ones_like(row.trained) if reason else row.advantage < 0
-        if factor == 0:
-            masked[reason or NEGATIVE] += int((changed & row.trained).sum())
+        masked = changed & row.trained & (factor == 0)
+        by_part = (np.bincount(row.segment[some], minlength=len(row.completions)) for some in (row.trained, masked))
+        for completion_id, count, less in zip(row.completions, *map(np.ndarray.tolist, by_part), strict=True):
+            fates[completion_id].trained += count - less
+            if less:
+                fates[completion_id].masked[reason or NEGATIVE] += less
         advantage = np.where(changed, row.advantage * np.float32(factor), row.advantage)
         masked_rows.append(replace(row, advantage=advantage, weight=0.0 if reason else row.weight))
     return masked_rows
@@ -176,27 +227,53 @@ def merge(
     `advantage`: one for all sampled tokens, or one for each completion, by its id. `why_not` returns the reason why a
     completion is excluded, or None. `mixture`: the model whose recorded experts are replayed.
     """
+    fates = {item.id: TokenFate() for item in chain}
+    rows = _merged(chain, advantage, fates, why_not, mixture)
+    excluded.update(_total(tokens.excluded for tokens in fates.values()))
+    return rows
+
+
+def _merged(
+    chain: Sequence[Completion],
+    advantage: float | Mapping[int, float],
+    fates: Mapping[int, TokenFate],
+    why_not: Callable[[Completion], Untrained | None],
+    mixture: ExpertShape | None,
+) -> list[TrainingRow]:
+    """The rows of one attempt's completions. Adds to `fates` what they leave out."""
     try:
         path_of = paths(chain)
     except ValueError:
-        excluded[Untrained(UntrainedReason.CHECKSUM)] += sum(len(item.sampled) for item in chain)
+        for item in chain:
+            _exclude(item, Untrained(UntrainedReason.CHECKSUM), fates)
         return []
     growing: list[_GrowingRow] = []
     recorded = None if mixture is None else RecordedExperts(chain, mixture)
     for item in chain:
         reason = why_not(item)
         if reason is not None:
-            excluded[reason] += len(item.sampled)
-        elif item.sampled_count:
+            _exclude(item, reason, fates)
+            continue
+        _exclude_given(item, fates)
+        if item.sampled_count:
             draft = _continued(growing, path_of[item.id], item, recorded)
             draft.tokens = path_of[item.id]
             draft.parts.append(item)
-        if reason is None and item.given:
-            excluded[Untrained(UntrainedReason.GIVEN)] += item.given_count
-    rows = [_row(draft, advantage, excluded) for draft in growing]
+    rows = [_row(draft, advantage, fates) for draft in growing]
     if recorded is None:
         return rows
     return [replace(row, experts=recorded.along(draft.parts[-1].id)) for row, draft in zip(rows, growing, strict=True)]
+
+
+def _exclude(item: Completion, why: Untrained, fates: Mapping[int, TokenFate]) -> None:
+    if item.sampled_count:
+        fates[item.id].excluded[why] += item.sampled_count
+    _exclude_given(item, fates)
+
+
+def _exclude_given(item: Completion, fates: Mapping[int, TokenFate]) -> None:
+    if item.given:
+        fates[item.id].excluded[Untrained(UntrainedReason.GIVEN)] += item.given_count
 
 
 def _continued(
@@ -215,8 +292,8 @@ def _continued(
     return growing[-1]
 
 
-def _row(draft: _GrowingRow, advantage: float | Mapping[int, float], excluded: Counter[Untrained]) -> TrainingRow:
-    """The row of the completions that were merged. Adds to `excluded` the tokens whose logprob is not finite."""
+def _row(draft: _GrowingRow, advantage: float | Mapping[int, float], fates: Mapping[int, TokenFate]) -> TrainingRow:
+    """The row of the completions that were merged. Adds to `fates` the tokens whose logprob is not finite."""
     tokens = np.array(draft.tokens, dtype=np.int64)
     trained = np.zeros(len(tokens), dtype=bool)
     logp = np.zeros(len(tokens), dtype=np.float32)
@@ -231,7 +308,8 @@ def _row(draft: _GrowingRow, advantage: float | Mapping[int, float], excluded: C
     impossible = trained & ~np.isfinite(logp)
     impossible[0] |= trained[0]  # nothing predicts the first token of a row
     if impossible.any():
-        excluded[Untrained(UntrainedReason.LOGPROB_NOT_FINITE)] += int(impossible.sum())
+        for index, count in Counter(segment[impossible].tolist()).items():
+            fates[draft.parts[index].id].excluded[Untrained(UntrainedReason.LOGPROB_NOT_FINITE)] += count
         trained &= ~impossible
     sampled_by = tuple(item.id for item in draft.parts)
     return TrainingRow(tokens, trained, np.where(trained, logp, 0), scores, segment, completions=sampled_by)

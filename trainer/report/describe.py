@@ -23,6 +23,7 @@ from trainer.data.row import TrainingRow
 from trainer.loss.policy_loss import read_sums
 from trainer.policy import Update
 from trainer.report.flops import Workload, flops, merged, separate
+from trainer.report.left_out import left_out_by_length
 from trainer.report.tokens import TokenNotes
 
 UNKNOWN = "unknown"
@@ -87,6 +88,7 @@ def describe(facts: StepFacts, run: MetricsContext) -> dict[str, Any]:
         | mismatch(facts.batch.rows, facts.notes, ages)
         | survival(completions.values(), facts.batch)
         | survival_by_length(facts.groups, facts.batch.rows)
+        | left_out_by_length(fate.to_pool() for fate in facts.batch.fates)
         | sizes(facts, run, completions)
     )
 

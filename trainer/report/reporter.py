@@ -18,6 +18,7 @@ import torch
 
 from proxy.pool.rollouts import runs
 from proxy.pool.training import steps
+from proxy.pool.training.fates import RolloutFate
 from proxy.pool.training.unused_groups import since_last_step
 from proxy.pool.training.windowed_fifo import LeasedGroup
 from trainer.config import Config
@@ -33,6 +34,7 @@ from trainer.report.describe import MetricsContext, StepFacts, describe, line
 from trainer.report.exporters import Exporter, TensorBoard, WeightsAndBiases
 from trainer.report.flops import peak
 from trainer.report.gradients import gradient_shares, token_notes
+from trainer.report.left_out import left_out
 from trainer.run_state import RunState
 
 
@@ -78,6 +80,8 @@ class Reporter:
         published = steps.versions(self.run.pool, self.run.pool_run.id)
         metrics = describe(facts, self._metrics_context(versions={version.name: version.step for version in published}))
         metrics["unused_groups"] = since_last_step(self.run.pool, self.run.pool_run.id)
+        fates = [fate.to_pool() for fate in facts.batch.fates]
+        metrics |= left_out(self.run.pool, self.run.pool_run.id, fates)
         return metrics | {"alarms": [alarm.name for alarm in self._alarms(metrics)]}
 
     def _alarms(self, metrics: dict[str, Any]) -> list[Alarm]:
@@ -174,6 +178,11 @@ class StepReport:
         asked = bool(every) and self.step % every == 0
         self._gradient_shares = gradient_shares(policy, mine, batch.tokens, configured(config.loss)) if asked else {}
         self._lap("prepare")
+
+    @property
+    def fates(self) -> Sequence[RolloutFate]:
+        """What the step did with each rollout of its groups."""
+        return [fate.to_pool() for fate in self._batch.fates]
 
     def updated(self, update: Update) -> None:
         self._update = update

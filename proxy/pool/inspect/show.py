@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Row, Select, select
 
 from proxy.pool.completions.records import Completion
 from proxy.pool.completions.store import labelled, of_attempts
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
-from proxy.pool.schema import archives, attempts, groups, rollouts, runs, tasks
+from proxy.pool.inspect.account import CONSUMED, place_of
+from proxy.pool.schema import archives, attempts, completions, fates, groups, policy_versions, rollouts, runs, tasks
 
 REPLY_CHARACTERS = 60
 """Maximum characters of a reply that are shown."""
@@ -55,19 +56,40 @@ def show(pool: Pool, attempt_id: int) -> list[str]:
         row = connection.execute(query.where(attempts.c.id == attempt_id)).one_or_none()
         known = connection.scalars(select(attempts.c.id).order_by(attempts.c.id.desc()).limit(5)).all()
         chain = of_attempts(connection, [attempt_id])[attempt_id]
+        where = place_of(connection, attempt_id)
+        trained = {fate.completion_id: _fate(fate) for fate in connection.execute(_fates(attempt_id))}
     if row is None:
         newest = ", ".join(map(str, known))
         raise UserError(f"attempt {attempt_id} is not in the pool {pool.name}; its newest are: {newest or 'none'}")
-    return [*_heading(row._mapping), *(_line(branch) for branch in tree(labelled(chain)))]
+    lines = (_line(branch, trained.get(branch.completion.id)) for branch in tree(labelled(chain)))
+    return [*_heading(row._mapping, where), *lines]
 
 
-def _heading(row: Any) -> Iterator[str]:
+def _fates(attempt_id: int) -> Select[Any]:
+    return (
+        select(fates, policy_versions.c.step, policy_versions.c.retired_at)
+        .join_from(fates, completions)
+        .join(policy_versions, policy_versions.c.id == fates.c.version_id)
+        .where(completions.c.attempt_id == attempt_id)
+    )
+
+
+def _fate(row: Row[Any]) -> str:
+    """Say what the last step that took a completion did with its tokens."""
+    left_out = "".join(f", {tokens} left out ({plain(why)})" for why, tokens in row.left_out.items())
+    back = "" if row.retired_at is None else ", which was rolled back"
+    return f"{row.trained} trained{left_out} in step {row.step}{back}"
+
+
+def _heading(row: Any, where: str | None) -> Iterator[str]:
     yield f"attempt {row['id']}: {plain(row['agent'])}, {_state(row)}"
     if row["rollout_id"] is not None:
         place = f"task {plain(row['task'])}, group {row['queue_index']}, member {row['member']}"
         yield f"run {plain(row['run'])}, {place}, try {row['number']}"
     if row["final"] == row["id"]:
         yield f"reward {'missing' if row['reward'] is None else row['reward']}"
+    if where not in (None, CONSUMED):
+        yield f"its tokens: {where}"
     if row["dropped_at"] is not None:
         yield f"its calls have left the pool for {row['file']}; read them with proxy.pool.read"
 
@@ -79,7 +101,7 @@ def _state(row: Any) -> str:
     return seconds if row["failure"] is None else f"{seconds} with {row['failure']}: {plain(row['detail'] or '')}"
 
 
-def _line(branch: Branch) -> str:
+def _line(branch: Branch, fate: str | None) -> str:
     item = branch.completion
     shared = f"{item.prefix_length} of #{item.prefix_of}" if item.prefix_of is not None else "0"
     parts = [
@@ -94,6 +116,8 @@ def _line(branch: Branch) -> str:
     ]
     if item.untrainable is not None:
         parts.append(f"untrainable ({plain(str(item.untrainable))})")
+    if fate is not None:
+        parts.append(fate)
     if item.misfit:
         parts.append(f"misses its form ({plain(item.misfit)})")
     return f"{'    ' * branch.depth}{', '.join(parts)}: {_words(item.reply)}"

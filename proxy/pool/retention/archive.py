@@ -25,7 +25,7 @@ from proxy.pool.files import DirectoryInUse, lock_directory, replacing
 from proxy.pool.read.archive_file import ArchiveFile, archive_writer
 from proxy.pool.retention.horizon import Horizon, may_leave
 from proxy.pool.rollouts.runs import Run, lock_run
-from proxy.pool.schema import archives, attempts, completions, groups, responses, rollouts, tasks, undelivered
+from proxy.pool.schema import archives, attempts, completions, fates, groups, responses, rollouts, tasks, undelivered
 
 PAGE = 32
 """Groups per query."""
@@ -199,6 +199,8 @@ def _stored(item: Completion) -> dict[str, Any]:
 @retried
 def _drop_group(pool: Pool, group_id: int, attempt_ids: list[int]) -> None:
     with pool.write() as connection:
+        own = select(completions.c.id).where(completions.c.attempt_id.in_(attempt_ids))
+        connection.execute(delete(fates).where(fates.c.completion_id.in_(own)))
         for table in (undelivered, responses, completions):
             _delete(connection, table, attempt_ids)
         connection.execute(update(groups).where(groups.c.id == group_id).values(dropped_at=time.time()))

@@ -16,6 +16,7 @@ from proxy.pool.completions.store import write_labels
 from proxy.pool.database import Pool, insert_if_new, insert_row, locked, retried
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.budgets import UNLIMITED, Budget
+from proxy.pool.rollouts.counts import keep_tokens
 from proxy.pool.schema import attempts, groups, rollouts, runs
 
 
@@ -137,6 +138,7 @@ def close_attempt(pool: Pool, attempt_id: int, ending: Ending) -> None:
         closing = update(attempts).where(attempts.c.id == attempt_id, still_open).values(values)
         if connection.execute(closing).rowcount:
             write_labels(connection, [attempt_id])
+            keep_tokens(connection, [attempt_id])
 
 
 def close_interrupted(pool: Pool, run_id: int) -> int:
@@ -159,6 +161,7 @@ def _close_all(pool: Pool, which: ColumnElement[bool], ending: Ending) -> list[i
         ids = [row.id for row in locked(connection, select(attempts.c.id).where(left_open).order_by(attempts.c.id))]
         connection.execute(update(attempts).where(left_open, attempts.c.id.in_(ids)).values(values))
         write_labels(connection, ids)
+        keep_tokens(connection, ids)
         return ids
 
 

@@ -1,14 +1,17 @@
 """What an attempt sampled, in figures: kept on its rollout's row, so that nobody reads completions to count them."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, func, select, update
 
 from proxy.pool.schema import SAMPLED_TOKENS, attempts, completions, rollouts
 
 ATTEMPTS_PER_QUERY = 500
+_own = select(func.coalesce(func.sum(SAMPLED_TOKENS), 0)).where(completions.c.attempt_id == attempts.c.id)
+OWN_TOKENS = _own.correlate(attempts).scalar_subquery()
+"""Number of tokens that the attempt of a query's row has sampled."""
 
 
 @dataclass
@@ -47,6 +50,13 @@ def final_counts(connection: Connection, attempt_id: int | None) -> dict[str, An
     """Return the columns of a rollout whose outcome this attempt gave; none while completions can still join it."""
     counted = {} if attempt_id is None else count(connection, [attempt_id], closed=True)
     return asdict(counted[attempt_id]) if attempt_id in counted else {}
+
+
+def keep_tokens(connection: Connection, attempt_ids: Sequence[int]) -> None:
+    """Write the sampled tokens of attempts that this transaction has closed, as no further ones can join them."""
+    for start in range(0, len(attempt_ids), ATTEMPTS_PER_QUERY):
+        some = attempts.c.id.in_(attempt_ids[start : start + ATTEMPTS_PER_QUERY])
+        connection.execute(update(attempts).where(some).values(sampled_tokens=OWN_TOKENS))
 
 
 def keep_missing(connection: Connection, rollout_of: Mapping[int, int]) -> None:

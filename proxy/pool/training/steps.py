@@ -5,6 +5,7 @@ Wherever the process dies, `latest` names the checkpoint to resume from, and lea
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from proxy.pool.processes.owners import demand_trainer
 from proxy.pool.rollouts.runs import current_version, lock_run, version_name
 from proxy.pool.rollouts.states import move
 from proxy.pool.schema import groups, policy_versions, train_steps
+from proxy.pool.training.fates import RolloutFate, sums, write_fates
 from proxy.pool.untrained import UntrainedReason
 
 START_AGAIN = "start the trainer again, which goes on from the newest version"
@@ -48,11 +50,15 @@ class Published:
     metrics: dict[str, Any]
     parent: int | None = None
     """Id of the version that the step grew from; None for the first version of a run."""
+    fates: Sequence[RolloutFate] = ()
+    """What the step did with each rollout of its groups."""
 
 
 @retried
 def publish(pool: Pool, run_id: int, done: Published, trainer: str | None = None) -> Version:
-    """Store a new version with its metrics and make its step's groups CONSUMED. Repeating a step changes nothing.
+    """Store a new version with its metrics and fates and make its step's groups CONSUMED.
+
+    Repeating a step changes nothing.
 
     `trainer`: the token of the trainer that owns the run; None: none does. UserError for another one, and when the
     step grew from another version than the run's newest.
@@ -73,7 +79,9 @@ def publish(pool: Pool, run_id: int, done: Published, trainer: str | None = None
             move(connection, (groups.c.run_id == run_id) & (groups.c.step == done.step), "LEASED", "CONSUMED")
             values = {"run_id": run_id, "step": done.step, "checkpoint": done.checkpoint, "hf_dir": done.hf_dir}
             version_id = insert_row(connection, policy_versions, values | {"created_at": time.time()})
-            connection.execute(insert(train_steps).values(version_id=version_id, metrics=done.metrics))
+            write_fates(connection, version_id, done.fates)
+            values = {"version_id": version_id, "metrics": done.metrics, "fates": sums(done.fates).to_json()}
+            connection.execute(insert(train_steps).values(values))
             row = _at_step(connection, run_id, done.step)
         assert row is not None
         return _version(row)
@@ -168,6 +176,15 @@ def add_metrics(pool: Pool, version_id: int, more: dict[str, Any]) -> None:
 def metrics(pool: Pool, run_id: int) -> list[dict[str, Any]]:
     """Return the metrics of every published step in order, each with its `step`."""
     return [{"step": version.step} | values for version, values in history(pool, run_id)]
+
+
+def newest_metrics(pool: Pool, run_id: int) -> dict[str, Any]:
+    """Return the metrics of the run's newest step; none before step 0."""
+    with pool.read() as connection:
+        version = current_version(connection, run_id)
+        mine = train_steps.c.version_id == (None if version is None else version.id)
+        known: dict[str, Any] | None = connection.scalar(select(train_steps.c.metrics).where(mine))
+    return known or {}
 
 
 def history(pool: Pool, run_id: int) -> list[tuple[Version, dict[str, Any]]]:
