@@ -24,7 +24,7 @@ ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.
 
 SANDBOXES = (
     "harness", "sandboxes", "test_benchmarks.py", "test_demo.py", "test_pages.py", "test_stored_data.py",
-    "test_survival.py",
+    "survival",
 )  # fmt: skip
 """Tests that start runs, which remove what dead owners left, or that leave such things on purpose."""
 APART = {

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
@@ -42,8 +42,9 @@ def binaries() -> Path | None:
 class Server:
     """A running server, which makes an empty database for whoever asks."""
 
-    def __init__(self, port: int, password: str):
+    def __init__(self, port: int, password: str, launch: Callable[[], "subprocess.Popen[Any]"]):
         self.password = password
+        self._launch = launch
         self._at = f"postgresql+psycopg://{USER}:{password}@127.0.0.1:{port}"
         self._numbers = count()
 
@@ -52,6 +53,29 @@ class Server:
         name = f"test_{next(self._numbers)}"
         self.execute(f"create database {name}")
         return f"{self._at}/{name}"
+
+    def start(self) -> None:
+        """Up, and answering. A server that was killed has processes that still end, which refuse the new one."""
+        deadline = time.monotonic() + START_SECONDS
+        self._served = self._launch()
+        while True:
+            try:
+                return self.execute("select 1")
+            except OperationalError:
+                assert time.monotonic() < deadline
+            if self._served.poll() is not None:
+                self._served = self._launch()
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """kill -9. What was committed is there again after `start`."""
+        self._served.kill()
+        self._served.wait()
+
+    def stop(self) -> None:
+        """Down at once; nothing of it is kept."""
+        self._served.send_signal(signal.SIGQUIT)
+        self._served.wait(START_SECONDS)
 
     def execute(self, statement: str) -> None:
         engine = create_engine(f"{self._at}/postgres", isolation_level="AUTOCOMMIT")
@@ -79,24 +103,12 @@ def running(installed: Path) -> Iterator[Server]:
         initdb = run([installed / "initdb", "-D", home / "data", *secret], **unprivileged)
         assert initdb.wait(START_SECONDS) == 0, (home / "log").read_text()
         options = ["-p", str(port), "-h", "127.0.0.1", "-k", home, "-F", "-c", "shared_buffers=16MB"]
-        served = run(
-            [installed / "postgres", "-D", home / "data", *options], preexec_fn=die_with_parent, **unprivileged
-        )
+        command = [installed / "postgres", "-D", home / "data", *options]
+        server = Server(port, password, partial(run, command, preexec_fn=die_with_parent, **unprivileged))
         try:
-            yield _answering(Server(port, password), served, home / "log")
+            server.start()
+            yield server
         finally:
-            served.send_signal(signal.SIGQUIT)  # at once; nothing of it is kept
-            served.wait(START_SECONDS)
+            server.stop()
     finally:
         shutil.rmtree(home)
-
-
-def _answering(server: Server, served: "subprocess.Popen[Any]", log: Path) -> Server:
-    deadline = time.monotonic() + START_SECONDS
-    while True:
-        try:
-            server.execute("select 1")
-            return server
-        except OperationalError:
-            assert served.poll() is None and time.monotonic() < deadline, log.read_text()
-            time.sleep(0.05)

@@ -1,7 +1,4 @@
-"""An agent for the survival test: a few model calls, each answer noted in $ACK_FILE as soon as it is here.
-
-What stands in that file was acknowledged: the pool must hold it, whatever was killed. Standard library only.
-"""
+"""An agent for the survival tests: a few model calls in one conversation. Standard library only."""
 
 import json
 import os
@@ -18,8 +15,6 @@ def main() -> None:
         request = urllib.request.Request(f"{os.environ['OPENAI_BASE_URL']}/chat/completions", body, headers)
         with urllib.request.urlopen(request, timeout=60) as answer:
             reply = json.load(answer)["choices"][0]["message"]
-        with open(os.environ["ACK_FILE"], "a") as file:
-            file.write(json.dumps({"key": os.environ["OPENAI_API_KEY"], "content": reply["content"]}) + "\n")
         messages += [reply, {"role": "user", "content": f"go on {turn}"}]
 
 
