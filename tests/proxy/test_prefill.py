@@ -358,6 +358,7 @@ async def test_the_real_engine_goes_on_behind_given_tokens(
     await asyncio.gather(*(stand.chat(user(f"go {n}"), max_tokens=60, **fields) for n in range(4)))
     await stand.chat(user("think"), tools=[SHELL], tool_choice="required", max_tokens=30)
     assert verify(stand.pool).damages == []
+    last = json.loads((template.directory / "config.json").read_text())["vocab_size"] - 1
     for index, row in enumerate(stand.recorded()):
         assert row.given and row.untrainable is None
         path = stand.path(index)
@@ -365,6 +366,7 @@ async def test_the_real_engine_goes_on_behind_given_tokens(
         body |= {"sampling_params": {"max_new_tokens": 1, "temperature": 1.0}}
         async with stand.http.post(f"{sglang_engine.url}/generate", json=body) as answer:
             scored = (await answer.json())["meta_info"]["input_token_logprobs"]
-        assert [token for _, token, _ in scored] == path
+        # SGLang 0.5.23 lists the last id of a vocabulary as 0 (logprob_result_processor.py).
+        assert [token for _, token, _ in scored] == [0 if token == last else token for token in path]
         again = [scored[row.prompt_length + place][0] for place in row.sampled_places()]
         assert again == pytest.approx(row.logprobs.tolist(), abs=1e-3)
