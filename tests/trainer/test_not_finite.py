@@ -10,6 +10,7 @@ from proxy.pool.errors import UserError
 from proxy.pool.rollouts.runs import open_run
 from proxy.pool.schema import rollouts
 from proxy.pool.training.steps import Published, drop_batch
+from proxy.pool.training.unused_groups import since_last_step
 from proxy.pool.training.windowed_fifo import LeaseRule, lease
 from proxy.pool.untrained import UntrainedReason
 from tests.pool.make import publish_next
@@ -75,7 +76,7 @@ def test_three_batches_in_a_row_end_the_run_and_the_next_start_takes_others(live
 def test_only_the_owner_drops_a_batch(pool: Pool) -> None:
     run = open_run(pool, "demo", "train", {})
     publish_next(pool, run.id, Published(step=0, checkpoint="c", hf_dir="", metrics={}))
-    fill(pool, run.id, 2)
+    fill(pool, run.id, 3)
     rule, why = LeaseRule(groups=1, window=4, max_staleness=9), UntrainedReason.GRADIENT_NOT_FINITE
     first = lease(pool, run.id, 1, rule)
     with pytest.raises(UserError, match="another trainer has taken over"):
@@ -85,3 +86,7 @@ def test_only_the_owner_drops_a_batch(pool: Pool) -> None:
     second = lease(pool, run.id, 1, rule)
     assert second is not None and [group.queue_index for group in second.groups] == [1]
     assert drop_batch(pool, run.id, 2, why) == []
+    publish_next(pool, run.id, Published(step=1, checkpoint="c1", hf_dir="", metrics={}))
+    assert lease(pool, run.id, 2, rule) is not None and since_last_step(pool, run.id) == {}
+    assert drop_batch(pool, run.id, 2, why) == [3]
+    assert since_last_step(pool, run.id) == {"gradient_not_finite": 1}  # although its rollouts ended before step 1

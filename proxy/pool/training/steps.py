@@ -99,7 +99,8 @@ def drop_batch(pool: Pool, run_id: int, step: int, why: UntrainedReason, trainer
         leased = (groups.c.run_id == run_id) & (groups.c.step == step)
         query = select(groups.c.id).where(leased, groups.c.state == "LEASED").order_by(groups.c.id)
         ids = list(connection.scalars(query))
-        move(connection, leased, "LEASED", "TOMBSTONE", step=None, reason=why, detail=f"step {step}")
+        values = {"step": None, "reason": why, "detail": f"step {step}", "finished_at": time.time()}
+        move(connection, leased, "LEASED", "TOMBSTONE", **values)
         return ids
 
 
