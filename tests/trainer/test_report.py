@@ -16,6 +16,7 @@ import torch
 from proxy.pool.completions.records import VersionSpan
 from proxy.pool.errors import UserError
 from proxy.pool.settings_file import checked
+from proxy.pool.training.steps import Version
 from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
 from proxy.pool.untrained import Untrained, UntrainedReason
 from tests.trainer.make import chain, make_config, make_rows, write_model
@@ -32,7 +33,7 @@ from trainer.megatron.parallel import Ranks
 from trainer.policy import LossInput, Policy, Update
 from trainer.report import tokens
 from trainer.report.alarms import THRESHOLDS, raised
-from trainer.report.describe import MetricsContext, StepFacts, describe, lags, lengths
+from trainer.report.describe import MetricsContext, StepFacts, describe, lags, lengths, line
 from trainer.report.exporters import TensorBoard
 from trainer.report.flops import Workload, flops, merged, peak, separate
 from trainer.report.gradients import gradient_shares, token_arrays, token_notes
@@ -87,6 +88,13 @@ def test_every_sampled_token_is_trained_or_has_a_reason() -> None:
         "equal_rewards": 10,
     }
     assert metrics["unaccounted_tokens"] == 0
+
+
+def test_a_steps_line_names_what_is_excluded_and_what_is_masked() -> None:
+    groups = [group(rollout(1, 1.0), replace(rollout(2, 0.0), staleness=3), rollout(3, 0.0), rollout(4, None))]
+    facts = replace(facts_of(groups), batch=assemble(groups, StepOptions(step=3, max_staleness=2)))
+    text = line(Version(3, 1, 3, "", "", None, 0.0), describe(facts, MetricsContext(shape=SHAPE)))
+    assert "  tokens 15  (5 not trained: rollout_failed: verifier)  (5 masked: stale)  loss " in text
 
 
 def test_rewards_are_told_by_domain_and_missing_ones_are_not_counted() -> None:
@@ -362,9 +370,9 @@ def documented() -> dict[str, bool]:
     """
     page = (Path(__file__).parents[2] / "docs/training.md").read_text().split("## Metrics")[1].split("## Alarms")[0]
     names: dict[str, bool] = {}
-    for line in re.findall(r"^\| `.+", page, re.MULTILINE):
-        first, last = line.split(" | ")[0], ""
-        for name in re.findall(r"`(\w+\*?)`", line):
+    for row in re.findall(r"^\| `.+", page, re.MULTILINE):
+        first, last = row.split(" | ")[0], ""
+        for name in re.findall(r"`(\w+\*?)`", row):
             last = last if name.startswith("_") else name
             whole = last.rpartition("_")[0] + name if name.startswith("_") else name
             names[whole] = names.get(whole, False) or f"`{name}`" in first

@@ -295,6 +295,7 @@ def line(version: Version, metrics: dict[str, Any]) -> str:
     drafts = f"draft {metrics['mtp_length']:.2f}  " if "mtp_length" in metrics else ""
     reward = f"{metrics['reward_mean']:.3f}" if "reward_mean" in metrics else "of no rollout"
     excluded = "".join(f"  ({count} not trained: {why})" for why, count in metrics["excluded_tokens"].items())
+    excluded += "".join(f"  ({count} masked: {why})" for why, count in metrics.get("masked_tokens", {}).items())
     unused = "".join(f"  ({count} unused: {why})" for why, count in metrics.get("unused_groups", {}).items())
     return (
         f"step {version.step} {version.name}  reward {reward}  "
