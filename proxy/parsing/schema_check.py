@@ -14,6 +14,8 @@ import msgspec
 
 BASE_STEPS, STEPS_PER_CHARACTER = 1000, 20
 """How many rules are applied at most, so that a schema that refers to itself many times over comes to an end."""
+UNCHECKABLE = "the schema cannot be checked"
+"""How a verdict begins that is about the schema and not about the answer."""
 
 TYPES: dict[str, Callable[[Any], bool]] = {
     "null": lambda value: value is None,
@@ -39,9 +41,9 @@ def misfit(text: str, schema: Any) -> str:
     try:
         return _Checker(schema, BASE_STEPS + STEPS_PER_CHARACTER * len(text)).check(value, schema, "the answer")
     except RecursionError:
-        return "the schema cannot be checked: it refers to itself without end"
+        return f"{UNCHECKABLE}: it refers to itself without end"
     except (_UncheckableError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
-        return f"the schema cannot be checked: {error}"
+        return f"{UNCHECKABLE}: {error}"
 
 
 def _is_number(value: Any) -> bool:

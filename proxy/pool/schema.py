@@ -2,7 +2,7 @@
 
 Times are unix seconds. Token arrays are little-endian int32, logprobs little-endian float32, both only what is new
 against the `prefix_of` completion. Text written by agents and engines is `FreeText`. Of requests, only the input of
-Responses calls is stored, unless they forbid it; a completion keeps its own reply.
+Responses calls is stored, unless they forbid it, and the ends of tool results; a completion keeps its own reply.
 """
 
 from sqlalchemy import (
@@ -215,6 +215,7 @@ completions = Table(
         "experts", LargeBinary
     ),  # of what is new (proxy/pool/completions/routed_experts.py); null: none were asked for, or none came
     Column("misfit", FreeText),  # how it misses its prescribed form (proxy/pool/completions/records.py)
+    Column("observed", LargeBinary),  # what its request showed (proxy/pool/completions/observed.py); null: not known
     Column("label", Text),  # main | subagent | side | compaction; null: the attempt is open, or older than labels
     Index(None, "prefix_of"),  # by these two a database finds, when a completion is deleted, whether one refers to it
     Index(None, "follows"),

@@ -21,6 +21,7 @@ from proxy.pool.completions.store import CompletionWriter
 from proxy.pool.errors import AttemptClosed, PoolWriteError
 from proxy.pool.processes.deliveries import UndeliveredAnswer
 from proxy.pool.untrained import Untrained, UntrainedReason
+from proxy.recording.observing import observed
 from proxy.recording.redelivery.service import Redelivery
 from proxy.recording.sessions import Session
 from proxy.recording.turn import Turn
@@ -188,6 +189,7 @@ class TurnRecorder:
             fingerprint=self.fingerprint,
             experts=experts,
             misfit=self.misfit,
+            observed=observed(self._turn.call, reply, self._turn.template.form),
             response=self.session.stored.new(request, reply) if request is not None and not finish else None,
         )
         return item, path

@@ -2,6 +2,7 @@
 
 from sqlalchemy import MetaData, create_engine, insert
 
+from proxy.pool.behaviour.read import events
 from proxy.pool.completions.store import CompletionWriter, labelled, of_attempt, paths, to_row
 from proxy.pool.database import open_pool, upgrade
 from proxy.pool.inspect.verify import verify
@@ -26,6 +27,7 @@ async def test_rows_of_before_labels_and_deliveries_stay_as_they_were(database: 
     proxy_id = register_proxy(pool)
     [item] = of_attempt(pool, 1)
     assert (item.label, item.shape, item.fingerprint, item.untrainable) == (None, None, b"", None)
+    assert item.observed is None and events([item]) == []
     assert paths([item])[item.id].tolist() == [1, 2, 3, 4] and labelled([item]) == [item]
     mark_undelivered(pool, item.id)  # nobody could ask for it again
     assert undelivered_of(pool, 1) == [] and claim(pool, item.id, proxy_id) is None

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from proxy.pool.completions.observed import Observed
 from proxy.pool.completions.routed_experts import RoutedExperts
 from proxy.pool.untrained import Untrained
 
@@ -124,6 +125,8 @@ class NewCompletion:
     misfit: str | None = None
     """How the answer misses the form that its request prescribes and no grammar enforced; empty: it has this form.
     None: it was free, or enforced, or is not whole."""
+    observed: Observed | None = None
+    """What its request showed; None: nothing was kept, in text completions and in rows written before it was."""
     response: NewResponse | None = None
     """Set where later calls may name the answer: written in the same commit, and not read back with the completion."""
 

@@ -12,6 +12,7 @@ from zlib import crc32
 import msgspec
 from sqlalchemy import Connection, Row, bindparam, func, insert, null, select, update
 
+from proxy.pool.completions import observed
 from proxy.pool.completions.labels import LABELS, labels
 from proxy.pool.completions.records import (
     Completion,
@@ -167,6 +168,7 @@ def to_row(item: NewCompletion) -> dict[str, Any]:
         "shape": None if item.shape is None else msgspec.to_builtins(item.shape),
         "experts": None if item.experts is None else pack(item.experts),
         "misfit": item.misfit,
+        "observed": None if item.observed is None else observed.pack(item.observed),
     }
 
 
@@ -194,6 +196,7 @@ def from_row(row: Row[Any]) -> Completion:
         shape=_shape(row.shape),
         experts=None if row.experts is None else unpack(row.experts),
         misfit=row.misfit,
+        observed=None if row.observed is None else observed.unpack(row.observed),
         label=row.label,
     )
 

@@ -1,0 +1,222 @@
+"""Tool calls as actions: what sort of thing an agent did, with which command, to which file, and what came of it.
+
+Tools are known by what agents call them and by the fields of their arguments. A tool that nothing is known of is an
+action of the sort `other`.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from proxy.pool.behaviour.shell import Command, commands
+from proxy.pool.completions.observed import Observed, ToolResult
+from proxy.pool.completions.records import RequestShape
+
+Sort = Literal["shell", "edit", "read", "search", "web", "other"]
+SORTS: tuple[tuple[Sort, str], ...] = (
+    ("web", r"web|browse|fetch|http|url"),
+    ("search", r"grep|glob|search|find|^ls$|list_?(dir|files)"),
+    (
+        "edit",
+        r"edit|(?<!todo)(?<!todo_)write(?!_stdin)|patch|replace|create_?file|insert|update_?file|delete_?file|remove_?file",
+    ),
+    ("read", r"read|view|^cat$|open_?file|get_?file"),
+    ("shell", r"bash|shell|exec|terminal|run_?command|^cmd$|^command$|console"),
+)
+PATH = ("filePath", "file_path", "path", "filename", "file", "target_file", "notebook_path", "absolute_path")
+NEW = ("content", "new_string", "newString", "new_str", "file_text", "new_text", "insert_text", "code_edit", "contents")
+OLD = ("old_string", "oldString", "old_str", "old_text")
+SCRIPT = ("command", "cmd", "script", "code", "input")
+FENCE = re.compile(r"```(?:bash|sh|shell|\w*bash\w*)\n(.*?)```", re.DOTALL)
+"""A command in the text of agents that have no tools."""
+WRITTEN = "text"
+"""The name of the tool of such a command."""
+_PATCHED = re.compile(r"^\*\*\* (?:Add|Update|Delete) File: (.+)$|^\+\+\+ (?:b/)?(\S+)", re.MULTILINE)
+
+
+class Readable(Protocol):
+    """What events are made from: a recorded completion."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def follows(self) -> int | None: ...
+    @property
+    def finish_reason(self) -> str: ...
+    @property
+    def reply(self) -> dict[str, Any]: ...
+    @property
+    def shape(self) -> RequestShape | None: ...
+    @property
+    def label(self) -> str | None: ...
+    @property
+    def observed(self) -> Observed | None: ...
+
+
+@dataclass(frozen=True)
+class Action:
+    """One tool call of a completion, or a command in its text."""
+
+    completion: int
+    call: int | None
+    """Its place among the reply's tool calls; None: it is a command in the text."""
+    tool: str
+    written: str
+    """Its arguments as the model wrote them."""
+    fault: str = ""
+    """How it misses its tool, as the recording says."""
+    result: ToolResult | None = None
+    """None: not known."""
+
+    @cached_property
+    def arguments(self) -> dict[str, Any] | None:
+        """The arguments; None where they are no JSON object."""
+        if self.call is None:
+            return {SCRIPT[0]: self.written}
+        try:
+            value = msgspec.json.decode(self.written or "{}")
+        except (msgspec.DecodeError, UnicodeEncodeError, ValueError, RecursionError):
+            return None
+        return value if isinstance(value, dict) else None
+
+    @cached_property
+    def sort(self) -> Sort:
+        if self.call is None:
+            return "shell"
+        sort: Sort = next((sort for sort, names in SORTS if re.search(names, self.tool, re.IGNORECASE)), "other")
+        viewed = sort == "edit" and (self.arguments or {}).get("command") == "view"  # an editor that can also show
+        return "read" if viewed else sort
+
+    @cached_property
+    def script(self) -> str:
+        """The command line of a shell; empty for other tools."""
+        if self.sort != "shell":
+            return ""
+        value = self._field(SCRIPT)
+        if isinstance(value, list):  # codex: ["bash", "-lc", "..."]
+            parts = [str(part) for part in value]
+            return parts[2] if len(parts) == 3 and parts[1] in ("-c", "-lc") else " ".join(parts)
+        return value if isinstance(value, str) else ""
+
+    @cached_property
+    def commands(self) -> list[Command]:
+        return commands(self.script) if self.script else []
+
+    @property
+    def head(self) -> str:
+        """The command that its script is about, the first that does more than change the directory."""
+        heads = [command.head for command in self.commands if command.program not in ("cd", "export", "set", "source")]
+        return heads[0] if heads else (self.commands[0].head if self.commands else "")
+
+    @property
+    def name(self) -> str:
+        return f"{self.tool}: {self.head}" if self.head else self.tool
+
+    @cached_property
+    def path(self) -> str:
+        value = self._field(PATH)
+        return value if isinstance(value, str) else ""
+
+    @cached_property
+    def patch(self) -> str:
+        """A patch that the call applies: to several files, in codex' form or as a diff."""
+        if self.sort == "edit":
+            texts = [value for value in (self.arguments or {}).values() if isinstance(value, str)]
+        else:
+            texts = [self.script] if "apply_patch" in self.script else []
+        return next((text for text in texts if _PATCHED.search(text)), "")
+
+    @cached_property
+    def written_files(self) -> list[tuple[str, str]]:
+        """The files that it writes, each with the new text as far as the call shows it."""
+        if self.patch:
+            added = "\n".join(line[1:] for line in self.patch.splitlines() if line.startswith("+"))
+            return [(match[1] or match[2], added) for match in _PATCHED.finditer(self.patch)]
+        if self.sort == "edit":
+            edits = (self.arguments or {}).get("edits")
+            parts = [part for part in edits if isinstance(part, dict)] if isinstance(edits, list) else []
+            texts = [self._field(NEW), *(part.get(name) for part in parts for name in NEW)]
+            return [(self.path, "\n".join(text for text in texts if isinstance(text, str)))] if self.path else []
+        return [pair for command in self.commands for pair in _written(command)]
+
+    def text_field(self, names: Sequence[str]) -> str | None:
+        """The first of these arguments that is a text."""
+        value = self._field(names)
+        return value if isinstance(value, str) else None
+
+    def _field(self, names: Sequence[str]) -> Any:
+        arguments = self.arguments or {}
+        return next((arguments[name] for name in names if name in arguments), None)
+
+
+def _written(command: Command) -> list[tuple[str, str]]:
+    """The files that a command writes."""
+    arguments = [word for word in command.words[1:] if not word.startswith("-")]
+    files = [name for name in command.writes if not name.startswith("/dev/")]
+    if command.program == "tee" or (command.program in ("rm", "touch", "truncate") and arguments):
+        files += arguments
+    elif command.program in ("mv", "cp") and len(arguments) > 1:
+        files += arguments if command.program == "mv" else arguments[-1:]
+    elif command.program in ("sed", "perl") and any(re.match(r"-\w*i|--in-place", word) for word in command.words[1:]):
+        files += arguments[1:]
+    elif command.head in ("git checkout", "git restore"):
+        files += arguments[1:]
+    text = command.text or (command.line if command.writes else "")
+    return [(name, text) for name in files]
+
+
+def actions(chain: Sequence[Readable]) -> dict[int, list[Action]]:
+    """Return the actions of an attempt's completions (in commit order) by completion, with their results."""
+    results = _results(chain)
+    return {item.id: _of_reply(item, results.get(item.id, [])) for item in chain}
+
+
+def _results(chain: Sequence[Readable]) -> dict[int, list[ToolResult]]:
+    """The results of each completion's calls, from the first request that shows any."""
+    shown: dict[int, list[ToolResult]] = {}
+    for item in chain:
+        before = item.follows or (item.shape.continues if item.shape else None)
+        if before is not None and item.observed is not None and item.observed.results:
+            shown.setdefault(before, list(item.observed.results))
+    return shown
+
+
+def _of_reply(item: Readable, results: list[ToolResult]) -> list[Action]:
+    calls = item.reply.get("tool_calls") or ()
+    if not calls:
+        fenced = FENCE.findall(item.reply.get("content") or "")
+        spoken = results[0] if results and results[0].spoken else None
+        return [Action(item.id, None, WRITTEN, fenced[0], result=spoken)] if len(fenced) == 1 and spoken else []
+    faults = item.observed.faults if item.observed else ()
+    matched = _matched([call.get("id", "") for call in calls], results)
+    return [
+        Action(
+            item.id,
+            place,
+            str(call["function"]["name"]),
+            _text(call["function"].get("arguments")),
+            faults[place] if place < len(faults) else "",
+            matched[place],
+        )
+        for place, call in enumerate(calls)
+    ]
+
+
+def _text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments)
+
+
+def _matched(ids: list[str], results: list[ToolResult]) -> list[ToolResult | None]:
+    """The result of each call: by its id, else by its place where agents name calls by ids of their own."""
+    by_id = {result.call: result for result in results if result.call}
+    if any(id in by_id for id in ids):
+        return [by_id.get(id) for id in ids]
+    if len(results) == len(ids):
+        return list(results)
+    alone = len(ids) == 1 and len(results) > 0
+    return [results[0] if alone else None for _ in ids]

@@ -1,0 +1,39 @@
+"""The scripts that a text is written in, other than Latin."""
+
+import re
+
+LETTERS = {
+    "han": "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff",
+    "kana": "\u3041-\u30ff",
+    "hangul": "\u1100-\u11ff\uac00-\ud7a3",
+    "cyrillic": "\u0400-\u052f",
+    "greek": "\u0370-\u03ff",
+    "arabic": "\u0620-\u06ff",
+    "hebrew": "\u05d0-\u05ea",
+    "devanagari": "\u0900-\u097f",
+    "thai": "\u0e01-\u0e5b",
+}
+"""Script -> its letters, as a class of a regular expression."""
+ENDS = 2048
+"""Characters at each end of a text in which `scripts` looks, as it runs for every request."""
+SHORTEST = {"han": 2, "kana": 2, "hangul": 2, "greek": 4, "thai": 2}
+"""Letters in a row that make a word, where it is not 3: formulas have single Greek letters, faces a single kana."""
+_ANY = re.compile(f"[{''.join(LETTERS.values())}]")
+_LETTER = {script: re.compile(f"[{letters}]") for script, letters in LETTERS.items()}
+_WORD = {script: re.compile(f"[{letters}]{{{SHORTEST.get(script, 3)},}}") for script, letters in LETTERS.items()}
+
+
+def scripts(text: str) -> tuple[str, ...]:
+    """Return the scripts that have a letter in a text, of a long one at its ends."""
+    if text.isascii():
+        return ()
+    ends = text if len(text) <= 2 * ENDS else text[:ENDS] + text[-ENDS:]
+    return tuple(script for script, letter in _LETTER.items() if letter.search(ends)) if _ANY.search(ends) else ()
+
+
+def words(text: str) -> dict[str, list[str]]:
+    """Return the words of each script in a text: as many letters in a row as show that somebody writes in it."""
+    if text.isascii() or not _ANY.search(text):
+        return {}
+    of_script = {script: word.findall(text) for script, word in _WORD.items()}
+    return {script: some for script, some in of_script.items() if some}

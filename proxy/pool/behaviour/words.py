@@ -1,0 +1,87 @@
+"""Events in what a reply says: mixed languages, endless repetition, nothing at all, giving up."""
+
+import re
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+
+from proxy.pool.behaviour.actions import Readable
+from proxy.pool.behaviour.event import Event, Kind, quoted
+from proxy.pool.behaviour.scripts import words
+
+MIXED = 8
+"""Letters of a strange script from which a text counts as mixed."""
+TOGETHER = {"han": ("kana", "hangul"), "kana": ("han",), "hangul": ("han",)}
+"""Scripts that are written beside one another."""
+WINDOW = 1200
+"""Characters that are looked at together for repetition."""
+REPETITIVE = 0.12
+"""Length of a repeating window after compression, against its own."""
+TIMES, PERIOD_WORDS = 6, 60
+"""How often a passage stands in a row to be endless, and how many words it has at most."""
+_CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`|\"[^\"\n]*\"|“[^”\n]*”|「[^」]*」", re.DOTALL)
+"""Quotations: they are in the language of what they quote."""
+_CANNOT = (
+    r"(?:simply )?(?:cannot|can't|can not|could not|couldn't|am unable to|was unable to|unable to|not able to"
+    r"|wasn't able to|haven't been able to)"
+)
+_GIVING_UP = re.compile(
+    r"\bI(?:'m| am| was| have been|'ve been)? (?:give up|giving up|gave up|(?:will|have to|must) (?:stop|give up) here"
+    rf"|{_CANNOT} (?:complete|solve|finish|resolve|accomplish|fix|do|perform|carry out) (?:this|the|your) "
+    r"(?:task|problem|issue|request|bug|assignment|work))"
+    r"|\b(?:this|the) (?:task|problem|request) (?:is impossible|cannot be (?:completed|done|solved))",
+    re.IGNORECASE,
+)
+_WORD = re.compile(r"\w")
+
+
+def speech_events(item: Readable, seen: Collection[str], last: bool) -> Iterator[Event]:
+    """Yield the events of one reply's texts. `seen`: the scripts that it was shown. `last`: it ends the work."""
+    reasoning, content = item.reply.get("reasoning_content") or "", item.reply.get("content") or ""
+    if item.observed is not None:  # else the task's language is not known
+        yield from _mixing(item, (reasoning, content), seen)
+    for text in (reasoning, content):
+        if passage := repeated_passage(text):
+            yield Event(Kind.REPETITION, item.id, quote=quoted(passage))
+            break
+    acting = bool(item.reply.get("tool_calls"))
+    if item.finish_reason == "length":
+        yield Event(Kind.TRUNCATED, item.id, quote=quoted((content or reasoning)[-200:]))
+    elif item.finish_reason == "stop" and not content.strip() and not acting:
+        yield Event(Kind.EMPTY_TURN, item.id, quote=quoted(reasoning))
+    if last and not acting and (match := _GIVING_UP.search(content)):
+        yield Event(Kind.GIVING_UP, item.id, quote=quoted(content[max(0, match.start() - 40) : match.end() + 80]))
+
+
+def _mixing(item: Readable, texts: Sequence[str], seen: Collection[str]) -> Iterator[Event]:
+    """At most one event per script: words of it that nothing before showed."""
+    usual = {*seen, *(other for script in seen for other in TOGETHER.get(script, ()))}
+    strange = words("\n".join(text if text.isascii() else _CODE.sub(" ", text) for text in texts))
+    for script, some in strange.items():
+        if script not in usual and sum(map(len, some)) >= MIXED:
+            yield Event(Kind.LANGUAGE_MIXING, item.id, name=script, quote=quoted(" ".join(some)))
+
+
+def repeated_passage(text: str) -> str:
+    """Return a passage that stands at least `TIMES` times in a row and fills a window of the text; empty: none does."""
+    for start in range(0, max(1, len(text) - WINDOW // 2), WINDOW // 2):
+        window = text[start : start + WINDOW]
+        if len(window) < WINDOW // 2:
+            break
+        data = window.encode(errors="replace")
+        if len(zlib.compress(data, 1)) < REPETITIVE * len(data) and (passage := _period(window.split())):
+            return passage
+    return ""
+
+
+def _period(parts: list[str]) -> str:
+    """The shortest passage that repeats in a list of words."""
+    for length in range(1, min(PERIOD_WORDS, len(parts) // TIMES) + 1):
+        run = longest = end = 0
+        for i in range(length, len(parts)):
+            run = run + 1 if parts[i] == parts[i - length] else 0
+            if run > longest:
+                longest, end = run, i + 1
+        passage = " ".join(parts[end - length : end])
+        if longest >= length * (TIMES - 1) and 2 * (longest + length) >= len(parts) and _WORD.search(passage):
+            return passage
+    return ""

@@ -1,0 +1,85 @@
+"""What a request showed of its agent's surroundings, bounded: requests themselves are not kept.
+
+A tool's result is in the request after its call, and whether a call fits its tool is known from the request before it.
+Both are kept here, for whoever reads behaviour from the pool (proxy/pool/behaviour). Left out: whole texts.
+"""
+
+import msgspec
+
+HEAD, TAIL = 400, 300
+"""Characters of a result that are kept: the first, and of a longer one also the last."""
+MOST_TEXT = 8192
+"""Characters of all results of one request that are kept. The results behind these keep their sizes and flags."""
+MOST_RESULTS = 64
+"""Results of one request that are kept at all."""
+UNKNOWN_TOOL = "unknown tool"
+"""The fault of a call of a tool that the request did not offer."""
+
+
+class ToolResult(msgspec.Struct, frozen=True, array_like=True):
+    """The result of one tool call, cut."""
+
+    call: str
+    """The id of its call in the request; empty where the agent names none."""
+    name: str
+    """The tool, where the request names it."""
+    head: str
+    tail: str = ""
+    """The last characters of a text that is longer than the head."""
+    size: int = 0
+    """Characters of the whole text."""
+    error: bool = False
+    """The dialect's flag."""
+    spoken: bool = False
+    """A user's message: so agents answer that write their calls as text."""
+
+
+class Observed(msgspec.Struct, frozen=True, array_like=True):
+    """What a completion's request showed, and what it offered the completion's reply."""
+
+    results: tuple[ToolResult, ...] = ()
+    """The results behind the last assistant turn of the request, in order."""
+    faults: tuple[str, ...] = ()
+    """For each call of the reply, how it misses its tool's schema, `UNKNOWN_TOOL`, or an empty text. Empty: all fit."""
+    broken: str = ""
+    """The beginning of a call in the reply that could not be parsed and stayed text."""
+    scripts: tuple[str, ...] = ()
+    """The scripts other than Latin in the messages behind the last assistant turn."""
+
+
+_decode = msgspec.json.Decoder(Observed).decode
+
+
+def pack(observed: Observed) -> bytes:
+    """Encode for the pool. What UTF-8 cannot store (lone surrogates) is replaced."""
+    try:
+        return msgspec.json.encode(observed)
+    except UnicodeEncodeError:
+        results = [
+            msgspec.structs.replace(each, **{name: _storable(getattr(each, name)) for name in _TEXTS})
+            for each in observed.results
+        ]
+        faults = tuple(map(_storable, observed.faults))
+        whole = msgspec.structs.replace(
+            observed, results=tuple(results), faults=faults, broken=_storable(observed.broken)
+        )
+        return msgspec.json.encode(whole)
+
+
+def unpack(stored: bytes) -> Observed:
+    """Decode what `pack` wrote."""
+    return _decode(stored)
+
+
+def cut(text: str, room: int) -> tuple[str, str]:
+    """Return the first and last characters of a text that are kept, at most `room` of them."""
+    if len(text) <= min(room, HEAD + TAIL):
+        return text[:HEAD], text[HEAD:]
+    return text[: min(room, HEAD)], text[-TAIL:] if room >= HEAD + TAIL else ""
+
+
+_TEXTS = ("call", "name", "head", "tail")
+
+
+def _storable(text: str) -> str:
+    return text.encode(errors="replace").decode()
