@@ -187,7 +187,7 @@ class Handler:
         """Sample one answer and return it once it is committed."""
         recorder, turn, attempt = answer.recorder, answer.turn, answer.recorder.session.attempt
         await self._sessions.check_budget(attempt)
-        outage = self._engine.outage
+        outage = self._engine.outage_of(attempt.run_id)
         with outage.call(attempt.id):
             excused = partial(outage.seconds, attempt.id)
             async with self._admission.place(attempt, self._settings.limits.wait_seconds, excused):
@@ -203,10 +203,8 @@ class Handler:
         if isinstance(self._engine, Provider):
             return ProviderTurn(call, prompt, self._template, provider=self._engine)
         attempt = session.attempt
-        # The harness decides how long a run's call waits for an engine; nobody does so for other calls.
-        origin = Origin(attempt.id, attempt.group_id, prompt.prefix_length)
-        route = self._engine.route(origin, waits=attempt.run_id is not None)
-        return Turn(call, prompt, self._template, route, self._settings.mixture)
+        origin = Origin(attempt.id, attempt.group_id, prompt.prefix_length, attempt.run_id)
+        return Turn(call, prompt, self._template, self._engine.route(origin), self._settings.mixture)
 
     async def _sample(self, answer: OngoingAnswer) -> None:
         """Sample the whole turn. When a replica fails before the client has any text, sample on another one."""

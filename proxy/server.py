@@ -20,6 +20,7 @@ from proxy.dialects import chat_completions
 from proxy.dialects.base import CountingDialect, Dialect
 from proxy.engine.moe_config import read_mixture
 from proxy.engine.replicas.fleet import Fleet, Weights
+from proxy.engine.replicas.run_needs import RunFacts
 from proxy.handler import Handler, HandlerSettings
 from proxy.http.admission import AdmissionGate, Capacity, FairThreads
 from proxy.http.auth import Access
@@ -34,8 +35,9 @@ from proxy.pool.completions.store import CompletionWriter
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import PoolReadError, PoolWriteError, UserError
 from proxy.pool.processes.deliveries import register_proxy
+from proxy.pool.processes.owners import is_attended
 from proxy.pool.tokenizer_fingerprint import fingerprint
-from proxy.pool.training.steps import newest, successor
+from proxy.pool.training.steps import current_names, newest, successor
 from proxy.prompt.template import ChatTemplate
 from proxy.recording.ongoing import OngoingAnswers
 from proxy.recording.provider import SCHEME, Provider
@@ -116,11 +118,15 @@ class Gateway:
     def fleet(self) -> Fleet | Provider:
         """Make the client of the engines. To be called inside the running event loop."""
         silence, published = self.config.engine.silence_seconds, partial(newest, self.pool)
-        return self.provider or Fleet(self.engines, silence, published, self._successor)
+        unattended = self._limits.unattended_seconds
+        return self.provider or Fleet(self.engines, silence, published, self._successor, self._of_run, unattended)
 
     def _successor(self, version: str) -> Weights | None:
         found = successor(self.pool, version)
         return None if found is None else Weights(found.name, found.hf_dir)
+
+    def _of_run(self, run_id: int, names: frozenset[str]) -> RunFacts:
+        return RunFacts(*current_names(self.pool, run_id, names), is_attended(self.pool, run_id))
 
     @web.middleware
     async def _require_administrator(self, request: web.Request, handler: Route) -> web.StreamResponse:
@@ -257,14 +263,14 @@ class Gateway:
         return web.Response(status=204)
 
     async def _outage(self, request: web.Request) -> web.Response:
-        """Answer which engines are away while none is up, and how long an attempt's calls have waited for one."""
+        """Answer which engines are away while none is up for a run, and how long an attempt's calls have waited."""
         try:
-            attempt_id, within = int(request.query.get("attempt", 0)), float(request.query.get("within", 0))
+            run_id, attempt_id = (int(request.query.get(name, 0)) for name in ("run", "attempt"))
+            seconds = self._engine.waited(attempt_id, float(request.query.get("within", 0)))
         except ValueError as error:
-            message = f"attempt and within are numbers, not {request.query_string!r}; correct the query"
+            message = f"run, attempt and within are numbers, not {request.query_string!r}; correct the query"
             raise CallError(400, "invalid_request", message) from error
-        seconds = self._engine.outage.seconds(attempt_id, within)
-        return web.json_response({"away": self._engine.away, "seconds": seconds})
+        return web.json_response({"away": self._engine.away(run_id), "seconds": seconds})
 
     async def _health(self, request: web.Request) -> web.Response:
         """Answer everybody that the proxy is up, and the administrator with its model, engines and pool."""

@@ -24,7 +24,7 @@ from proxy.pool.untrained import UntrainedReason
 from trainer.config import Config
 from trainer.megatron.parallel import Ranks
 from trainer.preflight import claim, demand_tokenizer
-from trainer.push.push import PushResult, push, push_again, release
+from trainer.push.push import PushResult, push_again, push_patiently, release
 from trainer.push.weights import Weights
 
 POLL_SECONDS, LONGEST_POLL_SECONDS = 0.1, 1.0
@@ -53,6 +53,8 @@ class RunState:
         self._printed: set[str] = set()
         self.pause_seconds = 0.0
         """How long the last push paused the engines. Only rank 0 knows it."""
+        self.engine_wait_seconds = 0.0
+        """How long pushes have waited for engines that were away. Only rank 0 knows it."""
 
     def __enter__(self) -> Self:
         return self
@@ -132,7 +134,7 @@ class RunState:
         print(f"warning: {text}", file=sys.stderr, flush=True)
 
     def push(self, version: steps.Version) -> None:
-        """Bring the engines to a published version. Repeating it does no harm."""
+        """Bring the engines to a published version. Repeating it does no harm. Waits for engines that are away."""
         if self.config.push.colocated and self.ranks.device.type == "cuda":
             torch.cuda.empty_cache()  # the engines on this device need the memory that the step has freed
             self.ranks.wait()  # for the others, whose devices the engines use too
@@ -144,10 +146,12 @@ class RunState:
             self.ranks.share(lambda: release(self.config.push, self._claim.demand))
 
     def _push(self, version: steps.Version) -> None:
-        pushed = push(Weights(version.name, Path(version.hf_dir)), self.config.push, self._claim.demand)
+        weights, say = Weights(version.name, Path(version.hf_dir)), partial(print, flush=True)
+        pushed = push_patiently(weights, self.config.push, self._claim.demand, say)
         # Marked only now: a version whose push was cut short is pushed again by the next start.
         steps.mark_pushed(self.pool, version, self._claim.token)
         self.pause_seconds = pushed.seconds
+        self.engine_wait_seconds += pushed.waited
         self._record_push(version, pushed)
 
     def _record_push(self, version: steps.Version, pushed: PushResult) -> None:

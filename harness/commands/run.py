@@ -169,7 +169,9 @@ def run(verb: str, settings: Settings) -> int:
                 with owned(pool, stored_run) as claim:
                     maker = placement.SandboxMaker(backend=backend, hosts=hosts, warm=settings.warm)
                     sandboxes, logs = maker(), directory.logs
-                    context = make_context(proxy, settings, pool=pool, sandboxes=sandboxes, logs=logs)
+                    context = make_context(
+                        proxy, settings, pool=pool, sandboxes=sandboxes, logs=logs, run_id=stored_run.id
+                    )
                     metrics = placement.with_metrics(settings.metrics_port, sandboxes, directory.path)
                     with placement.placed(settings, replace(context, judge=judge), maker) as placed:
                         directory.begin(config | identity, verb, settings)
@@ -239,7 +241,7 @@ def _plan(settings: Settings, mix: TaskMix, scaffolds: Sequence[Scaffold]) -> Ru
 
 
 def make_context(
-    proxy: RunningProxy, settings: Settings, *, pool: Pool, sandboxes: Sandboxes, logs: Path
+    proxy: RunningProxy, settings: Settings, *, pool: Pool, sandboxes: Sandboxes, logs: Path, run_id: int | None = None
 ) -> RunContext:
     """Make the context that all rollouts of a run with these settings share."""
     all_rollouts = settings.concurrency
@@ -252,7 +254,7 @@ def make_context(
         logs=logs,
         trouble=proxy.trouble,
         end_calls=proxy.end_calls,
-        engine=EnginePresence(proxy.url, proxy.admin_key, settings.engine_patience),
+        engine=EnginePresence(proxy.url, proxy.admin_key, settings.engine_patience, run_id),
         slots=StageSlots(
             starting=settings.starting or all_rollouts,
             agents=all_rollouts,

@@ -24,14 +24,15 @@ class _Outage(msgspec.Struct):
 class EnginePresence(Presence):
     """Watches the engines of a proxy."""
 
-    def __init__(self, url: str, admin_key: str | None = None, patience: float = 1800):
+    def __init__(self, url: str, admin_key: str | None = None, patience: float = 1800, run_id: int | None = None):
+        """`run_id`: the run whose weights an engine must have to count as up."""
         super().__init__("every engine")
         self._proxy = url, admin_key
-        self._patience = patience
+        self._patience, self._run_id = patience, run_id
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The node of a cluster asks the proxy for itself."""
-        return type(self), (*self._proxy, self._patience)
+        return type(self), (*self._proxy, self._patience, self._run_id)
 
     @property
     def patience(self) -> float:
@@ -48,6 +49,7 @@ class EnginePresence(Presence):
 
     async def _asked(self, **query: float) -> _Outage:
         url, admin_key = self._proxy
+        query |= {} if self._run_id is None else {"run": self._run_id}
         headers = {"Authorization": f"Bearer {admin_key}"} if admin_key else {}
         timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
         try:

@@ -79,6 +79,8 @@ class RequestLimits:
     wait_seconds: float = 240
     """Time that a call may wait for admission before it is refused with 429. Longer than `keepalive_seconds`, so that
     codex, which gives up on a 429, gets it inside its stream."""
+    unattended_seconds: float = 60
+    """How long a run's call waits for an engine while no harness works at the run. Its next start takes less."""
 
 
 LIMITS = RequestLimits()

@@ -135,13 +135,12 @@ class Provider:
     """Takes the place of the fleet of engines. UserError when litellm is missing or does not know the provider."""
 
     replicas: tuple[Replica, ...] = ()
-    away = ""
 
     def __init__(self, url: str, max_new_tokens: int | None, silence_seconds: float):
         self.model = url.removeprefix(SCHEME)
         self.max_new_tokens = max_new_tokens
         self.silence_seconds = silence_seconds
-        self.outage = Outage()
+        self._outage = Outage()
         self.litellm, self.error = _libraries()
         try:
             self.litellm.get_llm_provider(self.model)
@@ -156,6 +155,16 @@ class Provider:
     async def healthy(self) -> bool:
         """Always true: asking a provider costs money."""
         return True
+
+    def outage_of(self, run_id: int | None) -> Outage:
+        """No outage: nobody knows whether a provider is up before it is asked."""
+        return self._outage
+
+    def waited(self, attempt_id: int, within: float) -> float:
+        return 0.0
+
+    def away(self, run_id: int | None = None) -> str:
+        return ""
 
     def without_effect(self, call: Call) -> tuple[str, ...]:
         """The fields of the request that change nothing: those that the dialect does not read, and whether to think."""

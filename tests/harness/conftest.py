@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -35,6 +36,14 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProxy]:
         )
         with service(options, directory) as running:
             yield running
+
+
+def push(proxy: RunningProxy, version: str) -> None:
+    """Give the engine the name of a published version, as a trainer's push does."""
+    with urlopen(f"{proxy.url}/health") as answer:
+        engine = json.load(answer)["engine"]["url"]
+    body = json.dumps({"new_version": version}).encode()
+    urlopen(Request(f"{engine}/update_weight_version", body, {"Content-Type": "application/json"})).close()
 
 
 @pytest.fixture

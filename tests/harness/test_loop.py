@@ -30,7 +30,7 @@ from proxy.pool.schema import attempts, events, groups
 from proxy.pool.training.steps import Published
 from sandboxes.local.process import ProcessSandboxes
 from sandboxes.local.processes import table
-from tests.harness.conftest import HELLO, SHELL_AGENT
+from tests.harness.conftest import HELLO, SHELL_AGENT, push
 from tests.pool.make import publish_next
 
 SHELL = Scaffold(name="shell", agent=CommandAgent(SHELL_AGENT))
@@ -163,7 +163,7 @@ async def test_a_run_goes_on_with_what_it_owes(
 
 
 async def test_a_run_skips_settled_tasks_and_gives_groups_the_budget_of_their_step(
-    go: Callable[..., Awaitable[list[RolloutRow]]], context: RunContext, run_id: int
+    go: Callable[..., Awaitable[list[RolloutRow]]], context: RunContext, run_id: int, proxy: RunningProxy
 ) -> None:
     solved = task(id="solved", verifier={"command": "true"})
     turns = context.logs / "turns"  # solved at every second try
@@ -172,7 +172,7 @@ async def test_a_run_skips_settled_tasks_and_gives_groups_the_budget_of_their_st
     await go(epochs=4, **plan)
     pool = context.pool.blocking
     for step in (0, 1):
-        publish_next(pool, run_id, Published(step=step, checkpoint="c", hf_dir="h", metrics={}))
+        push(proxy, publish_next(pool, run_id, Published(step=step, checkpoint="c", hf_dir="h", metrics={})).name)
     rows = await go(epochs=6, **plan)
     assert Counter(row.task for row in rows) == {"solved": 3, "learned": 9}
     with pool.read() as connection:

@@ -23,7 +23,7 @@ from proxy.pool.schema import attempts, groups, rollouts, runs
 from proxy.pool.training.steps import Published
 from sandboxes.local.leftovers import remove_orphans
 from sandboxes.local.processes import table
-from tests.harness.conftest import HELLO, SHELL_AGENT, results, write_tasks
+from tests.harness.conftest import HELLO, SHELL_AGENT, push, results, write_tasks
 from tests.pool.make import publish_next
 
 CommandLine = Callable[..., list[str]]
@@ -135,7 +135,7 @@ def test_a_stop_is_clean_and_resumable(
 
 
 def test_until_step_waits_for_weights_feeds_the_queue_and_stops(
-    command_line: CommandLine, tmp_path: Path, pool: Pool
+    command_line: CommandLine, tmp_path: Path, pool: Pool, proxy: RunningProxy
 ) -> None:
     run_id = None
 
@@ -146,7 +146,7 @@ def test_until_step_waits_for_weights_feeds_the_queue_and_stops(
         time.sleep(0.5)
         assert opened(pool, run_id) == 0  # no weights, no rollouts
         set_queue_limit(pool, run_id, 3)
-        publish_next(pool, run_id, weights(0))
+        push(proxy, publish_next(pool, run_id, weights(0)).name)
         wait_for(lambda: opened(pool, run_id) == 3)
         time.sleep(0.5)
         assert opened(pool, run_id) == 3  # the queue is full, nobody trains

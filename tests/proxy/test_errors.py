@@ -120,8 +120,8 @@ class Buggy(Route):
 
 
 class BuggyFleet(Fleet):
-    def route(self, origin: Origin, waits: bool = False) -> Route:
-        return Buggy(self, origin, waits)
+    def route(self, origin: Origin) -> Route:
+        return Buggy(self, origin)
 
 
 class BuggyGateway(Gateway):

@@ -20,6 +20,7 @@ from proxy.engine.replicas.replica import Origin
 from proxy.engine.scripted import ScriptedEngine, ScriptedReply
 from proxy.pool.completions.store import of_attempt
 from proxy.pool.inspect.verify import verify
+from proxy.pool.processes.owners import owned
 from proxy.pool.rollouts.attempts import Attempt, open_attempt
 from proxy.pool.rollouts.groups import open_group
 from proxy.pool.rollouts.runs import open_run
@@ -64,14 +65,14 @@ async def engine(tiny_model: Path) -> AsyncIterator[Engine]:
     await engine.kill()
 
 
-def attempts(stand: Stand, number: int) -> list[tuple[Attempt, str]]:
+def attempts(stand: Stand, number: int, run: str = "a run") -> list[tuple[Attempt, str]]:
     """Attempts of a run, with their keys."""
-    members = open_group(stand.pool, open_run(stand.pool, "a run", "train", {}).id, {"id": "task"}, number)
+    members = open_group(stand.pool, open_run(stand.pool, run, "train", {}).id, {"id": "task"}, number)
     return [open_attempt(stand.pool, member.rollout_id, "agent") for member in members]
 
 
 async def outage(stand: Stand, attempt: Attempt | None = None) -> dict[str, Any]:
-    query = f"?attempt={attempt.id}&within=1000" if attempt else ""
+    query = f"?attempt={attempt.id}&within=1000&run={attempt.run_id}" if attempt else ""
     async with stand.http.get(f"{stand.url}/outage{query}") as answer:
         return dict(await answer.json())
 
@@ -92,7 +93,10 @@ async def read(call: Any, into: bytearray) -> aiohttp.ClientResponse:
 async def test_calls_of_runs_outlast_an_engine_that_is_killed_in_mid_answer(serve: Serve, engine: Engine) -> None:
     """One call is streamed, one is not, and one waits for its place; their clients are kept, and nothing is lost."""
     stand = await serve(
-        url=engine.url, max_calls=8, max_new_tokens=500, limits={"keepalive_seconds": 0.2, "wait_seconds": 6}
+        url=engine.url,
+        max_calls=8,
+        max_new_tokens=500,
+        limits={"keepalive_seconds": 0.2, "wait_seconds": 6, "unattended_seconds": 600},
     )
     (streaming, key), (whole, key_of_whole), (idle, _) = attempts(stand, 3)
     body = {"model": "tiny", "messages": [user("count")]}
@@ -162,6 +166,51 @@ async def test_an_engine_that_was_restarted_gets_no_call_before_its_weights(serv
     assert row.untrainable is None and {span.version for span in row.versions} == {version}
 
 
+async def test_calls_of_a_run_wait_while_no_engine_has_its_weights(serve: Serve, engine: Engine) -> None:
+    """No other calls do: those of a run that has published nothing yet, and those of no run."""
+    stand = await serve(url=engine.url, limits={"unattended_seconds": 600})
+    engine.served.script = lambda prompt, ids: "ok"
+    [(first, key_of_first)], [(attempt, key)] = attempts(stand, 1, "without weights"), attempts(stand, 1)
+    assert attempt.run_id is not None and attempt.run_id != first.run_id
+    done = steps.Published(step=0, checkpoint="", hf_dir="/weights", metrics={})
+    version = steps.publish(stand.pool, attempt.run_id, done).name
+    waiting = asyncio.create_task(stand.chat(user("hi"), key=key))
+
+    def seen(away: str) -> Callable[[], Awaitable[bool]]:
+        async def holds() -> bool:
+            said = await outage(stand, attempt)
+            return bool(said["away"] == away and said["seconds"])
+
+        return holds
+
+    foreign = "every engine with weights of the run ({} serves {} until a trainer pushes to it)"
+    await until(seen(foreign.format(engine.url, "initial")))
+    assert [(await stand.chat(user("hi"), key=key))["status"] for key in (key_of_first, "of no run")] == [200, 200]
+    assert (await outage(stand, first))["away"] == ""
+    engine.served.version = f"{version}-loading"  # a push is under way, which is no outage
+    await until(seen(""))
+    engine.served.version = "v99"  # of another run, or taken back
+    await until(seen(foreign.format(engine.url, "v99")))
+    assert not waiting.done() and engine.served.calls == 2
+    engine.served.version = version
+    assert (await waiting)["status"] == 200
+    [row] = of_attempt(stand.pool, attempt.id)
+    assert {span.version for span in row.versions} == {version}
+
+
+async def test_a_call_waits_for_an_engine_only_while_a_harness_works_at_its_run(serve: Serve, engine: Engine) -> None:
+    stand = await serve(url=engine.url, limits={"unattended_seconds": 1})
+    [(_, key)], [(attempt, key_of_attended)] = attempts(stand, 1, "left"), attempts(stand, 1)
+    with owned(stand.pool, open_run(stand.pool, "a run", "train", {})):
+        await engine.kill()
+        waiting = asyncio.create_task(stand.chat(user("count"), key=key_of_attended))
+        left = await stand.chat(user("count"), key=key)
+        assert (left["status"], left["error"]["code"]) == (503, "engine_unreachable")
+        assert "is away, and no harness works at the run any more" in left["error"]["message"]
+        assert not waiting.done() and (await outage(stand, attempt))["seconds"] > 1
+    assert (await waiting)["status"] == 503
+
+
 async def test_one_engine_of_two_that_is_away_is_no_outage() -> None:
     fleet = Fleet(["http://127.0.0.1:9", "http://127.0.0.1:19"])
     gone, there = fleet.replicas
@@ -169,12 +218,12 @@ async def test_one_engine_of_two_that_is_away_is_no_outage() -> None:
         replica.circuit.failed("died")
     gone.away = "the engine at http://127.0.0.1:9"
     fleet.note_outage()
-    assert fleet.away == "" and fleet.outage.up
+    assert fleet.away() == "" and fleet.outage_of(None).up
     homes = {fleet.pick(Origin(attempt, None, 0), 100, set()).replica.url for attempt in range(8)}
     assert homes == {there.url}
     there.away = "the engine at http://127.0.0.1:19, restarted without the weights v1,"
     fleet.note_outage()
-    assert fleet.away == "every engine (http://127.0.0.1:9, http://127.0.0.1:19)" and not fleet.outage.up
+    assert fleet.away() == "every engine (http://127.0.0.1:9, http://127.0.0.1:19)" and not fleet.outage_of(None).up
     await fleet.close()
 
 
@@ -184,14 +233,14 @@ def test_an_attempt_waits_only_while_its_own_call_is_in_progress(monkeypatch: py
     outage = Outage()
     with outage.call(1):
         now = 10
-        outage.note(up=False)
+        outage.note(up=False, ready=False)
         now = 15
         with outage.call(2), outage.call(2):
             now = 17
         now = 20
         assert [outage.seconds(attempt, 1000) for attempt in (1, 2, 3)] == [10, 2, 0]
         assert [outage.seconds(1, within) for within in (0, 4, 25)] == [0, 4, 10]
-        outage.note(up=True)
+        outage.note(up=True, ready=True)
         now = 30
     assert outage.seconds(1, 1000) == 10 and outage.seconds(1, 12) == 2
     assert outage.was_down(since=19) and not outage.was_down(since=20)

@@ -31,8 +31,8 @@ async def start() -> AsyncIterator[Start]:
     """Serves doubles of SGLang until the test ends."""
     doubles = Doubles()
 
-    async def started(*some: Double) -> tuple[str, ...]:
-        return await doubles.start(some)
+    async def started(*some: Double, port: int | None = None) -> tuple[str, ...]:
+        return await doubles.start(some, port)
 
     yield started
     await doubles.close()

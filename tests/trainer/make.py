@@ -157,7 +157,7 @@ def make_config(directory: Path, **changes: Any) -> Config:
 
 def make_push(
     *, tries: int = Push.TRIES, bucket_bytes: int = Push.BUCKET_BYTES, answer_seconds: float = Push.ANSWER_SECONDS,
-    **fields: Any,
+    patience_seconds: float = Push.PATIENCE_SECONDS, **fields: Any,
 ) -> Push:  # fmt: skip
     """Push settings with other constants than users have."""
 
@@ -165,6 +165,7 @@ def make_push(
         TRIES = tries
         BUCKET_BYTES = bucket_bytes
         ANSWER_SECONDS = answer_seconds
+        PATIENCE_SECONDS = patience_seconds
 
     return OtherPush(**fields)
 

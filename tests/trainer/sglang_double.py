@@ -130,13 +130,13 @@ class Doubles:
     def __init__(self) -> None:
         self._servers: list[TestServer] = []
 
-    async def start(self, doubles: Sequence[Double]) -> tuple[str, ...]:
-        """Their addresses."""
+    async def start(self, doubles: Sequence[Double], port: int | None = None) -> tuple[str, ...]:
+        """Their addresses. `port`: that of a single one."""
         urls = []
         for double in doubles:
             app = web.Application(client_max_size=1 << 28)
             app.router.add_route("*", "/{path:.+}", double.answer)
-            server = TestServer(app)
+            server = TestServer(app, port=port)
             await server.start_server()
             self._servers.append(server)
             urls.append(str(server.make_url("")).rstrip("/"))

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from sqlalchemy import null, update
+from sqlalchemy import null, select, update
 from torch import Tensor
 from torch.distributed import Work
 
+from proxy.engine.process import free_port
 from proxy.pool import schema
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
@@ -26,8 +27,8 @@ from tests.trainer.test_loop import prepare
 from trainer.config import Push
 from trainer.megatron.parallel import Ranks
 from trainer.push import distributed
-from trainer.push.push import PushResult, push, push_again
-from trainer.push.target import PushFailed, PushTarget
+from trainer.push.push import PushResult, push, push_again, push_patiently
+from trainer.push.target import PushFailed, PushTarget, nobody_else
 from trainer.push.weights import Weights
 from trainer.run_state import RunState, check_interval
 
@@ -345,6 +346,49 @@ async def test_a_trainer_that_was_replaced_changes_no_engine(
     with RunState(config, ranks) as run:  # the one that has taken it over
         await asyncio.to_thread(run.push, version)
     assert engine.version == version.name and not engine.paused
+
+
+async def test_a_push_waits_for_an_engine_that_is_away(
+    start: Start, weights: Weights, pool: Pool, ranks: Ranks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It goes on when the engine is back, and ends when another trainer takes the run over meanwhile."""
+    there, away, port = Double(), Double(), free_port()
+    gone = f"http://127.0.0.1:{port}"
+    push_settings = make_push(engines=(*await start(there), gone), quorum=2, tries=1)
+    with RunState(make_config(tmp_path, push=push_settings), ranks) as run:
+        version = run.publish(0, (tmp_path / "no checkpoint", weights.directory), {})
+        with pool.read() as connection:
+            [owner] = connection.scalars(select(schema.runs.c.trainer))
+        for replaced in (True, False):
+            there.version = "initial"
+            pushing = asyncio.create_task(asyncio.to_thread(run.push, version))
+            while there.version != version.name:
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(0.5)
+            assert not pushing.done()
+            if replaced:
+                set_trainer(pool, {"token": "of another one"})
+                with pytest.raises(UserError, match="another trainer has taken over run 'demo'"):
+                    await pushing
+                set_trainer(pool, owner)
+        await start(away, port=port)
+        await pushing
+        assert there.version == away.version == version.name and not (there.paused or away.paused)
+        assert there.calls == 3 * ORDER  # pushed to when the push began, and with the other one
+        assert run.engine_wait_seconds > 1
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("waiting")]
+    assert lines == 2 * [f"waiting up to 30 minutes to push {version.name} to engines that are away: {gone}"]
+
+
+def set_trainer(pool: Pool, trainer: Any) -> None:
+    with pool.write() as connection:
+        connection.execute(update(schema.runs).values(trainer=trainer))
+
+
+async def test_a_push_waits_no_longer_than_its_patience(start: Start, weights: Weights) -> None:
+    options = make_push(engines=(NOWHERE,), tries=1, patience_seconds=0.5)
+    with pytest.raises(UserError, match=f"waited 1 s for engines that are away: 0 of 1 engines .*engine {NOWHERE}"):
+        await asyncio.to_thread(push_patiently, weights, options, nobody_else, print)
 
 
 @pytest.mark.parametrize(

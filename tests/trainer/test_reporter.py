@@ -68,7 +68,7 @@ def test_board_and_pool_agree_and_a_step_that_is_trained_again_stands_there_once
     train(msgspec.structs.replace(config, optimizer=msgspec.structs.replace(config.optimizer, lr=1e-3)), ranks)
     assert shown(config, "loss/lr") == published(pool, config, "lr") == [(1, 1e-2), (2, 1e-3), (3, 1e-3)]
     rows = steps.metrics(pool, runs.find_run(pool, config.run).id)[1:]
-    assert all(row["pause_seconds"] == 0 and row["seconds"]["push"] > 0 for row in rows)
+    assert all(row["pause_seconds"] == row["engine_wait_seconds"] == 0 < row["seconds"]["push"] for row in rows)
     assert ["negative_gradient_share" in row for row in rows] == [False, True, False]
     assert all(row["sampled_tokens"] == 64 == row["trained_tokens"] and not row["unaccounted_tokens"] for row in rows)
 

@@ -159,6 +159,8 @@ class Push(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Maximum time of every request that does not load weights: describe, pause, join a group, continue."""
     TRIES = 3
     """Attempts, one second apart, to query an unresponsive engine before pushing without it."""
+    PATIENCE_SECONDS = 1800.0
+    """How long a push waits for engines that are away, where too few have the weights. As long as the harness waits."""
 
     engines: tuple[str, ...] = ()
     """Base URLs of all SGLang servers that sample for this run. Empty: weights are written but not pushed."""
@@ -169,8 +171,8 @@ class Push(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     address: str = ""
     """This machine's address as engines reach it, for `distributed`. Empty: the address on the route to the engine."""
     quorum: Count = 1
-    """Engines that must have the new weights, else the trainer stops. Engines without them serve no calls until they
-    have them."""
+    """Engines that must have the new weights. While fewer have them because engines are away, the trainer waits; where
+    one that is there refuses them, it stops. Engines without them serve no calls until they have them."""
     timeout_seconds: Seconds = 300.0
     """Maximum time for one engine to load the weights, or one bucket of them."""
     colocated: bool = False

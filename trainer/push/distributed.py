@@ -65,7 +65,8 @@ def _broadcast(engine: PushTarget, backend: Any, bucket: Bucket, about: dict[str
         engine.load("/update_weights_from_distributed", body)
     except PushFailed as error:
         if sent.done() and (cause := sent.exception()):  # the engine may have failed because nothing was sent
-            raise PushFailed(f"{error}; the broadcast to it failed, too ({_first_line(cause)})") from cause
+            reason = f"{error}; the broadcast to it failed, too ({_first_line(cause)})"
+            raise PushFailed(reason, error.lost) from cause
         raise
     try:
         sent.result(engine.options.timeout_seconds)

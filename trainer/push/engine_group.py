@@ -11,11 +11,13 @@ T = TypeVar("T")
 
 
 class EngineGroup:
-    """`engines` are still in the group; `failed` has the reason of each engine that left, by its URL."""
+    """`engines` are still in the group; `failed` has the reason of each engine that left, by its URL, and `lost` the
+    URLs of those that left because they did not answer."""
 
     def __init__(self, engines: Iterable[PushTarget]):
         self.engines = list(engines)
         self.failed: dict[str, str] = {}
+        self.lost: set[str] = set()
 
     def each(self, do: Callable[[PushTarget], T]) -> dict[PushTarget, T]:
         """Run `do` for every engine at once, each in its own thread, and return the results.
@@ -33,6 +35,8 @@ class EngineGroup:
                 results[engine] = work.result()
             except PushFailed as error:
                 self.leave(engine, str(error))
+                if error.lost:
+                    self.lost.add(engine.url)
         return results
 
     def leave(self, engine: PushTarget, reason: str) -> None:

@@ -6,6 +6,8 @@ change, it serves the version name `<version>-loading`, which no run knows. An e
 keeps that name: nothing that it samples passes for another version, the proxy sends it no calls, and `push_again`
 repairs it. The other engines continue. Pushing the same version twice does no harm.
 
+Where so many engines are away that too few have the weights, `push_patiently` waits for them and pushes again.
+
 A trainer that another one has replaced stops before its next change to any engine. What it left paused or half loaded
 is corrected by the new owner, which pushes to all engines at its start and to those of another version while it waits.
 """
@@ -32,6 +34,8 @@ WAYS: dict[str, Callable[[PushTarget, Weights], None]] = {
 PAUSED = "-paused"
 """Suffix of the version name of an engine that has the weights of this version but failed to resume."""
 LOOPBACK = ("127.", "localhost", "[::1]")
+LOOK_SECONDS = 1.0
+"""Seconds between two looks whether an engine that was away answers."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +52,25 @@ class PushResult:
     """What was done differently from the configuration, one sentence each."""
     longest_prompt: int = 0
     """Tokens of the longest prompt that one of the engines accepts. 0: not known."""
+    lost: frozenset[str] = frozenset()
+    """URLs of the engines that failed because they did not answer."""
+    waited: float = 0.0
+    """Seconds before this push in which engines were away."""
 
     def text(self) -> str:
         """One line for the log."""
         names = sorted(set(self.ways.values()))
         without = "".join(f"; without {url}, which {reason}" for url, reason in self.failed.items())
-        return f"to {len(self.ways)} engines ({' '.join(names) or 'none'}), paused {self.seconds:.3f} s{without}"
+        after = f", after {self.waited:.0f} s of waiting" if self.waited else ""
+        return f"to {len(self.ways)} engines ({' '.join(names) or 'none'}), paused {self.seconds:.3f} s{after}{without}"
+
+
+class EnginesAway(UserError):
+    """Too few engines have the weights, and there would be enough if those in `engines` came back."""
+
+    def __init__(self, message: str, engines: Sequence[PushTarget]):
+        super().__init__(message)
+        self.engines = engines
 
 
 def push(weights: Weights, options: Push, demand_owner: Callable[[], None] = nobody_else) -> PushResult:
@@ -63,14 +80,49 @@ def push(weights: Weights, options: Push, demand_owner: Callable[[], None] = nob
     """
     if not options.engines:
         return PushResult()
-    result = _push(weights, [PushTarget(url, options, demand_owner) for url in options.engines])
-    if len(result.ways) < options.quorum:
-        reasons = "; ".join(f"engine {url} {reason}" for url, reason in result.failed.items())
-        raise UserError(
-            f"{len(result.ways)} of {len(options.engines)} engines serve {weights.version} and push.quorum is "
-            f"{options.quorum}: {reasons}; start these engines and then start the trainer again, which repeats the push"
-        )
-    return result
+    engines = [PushTarget(url, options, demand_owner) for url in options.engines]
+    result = _push(weights, engines)
+    if len(result.ways) >= options.quorum:
+        return result
+    reasons = "; ".join(f"engine {url} {reason}" for url, reason in result.failed.items())
+    message = (
+        f"{len(result.ways)} of {len(options.engines)} engines serve {weights.version} and push.quorum is "
+        f"{options.quorum}: {reasons}; start these engines and then start the trainer again, which repeats the push"
+    )
+    failed = [engine for engine in engines if engine.url in result.failed]
+    # An error of the trainer's own side of a broadcast does not tell whether the engine is there.
+    there = EngineGroup(engine for engine in failed if engine.url not in result.lost).each(PushTarget.served)
+    away = [engine for engine in failed if engine not in there]
+    if len(result.ways) + len(away) < options.quorum:
+        raise UserError(message)
+    raise EnginesAway(message, away)
+
+
+def push_patiently(
+    weights: Weights, options: Push, demand_owner: Callable[[], None], say: Callable[[str], None]
+) -> PushResult:
+    """Push, and push again when engines come back whose absence left too few with the weights.
+
+    UserError when that has taken `Push.PATIENCE_SECONDS`, or when an engine that is there refuses. `say` is called
+    with one line when the waiting begins.
+    """
+    began, waited = time.monotonic(), 0.0
+    while True:
+        try:
+            return replace(push(weights, options, demand_owner), waited=waited)
+        except EnginesAway as error:
+            away = error
+        if not waited:
+            names, minutes = ", ".join(engine.url for engine in away.engines), options.PATIENCE_SECONDS / 60
+            say(f"waiting up to {minutes:g} minutes to push {weights.version} to engines that are away: {names}")
+        there: dict[PushTarget, str] = {}
+        while not there:
+            time.sleep(LOOK_SECONDS)
+            waited = time.monotonic() - began
+            if waited > options.PATIENCE_SECONDS:
+                raise UserError(f"waited {waited:.0f} s for engines that are away: {away}") from away
+            demand_owner()
+            there = EngineGroup(away.engines).each(PushTarget.served)
 
 
 def push_again(weights: Weights, options: Push, demand_owner: Callable[[], None] = nobody_else) -> PushResult | None:
@@ -116,7 +168,8 @@ def _push(weights: Weights, engines: Sequence[PushTarget], serving: Sequence[Pus
     seconds = time.perf_counter() - started if group.engines else 0.0
     notes = tuple(note for engine in group.engines if (note := ways[engine][1]))
     longest = max((engine.about.max_req_input_len for engine in group.engines), default=0)
-    return PushResult(seconds, {engine.url: ways[engine][0] for engine in group.engines}, group.failed, notes, longest)
+    done = {engine.url: ways[engine][0] for engine in group.engines}
+    return PushResult(seconds, done, group.failed, notes, longest, frozenset(group.lost))
 
 
 def _load(engine: PushTarget, weights: Weights, send: Callable[[PushTarget, Weights], None]) -> None:

@@ -23,7 +23,14 @@ LOADING = "-loading"
 
 
 class PushFailed(Exception):
-    """An engine did not do what it was asked. The text is the reason; it reads on from the engine's address."""
+    """An engine did not do what it was asked. The text is the reason; it reads on from the engine's address.
+
+    `lost`: the engine did not answer, so it may be away.
+    """
+
+    def __init__(self, reason: str, lost: bool = False):
+        super().__init__(reason)
+        self.lost = lost
 
 
 class ServerInfo(msgspec.Struct, frozen=True):
@@ -63,7 +70,7 @@ class PushTarget:
                 return
             except (PushFailed, msgspec.ValidationError) as error:
                 if not left:
-                    raise PushFailed(str(error)) from error
+                    raise PushFailed(str(error), isinstance(error, PushFailed) and error.lost) from error
                 time.sleep(1)
 
     def served(self) -> str:
@@ -140,7 +147,8 @@ class PushTarget:
             answer: dict[str, Any] = msgspec.json.decode(text) if text.startswith(b"{") else {}
         except REQUEST_ERRORS as error:
             reason = error.read().decode(errors="replace")[:300] if isinstance(error, HTTPError) else error
-            raise PushFailed(f"failed at {path} ({reason})") from error
+            lost = not isinstance(error, HTTPError | msgspec.DecodeError)
+            raise PushFailed(f"failed at {path} ({reason})", lost) from error
         if answer.get("success") is False:
             raise PushFailed(f"failed at {path} ({answer.get('message')})")
         return answer

@@ -97,10 +97,12 @@ class Reporter:
 
     def announce(self, version: steps.Version, metrics: dict[str, Any]) -> None:
         """Write the metrics of a published step to the pool, the terminal and the exporters. Collective."""
-        self.ranks.share(lambda: self._announce(version, metrics | {"pause_seconds": self.run.pause_seconds}))
+        self.ranks.share(lambda: self._announce(version, metrics))
 
     def _announce(self, version: steps.Version, metrics: dict[str, Any]) -> None:
         pool, run_id = self.run.pool, self.run.pool_run.id
+        waited, self.run.engine_wait_seconds = self.run.engine_wait_seconds, 0.0
+        metrics |= {"pause_seconds": self.run.pause_seconds, "engine_wait_seconds": round(waited, 3)}
         steps.add_metrics(pool, version.id, metrics)
         print(line(version, metrics), flush=True)
         for alarm in self._alarms(metrics):

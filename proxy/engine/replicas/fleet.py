@@ -4,15 +4,14 @@ Every replica has a circuit (circuit.py). The health of a lost replica is checke
 with other weights than the serving replicas have, it gets calls only after it was updated. The same holds for one that
 a push has left behind: as soon as any replica serves the newest published version, those with another get no calls.
 
-While no replica is up, the calls of runs wait, and then go on with what they had sampled; the harness decides how long.
-A replica that had pushed weights and was restarted without them is loaded with the newest from disk, as no trainer may
-be there to do so. Several proxies of one fleet agree by the hash; they do not see each other's load. Left out: starting
-replicas, pushing new weights.
+While no replica is up that has weights of its run (run_needs.py), a run's call waits, and then goes on with what it had
+sampled; the harness decides how long. A replica that had pushed weights and was restarted without them is loaded with
+the newest from disk, as no trainer may be there to do so. Several proxies of one fleet agree by the hash; they do not
+see each other's load. Left out: starting replicas, pushing new weights.
 """
 
 import asyncio
 import logging
-import re
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -25,6 +24,7 @@ from proxy.engine.replicas.circuit import ELSEWHERE, LOST, REPLICA
 from proxy.engine.replicas.outage import Outage
 from proxy.engine.replicas.replica import KEPT_ORIGINS, Origin, Replica, SlotCall, SlotState
 from proxy.engine.replicas.routing import choose, rates
+from proxy.engine.replicas.run_needs import PUBLISHED, RunFacts, RunNeeds, published_name
 from proxy.pool.errors import PoolReadError
 
 log = logging.getLogger(__name__)
@@ -34,10 +34,6 @@ CHECK_SECONDS = 5.0
 """Seconds between the checks of a serving replica's health and weights."""
 BEHIND_SECONDS = 0.5
 """The same for a replica without the newest version: a push is probably updating it."""
-
-
-PUBLISHED = re.compile(r"(v\d+)(-\w+)?")
-"""The names of published versions, also with what a trainer adds while it is at work on an engine."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +53,20 @@ class Fleet:
         silence_seconds: float = 600,
         published: Callable[[], str] = lambda: "",
         successor: Callable[[str], Weights | None] = lambda version: None,
+        of_run: Callable[[int, frozenset[str]], RunFacts] = lambda run_id, versions: RunFacts(),
+        unattended_seconds: float = 60,
     ):
-        """Both functions are called in a thread and may raise PoolReadError.
+        """The functions are called in a thread and may raise PoolReadError.
 
         `published` returns the newest published version, "" where there is none; `successor` the weights that an engine
-        should serve which served this version.
+        should serve which served this version; `of_run` what the pool says about a run and these versions. No call of
+        a run waits for an engine when no harness has worked at the run for `unattended_seconds`.
         """
         self._published, self._newest = published, ""
         self._successor, self._pushed = successor, ""
-        self.outage = Outage()
+        self._of_run, self._unattended_seconds = of_run, unattended_seconds
+        self._outage = Outage()
+        self._runs: dict[int, RunNeeds] = {}
         self.replicas = [Replica(url, silence_seconds) for url in urls]
         self._failed_for: OrderedDict[int, str] = OrderedDict()  # attempt -> the replica that failed its last call
         self._watching = [asyncio.create_task(self._watch(replica)) for replica in self.replicas]
@@ -81,30 +82,89 @@ class Fleet:
         """Whether any replica answers its health check now."""
         return any(await asyncio.gather(*(replica.client.healthy() for replica in self.replicas)))
 
-    def route(self, origin: Origin, waits: bool = False) -> "Route":
-        """`waits`: the call waits while no engine is up."""
-        return Route(self, origin, waits)
+    def route(self, origin: Origin) -> "Route":
+        return Route(self, origin)
 
-    @property
-    def away(self) -> str:
-        """The engines for people while none of them is up; else empty."""
-        if self.outage.up:
+    def outage_of(self, run_id: int | None) -> Outage:
+        """The times at which no engine is up that calls of this run may use; None: of no run."""
+        if run_id is None:
+            return self._outage
+        if run_id not in self._runs:
+            self._runs[run_id] = RunNeeds()
+        return self._runs[run_id].outage
+
+    def waited(self, attempt_id: int, within: float) -> float:
+        """How many of the last `within` seconds the attempt's calls have waited while no engine was up for them."""
+        outages = [self._outage, *(run.outage for run in self._runs.values())]
+        return sum(outage.seconds(attempt_id, within) for outage in outages)
+
+    def away(self, run_id: int | None = None) -> str:
+        """The engines for people while none of them is up for the run; else empty."""
+        run = self._needs(run_id)
+        if (run.outage if run else self._outage).up:
             return ""
+        if foreign := [f"{replica.url} serves {replica.version}" for replica in self.replicas if not replica.away]:
+            return f"every engine with weights of the run ({', '.join(foreign)} until a trainer pushes to it)"
         only = self.replicas[0].away if len(self.replicas) == 1 else ""
         return only or f"every engine ({', '.join(replica.url for replica in self.replicas)})"
 
     def note_outage(self) -> None:
-        """Keep account of whether any engine is up. To be called when a replica may have gone or come back."""
-        self.outage.note(any(not replica.away for replica in self.replicas))
+        """Keep account of whether any engine is up. To be called when a replica may have gone, come back or changed."""
+        there = any(not replica.away for replica in self.replicas)
+        self._outage.note(there, there)
+        for run in self._runs.values():
+            self._note_outage_of(run)
 
-    async def was_down(self, since: float) -> bool:
+    def _note_outage_of(self, run: RunNeeds) -> None:
+        if run.knows(self._published_names()):
+            there = [replica.version for replica in self.replicas if not replica.away]
+            run.outage.note(any(map(run.trains, there)), any(map(run.takes, there)))
+
+    async def until_served(self, run_id: int) -> None:
+        """Return when an engine is up that has weights of the run.
+
+        EngineError when no harness has been at work for too long: nobody would say how long the call may wait.
+        """
+        outage = self.outage_of(run_id)
+        while True:
+            run = await self._look_up(run_id, CHECK_SECONDS)
+            if outage.ready:
+                return
+            if time.monotonic() - run.attended_at > self._unattended_seconds:
+                away = self.away(run_id) or "every engine"
+                raise EngineError("unreachable", f"{away} is away, and no harness works at the run any more")
+            with suppress(TimeoutError):
+                await asyncio.wait_for(outage.over(), CHECK_SECONDS)
+
+    async def _look_up(self, run_id: int, seconds: float) -> RunNeeds:
+        """Ask the pool about a run, unless it was asked within these seconds about the versions that engines have."""
+        run = self._runs[run_id]
+        async with run.asking:
+            names = self._published_names()
+            if not run.knows(names) or time.monotonic() - run.asked_at > seconds:
+                try:
+                    facts = await asyncio.to_thread(self._of_run, run_id, names)
+                except PoolReadError:
+                    facts = None
+                run.learn(names, facts)
+            self._note_outage_of(run)
+        return run
+
+    def _published_names(self) -> frozenset[str]:
+        return frozenset(published_name(replica.version) for replica in self.replicas)
+
+    def _needs(self, run_id: int | None) -> RunNeeds | None:
+        return None if run_id is None else self._runs.get(run_id)
+
+    async def was_down(self, since: float, run_id: int) -> bool:
         """Whether no engine was up at some time after `since`; those that calls took for lost are asked now."""
         doubtful = [replica for replica in self.replicas if replica.circuit.state == "open" and not replica.away]
         for replica in doubtful:
             if replica.checking is None or replica.checking.done():
                 replica.checking = asyncio.create_task(self._check(replica))
         await asyncio.gather(*(asyncio.shield(replica.checking) for replica in doubtful if replica.checking))
-        return self.outage.was_down(since)
+        await self._look_up(run_id, CHECK_SECONDS)
+        return self.outage_of(run_id).was_down(since)
 
     def pick(self, origin: Origin, length: int, tried: set[str]) -> SlotState:
         """The slot for a prompt of `length` tokens, on a replica that is not in `tried`."""
@@ -116,11 +176,18 @@ class Fleet:
         slot = choose(origin.key, length, loads)
         return next(state for state in slots if state.slot == slot)
 
-    def others(self, tried: set[str]) -> list[Replica]:
+    def others(self, tried: set[str], run_id: int | None = None) -> list[Replica]:
         """Replicas that may get calls and are not in `tried`; those with the newest weights where there are any."""
-        admitted = [replica for replica in self.replicas if replica.circuit.admits()]
-        current = [replica for replica in admitted if replica.version == self._newest != ""]
+        run = self._needs(run_id)
+        newest = run.newest if run and run.newest else self._newest
+        admitted = [replica for replica in self.replicas if replica.circuit.admits() and self.takes(replica, run_id)]
+        current = [replica for replica in admitted if replica.version == newest != ""]
         return [replica for replica in current or admitted if replica.url not in tried]
+
+    def takes(self, replica: Replica, run_id: int | None) -> bool:
+        """Whether calls of this run may go to the replica; those of no run may go anywhere."""
+        run = self._needs(run_id)
+        return run is None or run.takes(replica.version)
 
     def failed_for(self, attempt: int, url: str | None) -> None:
         """Note which replica failed the attempt's last call, so that a retry goes elsewhere; None: it was served."""
@@ -132,19 +199,21 @@ class Fleet:
 
     def _candidates(self, origin: Origin, tried: set[str]) -> list[Replica]:
         failed = self._failed_for.get(origin.attempt)
-        candidates = self.others(tried | {failed}) if failed else []
+        candidates = self.others(tried | {failed}, origin.run) if failed else []
         # When all circuits are open, the call is sent all the same: failing is the worst that can happen. But an engine
         # that was restarted without its weights would not fail, so those that are not away come first.
-        left = [replica for replica in self.replicas if replica.url not in tried]
-        return candidates or self.others(tried) or [replica for replica in left if not replica.away] or left
+        fit = [replica for replica in self.replicas if self.takes(replica, origin.run)]
+        left = [replica for replica in fit if replica.url not in tried] or fit
+        return candidates or self.others(tried, origin.run) or [one for one in left if not one.away] or left
 
     async def _watch(self, replica: Replica) -> None:
         """Check a replica until cancelled: regularly while it serves, after growing pauses while it does not."""
         while True:
             if replica.circuit.state == "open":
                 pause = replica.circuit.pause()
-                await asyncio.sleep(pause if self.outage.up else min(pause, CHECK_SECONDS))
+                await asyncio.sleep(pause if self._outage.up else min(pause, CHECK_SECONDS))
             await self._check(replica)
+            await self._look_up_runs()
             if replica.circuit.state != "open":
                 replica.woken.clear()
                 behind = self._newest not in ("", replica.version)
@@ -175,6 +244,7 @@ class Fleet:
             return
         if version != self._newest:
             await self._look_up_newest()
+        self.note_outage()
         serving = {other.version for other in self.others({replica.url})}
         if not serving or version in serving or version == self._newest:
             replica.circuit.answered()
@@ -205,14 +275,23 @@ class Fleet:
             for replica in self.replicas:
                 replica.woken.set()
 
+    async def _look_up_runs(self) -> None:
+        """Ask the pool about the runs that no replica serves the newest version of; forget those that have ended."""
+        served = {replica.version for replica in self.replicas}
+        for run_id, run in list(self._runs.items()):
+            unseen = time.monotonic() - run.attended_at > self._unattended_seconds
+            if unseen or (run.newest not in served and (run.outage.busy or not run.outage.up)):
+                await self._look_up(run_id, BEHIND_SECONDS)
+            if unseen and not run.outage.busy and time.monotonic() - run.attended_at > self._unattended_seconds:
+                del self._runs[run_id]
+
 
 class Route:
     """The way of one call through the replicas."""
 
-    def __init__(self, fleet: Fleet, origin: Origin, waits: bool):
+    def __init__(self, fleet: Fleet, origin: Origin):
         self._fleet = fleet
         self._origin = origin
-        self._waits = waits
         self._tried: set[str] = set()
         self._state: SlotState | None = None
         self._deaths = 0
@@ -221,11 +300,11 @@ class Route:
     async def sample(self, request: SamplingRequest, into: Sampling) -> AsyncGenerator[list[int], None]:
         """Sample like EngineClient.sample, at the best slot whose replica was not tried for this call.
 
-        A call that waits goes on after an outage behind what it has sampled.
+        A call of a run waits while no engine is up for it, and goes on behind what it has sampled.
         """
         while True:
-            if self._waits:
-                await self._fleet.outage.over()
+            if self._origin.run is not None:
+                await self._fleet.until_served(self._origin.run)
             sent = time.monotonic()
             try:
                 async with aclosing(self._sample(request, into)) as events:
@@ -245,18 +324,20 @@ class Route:
     async def _outlasts(self, error: EngineError, sent: float, request: SamplingRequest, into: Sampling) -> bool:
         """Whether the call goes on after this error, because no engine was up since it was sent."""
         self._deaths += error.kind != "unreachable"
-        if not self._waits or error.kind not in LOST or self._deaths > TRIES:
+        run_id = self._origin.run
+        if run_id is None or error.kind not in LOST or self._deaths > TRIES:
             return False
         if request.grammar is not None and into.fresh:  # an engine's grammar begins with the answer
             return False
-        return await self._fleet.was_down(sent)
+        return await self._fleet.was_down(sent, run_id)
 
     async def _sample(self, request: SamplingRequest, into: Sampling) -> AsyncGenerator[list[int], None]:
         """Sample at one replica.
 
         The rest of an answer is sampled where its beginning was, whose prefix is cached there.
         """
-        if self._state is None or not into.logprobs:
+        stays = self._state is not None and self._fleet.takes(self._state.replica, self._origin.run)
+        if self._state is None or not stays or not into.logprobs:
             self._state = self._fleet.pick(self._origin, request.prompt_length, self._tried)
         state = self._state
         self._tried.add(state.replica.url)
@@ -283,4 +364,5 @@ class Route:
 
     def goes_on(self, error: EngineError) -> bool:
         """Whether another replica may sample the call again; only for calls of which nothing has reached the client."""
-        return error.kind in ELSEWHERE and len(self._tried) < TRIES and bool(self._fleet.others(self._tried))
+        others = self._fleet.others(self._tried, self._origin.run)
+        return error.kind in ELSEWHERE and len(self._tried) < TRIES and bool(others)

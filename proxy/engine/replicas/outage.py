@@ -1,4 +1,4 @@
-"""The times at which no engine is up, and how long the calls of each attempt have waited because of that.
+"""The times at which no engine is up for a run, and how long the calls of each attempt have waited because of that.
 
 The clocks of an attempt stand still while one of its calls is in progress and no engine is up; whoever keeps such a
 clock asks here. Left out: who notices that an engine is away (replica.py, fleet.py).
@@ -18,8 +18,10 @@ class Outage:
     """Whether any engine is up, and who waits for one. It has no lock: only one event loop may use it."""
 
     def __init__(self) -> None:
-        self._up = asyncio.Event()
-        self._up.set()
+        self.up = True
+        self._ready = asyncio.Event()
+        """Set while calls may be sent. An engine that is up and gets new weights is not ready for a moment."""
+        self._ready.set()
         self._ended = -float("inf")
         self._calls: Counter[int] = Counter()
         """Calls in progress, by attempt."""
@@ -27,28 +29,36 @@ class Outage:
         """By attempt, the spans in which its calls waited, as [begin, end]; the end is infinite while they do."""
 
     @property
-    def up(self) -> bool:
-        return self._up.is_set()
+    def ready(self) -> bool:
+        return self._ready.is_set()
 
-    def note(self, up: bool) -> None:
-        """Note whether any engine is up now."""
+    @property
+    def busy(self) -> bool:
+        """Whether any call is in progress."""
+        return bool(self._calls)
+
+    def note(self, up: bool, ready: bool) -> None:
+        """Note whether any engine is up now, and whether any may be sent calls."""
+        if ready:
+            self._ready.set()
+        else:
+            self._ready.clear()
         if up and not self.up:
-            self._up.set()
             self._ended = time.monotonic()
             for attempt_id in self._calls:
                 self._end(attempt_id)
         elif self.up and not up:
-            self._up.clear()
             for attempt_id in self._calls:
                 self._begin(attempt_id)
+        self.up = up
 
     def was_down(self, since: float) -> bool:
         """Whether no engine was up at some time after `since` (time.monotonic())."""
         return not self.up or self._ended > since
 
     async def over(self) -> None:
-        """Return when an engine is up."""
-        await self._up.wait()
+        """Return when calls may be sent."""
+        await self._ready.wait()
 
     @contextmanager
     def call(self, attempt_id: int) -> Iterator[None]:

@@ -20,12 +20,14 @@ KEPT_ORIGINS = 4096
 
 @dataclass(frozen=True)
 class Origin:
-    """The attempt and group of a call, which tell where its prompt is cached."""
+    """The attempt and group of a call, which tell where its prompt is cached, and its run."""
 
     attempt: int
     group: int | None
     known: int
     """Tokens at the start of the prompt that an earlier call of the attempt had as well."""
+    run: int | None = None
+    """The run whose weights must sample the call. None: any weights may."""
 
     @property
     def key(self) -> str:

@@ -205,6 +205,17 @@ def is_alive(holder: PoolProcess, me: PoolProcess, silent_seconds: float) -> boo
     return silent_seconds < STALE_SECONDS
 
 
+def is_attended(pool: Pool, run_id: int) -> bool:
+    """Return whether a harness works at the run."""
+    with pool.read() as connection:
+        query = select(runs.c.owner, runs.c.owner_seen_at).where(runs.c.id == run_id)
+        holder, seen_at = connection.execute(query).one()
+        if holder is None:
+            return False
+        silent_seconds = database_time(connection, pool) - seen_at
+    return is_alive(msgspec.convert(holder, PoolProcess), this_process(), silent_seconds)
+
+
 def this_process() -> PoolProcess:
     """Return this process as an owner with a new token."""
     pid = os.getpid()

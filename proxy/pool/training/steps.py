@@ -5,7 +5,7 @@ Wherever the process dies, `latest` names the checkpoint to resume from, and lea
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Row, func, insert, select, update
 from proxy.pool.database import Pool, insert_row, retried
 from proxy.pool.errors import UserError
 from proxy.pool.processes.owners import demand_trainer
-from proxy.pool.rollouts.runs import current_version, lock_run, version_name
+from proxy.pool.rollouts.runs import current_version, lock_run, version_name, version_of
 from proxy.pool.rollouts.states import move
 from proxy.pool.schema import groups, policy_versions, train_steps
 from proxy.pool.training.fates import RolloutFate, sums, write_fates
@@ -118,6 +118,16 @@ def newest(pool: Pool) -> str:
         run_id = connection.execute(last).scalar()
         row = None if run_id is None else current_version(connection, run_id)
     return "" if row is None else version_name(row.id)
+
+
+def current_names(pool: Pool, run_id: int, names: Collection[str]) -> tuple[str, frozenset[str]]:
+    """Return the name of the run's newest version ("": none), and those of these names that are versions of the run."""
+    ids = {version_id for name in names if (version_id := version_of(name)) is not None}
+    of_run = (policy_versions.c.run_id == run_id) & policy_versions.c.retired_at.is_(None)
+    with pool.read() as connection:
+        newest = current_version(connection, run_id)
+        known = connection.scalars(select(policy_versions.c.id).where(of_run, policy_versions.c.id.in_(ids))).all()
+    return version_name(newest.id) if newest else "", frozenset(map(version_name, known))
 
 
 def successor(pool: Pool, name: str) -> Version | None:
