@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -91,7 +92,8 @@ class RunState:
         Meanwhile engines that restarted get the newest weights. Raises UserError after `batch.patience_seconds`, and
         when the rollouts were recorded with another tokenizer than the model's.
         """
-        rule = self.config.batch.rule()
+        config = self.config
+        rule = replace(config.batch.rule(), process=config.credit.process_rule(config.batch.labels))
         purpose = f"{rule.groups} finished groups for step {step}"
         return self.ranks.share(lambda: self._poll(lambda: self._lease(step, rule), purpose))
 

@@ -145,6 +145,7 @@ rollouts = Table(
     Column("sampled_tokens", Integer),
     Column("trainable_tokens", Integer),
     Column("versions", JSON(none_as_null=True)),
+    Column("behaviour", JSON(none_as_null=True)),  # figures for process rewards (proxy/pool/training/unequal.py)
     UniqueConstraint("group_id", "member"),
     CheckConstraint("reward between -1e308 and 1e308", name="ck_rollouts_reward"),  # finite
 )

@@ -10,17 +10,19 @@ from random import Random
 import pytest
 from sqlalchemy import select
 
+from proxy.pool.behaviour.process import ProcessRule
+from proxy.pool.completions.observed import UNKNOWN_TOOL, Observed
 from proxy.pool.completions.store import to_row
 from proxy.pool.database import Pool, insert_row
 from proxy.pool.errors import UserError
-from proxy.pool.rollouts.attempts import open_attempt
+from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt
 from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group, open_rollouts
 from proxy.pool.rollouts.runs import Admission, admission, open_run, set_queue_limit
-from proxy.pool.schema import completions, groups
+from proxy.pool.schema import completions, groups, rollouts
 from proxy.pool.training.steps import Published, Version, latest, mark_pushed, metrics, reopen_after
 from proxy.pool.training.unused_groups import since_last_step
 from proxy.pool.training.windowed_fifo import EQUAL, Lease, LeaseRule, lease, pick
-from tests.pool.make import TASK, finished_group, new_completion
+from tests.pool.make import TASK, finished_group, new_completion, record
 from tests.pool.make import publish_next as publish
 
 VECTORS = json.loads((Path(__file__).parent.parent / "trainer" / "vectors.json").read_text())
@@ -259,6 +261,32 @@ def test_groups_of_equal_rewards_make_room_for_others_in_their_turn(pool: Pool) 
     for _ in range(2):
         finished_group(pool, run_id, [0.5, 0.5])
     assert indices(lease(pool, run_id, 2, RULE)) == [6, 7]  # without refill they are trained
+
+
+def test_equal_rewards_are_kept_where_process_rewards_differ(pool: Pool) -> None:
+    """The first of these groups differs in a part of a reward, the second in what a call did, the third in neither."""
+    run_id = train_run(pool)
+    process = ProcessRule(labels=("main",), factor=1.0, bound=0.2, penalties={"tool_errors": 0.1})
+    rule = replace(RULE, refill=True, process=process, groups=1, max_staleness=9)
+    for parts, fault in (({"turn:0": 0.1}, ""), ({}, UNKNOWN_TOOL), ({"style": 0.5}, "")):
+        for number, member in enumerate(open_group(pool, run_id, TASK, 2)):
+            attempt, _ = open_attempt(pool, member.rollout_id, "command")
+            call = {"id": "c", "type": "function", "function": {"name": "bash", "arguments": "{}"}}
+            reply = {"role": "assistant", "content": None, "tool_calls": [call]}
+            shown = Observed(faults=(fault,) if fault and number else ())
+            record(pool, [replace(new_completion(attempt.id), reply=reply, observed=shown)])
+            close_attempt(pool, attempt.id, Ending())
+            outcome = Outcome(attempt_id=attempt.id, reward=1.0, reward_parts=parts if number else {})
+            finish_rollout(pool, member.rollout_id, outcome)
+    assert indices(lease(pool, run_id, 1, rule)) == [0]
+    publish(pool, run_id, published(1))
+    assert indices(lease(pool, run_id, 2, rule)) == [1]
+    publish(pool, run_id, published(2))
+    assert lease(pool, run_id, 3, rule) is None and lease(pool, run_id, 3, rule) is None
+    assert since_last_step(pool, run_id) == {"equal_rewards": 1}
+    with pool.read() as connection:
+        kept = connection.scalars(select(rollouts.c.behaviour).order_by(rollouts.c.id)).all()
+    assert kept[2:4] == [[[0, None, []]], [[0, None, [1, 0, 0]]]]
 
 
 def test_a_stale_member_may_leave_its_group_behind(pool: Pool) -> None:

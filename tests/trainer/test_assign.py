@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from proxy.pool.completions.observed import Observed, ToolResult
+from proxy.pool.completions.records import Completion
 from proxy.pool.errors import UserError
 from proxy.pool.settings_file import checked
 from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
 from proxy.pool.untrained import Untrained, UntrainedReason, to_metrics
 from tests.trainer.make import chain
 from trainer.config import Credit, Loss
+from trainer.config.credit import ProcessRewards
 from trainer.config.estimators import Norm
 from trainer.config.step import StepOptions
 from trainer.data.assemble import TrainingBatch, assemble
@@ -102,6 +105,60 @@ def test_process_rewards_are_bounded_and_those_of_no_turn_are_to_metrics() -> No
     assert assemble([group(members)], StepOptions()).unplaced_rewards == 0
 
 
+def at_work(failing: Sequence[int], reasoning: str = "", turns: int = 3) -> list[Completion]:
+    """A chain of completions whose turns each call a tool. The calls of the `failing` turns fail."""
+    calls = chain(HISTORY[:turns])
+    for i, item in enumerate(calls):
+        call = {"id": f"c{i}", "type": "function", "function": {"name": "bash", "arguments": f'{{"command": "a{i}"}}'}}
+        reply = {"role": "assistant", "content": None, "reasoning_content": reasoning, "tool_calls": [call]}
+        result = ToolResult(f"c{i - 1}", "", "no such command", "", 15, i - 1 in failing)
+        shown = Observed(results=(result,) if i else ())
+        calls[i] = replace(item, follows=item.prefix_of, finish_reason="tool_calls", reply=reply, observed=shown)
+    return calls
+
+
+def test_from_a_part_of_the_reward_or_an_event_to_the_advantage_of_each_token() -> None:
+    """Verdicts are equal: only what the first turns did differs. A worse second turn is the verifier's `turn:1`."""
+    members = [
+        member(
+            0, 1.0, completions=at_work([0], reasoning="我先看一下这个文件的内容")
+        ),  # as if a Chinese task had said so
+        member(1, 1.0, completions=at_work([])),
+        member(2, 1.0, completions=at_work([]), parts={"turn:1": -0.12}),
+    ]
+    process = ProcessRewards(tool_errors=0.06, language_mixing=0.0)
+    batch = assemble([group(members)], StepOptions(credit=Credit(returns="turns", process=process)))
+    returns = [[0.94, 1.0, 1.0], [1.0, 1.0, 1.0], [0.88, 0.88, 1.0]]
+    baselines = [0.94, 0.91, 0.97]
+    assert by_turn(batch) == [
+        pytest.approx([value - baseline for value in turns]) for turns, baseline in zip(returns, baselines, strict=True)
+    ]
+    assert batch.dropped_groups == 0 and [int(row.trained.sum()) for row in batch.rows] == [sum(TURNS)] * 3
+    mixed = ProcessRewards(tool_errors=0.06, language_mixing=0.01)  # all turns of the first one think in Chinese
+    penalised = assemble([group(members)], StepOptions(credit=Credit(returns="turns", process=mixed)))
+    assert by_turn(penalised)[0] == pytest.approx([0.91 - 0.94, 0.98 - 0.94, 0.99 - 0.94])
+    many = ProcessRewards(tool_errors=5.0)  # bounded by turn and by rollout
+    bounded = by_turn(assemble([group(members)], StepOptions(credit=Credit(returns="turns", process=many))))
+    assert bounded[0] == pytest.approx([0.8 - 0.94, 1 - 0.94, 1 - 0.94])
+
+
+def test_equal_verdicts_are_trained_for_process_rewards_alone() -> None:
+    """Neither speed nor length makes a group worth training, nor does what the step does not count."""
+    slow = [replace(item, started_at=i * 100.0, finished_at=i * 100 + 50.0) for i, item in enumerate(at_work([]))]
+    process = ProcessRewards(tool_errors=0.1)
+    plain = [member(0, 1.0, completions=at_work([])), member(1, 1.0, completions=slow), member(2, 1.0, turns=1)]
+    side = [replace(item, label="side") for item in at_work([0])]
+    unlike = [[member(0, 1.0, completions=at_work([0])), *plain[1:]], [member(0, 1.0, completions=side), *plain[1:]]]
+    credit = Credit(returns="turns", speed_weight=0.1, overlong_limit=3, process=process)
+    assert assemble([group(plain)], StepOptions(credit=credit)).dropped_groups == 1
+    assert assemble([group(unlike[0])], StepOptions(credit=credit)).dropped_groups == 0
+    assert assemble([group(unlike[1])], StepOptions(credit=credit)).dropped_groups == 1
+    for other in (Credit(), Credit(returns="turns"), Credit(returns="turns", process_weight=0.0)):
+        assert assemble([group(unlike[0])], StepOptions(credit=other)).dropped_groups == 1
+    alike = [member(number, 1.0, completions=at_work([0])) for number in range(2)]
+    assert assemble([group(alike)], StepOptions(credit=credit)).dropped_groups == 1
+
+
 def test_side_calls_are_no_turns() -> None:
     labelled = [
         replace(item, label=label) for item, label in zip(chain(HISTORY), ("main", "side", "main"), strict=True)
@@ -151,12 +208,6 @@ def test_a_group_without_a_majority_is_dropped() -> None:
     batch = assemble([group([member(0, 1.0), member(1, 0.0)], size=4)], StepOptions())
     assert batch.rows == [] and batch.dropped_groups == 1
     assert to_metrics(batch.excluded) == {"too_few_valid": 12}
-
-
-def test_groups_are_filtered_by_the_verifiers_reward_alone() -> None:
-    members = [member(0, 1.0, parts={"turn:0": 0.1}), member(1, 1.0)]
-    batch = assemble([group(members)], StepOptions(credit=Credit(returns="turns")))
-    assert batch.rows == [] and to_metrics(batch.excluded) == {"equal_rewards": 12}
 
 
 def test_speed_is_added_to_successes() -> None:
@@ -262,6 +313,8 @@ def test_a_rollout_without_a_turn_is_still_in_the_baseline() -> None:
             "credit.overlong_limit = 5 is not above credit.overlong_margin = 5",
         ),
         ({"speed_weight": 1.0}, "so that a failure could outdo a success; lower it"),
+        ({"process": {"tool_errors": 0.1}}, "credit.process makes rewards of single turns.*set credit.returns = turns"),
+        ({"process": {"tool_error": 0.1}}, "credit.*unknown key.*keys there: tool_errors"),
         ({"returns": "turns", "speed_weight": 0.6}, "process rewards of up to 0.2 either way reach 1"),
     ],
 )

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from proxy.pool.behaviour.process import within
 from proxy.pool.completions.records import Completion
 from tests.trainer.make import chain
 from trainer.credit.critical_path import critical_path
-from trainer.credit.returns import leave_one_out, overlong, places, reward_to_go, speed, speeds, turn_aligned, within
+from trainer.credit.returns import leave_one_out, overlong, places, reward_to_go, speed, speeds, turn_aligned
 from trainer.credit.token_weights import token_scales
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parent / "vectors.json").read_text())

@@ -3,11 +3,24 @@
 Left out: the arithmetic (trainer/credit/returns.py, trainer/credit/assign.py).
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
 
+from proxy.pool.behaviour.process import ProcessRule
 from proxy.pool.settings_file import Count, NotNegative, Weight, demand
+
+
+class ProcessRewards(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The section [credit.process]: what events cost the turn that caused them (docs/behaviour.md). 0: nothing."""
+
+    tool_errors: Weight = 0.0
+    """Cost of each tool call that fails, does not fit its schema, or names an unknown tool."""
+    language_mixing: Weight = 0.0
+    """Cost of each strange script in a turn's reasoning or reply."""
+    retry_loops: Weight = 0.0
+    """Cost of each call that fails for at least the third time in a row."""
 
 
 class Credit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,7 +48,10 @@ class Credit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """domain: divide returns per turn by the standard deviation of first-turn returns over the step's rollouts of the
     same domain."""
     process_weight: Weight = 1.0
-    """Factor on reward parts named `turn:N`, each clipped to [-1, 1]. Used with returns = turns only."""
+    """Factor on each turn's process reward: its reward part `turn:N` minus what its events cost by [credit.process],
+    clipped to [-1, 1]. Used with returns = turns only."""
+    process: ProcessRewards = ProcessRewards()
+    """What the events of a turn cost."""
     speed_weight: Weight = 0.0
     """Factor on log2(T_base / T), clipped to [-1, 1], for successful rollouts. T: duration of the critical path;
     T_base: median of the group's other successes."""
@@ -59,6 +75,11 @@ class Credit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 self.by_turn or value == default,
                 f"credit.{name} = {value} is for returns per turn, and credit.returns = outcome; set that to turns",
             )
+        demand(
+            not any(self._penalties.values()) or (self.by_turn and self.process_weight > 0),
+            "credit.process makes rewards of single turns, which credit.returns = outcome or process_weight = 0 does "
+            "not use; set credit.returns = turns and a weight above 0, or drop [credit.process]",
+        )
         process = 2 * self.PROCESS_BOUND if self.by_turn and self.process_weight else 0.0
         demand(
             not (process or self.speed_weight) or process + self.speed_weight < self.SUCCESS,
@@ -70,6 +91,18 @@ class Credit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "credit.shuffle_rewards shuffles the verifier's rewards, and the rest of [credit] would still teach; drop "
             "one (process_weight = 0, speed_weight = 0, no overlong_limit)",
         )
+
+    def process_rule(self, labels: Sequence[str]) -> ProcessRule | None:
+        """Return how the process rewards of turns with these labels are made; None: they do not count."""
+        if not self.by_turn or not self.process_weight:
+            return None
+        return ProcessRule(
+            labels=labels, factor=self.process_weight, bound=self.PROCESS_BOUND, penalties=self._penalties
+        )
+
+    @property
+    def _penalties(self) -> dict[str, float]:
+        return msgspec.structs.asdict(self.process)
 
     @property
     def by_turn(self) -> bool:

@@ -1,16 +1,16 @@
 """Give each turn of a group's rollouts its credit: from verdicts to one advantage per model call.
 
-The order: members without a verdict are left out; then groups with too few members left; then groups whose rewards are
-equal (by the verifier's reward, before anything is added to it). Then rewards are shaped, returns computed, and
+The order: members without a verdict are left out; then groups with too few members left; then groups whose verdicts and
+process rewards are equal (before speed and length add anything). Then rewards are shaped, returns computed, and
 compared with the other rollouts'. A turn is a completion of the agent's work, in commit order. Left out: the formulas
 (trainer/credit/advantages.py, trainer/credit/returns.py); what later sets advantages to 0 (trainer/data/assemble.py).
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import stdev
 
+from proxy.pool.behaviour.process import differ, figures, turn_rewards
 from proxy.pool.completions.records import Completion
 from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
 from proxy.pool.untrained import Untrained, UntrainedReason
@@ -23,7 +23,6 @@ from trainer.credit.critical_path import critical_path
 EQUAL = Untrained(UntrainedReason.EQUAL_REWARDS)
 FEW = Untrained(UntrainedReason.TOO_FEW_VALID)
 _Advantages = list[Mapping[int, float] | None] | None
-_TURN = re.compile(r"turn:(\d+)")
 
 
 @dataclass(frozen=True)
@@ -84,15 +83,15 @@ def _group_credit(group: LeasedGroup, options: StepOptions) -> GroupCredit:
     verdicts = [member.verdict for member in group.rollouts]
     weight = padding_weight(sum(reward is not None for reward in verdicts), group.size or len(verdicts))
     rewards = shuffled(verdicts, group.group_id) if options.credit.shuffle_rewards else verdicts
-    if weight is None or group_relative(rewards) is None:
-        return GroupCredit([None] * len(verdicts), dropped=FEW if weight is None else EQUAL)
-    rollouts = _shaped(
-        [
-            None if reward is None else _judged_rollout(member, reward, options)
-            for member, reward in zip(group.rollouts, rewards, strict=True)
-        ],
-        options.credit,
-    )
+    if weight is None:
+        return GroupCredit([None] * len(verdicts), dropped=FEW)
+    judged = [
+        None if reward is None else _judged_rollout(member, reward, options)
+        for member, reward in zip(group.rollouts, rewards, strict=True)
+    ]
+    if group_relative(rewards) is None and not differ(one.process for one in judged if one is not None):
+        return GroupCredit([None] * len(verdicts), dropped=EQUAL)
+    rollouts = _shaped(judged, options.credit)
     advantages = (_by_turn if options.credit.by_turn else _by_outcome)(rollouts, options)
     if advantages is None:
         return GroupCredit([None] * len(verdicts), dropped=EQUAL)
@@ -106,17 +105,18 @@ def _group_credit(group: LeasedGroup, options: StepOptions) -> GroupCredit:
 
 
 def _judged_rollout(member: LeasedRollout, reward: float, options: StepOptions) -> _JudgedRollout:
-    """A rollout with its reward. The part `turn:N` of a reward belongs to the completion with ordinal N."""
+    """A rollout with its reward, and the process rewards of its turns where they count."""
     credit, turns = options.credit, turns_of(member, options.labels)
-    turn_rewards = {int(match[1]): value for name, value in member.parts.items() if (match := _TURN.fullmatch(name))}
-    process = [credit.process_weight * max(-1.0, min(1.0, turn_rewards.pop(turn.ordinal, 0.0))) for turn in turns]
+    process, unplaced, rule = [0.0] * len(turns), 0, credit.process_rule(options.labels)
+    if rule is not None:
+        process, unplaced = turn_rewards(figures(member.completions, rule.needs_events), member.parts, rule)
     return _JudgedRollout(
         turns=turns,
         places=formulas.places([turn.label == "subagent" for turn in turns]),
-        process=formulas.within(process, credit.PROCESS_BOUND) if credit.by_turn else [0.0] * len(turns),
+        process=process,
         outcome=reward,
         success=reward >= credit.SUCCESS,
-        unplaced=len(turn_rewards) if credit.by_turn else 0,
+        unplaced=unplaced,
     )
 
 

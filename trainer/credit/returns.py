@@ -2,7 +2,8 @@
 
 The definitions follow MiniMax-M2 (arXiv 2605.26494, equations 4-7) and fix what it leaves open. With an outcome reward
 only and gamma 1, every turn's return is that reward, so reward-to-go changes nothing.
-Left out: which events earn a process reward; how a group's rollouts use these functions (trainer/credit/assign.py).
+Left out: process rewards (proxy/pool/behaviour/process.py); how a group's rollouts use these functions
+(trainer/credit/assign.py).
 """
 
 import math
@@ -36,12 +37,6 @@ def places(branches: Sequence[bool]) -> list[int]:
         numbers.append(main)
         main += not is_branch
     return numbers
-
-
-def within(rewards: Sequence[float], bound: float) -> list[float]:
-    """The process rewards of a rollout, scaled down if the sum of their absolute values exceeds `bound`."""
-    size = sum(abs(reward) for reward in rewards)
-    return [reward * bound / size for reward in rewards] if size > bound else list(rewards)
 
 
 def leave_one_out(returns: Sequence[Sequence[float]]) -> list[list[float]] | None:

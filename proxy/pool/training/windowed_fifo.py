@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, Row, func, select
 
+from proxy.pool.behaviour.process import ProcessRule
 from proxy.pool.completions.records import Completion
 from proxy.pool.completions.store import of_attempts
 from proxy.pool.database import Pool, retried
@@ -22,6 +23,7 @@ from proxy.pool.rollouts.failures import enough_valid
 from proxy.pool.rollouts.runs import current_version, lock_run, version_name, version_of, waiting
 from proxy.pool.rollouts.states import move
 from proxy.pool.schema import groups, policy_versions, rollouts, tasks
+from proxy.pool.training import unequal
 from proxy.pool.training.steps import START_AGAIN
 from proxy.pool.untrained import Untrained, UntrainedReason
 
@@ -39,6 +41,8 @@ class LeaseRule:
     the trainer masks the stale ones, whose rewards still count for the baseline."""
     refill: bool = False
     """Skip groups whose rewards are all equal once the window reaches them, and take others in their place."""
+    process: ProcessRule | None = None
+    """Groups of equal rewards whose process rewards differ by this rule are not skipped. None: there are none."""
 
     def __post_init__(self) -> None:
         if self.groups < 1:
@@ -134,14 +138,15 @@ def lease(pool: Pool, run_id: int, step: int, rule: LeaseRule, trainer: str | No
             return Lease(step, leased) if leased else None
         # Judging may load completions and take long, so it reads before the write transaction, which stays short: the
         # proxies' commits wait for that one.
-        judged, uncounted = _judge(connection, run_id, rule)
+        judged = _judge(connection, run_id, rule)
     with pool.write() as connection:
         lock_run(connection, run_id)
         _demand_unpublished(connection, run_id, step, trainer)
         # Another trainer may have leased the step since the read above.
         if not connection.scalar(select(func.count()).where(groups.c.run_id == run_id, mine)):
-            keep_missing(connection, uncounted)
-            _take(connection, run_id, judged, rule, step)
+            keep_missing(connection, judged.uncounted)
+            unequal.keep(connection, judged.figures)
+            _take(connection, run_id, judged.whys, rule, step)
     with pool.read() as connection:
         leased = _load(connection, run_id, mine)
     return Lease(step, leased) if leased else None
@@ -178,14 +183,33 @@ def _anything_to_do(connection: Connection, run_id: int, rule: LeaseRule) -> boo
         one_reward = func.min(rollouts.c.reward) == func.max(rollouts.c.reward)
         finished = select(groups.c.id).join_from(groups, rollouts).where(waiting(run_id) & (groups.c.state == "DONE"))
         equal.update(connection.scalars(finished.group_by(groups.c.id).having(one_reward)))
+    if equal and rule.process is not None:
+        rewarded = rollouts.c.group_id.in_(equal) & rollouts.c.reward.is_not(None)
+        members = connection.scalars(select(rollouts.c.id).where(rewarded)).all()
+        if not unequal.known(connection, members):
+            return True
+        equal -= unequal.unequal(connection, members, rule.process)[0]
     queue = [(row.position, EQUAL if row.id in equal else row.state) for row in _queue(connection, run_id)]
     return any(pick(queue, rule))
 
 
-def _judge(connection: Connection, run_id: int, rule: LeaseRule) -> tuple[dict[int, Untrained | None], dict[int, int]]:
-    """Return, by id, why each finished group cannot be trained (None: it can), and the attempts without figures.
+@dataclass(frozen=True)
+class _Judged:
+    """What is known of the finished groups."""
 
-    Reads the figures on the rollouts' rows, and completions only of those without (attempt id -> rollout id).
+    whys: dict[int, Untrained | None]
+    """Group -> why it cannot be trained; None: it can."""
+    uncounted: dict[int, int]
+    """The attempts without figures, each with its rollout."""
+    figures: unequal.Figures
+    """Figures for process rewards that no row has yet."""
+
+
+def _judge(connection: Connection, run_id: int, rule: LeaseRule) -> _Judged:
+    """Judge each finished group.
+
+    Reads the figures on the rollouts' rows, and completions only of those without, and of groups of equal rewards whose
+    process rewards are asked for the first time.
     """
     columns = (rollouts.c.id, rollouts.c.attempt_id, rollouts.c.reward, rollouts.c.failure, rollouts.c.versions)
     finished = waiting(run_id) & (groups.c.state == "DONE")
@@ -197,17 +221,22 @@ def _judge(connection: Connection, run_id: int, rule: LeaseRule) -> tuple[dict[i
     now, known = _now(connection, run_id), _known(_steps(connection, run_id, names.values()), None)
     sizes: dict[int, int] = {}
     lags: dict[int, list[int]] = {}
-    rewards: dict[int, set[float]] = {}
+    valid: dict[int, dict[int, float]] = {}
     for m in members:
         why, lag = _standing(m.reward, m.failure, _oldest_step(names[m.id], known), now)
         sizes[m.group_id] = m.size
         lags.setdefault(m.group_id, []).extend([lag] if why is None else [])
-        rewards.setdefault(m.group_id, set()).update([m.reward] if why is None else [])
-    judged = {group_id: _unusable(lags[group_id], size, now, rule) for group_id, size in sizes.items()}
-    for group_id in judged if rule.refill else ():
-        if judged[group_id] is None and len(rewards[group_id]) == 1:
-            judged[group_id] = Untrained(UntrainedReason.EQUAL_REWARDS, f"all are {min(rewards[group_id]):g}")
-    return judged, uncounted
+        valid.setdefault(m.group_id, {}).update({m.id: m.reward} if why is None else {})
+    whys = {group_id: _unusable(lags[group_id], size, now, rule) for group_id, size in sizes.items()}
+    equal = [id for id in whys if rule.refill and whys[id] is None and len(set(valid[id].values())) == 1]
+    different: set[int] = set()
+    figures: unequal.Figures = {}
+    if equal and rule.process is not None:
+        different, figures = unequal.unequal(connection, [id for each in equal for id in valid[each]], rule.process)
+    for group_id in set(equal) - different:
+        detail = f"all are {min(valid[group_id].values()):g}"
+        whys[group_id] = Untrained(UntrainedReason.EQUAL_REWARDS, detail)
+    return _Judged(whys, uncounted, figures)
 
 
 def _unusable(lags: list[int], size: int, now: int, rule: LeaseRule) -> Untrained | None:

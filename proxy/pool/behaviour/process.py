@@ -1,0 +1,111 @@
+"""Process rewards: what each turn of a rollout earns besides the verdict, by its verifier and by its events.
+
+The pool's scheduler and the trainer both judge by these functions whether a group of equal verdicts teaches something.
+Left out: which turn's tokens get which advantage (trainer/credit).
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from proxy.pool.behaviour.actions import Readable
+from proxy.pool.behaviour.event import Event, Kind
+from proxy.pool.behaviour.read import events
+from proxy.pool.completions.records import Completion
+
+PENALISED: dict[str, tuple[Kind, ...]] = {
+    "tool_errors": (Kind.TOOL_FAILED, Kind.MALFORMED_CALL, Kind.UNKNOWN_TOOL),
+    "language_mixing": (Kind.LANGUAGE_MIXING,),
+    "retry_loops": (Kind.RETRY_LOOP,),
+}
+"""Forge's kinds (MiniMax-M2) -> the events that count. A call counts once for each, whatever is wrong with it."""
+
+_TURN = re.compile(r"turn:(\d+)")
+
+
+class TurnFigures(msgspec.Struct, frozen=True, array_like=True):
+    """What process rewards need of one completion."""
+
+    ordinal: int
+    label: str | None
+    counts: tuple[int, ...] = ()
+    """The events of each of `PENALISED`, in its order; empty: none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessRule:
+    """How process rewards are made: the section [credit] of the trainer's configuration."""
+
+    labels: Sequence[str]
+    """The labels of the completions that are turns; completions without a label are, too."""
+    factor: float
+    """On every process reward."""
+    bound: float
+    """Of the sum of a rollout's process rewards, without their signs."""
+    penalties: Mapping[str, float]
+    """What each event of `PENALISED` costs."""
+
+    @property
+    def needs_events(self) -> bool:
+        return any(self.penalties.values())
+
+
+def figures(chain: Sequence[Completion], counted: bool = True) -> list[TurnFigures]:
+    """Return the figures of an attempt's completions, which are in the order of their commits.
+
+    `counted=False` leaves the events out, for a rule that does not need them.
+    """
+    counts = penalised(chain) if counted else {}
+    return [TurnFigures(item.ordinal, item.label, counts.get(item.id, ())) for item in chain]
+
+
+def penalised(chain: Sequence[Readable]) -> dict[int, tuple[int, ...]]:
+    """Count the events of each of `PENALISED` by completion; completions without any are left out."""
+    by_completion: dict[int, list[Event]] = {}
+    for event in events(chain):
+        by_completion.setdefault(event.completion, []).append(event)
+    counts = {id: tuple(_count(some, kinds) for kinds in PENALISED.values()) for id, some in by_completion.items()}
+    return {id: some for id, some in counts.items() if any(some)}
+
+
+def _count(some: Iterable[Event], kinds: Sequence[Kind]) -> int:
+    return len({(event.call, event.name if event.call is None else "") for event in some if event.kind in kinds})
+
+
+def turn_rewards(
+    attempt: Sequence[TurnFigures], parts: Mapping[str, Any], rule: ProcessRule
+) -> tuple[list[float], int]:
+    """Return the process reward of each turn, and how many of the verifier's `parts` name no turn.
+
+    The part `turn:N` belongs to the completion with ordinal N. What a turn earns and what its events cost are added up
+    and limited to [-1, 1]; larger sums over the rollout are scaled down to the rule's bound.
+    """
+    named = {int(match[1]): value for name, value in parts.items() if (match := _TURN.fullmatch(name))}
+    rewards = []
+    for turn in attempt:
+        if turn.label is None or turn.label in rule.labels:
+            costs = (rule.penalties.get(name, 0.0) * count for name, count in zip(PENALISED, turn.counts, strict=False))
+            earned = named.pop(turn.ordinal, 0.0) - sum(costs)
+            rewards.append(rule.factor * max(-1.0, min(1.0, earned)))
+    return within(rewards, rule.bound), len(named)
+
+
+def within(rewards: Sequence[float], bound: float) -> list[float]:
+    """The process rewards of a rollout, scaled down if the sum of their absolute values exceeds `bound`."""
+    size = sum(abs(reward) for reward in rewards)
+    return [reward * bound / size for reward in rewards] if size > bound else list(rewards)
+
+
+def differ(rollouts: Iterable[Sequence[float]]) -> bool:
+    """Whether rollouts have different process rewards: other turns earn some, or as many earn another one.
+
+    The number of turns that earn nothing does not count, so length alone makes no difference.
+    """
+    earned = {
+        tuple((turn, round(reward, 6)) for turn, reward in enumerate(rewards) if abs(reward) > 1e-6)
+        for rewards in rollouts
+    }
+    return len(earned) > 1
