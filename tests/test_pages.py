@@ -89,6 +89,8 @@ RUNNING = (
     "harness watch runs/mixed",
     "harness watch --pool postgresql://HOST/NAME --name mixed",
     "harness replay runs/mixed 17",
+    "harness behaviour runs/mixed",
+    "harness behaviour --pool postgresql://HOST/NAME --name mixed --by agent",
     "harness validate examples/tasks/harbor",
     "harness validate tasks.jsonl --repeat 3 --concurrency 8",
     "harness validate tasks.jsonl --judge http://127.0.0.1:8000/v1 --judge-model qwen3-32b",
@@ -278,7 +280,9 @@ def run_exists(pool: Path, name: str) -> bool:
 @pytest.mark.timeout(2400)
 def test_the_commands_that_run_tasks(reader: Reader) -> None:
     (reader.home / "tasks.jsonl").write_text(ALWAYS_PASSES)
-    install, first, process, watch, evaluate, own, many, file, resume, look, afar, replay, *rest = RUNNING
+    install, first, process, watch, evaluate, own, many, file, resume, look, afar, replay, did, did_afar, *rest = (
+        RUNNING
+    )
     reader.types(install)
     reader.types(first, ("-n 4", "-n 1"))
     assert "opencode" in reader.types(watch)
@@ -293,6 +297,8 @@ def test_the_commands_that_run_tasks(reader: Reader) -> None:
     reader.types(look)
     reader.types(afar, ("postgresql://HOST/NAME", "runs/mixed/pool.db"))
     reader.types(replay, ("17", "1"))
+    assert "tool_called" not in reader.types(did)
+    reader.types(did_afar, ("postgresql://HOST/NAME", "runs/mixed/pool.db"))
     for command in rest:
         reader.types(command)
 

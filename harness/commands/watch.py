@@ -34,7 +34,7 @@ def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
 
 
 def _watch(given: argparse.Namespace) -> int:
-    where = _whereabouts(given)
+    where = whereabouts(given)
     pool = open_pool(where.pool, create=False)
     try:
         _look(make_console(), pool, find_run(pool, where.name), where.expected, given.once)
@@ -43,7 +43,8 @@ def _watch(given: argparse.Namespace) -> int:
     return 0
 
 
-def _whereabouts(given: argparse.Namespace) -> Whereabouts:
+def whereabouts(given: argparse.Namespace) -> Whereabouts:
+    """The run that a command's arguments name; UserError where they name none."""
     if given.run_dir is not None:
         return RunDir(given.run_dir).whereabouts()
     if given.pool is None or given.name is None:

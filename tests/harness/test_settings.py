@@ -130,7 +130,7 @@ def test_a_run_of_a_file_is_resumed_by_its_directory(
 
 
 def test_what_was_never_begun_cannot_be_resumed_or_watched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for verb in ("resume", "watch"):
+    for verb in ("resume", "watch", "behaviour"):
         assert main([verb, str(tmp_path)]) == 2
         assert f"no run was started in {tmp_path}" in capsys.readouterr().err
 
@@ -144,6 +144,10 @@ def test_another_terminal_sees_the_run(
     by_directory = capsys.readouterr().out
     assert f"{tmp_path.name} (train): 2/2 rollouts, 0 running, 0 queued, no process works on it" in by_directory
     assert "command 2/2 2 1.000" in " ".join(by_directory.split())
+    for by, key in (("step", "-"), ("agent", "command"), ("domain", "agent"), ("task", "hello"), ("tool", "shell")):
+        assert main(["behaviour", str(tmp_path / "run"), "--by", by]) == 0
+        shown = capsys.readouterr().out
+        assert f"{key} 2 1.000" in " ".join(shown.split()) and "command share" in " ".join(shown.split())
 
 
 def at_work(proxy: RunningProxy, name: str) -> int:

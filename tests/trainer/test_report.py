@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from proxy.pool.completions.observed import Observed
 from proxy.pool.completions.records import VersionSpan
 from proxy.pool.errors import UserError
 from proxy.pool.settings_file import checked
@@ -34,7 +35,7 @@ from trainer.policy import LossInput, Policy, Update
 from trainer.report import tokens
 from trainer.report.alarms import THRESHOLDS, raised
 from trainer.report.describe import MetricsContext, StepFacts, describe, lags, lengths, line
-from trainer.report.exporters import TensorBoard
+from trainer.report.exporters import TensorBoard, scalars
 from trainer.report.flops import Workload, flops, merged, peak, separate
 from trainer.report.gradients import gradient_shares, token_arrays, token_notes
 from trainer.report.tokens import TokenNotes
@@ -112,6 +113,30 @@ def test_the_mix_of_a_batch_is_its_groups_and_trained_tokens_by_domain() -> None
     assert metrics["groups_by_domain"] == {"agent": 1, "qa": 1, "reasoning": 1}
     assert metrics["tokens_by_domain"] == {"agent": 10, "qa": 5, "reasoning": 0}
     assert sum(metrics["tokens_by_domain"].values()) == metrics["trained_tokens"]
+
+
+def test_what_rollouts_did_is_told_with_its_drift_from_the_first_step() -> None:
+    def calling(number: int, name: str) -> LeasedRollout:
+        call = {"id": "c", "type": "function", "function": {"name": name, "arguments": "{}"}}
+        reply = {"role": "assistant", "content": None, "tool_calls": [call]}
+        items = [
+            replace(item, reply=reply, observed=Observed(faults=("lacks a field",) if item.ordinal else ()))
+            for item in rollout(number, float(number % 2), turns=2).completions
+        ]
+        return replace(rollout(number, float(number % 2)), completions=items)
+
+    groups = [group(calling(1, "read"), calling(2, "grep")), group(calling(3, "read"), calling(4, "read"), domain="qa")]
+    metrics = metrics_of(groups, first_commands={"read": 3, "grep": 1})
+    assert metrics["behaviour"]["calls"] == 2 and metrics["behaviour"]["failure_rate"] == 1
+    assert metrics["behaviour"]["command_drift"] == 0 and metrics["events"]["malformed_call"] == 1
+    assert metrics["failure_rate_by_domain"] == {"agent": 1, "qa": 1} and metrics["command_counts"] == {
+        "read": 6,
+        "grep": 2,
+    }
+    tags = dict(scalars(metrics))
+    assert tags["behaviour/calls"] == 2 and tags["tool_failure_rate/read"] == 1
+    assert not any("command_counts" in tag for tag in tags)
+    assert "command_drift" not in metrics_of(groups)["behaviour"]
 
 
 def test_lengths_are_those_of_rollouts_above_and_below_their_groups_mean() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from proxy.pool.behaviour.statistics import Statistics, drift, of_rollout
 from proxy.pool.completions.records import Completion
 from proxy.pool.training.steps import Version
 from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
@@ -29,6 +30,8 @@ from trainer.report.tokens import TokenNotes
 UNKNOWN = "unknown"
 EXTREME = float(np.log(2))
 DECILES = 10
+COMMANDS = 50
+"""The most frequent commands of a step, which its metrics keep."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ class MetricsContext:
     """Peak FLOPs per second of all devices together; None where it is not known."""
     versions: Mapping[str, int] = field(default_factory=dict)
     """Name of every weight version of the run -> its step."""
+    first_commands: Mapping[str, float] = field(default_factory=dict)
+    """`command_counts` of the run's first step; empty in that step, and where it has none."""
 
 
 def describe(facts: StepFacts, run: MetricsContext) -> dict[str, Any]:
@@ -87,6 +92,7 @@ def describe(facts: StepFacts, run: MetricsContext) -> dict[str, Any]:
         | staleness(facts.groups, ages.values())
         | mismatch(facts.batch.rows, facts.notes, ages)
         | survival(completions.values(), facts.batch)
+        | behaviour(facts.groups, run.first_commands)
         | survival_by_length(facts.groups, facts.batch.rows)
         | left_out_by_length(fate.to_pool() for fate in facts.batch.fates)
         | sizes(facts, run, completions)
@@ -111,6 +117,28 @@ def rewards(groups: Sequence[LeasedGroup], batch: TrainingBatch) -> dict[str, An
         "groups": len(groups),
         "dropped_groups": batch.dropped_groups,
         "equal_groups": sum(len({reward for reward, _ in _judged(group)}) == 1 for group in groups),
+    }
+
+
+def behaviour(groups: Sequence[LeasedGroup], first: Mapping[str, float]) -> dict[str, Any]:
+    """Summarise what the rollouts did; `first`: the commands of the run's first step."""
+    whole, by_domain = Statistics(), defaultdict[str, Statistics](Statistics)
+    for group in groups:
+        for member in group.rollouts:
+            figures = of_rollout(member.completions, member.reward)
+            whole.merge(figures)
+            by_domain[str(group.task.get("domain", UNKNOWN))].merge(figures)
+    means = {domain: part.means() for domain, part in sorted(by_domain.items())}
+    counts = dict(whole.commands.most_common(COMMANDS))
+    moved = drift(counts, first)
+    rates = {domain: each["failure_rate"] for domain, each in means.items() if "failure_rate" in each}
+    return {
+        "behaviour": {name: value for name, value in whole.means().items() if name != "reward"}
+        | ({} if moved is None else {"command_drift": moved}),
+        "events": whole.events_per_rollout(),
+        "tool_failure_rate": {tool: part.failed / part.known for tool, part in whole.tools.items() if part.known},
+        "failure_rate_by_domain": rates,
+        "command_counts": counts,
     }
 
 

@@ -29,6 +29,8 @@ FAMILIES = {
 }
 HISTOGRAMS = ("staleness_groups", "staleness_tokens")
 """Metrics that count values: {"0": 12, "1": 3}."""
+LISTS = ("command_counts",)
+"""Metrics whose names differ from step to step; they are no curves."""
 _FAMILY = {name: family for family, names in FAMILIES.items() for name in names}
 
 
@@ -47,7 +49,7 @@ class Exporter(Protocol):
 def scalars(metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Yield (tag, value) of every finite number in the metrics; a tag is `family/name`."""
     for name, value in metrics.items():
-        if isinstance(value, Mapping) and name not in HISTOGRAMS:
+        if isinstance(value, Mapping) and name not in (*HISTOGRAMS, *LISTS):
             yield from ((f"{name}/{key}", float(part)) for key, part in value.items() if _number(part))
         elif _number(value):
             yield f"{_FAMILY.get(name) or name.partition('_')[0]}/{name}", float(value)

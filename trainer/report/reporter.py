@@ -78,7 +78,13 @@ class Reporter:
     def _describe(self, facts: StepFacts) -> dict[str, Any]:
         self._attempt("the record of tokens", lambda: self._keep_tokens(facts))
         published = steps.versions(self.run.pool, self.run.pool_run.id)
-        metrics = describe(facts, self._metrics_context(versions={version.name: version.step for version in published}))
+        metrics = describe(
+            facts,
+            self._metrics_context(
+                versions={version.name: version.step for version in published},
+                first_commands=steps.first_metrics(self.run.pool, self.run.pool_run.id).get("command_counts", {}),
+            ),
+        )
         metrics["unused_groups"] = since_last_step(self.run.pool, self.run.pool_run.id)
         fates = [fate.to_pool() for fate in facts.batch.fates]
         metrics |= left_out(self.run.pool, self.run.pool_run.id, fates)

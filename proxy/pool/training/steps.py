@@ -198,6 +198,15 @@ def newest_metrics(pool: Pool, run_id: int) -> dict[str, Any]:
     return known or {}
 
 
+def first_metrics(pool: Pool, run_id: int) -> dict[str, Any]:
+    """Return the metrics of the run's first train step; none before it is published."""
+    mine = (policy_versions.c.run_id == run_id) & policy_versions.c.retired_at.is_(None) & (policy_versions.c.step > 0)
+    query = select(train_steps.c.metrics).join_from(train_steps, policy_versions).where(mine)
+    with pool.read() as connection:
+        known: dict[str, Any] | None = connection.scalar(query.order_by(policy_versions.c.step).limit(1))
+    return known or {}
+
+
 def history(pool: Pool, run_id: int) -> list[tuple[Version, dict[str, Any]]]:
     """Return the versions of a run that are not retired, each with the metrics of its step, in order."""
     query = (

@@ -1,0 +1,84 @@
+"""`harness behaviour`: shows what the agents of a run did, from any machine that reaches its pool. It only reads."""
+
+import argparse
+from collections import Counter
+from pathlib import Path
+from typing import get_args
+
+from rich import box
+from rich.table import Table
+
+from harness.commands.watch import whereabouts
+from harness.monitor.progress import make_console
+from proxy.pool.behaviour.statistics import Statistics, drift
+from proxy.pool.database import open_pool
+from proxy.pool.errors import UserError
+from proxy.pool.inspect.run_behaviour import By, run_behaviour
+from proxy.pool.rollouts.runs import find_run
+
+COLUMNS = {
+    "reward": ("reward", "{:.3f}"),
+    "turns": ("turns", "{:.1f}"),
+    "calls": ("calls", "{:.1f}"),
+    "failure_rate": ("failed", "{:.1%}"),
+    "repeat_rate": ("repeated", "{:.1%}"),
+    "characters_per_turn": ("characters", "{:.0f}"),
+    "reasoning_share": ("reasoning", "{:.1%}"),
+    "turns_to_first_edit": ("first edit", "{:.1f}"),
+    "model_seconds": ("model s", "{:.1f}"),
+    "tool_seconds": ("tools s", "{:.1f}"),
+}
+"""Figure -> its column, and how it is written."""
+MOST = 20
+"""Commands that are listed."""
+
+
+def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    behaviour = verbs.add_parser("behaviour", help="show what the agents of a run did")
+    behaviour.add_argument("run_dir", type=Path, nargs="?", metavar="RUN_DIR", help="the run's directory")
+    behaviour.add_argument("--pool", metavar="URL", help="the run's pool, if its directory is on another machine")
+    behaviour.add_argument("--name", help="the run's name in that pool")
+    behaviour.add_argument("--by", choices=get_args(By), default="step", help="what rollouts are added up by")
+    behaviour.set_defaults(call=_show)
+
+
+def _show(given: argparse.Namespace) -> int:
+    where = whereabouts(given)
+    pool = open_pool(where.pool, create=False)
+    try:
+        sums = run_behaviour(pool, find_run(pool, where.name).id, given.by)
+    finally:
+        pool.close()
+    if not sums:
+        raise UserError(f"no rollout of {where.name} has finished yet; wait for the first one")
+    console = make_console()
+    console.print(_figures(sums, given.by))
+    whole = Statistics()
+    for part in sums.values():
+        whole.merge(part)
+    if given.by != "tool":  # by tool, a rollout counts several times
+        console.print(_counts("event", "per rollout", whole.events_per_rollout()))
+    calls = whole.commands.total()
+    console.print(_counts("command", "share", {name: n / calls for name, n in whole.commands.most_common(MOST)}))
+    return 0
+
+
+def _figures(sums: dict[str, Statistics], by: By) -> Table:
+    table = Table(by, box=box.SIMPLE)
+    for name in ("rollouts", *(column for column, _ in COLUMNS.values()), "drift"):
+        table.add_column(name, justify="right")
+    first: Counter[str] = next(iter(sums.values())).commands
+    for key, part in sums.items():
+        means = part.means()
+        cells = [form.format(means[name]) if name in means else "" for name, (_, form) in COLUMNS.items()]
+        moved = drift(part.commands, first) if by == "step" else None
+        table.add_row(key, str(part.rollouts), *cells, "" if moved is None else f"{moved:.3f}")
+    return table
+
+
+def _counts(what: str, of: str, values: dict[str, float]) -> Table:
+    table = Table(what, box=box.SIMPLE)
+    table.add_column(of, justify="right")
+    for name, value in values.items():
+        table.add_row(name, f"{value:.3f}")
+    return table

@@ -1,0 +1,67 @@
+"""The behaviour of a run's rollouts, added up by step, agent, domain, task or tool."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from sqlalchemy import Row, select
+
+from proxy.pool.behaviour.statistics import Statistics, of_rollout
+from proxy.pool.completions.store import labelled, of_attempts
+from proxy.pool.database import Pool
+from proxy.pool.schema import attempts, groups, rollouts, tasks
+
+By = Literal["step", "agent", "domain", "task", "tool"]
+ATTEMPTS_AT_ONCE = 16
+"""Attempts whose completions are in memory together."""
+UNTRAINED = "-"
+"""Stands for the step of groups that no step has taken."""
+
+
+def run_behaviour(pool: Pool, run_id: int, by: By) -> dict[str, Statistics]:
+    """Return the figures of the run's finished rollouts by the value of `by`, in the order of the values.
+
+    Rollouts that have left the pool for an archive are left out. By tool, a rollout counts for each tool that it used.
+    """
+    sums: dict[str, Statistics] = {}
+    for row, figures in _rollouts(pool, run_id):
+        keys = figures.tools if by == "tool" else [_key(row, by)]
+        for key in keys:
+            part = of_tool(figures, key) if by == "tool" else figures
+            sums.setdefault(key, Statistics()).merge(part)
+    return dict(sorted(sums.items(), key=lambda pair: pair[0].zfill(12) if by == "step" else pair[0]))
+
+
+def of_tool(figures: Statistics, tool: str) -> Statistics:
+    """Return the figures of a rollout that are about one tool."""
+    return Statistics(
+        rollouts=figures.rollouts,
+        rewards=figures.rewards,
+        reward_sum=figures.reward_sum,
+        tools={tool: figures.tools[tool]},
+        commands=type(figures.commands)(
+            {name: count for name, count in figures.commands.items() if name.partition(": ")[0] == tool}
+        ),
+    )
+
+
+def _key(row: Row[int | None, str, str, str, float | None, int], by: By) -> str:
+    if by == "step":
+        return UNTRAINED if row.step is None else str(row.step)
+    return str({"agent": row.agent, "domain": row.domain, "task": row.name}[by])
+
+
+def _rollouts(
+    pool: Pool, run_id: int
+) -> Iterator[tuple[Row[int | None, str, str, str, float | None, int], Statistics]]:
+    columns = (groups.c.step, attempts.c.agent, tasks.c.domain, tasks.c.name, rollouts.c.reward, attempts.c.id)
+    finished = (groups.c.run_id == run_id) & rollouts.c.finished_at.is_not(None) & groups.c.dropped_at.is_(None)
+    query = select(*columns).join_from(rollouts, groups, groups.c.id == rollouts.c.group_id)
+    query = query.join(tasks, tasks.c.id == groups.c.task_id).join(attempts, attempts.c.id == rollouts.c.attempt_id)
+    with pool.read() as connection:
+        rows = connection.execute(query.where(finished).order_by(rollouts.c.id)).all()
+    for start in range(0, len(rows), ATTEMPTS_AT_ONCE):
+        some = rows[start : start + ATTEMPTS_AT_ONCE]
+        with pool.read() as connection:
+            chains = of_attempts(connection, [row.id for row in some], experts=False)
+        for row in some:
+            yield row, of_rollout(labelled(chains[row.id]), row.reward)
