@@ -52,9 +52,7 @@ async def measure(sizes: Sizes, image: str) -> dict[str, Any]:
         await cycle(sandboxes, spec)  # prepares the image
         figures = await side_by_side(sandboxes, spec, sizes.cycles)
         figures |= await verdicts(sandboxes, image, sizes.cycles)
-        began = time.perf_counter()
-        await asyncio.gather(*(cycle(sandboxes, spec) for _ in range(sizes.batch)))
-        figures["cycles_per_s"] = sizes.batch / (time.perf_counter() - began)
+        figures["cycles_per_s"] = await cycles_per_second(sandboxes, spec, sizes.batch)
         return figures | await crowd(sandboxes, spec, sizes.concurrent)
     finally:
         await sandboxes.close()
@@ -92,6 +90,13 @@ async def cycle(sandboxes: DockerSandboxes, spec: Spec) -> None:
         assert result.exit_code == 0, result
     finally:
         await sandbox.stop()
+
+
+async def cycles_per_second(sandboxes: DockerSandboxes, spec: Spec, batch: int) -> float:
+    """The rate of `batch` cycles that run at the same time."""
+    began = time.perf_counter()
+    await asyncio.gather(*(cycle(sandboxes, spec) for _ in range(batch)))
+    return batch / (time.perf_counter() - began)
 
 
 async def bare_cycle(sandboxes: DockerSandboxes, spec: Spec, host: dict[str, Any]) -> None:

@@ -85,10 +85,10 @@ class Server:
 
 
 @contextmanager
-def running(installed: Path) -> Iterator[Server]:
-    """A server for as long as the block lasts."""
+def running(installed: Path, durable: bool = False) -> Iterator[Server]:
+    """A server for as long as the block lasts. `durable`: on disk and with fsync, as a user's is, and not quick."""
     # pytest's own directories are closed to other users; in memory, a hundred databases are made and removed at once
-    roomy = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > MOST_BYTES
+    roomy = not durable and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > MOST_BYTES
     home = Path(tempfile.mkdtemp(prefix="blackforge-postgres-", dir=MEMORY if roomy else None))
     password, port = secrets.token_hex(8), free_port()
     (home / "password").write_text(password)
@@ -102,7 +102,8 @@ def running(installed: Path) -> Iterator[Server]:
     try:
         initdb = run([installed / "initdb", "-D", home / "data", *secret], **unprivileged)
         assert initdb.wait(START_SECONDS) == 0, (home / "log").read_text()
-        options = ["-p", str(port), "-h", "127.0.0.1", "-k", home, "-F", "-c", "shared_buffers=16MB"]
+        options = ["-p", str(port), "-h", "127.0.0.1", "-k", home]
+        options += ["-c", "shared_buffers=256MB"] if durable else ["-F", "-c", "shared_buffers=16MB"]
         command = [installed / "postgres", "-D", home / "data", *options]
         server = Server(port, password, partial(run, command, preexec_fn=die_with_parent, **unprivileged))
         try:

@@ -4,16 +4,23 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import msgspec
 import pytest
 
+from benchmarks.capacity.estimate import Load, estimate
 from benchmarks.schedules.figures import WORKLOADS, divergence
 from benchmarks.schedules.simulation import simulate
 from trainer.config.batch import BatchConfig, Schedule
 
 ROOT = Path(__file__).parent.parent
+LOAD = Load(rollouts_a_day=864_000, calls_per_rollout=20, group_size=8, sandboxes_per_rollout=2)
+CEILINGS = {
+    "gateway_calls_per_s": 100.0, "pool_completions_per_s": 1000.0, "leased_groups_per_s": 2.5,
+    "sandbox_cycles_per_s": 5.0, "bytes_per_completion": 1000.0, "new_tokens_per_call": 600.0,
+}  # fmt: skip
 KEYS = {
     "cpu_ms_1k", "cpu_ms_32k", "stream_us_per_event", "relay_us_per_event", "turns_per_s_32k", "added_p99_ms",
     "stall_p99_ms", "first_byte_ms", "bytes_per_call_32k", "new_tokens_per_call_32k", "rss_growth_mb",
@@ -21,13 +28,19 @@ KEYS = {
 }  # fmt: skip
 
 
+def run(script: str, tmp_path: Path, *words: str, timeout: int = 280) -> dict[str, Any]:
+    """The figures of a quick run: its last line, which --out holds too."""
+    file = tmp_path / "figures.json"
+    command = [sys.executable, f"benchmarks/{script}.py", "--quick", "--out", str(file), *words]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=timeout)
+    figures: dict[str, Any] = msgspec.json.decode(done.stdout.splitlines()[-1])
+    assert figures == msgspec.json.decode(file.read_bytes())
+    return figures
+
+
 @pytest.mark.parametrize("parts", ["conversations,streams", pytest.param("", marks=pytest.mark.long)])
 def test_the_benchmark_of_the_gateway_ends_with_one_json_object(parts: str, tmp_path: Path) -> None:
-    command = [sys.executable, "benchmarks/gateway.py", "--quick", "--out", str(tmp_path / "figures.json")]
-    command += ["--parts", parts] if parts else []
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=240)
-    figures = msgspec.json.decode(done.stdout.splitlines()[-1])
-    assert figures == msgspec.json.decode((tmp_path / "figures.json").read_bytes())
+    figures = run("gateway", tmp_path, *(["--parts", parts] if parts else []))
     assert figures.keys() >= KEYS
     measured = KEYS - {"litellm_cpu_ms_1k"} if not parts else {"cpu_ms_32k", "stream_us_per_event"}
     assert all(figures[key] > 0 for key in measured - {"rss_growth_mb"})
@@ -36,20 +49,14 @@ def test_the_benchmark_of_the_gateway_ends_with_one_json_object(parts: str, tmp_
 
 @pytest.mark.long
 def test_the_benchmark_of_the_pool_ends_with_one_json_object(tmp_path: Path) -> None:
-    command = [sys.executable, "benchmarks/pool.py", "--quick", "--out", str(tmp_path / "figures.json")]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=240)
-    figures = msgspec.json.decode(done.stdout.splitlines()[-1])
-    assert figures == msgspec.json.decode((tmp_path / "figures.json").read_bytes())
+    figures = run("pool", tmp_path)
     measured = ("idle_lease_cpu_ms", "idle_admission_cpu_ms", "rollout_cpu_ms", "lease_cpu_s")
     assert all(figures[key] > 0 for key in measured) and figures["database"] == "sqlite"
 
 
 @pytest.mark.long
 def test_the_benchmark_of_trees_ends_with_one_json_object(tmp_path: Path) -> None:
-    command = [sys.executable, "benchmarks/tree.py", "--quick", "--out", str(tmp_path / "figures.json")]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=280)
-    figures = msgspec.json.decode(done.stdout.splitlines()[-1])
-    assert figures == msgspec.json.decode((tmp_path / "figures.json").read_bytes())
+    figures = run("tree", tmp_path)
     for case in ("12", "100_t16", "100_t256", "group8", "compaction"):
         assert figures[f"speedup_{case}"] > 0 and figures[f"bound_{case}"] > 1
     assert figures["max_rel_grad_diff"] < 1e-5
@@ -70,10 +77,7 @@ def test_a_trained_head_drafts_what_a_moving_policy_says_and_a_frozen_one_does_n
 
 
 def test_the_benchmark_of_the_sandboxes_ends_with_one_json_object(docker_daemon: str, tmp_path: Path) -> None:
-    command = [sys.executable, "benchmarks/sandboxes.py", "--quick", "--out", str(tmp_path / "figures.json")]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=240)
-    figures = msgspec.json.decode(done.stdout.splitlines()[-1])
-    assert figures == msgspec.json.decode((tmp_path / "figures.json").read_bytes())
+    figures = run("sandboxes", tmp_path)
     assert figures["concurrent"] == 4 and figures["cycle_ratio"] > 0 and figures["cycles_per_s"] > 0
     fresh, shared = figures["fresh_steps_ms"], figures["shared_steps_ms"]
     assert (
@@ -84,20 +88,14 @@ def test_the_benchmark_of_the_sandboxes_ends_with_one_json_object(docker_daemon:
 
 @pytest.mark.long
 def test_the_benchmark_of_the_harness_ends_with_one_json_object(tmp_path: Path) -> None:
-    command = [sys.executable, "benchmarks/harness.py", "--quick", "--out", str(tmp_path / "figures.json")]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=280)
-    figures = msgspec.json.decode(done.stdout.splitlines()[-1])
-    assert figures == msgspec.json.decode((tmp_path / "figures.json").read_bytes())
+    figures = run("harness", tmp_path)
     assert all(figures[key] > 0 for key in ("cpu_ms_per_attempt", "attempts_per_s", "rss_mb", "resume_s"))
     assert "rss_growth_mb" in figures and figures["attempts"] == 60
 
 
 @pytest.mark.long
 def test_the_benchmark_of_steps_ends_with_one_json_object(tmp_path: Path) -> None:
-    command = [sys.executable, "benchmarks/trainer.py", "--quick", "--out", str(tmp_path / "figures.json")]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=280)
-    figures = msgspec.json.decode(done.stdout.splitlines()[-1])
-    assert figures == msgspec.json.decode((tmp_path / "figures.json").read_bytes())
+    figures = run("trainer", tmp_path)
     parts = ["assemble", "pack", "forward_backward", "optimizer", "checkpoint", "export"]
     for way in ("flat", "rows", "tree"):
         assert list(figures["cases"][way]["seconds"]) == parts and figures["cases"][way]["trained_tokens"] == 32
@@ -124,12 +122,36 @@ def test_a_shift_is_the_divergence_of_two_histograms() -> None:
 
 @pytest.mark.long
 def test_the_benchmark_of_schedules_ends_with_one_json_object(tmp_path: Path) -> None:
-    command = [sys.executable, "benchmarks/schedule.py", "--quick", "--out", str(tmp_path / "figures.json")]
-    command += ["--picture", str(tmp_path / "curve.svg")]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=280)
-    figures = msgspec.json.decode(done.stdout.splitlines()[-1])
-    assert figures == msgspec.json.decode((tmp_path / "figures.json").read_bytes())
+    figures = run("schedule", tmp_path, "--picture", str(tmp_path / "curve.svg"))
     compared = ("windowed_vs_sync", "windowed_vs_greedy_moderate", "shift_windowed", "shift_greedy", "shift_strict")
     assert all(figures[key] > 0 for key in compared)
     assert figures["lag_max"] <= figures["lag_bound"] == 5
     assert ElementTree.parse(tmp_path / "curve.svg").getroot().tag.endswith("svg")
+
+
+def test_the_least_ceiling_is_the_first_bottleneck() -> None:
+    result = estimate(LOAD, CEILINGS)
+    rate = 10  # rollouts a second
+    assert {name: (need["per_s"], need["needed"]) for name, need in result["needs"].items()} == {
+        "gateway processes": (20 * rate, 2.0),
+        "databases, commits": (20 * rate, 0.2),
+        "trainers, leases": (rate / 8, 0.5),
+        "sandbox hosts": (2 * rate, 4.0),
+    }
+    assert result["needs"]["sandbox hosts"]["rollouts_a_day_of_one"] == 864_000 / 4
+    assert (result["first_bottleneck"], result["first_bottleneck_that_does_not_multiply"]) == (
+        "sandbox hosts",
+        "trainers, leases",
+    )
+    assert result["gigabytes_a_day"] == pytest.approx(864_000 * 20 * 1000 / 1e9)
+    unmeasured = estimate(LOAD, CEILINGS | {"sandbox_cycles_per_s": None, "bytes_per_completion": None})
+    assert unmeasured["first_bottleneck"] == "gateway processes" and unmeasured["gigabytes_a_day"] is None
+
+
+@pytest.mark.long
+def test_the_benchmark_of_the_ceilings_ends_with_one_json_object(tmp_path: Path) -> None:
+    figures = run("ceilings", tmp_path, "--parts", "gateway,pool")
+    measured = ("gateway_calls_per_s", "pool_completions_per_s", "bytes_per_completion", "leased_groups_per_s")
+    assert all(figures[key] > 0 for key in measured) and figures["sandbox_cycles_per_s"] is None
+    assert figures["needs"].keys() == {"gateway processes", "databases, commits", "trainers, leases"}
+    assert figures["first_bottleneck"] in figures["needs"] and figures["gigabytes_a_day"] > 0
