@@ -9,13 +9,13 @@ from sqlalchemy import func, select
 from proxy.pool.completions.store import of_attempt, paths
 from proxy.pool.database import Pool
 from proxy.pool.rollouts.attempts import by_key
-from proxy.pool.rollouts.runs import find_run
-from proxy.pool.schema import attempts, completions, groups, proxies, rollouts
+from proxy.pool.rollouts.runs import find_run, version_name
+from proxy.pool.schema import attempts, completions, groups, policy_versions, proxies, rollouts
 from proxy.pool.tokenizer_fingerprint import fingerprint
 from proxy.pool.training.steps import metrics
 from tests.survival.stage import GROUPS, Stage, step
 
-COLUMNS = (completions.c.versions, completions.c.sampled, completions.c.untrainable)
+COLUMNS = (completions.c.sampled, completions.c.untrainable)
 FINAL = rollouts.c.attempt_id == completions.c.attempt_id
 
 
@@ -26,6 +26,14 @@ def check_versions(pool: Pool) -> None:
     with pool.read() as connection:
         names = {name for versions in connection.scalars(query) for name, _, _ in versions}
     assert max(int(name.removeprefix("v")) for name in names) > step(pool) - 4
+
+
+def check_sampled_by_the_run(pool: Pool) -> None:
+    """No engine that was restarted has sampled anything before it had weights of the run again."""
+    with pool.read() as connection:
+        spans = [span for versions in connection.scalars(select(completions.c.versions)) for span in versions or ()]
+        known = {version_name(version_id) for version_id in connection.scalars(select(policy_versions.c.id))}
+    assert {name for name, begin, end in spans if end > begin} <= known
 
 
 def check_tokenizer(pool: Pool, model: Path) -> None:
@@ -67,8 +75,7 @@ def check_trained_once(pool: Pool) -> None:
 def expected_tokens(pool: Pool, number: int) -> tuple[int, int]:
     """Of a step's groups: tokens to train, and all sampled tokens.
 
-    What an engine sampled between its restart and the next push is of no version of this run and not trained; nor is a
-    group whose remaining rewards are all equal.
+    A group whose rewards are all equal is not trained.
     """
     query = (
         select(groups.c.id.label("group"), rollouts.c.id.label("rollout"), rollouts.c.reward, *COLUMNS)
@@ -79,10 +86,7 @@ def expected_tokens(pool: Pool, number: int) -> tuple[int, int]:
     )
     with pool.read() as connection:
         rows = connection.execute(query).all()
-    foreign = {
-        row.rollout for row in rows if row.untrainable is None and any(v == "initial" for v, _, _ in row.versions)
-    }
-    valid = [row for row in rows if row.reward is not None and row.rollout not in foreign]
+    valid = [row for row in rows if row.reward is not None]
     rewards: dict[int, set[float]] = {}
     for row in valid:
         rewards.setdefault(row.group, set()).add(row.reward)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -54,6 +55,8 @@ class Stage:
         self.directory, self.pool_url, self.steps, self.docker = directory, pool, steps, docker
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.commands: dict[str, tuple[str, ...]] = {}
+        self.called_off: Counter[str] = Counter()
+        """How often a command has said that it cannot go on, and was started again."""
 
     def start(self, name: str, *command: str) -> None:
         program = sys.executable if command[0] == "-m" else str(Path(sys.executable).parent / command[0])
@@ -92,6 +95,7 @@ class Stage:
             assert time.monotonic() < deadline, f"{name} did not get there in {seconds} s: {self.told(name)}"
             for other, process in list(self.running.items()):
                 if process.poll() == CALLS_OFF:
+                    self.called_off[other] += 1
                     self.again(other)
                 assert not process.returncode or process.returncode == CALLS_OFF, f"{other} ended: {self.told(other)}"
             time.sleep(0.05)
