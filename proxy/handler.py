@@ -131,7 +131,8 @@ class Handler:
             call = parse_call(body, request.path_qs, dialect, self._settings.limits, session.reader(dialect))
             if call.constraint is not None and self._settings.config.proxy.prescribed == "grammar":
                 call = replace(call, constraint=replace(call.constraint, enforced=enforceable(call)))
-            call = replace(call, ignored=self._without_effect(call, session.attempt))
+            ignored = self._without_effect(call, session.attempt)
+            call = call if ignored == call.ignored else replace(call, ignored=ignored)
             prompt = session.prepare(call, self._settings.config.proxy.history == "splice")
             return call, prompt, request_fingerprint(call, prompt)
 

@@ -186,8 +186,10 @@ def _check(request: _Request) -> None:
 
 def _message(message: _Message, index: int) -> dict[str, Any]:
     where = f"messages[{index}]"
-    refuse_any({f"{where}.audio": message.audio}, "is not served; send text only")
-    refuse_any({f"{where}.function_call": message.function_call}, "is the old form; send tool_calls")
+    if message.audio:
+        refuse(f"{where}.audio", "is not served; send text only")
+    if message.function_call:
+        refuse(f"{where}.function_call", "is the old form; send tool_calls")
     role = ROLES.get(message.role)
     if role is None:
         refuse(f"{where}.role", f"is {message.role!r}; use one of {', '.join(ROLES)}")

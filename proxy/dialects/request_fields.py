@@ -42,7 +42,7 @@ class RequestReader(Generic[_Read]):
             request = msgspec.convert(values, self._request)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise CallError(400, "invalid_request", f"the body is not {self._what}: {error}") from error
-        return request, tuple(dict.fromkeys(_unread(values, self._shape, "")))
+        return request, tuple(dict.fromkeys(_unread([values], self._shape, "")))
 
 
 def _shape(request: type[msgspec.Struct], known: dict[type, _Shape]) -> _Shape:
@@ -63,18 +63,22 @@ def _structs(hint: Any) -> Iterator[type[msgspec.Struct]]:
         yield from _structs(inner)
 
 
-def _unread(values: Any, shape: _Shape, place: str) -> Iterator[str]:
-    """The names of fields that are set and not read, with the place of each."""
-    if isinstance(values, list):
-        for value in values:
-            yield from _unread(value, shape, place)
-    elif isinstance(values, dict):
-        for name, value in values.items():
-            if name in shape.inner:
-                inner = f"{place}{name}[]." if isinstance(value, list) else f"{place}{name}."
-                yield from _unread(value, shape.inner[name], inner)
-            elif name not in shape.fields and value is not None:
-                yield place + name
+def _unread(values: list[Any], shape: _Shape, place: str) -> list[str]:
+    """The names of fields of these objects that are set and not read, with the place of each."""
+    names = []
+    for value in values:  # every object of every request: whole sets of keys are compared
+        if isinstance(value, list):
+            names += _unread(value, shape, place)
+        elif isinstance(value, dict):
+            for name in shape.inner if value.keys() <= shape.fields else value:
+                nested, inner = value.get(name), shape.inner.get(name)
+                if name not in shape.fields and nested is not None:
+                    names.append(place + name)
+                elif inner is not None and isinstance(nested, list):
+                    names += _unread(nested, inner, f"{place}{name}[].")
+                elif inner is not None and isinstance(nested, dict):
+                    names += _unread([nested], inner, f"{place}{name}.")
+    return names
 
 
 def _to_camel_case(values: Any, shape: _Shape) -> None:

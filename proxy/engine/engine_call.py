@@ -103,10 +103,11 @@ class SamplingRequest:
 
     def behind(self, answer: Sequence[int], end_ids: Sequence[int], stop: Sequence[str]) -> "SamplingRequest":
         """The request for the rest of an answer whose first tokens these are. It ends at these tokens and texts too."""
-        if not answer:
-            prompt = self.prompt
-        else:
-            prompt = self.prompt.rstrip()[:-1] + b"," + msgspec.json.encode(list(answer))[1:]
+        if not (answer or end_ids or stop):
+            return self
+        prompt = self.prompt
+        if answer:
+            prompt = prompt.rstrip()[:-1] + b"," + msgspec.json.encode(list(answer))[1:]
         return replace(
             self,
             prompt=prompt,

@@ -14,7 +14,7 @@ from trainer.loss.policy_loss import policy_loss
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy
 
-SPLITS = {"data": "mimo", "tensor": "mimo", "sequence": "mimo", "experts-tensor": "qwen3_moe_head"}
+SPLITS = {"data": "mimo", "tensor": "mimo", "experts-tensor": "qwen3_moe_head"}
 """The splits of two_ranks that are tried, with the family of the model."""
 BATCHES = (make_rows(10, 1), make_rows(10, 2), make_rows(1, 3))
 """The last batch has one row, for two ranks."""

@@ -24,7 +24,7 @@ SPLITS: dict[str, tuple[str, dict[str, Any]]] = {
     "pipeline-tied": ("qwen2", {"pipeline": 2}),
     "pipeline-mixed": ("qwen3_moe_mixed", {"pipeline": 2}),
     "expert": ("qwen3_moe", {"expert": 2}),
-    "sequence": ("qwen3_moe", {"tensor": 2, "sequence": True}),
+    "tensor-expert": ("qwen3_moe", {"tensor": 2}),
     "distributed": ("qwen3", {"distributed_optimizer": True, "precision": "bfloat16"}),
     "distributed-expert": ("qwen3_moe", {"distributed_optimizer": True, "expert": 2}),
 }

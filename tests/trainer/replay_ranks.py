@@ -53,7 +53,7 @@ def routed(rows: Sequence[TrainingRow], seed: int = 0) -> list[TrainingRow]:
 
 SPLITS: dict[str, dict[str, Any]] = {
     "data": {},
-    "sequence": {"tensor": 2, "sequence": True, "recompute": True},
+    "tensor": {"tensor": 2, "recompute": True},
     "context": {"context": 2},
     "pipeline": {"pipeline": 2, "recompute": True},
     "experts": {"expert": 2},

@@ -102,7 +102,6 @@ def test_a_schedule_sets_the_numbers_of_the_queue(batch: str, numbers: str, file
         ("parallel.pipeline=2", "context = 1 times parallel.pipeline = 2; change one"),
         ("loss.balance=-1", "loss.balance = -1"),
         ("parallel.expert=2", "no multiple of parallel.expert = 2 times parallel.pipeline = 1"),
-        ("parallel.sequence=true", "parallel.tensor = 1; drop one"),
         ("mtp.drafts=-1", "mtp.drafts = -1: expected `int` >= 0"),
         ("mtp.lr=0", "mtp.lr = 0: expected `float` > 0"),
         ("mtp.heads=1", "unknown key `heads`.*drafts, train, lr"),

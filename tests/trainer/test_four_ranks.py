@@ -9,8 +9,8 @@ from tests.trainer.test_loop import finish, metrics, prepare
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 SPLITS = {
     "tensor-pipeline": ("tensor=2", "pipeline=2"),
-    "sequence-context": ("tensor=2", "sequence=true", "context=2"),
-    "sequence-data": ("tensor=2", "sequence=true", "distributed_optimizer=true"),
+    "tensor-context": ("tensor=2", "context=2"),
+    "tensor-data": ("tensor=2", "distributed_optimizer=true"),
     "context-pipeline": ("context=2", "pipeline=2", "recompute=true"),
     "pipeline-data": ("pipeline=2", "distributed_optimizer=true"),
 }

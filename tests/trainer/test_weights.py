@@ -119,7 +119,6 @@ def test_layers_that_do_not_divide_into_stages_are_refused(tmp_path: Path) -> No
     [
         ("qwen3", {"expert": 2}, "parallel.expert = 2 divides experts, and qwen3 has none; set it to 1"),
         ("qwen3_moe", {"expert": 3}, "parallel.expert = 3 does not divide the model's 8 experts; choose a divisor"),
-        ("qwen3_moe", {"tensor": 2}, "parallel.tensor = 2 with a mixture of experts needs parallel.sequence = true"),
     ],
 )
 def test_experts_that_ranks_cannot_divide_are_refused(

@@ -43,22 +43,21 @@ LOSS = partial(policy_loss, rule=replace(RULE, kl=KL))
 SHARDED = {"distributed_optimizer": True}
 SPLITS: dict[str, dict[str, Any]] = {
     "data": {},
-    "tensor": {"tensor": 2},
-    "sequence": {"tensor": 2, "sequence": True, "recompute": True, **SHARDED},
+    "tensor": {"tensor": 2, "recompute": True, **SHARDED},
     "context": {"context": 2},
     "pipeline": {"pipeline": 2},
     "pipeline-tied": {"pipeline": 2, "recompute": True, **SHARDED},
     "experts": {"expert": 2},
-    "experts-tensor": {"tensor": 2, "sequence": True, "expert": 2, "recompute": True},
-    "experts-copied": {"tensor": 2, "sequence": True},
+    "experts-tensor": {"tensor": 2, "expert": 2, "recompute": True},
+    "experts-copied": {"tensor": 2},
     "experts-context": {"context": 2, "expert": 2, **SHARDED},
     "experts-pipeline": {"pipeline": 2},
     "data-sharded": SHARDED,
     "half": {"precision": "bfloat16", **SHARDED},
     "pipeline-half": {"pipeline": 2, "precision": "bfloat16"},
 }
-SHORT = {"data", "sequence", "context", "pipeline", "experts-tensor"}
-"""Data, tensors with sequences, context, a pipeline, experts. `make test` tries these, `make test-all` all."""
+SHORT = {"data", "tensor", "context", "pipeline", "experts-tensor"}
+"""Data, tensors, context, a pipeline, experts. `make test` tries these, `make test-all` all."""
 
 FAMILIES = {"pipeline-tied": "qwen2"} | {name: "qwen3_moe" for name in SPLITS if name.startswith("experts")}
 """Kinds that are not here train a qwen3 model. The qwen2 model shares the weights of embedding and output layer."""

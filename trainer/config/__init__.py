@@ -110,8 +110,6 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Ranks on this machine; `--nproc` overrides it. In a job over several machines: all ranks (docs/cluster.md)."""
     tensor: Count = 1
     """Ranks that share one copy of the model. The others hold further copies (data parallel)."""
-    sequence: bool = False
-    """Divide norms and residuals over the tensor ranks by tokens: less memory, the same result."""
     context: Count = 1
     """Ranks that share one micro-batch by tokens, for contexts too long for one rank. Keys and values are gathered."""
     pipeline: Count = 1
@@ -129,10 +127,6 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def __post_init__(self) -> None:
         demand(
-            self.tensor > 1 or not self.sequence,
-            f"parallel.sequence needs tensor ranks to divide over, and parallel.tensor = {self.tensor}; drop one",
-        )
-        demand(
             self.processes % self.copy == 0,
             f"parallel.processes = {self.processes} is no multiple of parallel.tensor = {self.tensor} times "
             f"parallel.context = {self.context} times parallel.pipeline = {self.pipeline}; change one",
@@ -147,6 +141,11 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def copy(self) -> int:
         """Ranks that hold one copy of the model together."""
         return self.tensor * self.context * self.pipeline
+
+    @property
+    def sequence(self) -> bool:
+        """Whether norms and residuals are divided over the tensor ranks by tokens: less memory, the same result."""
+        return self.tensor > 1
 
 
 class Push(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -104,11 +104,6 @@ def _demand_expert_splits(shape: ModelShape, parallel: Parallel) -> None:
             f"parallel.expert = {parallel.expert} does not divide the model's {shape.experts.count} experts; choose a "
             "divisor"
         )
-    if parallel.tensor > 1 and not parallel.sequence:
-        raise UserError(
-            f"parallel.tensor = {parallel.tensor} with a mixture of experts needs parallel.sequence = true, so that "
-            "each rank routes its own tokens; set it"
-        )
 
 
 def _shape(config: dict[str, Any]) -> ModelShape:

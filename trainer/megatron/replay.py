@@ -56,7 +56,7 @@ class RoutingReplay:
         `layer` counts from 0. Tokens without recorded experts keep the router's choice.
         """
         recorded = self._recorded[:, layer]
-        if len(recorded) != len(own):  # with parallel.sequence, tensor ranks divide the tokens
+        if len(recorded) != len(own):  # tensor ranks divide the tokens
             recorded = recorded.split(len(own))[parallel_state.get_tensor_model_parallel_rank()]
         recorded = recorded.long()
         known = recorded[:, 0] >= 0

@@ -38,7 +38,7 @@ class HeadInput:
     """The input of the head for one micro-batch, without gradients. N: its tokens."""
 
     hidden: Tensor
-    """[N, 1, hidden] of the policy, after its last norm. With `parallel.sequence`: this tensor rank's part of N."""
+    """[N, 1, hidden] of the policy, after its last norm. With several tensor ranks: this rank's part of N."""
     embedded: Tensor
     """The embeddings of the same tokens."""
     angles: Tensor
