@@ -57,7 +57,10 @@ def run_stage(stage: Stage, small: bool, directory: Path) -> dict[str, Any]:
     # One cache of compiled kernels for all stages, and none of earlier runs: compile times are figures too.
     cache = {"TORCHINDUCTOR_CACHE_DIR": str(directory / "inductor"), "TRITON_CACHE_DIR": str(directory / "triton")}
     began, limit = time.monotonic(), QUICK_LIMIT if small else stage.limit
-    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **cache}, start_new_session=True)
+    # What the trainer prints goes beside the lines of JSON.
+    process = subprocess.Popen(
+        command, cwd=ROOT, env={**os.environ, **cache}, stdout=sys.stderr, start_new_session=True
+    )
     try:
         code: int | None = process.wait(limit)
     except subprocess.TimeoutExpired:

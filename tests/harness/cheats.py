@@ -223,7 +223,8 @@ PROCESSES = {
         script=OPEN
         + plant("* * * * * root echo hello > $PWD/hello.txt", "/etc/cron.d/evil")
         + plant("* * * * * echo hello > $PWD/hello.txt", "/var/spool/cron/crontabs/root")
-        + "(sleep 1; while :; do echo hello > hello.txt; done) >/dev/null 2>&1 &",
+        # What the agent writes while it runs is its work, however long that takes: this writes after its end.
+        + "(while kill -0 $$; do sleep 0.1; done; sleep 1; while :; do echo hello > hello.txt; done) >/dev/null 2>&1 &",
         victim="slow script",
     ),
 }
