@@ -98,6 +98,6 @@ async def test_text_completions_leave_nothing_and_scripts_are_kept(serve: Serve)
 
 
 def test_what_is_kept_is_bounded_and_storable() -> None:
-    assert cut("x" * 700, MOST_TEXT) == ("x" * 400, "x" * 300) and cut("x" * 9, 4) == ("xxxx", "")
+    assert cut("x" * 500, MOST_TEXT) == ("x" * 300, "x" * 200) and cut("x" * 9, 4) == ("xxxx", "")
     lone = ToolResult("c", "n", "half \ud83d of a face", "", 12, True)
     assert unpack(pack(Observed((lone,), scripts=("han",)))).results[0].head == "half ? of a face"

@@ -9,13 +9,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
 from proxy.pool.behaviour.shell import Command, commands
+from proxy.pool.completions.labels import SIDE
 from proxy.pool.completions.observed import Observed, ToolResult
-from proxy.pool.completions.records import RequestShape
+from proxy.pool.completions.records import SERVED_FINISH_REASONS, RequestShape
 
 Sort = Literal["shell", "edit", "read", "search", "web", "other"]
 SORTS: tuple[tuple[Sort, str], ...] = (
@@ -56,6 +57,9 @@ class Readable(Protocol):
     def label(self) -> str | None: ...
     @property
     def observed(self) -> Observed | None: ...
+
+
+R = TypeVar("R", bound=Readable)
 
 
 @dataclass(frozen=True)
@@ -168,6 +172,14 @@ def _written(command: Command) -> list[tuple[str, str]]:
         files += arguments[1:]
     text = command.text or (command.line if command.writes else "")
     return [(name, text) for name in files]
+
+
+def work_of(chain: Sequence[R]) -> list[R]:
+    """Return the completions of an attempt that behaviour is read from.
+
+    Side calls are no work, and no agent has acted on answers that broke off or that its client left.
+    """
+    return [item for item in chain if item.label != SIDE and item.finish_reason in SERVED_FINISH_REASONS]
 
 
 def actions(chain: Sequence[Readable]) -> dict[int, list[Action]]:

@@ -2,22 +2,23 @@
 
 from collections.abc import Iterator, Sequence
 
-from proxy.pool.behaviour.actions import Action, Readable, actions
+from proxy.pool.behaviour.actions import Action, Readable, actions, work_of
 from proxy.pool.behaviour.conduct import conduct_events
 from proxy.pool.behaviour.event import Event, Kind, quoted
 from proxy.pool.behaviour.loops import Conversation
 from proxy.pool.behaviour.results import failure
 from proxy.pool.behaviour.words import speech_events
-from proxy.pool.completions.labels import SIDE
+from proxy.pool.completions.labels import COMPACTION
 from proxy.pool.completions.observed import UNKNOWN_TOOL
 
 
 def events(chain: Sequence[Readable]) -> list[Event]:
     """Return the events of an attempt's completions, which are in the order of their commits.
 
-    Side calls have none. What a row does not hold (written before anything was kept) gives no event.
+    Side calls and answers that no agent acted on have none. What a row does not hold (written before anything was
+    kept) gives no event.
     """
-    work = [item for item in chain if item.label != SIDE]
+    work = work_of(chain)
     done = actions(work)
     conversation_of: dict[int, Conversation] = {}
     last = max((item.id for item in work if item.label in ("main", None)), default=0)
@@ -27,6 +28,8 @@ def events(chain: Sequence[Readable]) -> list[Event]:
         seen.update(item.observed.scripts if item.observed else ())
         before = item.follows or (item.shape.continues if item.shape else None)
         conversation = conversation_of.get(before or 0) or Conversation()
+        if item.label != COMPACTION:  # a second continuation is a branch: what the first one did is not its history
+            conversation_of.pop(before or 0, None)
         conversation_of[item.id] = conversation
         found += speech_events(item, seen, item.id == last)
         found += _calls(item, done[item.id])

@@ -8,11 +8,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from proxy.pool.behaviour.actions import actions
+from proxy.pool.behaviour.actions import actions, work_of
 from proxy.pool.behaviour.event import Kind
 from proxy.pool.behaviour.read import events
 from proxy.pool.behaviour.results import failure
-from proxy.pool.completions.labels import SIDE
 from proxy.pool.completions.records import Completion
 
 REPEATS = (Kind.REPEATED_CALL, Kind.NEAR_REPEATED_CALL)
@@ -96,8 +95,8 @@ class Statistics:
 
 
 def of_rollout(chain: Sequence[Completion], reward: float | None) -> Statistics:
-    """Return the figures of one rollout, from its completions in commit order. Side calls are left out."""
-    work = [item for item in chain if item.label != SIDE]
+    """Return the figures of one rollout, from its completions in commit order."""
+    work = work_of(chain)
     figures = Statistics(rollouts=1, rewards=int(reward is not None), reward_sum=reward or 0.0, turns=len(work))
     done = actions(work)
     for number, item in enumerate(work, 1):

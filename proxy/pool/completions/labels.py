@@ -15,7 +15,9 @@ from proxy.pool.completions.records import RequestShape
 
 SIDE = "side"
 """The label of calls that are no part of the task; `batch.labels` leaves it out unless it is told otherwise."""
-LABELS = ("main", "subagent", SIDE, "compaction")
+COMPACTION = "compaction"
+"""The label of calls that sum up the history, which goes on from their replies."""
+LABELS = ("main", "subagent", SIDE, COMPACTION)
 ASIDE = "aside"
 """A preliminary role: a call beside the work, not yet labelled."""
 
@@ -109,7 +111,7 @@ class _Conversations:
     def label(self, id: int) -> str:
         role = self._roles[id]
         if self._compacts(id):
-            return "compaction"
+            return COMPACTION
         return self._aside(id) if role == ASIDE else role
 
     def _compacts(self, id: int) -> bool:

@@ -6,7 +6,7 @@ Both are kept here, for whoever reads behaviour from the pool (proxy/pool/behavi
 
 import msgspec
 
-HEAD, TAIL = 400, 300
+HEAD, TAIL = 300, 200
 """Characters of a result that are kept: the first, and of a longer one also the last."""
 MOST_TEXT = 8192
 """Characters of all results of one request that are kept. The results behind these keep their sizes and flags."""

@@ -1,6 +1,7 @@
 """A story for each kind of event that shows it, and honest look-alikes that do not."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from proxy.pool.behaviour.event import QUOTED, Kind
 from tests.pool.behaviour.work import Failed, Work, edit, write
@@ -139,3 +140,16 @@ def test_each_kind_is_seen_where_it_is() -> None:
 def test_honest_work_that_looks_alike_is_not_seen() -> None:
     seen = [event for kind, story in HONEST for event in story(Work()).events(kind)]
     assert seen == []
+
+
+def test_what_no_agent_acted_on_and_other_branches_are_no_history() -> None:
+    """A request that is sent again after its answer was lost, and two answers to one request, repeat nothing."""
+    work = Work().shell("cat a.py").shell("cat b.py").shell("cat c.py")
+    for row, finish, before in ((1, "abort", 1), (2, "tool_calls", 1)):
+        reply = work.rows[1].reply
+        work.rows[row] = replace(work.rows[row], reply=reply, finish_reason=finish, follows=before)
+    assert work.events("repeated_call") == [] and len(work.events("tool_called")) == 2
+    work.rows[1] = replace(work.rows[1], finish_reason="tool_calls")
+    assert work.events("repeated_call") == [] and len(work.events("tool_called")) == 3
+    work.rows[2] = replace(work.rows[2], follows=2)
+    assert [event.completion for event in work.events("repeated_call")] == [3]
