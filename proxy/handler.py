@@ -111,6 +111,7 @@ class Handler:
             return await self._fail(response, internal_error())
         finally:
             response.stop_keepalive()
+        self._metrics.answered[dialect.NAME] += 1
         await asyncio.shield(all_delivered(answers))  # shielded: a client may disconnect as soon as it has the end
         return result
 

@@ -26,7 +26,7 @@ from proxy.dialects.request_fields import RequestReader
 from proxy.dialects.structured_output import answer_constraint, call_constraint
 from proxy.parsing.turn_parser import Piece, Reasoning, Text
 
-PROMPT, CHOICES = "messages", ""
+NAME, PROMPT, CHOICES = "messages", "messages", ""
 SIGNATURE = "blackforge"
 """The signature of thinking blocks. Thinking is sent in the clear, but clients require a signature."""
 ROLES = ("user", "assistant", "system")

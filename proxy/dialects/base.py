@@ -54,6 +54,10 @@ class Dialect(Protocol):
     """A module of proxy.dialects."""
 
     @property
+    def NAME(self) -> str:
+        """Its name in metrics."""
+
+    @property
     def PROMPT(self) -> str:
         """The field that holds the prompt."""
 

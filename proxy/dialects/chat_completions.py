@@ -34,7 +34,7 @@ from proxy.dialects.structured_output import openai_constraint
 from proxy.dialects.token_logprobs import openai_entries, tokens_of, wanted
 from proxy.parsing.turn_parser import Piece, Reasoning, Text
 
-PROMPT, CHOICES = "messages", "n"
+NAME, PROMPT, CHOICES = "chat_completions", "messages", "n"
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 NAMES: dict[type, str] = {Text: "content", Reasoning: "reasoning_content"}
 OWN_VARIABLES = {"messages", "tools", "documents", "self"}

@@ -34,7 +34,7 @@ from proxy.dialects.structured_output import ANY_OBJECT, answer_constraint, call
 from proxy.dialects.token_logprobs import gemini_result, wanted
 from proxy.parsing.turn_parser import Piece, Reasoning, Text
 
-PROMPT, CHOICES = "contents", "generationConfig.candidateCount"
+NAME, PROMPT, CHOICES = "gemini", "contents", "generationConfig.candidateCount"
 STREAMED = "streamGenerateContent"
 JSON = "application/json"
 LOGPROBS = ("generationConfig.responseLogprobs", "generationConfig.logprobs")

@@ -38,7 +38,7 @@ from proxy.dialects.structured_output import openai_constraint
 from proxy.dialects.token_logprobs import openai_entries, tokens_of, wanted
 from proxy.parsing.turn_parser import Piece, Reasoning, Text
 
-PROMPT, CHOICES = "input", ""
+NAME, PROMPT, CHOICES = "responses", "input", ""
 OWN = ("id", "created_at", "previous_response_id", "store")
 """Fields of a response object that are its own, unlike those that it repeats."""
 ENCRYPTED, LOGPROBS = "reasoning.encrypted_content", "message.output_text.logprobs"

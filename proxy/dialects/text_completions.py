@@ -28,7 +28,7 @@ from proxy.dialects.request_fields import RequestReader
 from proxy.dialects.token_logprobs import text_entries, wanted
 from proxy.parsing.turn_parser import Piece, Text
 
-PROMPT, CHOICES = "prompt", "n"
+NAME, PROMPT, CHOICES = "completions", "prompt", "n"
 MOST_LOGPROBS = 5
 DEFAULT_TOKENS = 16
 

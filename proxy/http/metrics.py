@@ -1,4 +1,4 @@
-"""The proxy's metrics for Prometheus: calls by run, rows not yet committed, failures by kind, retries.
+"""The proxy's metrics for Prometheus: calls by run and dialect, rows not yet committed, failures by kind, retries.
 
 Counted since the proxy started, in memory, and collected when somebody asks: each proxy has its own, nothing is
 registered globally. Left out: latencies and tokens, which the pool has for every completion.
@@ -25,6 +25,8 @@ class ProxyMetrics(Collector):
     """Returns how many completions wait for their commit."""
     cut: Counter[str]
     """Connections that the proxy closed, by reason (proxy/http/connections.py)."""
+    answered: Counter[str] = field(default_factory=Counter)
+    """Calls whose client got the whole answer, by dialect."""
     failures: Counter[str] = field(default_factory=Counter)
     """By the error code that the client was sent."""
     continued: Counter[str] = field(default_factory=Counter)
@@ -45,6 +47,7 @@ class ProxyMetrics(Collector):
         yield GaugeMetricFamily(
             "blackforge_uncommitted_completions", "Completions waiting for their commit.", value=self.uncommitted()
         )
+        answered = CounterMetricFamily("blackforge_calls_answered", "Calls answered whole.", labels=["dialect"])
         failures = CounterMetricFamily("blackforge_failures", "Calls answered with an error.", labels=["kind"])
         continued = CounterMetricFamily(
             "blackforge_continued_calls", "Calls that continue a recorded completion.", labels=["how"]
@@ -52,11 +55,16 @@ class ProxyMetrics(Collector):
         unfit = CounterMetricFamily(
             "blackforge_unfit_answers", "Answers without the form that their request prescribes.", labels=["form"]
         )
-        counted = ((failures, self.failures), (continued, self.continued), (unfit, self.unfit))
+        counted = (
+            (answered, self.answered),
+            (failures, self.failures),
+            (continued, self.continued),
+            (unfit, self.unfit),
+        )
         for counter, counts in counted:
             for label, count in counts.items():
                 counter.add_metric([label], count)
-        yield from (failures, continued, unfit)
+        yield from (answered, failures, continued, unfit)
         yield CounterMetricFamily(
             "blackforge_answers_served_again", "Answers sent once more to a retry.", value=self.served_again
         )

@@ -296,6 +296,8 @@ async def test_white_space_keeps_a_whole_answer_alive(serve: Serve, dialect: Dia
         data = await answer.read()
     assert dialect.text_of(data, False) == WHOLE and not data.strip().count(b"\n")
     assert [row.untrainable for row in stand.recorded()] == [None]
+    name = {"chat": "chat_completions"}.get(dialect.name, dialect.name)
+    await until_metric(stand, f'calls_answered_total{{dialect="{name}"}} 1.0')
 
 
 async def test_an_error_after_the_white_space_breaks_the_connection(serve: Serve) -> None:

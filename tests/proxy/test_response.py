@@ -23,7 +23,7 @@ REPLY = Reply(
 class Large:
     """A dialect and its events, with large answers."""
 
-    PROMPT, CHOICES = "prompt", ""
+    NAME, PROMPT, CHOICES = "large", "prompt", ""
     events: Any = None
 
     def read(self, body: bytes, path: str) -> Call:
