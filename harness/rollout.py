@@ -281,8 +281,10 @@ class LiveAttempt:
         env |= {"INSTRUCTION": task.instruction, "INSTRUCTION_FILE": f"{sandbox.home}/instruction.md"}
         limits = task.command_limits(min(task.timeout, context.budgets.seconds or task.timeout))
         excused = partial(context.engine.stood_still, self._id)
-        hung_seconds = context.budgets.hung_seconds
-        watched = HangWatch(context.pool, self._id, hung_seconds, lambda: context.sandboxes.away_seconds, excused)
+        watched = HangWatch(
+            context.pool, self._id, context.budgets.hung_seconds, lambda: context.sandboxes.away_seconds, excused,
+            limited=bool(_budget(self._job, context.budgets)),
+        )  # fmt: skip
         async with context.slots.agents:
             await sandbox.write("~/instruction.md", task.instruction)
             for path, text in launch.files.items():
@@ -390,7 +392,7 @@ class LiveAttempt:
         if saw.broken:
             kind = "engine" if saw.broken.startswith("engine") else "proxy"
             raise AttemptFailed(kind, f"the last model call failed, and the agent gave up: {saw.broken}")
-        if not saw.completed or result.exit_code:
+        if not saw.spent and (not saw.completed or result.exit_code):
             if trouble := await self._context.trouble():
                 raise trouble
         failure = PolicyFailure(LIMITS.get(result.ended), _limit_text(result))

@@ -1,6 +1,8 @@
 """Ends an agent that hangs: one that prints nothing and completes no model call for too long.
 
 Silent work cannot be seen, so the patience must be longer than the longest model call and the longest silent tool.
+An agent also ends here soon after a call was refused because its turns or tokens are used up: some would ask again for
+minutes.
 """
 
 import asyncio
@@ -10,9 +12,12 @@ from dataclasses import dataclass
 
 from harness.async_pool import AsyncPool
 from harness.failure import AttemptFailed
-from proxy.pool.rollouts.budgets import last_event
+from proxy.pool.rollouts.budgets import is_refused, last_event
 from sandboxes.base import Limits, Result, Sandbox
 from sandboxes.clocks import LEAST_SECONDS
+
+REFUSED_SECONDS = 20.0
+"""How often an agent with a budget is looked at. It has so long, and less than twice that, to end after a refusal."""
 
 
 async def _nothing(_since: float) -> float:
@@ -31,6 +36,8 @@ class HangWatch:
     """Seconds so far in which no sign of life could come, because the daemon that runs the sandbox was away."""
     excused: Callable[[float], Awaitable[float]] = _nothing
     """Seconds after a moment (unix time) in which none could come, because no engine was up."""
+    limited: bool = False
+    """Whether its model calls or sampled tokens have a limit."""
     _heard: float = 0
     _away_before: float = 0
 
@@ -46,11 +53,16 @@ class HangWatch:
         silence = time.time() - self._heard - (self.away_seconds() - self._away_before)
         return silence if silence < self.patience else silence - await self.excused(self._heard)
 
+    async def refused(self) -> bool:
+        """Whether a call was refused because turns or tokens are used up."""
+        return self.limited and await self.pool(is_refused, self.attempt_id)
+
 
 async def run_watched(
     sandbox: Sandbox, command: str, limits: Limits, env: Mapping[str, str], watched: HangWatch
 ) -> Result:
     """Run a command to its end. AttemptFailed("hung") when it shows no sign of life for too long."""
+    refused = False
     watched.hear()
     running = asyncio.ensure_future(sandbox.run(command, limits, env, on_output=watched.hear))
     try:
@@ -58,9 +70,12 @@ async def run_watched(
             left = watched.patience - await watched.silence()
             if left <= 0:
                 break
-            await asyncio.wait({running}, timeout=max(left, LEAST_SECONDS))
+            await asyncio.wait({running}, timeout=max(min(left, REFUSED_SECONDS), LEAST_SECONDS))
             if running.done():
                 return running.result()
+            if refused:
+                await sandbox.end_processes()
+            refused = await watched.refused()
     finally:
         if not running.done():
             running.cancel()

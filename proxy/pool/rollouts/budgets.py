@@ -87,6 +87,12 @@ def calls_seen(pool: Pool, attempt_id: int) -> CallsSeen:
     return CallsSeen(completed=completed, broken=broken, spent=exhausted)
 
 
+def is_refused(pool: Pool, attempt_id: int) -> bool:
+    """Return whether a call of an attempt was refused because a limit is reached."""
+    with pool.read() as connection:
+        return connection.scalar(select(attempts.c.spent).where(attempts.c.id == attempt_id)) is not None
+
+
 def last_event(pool: Pool, attempt_id: int) -> float | None:
     """Return when the newest call of an attempt ended (unix time); None when it made none."""
     with pool.read() as connection:
