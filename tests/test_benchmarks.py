@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -10,9 +11,11 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
+from benchmarks.async_runs.slow_agent import next_sleep
 from benchmarks.capacity.estimate import Load, estimate
 from benchmarks.schedules.figures import WORKLOADS, divergence
 from benchmarks.schedules.simulation import simulate
+from tests.conftest import need
 from trainer.config.batch import BatchConfig, Schedule
 
 ROOT = Path(__file__).parent.parent
@@ -155,3 +158,25 @@ def test_the_benchmark_of_the_ceilings_ends_with_one_json_object(tmp_path: Path)
     assert all(figures[key] > 0 for key in measured) and figures["sandbox_cycles_per_s"] is None
     assert figures["needs"].keys() == {"gateway processes", "databases, commits", "trainers, leases"}
     assert figures["first_bottleneck"] in figures["needs"] and figures["gigabytes_a_day"] > 0
+
+
+def test_the_attempts_at_a_task_take_its_sleeps_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAKEN", str(tmp_path))
+    monkeypatch.setenv("SLEEPS", "0.5 2")
+    for task in ("one", "other"):
+        monkeypatch.setenv("TASK", task)
+        assert [next_sleep() for _ in range(3)] == [0.5, 2.0, 0.5]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_benchmark_of_a_real_asynchronous_run_ends_with_one_json_object(tmp_path: Path) -> None:
+    need("sglang and megatron-core", find_spec("sglang") is not None and find_spec("megatron") is not None)
+    figures = run("async_run", tmp_path, "--keep", str(tmp_path / "kept"), timeout=880)
+    assert figures["async_vs_sync"] > 0 and {"reward_sync", "reward_async"} <= figures.keys()
+    for schedule, done in figures["runs"].items():
+        assert done["steps"] == len(done["reward_by_step"]) == 2 and done["lag_max"] <= done["lag_bound"], schedule
+        assert done["account"]["sampled"] > 0 == done["account"]["unaccounted"], schedule
+        assert done["agent_seconds_max"] > 0 < done["trainer_idle"] < 1, schedule
+        assert (tmp_path / "kept" / schedule / "pool.db").exists()
+    assert figures["runs"]["synchronous"]["lag_bound"] == 0

@@ -34,6 +34,8 @@ MARK = ".blackforge-demo"
 class Demo:
     """One demo in one directory. `close` ends its services."""
 
+    agent = AGENT
+
     def __init__(self, directory: Path, settings: Settings, console: Console):
         self.directory, self.settings, self.console = directory, settings, console
         self.pool: Pool = open_pool(str(directory / "pool.db"))
@@ -66,7 +68,7 @@ class Demo:
             "--agent",
             "command",
             "--command",
-            AGENT,
+            self.agent,
             "--concurrency",
             str(self.settings.concurrency),
         ]
