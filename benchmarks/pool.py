@@ -27,6 +27,7 @@ from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt
 from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
 from proxy.pool.rollouts.runs import admission, open_run, set_queue_limit
 from proxy.pool.schema import completions, tasks
+from proxy.pool.training.settled import settle
 from proxy.pool.training.steps import latest, mark_pushed
 from proxy.pool.training.windowed_fifo import LeaseRule, lease
 
@@ -85,6 +86,9 @@ def fill(pool: Pool, rows: int) -> int:
             connection.execute(text(numbered), names)
             if pool.dialect == "postgresql" and table != "policy_versions":
                 connection.execute(text(f"select setval('{table}_id_seq', (select max(id) from {table}))"))
+    with pool.write() as connection:
+        while settle(connection, run.id):  # as its steps would have done
+            pass
     if pool.dialect == "postgresql":  # what its autovacuum does by itself; SQLite gathers no statistics
         with pool.write() as connection:
             connection.execute(text("analyze"))

@@ -5,11 +5,14 @@ against the `prefix_of` completion. Text written by agents and engines is `FreeT
 Responses calls is stored, unless they forbid it, and the ends of tool results; a completion keeps its own reply.
 """
 
+from typing import Any
+
 from sqlalchemy import (
     JSON,
     BigInteger,
     CheckConstraint,
     Column,
+    ColumnElement,
     Float,
     ForeignKey,
     Index,
@@ -25,6 +28,8 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.engine import Dialect
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.types import TypeDecorator
 
 from proxy.pool.compressed_json import Packed
@@ -66,6 +71,7 @@ runs = Table(
     Column("owner_seen_at", Float),  # its last heartbeat
     Column("trainer", JSON(none_as_null=True)),  # the trainer that works on it, whose token fences; null: none
     Column("trainer_seen_at", Float),
+    Column("settled", JSON(none_as_null=True)),  # the sums of its settled groups (proxy/pool/training/settled.py)
     CheckConstraint("purpose in ('train', 'eval', 'collect')", name="ck_runs_purpose"),
 )
 
@@ -85,6 +91,9 @@ def _partial(column: str) -> Index:
     """Return an index of those of a run's groups that have a value in a column, by this value."""
     rows = text(f"{column} is not null")
     return Index(f"ix_groups_{column}", "run_id", column, sqlite_where=rows, postgresql_where=rows)
+
+
+UNSETTLED = text("settled is null")
 
 
 groups = Table(
@@ -109,6 +118,7 @@ groups = Table(
     Column("function", Text),  # the user's function that was asked about its rollouts when it was leased; null: none
     Column("created_at", Float, nullable=False),
     Column("finished_at", Float),
+    Column("settled", Integer),  # 1: runs.settled counts its tokens, which stay where they are unless it is reopened
     Column("archive_id", Integer),  # the archive that holds its completions; null: none does
     Column("dropped_at", Float),  # set: the pool does not hold them any more
     UniqueConstraint("run_id", "queue_index"),
@@ -119,6 +129,7 @@ groups = Table(
     _partial("step"),
     _partial("failure"),
     _partial("replaces"),
+    Index("ix_groups_unsettled", "run_id", sqlite_where=UNSETTLED, postgresql_where=UNSETTLED),
     CheckConstraint("state in ('RUNNING', 'DONE', 'LEASED', 'CONSUMED', 'TOMBSTONE')", name="ck_groups_state"),
     CheckConstraint("(step is not null) = (state in ('LEASED', 'CONSUMED'))", name="ck_groups_step"),
     CheckConstraint("purpose = 'eval'", name="ck_groups_purpose"),
@@ -264,10 +275,28 @@ undelivered = Table(
 
 TOKENS = func.length(completions.c.sampled, type_=Integer) // 4
 """Number of tokens of a completion's answer."""
-SAMPLED_TOKENS = case(
-    (completions.c.given.is_(null()), TOKENS), else_=func.length(completions.c.logprobs, type_=Integer) // 4
-)
-"""Number of tokens that the model sampled: given ones have no logprob."""
+GIVEN_TOKENS = {
+    "sqlite": "(select sum(json_extract(value, '$[1]') - json_extract(value, '$[0]')) from json_each({given}))",
+    "postgresql": "(select sum(cast(span ->> 1 as integer) - cast(span ->> 0 as integer)) "
+    "from json_array_elements({given}) as span)",
+}
+"""Database -> SQL of the number of tokens in the spans of a column."""
+
+
+class _GivenTokens(ColumnElement[int]):
+    """The number of tokens of a completion's answer that the proxy wrote."""
+
+    inherit_cache = True
+    type = Integer()
+
+
+@compiles(_GivenTokens)
+def _given_tokens(_element: _GivenTokens, compiler: SQLCompiler, **_: Any) -> str:
+    return GIVEN_TOKENS[compiler.dialect.name].format(given="completions.given")
+
+
+SAMPLED_TOKENS = case((completions.c.given.is_(null()), TOKENS), else_=TOKENS - _GivenTokens())
+"""Number of tokens that the model sampled: all but the given ones, also where logprobs are missing."""
 
 policy_versions = Table(
     "policy_versions",
@@ -293,6 +322,7 @@ train_steps = Table(
     Column(
         "fates", JSON(none_as_null=True)
     ),  # its sums (proxy/pool/training/fates.py: StepSums); null: older than they
+    Column("so_far", JSON(none_as_null=True)),  # these sums of this step and of those that it grew from; null: older
 )
 
 fates = Table(
@@ -302,6 +332,16 @@ fates = Table(
     Column("version_id", ForeignKey("policy_versions.id"), nullable=False),  # of the last step that took it
     Column("trained", Integer, nullable=False),  # tokens of the answer
     Column("left_out", JSON, nullable=False),  # the others: reason -> tokens
+)
+
+imitated = Table(
+    "imitated",
+    metadata,
+    Column("completion_id", Integer, primary_key=True),  # no reference: the row stays when the completion leaves
+    Column("run_id", ForeignKey("runs.id"), nullable=False),
+    Column("rollout_id", Integer, nullable=False),
+    Column("tokens", Integer, nullable=False),  # that a warm start learned from (proxy/pool/training/imitation.py)
+    Index(None, "run_id"),
 )
 
 events = Table(

@@ -6,6 +6,8 @@ its tables, and made again after it. A change of a view therefore needs a migrat
 
 from sqlalchemy import Connection, text
 
+from proxy.pool.schema import GIVEN_TOKENS
+
 # Subqueries for each row, not joins with grouped tables: a reader who asks for one run or group pays for that one only.
 VIEWS = {
     "v_runs": """
@@ -55,8 +57,8 @@ select runs.name as run, groups.id as group_id, groups.queue_index, tasks.name a
     (select count(*) from completions where completions.attempt_id = rollouts.attempt_id) as completions,
     (select count(*) from completions
         where completions.attempt_id = rollouts.attempt_id and completions.untrainable is null) as trainable,
-    (select sum(case when completions.given is null then length(completions.sampled) else length(completions.logprobs)
-        end / 4) from completions where completions.attempt_id = rollouts.attempt_id) as sampled_tokens
+    (select sum(length(completions.sampled) / 4 - coalesce({given}, 0)) from completions
+        where completions.attempt_id = rollouts.attempt_id) as sampled_tokens
 from rollouts
 join groups on groups.id = rollouts.group_id
 join runs on runs.id = groups.run_id
@@ -73,8 +75,7 @@ select runs.name as run, groups.id as group_id, groups.queue_index, tasks.name a
     completions.prefix_length + length(completions.prompt_tail) / 4 as prompt_tokens,
     length(completions.prompt_tail) / 4 as new_prompt_tokens,
     length(completions.sampled) / 4 as answer_tokens,
-    case when completions.given is null then length(completions.sampled) else length(completions.logprobs) end / 4
-        as sampled_tokens,
+    length(completions.sampled) / 4 - coalesce({given}, 0) as sampled_tokens,
     length(completions.logprobs) / 4 as logprobs,
     coalesce(length(completions.experts), 0) as experts_bytes,
     completions.started_at, completions.finished_at, completions.finished_at - completions.started_at as seconds
@@ -110,5 +111,6 @@ def drop_views(connection: Connection) -> None:
 
 def make_views(connection: Connection) -> None:
     """Make the views, in a database of the newest schema without them."""
+    given = GIVEN_TOKENS[connection.dialect.name].format(given="completions.given")
     for name, query in VIEWS.items():
-        connection.execute(text(f"create view {name} as {query}"))
+        connection.exec_driver_sql(f"create view {name} as {query.replace('{given}', given)}")

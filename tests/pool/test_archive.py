@@ -13,6 +13,7 @@ from pathlib import Path
 from zlib import crc32
 
 import pytest
+from pyarrow import parquet
 from sqlalchemy import func, select, text
 
 from proxy.commands.main import main
@@ -21,6 +22,7 @@ from proxy.pool.completions.routed_experts import RoutedExperts
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
 from proxy.pool.files import lock_directory
+from proxy.pool.inspect.account import account
 from proxy.pool.inspect.show import show
 from proxy.pool.inspect.verify import verify
 from proxy.pool.read import RolloutFilter, rollouts
@@ -28,11 +30,14 @@ from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt
 from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
 from proxy.pool.rollouts.runs import open_run
 from proxy.pool.schema import archives, completions, groups
+from proxy.pool.training.fates import RolloutFate
 from proxy.pool.training.finished_rollouts import finished_rollout, finished_rollouts
 from proxy.pool.training.steps import Published, publish, reopen_after
 from proxy.pool.training.windowed_fifo import LeaseRule, lease, of_step
 from proxy.pool.untrained import Untrained, UntrainedReason
 from tests.pool.make import TASK, new_completion, record
+from trainer.config.step import StepOptions
+from trainer.data.assemble import assemble
 
 Command = Callable[..., str]
 STEPS = 4
@@ -55,14 +60,16 @@ def turns(attempt_id: int) -> list[NewCompletion]:
 def trained(pool: Pool, tmp_path: Path) -> Pool:
     """Run r after four steps of one group each, of which the checkpoints of 2 and later exist; one group waits."""
     run = open_run(pool, "r", "train", {})
-    version = None
+    version, fates = None, list[RolloutFate]()
     for step in range(STEPS + 1):
         if step:
-            assert lease(pool, run.id, step, LeaseRule(groups=1, window=4, max_staleness=9)) is not None
+            leased = lease(pool, run.id, step, LeaseRule(groups=1, window=4, max_staleness=9))
+            assert leased is not None
+            fates = [fate.to_pool() for fate in assemble(leased.groups, StepOptions(step=step)).fates]
         checkpoint = tmp_path / f"step-{step:06d}"
         if step >= 2:
             checkpoint.mkdir()
-        done = Published(step=step, checkpoint=str(checkpoint), hf_dir="m", metrics={}, parent=version)
+        done = Published(step=step, checkpoint=str(checkpoint), hf_dir="m", metrics={}, parent=version, fates=fates)
         version = publish(pool, run.id, done).id
         for member in open_group(pool, run.id, TASK, 1):
             for _ in range(2):  # the first attempt is retried
@@ -99,7 +106,7 @@ def calls(pool: Pool) -> int:
 
 
 def test_archived_rollouts_are_read_as_before(trained: Pool, archived: Command, tmp_path: Path) -> None:
-    before, stored = read(trained), calls(trained)
+    before, stored, placed = read(trained), calls(trained), account(trained, 1)
     assert len(before) == 2 * (STEPS + 1) and "nan" in str(before)
     said = archived().splitlines()
     file = tmp_path / "old" / "r-1-steps-1-2.parquet"
@@ -112,6 +119,10 @@ def test_archived_rollouts_are_read_as_before(trained: Pool, archived: Command, 
     assert archived("--drop").startswith("dropped the completions of 2 groups from the pool\n")
     assert calls(trained) == stored - 12 and read(trained) == before
     assert verify(trained).damages == []
+    assert account(trained, 1) == placed and placed.unaccounted == 0
+    rows = parquet.read_table(file, columns=["fate_version", "trained", "left_out"]).slice(3, 3).to_pylist()
+    assert [(row["fate_version"], row["trained"]) for row in rows] == [(2, 0)] * 3
+    assert {row["left_out"] for row in rows} == {'{"equal_rewards":2}', '{"equal_rewards":1}'}
     assert archived("--drop").startswith("dropped the completions of 0 groups")
     assert {path.name for path in (tmp_path / "old").iterdir()} == {file.name, "lock"}
 

@@ -7,9 +7,11 @@ import pytest
 
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
+from proxy.pool.export.sequences import origin, sequences
 from proxy.pool.functions import process
 from proxy.pool.functions.process import FunctionProcess
 from proxy.pool.functions.weights import weigh
+from proxy.pool.read import rollouts
 from proxy.pool.rollouts.runs import open_run
 from proxy.pool.training.steps import Published
 from proxy.pool.training.windowed_fifo import Lease, LeaseRule, lease
@@ -78,8 +80,17 @@ def test_a_rollout_has_its_weight_or_is_set_aside_and_a_second_lease_is_the_same
     assert "warning: filters:judge raised KeyError ('x') for rollout 3, which is set aside" in capfd.readouterr().err
     with FunctionProcess("examples.batch_function:unhurried") as example:
         endings = [["stop"], ["stop", "stop"], ["stop", "length"]]
-        rollouts = [{"completions": [{"finish_reason": reason} for reason in reasons]} for reasons in endings]
-        assert [example.weigh(rollout).weight for rollout in rollouts] == [0.5, 1.0, 0.0]
+        asked = [{"completions": [{"finish_reason": reason} for reason in reasons]} for reasons in endings]
+        assert [example.weigh(fields).weight for fields in asked] == [0.5, 1.0, 0.0]
+    read = list(rollouts(pool))
+    assert [rollout.weight for rollout in read] == [2.5, 0.0, *[None] * 5, 1.0]
+    whys = [rollout.completions[0].untrained for rollout in read]
+    assert [why and str(why) for why in whys[:3]] == [
+        None,
+        f"function: {NAME}",
+        f"function: {NAME} raised KeyError",
+    ]
+    assert sequences(read[0]) and not sequences(read[1]) and origin(read[0])["weight"] == 2.5
     write("def judge(rollout): return 9")
     assert not weigh(pool, run_id, leased(pool, run_id), NAME) and leased(pool, run_id).groups == [group]
 

@@ -12,11 +12,12 @@ from sqlalchemy.engine import Engine
 
 from benchmarks.pool import fill, finish_group
 from proxy.pool.database import Pool
+from proxy.pool.inspect.account import account
 from proxy.pool.rollouts.groups import open_rollouts
 from proxy.pool.rollouts.queue import lost_groups, replacements, spoiled_of
 from proxy.pool.rollouts.runs import admission
 from proxy.pool.schema import policy_versions
-from proxy.pool.training.steps import latest, newest
+from proxy.pool.training.steps import Published, latest, newest, publish
 from proxy.pool.training.windowed_fifo import LeaseRule, lease, of_step
 
 ROWS = 1_000_000
@@ -91,6 +92,7 @@ def test_standing_queries_of_a_million_groups_read_few_rows(pool: Pool) -> None:
         "lost groups": lambda: lost_groups(pool, run_id, "agent"),
         "spoiled": lambda: spoiled_of(pool, run_id, "old-5"),
         "of step": lambda: of_step(pool, run_id, 5),
+        "account": lambda: account(pool, run_id),
     }
     for _ in range(7):
         finish()
@@ -110,4 +112,8 @@ def test_standing_queries_of_a_million_groups_read_few_rows(pool: Pool) -> None:
         taken = lease(pool, run_id, step, rule)
     wrong["lease"] = troubles
     assert taken is not None and len(taken.groups) == 8
+    done = Published(step=step, checkpoint="c", hf_dir="h", metrics={}, parent=version.id)
+    with watched(pool) as troubles:
+        publish(pool, run_id, done)
+    wrong["publish"] = troubles
     assert {name: troubles for name, troubles in wrong.items() if troubles} == {}

@@ -11,6 +11,7 @@ import pytest
 
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
+from proxy.pool.inspect.account import account
 from proxy.pool.rollouts import runs
 from tests.trainer.make import fill, make_config, make_rows
 from tests.trainer.test_loop import prepare
@@ -37,6 +38,8 @@ def test_imitation_lowers_the_loss_until_it_is_enough(pool: Pool, ranks: Ranks, 
     for steps in (5, 60):
         options = msgspec.structs.replace(config.sft, max_steps=steps)
         train_loss.append(warm_start(msgspec.structs.replace(config, sft=options), ranks)["train_loss"])
+        learned = account(pool, 1)
+        assert learned.unaccounted == 0 and 0 < learned.imitated.tokens < learned.sampled
     assert train_loss[1] < 0.5 * train_loss[0]
     Policy(Path(config.sft.output), config, ranks)
 

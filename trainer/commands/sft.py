@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 
+from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
+from proxy.pool.training.imitation import keep_imitated
 from trainer import config as settings
 from trainer.commands.recorded_rows import demonstrations
 from trainer.data.packing import pack, plan
@@ -37,9 +40,10 @@ def warm_start(config: settings.Config, ranks: Ranks) -> dict[str, Any]:
     policy = Policy(Path(config.model), msgspec.structs.replace(config, optimizer=optimizer, loss=loss), ranks)
     train, held_out = split(ranks.share(lambda: demonstrations(config)), options)
     demand_known_tokens((*train, *held_out), policy.shape, policy.source)
-    started, step, measures = time.perf_counter(), 0, {}
+    started, step, measures, learned = time.perf_counter(), 0, {}, dict[int, int]()
     for rows in batches(train, options.batch, options.SEED):
         step += 1
+        learned |= learned_tokens(rows)
         micros = plan(rows, ranks.data_world, config.batch.max_tokens)[ranks.data_rank]
         update = policy.update(micros, count(rows), imitation, learning_rate(optimizer, step, options.max_steps))
         if step % options.MEASURE_EVERY == 0 or step == options.max_steps:
@@ -54,6 +58,7 @@ def warm_start(config: settings.Config, ranks: Ranks) -> dict[str, Any]:
             if step == options.max_steps or enough(measures, options):
                 break
     policy.write_hf(Path(options.output))
+    ranks.share(lambda: keep_imitated(open_pool(config.pool), learned))
     return measures | {"seconds": time.perf_counter() - started, "rows": len(train), "held_out_rows": len(held_out)}
 
 
@@ -89,6 +94,12 @@ def batches(rows: Sequence[TrainingRow], size: int, seed: int) -> Iterator[list[
 
 def count(rows: Sequence[TrainingRow]) -> int:
     return sum(int(row.trained.sum()) for row in rows)
+
+
+def learned_tokens(rows: Sequence[TrainingRow]) -> dict[int, int]:
+    """Return how many tokens of each completion these rows train."""
+    counts = ((row.completions, np.bincount(row.segment[row.trained], minlength=len(row.completions))) for row in rows)
+    return {id: int(count) for ids, some in counts for id, count in zip(ids, some, strict=True)}
 
 
 def measure(policy: Policy, rows: Sequence[TrainingRow], max_tokens: int) -> dict[str, float]:

@@ -5,8 +5,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from proxy.pool.database import Pool
-from proxy.pool.inspect.account import CALLED_OFF, DECILES, TRAINED, account, by_decile
+from proxy.pool.inspect.account import DECILES, TRAINED, account, by_decile
 from proxy.pool.training.fates import RolloutFate, Tally, sums
+from proxy.pool.training.places import CALLED_OFF
 from proxy.pool.training.steps import newest_metrics
 from proxy.pool.untrained import UntrainedReason
 
@@ -26,7 +27,6 @@ def left_out(pool: Pool, run_id: int, fates: Iterable[RolloutFate]) -> dict[str,
     new = {reason: tally - before.get(reason, Tally()) for reason, tally in sorted(so_far.items())}
     new = {reason: tally for reason, tally in new.items() if tally != Tally()}
     return {
-        "left_out_groups": {reason: tally.groups for reason, tally in new.items()},
         "left_out_rollouts": {reason: tally.rollouts for reason, tally in new.items()},
         "left_out_tokens": {reason: tally.tokens for reason, tally in new.items()},
         SO_FAR: {reason: [tally.groups, tally.rollouts, tally.tokens] for reason, tally in sorted(so_far.items())},

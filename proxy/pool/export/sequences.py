@@ -73,7 +73,7 @@ Batch = list[tuple[RolloutRecord, TokenSequence]]
 
 def origin(rollout: RolloutRecord) -> dict[str, Any]:
     """Return where a rollout comes from, for the batches' own metadata."""
-    names = ("run", "task", "domain", "group", "member", "rollout", "attempt", "reward_parts")
+    names = ("run", "task", "domain", "group", "member", "rollout", "attempt", "reward_parts", "weight")
     return {name: getattr(rollout, name) for name in names}
 
 

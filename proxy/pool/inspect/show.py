@@ -11,8 +11,9 @@ from proxy.pool.completions.records import Completion
 from proxy.pool.completions.store import labelled, of_attempts
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
-from proxy.pool.inspect.account import CONSUMED, place_of
+from proxy.pool.inspect.account import place_of
 from proxy.pool.schema import archives, attempts, completions, fates, groups, policy_versions, rollouts, runs, tasks
+from proxy.pool.training.places import CONSUMED
 
 REPLY_CHARACTERS = 60
 """Maximum characters of a reply that are shown."""

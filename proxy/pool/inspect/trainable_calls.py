@@ -42,6 +42,7 @@ def trainable_calls(pool: Pool, run_id: int) -> dict[str, ClientCalls]:
         completions.c.label,
         (rollouts.c.finished_at.is_not(None) & rollouts.c.reward.is_(None)).label("without_reward"),
         rollouts.c.failure,
+        rollouts.c.set_aside,
         groups.c.reason,
     )
     inner = (
@@ -62,6 +63,7 @@ def trainable_calls(pool: Pool, run_id: int) -> dict[str, ClientCalls]:
                 retried=row.retried,
                 without_reward=row.without_reward,
                 failure=row.failure,
+                set_aside=row.set_aside,
                 group=Untrained.from_columns(row.reason, None),
             )
             reason = why_untrained(Untrained.from_columns(row.untrainable, None), row.label, around)

@@ -31,8 +31,12 @@ PLACE = {
     "reward": "double",
     "reward_parts": "json",
     "failure": "string",
+    "weight": "double",
+    "set_aside": "string",
 }
 """Column -> its type by pyarrow's name. They are for other readers; ours takes them from the pool."""
+FATE = {"fate_version": "int64", "trained": "int64", "left_out": "json"}
+"""What the last step that took a completion did with its tokens (proxy/pool/training/fates.py); null: none took it."""
 GROUP_BYTES = 16 << 20
 """Bytes of arrays after which a row group ends."""
 
@@ -42,7 +46,7 @@ def _kind(column: Column[Any]) -> str:
     return next((kind for sort, kind in kinds.items() if isinstance(column.type, sort)), "string")
 
 
-COLUMNS = PLACE | {column.name: _kind(column) for column in completions.c}
+COLUMNS = PLACE | {column.name: _kind(column) for column in completions.c} | FATE
 JSON_COLUMNS = [name for name, kind in COLUMNS.items() if kind == "json"]
 
 

@@ -49,6 +49,7 @@ COLUMNS = {
     "reward": "double",
     "reward_parts": "json",
     "failure": "string",
+    "weight": "double",
 }
 """Column -> its type, by pyarrow's name where there is one."""
 ROWS, TOKENS = 256, 1_000_000

@@ -189,6 +189,7 @@ def _completions(
         retried=ended_without_outcome or row.attempt != (row.attempt_id or row.newest),
         without_reward=row.finished_at is not None and row.reward is None,
         failure=row.failure,
+        set_aside=row.set_aside,
         group=Untrained.from_columns(group.reason, group.detail),
     )
     for item in chain:
@@ -238,5 +239,6 @@ def _record(run: str, group: Row[Any], row: Row[Any], completions: Iterator[Comp
         reward=row.reward if final else None,
         reward_parts=row.reward_parts if final else None,
         failure=row.failure if final else None,
+        weight=row.weight if final else None,
         completions=tuple(completions),
     )

@@ -102,6 +102,8 @@ class RolloutRecord:
     reward_parts: dict[str, float] | None
     failure: str | None
     """A kind of proxy/pool/rollouts/failures.py."""
+    weight: float | None
+    """Of its tokens in the loss, by the user's function (`batch.function`); None: none was asked about it."""
     completions: tuple[CompletionRecord, ...]
     """In the order of their commits."""
 
@@ -127,4 +129,4 @@ OWN = (
     "ordinal", "follows", "prefix_of", "prefix_length", "message", "label", "finish_reason", "misfit", "tokens",
     "prompt_length", "mask", "given", "logprobs", "versions",
 )  # fmt: skip
-OUTCOME = ("reward", "reward_parts", "failure")
+OUTCOME = ("reward", "reward_parts", "failure", "weight")

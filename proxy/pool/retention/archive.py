@@ -126,8 +126,16 @@ def _rows(pool: Pool, run: Run, group: Row[Any]) -> Iterator[list[dict[str, Any]
                 "reward": row.reward if final else None,
                 "reward_parts": row.reward_parts if final else None,
                 "failure": row.failure if final else None,
+                "weight": row.weight if final else None,
+                "set_aside": row.set_aside if final else None,
             }
-            own = select(completions).where(completions.c.attempt_id == row.attempt).order_by(completions.c.id)
+            fate = (fates.c.version_id.label("fate_version"), fates.c.trained, fates.c.left_out)
+            own = (
+                select(completions, *fate)
+                .outerjoin(fates)
+                .where(completions.c.attempt_id == row.attempt)
+                .order_by(completions.c.id)
+            )
             yield [place | item._asdict() for item in connection.execute(own)]
 
 

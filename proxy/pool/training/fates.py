@@ -55,6 +55,11 @@ class Tally:
         return Tally(self.groups - other.groups, self.rollouts - other.rollouts, self.tokens - other.tokens)
 
 
+def added(first: Mapping[str, Tally], second: Mapping[str, Tally]) -> dict[str, Tally]:
+    """Add two sums by reason or place."""
+    return {name: first.get(name, Tally()) + second.get(name, Tally()) for name in sorted({*first, *second})}
+
+
 @dataclass(frozen=True)
 class StepSums:
     """The fates of a step, summed up."""
@@ -62,6 +67,9 @@ class StepSums:
     trained: Tally = Tally()
     left_out: dict[str, Tally] = field(default_factory=dict)
     """By reason (proxy/pool/untrained.py: Untrained.heading)."""
+
+    def __add__(self, other: "StepSums") -> "StepSums":
+        return StepSums(self.trained + other.trained, added(self.left_out, other.left_out))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

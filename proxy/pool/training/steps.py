@@ -18,6 +18,7 @@ from proxy.pool.rollouts.runs import current_version, lock_run, version_name, ve
 from proxy.pool.rollouts.states import move
 from proxy.pool.schema import groups, policy_versions, train_steps
 from proxy.pool.training.fates import RolloutFate, sums, write_fates
+from proxy.pool.training.settled import of_steps, settle, unsettle
 from proxy.pool.untrained import UntrainedReason
 
 START_AGAIN = "start the trainer again, which goes on from the newest version"
@@ -76,12 +77,15 @@ def publish(pool: Pool, run_id: int, done: Published, trainer: str | None = None
                     f"step {done.step} grew from {_name(done.parent)}, and the newest version of the run is "
                     f"{_name(newest.id if newest else None)}; {START_AGAIN}"
                 )
+            before = of_steps(connection, run_id)
             move(connection, (groups.c.run_id == run_id) & (groups.c.step == done.step), "LEASED", "CONSUMED")
             values = {"run_id": run_id, "step": done.step, "checkpoint": done.checkpoint, "hf_dir": done.hf_dir}
             version_id = insert_row(connection, policy_versions, values | {"created_at": time.time()})
             write_fates(connection, version_id, done.fates)
-            values = {"version_id": version_id, "metrics": done.metrics, "fates": sums(done.fates).to_json()}
-            connection.execute(insert(train_steps).values(values))
+            own = sums(done.fates)
+            values = {"version_id": version_id, "metrics": done.metrics, "fates": own.to_json()}
+            connection.execute(insert(train_steps).values(values | {"so_far": (before + own).to_json()}))
+            settle(connection, run_id)
             row = _at_step(connection, run_id, done.step)
         assert row is not None
         return _version(row)
@@ -169,7 +173,9 @@ def reopen_after(pool: Pool, run_id: int, step: int, trainer: str | None = None)
     with pool.write() as connection:
         lock_run(connection, run_id)
         demand_trainer(connection, run_id, trainer)
-        reopened = move(connection, (groups.c.run_id == run_id) & (groups.c.step > step), "CONSUMED", "LEASED")
+        later = (groups.c.run_id == run_id) & (groups.c.step > step)
+        unsettle(connection, run_id, groups.c.step > step)
+        reopened = move(connection, later, "CONSUMED", "LEASED")
         retired = (policy_versions.c.run_id == run_id) & (policy_versions.c.step > step)
         connection.execute(update(policy_versions).where(retired).values(retired_at=time.time()))
         return reopened
