@@ -195,8 +195,10 @@ class RunLoop:
             if now.step is not None and now.queue_limit is not None and (not opening or now.room):
                 self._board.note = ""
                 return
-            waiting = "no weights yet" if now.step is None else f"{now.open_groups} groups wait to be trained"
-            self._board.note = f"waiting for the trainer ({waiting})"
+            if now.step is None or now.queue_limit is None:
+                self._board.note = "waiting for the trainer's first weights"
+            else:  # what it waits for may be its own slowest rollout
+                self._board.note = f"open groups: {now.open_groups} of {now.queue_limit}, the trainer's limit"
             await asyncio.sleep(POLL_SECONDS)
 
     async def _start(self, rollout: OpenRollout) -> None:

@@ -1,5 +1,6 @@
 """The loop of a run against a real proxy: redundant attempts, filtered groups, the cap, several agents, slots."""
 
+import asyncio
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
@@ -25,7 +26,7 @@ from harness.tasks.mix import TaskMix, TaskSource
 from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.groups import GroupOptions, Outcome, RolloutRow, finish_rollout, open_group, run_summary
-from proxy.pool.rollouts.runs import open_run
+from proxy.pool.rollouts.runs import open_run, set_queue_limit
 from proxy.pool.schema import attempts, events, groups
 from proxy.pool.training.steps import Published
 from sandboxes.local.process import ProcessSandboxes
@@ -178,6 +179,26 @@ async def test_a_run_skips_settled_tasks_and_gives_groups_the_budget_of_their_st
     with pool.read() as connection:
         query = select(attempts.c.max_tokens).where(attempts.c.run_id == run_id).order_by(attempts.c.id)
         assert connection.scalars(query).all() == [5] * 8 + [9] * 4
+
+
+async def test_a_run_that_opens_no_group_says_what_it_waits_for(
+    go: Callable[..., Awaitable[list[RolloutRow]]], context: RunContext, run_id: int, proxy: RunningProxy, board: Board
+) -> None:
+    """Under `synchronous` that is its own slowest rollout, so it must not say that groups wait for the trainer."""
+    pool = context.pool.blocking
+    running = asyncio.ensure_future(go(until_step=1, epochs=None))
+    await noted(board, "waiting for the trainer's first weights")
+    push(proxy, publish_next(pool, run_id, Published(step=0, checkpoint="c", hf_dir="h", metrics={})).name)
+    set_queue_limit(pool, run_id, 1)
+    await noted(board, "open groups: 1 of 1, the trainer's limit")
+    publish_next(pool, run_id, Published(step=1, checkpoint="c", hf_dir="h", metrics={}))
+    assert len(await running) == 1
+
+
+async def noted(board: Board, text: str) -> None:
+    async with asyncio.timeout(120):
+        while board.note != text:
+            await asyncio.sleep(0.05)
 
 
 async def test_agents_share_a_run_by_weight_and_those_held_out_are_not_trained(
