@@ -110,7 +110,7 @@ class Play:
         return rollout, attempt_id
 
     def retry(self) -> None:
-        ended = self.end("engine")
+        ended = self.end(self.random.choice(("engine", "interrupted")))
         if ended is not None:
             self.waiting.insert(0, ended[0])
 
@@ -148,10 +148,12 @@ class Play:
         """Count the tokens of every completion in its place."""
         columns = (groups.c.state, groups.c.purpose, groups.c.reason, groups.c.detail, rollouts.c.failure)
         of_rollout = (rollouts.c.finished_at, rollouts.c.attempt_id.label("final"), rollouts.c.id.label("rollout"))
+        interrupted = (attempts.c.failure == "interrupted").label("interrupted")
         query = (
             select(
                 *columns,
                 *of_rollout,
+                interrupted,
                 completions.c.id,
                 completions.c.attempt_id,
                 completions.c.sampled,
@@ -172,7 +174,7 @@ class Play:
                 place = "held_out"
             elif row.failure in ("redundant", "filtered"):
                 place = f"rollout_failed: {row.failure}"
-            elif row.attempt_id != (row.final or last[row.rollout]):
+            elif row.attempt_id != (row.final or last[row.rollout]) or (row.interrupted and not row.finished_at):
                 place = "retried"
             elif row.state == "TOMBSTONE":
                 place = f"{row.reason}: {row.detail}" if row.reason == "group_filtered" else row.reason

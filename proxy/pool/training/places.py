@@ -32,10 +32,12 @@ def placed(run_id: int) -> Select[Any]:
     set_aside = func.coalesce(groups.c.reason + literal(": ") + detail, groups.c.reason, "reason_not_stored")
     fate = select(fates.c.completion_id).join_from(fates, completions).where(completions.c.attempt_id == attempts.c.id)
     without_attempt = rollouts.c.finished_at.is_not(None) & rollouts.c.attempt_id.is_(None) & attempts.c.id.is_not(None)
+    replaced = attempts.c.id != func.coalesce(rollouts.c.attempt_id, newest)
+    interrupted = rollouts.c.finished_at.is_(None) & (attempts.c.failure == "interrupted")  # only another can go on
     place = case(
         (func.coalesce(groups.c.purpose, runs.c.purpose) == "eval", UntrainedReason.HELD_OUT.value),
         (rollouts.c.failure.in_(CALLED_OFF), _failed(rollouts.c.failure)),
-        (attempts.c.id != func.coalesce(rollouts.c.attempt_id, newest), UntrainedReason.RETRIED.value),
+        (replaced | interrupted, UntrainedReason.RETRIED.value),
         (groups.c.state == "TOMBSTONE", set_aside),
         (without_attempt, func.coalesce(_failed(rollouts.c.failure), UntrainedReason.NO_REWARD.value)),
         (rollouts.c.finished_at.is_(None), "sampling"),
