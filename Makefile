@@ -7,7 +7,7 @@ SEED ?= 0
 WORKERS ?= -n 3
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo demo-control test test-all short-tests all-tests failed-tests check install install-gpu gpu-packages lock-gpu
+.PHONY: demo demo-control everything test test-all short-tests all-tests failed-tests check install install-gpu gpu-packages lock-gpu
 .PHONY: agents all-agents agents-table sdks all-sdks clean
 
 demo: install  ## learn the demo tasks from scratch on this machine: minutes, no GPU
@@ -15,6 +15,10 @@ demo: install  ## learn the demo tasks from scratch on this machine: minutes, no
 
 demo-control: install  ## the same with rewards shuffled within each group: must not learn
 	$(BIN)/python examples/demo/run.py runs/demo-control --seed $(SEED) --control
+
+everything: install  ## every part in one small run, which ends with a figure for each: needs Docker and PostgreSQL
+	$(BIN)/harness agents install mini-swe-agent codex
+	$(BIN)/python examples/everything/run.py runs/everything --seed $(SEED)
 
 # names the tests that failed; kept only of a run that came to its end
 FAILED := .pytest_cache/v/cache/lastfailed

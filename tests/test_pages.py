@@ -32,7 +32,7 @@ COMMAND = re.compile(
 )
 
 TESTS = "the test commands themselves"
-LONG = "minutes on a quiet machine: tests/test_benchmarks.py and tests/test_demo.py run the short forms"
+LONG = "minutes on a quiet machine: tests/test_benchmarks.py, test_demo.py and test_everything.py run the short forms"
 MACHINES = "needs other machines: tests/trainer/test_machines.py and tests/sandboxes/docker/test_hosts.py stand in"
 GPU = "needs a GPU for its figures: tests/test_gpu_stages.py runs each stage small"
 GIGABYTES = "fetches gigabytes of CUDA wheels: tests/test_gpu_lock.py resolves them"
@@ -43,6 +43,8 @@ ELSEWHERE = {
     "make demo": LONG,
     "make demo SEED=1": LONG,
     "make demo-control": LONG,
+    "make everything": LONG,
+    "python examples/everything/run.py runs/everything": LONG,
     "make install-gpu": GIGABYTES,
     "proxy doctor": DOCTORS,
     "proxy doctor runs/serve.toml": DOCTORS,

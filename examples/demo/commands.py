@@ -1,7 +1,11 @@
-"""Runs the project's commands: in the foreground with a log, or in the background until they are stopped."""
+"""Runs the project's commands: in the foreground with a log, or in the background until they are stopped.
+
+For every example that is more than files, with the directory that it works in.
+"""
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +14,20 @@ from pathlib import Path
 from typing import Any
 
 BIN = Path(sys.executable).parent
+
+
+def clear(directory: Path, mark: str) -> None:
+    """Make a directory empty. Only what an earlier run of the same example left is deleted, as the file `mark` tells.
+
+    SystemExit when the directory holds anything else.
+    """
+    if directory.exists() and any(directory.iterdir()) and not (directory / mark).exists():
+        raise SystemExit(
+            f"error: {directory} holds files that are not of an earlier run of this example; name another directory"
+        )
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    (directory / mark).touch()
 
 
 def run_command(command: list[str], log: Path) -> None:

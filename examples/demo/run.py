@@ -8,13 +8,12 @@ pool.db, logs/, checkpoints, reward.png and summary.json.
 import argparse
 import json
 import os
-import shutil
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from commands import Background, run_command
+from commands import Background, clear, run_command
 from report import Evaluation, StepTable, evaluation, summary, write_report
 from rich.console import Console
 from settings import RUN, Settings, write_engine_config, write_sft_config, write_trainer_config
@@ -171,15 +170,6 @@ class Demo:
         return {key: result[key] for key in ("max_abs_logprob_diff", "logprob_tokens_compared")}
 
 
-def clear(directory: Path) -> None:
-    """Make the directory empty. Only an earlier demo is deleted; SystemExit when it holds anything else."""
-    if directory.exists() and any(directory.iterdir()) and not (directory / MARK).exists():
-        raise SystemExit(f"error: {directory} holds files that are not of an earlier demo; name another directory")
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    (directory / MARK).touch()
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("directory", type=Path)
@@ -189,7 +179,7 @@ def main() -> int:
     parser.add_argument("--episodes", type=int, default=Settings.episodes, help="held-out episodes per evaluation")
     options = parser.parse_args()
     settings = Settings(seed=options.seed, control=options.control, steps=options.steps, episodes=options.episodes)
-    clear(options.directory)
+    clear(options.directory, MARK)
     console = Console()
     demo = Demo(options.directory.absolute(), settings, console)
     try:
