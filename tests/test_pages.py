@@ -301,7 +301,7 @@ def test_the_commands_that_run_tasks(reader: Reader) -> None:
     reader.types(look)
     reader.types(afar, ("postgresql://HOST/NAME", "runs/mixed/pool.db"))
     reader.types(replay, ("17", "1"))
-    assert "tool_called" not in reader.types(did)
+    assert "first edit" in reader.types(did)
     reader.types(did_afar, ("postgresql://HOST/NAME", "runs/mixed/pool.db"))
     for command in rest:
         reader.types(command)

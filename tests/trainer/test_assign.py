@@ -2,25 +2,33 @@
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from proxy.pool.completions.observed import Observed, ToolResult
-from proxy.pool.completions.records import Completion
+from proxy.pool.completions.records import Completion, NewCompletion
+from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
+from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt
+from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
 from proxy.pool.settings_file import checked
+from proxy.pool.training.unused_groups import since_last_step
 from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
 from proxy.pool.untrained import Untrained, UntrainedReason, to_metrics
-from tests.trainer.make import chain
+from tests.pool.make import record
+from tests.trainer.make import chain, make_config
 from trainer.config import Credit, Loss
 from trainer.config.credit import ProcessRewards
 from trainer.config.estimators import Norm
-from trainer.config.step import StepOptions
+from trainer.config.step import StepOptions, step_options
 from trainer.data.assemble import TrainingBatch, assemble
 from trainer.data.tree import build, order
+from trainer.megatron.parallel import Ranks
+from trainer.run_state import RunState
 
 FAILED = Untrained(UntrainedReason.ROLLOUT_FAILED, "verifier")
 HISTORY = [([1, 2, 3], [4, 5]), ([1, 2, 3, 4, 5, 6], [7, 8, 9]), ([1, 2, 3, 4, 5, 6, 7, 8, 9, 9], [10])]
@@ -157,6 +165,29 @@ def test_equal_verdicts_are_trained_for_process_rewards_alone() -> None:
         assert assemble([group(unlike[0])], StepOptions(credit=other)).dropped_groups == 1
     alike = [member(number, 1.0, completions=at_work([0])) for number in range(2)]
     assert assemble([group(alike)], StepOptions(credit=credit)).dropped_groups == 1
+
+
+def test_the_pool_keeps_for_a_step_what_the_step_trains(pool: Pool, ranks: Ranks, tmp_path: Path) -> None:
+    """Of three groups with equal verdicts only the second has different process rewards; the first has equal ones."""
+    batch = {"groups": 1, "max_staleness": 100, "patience_seconds": 60, "refill": True}
+    config = make_config(tmp_path, batch=batch, credit={"returns": "turns", "process": {"tool_errors": 0.1}})
+    with RunState(config, ranks) as run:
+        run.publish(0, (tmp_path / "checkpoint", tmp_path / "weights"), {})
+        for failing in (([0], [0]), ([], [0]), ([], [])):
+            opened = open_group(pool, run.pool_run.id, {"id": "t", "instruction": "i", "domain": "agent"}, 2)
+            for rollout, turns in zip(opened, failing, strict=True):
+                attempt, _ = open_attempt(pool, rollout.rollout_id, "command")
+                before = None
+                for item in at_work(turns):
+                    link = {"prefix_of": item.prefix_of and before, "follows": before, "attempt_id": attempt.id}
+                    new = {each.name: getattr(item, each.name) for each in fields(NewCompletion)} | link
+                    [before] = record(pool, [NewCompletion(**new)])
+                close_attempt(pool, attempt.id, Ending())
+                finish_rollout(pool, rollout.rollout_id, Outcome(attempt_id=attempt.id, reward=1.0))
+        leased = run.wait_for_lease(1).groups
+        assert [group.queue_index for group in leased] == [1]
+        assert assemble(leased, step_options(config, 1)).dropped_groups == 0
+        assert since_last_step(pool, run.pool_run.id) == {"equal_rewards": 1}
 
 
 def test_side_calls_are_no_turns() -> None:
