@@ -17,6 +17,7 @@ from harness.agents.mix import Scaffold, scaffold_of
 from harness.agents.one_call import AGENT, OneCall
 from harness.monitor.engine_presence import EnginePresence
 from harness.monitor.progress import Board
+from harness.monitor.trainer_watch import POLL_SECONDS, TrainerWatch
 from harness.rollout import Cancellation, RunContext, run_rollout
 from harness.tasks import Task
 from harness.tasks.mix import TaskMix
@@ -33,10 +34,9 @@ from proxy.pool.rollouts.queue import (
     replacements,
     spoiled_of,
 )
-from proxy.pool.rollouts.runs import admission, record_event
+from proxy.pool.rollouts.runs import record_event
 from sandboxes.base import SandboxError
 
-POLL_SECONDS = 0.2
 ANSWERING = Scaffold(name=AGENT, agent=OneCall())
 """The agent of tasks that ask for an answer only."""
 
@@ -109,6 +109,7 @@ class RunLoop:
         self._run_id = run_id
         self._plan = plan
         self._board = board
+        self._trainer = TrainerWatch(context.pool, run_id)
         self._agents = {scaffold.name: scaffold.agent for scaffold in (*plan.scaffolds, ANSWERING)}
         self._slots = asyncio.Semaphore(plan.concurrency)
         self._running: dict[int, _RunningRollout] = {}
@@ -147,7 +148,7 @@ class RunLoop:
     async def _reached(self) -> bool:
         if self._plan.until_step is None:
             return False
-        self._board.step = (await self._pool(admission, self._run_id)).step
+        self._board.step = (await self._trainer.latest()).step
         return self._board.step is not None and self._board.step >= self._plan.until_step
 
     async def _feed(self) -> None:
@@ -181,7 +182,7 @@ class RunLoop:
         """The options of a group that is opened now: all of its rollouts have the budget of the newest train step."""
         if not self._plan.tokens:
             return options
-        step = (await self._pool(admission, self._run_id)).step or 0
+        step = (await self._trainer.look()).step or 0
         return replace(options, max_tokens=self._plan.max_tokens(step))
 
     async def _admitted(self, opening: bool) -> None:
@@ -190,8 +191,8 @@ class RunLoop:
             pass  # wait for a free slot: a group that is opened before it can start only grows stale
         if self._plan.until_step is None:
             return
+        now = await self._trainer.look()  # the last one may be older than the group that was opened last
         while True:
-            now = await self._pool(admission, self._run_id)
             if now.step is not None and now.queue_limit is not None and (not opening or now.room):
                 self._board.note = ""
                 return
@@ -200,6 +201,7 @@ class RunLoop:
             else:  # what it waits for may be its own slowest rollout
                 self._board.note = f"open groups: {now.open_groups} of {now.queue_limit}, the trainer's limit"
             await asyncio.sleep(POLL_SECONDS)
+            now = await self._trainer.latest()
 
     async def _start(self, rollout: OpenRollout) -> None:
         await self._slots.acquire()

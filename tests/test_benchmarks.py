@@ -53,7 +53,7 @@ def test_the_benchmark_of_the_gateway_ends_with_one_json_object(parts: str, tmp_
 @pytest.mark.long
 def test_the_benchmark_of_the_pool_ends_with_one_json_object(tmp_path: Path) -> None:
     figures = run("pool", tmp_path)
-    measured = ("idle_lease_cpu_ms", "idle_admission_cpu_ms", "rollout_cpu_ms", "lease_cpu_s")
+    measured = ("idle_lease_cpu_ms", "idle_admission_cpu_ms", "idle_harness_share", "rollout_cpu_ms", "lease_cpu_s")
     assert all(figures[key] > 0 for key in measured) and figures["database"] == "sqlite"
 
 
