@@ -29,8 +29,9 @@ from proxy.pool.database import Pool, open_pool
 from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt
 from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
 from proxy.pool.rollouts.runs import admission, open_run, set_queue_limit
-from proxy.pool.schema import completions, tasks
-from proxy.pool.training.settled import settle
+from proxy.pool.schema import completions, groups, tasks
+from proxy.pool.training.places import tallies
+from proxy.pool.training.settled import keep
 from proxy.pool.training.steps import latest, mark_pushed
 from proxy.pool.training.windowed_fifo import LeaseRule, lease
 
@@ -47,18 +48,19 @@ OLD = {
         select :run, n - 1, 'c', 'h', n, n from numbers where n <= 1 + :rows / 64""",
     # one in 20 is held out, one in 1000 was lost, and the next one replaces it
     "groups": """insert into groups (id, run_id, queue_index, position, task_id, size, state, step, purpose, failure,
-            replaces, created_at, finished_at)
+            replaces, created_at, finished_at, settled)
         select n, :run, n - 1, case when n % 20 = 7 then null else n - 1 end, :task + n % 1000, 1,
             case when n % 20 = 7 then 'DONE' when n % 1000 = 0 then 'TOMBSTONE' else 'CONSUMED' end,
             case when n % 20 = 7 or n % 1000 = 0 then null else 1 + (n - 1) / 64 end,
             case when n % 20 = 7 then 'eval' end, case when n % 1000 = 0 then 'hung' end,
-            case when n % 1000 = 1 and n > 1 then n - 1 end, n, n
+            case when n % 1000 = 1 and n > 1 then n - 1 end, n, n, 1
         from numbers""",
     "rollouts": """insert into rollouts (id, group_id, member, attempt_id, reward, failure, finished_at)
         select n, n, 0, n, case when n % 1000 = 0 then null else 1.0 end,
             case when n % 1000 = 0 then 'hung' end, n from numbers""",
-    "attempts": """insert into attempts (id, run_id, rollout_id, number, key_hash, agent, opened_at, closed_at)
-        select n, :run, n, 0, 'old-' || n, 'a', n, n from numbers""",
+    "attempts": """insert into attempts (id, run_id, rollout_id, number, key_hash, agent, opened_at, closed_at,
+            sampled_tokens)
+        select n, :run, n, 0, 'old-' || n, 'a', n, n, 16 from numbers""",
     "completions": """insert into completions (id, attempt_id, ordinal, prefix_length, prompt_tail, sampled, logprobs,
             versions, finish_reason, reply, path_crc, started_at, finished_at)
         select n, n, 0, 0, prompt_tail, sampled, logprobs, '[["v1", 0, 2]]', 'stop', reply, 0, n, n
@@ -91,12 +93,11 @@ def fill(pool: Pool, rows: int) -> int:
             connection.execute(text(numbered), names)
             if pool.dialect == "postgresql" and table != "policy_versions":
                 connection.execute(text(f"select setval('{table}_id_seq', (select max(id) from {table}))"))
-    with pool.write() as connection:
-        while settle(connection, run.id):  # as its steps would have done
-            pass
     if pool.dialect == "postgresql":  # what its autovacuum does by itself; SQLite gathers no statistics
         with pool.write() as connection:
             connection.execute(text("analyze"))
+    with pool.write() as connection:  # what its steps would have done
+        keep(connection, run.id, tallies(connection, run.id, groups.c.settled == 1))
     version = latest(pool, run.id)
     assert version is not None
     mark_pushed(pool, version)

@@ -50,6 +50,8 @@ WRITE: dict[str, dict[str, Any]] = {
 }
 CONFLICTS = ("40001", "40P01")
 """PostgreSQL's codes for a serialization failure and a deadlock."""
+NO_RIGHT = "42501"
+"""PostgreSQL's code for a user who may not do this. The driver files it among the faulty statements."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -91,8 +93,10 @@ class Pool:
         except (DBAPIError, NoConnectionLeft) as error:
             if _is_a_bug(error):
                 raise
-            kind = PoolConflict if self._in_conflict(error) else PoolWriteError
-            raise kind(f"the pool {self.name} refused a write ({_cause(error)}); free space or unlock it") from error
+            kind = PoolConflict if _state(error) in CONFLICTS else PoolWriteError
+            raise kind(
+                f"the pool {self.name} refused a write ({_cause(error)}); free space, unlock it or let this user write"
+            ) from error
 
     def close(self) -> None:
         self._engine.dispose()
@@ -101,16 +105,16 @@ class Pool:
         if self._file:
             self._file.check(connection.info)
 
-    def _in_conflict(self, error: Exception) -> bool:
-        if self.dialect != "postgresql" or not isinstance(error, DBAPIError):
-            return False
-        driver: Any = error.orig
-        return driver.sqlstate in CONFLICTS
-
 
 def _is_a_bug(error: Exception) -> bool:
     """Whether the statement is at fault and not the database."""
-    return isinstance(error, DataError | IntegrityError | NotSupportedError | ProgrammingError)
+    kinds = DataError | IntegrityError | NotSupportedError | ProgrammingError
+    return isinstance(error, kinds) and _state(error) != NO_RIGHT
+
+
+def _state(error: Exception) -> str | None:
+    """Return PostgreSQL's code of an error; None for those of others."""
+    return getattr(error.orig, "sqlstate", None) if isinstance(error, DBAPIError) else None
 
 
 def _cause(error: BaseException) -> str:

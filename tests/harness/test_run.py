@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from proxy.pool.training.steps import Published
 from sandboxes.local.leftovers import remove_orphans
 from sandboxes.local.processes import table
 from tests.harness.conftest import HELLO, SHELL_AGENT, push, results, write_tasks
+from tests.pool.full_disk import full_disk
 from tests.pool.make import publish_next
 
 CommandLine = Callable[..., list[str]]
@@ -306,3 +308,24 @@ def test_an_engine_that_cannot_start_is_one_sentence(tmp_path: Path, capsys: pyt
     arguments = ["--agent", "command", "--command", "true", "--scripted", "missing.py:no", *PLAIN]
     assert main(["run", str(tasks), "--run-dir", str(tmp_path / "run"), *arguments]) == 2
     assert "`proxy engine` did not start (ended with 2: the script 'missing.py:no'" in capsys.readouterr().err
+
+
+def test_a_full_disk_ends_a_run_with_one_sentence_and_it_goes_on_later(
+    command_line: CommandLine, tmp_path: Path, pool: Pool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = command_line("-n", "12", "--concurrency", "2")
+
+    def fill_up(stack: ExitStack) -> None:
+        wait_for(lambda: f"{tmp_path.name}" in names(pool) and finished(pool, tmp_path.name) >= 1)
+        stack.enter_context(full_disk())
+
+    with ExitStack() as stack:
+        filling = threading.Thread(target=fill_up, args=(stack,))
+        filling.start()
+        assert main(arguments) == 2
+        filling.join()
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("error: the pool ") and "refused a write (database or disk is full); free space" in said
+    assert 1 <= finished(pool, tmp_path.name) < 12
+    assert main(arguments) == 0
+    assert [row["reward"] for row in results(tmp_path / "run")] == [1.0] * 12 and verify(pool).damages == []

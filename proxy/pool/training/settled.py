@@ -50,10 +50,14 @@ def _change(connection: Connection, run_id: int, ids: Sequence[int], settled: bo
     change = tallies(connection, run_id, some)
     if not settled:
         change = {place: Tally() - tally for place, tally in change.items()}
-    sums = added(kept(connection, run_id), change)
-    left = {place: [t.groups, t.rollouts, t.tokens] for place, t in sums.items() if t != Tally()}
-    connection.execute(update(runs).where(runs.c.id == run_id).values(settled=left))
+    keep(connection, run_id, added(kept(connection, run_id), change))
     connection.execute(update(groups).where(some).values(settled=1 if settled else null()))
+
+
+def keep(connection: Connection, run_id: int, sums: Mapping[str, Tally]) -> None:
+    """Write the sums of a run's settled groups."""
+    stored = {place: [t.groups, t.rollouts, t.tokens] for place, t in sums.items() if t != Tally()}
+    connection.execute(update(runs).where(runs.c.id == run_id).values(settled=stored))
 
 
 def kept(connection: Connection, run_id: int) -> Mapping[str, Tally]:
