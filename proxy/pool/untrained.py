@@ -60,7 +60,7 @@ class UntrainedReason(StrEnum):
         "gradient_not_finite",
         "the gradient of the step that took the group was not finite; detail: which",
     )
-    EQUAL_REWARDS = "equal_rewards", "all rewards of the group are equal, so they teach nothing"
+    EQUAL_REWARDS = "equal_rewards", "all rewards of the group are equal, process rewards too, so they teach nothing"
 
 
 LISTED_DETAILS = (
