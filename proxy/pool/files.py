@@ -23,11 +23,11 @@ class DirectoryInUse(Exception):
 
 
 @contextmanager
-def replacing(file: Path, private: bool = False) -> Iterator[Path]:
+def replacing(file: Path, private: bool = False, durable: bool = False) -> Iterator[Path]:
     """Yield a path to write to; it takes the place of `file` at the end of the block, in one step.
 
     So a reader sees the old file or the new one, never a part. If the block fails, the old one stays. `private`: only
-    this user may read it. Nothing is synced: after a power failure the new content may be lost.
+    this user may read it. `durable`: synced, so that a power failure afterwards does not lose the new content.
     """
     partial = file.with_name(file.name + ".partial")
     try:
@@ -35,7 +35,11 @@ def replacing(file: Path, private: bool = False) -> Iterator[Path]:
             partial.touch()
             partial.chmod(0o600)
         yield partial
+        if durable:
+            sync(partial)
         partial.replace(file)
+        if durable:
+            sync(file.parent)
     finally:
         with suppress(OSError):  # gone, by the step above or because it could not be made
             partial.unlink()
@@ -45,6 +49,15 @@ def write_whole(file: Path, content: bytes, private: bool = False) -> None:
     """Write a file in one step, as `replacing` does."""
     with replacing(file, private) as partial:
         partial.write_bytes(content)
+
+
+def sync(path: Path) -> None:
+    """Force a file's data, or a directory's entries, to disk (fsync)."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def lock_directory(directory: Path, patience_seconds: float = 0) -> int:

@@ -3,13 +3,16 @@
 import asyncio
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from zlib import crc32
 
+from sqlalchemy import MetaData, create_engine, insert
+
 from proxy.pool.completions.records import NewCompletion, VersionSpan, int_bytes
 from proxy.pool.completions.store import CompletionWriter, to_row
-from proxy.pool.database import Pool, insert_row
+from proxy.pool.database import Pool, insert_row, upgrade
 from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt
 from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
 from proxy.pool.schema import completions
@@ -50,6 +53,24 @@ def record(pool: Pool, items: Sequence[NewCompletion]) -> list[int]:
         return ids
 
     return asyncio.run(write())
+
+
+@contextmanager
+def older_pool(database: str, revision: str) -> Iterator[Callable[..., None]]:
+    """Make a pool of an older schema with run 1 and its task 1, and yield what adds a row to one of its tables."""
+    engine = create_engine(database)
+    with engine.begin() as connection:
+        upgrade(connection, revision)
+        tables = MetaData()
+        tables.reflect(connection)
+
+        def add(table: str, **values: object) -> None:
+            connection.execute(insert(tables.tables[table]).values(values))
+
+        add("runs", id=1, name="r", purpose="train", config={}, created_at=1.0)
+        add("tasks", id=1, run_id=1, name="t", domain="agent", spec=TASK)
+        yield add
+    engine.dispose()
 
 
 def finished_group(

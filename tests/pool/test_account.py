@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sqlalchemy import MetaData, create_engine, func, insert, select, update
+from sqlalchemy import func, insert, select, update
 
 from proxy.commands.main import main
 from proxy.pool.completions.records import NewCompletion, VersionSpan
 from proxy.pool.completions.store import to_row
-from proxy.pool.database import Pool, insert_row, open_pool, upgrade
+from proxy.pool.database import Pool, insert_row, open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.inspect.account import WAITING, account, account_lines, shares_by_length
 from proxy.pool.inspect.show import show
@@ -23,7 +23,7 @@ from proxy.pool.schema import attempts, completions, fates, groups, policy_versi
 from proxy.pool.training.steps import Published, Version, add_metrics, drop_batch, latest, publish, reopen_after
 from proxy.pool.training.windowed_fifo import LeaseRule, lease
 from proxy.pool.untrained import Untrained, UntrainedReason
-from tests.pool.make import TASK, finished_group, new_completion
+from tests.pool.make import TASK, finished_group, new_completion, older_pool
 from trainer.config.credit import Credit
 from trainer.config.step import StepOptions
 from trainer.data.assemble import TokenFate, assemble
@@ -267,17 +267,7 @@ def test_fates_and_sums_are_those_of_the_steps_that_count(pool: Pool) -> None:
 
 
 def test_a_pool_of_before_has_an_account(database: str) -> None:
-    engine = create_engine(database)
-    with engine.begin() as connection:
-        upgrade(connection, "0020")
-        older = MetaData()
-        older.reflect(connection)
-
-        def add(table: str, **values: object) -> None:
-            connection.execute(insert(older.tables[table]).values(values))
-
-        add("runs", id=1, name="r", purpose="train", config={}, created_at=1.0)
-        add("tasks", id=1, run_id=1, name="t", domain="agent", spec=TASK)
+    with older_pool(database, "0020") as add:
         place = {"run_id": 1, "task_id": 1, "size": 1, "created_at": 1.0}
         add("groups", id=1, queue_index=0, position=0, state="CONSUMED", step=1, **place)
         add("groups", id=2, queue_index=1, position=1, state="RUNNING", **place)
@@ -291,7 +281,6 @@ def test_a_pool_of_before_has_an_account(database: str) -> None:
         add("policy_versions", id=1, run_id=1, step=1, checkpoint="c", hf_dir="h", created_at=1.0)
         counts = {"excluded_tokens": {"engine_failed: bang": 3}, "masked_tokens": {"stale": 1}, "trained_tokens": 5}
         add("train_steps", id=1, version_id=1, metrics=counts)
-    engine.dispose()
     pool = open_pool(database)
     assert counted(pool, 1) == {"trained": 4, "engine_failed": 3, "stale": 1, "sampling": 5}
     with pool.read() as connection:

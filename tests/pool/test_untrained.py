@@ -6,16 +6,15 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from sqlalchemy import MetaData, create_engine, insert
 
 from proxy.pool.completions.store import of_attempt, to_row
-from proxy.pool.database import open_pool, upgrade
+from proxy.pool.database import open_pool
 from proxy.pool.inspect.verify import verify
 from proxy.pool.rollouts.failures import enough_valid
 from proxy.pool.schema import groups
 from proxy.pool.training.steps import metrics
 from proxy.pool.untrained import Untrained, UntrainedReason
-from tests.pool.make import TASK, new_completion
+from tests.pool.make import new_completion, older_pool
 
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 from_text = import_module("proxy.pool.migrations.versions.0009_reasons").from_text
@@ -62,17 +61,7 @@ def test_texts_of_before_have_their_reason(text: str, reason: str, detail: str |
 
 
 def test_a_pool_of_before_is_read_with_reasons(database: str) -> None:
-    engine = create_engine(database)
-    with engine.begin() as connection:
-        upgrade(connection, "0008")
-        older = MetaData()
-        older.reflect(connection)
-
-        def add(table: str, **values: object) -> None:
-            connection.execute(insert(older.tables[table]).values(values))
-
-        add("runs", id=1, name="r", purpose="train", config={}, created_at=1.0)
-        add("tasks", id=1, run_id=1, name="t", domain="agent", spec=TASK)
+    with older_pool(database, "0008") as add:
         group = {"run_id": 1, "task_id": 1, "size": 2, "created_at": 1.0}
         add("groups", id=1, queue_index=0, state="TOMBSTONE", reason="filtered: hung", **group)
         add("groups", id=2, queue_index=1, state="DONE", **group)
@@ -87,7 +76,6 @@ def test_a_pool_of_before_is_read_with_reasons(database: str) -> None:
             "masked_tokens": {"negative advantage": 1},
         }
         add("train_steps", id=1, version_id=1, metrics=counts | {"loss": 0.1})
-    engine.dispose()
     pool = open_pool(database)
     assert [item.untrainable and str(item.untrainable) for item in of_attempt(pool, 1)] == [
         None, "abandoned", "engine_failed: silent: no token for 5 s",

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from proxy.pool.files import sync
+
 
 @contextmanager
 def replace_directory(target: Path) -> Iterator[Path]:
@@ -48,12 +50,3 @@ def remove(target: Path) -> None:
         os.rename(target, target.with_name(f".{target.name}.old"))
     for remains in target.parent.glob(".*.old"):
         shutil.rmtree(remains)
-
-
-def sync(path: Path) -> None:
-    """Force a file's data, or a directory's entries, to disk (fsync)."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

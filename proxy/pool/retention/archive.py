@@ -61,14 +61,12 @@ def _archive(pool: Pool, run: Run, limits: Horizon, directory: Path) -> Archived
         return None
     written: list[int] = []
     try:
-        with replacing(file, private=True) as partial:
+        with replacing(file, private=True, durable=True) as partial:
             with archive_writer(partial) as writer:
                 for group in _pages(pool, waiting):
                     for rows in _rows(pool, run, group):
                         writer.add(rows)
                     written.append(group.id)
-            _sync(partial)
-        _sync(directory)
     except OSError as error:
         raise UserError(f"{file} cannot be written ({error.strerror}); free space there") from error
     _remember(pool, run, file, written)
@@ -137,15 +135,6 @@ def _rows(pool: Pool, run: Run, group: Row[Any]) -> Iterator[list[dict[str, Any]
                 .order_by(completions.c.id)
             )
             yield [place | item._asdict() for item in connection.execute(own)]
-
-
-def _sync(path: Path) -> None:
-    """Make a file, or the names in a directory, survive a power failure."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @retried
