@@ -14,14 +14,15 @@ from proxy.pool.errors import UserError
 from proxy.pool.training.steps import Version
 from trainer.config import Config
 from trainer.config.step import step_options
-from trainer.data.assemble import assemble
-from trainer.data.packing import key_cost, plan
+from trainer.data.assemble import assemble, trained_tokens
+from trainer.data.minibatches import orders
+from trainer.data.packing import group_cost, key_cost, plan
 from trainer.loss.named_losses import configured
 from trainer.loss.policy_loss import policy_loss
 from trainer.megatron import atomic_dir
 from trainer.megatron.optimizer import learning_rate
 from trainer.megatron.parallel import Ranks
-from trainer.policy import GradientNotFinite, Policy
+from trainer.policy import GradientNotFinite, Minibatch, Policy
 from trainer.preflight import demand_known_tokens
 from trainer.report.reporter import Reporter, StepReport
 from trainer.run_state import RunState
@@ -84,14 +85,19 @@ def update(config: Config, run: RunState, policy: Policy, report: StepReport, st
     ranks = run.ranks
     groups = run.wait_for_lease(step).groups
     report.leased(groups)
-    batch = assemble(groups, step_options(config, step, policy.mixture))
+    per_key = key_cost(policy.shape)
+    batch = assemble(groups, step_options(config, step, policy.mixture), partial(group_cost, per_key=per_key))
     demand_known_tokens(batch.rows, policy.shape, policy.source)
-    micros = plan(batch.rows, ranks.data_world, config.batch.max_tokens, key_cost(policy.shape))
+    planned = [plan(rows, ranks.data_world, config.batch.max_tokens, per_key) for rows in batch.minibatches]
     run.release_engines()
-    report.packed(batch, micros)
+    report.packed(batch, [[micro for micros in planned for micro in micros[rank]] for rank in range(ranks.data_world)])
+    minibatches = [
+        Minibatch(micros[ranks.data_rank], trained_tokens(rows))
+        for micros, rows in zip(planned, batch.minibatches, strict=True)
+    ]
     loss = partial(policy_loss, rule=configured(config.loss))
     rate = learning_rate(config.optimizer, step, config.steps)
-    report.updated(policy.update(micros[ranks.data_rank], batch.tokens, loss, rate))
+    report.updated(policy.learn(minibatches, orders(len(minibatches), config.loss.epochs, step), loss, rate))
 
 
 def resume(config: Config, policy: Policy, run: RunState) -> Version:

@@ -44,7 +44,7 @@ class LossInput:
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """One optimizer step."""
+    """One optimizer step, or those of an epoch added up."""
 
     loss: float
     """Per trained token, over all ranks."""
@@ -59,10 +59,31 @@ class Update:
     """Metrics of the replay of recorded experts (trainer/megatron/replay.py)."""
     loss_inputs: Sequence[LossInput] = ()
     """Of this rank's micro-batches, in order. Empty on all pipeline stages but the last, which computes the loss."""
+    later: "Sequence[Update]" = ()
+    """Every update of the step in order, where it took several and this is their sum."""
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """What one update learns from."""
+
+    micros: Sequence[Sequence[TrainingRow]]
+    """Of this rank."""
+    tokens: int
+    """Trained tokens over all ranks, which the loss is divided by."""
+
+
+@dataclass(frozen=True)
+class _PackedMinibatch:
+    """A minibatch as tensors, with what does not change while a step updates the weights."""
+
+    rows: Minibatch
+    packed: Sequence[MicroBatch]
+    tokens: Sequence[LossTokens]
 
 
 class GradientNotFinite(UserError):
-    """An update was not taken: weights and optimizers are as they were. `norms` says what their gradients are."""
+    """An update was not taken: weights and optimizers are as before it. `norms` says what their gradients are."""
 
     def __init__(self, norms: str):
         super().__init__(f"{norms}; lower optimizer.lr or raise optimizer.eps and start again")
@@ -126,49 +147,107 @@ class Policy:
         """
         if denominator == 0:
             return Update(loss=0.0, grad_norm=0.0, learning_rate=learning_rate, sums=None)
+        update = self._step(self._packed(Minibatch(list(micros), denominator)), loss_function, learning_rate)
+        return replace(update, routing=self._routing())
+
+    def learn(
+        self,
+        minibatches: Sequence[Minibatch],
+        orders: Sequence[Sequence[int]],
+        loss_function: LossFunction,
+        learning_rate: float,
+    ) -> Update:
+        """Take an optimizer step on each minibatch in each epoch, in its order, and return the first epoch's sum.
+
+        Collective. Old and reference logprobs are computed once, before the first step. GradientNotFinite may come
+        after some steps: the caller loads the last checkpoint then.
+        """
+        if len(minibatches) == len(orders) == 1 or not minibatches[0].tokens:
+            return self.update(minibatches[0].micros, minibatches[0].tokens, loss_function, learning_rate)
+        everything = [self._with_old(self._packed(minibatch)) for minibatch in minibatches]
+        self._routing()  # the pass over the old weights is not counted
+        first: dict[int, Update] = {}
+        taken: list[Update] = []
+        routing: dict[str, float] = {}
+        for order in orders:
+            for number in order:
+                update = self._step(everything[number], loss_function, learning_rate)
+                first.setdefault(number, update)
+                taken.append(replace(update, loss_inputs=()))
+            routing = routing or self._routing()  # later epochs are not counted
+        self._routing()
+        counts = [minibatch.tokens for minibatch in minibatches]
+        return replace(_added([first[number] for number in range(len(minibatches))], counts, taken), routing=routing)
+
+    def _routing(self) -> dict[str, float]:
+        """Metrics of the replay of recorded experts since the last call. Collective."""
+        return {} if self.model.replay_counter is None else self.model.replay_counter.metrics()
+
+    def _packed(self, minibatch: Minibatch) -> _PackedMinibatch:
+        """The minibatch's tensors, with the reference's logprobs where there is a reference. Collective."""
+        parts = [pack(rows, self.shard) for rows in minibatch.micros]
+        packed, tokens = [packed for packed, _ in parts], [tokens for _, tokens in parts]
+        if self.reference is not None and (edges := forward(self.reference, packed)):
+            tokens = [
+                replace(part, reference_logp=logp[micro.branches])
+                for part, logp, micro in zip(tokens, edges, packed, strict=True)
+            ]
+        return _PackedMinibatch(minibatch, packed, tokens)
+
+    def _with_old(self, minibatch: _PackedMinibatch) -> _PackedMinibatch:
+        """The minibatch with the logprobs of the current weights as its old ones. Collective."""
+        edges = forward(self.model, minibatch.packed)
+        if not edges:  # not the last pipeline stage
+            return minibatch
+        triples = zip(minibatch.tokens, edges, minibatch.packed, strict=True)
+        return replace(minibatch, tokens=[replace(part, old_logp=e[micro.branches]) for part, e, micro in triples])
+
+    def _step(self, minibatch: _PackedMinibatch, loss_function: LossFunction, learning_rate: float) -> Update:
+        """Take one optimizer step. Collective."""
         self.ddp.zero_grad_buffer()
         self.optimizer.zero_grad()
-        micros = list(micros)
+        micros, denominator = minibatch.rows.micros, minibatch.rows.tokens
         if self.drafter is not None:
             self.drafter.begin(micros)
-        parts = [pack(rows, self.shard) for rows in micros]
-        reference = [] if self.reference is None else forward(self.reference, [packed for packed, _ in parts])
 
         def loss_of(number: int, edges: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, LossSums, LossInput]]:
-            packed, tokens = parts[number]
+            packed, tokens = minibatch.packed[number], minibatch.tokens[number]
             if self.drafter is not None:
                 self.drafter.learn(micros[number], packed)
             logp = edges[packed.branches]
-            # A batch has one update, so this pass still has the old weights: its logprobs are the old logprobs.
-            tokens = replace(tokens, old_logp=logp.detach())
-            if reference:
-                tokens = replace(tokens, reference_logp=reference[number][packed.branches])
+            if tokens.old_logp is None:
+                # In the only update of a batch this pass still has the old weights.
+                tokens = replace(tokens, old_logp=logp.detach())
             loss, sums = loss_function(logp, tokens)
             loss = loss / denominator
             return loss, (loss.detach(), sums, LossInput(logp.detach(), tokens))
 
         self.model.balance = self.balance / denominator
-        micro_results = forward_backward(self.ddp, [packed for packed, _ in parts], loss_of)
+        micro_results = forward_backward(self.ddp, minibatch.packed, loss_of)
         self.model.balance = 0.0  # a pass that measures the gradient of a loss must not add the balance loss to it
-        sum_gradients(self.ddp)
-        norm = gradient_norm(self.optimizer)
-        head_norm = 0.0 if self.drafter is None else self.drafter.gradient_norm()
-        if not self.ranks.agree(math.isfinite(norm) and math.isfinite(head_norm)):
-            head = "" if self.drafter is None else f", that of the MTP head {head_norm}"
-            raise GradientNotFinite(f"the gradient norm is {norm}{head}")
+        norm, head_norm = self._finite_norms()
         set_learning_rate(self.optimizer, learning_rate)
         self.optimizer.step()
         drafts = None if self.drafter is None else self.drafter.finish(learning_rate, head_norm)
         loss, sums = self._totals([(loss, sums) for loss, sums, _ in micro_results])
+        inputs = [inputs for _, _, inputs in micro_results]
         return Update(
-            loss=loss,
-            grad_norm=norm,
-            learning_rate=learning_rate,
-            sums=sums,
-            drafts=drafts,
-            routing={} if self.model.replay_counter is None else self.model.replay_counter.metrics(),
-            loss_inputs=[inputs for _, _, inputs in micro_results],
+            loss=loss, grad_norm=norm, learning_rate=learning_rate, sums=sums, drafts=drafts, loss_inputs=inputs
         )
+
+    def _finite_norms(self) -> tuple[float, float]:
+        """Sum the gradients over ranks and return their norms: the policy's, and the MTP head's. Collective.
+
+        Raises GradientNotFinite on every rank when one of them is not finite.
+        """
+        sum_gradients(self.ddp)
+        norm = gradient_norm(self.optimizer)
+        head_norm = 0.0 if self.drafter is None else self.drafter.gradient_norm()
+        if not self.ranks.agree(math.isfinite(norm) and math.isfinite(head_norm)):
+            self._routing()  # the batch is set aside, and so are its counts
+            head = "" if self.drafter is None else f", that of the MTP head {head_norm}"
+            raise GradientNotFinite(f"the gradient norm is {norm}{head}")
+        return norm, head_norm
 
     def _totals(self, micro_results: Sequence[tuple[torch.Tensor, LossSums]]) -> tuple[float, LossSums]:
         """Sum loss and statistics over micro-batches and data ranks, on every pipeline stage. Collective."""
@@ -191,3 +270,22 @@ class Policy:
         """[trained tokens] the token that the model would choose in place of each of them."""
         choices = forward(self.model, [packed], self.model.best)
         return self.ranks.from_last_stage(choices[0] if choices else None)[packed.branches]
+
+
+def _added(updates: Sequence[Update], tokens: Sequence[int], taken: Sequence[Update]) -> Update:
+    """What an epoch's updates did together, each token counted once.
+
+    `tokens`: of each update. `taken`: all updates of the step; the norm is the largest of theirs.
+    """
+    sums = [update.sums for update in updates if update.sums is not None]
+    return Update(
+        loss=sum(update.loss * count for update, count in zip(updates, tokens, strict=True)) / sum(tokens),
+        grad_norm=max(update.grad_norm for update in taken),
+        learning_rate=taken[-1].learning_rate,
+        sums=LossSums(
+            torch.stack([part.sums for part in sums]).sum(0), torch.stack([part.peak for part in sums]).max()
+        ),
+        drafts=taken[-1].drafts,
+        loss_inputs=[inputs for update in updates for inputs in update.loss_inputs],
+        later=taken,
+    )

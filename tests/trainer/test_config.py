@@ -12,6 +12,8 @@ from tests.trainer.make import write_model
 from trainer.commands.main import main, parse
 from trainer.config import load_config
 from trainer.config.model_shape import read_shape
+from trainer.loss.named_losses import configured
+from trainer.loss.ratios import Window
 
 SMALLEST = 'pool = "pool.db"\nrun = "r"\nmodel = "model"\noutput = "out"\n'
 
@@ -83,6 +85,12 @@ def test_a_schedule_sets_the_numbers_of_the_queue(batch: str, numbers: str, file
         ("loss.floor=6", "loss.floor = 6.0 and loss.cap = 5.0"),
         ("loss.kind=grpo", "loss.kind = 'grpo' is unknown; choose from cispo"),
         ("loss.correction=tis", "unknown key `correction`"),  # each kind corrects the mismatch exactly once
+        (
+            "loss={kind='decoupled_ppo', floor=0.8, cap=1.2}",
+            "loss.floor = 0.8 and loss.cap = 1.2 bound policy / old .* which is 1 in the only update of a batch; set",
+        ),
+        ("loss.mismatch=2", "loss.mismatch = 2.0 is not used by loss.kind = cispo"),
+        ("loss.minibatches=0", "loss.minibatches = 0: expected `int` >= 1"),
         ("loss.norm=constant", "loss.norm_constant = 0.0"),
         ("loss.kind=dppo_tv", "loss.cap = 5.0 masks nothing with loss.kind = dppo_tv"),
         ("loss={kind='tis', floor=0.5}", "loss.floor = 0.5 is not used by loss.kind = tis"),
@@ -119,6 +127,16 @@ def test_a_schedule_sets_the_numbers_of_the_queue(batch: str, numbers: str, file
 def test_a_wrong_setting_is_named_with_a_way_out(override: str, sentence: str, file: Path) -> None:
     with pytest.raises(UserError, match=sentence):
         load_config(file, [override])
+
+
+def test_bounds_of_policy_over_old_are_taken_where_a_batch_has_several_updates(file: Path) -> None:
+    for several in ("minibatches=2", "epochs=2"):
+        loss = load_config(file, [f"loss={{kind='decoupled_ppo', floor=0.8, cap=1.2, mismatch=2, {several}}}"]).loss
+        assert (loss.updates, loss.mismatch, configured(loss).correction) == (
+            2,
+            2,
+            Window(high=2, outside="zero", closed=True),
+        )
 
 
 def test_an_estimator_that_returns_per_turn_would_pass_over_is_refused(file: Path) -> None:

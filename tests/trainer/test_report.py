@@ -408,7 +408,8 @@ def test_every_metric_is_on_the_page_and_what_is_on_the_page_is_a_metric() -> No
     many = facts_of([group(rollout(2 * n, 1.0), rollout(2 * n + 1, 0.0)) for n in range(1, 6)])
     zero = torch.zeros(2)
     _, sums = policy_loss(zero, LossTokens(rollout_logp=zero, advantage=zero, mask=zero), rule_of("cispo", 0.0, 5.0))
-    facts = replace(many, update=replace(many.update, sums=sums))
+    update = replace(many.update, sums=sums)
+    facts = replace(many, update=replace(update, later=[update, update]))
     metrics = describe(facts, MetricsContext(shape=SHAPE, peak=1e6, versions={"v1": 2}))
     of_the_loop = {"alarms", "pause_seconds", "engine_wait_seconds", "negative_gradient_share", "unused_groups"}
     of_the_loop |= {"left_out_rollouts", "left_out_tokens", "left_out_so_far"}

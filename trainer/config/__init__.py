@@ -43,10 +43,18 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     decoupled_ppo and ipa with recomputed ones, with their own corrections. See trainer/loss/named_losses.py."""
     cap: Positive = 5.0
     """Upper bound of a token's ratio (the absolute value, not 1 + epsilon). CISPO: tokens above it still learn.
-    decoupled_ppo: bound of policy / old, which is 1 as a batch has one update. ipa: bound of a completion's mean
-    old / rollout. dppo_tv: bound of the change of a token's probability, so below 1 (prime-rl: 0.2)."""
+    decoupled_ppo: bound of policy / old, which is 1 in a batch's first update, so several are needed. ipa: bound of a
+    completion's mean old / rollout. dppo_tv: bound of the change of a token's probability, so below 1 (prime-rl: 0.2).
+    """
     floor: Weight = 0.0
     """Lower bound of a token's ratio. 0: no lower bound, as in MiniMax-M1."""
+    mismatch: Positive = 5.0
+    """decoupled_ppo: tokens whose old / rollout is above this are masked (AReaL's value)."""
+    minibatches: Count = 1
+    """Optimizer updates that divide a batch among them, by whole groups: at most as many as have something to train.
+    Old logprobs are those before the first one; learning rate, version and push are one per step."""
+    epochs: Count = 1
+    """How often a step passes over its minibatches."""
     norm: Norm = "token"
     """token: mean over all trained tokens. rollout: mean over rollouts of their means. constant: divided by rollouts
     times `norm_constant` tokens (Dr.GRPO). mixed: `norm_constant` times the first plus the rest of the second."""
@@ -92,9 +100,23 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             f"loss.floor = {self.floor} is not used by loss.kind = {self.kind}, which has no lower bound; remove it",
         )
         demand(
+            self.updates > 1 or self.kind != "decoupled_ppo" or (self.floor, self.cap) == (0.0, 5.0),
+            f"loss.floor = {self.floor} and loss.cap = {self.cap} bound policy / old for loss.kind = decoupled_ppo, "
+            "which is 1 in the only update of a batch; set loss.minibatches or loss.epochs above 1, or remove them",
+        )
+        demand(
+            self.mismatch == 5.0 or self.kind == "decoupled_ppo",
+            f"loss.mismatch = {self.mismatch} is not used by loss.kind = {self.kind}; remove it",
+        )
+        demand(
             not self.norm_constant or self.norm in ("constant", "mixed"),
             f"loss.norm_constant = {self.norm_constant} is not used by loss.norm = {self.norm}; remove it",
         )
+
+    @property
+    def updates(self) -> int:
+        """The most optimizer updates of a step."""
+        return self.minibatches * self.epochs
 
     def negatives(self) -> Negatives:
         """Return what negative advantages weigh."""

@@ -25,9 +25,11 @@ from trainer.config.model_shape import ExpertShape
 from trainer.config.step import StepOptions
 from trainer.credit import assign
 from trainer.credit.token_weights import token_scales
+from trainer.data.minibatches import by_minibatch, inputs, teaches
 from trainer.data.routed_experts import RecordedExperts, demand_recorded
 from trainer.data.row import TrainingRow
 
+Cost = Callable[[Sequence[TrainingRow]], float]
 NEGATIVE = Untrained(UntrainedReason.NEGATIVE_ADVANTAGE)
 
 
@@ -60,6 +62,17 @@ class MemberFate:
         return RolloutFate(self.group_id, self.rollout_id, self.why, items)
 
 
+@dataclass(frozen=True)
+class _TrainedRollout:
+    """A rollout's rows before normalisation."""
+
+    group: int
+    """The place of its group in the batch."""
+    weight: float
+    """How often it counts."""
+    rows: list[TrainingRow]
+
+
 def _total(counters: Iterable[Counter[Untrained]]) -> Counter[Untrained]:
     total: Counter[Untrained] = Counter()
     for counter in counters:
@@ -71,7 +84,8 @@ def _total(counters: Iterable[Counter[Untrained]]) -> Counter[Untrained]:
 class TrainingBatch:
     """The rows that a step trains on, and what it leaves out."""
 
-    rows: list[TrainingRow]
+    minibatches: list[list[TrainingRow]]
+    """The rows of each minibatch, with weights over its own tokens and rollouts. One, unless the loss has several."""
     fates: list[MemberFate]
     """Of each rollout of the step, with or without rows."""
     rewards: list[float]
@@ -91,10 +105,20 @@ class TrainingBatch:
         """Trained tokens whose advantage is set to 0, by reason. They count in every denominator."""
         return _total(tokens.masked for fate in self.fates for tokens in fate.completions.values())
 
+    @cached_property
+    def rows(self) -> list[TrainingRow]:
+        """The rows of all minibatches."""
+        return [row for rows in self.minibatches for row in rows]
+
     @property
     def tokens(self) -> int:
-        """Number of trained tokens: the flat denominator of the loss."""
-        return sum(int(row.trained.sum()) for row in self.rows)
+        """Number of trained tokens."""
+        return trained_tokens(self.rows)
+
+
+def trained_tokens(rows: Iterable[TrainingRow]) -> int:
+    """Number of trained tokens: the flat denominator of the loss."""
+    return sum(int(row.trained.sum()) for row in rows)
 
 
 def why_not_trainable(
@@ -126,17 +150,17 @@ def why_not_imitable(item: Completion, labels: Sequence[str] = TRAINED) -> Untra
     return None if finished else Untrained(UntrainedReason.UNFINISHED, item.finish_reason)
 
 
-def assemble(groups: Sequence[LeasedGroup], options: StepOptions) -> TrainingBatch:
+def assemble(groups: Sequence[LeasedGroup], options: StepOptions, cost: Cost = inputs) -> TrainingBatch:
     """The rows of a step's groups, with their advantages and weights.
 
-    UserError when experts are to be replayed and none were recorded.
+    Advantages are over the whole batch, whatever minibatch their group is in. `cost`: of a group's rows, by which
+    groups are divided (trainer/data/packing.py). UserError when experts are to be replayed and none were recorded.
     """
     why_not = partial(why_not_trainable, labels=options.labels, max_tokens=options.max_tokens)
-    rollouts: list[list[TrainingRow]] = []
-    weights: list[float] = []
+    rollouts: list[_TrainedRollout] = []
     fates: list[MemberFate] = []
     credits = assign.group_credits(groups, options)
-    for group, credit in zip(groups, credits, strict=True):
+    for place, (group, credit) in enumerate(zip(groups, credits, strict=True)):
         for member, advantages in zip(group.rollouts, credit.members, strict=True):
             own = {item.id: TokenFate() for item in member.completions}
             why = None
@@ -146,14 +170,14 @@ def assemble(groups: Sequence[LeasedGroup], options: StepOptions) -> TrainingBat
                     _exclude(item, why, own)
             else:
                 rows = _merged(member.completions, advantages, own, why_not, options.mixture)
-                rollouts.append(_masked(rows, member, options, own))
-                weights.append(credit.weight * member.weight)
+                masked = _masked(rows, member, options, own)
+                rollouts.append(_TrainedRollout(place, credit.weight * member.weight, masked))
             fates.append(MemberFate(group.group_id, member.rollout_id, why, own))
     if options.mixture is not None:
-        demand_recorded([row for own in rollouts for row in own])
+        demand_recorded([row for rollout in rollouts for row in rollout.rows])
     members = (member for group in groups for member in group.rollouts)
     return TrainingBatch(
-        rows=_weighed(rollouts, weights, options.loss),
+        minibatches=[_weighed(some, options.loss) for some in _divided(rollouts, options.loss, cost)],
         fates=fates,
         rewards=[member.verdict for member in members if member.verdict is not None],
         dropped_groups=sum(credit.dropped is not None for credit in credits),
@@ -195,12 +219,27 @@ def _why_masked(member: LeasedRollout, options: StepOptions) -> Untrained | None
     return Untrained(UntrainedReason.TRUNCATED) if truncated else None
 
 
-def _weighed(rollouts: Sequence[Sequence[TrainingRow]], weights: Sequence[float], loss: Loss) -> list[TrainingRow]:
+def _divided(rollouts: Sequence[_TrainedRollout], loss: Loss, cost: Cost) -> list[list[_TrainedRollout]]:
+    """The rollouts of each minibatch, in the batch's order."""
+    by_group: dict[int, list[TrainingRow]] = {}
+    for rollout in rollouts:
+        by_group.setdefault(rollout.group, []).extend(rollout.rows)
+    other_terms = bool(loss.kl or loss.balance)
+    teaching = [any(teaches(row, other_terms) for row in rows) for rows in by_group.values()]
+    costs = [cost(rows) if loss.minibatches > 1 else 0.0 for rows in by_group.values()]
+    groups = list(by_group)
+    return [
+        [rollout for rollout in rollouts if rollout.group in {groups[place] for place in places}]
+        for places in by_minibatch(costs, teaching, loss.minibatches)
+    ]
+
+
+def _weighed(rollouts: Sequence[_TrainedRollout], loss: Loss) -> list[TrainingRow]:
     """All rows with their weights: the loss's normalisation, relative to the mean over all trained tokens."""
-    rows = [row for own in rollouts for row in own]
+    rows = [row for rollout in rollouts for row in rollout.rows]
     counts = [int(row.trained.sum()) for row in rows]
-    owners = [index for index, own in enumerate(rollouts) for _ in own]
-    copies = [weights[owner] for owner in owners]
+    owners = [index for index, rollout in enumerate(rollouts) for _ in rollout.rows]
+    copies = [rollouts[owner].weight for owner in owners]
     scales = token_scales(counts, owners, loss.norm, loss.norm_constant, weights=copies)
     tokens = max(1, sum(counts))
     return [replace(row, weight=row.weight * scale * tokens) for row, scale in zip(rows, scales, strict=True)]

@@ -70,6 +70,12 @@ def plan(
     ]
 
 
+def group_cost(rows: Sequence[TrainingRow], per_key: float = KEY_COST) -> float:
+    """The cost of a group's rows in whole trees, in tokens' linear layers."""
+    everything = [row for row in rows if row.inputs]
+    return sum(part.cost for part in divide(everything, sum(row.inputs for row in everything), per_key))
+
+
 def divide(rows: Sequence[TrainingRow], max_tokens: int, per_key: float = KEY_COST) -> list[TreePart]:
     """The trees of these rows; those over the budget are cut into parts."""
     ordered = order(rows)

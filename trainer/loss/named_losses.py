@@ -13,11 +13,11 @@ from trainer.loss.ratios import Level, Window
 
 def configured(loss: Loss) -> LossRule:
     """The rule that a configuration names, with its KL coefficient."""
-    return replace(rule_of(loss.kind, loss.floor, loss.cap), kl=loss.kl)
+    return replace(rule_of(loss.kind, loss.floor, loss.cap, loss.mismatch), kl=loss.kl)
 
 
-def rule_of(kind: str, low: float, high: float) -> LossRule:
-    """The rule of a named loss with these bounds. ValueError for an unknown name.
+def rule_of(kind: str, low: float, high: float, mismatch: float = 5.0) -> LossRule:
+    """The rule of a named loss with these bounds. `mismatch`: see decoupled_ppo. ValueError for an unknown name.
 
     Ratios are against the rollout's logprobs, unless the loss has its own correction (decoupled_ppo, ipa).
 
@@ -36,7 +36,7 @@ def rule_of(kind: str, low: float, high: float) -> LossRule:
         "tis": LossRule(window=Window(high=high)),
         "gspo": LossRule(window=closed, level="geometric"),
         "ppo": LossRule(form="surrogate", window=closed),
-        "decoupled_ppo": decoupled_ppo(low, high),
+        "decoupled_ppo": decoupled_ppo(low, high, mismatch),
         "ipa": ipa(high),
         "dppo_tv": LossRule(form="variation", window=Window(high=high), penalty=1e-3),
     }
@@ -48,8 +48,8 @@ def rule_of(kind: str, low: float, high: float) -> LossRule:
 def decoupled_ppo(low: float, high: float, mismatch: float = 5.0) -> LossRule:
     """AReaL (arXiv 2505.24298), equation 5: (old / rollout) min(u A, clip(u, low, high) A), u = policy / old.
 
-    Tokens whose old / rollout exceeds `mismatch` are masked, as AReaL's code does at 5 (`behav_imp_weight_cap`): in the
-    only update of a batch u is 1, so nothing else would bound their weight.
+    Tokens whose old / rollout exceeds `mismatch` are masked, as AReaL's code does at 5 (`behav_imp_weight_cap`). In
+    the first update of a batch u is 1, so nothing else would bound their weight.
     """
     rejected = Window(high=mismatch, outside="zero", closed=True)
     return LossRule(form="surrogate", window=Window(low=low, high=high), anchor="old", correction=rejected)

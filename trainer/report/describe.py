@@ -82,6 +82,7 @@ def describe(facts: StepFacts, run: MetricsContext) -> dict[str, Any]:
     }
     return (
         (read_sums(facts.update.sums) if facts.update.sums else {})
+        | updates(facts.update)
         | (facts.update.drafts.metrics() if facts.update.drafts else {})
         | update
         | facts.update.routing
@@ -97,6 +98,16 @@ def describe(facts: StepFacts, run: MetricsContext) -> dict[str, Any]:
         | left_out_by_length(fate.to_pool() for fate in facts.batch.fates)
         | sizes(facts, run, completions)
     )
+
+
+def updates(update: Update) -> dict[str, Any]:
+    """Describe the last of a step's updates, where it took several: by then the policy has left the old one."""
+    if not update.later:
+        return {}
+    last = update.later[-1].sums
+    names = ("ratio_mean", "ratio_max", "clip_fraction", "mask_fraction")
+    sums = {} if last is None else read_sums(last)
+    return {"updates": len(update.later)} | {f"last_{name}": sums[name] for name in names if name in sums}
 
 
 def sampled(groups: Iterable[LeasedGroup]) -> list[Completion]:
@@ -296,20 +307,21 @@ def sizes(facts: StepFacts, run: MetricsContext, completions: Mapping[int, Compl
     alone = [completions[completion_id] for row in rows for completion_id in row.completions]
     calls = separate([item.prompt_length + len(item.sampled) - 1 for item in alone], flat.logprobs)
     cost = flops(run.shape, computed)
+    passes = max(1, len(facts.update.later) // len(facts.batch.minibatches))
     seconds = facts.seconds.get("train", 0.0)
     metrics: dict[str, Any] = {
         "computed_tokens": computed.tokens,
         "flat_tokens": flat.tokens,
         "speedup_tokens": flat.tokens / computed.tokens,
         "speedup_flops": flops(run.shape, flat) / cost,
-        "flops": cost,
+        "flops": cost * passes,
     }
     if alone:
         metrics |= {"call_tokens": calls.tokens, "speedup_calls_flops": flops(run.shape, calls) / cost}
     if seconds:
-        metrics["tokens_per_second"] = computed.tokens / seconds
+        metrics["tokens_per_second"] = computed.tokens * passes / seconds
         if run.peak is not None:
-            metrics["mfu"] = cost / seconds / run.peak
+            metrics["mfu"] = cost * passes / seconds / run.peak
     return metrics
 
 

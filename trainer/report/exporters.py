@@ -19,9 +19,10 @@ from trainer.config.report import Report
 FAMILIES = {
     "reward": ("reward_mean", "rollouts", "valid_rollouts"),
     "groups": ("groups", "dropped_groups", "equal_groups", "unplaced_rewards"),
-    "loss": ("loss", "grad_norm", "lr", "entropy", "negative_weight_share", "negative_gradient_share")
+    "loss": ("loss", "grad_norm", "lr", "updates", "entropy", "negative_weight_share", "negative_gradient_share")
     + ("positive_gradient_norm", "negative_gradient_norm"),
-    "ratio": ("ratio_mean", "ratio_max", "clip_fraction", "mask_fraction", "extreme_tokens"),
+    "ratio": ("ratio_mean", "ratio_max", "clip_fraction", "mask_fraction", "extreme_tokens")
+    + ("last_ratio_mean", "last_ratio_max", "last_clip_fraction", "last_mask_fraction"),
     "mismatch": ("kl_rollout", "kl_fresh", "logprob_gap_mean"),
     "tokens": ("sampled_tokens", "trained_tokens", "unaccounted_tokens"),
     "speed": ("computed_tokens", "flat_tokens", "call_tokens", "speedup_tokens", "speedup_flops")

@@ -21,7 +21,7 @@ from trainer.policy import LossFunction, LossInput, Policy
 from trainer.report.tokens import TokenNotes
 
 TokenArrays = tuple[np.ndarray, np.ndarray]
-"""Logprobs and coefficients of the trained tokens of a micro-batch that a rank computed."""
+"""Logprobs before the step, and coefficients, of the trained tokens of a micro-batch that a rank computed."""
 
 
 def token_arrays(inputs: LossInput, loss_function: LossFunction) -> TokenArrays:
@@ -31,7 +31,8 @@ def token_arrays(inputs: LossInput, loss_function: LossFunction) -> TokenArrays:
     logp = inputs.logp.detach().requires_grad_()
     loss, _ = loss_function(logp, inputs.tokens)
     [gradient] = torch.autograd.grad(loss, logp)
-    return logp.detach().float().cpu().numpy(), -gradient.float().cpu().numpy()
+    old = logp.detach() if inputs.tokens.old_logp is None else inputs.tokens.old_logp
+    return old.float().cpu().numpy(), -gradient.float().cpu().numpy()
 
 
 def token_notes(

@@ -26,10 +26,11 @@ class TokenNotes:
     """What the loss gave each trained token of a row, in order: arrays [trained tokens]."""
 
     logp: np.ndarray
-    """The trainer's logprob, before the update."""
+    """The trainer's logprob, before the step's first update."""
     coefficient: np.ndarray
-    """-d loss / d logp before the division by the batch's tokens: scale * w(r) * A for losses of the form -w A logp,
-    plus the KL term's part where there is one. Positive: the update makes the token more likely."""
+    """-d loss / d logp, in the first update that has the token, before the division by that update's tokens:
+    scale * w(r) * A for losses of the form -w A logp, plus the KL term's part where there is one. Positive: the
+    update makes the token more likely."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class TrainedSequence:
     """Index into `completions` of the one that sampled each token."""
     advantage: np.ndarray
     logp: np.ndarray | None
-    """The trainer's logprob before the update; None where it is not known."""
+    """The trainer's logprob before the step's first update; None where it is not known."""
     coefficient: np.ndarray
     """As in TokenNotes; the advantage instead where `logp` is None."""
 
