@@ -131,7 +131,10 @@ def ask_health(url: str, admin_key: str | None = None, timeout: float = 20) -> P
 
 
 def connect(url: str, pool: str | None, admin_key: str | None = None) -> RunningProxy:
-    """Connect to the running proxy at a URL. UserError when it does not answer or does not name its pool."""
+    """Connect to the running proxy at a URL. UserError when it does not answer or does not name its pool.
+
+    Its engine may be away: the run waits for it, as it does later.
+    """
     url = url.rstrip("/").removesuffix("/v1")
     try:
         health = ask_health(url, admin_key)
@@ -139,10 +142,6 @@ def connect(url: str, pool: str | None, admin_key: str | None = None) -> Running
         raise UserError(
             f"the proxy {url} does not answer ({_reason(error)}); start `proxy serve` or correct --proxy"
         ) from error
-    if not health.engine.ok:
-        raise UserError(
-            f"the engine {health.engine.url} of the proxy {url} does not answer; start it, then repeat this"
-        )
     pool = pool or health.pool
     if pool is None:
         raise UserError(f"the proxy {url} does not name its pool; give its database URL with --pool")

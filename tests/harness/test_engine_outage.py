@@ -171,12 +171,13 @@ def test_a_run_waits_for_its_engine_and_its_clocks_stand_still(stack: Stack, tmp
     output, _ = impatient.communicate(timeout=300)
     assert impatient.returncode == 2 and output.count("repeat the same command to go on") == 1
     assert f"the engine at {engine} has been away for " in output and "Traceback" not in output
-    stack.start_engine()
 
-    patient = start()
+    patient = start()  # the engine is away when it starts, and again later
+    assert patient.stdout is not None
+    assert next((line for line in patient.stdout if "waiting: the engine at" in line), "")
+    stack.start_engine()
     stack.kill_engine_at_work()
     killed = time.monotonic()
-    assert patient.stdout is not None
     seen = next((line for line in patient.stdout if "waiting: the engine at" in line), "")
     assert f"waiting: the engine at {engine} has been away for " in seen
     time.sleep(max(0.0, killed + 16 - time.monotonic()))  # longer than the agent's limits, and than three tries

@@ -24,6 +24,8 @@ FOR_EVER = 1_000_000
 """Steps of a run that is stopped by its test."""
 CALLS_OFF = 2
 """The exit code of a command that says in one sentence why it cannot go on."""
+AGAIN_SECONDS = 2.0
+"""After so long such a command is started again. At once, it would take the cores from what it needs."""
 ENDED = (0, CALLS_OFF, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 """Exit codes of commands that were interrupted. The trainer's launcher ends its ranks with SIGTERM."""
 ENGINE = """pool = "{pool}"
@@ -55,6 +57,7 @@ class Stage:
         self.directory, self.pool_url, self.steps, self.docker = directory, pool, steps, docker
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.commands: dict[str, tuple[str, ...]] = {}
+        self._ended_at: dict[str, float] = {}
         self.called_off: Counter[str] = Counter()
         """How often a command has said that it cannot go on, and was started again."""
 
@@ -62,6 +65,7 @@ class Stage:
         program = sys.executable if command[0] == "-m" else str(Path(sys.executable).parent / command[0])
         words = command if command[0] == "-m" else command[1:]
         self.commands[name] = command
+        self._ended_at.pop(name, None)
         (self.directory / f"{name}.ready").unlink(missing_ok=True)
         with (self.directory / f"{name}.log").open("ab") as log:
             self.running[name] = subprocess.Popen(
@@ -95,8 +99,11 @@ class Stage:
             assert time.monotonic() < deadline, f"{name} did not get there in {seconds} s: {self.told(name)}"
             for other, process in list(self.running.items()):
                 if process.poll() == CALLS_OFF:
-                    self.called_off[other] += 1
-                    self.again(other)
+                    ended_at = self._ended_at.setdefault(other, time.monotonic())
+                    if time.monotonic() > ended_at + AGAIN_SECONDS:
+                        self.called_off[other] += 1
+                        del self._ended_at[other]
+                        self.again(other)
                 assert not process.returncode or process.returncode == CALLS_OFF, f"{other} ended: {self.told(other)}"
             time.sleep(0.05)
 

@@ -38,6 +38,10 @@ SPLITS = {"tensor": "[parallel]\nprocesses = 2\ntensor = 2\n", "data": "[paralle
 STEPS_OF_RANKS = 5
 PROCESSES = ("proxy", "harness", "trainer", "engine")
 SHORT = [["proxy", "harness", "trainer"], ["engine", "trainer", "harness", "proxy"], ["harness", "proxy", "trainer"]]
+KILLS_IN_A_ROUND = 10
+"""More than there are processes, so that some die while they start again."""
+ROUNDS_OF_A_STEP = 2
+"""After so many rounds the trainer comes to a new step; the others may kill it in any part of one."""
 PAUSE_SECONDS = 2.0
 """At most so much time is between two kills of a round, and half of them come at once, so that restarts overlap."""
 
@@ -66,10 +70,10 @@ def set_up(directory: Path, database: str, exits: ExitStack) -> tuple[Stage, dic
 
 
 def rounds(names: list[str], seed: int, kills: int) -> list[list[str]]:
-    """Who is killed: in each round all, in a random order."""
+    """Who is killed, by round: all in a random order, then all again, and so on."""
     order = random.Random(seed)
     victims = [name for _ in range(-(-kills // len(names))) for name in order.sample(names, len(names))][:kills]
-    return [victims[at : at + len(names)] for at in range(0, kills, len(names))]
+    return [victims[at : at + KILLS_IN_A_ROUND] for at in range(0, kills, KILLS_IN_A_ROUND)]
 
 
 def recorded(pool: Pool) -> int:
@@ -116,6 +120,9 @@ def endure(
         kill_all(stage, others, names, draw)
         before = recorded(pool)
         stage.until(lambda before=before: recorded(pool) > before >= 0, "harness", seconds=300)  # type: ignore[misc]
+        if number % ROUNDS_OF_A_STEP == ROUNDS_OF_A_STEP - 1:
+            at = step(pool)
+            stage.until(lambda at=at: step(pool) > at, "trainer", seconds=300)  # type: ignore[misc]
         time.sleep(draw.uniform(0, PAUSE_SECONDS))  # so that kills meet any moment of the loop
         print(f"round {number}: {' '.join(names)}; step {step(pool)}, {time.monotonic() - began:.0f} s", flush=True)
     after = step(pool)
