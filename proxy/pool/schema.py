@@ -277,7 +277,7 @@ TOKENS = func.length(completions.c.sampled, type_=Integer) // 4
 """Number of tokens of a completion's answer."""
 GIVEN_TOKENS = {
     "sqlite": "(select sum(json_extract(value, '$[1]') - json_extract(value, '$[0]')) from json_each({given}))",
-    "postgresql": "(select sum(cast(span ->> 1 as integer) - cast(span ->> 0 as integer)) "
+    "postgresql": "(select cast(sum(cast(span ->> 1 as integer) - cast(span ->> 0 as integer)) as integer) "
     "from json_array_elements({given}) as span)",
 }
 """Database -> SQL of the number of tokens in the spans of a column."""

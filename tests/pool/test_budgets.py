@@ -8,6 +8,7 @@ import pytest
 
 from proxy.pool.completions.records import VersionSpan
 from proxy.pool.database import Pool
+from proxy.pool.inspect.run_status import traffic
 from proxy.pool.rollouts.attempts import by_key, open_attempt
 from proxy.pool.rollouts.budgets import Budget, calls_seen, last_event, note_spent, note_trouble, spent
 from proxy.pool.rollouts.groups import open_group
@@ -38,6 +39,8 @@ def test_given_tokens_use_up_nothing(pool: Pool, attempt_id: int) -> None:
     record(pool, [replace(answer, given=((0, 2),), logprobs=logprobs, versions=versions)])
     assert spent(pool, attempt_id, Budget(tokens=3)) is None
     assert spent(pool, attempt_id, Budget(tokens=2)) == "tokens"
+    counted = traffic(pool, 1, 0).tokens
+    assert counted == 2 and type(counted) is int  # PostgreSQL sums wide numbers up to decimals, which JSON has as text
 
 
 def test_trouble_counts_until_a_call_goes_well(pool: Pool, attempt_id: int) -> None:
