@@ -84,7 +84,12 @@ def test_a_schedule_sets_the_numbers_of_the_queue(batch: str, numbers: str, file
         ),
         ("loss.floor=6", "loss.floor = 6.0 and loss.cap = 5.0"),
         ("loss.kind=grpo", "loss.kind = 'grpo' is unknown; choose from cispo"),
-        ("loss.correction=tis", "unknown key `correction`"),  # each kind corrects the mismatch exactly once
+        (
+            "loss.correction=tis",
+            "loss.correction = tis is for .* = cispo compares with .* corrects the mismatch already",
+        ),
+        ("loss={kind='gspo', level='token'}", "loss.level = token is for ratios against recomputed .*gspo compares"),
+        ("loss={kind='decoupled_ppo', mismatch=0.5}", "loss.mismatch = 0.5: expected `float` >= 1"),
         (
             "loss={kind='decoupled_ppo', floor=0.8, cap=1.2}",
             "loss.floor = 0.8 and loss.cap = 1.2 bound policy / old .* which is 1 in the only update of a batch; set",
@@ -137,6 +142,16 @@ def test_bounds_of_policy_over_old_are_taken_where_a_batch_has_several_updates(f
             2,
             Window(high=2, outside="zero", closed=True),
         )
+
+
+def test_ratios_of_completions_are_refused_where_ranks_cut_them(file: Path) -> None:
+    cut = ["parallel.processes=2", "parallel.context=2"]
+    for loss in ("{kind='gspo'}", "{kind='cispo_completion'}", "{kind='decoupled_ppo', level='sequence'}"):
+        with pytest.raises(
+            UserError, match="takes ratios over whole completions, which parallel.context = 2 would cut"
+        ):
+            load_config(file, [*cut, f"loss={loss}"])
+    assert not load_config(file, [*cut, "loss={kind='ipa', level='token'}"]).loss.by_completion
 
 
 def test_an_estimator_that_returns_per_turn_would_pass_over_is_refused(file: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.loss.named_losses import KINDS, decoupled_ppo, ipa, rule_of
+from trainer.config import Loss
+from trainer.loss.named_losses import KINDS, configured, decoupled_ppo, ipa, rule_of
 from trainer.loss.policy_loss import LossRule, LossTokens, imitation, policy_loss, read_sums
 from trainer.loss.ratios import Window, divergences, log_ratio, ratio
 
@@ -106,8 +107,13 @@ def test_in_the_one_update_of_a_batch_decoupled_ppo_weighs_by_old_over_rollout()
     [
         ("tis", 0.8, 1.28, [1, 1.28, 0.367879441, 1.28, 1.28, 0.904837418]),  # no lower bound
         ("icepop", 0.9, 2.1, [1, 2.013752707, 0, 1.349858808, 0, 0.904837418]),
-        ("gspo", 0.0, 5.0, [math.exp(-0.1)] * 3 + [math.exp(2 / 3)] * 3),  # logs 0, 0.7, -1 and 0.3, 1.8, -0.1
-        ("gspo", 0.95, 1.5, [0.95] * 3 + [1.5] * 3),
+        (
+            "cispo_completion",
+            0.0,
+            5.0,
+            [math.exp(-0.1)] * 3 + [math.exp(2 / 3)] * 3,
+        ),  # logs 0, 0.7, -1 and 0.3, 1.8, -0.1
+        ("cispo_completion", 0.95, 1.5, [0.95] * 3 + [1.5] * 3),
     ],
 )
 def test_what_a_kind_weighs(kind: str, low: float, high: float, weights: list[float]) -> None:
@@ -115,6 +121,47 @@ def test_what_a_kind_weighs(kind: str, low: float, high: float, weights: list[fl
     policy_loss(logp, tokens(EVERY["mu"], EVERY["adv"], segment=segment), rule_of(kind, low, high))[0].backward()
     expected = [-weight * advantage for weight, advantage in zip(weights, EVERY["adv"], strict=True)]
     assert logp.grad is not None and logp.grad.tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_gspo_is_the_surrogate_of_a_completions_geometric_mean(sign: float) -> None:
+    """The ratio of the first completion is e^-0.1, below 0.95; that of the second e^(2/3), above 1.5."""
+    logp, segment = leaf(EVERY["logp"]), torch.tensor([0, 0, 0, 1, 1, 1])
+    batch = tokens(EVERY["mu"], [sign * value for value in EVERY["adv"]], segment=segment)
+    loss, sums = policy_loss(logp, batch, rule_of("gspo", 0.95, 1.5))
+    loss.backward()
+    low, high = math.exp(-0.1), math.exp(2 / 3)
+    # Advantages are 1 and -1: neither is clipped. With the other sign both are, and have no gradient.
+    assert loss.item() == pytest.approx(3 * (high - low) if sign > 0 else 3 * (0.95 - 1.5))
+    slopes = [-low] * 3 + [high] * 3 if sign > 0 else [0.0] * 6
+    assert logp.grad is not None and logp.grad.tolist() == pytest.approx(slopes)
+    assert read_sums(sums)["clip_fraction"] == (0 if sign > 0 else 1)
+
+
+def recomputed(**settings: Any) -> LossRule:
+    return configured(Loss(**settings))
+
+
+def test_level_and_correction_of_the_losses_with_recomputed_logprobs() -> None:
+    given = VECTORS["mis"]
+    logp, old = leaf(given["old"]), tensor(given["old"])
+    segment = torch.zeros(4, dtype=torch.long)
+    batch = tokens(given["mu"], [1.0] * 4, old_logp=old, segment=segment)
+    ratios = given["ratio"]
+    expected = {
+        ("token", "reject"): [value if value <= 2 else 0 for value in ratios],
+        ("token", "mask"): [float(value <= 2) for value in ratios],
+        ("token", "tis"): [min(value, 2) for value in ratios],
+        ("token", "icepop"): [value if 0.5 <= value <= 2 else 0 for value in ratios],
+        ("geometric", "tis"): [min(given["geo"], 2)] * 4,
+        ("sequence", "icepop"): [given["seq"] if 0.5 <= given["seq"] <= 2 else 0] * 4,
+    }
+    for (level, correction), weights in expected.items():
+        rule = recomputed(kind="decoupled_ppo", mismatch=2, level=level, correction=correction)
+        [gradient] = torch.autograd.grad(policy_loss(logp, batch, rule)[0], logp)
+        assert (-gradient).tolist() == pytest.approx(weights), (level, correction)
+    assert recomputed(kind="ipa", cap=3, correction="tis", level="token").correction == Window(high=3)
+    assert recomputed(kind="decoupled_ppo", mismatch=2) == decoupled_ppo(0, 5, 2) and recomputed(kind="ipa") == ipa(5.0)
 
 
 def test_the_divergence_from_the_reference() -> None:
@@ -194,6 +241,9 @@ RULES = {kind: rule_of(kind, 0.8, 1.28) for kind in KINDS} | {
         anchor="old", correction=Window(low=0.5, high=2.0, outside="zero"), correction_level="sequence"
     ),
     "kl": LossRule(kl=0.3),
+    "decoupled gspo": configured(Loss(kind="decoupled_ppo", cap=1.05, floor=0.95, epochs=2, level="geometric")),
+    "decoupled product": configured(Loss(kind="decoupled_ppo", epochs=2, level="sequence", correction="tis")),
+    "ipa by token": configured(Loss(kind="ipa", level="token", correction="icepop")),
 }
 
 

@@ -6,7 +6,7 @@ is read as TOML. Which samples a rollout may hold is the proxy's matter, not thi
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
@@ -28,19 +28,27 @@ from trainer.config.mtp import Mtp
 from trainer.config.optimizer import Optimizer
 from trainer.config.report import Report
 
-LossKind = Literal["cispo", "cispo_unified", "glm5", "icepop", "tis", "gspo", "decoupled_ppo", "ppo", "ipa", "dppo_tv"]
+# fmt: off
+LossKind = Literal[
+    "cispo", "cispo_unified", "cispo_completion", "glm5", "icepop", "tis", "gspo", "decoupled_ppo", "ppo", "ipa",
+    "dppo_tv",
+]
+# fmt: on
 KINDS = get_args(LossKind)
 """The losses that trainer/loss/named_losses.py knows."""
-BY_COMPLETION = ("gspo", "ipa")
-"""Those whose ratio is that of a whole completion."""
+BY_COMPLETION = ("cispo_completion", "gspo", "ipa")
+"""Those whose ratio is that of a whole completion, where `level` does not say otherwise."""
+RECOMPUTED = ("decoupled_ppo", "ipa")
+"""Those that compare with recomputed logprobs."""
+Correction = Literal["reject", "mask", "tis", "icepop"]
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The section [loss]: the policy loss and how advantages enter it."""
 
     kind: LossKind = "cispo"
-    """cispo, cispo_unified, glm5, icepop, tis, gspo, ppo and dppo_tv compare with the rollout's logprobs;
-    decoupled_ppo and ipa with recomputed ones, with their own corrections. See trainer/loss/named_losses.py."""
+    """decoupled_ppo and ipa compare with recomputed logprobs, with their own corrections; the others with the
+    rollout's. gspo and cispo_completion take ratios of whole completions. See trainer/loss/named_losses.py."""
     cap: Positive = 5.0
     """Upper bound of a token's ratio (the absolute value, not 1 + epsilon). CISPO: tokens above it still learn.
     decoupled_ppo: bound of policy / old, which is 1 in a batch's first update, so several are needed. ipa: bound of a
@@ -48,8 +56,15 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """
     floor: Weight = 0.0
     """Lower bound of a token's ratio. 0: no lower bound, as in MiniMax-M1."""
-    mismatch: Positive = 5.0
-    """decoupled_ppo: tokens whose old / rollout is above this are masked (AReaL's value)."""
+    mismatch: Annotated[float, msgspec.Meta(ge=1)] = 5.0
+    """decoupled_ppo: bound of old / rollout (AReaL's value)."""
+    level: Literal["token", "sequence", "geometric"] | None = None
+    """decoupled_ppo, ipa: whose ratios policy / old and old / rollout are. token: each token's. sequence: the product
+    over its completion. geometric: the geometric mean over it. Default: token for decoupled_ppo, geometric for ipa."""
+    correction: Correction | None = None
+    """decoupled_ppo, ipa: what a token weighs by old / rollout, up to the bound. reject: the ratio, above it 0. mask:
+    1, above it 0. tis: the ratio, at most the bound. icepop: the ratio, 0 above the bound and below 1 / bound.
+    Default: reject for decoupled_ppo, mask for ipa."""
     minibatches: Count = 1
     """Optimizer updates that divide a batch among them, by whole groups: at most as many as have something to train.
     Old logprobs are those before the first one; learning rate, version and push are one per step."""
@@ -104,6 +119,12 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             f"loss.floor = {self.floor} and loss.cap = {self.cap} bound policy / old for loss.kind = decoupled_ppo, "
             "which is 1 in the only update of a batch; set loss.minibatches or loss.epochs above 1, or remove them",
         )
+        for name, value in (("level", self.level), ("correction", self.correction)):
+            demand(
+                value is None or self.kind in RECOMPUTED,
+                f"loss.{name} = {value} is for ratios against recomputed logprobs ({', '.join(RECOMPUTED)}), and "
+                f"loss.kind = {self.kind} compares with the rollout's, which corrects the mismatch already; remove it",
+            )
         demand(
             self.mismatch == 5.0 or self.kind == "decoupled_ppo",
             f"loss.mismatch = {self.mismatch} is not used by loss.kind = {self.kind}; remove it",
@@ -112,6 +133,11 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             not self.norm_constant or self.norm in ("constant", "mixed"),
             f"loss.norm_constant = {self.norm_constant} is not used by loss.norm = {self.norm}; remove it",
         )
+
+    @property
+    def by_completion(self) -> bool:
+        """Whether ratios are of whole completions."""
+        return self.kind in BY_COMPLETION if self.level is None else self.level != "token"
 
     @property
     def updates(self) -> int:
@@ -269,9 +295,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def __post_init__(self) -> None:
         demand(
-            self.parallel.context == 1 or self.loss.kind not in BY_COMPLETION,
+            self.parallel.context == 1 or not self.loss.by_completion,
             f"loss.kind = {self.loss.kind} takes ratios over whole completions, which parallel.context = "
-            f"{self.parallel.context} would cut; choose another kind or context = 1",
+            f"{self.parallel.context} would cut; choose another kind or level, or context = 1",
         )
         demand(
             self.loss.advantage == "grpo" or not self.credit.by_turn,

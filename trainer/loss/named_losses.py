@@ -5,15 +5,34 @@ is the bound or is added to 1.
 """
 
 from dataclasses import replace
+from functools import partial
 
-from trainer.config import KINDS, Loss
+from trainer.config import KINDS, Correction, Loss
 from trainer.loss.policy_loss import LossRule
 from trainer.loss.ratios import Level, Window
 
 
 def configured(loss: Loss) -> LossRule:
     """The rule that a configuration names, with its KL coefficient."""
-    return replace(rule_of(loss.kind, loss.floor, loss.cap, loss.mismatch), kl=loss.kl)
+    rule = replace(rule_of(loss.kind, loss.floor, loss.cap, loss.mismatch), kl=loss.kl)
+    if loss.level is not None:
+        rule = replace(rule, level=loss.level, correction_level=loss.level)
+    if loss.correction is not None:
+        bound = loss.cap if loss.kind == "ipa" else loss.mismatch
+        rule = replace(rule, correction=correction(loss.correction, bound))
+    return rule
+
+
+def correction(kind: Correction, bound: float) -> Window:
+    """What a token weighs by old / rollout, up to a bound (`Loss.correction`)."""
+    closed = partial(Window, high=bound, outside="zero", closed=True)
+    windows = {
+        "reject": closed(),
+        "mask": closed(low=-1.0, inside="one"),
+        "tis": Window(high=bound),
+        "icepop": closed(low=1 / bound),
+    }
+    return windows[kind]
 
 
 def rule_of(kind: str, low: float, high: float, mismatch: float = 5.0) -> LossRule:
@@ -23,7 +42,8 @@ def rule_of(kind: str, low: float, high: float, mismatch: float = 5.0) -> LossRu
 
     - cispo: MiniMax-M1 (arXiv 2506.13585), equations 4-5; cispo_unified: equations 6-7.
     - glm5: arXiv 2602.15763, equations 3-5. icepop: arXiv 2510.18855. tis: min(r, high).
-    - gspo: the ratio of a whole completion, as a geometric mean.
+    - gspo: arXiv 2507.18071, the surrogate of a whole completion's ratio, which is a geometric mean. Its bounds there
+      are 1 - 3e-4 and 1 + 4e-4. cispo_completion: CISPO's clipped weight with that ratio.
     - ppo: the surrogate against the rollout, which is AReaL's decoupled one where both policies are the same.
     - dppo_tv: prime-rl's default.
     """
@@ -34,7 +54,8 @@ def rule_of(kind: str, low: float, high: float, mismatch: float = 5.0) -> LossRu
         "glm5": LossRule(window=strict),
         "icepop": LossRule(window=Window(low=low, high=high, outside="zero", closed=True)),
         "tis": LossRule(window=Window(high=high)),
-        "gspo": LossRule(window=closed, level="geometric"),
+        "cispo_completion": LossRule(window=closed, level="geometric"),
+        "gspo": LossRule(form="surrogate", window=closed, level="geometric"),
         "ppo": LossRule(form="surrogate", window=closed),
         "decoupled_ppo": decoupled_ppo(low, high, mismatch),
         "ipa": ipa(high),
@@ -51,8 +72,8 @@ def decoupled_ppo(low: float, high: float, mismatch: float = 5.0) -> LossRule:
     Tokens whose old / rollout exceeds `mismatch` are masked, as AReaL's code does at 5 (`behav_imp_weight_cap`). In
     the first update of a batch u is 1, so nothing else would bound their weight.
     """
-    rejected = Window(high=mismatch, outside="zero", closed=True)
-    return LossRule(form="surrogate", window=Window(low=low, high=high), anchor="old", correction=rejected)
+    window = Window(low=low, high=high)
+    return LossRule(form="surrogate", window=window, anchor="old", correction=correction("reject", mismatch))
 
 
 def ipa(mismatch: float, level: Level = "geometric") -> LossRule:
@@ -63,12 +84,11 @@ def ipa(mismatch: float, level: Level = "geometric") -> LossRule:
     chunks' discounted returns (equation 7), with `credit.gamma`: of the rollout's group-relative advantage or, with
     `credit.baseline` = none, of its reward.
     """
-    mask = Window(low=-1.0, high=mismatch, outside="zero", inside="one", closed=True)
     return LossRule(
         window=Window(high=1.0),
         level=level,
         anchor="old",
-        correction=mask,
+        correction=correction("mask", mismatch),
         correction_level=level,
         only_negatives=True,
     )

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trainer.loss.ratios import LOG_RATIO_BOUND, Level, Window, divergences, log_ratio, ratio
+from trainer.loss.ratios import LOG_RATIO_BOUND, Level, Window, at_level, divergences, log_ratio, ratio
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class LossRule:
     There are three forms. r is the ratio, w(r) what the `window` makes of it, sg() takes the gradient away.
 
     - `score`: -sg(w(r)) A logp.
-    - `surrogate`: -min(r A, clip(r, low, high) A), with the gradient through r (PPO).
+    - `surrogate`: -min(r A, clip(r, low, high) A), with the gradient through r, at the level of r (PPO, GSPO).
     - `variation`: -keep A r + penalty log(r)^2 (DPPO-TV). keep is 1 where the token's probability moved by less than
       `window.high` in the direction of its advantage, else 0.
     """
@@ -79,8 +79,8 @@ class LossRule:
             raise ValueError("a ratio against the rollout already corrects the mismatch; remove the correction")
         if self.anchor == "old" and self.correction is None:
             raise ValueError("a ratio against recomputed logprobs leaves old / rollout uncorrected; add a correction")
-        if self.form != "score" and self.level != "token":
-            raise ValueError(f"the gradient of form {self.form} goes through each token's own ratio, not {self.level}")
+        if self.form == "variation" and self.level != "token":
+            raise ValueError(f"the form variation compares each token's own probability, not level {self.level}")
 
 
 def policy_loss(logp: Tensor, tokens: LossTokens, rule: LossRule) -> tuple[Tensor, LossSums]:
@@ -95,7 +95,9 @@ def policy_loss(logp: Tensor, tokens: LossTokens, rule: LossRule) -> tuple[Tenso
     logs = log_ratio(logp, _anchor(tokens, rule), kept)
     ratios = ratio(logs, kept, tokens.segment, rule.level)
     extra = _correction(tokens, rule, kept)
-    losses, weight = _FORMS[rule.form](torch.where(kept, logp, 0.0), ratios, advantage, rule)
+    moved = torch.where(kept, logp - logp.detach(), 0.0)  # 0, with the gradient
+    through = ratios * at_level(moved, kept, tokens.segment, rule.level).exp()
+    losses, weight = _FORMS[rule.form](torch.where(kept, logp, 0.0), ratios, through, advantage, rule)
     losses = extra * losses
     if rule.form == "variation":
         losses = losses + rule.penalty * (torch.where(kept, logp - _anchor(tokens, rule), 0.0)) ** 2
@@ -109,7 +111,7 @@ def policy_loss(logp: Tensor, tokens: LossTokens, rule: LossRule) -> tuple[Tenso
     return (scale * losses).sum(), _sum_columns(columns, ratios, weight * extra, advantage, kept)
 
 
-def _score(logp: Tensor, ratios: Tensor, advantage: Tensor, rule: LossRule) -> tuple[Tensor, Tensor]:
+def _score(logp: Tensor, ratios: Tensor, _through: Tensor, advantage: Tensor, rule: LossRule) -> tuple[Tensor, Tensor]:
     """[tokens] losses and weights of the form `score`."""
     weight = rule.window(ratios)
     if rule.unified:
@@ -120,17 +122,19 @@ def _score(logp: Tensor, ratios: Tensor, advantage: Tensor, rule: LossRule) -> t
     return -weight * advantage * logp, weight
 
 
-def _surrogate(logp: Tensor, ratios: Tensor, advantage: Tensor, rule: LossRule) -> tuple[Tensor, Tensor]:
-    """[tokens] PPO's minimum, with its gradient, and weights. r is differentiable here, as r exp(logp - sg(logp))."""
-    through = ratios * (logp - logp.detach()).exp()
+def _surrogate(
+    _logp: Tensor, ratios: Tensor, through: Tensor, advantage: Tensor, rule: LossRule
+) -> tuple[Tensor, Tensor]:
+    """[tokens] PPO's minimum, with its gradient, and weights. `through`: r with its gradient."""
     plain, clipped = through * advantage, through.clamp(rule.window.low, rule.window.high) * advantage
     losses = -torch.minimum(plain, clipped)
     return losses, torch.where(plain.detach() <= clipped.detach(), ratios, 0.0)
 
 
-def _variation(logp: Tensor, ratios: Tensor, advantage: Tensor, rule: LossRule) -> tuple[Tensor, Tensor]:
+def _variation(
+    logp: Tensor, ratios: Tensor, through: Tensor, advantage: Tensor, rule: LossRule
+) -> tuple[Tensor, Tensor]:
     """[tokens] losses and weights of the form `variation`, without its penalty."""
-    through = ratios * (logp - logp.detach()).exp()
     moved = logp.detach().exp() * (1 - 1 / ratios)
     gone = (advantage > 0) & (moved > rule.window.high) | (advantage < 0) & (moved < -rule.window.high)
     return torch.where(gone, 0.0, -through * advantage), torch.where(gone, 0.0, ratios)

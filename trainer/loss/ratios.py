@@ -55,19 +55,19 @@ def log_ratio(new: Tensor, base: Tensor, kept: Tensor) -> Tensor:
     return difference.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
-def ratio(log_ratios: Tensor, kept: Tensor, segment: Tensor | None, level: Level) -> Tensor:
-    """[tokens] each token's ratio at a level; 1 where it is not kept. `segment`: number of each token's segment, from 0
-    and without gaps.
+def at_level(log_ratios: Tensor, kept: Tensor, segment: Tensor | None, level: Level) -> Tensor:
+    """[tokens] each token's log-ratio at a level; 0 where it is not kept. Differentiable. `segment`: number of each
+    token's segment, from 0 and without gaps.
 
     A segment must not be spread over calls. A completion is never cut, so it is the natural segment (a chunk of IPA).
     ValueError when a level needs segments and there are none.
     """
     if level == "token":
-        return log_ratios.exp()
+        return log_ratios
     if segment is None:
         raise ValueError(f"ratios at level {level} need each token's segment")
     if not len(segment):
-        return log_ratios.exp()
+        return log_ratios
     weight = kept.to(log_ratios)
     size = len(segment)  # at least the number of segments; the exact one would have to be read back from a GPU
     total = log_ratios.new_zeros(size).index_add(0, segment, log_ratios * weight)
@@ -75,8 +75,12 @@ def ratio(log_ratios: Tensor, kept: Tensor, segment: Tensor | None, level: Level
         total = total / log_ratios.new_zeros(size).index_add(0, segment, weight).clamp_min(
             1
         )  # a segment without kept tokens gives 0 / 1
-    clamped = total.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    return torch.where(kept, clamped[segment], 0.0).exp()
+    return torch.where(kept, total[segment], 0.0)
+
+
+def ratio(log_ratios: Tensor, kept: Tensor, segment: Tensor | None, level: Level) -> Tensor:
+    """[tokens] each token's ratio at a level (`at_level`); 1 where it is not kept."""
+    return at_level(log_ratios, kept, segment, level).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
 
 
 def divergences(log_ratios: Tensor) -> tuple[Tensor, Tensor, Tensor]:
