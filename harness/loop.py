@@ -143,7 +143,8 @@ class RunLoop:
                 task.cancel()
             await asyncio.gather(*working, return_exceptions=True)
             await engine.close()
-            self._failed.cancel()
+            if not self._failed.cancel():
+                self._failed.exception()  # where another error ends the run, asyncio would print this one's traceback
 
     async def _reached(self) -> bool:
         if self._plan.until_step is None:

@@ -40,6 +40,8 @@ async def fresh_room(
         finally:
             packing.cancel()
             await asyncio.wait({leaving})
+            if not leaving.cancelled():
+                leaving.exception()  # where another error is raised, asyncio would print this one's traceback
 
 
 async def _leave(packing: "asyncio.Task[None]", sandbox: Sandbox, task: Task, more: bool) -> None:
