@@ -5,7 +5,6 @@ SQLite all of it, on PostgreSQL (--url) without the server's. Prints one JSON li
 """
 
 import argparse
-import asyncio
 import os
 import platform
 import sys
@@ -21,8 +20,6 @@ from zlib import crc32
 import msgspec
 from sqlalchemy import insert, text
 
-from harness.async_pool import AsyncPool
-from harness.monitor.trainer_watch import POLL_SECONDS, TrainerWatch
 from proxy.pool.completions.records import NewCompletion, VersionSpan, int_bytes
 from proxy.pool.completions.store import to_row
 from proxy.pool.database import Pool, open_pool
@@ -40,8 +37,6 @@ BATCH = 64
 TASK = {"id": "old", "instruction": "do it", "domain": "agent"}
 TASKS = 1000
 POLLS = 200
-IDLE_SECONDS = 40
-"""After which a harness that waits looks as rarely as it ever does."""
 
 OLD = {
     "policy_versions": """insert into policy_versions (run_id, step, checkpoint, hf_dir, created_at, pushed_at)
@@ -140,26 +135,6 @@ def cpu_seconds(work: Callable[[], Any], times: int = 1) -> float:
     return (time.process_time() - started) / times
 
 
-async def idle_harness(pool: Pool, run_id: int, seconds: float) -> float:
-    """CPU time over time of what a harness asks while its queue is full, once it has waited this long."""
-    watch, shares = TrainerWatch(AsyncPool(pool), run_id), []
-
-    async def wait() -> None:  # as the loop that looks for the last step, and the one that opens groups
-        ends = time.monotonic() + 2 * seconds
-        while time.monotonic() < ends:
-            await watch.latest()
-            await asyncio.sleep(POLL_SECONDS)
-
-    async def measure() -> None:
-        await asyncio.sleep(seconds)
-        cpu, began = time.process_time(), time.monotonic()
-        await asyncio.sleep(0.9 * seconds)
-        shares.append((time.process_time() - cpu) / (time.monotonic() - began))
-
-    await asyncio.gather(wait(), wait(), measure())
-    return shares[0]
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000, help="groups, rollouts, attempts and completions")
@@ -181,7 +156,6 @@ def main() -> int:
         lease(pool, run_id, step, rule), admission(pool, run_id)  # the first calls build their statements
         idle_lease = cpu_seconds(lambda: lease(pool, run_id, step, rule), POLLS)
         idle_admission = cpu_seconds(lambda: admission(pool, run_id), POLLS)
-        idle_share = asyncio.run(idle_harness(pool, run_id, 1 if options.quick else IDLE_SECONDS))
         for _ in range(finished):
             finish_group(pool, run_id, version.name, members=8, calls=8, tokens=500)
         finish = cpu_seconds(lambda: finish_group(pool, run_id, version.name, members=8, calls=8, tokens=500)) / 8
@@ -200,7 +174,6 @@ def main() -> int:
         "fill_s": round(filled, 1),
         "idle_lease_cpu_ms": 1000 * idle_lease,
         "idle_admission_cpu_ms": 1000 * idle_admission,
-        "idle_harness_share": idle_share,
         "rollout_cpu_ms": 1000 * finish,
         "lease_cpu_s": leased,
     }
