@@ -165,6 +165,14 @@ class RunState:
                 f"the engines accept prompts of {pushed.longest_prompt} tokens, and batch.max_tokens = {limit}: "
                 "completions with longer paths are not trained (too_long); raise it or lower engine.context_length"
             )
+        parallel = self.config.parallel
+        others = [url for url, head in pushed.heads.items() if head != parallel.head_float32]
+        if others and parallel.precision != "float32":
+            notes.append(
+                f"parallel.head_float32 = {str(parallel.head_float32).lower()}, and the heads of these engines compute "
+                f"otherwise: {' '.join(others)}; logprobs differ by that, so set head_float32 = true and start SGLang "
+                "with --enable-fp32-lm-head, or neither"
+            )
         for note in (*notes, *([text] if pushed.failed else [])):
             if note not in self._printed:
                 print(note, flush=True)

@@ -298,14 +298,19 @@ async def test_a_trainer_that_waits_for_rollouts_repairs_an_engine_that_was_star
     start: Start, weights: Weights, pool: Pool, ranks: Ranks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine = Double()
-    engine.about["max_req_input_len"] = 40_000
-    config = make_config(tmp_path, push=Push(engines=await start(engine)))
+    engine.about |= {"max_req_input_len": 40_000, "dtype": "bfloat16", "enable_fp32_lm_head": False}
+    parallel = {"precision": "bfloat16", "head_float32": True}
+    config = make_config(tmp_path, push=Push(engines=await start(engine)), parallel=parallel)
     with RunState(config, ranks) as run:
         version = run.publish(0, (tmp_path / "no checkpoint", weights.directory), {})
         for _ in range(2):
             await asyncio.to_thread(run.push, version)
         numbers = "the engines accept prompts of 40000 tokens, and batch.max_tokens = 32768: completions with longer"
-        assert capsys.readouterr().out.count(numbers) == 1
+        heads = (
+            f"parallel.head_float32 = true, and the heads of these engines compute otherwise: {config.push.engines[0]};"
+        )
+        printed = capsys.readouterr().out
+        assert (printed.count(numbers), printed.count(heads)) == (1, 1)
         assert engine.version == version.name and run.pause_seconds > 0
         engine.version = "initial"
         waiting = asyncio.create_task(asyncio.to_thread(run.wait_for_lease, 1))

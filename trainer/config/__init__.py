@@ -165,7 +165,9 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     expert: Count = 1
     """Ranks that divide the experts of a mixture; each sends the others the tokens for their experts."""
     head_float32: bool = False
-    """Compute the head in fp32 whatever `precision` says, as MiniMax-M1 does: closer to the engine's logprobs."""
+    """Compute the head in fp32 whatever `precision` says, as MiniMax-M1 does: closer to the engine's logprobs, where
+    the engine does so too: SGLang with --enable-fp32-lm-head (engine.extra_args). The trainer compares both when it
+    starts."""
     recompute: bool = False
     """Keep only the input of each layer and compute the rest again in the backward pass."""
     precision: Literal["float32", "bfloat16"] = "float32"

@@ -18,9 +18,9 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     warmup_steps: NotNegative = 0
     """Steps of linear warm-up, counted from the first step of the run."""
     decay: Literal["constant", "linear", "cosine"] = "constant"
-    """How the learning rate falls from the end of the warm-up to `steps`."""
+    """How the learning rate falls from the end of the warm-up to the step after `steps`."""
     min_lr: Weight = 0.0
-    """Learning rate at the end of the decay."""
+    """Learning rate at the end of the decay, so of no step: with 0 the last step still learns."""
     eps: Weight = 1e-15
     """Adam's epsilon; small, because gradients of large models range from 1e-18 to 1e-5 (MiniMax-M1)."""
     clip: Weight = 1.0

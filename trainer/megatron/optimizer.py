@@ -77,11 +77,12 @@ def gradient_norm(optimizer: MegatronOptimizer) -> float:
 def learning_rate(options: settings.Optimizer, step: int, steps: int) -> float:
     """The learning rate of a step (counted from 1) out of `steps`.
 
-    Rises linearly to `lr` over `warmup_steps`, then falls to `min_lr` along the curve that `decay` names.
+    Rises linearly to `lr` over `warmup_steps`, then falls along the curve that `decay` names. It reaches `min_lr` one
+    step after the last one, which would learn nothing at a rate of 0.
     """
     if step <= options.warmup_steps:
         return options.lr * step / options.warmup_steps
-    progress = min(1.0, (step - options.warmup_steps) / max(1, steps - options.warmup_steps))
+    progress = min(1.0, (step - options.warmup_steps) / max(1, steps + 1 - options.warmup_steps))
     remaining = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}[
         options.decay
     ]

@@ -52,6 +52,8 @@ class PushResult:
     """What was done differently from the configuration, one sentence each."""
     longest_prompt: int = 0
     """Tokens of the longest prompt that one of the engines accepts. 0: not known."""
+    heads: dict[str, bool] = field(default_factory=dict)
+    """Engine URL -> whether its head computes in fp32, of the engines that say so."""
     lost: frozenset[str] = frozenset()
     """URLs of the engines that failed because they did not answer."""
     waited: float = 0.0
@@ -169,7 +171,8 @@ def _push(weights: Weights, engines: Sequence[PushTarget], serving: Sequence[Pus
     notes = tuple(note for engine in group.engines if (note := ways[engine][1]))
     longest = max((engine.about.max_req_input_len for engine in group.engines), default=0)
     done = {engine.url: ways[engine][0] for engine in group.engines}
-    return PushResult(seconds, done, group.failed, notes, longest, frozenset(group.lost))
+    heads = {engine.url: head for engine in group.engines if (head := engine.about.head_float32) is not None}
+    return PushResult(seconds, done, group.failed, notes, longest, heads, frozenset(group.lost))
 
 
 def _load(engine: PushTarget, weights: Weights, send: Callable[[PushTarget, Weights], None]) -> None:

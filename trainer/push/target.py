@@ -45,6 +45,17 @@ class ServerInfo(msgspec.Struct, frozen=True):
     """cuda | cpu | ..."""
     hicache_storage_backend: str | None = None
     """Where it stores cached prefixes outside of its process (HiCache L3). None: nowhere."""
+    dtype: str = ""
+    """auto | float32 | bfloat16 | ..."""
+    enable_fp32_lm_head: bool | None = None
+    """Whether its head computes in fp32 whatever `dtype` is. None: not known."""
+
+    @property
+    def head_float32(self) -> bool | None:
+        """Whether its head computes in fp32. None: not known."""
+        if self.enable_fp32_lm_head is None:
+            return None
+        return self.enable_fp32_lm_head or self.dtype in ("float32", "float")
 
 
 def nobody_else() -> None:
