@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -135,6 +136,7 @@ def main() -> int:
     shutil.copytree(FILES, directory, dirs_exist_ok=True)
     (directory / "logs").mkdir()
     console, load = Console(), os.getloadavg()[0]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the private database is removed
     with ExitStack() as stack:
         recipe = Recipe(directory, options.seed, options.steps, stack, console)
         programs = binaries()
