@@ -95,6 +95,8 @@ def update(config: Config, run: RunState, policy: Policy, report: StepReport, st
         Minibatch(micros[ranks.data_rank], trained_tokens(rows))
         for micros, rows in zip(planned, batch.minibatches, strict=True)
     ]
+    if config.loss.kl_steps_ago:
+        policy.refer_to(exported(config, max(0, step - 1 - config.loss.kl_steps_ago)))
     loss = partial(policy_loss, rule=configured(config.loss))
     rate = learning_rate(config.optimizer, step, config.steps)
     report.updated(policy.learn(minibatches, orders(len(minibatches), config.loss.epochs, step), loss, rate))
@@ -123,9 +125,14 @@ def resume(config: Config, policy: Policy, run: RunState) -> Version:
 
 def save(config: Config, policy: Policy, step: int) -> tuple[Path, Path]:
     """Write a durable checkpoint, and the same weights for the engines; return both directories."""
-    checkpoint, exported = (Path(config.output) / kind / f"step-{step:06d}" for kind in ("checkpoints", "models"))
-    policy.checkpoints.save(checkpoint, step, meanwhile=lambda: policy.write_hf(exported))
-    return checkpoint, exported
+    checkpoint, model = Path(config.output) / "checkpoints" / f"step-{step:06d}", exported(config, step)
+    policy.checkpoints.save(checkpoint, step, meanwhile=lambda: policy.write_hf(model))
+    return checkpoint, model
+
+
+def exported(config: Config, step: int) -> Path:
+    """The directory of a step's weights for the engines."""
+    return Path(config.output) / "models" / f"step-{step:06d}"
 
 
 def prune(config: Config, step: int) -> None:

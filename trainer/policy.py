@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from proxy.pool.errors import UserError
+from proxy.pool.tokenizer_fingerprint import fingerprint
 from trainer import config as settings
 from trainer.config.model_shape import read_shape
 from trainer.data.micro_batch import MicroBatch
@@ -101,7 +102,7 @@ class Policy:
         self.shard = ContextShard(
             ranks.device, ranks.context_rank, ranks.context_world, multiple, paths=self.balance > 0
         )
-        self.model = self._load_model(config.parallel)
+        self.model = self._load_model(config.parallel, source)
         self.mixture = replayed(config.loss, shape)
         if self.mixture is not None:
             self.model.replay_counter = ReplayCounter(ranks.device)
@@ -118,13 +119,36 @@ class Policy:
             raise UserError(
                 f"loss.balance = {config.loss.balance} balances experts, but {source} has none; set it to 0"
             )
-        self.reference = self._load_model(config.parallel).requires_grad_(False) if config.loss.kl else None
-        """The initial weights a second time, for the KL term."""
+        self.reference = self._reference_model(config) if config.loss.kl else None
+        """A second model, for the KL term."""
 
-    def _load_model(self, parallel: settings.Parallel) -> PolicyModel:
+    def _reference_model(self, config: settings.Config) -> PolicyModel:
+        """The model of `loss.kl`. It replays experts as the policy does, so that KL holds no choice between them."""
+        source = Path(config.loss.kl_model or self.source)
+        if read_shape(source) != self.shape or fingerprint(source) != fingerprint(self.source):
+            raise UserError(
+                f"loss.kl_model = {source} has another shape or tokenizer than model = {self.source}, so their "
+                "logprobs cannot be compared; choose a model that was trained from the same one"
+            )
+        model = self._load_model(config.parallel, source).requires_grad_(False)
+        if self.mixture is not None:
+            model.replay_counter = ReplayCounter(self.ranks.device)  # never read: the policy's own choices are reported
+        return model
+
+    def refer_to(self, directory: Path) -> None:
+        """Make an exported model of this run the reference of the KL term."""
+        assert self.reference is not None
+        if not directory.is_dir():
+            raise UserError(
+                f"{directory} is gone, which loss.kl_steps_ago needs; restore it, or go back to a step whose reference "
+                "is there with `trainer rollback`"
+            )
+        load_weights(self.reference, directory)
+
+    def _load_model(self, parallel: settings.Parallel, source: Path) -> PolicyModel:
         megatron = transformer_config(self.shape, DTYPES[parallel.precision], parallel)
         model = build_model(self.shape, megatron, parallel).to(self.ranks.device, megatron.params_dtype)
-        load_weights(model, self.source)
+        load_weights(model, source)
         return model
 
     def write_hf(self, target: Path) -> None:

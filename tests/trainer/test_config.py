@@ -95,6 +95,13 @@ def test_a_schedule_sets_the_numbers_of_the_queue(batch: str, numbers: str, file
             "loss.floor = 0.8 and loss.cap = 1.2 bound policy / old .* which is 1 in the only update of a batch; set",
         ),
         ("loss.mismatch=2", "loss.mismatch = 2.0 is not used by loss.kind = cispo"),
+        ("loss.kl_steps_ago=2", "loss.kl_steps_ago = 2 is the reference of loss.kl, which is 0"),
+        ("loss={kl=0.1, kl_steps_ago=2}", "keep_checkpoints = 2 deletes the policy of loss.kl_steps_ago = 2.* to 3 or"),
+        ("loss={kl=0.1, kl_steps_ago=1, kl_model='m'}", "loss.kl_model = .*m and .*= 1 are two references"),
+        (
+            "loss={kl=0.1, kl_model='out/models/step-000001'}",
+            "is a model that keep_checkpoints deletes; copy it elsewhere",
+        ),
         ("loss.minibatches=0", "loss.minibatches = 0: expected `int` >= 1"),
         ("loss.norm=constant", "loss.norm_constant = 0.0"),
         ("loss.kind=dppo_tv", "loss.cap = 5.0 masks nothing with loss.kind = dppo_tv"),

@@ -5,6 +5,7 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from zlib import crc32
 
@@ -38,6 +39,8 @@ from trainer.data.routed_experts import UNKNOWN, RecordedExperts
 from trainer.data.row import TrainingRow
 from trainer.data.tree import build
 from trainer.loop import train
+from trainer.loss.named_losses import rule_of
+from trainer.loss.policy_loss import policy_loss
 from trainer.megatron.parallel import Ranks
 from trainer.policy import Policy
 
@@ -263,6 +266,20 @@ def test_routers_learn_by_the_weights_of_the_replayed_experts(policy: Policy) ->
     grads = gradients(policy, [row], "cispo", merge=True)
     routers = {name: grad for name, grad in grads.items() if "router" in name}
     assert len(routers) == 2 and all(grad.norm() > 0 for grad in routers.values())
+
+
+def test_the_reference_of_kl_replays_the_same_experts(ranks: Ranks, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", "qwen3_moe")
+    policy = Policy(model, make_config(tmp_path, loss={**REPLAY["loss"], "kl": 0.1}), ranks)
+    rows = routed([one for one in rows_of(7, vocabulary=VOCABULARY, longest=30) if one.inputs])
+    rule = replace(rule_of("cispo", 0.0, 5.0), kl=0.1)
+    (micros,) = plan(rows, 1, 10_000)
+    tokens = sum(len(one.places) for one in rows)
+    update = policy.update(micros, tokens, partial(policy_loss, rule=rule), 1e-2)
+    for inputs in update.loss_inputs:  # of equal weights along equal experts
+        assert inputs.tokens.reference_logp is not None
+        assert torch.allclose(inputs.tokens.reference_logp, inputs.logp, atol=1e-5)
+    assert update.routing["routing_replayed"] <= 1
 
 
 def test_a_step_replays_what_the_pool_holds(pool: Pool, ranks: Ranks, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Several updates per batch: what each learns from, that they act, and that a step is taken whole or not at all."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from safetensors.torch import load_file
 from sqlalchemy import update
 
 from proxy.pool.database import open_pool
+from proxy.pool.errors import UserError
 from proxy.pool.rollouts import runs
 from proxy.pool.schema import rollouts
 from proxy.pool.training import steps
@@ -18,12 +20,14 @@ from tests.trainer.test_batch import group
 from tests.trainer.test_loop import metrics, prepare, query
 from tests.trainer.test_not_finite import HUGE, STATES, spoil
 from tests.trainer.test_weights import same_files
+from trainer.commands.rollback import roll_back
 from trainer.config import Loss
 from trainer.config.step import StepOptions
 from trainer.data.assemble import TrainingBatch, assemble, trained_tokens
 from trainer.data.minibatches import by_minibatch, orders
 from trainer.loop import train
 from trainer.megatron.parallel import Ranks
+from trainer.policy import Policy
 
 KILLED = -9
 FOUR = ("loss.minibatches=2", "loss.epochs=2")
@@ -136,3 +140,27 @@ def test_a_gradient_that_is_not_finite_in_a_later_minibatch_takes_the_whole_step
     dropped = ("TOMBSTONE", None, "gradient_not_finite", "step 1")
     assert query(rough, STATES) == [dropped] * 2 + [("CONSUMED", 1, None, None)] * 2
     assert same_files(rough / "out/models/step-000001", smooth / "out/models/step-000001")
+
+
+@pytest.mark.long
+def test_kl_is_against_the_policy_of_some_steps_ago_or_a_named_model(ranks: Ranks, tmp_path: Path) -> None:
+    """At step 3, the policy of one step before its own start is that of step 1; until then it is the initial one."""
+    models = {}
+    for name, loss in (("ago", {"kl": 0.5, "kl_steps_ago": 1}), ("initial", {"kl": 0.5})):
+        write_model(tmp_path / name / "model")
+        config = make_config(tmp_path / name, steps=3, keep_checkpoints=9, report=CALM, loss=loss)
+        pool = open_pool(config.pool)
+        fill(pool, runs.open_run(pool, config.run, "train", None).id, 6)
+        train(config, ranks)
+        models[name] = tmp_path / name / "trainer/models"
+    for step in (1, 2, 3):
+        same = same_files(models["ago"] / f"step-{step:06d}", models["initial"] / f"step-{step:06d}")
+        assert same == (step < 3)
+    roll_back(config, 2)
+    named = shutil.copytree(models["initial"] / "step-000001", tmp_path / "named")
+    train(msgspec.structs.replace(config, loss=Loss(kl=0.5, kl_model=str(named))), ranks)
+    assert same_files(models["ago"] / "step-000003", models["initial"] / "step-000003")
+    write_model(tmp_path / "other", "qwen2")
+    foreign = make_config(tmp_path, loss={"kl": 1, "kl_model": str(tmp_path / "other")})
+    with pytest.raises(UserError, match="loss.kl_model = .*other has another shape or tokenizer"):
+        Policy(tmp_path / "ago/model", foreign, ranks)

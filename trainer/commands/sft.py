@@ -36,7 +36,9 @@ def warm_start(config: settings.Config, ranks: Ranks) -> dict[str, Any]:
     check(config)
     options = config.sft
     optimizer = msgspec.structs.replace(config.optimizer, lr=options.lr, warmup_steps=options.WARMUP_STEPS)
-    loss = msgspec.structs.replace(config.loss, kl=0.0, routing="own")  # imitation uses neither
+    loss = msgspec.structs.replace(
+        config.loss, kl=0.0, kl_model="", kl_steps_ago=0, routing="own"
+    )  # imitation uses neither
     policy = Policy(Path(config.model), msgspec.structs.replace(config, optimizer=optimizer, loss=loss), ranks)
     train, held_out = split(ranks.share(lambda: demonstrations(config)), options)
     demand_known_tokens((*train, *held_out), policy.shape, policy.source)

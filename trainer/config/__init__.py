@@ -81,7 +81,12 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Expert choice in a mixture of experts. own: the trainer's routers choose. replay: use the experts that the engine
     chose, which the proxy records with engine.routed_experts; routers still learn through the weights of the chosen."""
     kl: Weight = 0.0
-    """Coefficient of KL(policy || initial model), by the k3 estimate. Keeps a second model in memory."""
+    """Coefficient of KL(policy || reference), by the k3 estimate. Keeps a second model in memory."""
+    kl_model: FilePath = ""
+    """Hugging Face directory of the reference, of the model's shape and tokenizer. Empty: the initial model."""
+    kl_steps_ago: NotNegative = 0
+    """Take the policy of so many steps ago as the reference, at first the initial model. 0: the reference is fixed.
+    Needs `keep_checkpoints` above it."""
     balance: Weight = 0.0
     """Coefficient of the load-balancing loss of a mixture of experts, per layer and sequence (DeepSeek-V3), averaged
     over trained tokens. 0: no such loss; the router learns from the policy loss alone."""
@@ -118,6 +123,15 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             self.updates > 1 or self.kind != "decoupled_ppo" or (self.floor, self.cap) == (0.0, 5.0),
             f"loss.floor = {self.floor} and loss.cap = {self.cap} bound policy / old for loss.kind = decoupled_ppo, "
             "which is 1 in the only update of a batch; set loss.minibatches or loss.epochs above 1, or remove them",
+        )
+        for name, chosen in (("kl_model", self.kl_model), ("kl_steps_ago", self.kl_steps_ago)):
+            demand(
+                not chosen or self.kl > 0,
+                f"loss.{name} = {chosen} is the reference of loss.kl, which is 0; set that above 0, or remove it",
+            )
+        demand(
+            not self.kl_model or not self.kl_steps_ago,
+            f"loss.kl_model = {self.kl_model} and loss.kl_steps_ago = {self.kl_steps_ago} are two references; drop one",
         )
         for name, value in (("level", self.level), ("correction", self.correction)):
             demand(
@@ -300,6 +314,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             self.parallel.context == 1 or not self.loss.by_completion,
             f"loss.kind = {self.loss.kind} takes ratios over whole completions, which parallel.context = "
             f"{self.parallel.context} would cut; choose another kind or level, or context = 1",
+        )
+        demand(
+            self.keep_checkpoints > self.loss.kl_steps_ago,
+            f"keep_checkpoints = {self.keep_checkpoints} deletes the policy of loss.kl_steps_ago = "
+            f"{self.loss.kl_steps_ago} before it is used; set it to {self.loss.kl_steps_ago + 1} or more",
+        )
+        demand(
+            not self.loss.kl_model or not Path(self.loss.kl_model).is_relative_to(Path(self.output) / "models"),
+            f"loss.kl_model = {self.loss.kl_model} is a model that keep_checkpoints deletes; copy it elsewhere",
         )
         demand(
             self.loss.advantage == "grpo" or not self.credit.by_turn,

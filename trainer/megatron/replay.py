@@ -1,7 +1,7 @@
 """Routing replay: routers use the experts that the engine chose, and a counter says how often they would not have.
 
 Only the choice is replaced (R3, arXiv 2510.11370). The weights of the chosen experts come from the trainer's own
-scores, so that routers keep learning. Left out: the reference model of `loss.kl`, whose routers always choose.
+scores, so that routers keep learning. The reference model of `loss.kl` replays them too.
 """
 
 import torch
