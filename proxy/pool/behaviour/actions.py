@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
-from proxy.pool.behaviour.shell import Command, commands
+from proxy.pool.behaviour.shell import LONGEST, Command, commands
 from proxy.pool.completions.labels import SIDE
 from proxy.pool.completions.observed import Observed, ToolResult
 from proxy.pool.completions.records import SERVED_FINISH_REASONS, RequestShape
@@ -201,9 +201,9 @@ def _results(chain: Sequence[Readable]) -> dict[int, list[ToolResult]]:
 def _of_reply(item: Readable, results: list[ToolResult]) -> list[Action]:
     calls = item.reply.get("tool_calls") or ()
     if not calls:
-        fenced = FENCE.findall(item.reply.get("content") or "")
         spoken = results[0] if results and results[0].spoken else None
-        return [Action(item.id, None, WRITTEN, fenced[0], result=spoken)] if len(fenced) == 1 and spoken else []
+        fenced = FENCE.findall((item.reply.get("content") or "")[:LONGEST]) if spoken else []
+        return [Action(item.id, None, WRITTEN, fenced[0], result=spoken)] if len(fenced) == 1 else []
     faults = item.observed.faults if item.observed else ()
     matched = _matched([call.get("id", "") for call in calls], results)
     return [

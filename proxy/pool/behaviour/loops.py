@@ -28,7 +28,7 @@ LOOKS = SEARCHES | {"cat", "head", "tail", "less", "wc", "pwd", "which", "file",
 REMARKS = ("description", "explanation", "justification", "thought", "timeout", "timeout_ms", "yield_time_ms",
            "max_output_tokens", "security_risk")  # fmt: skip
 """Arguments that do not change what a call does."""
-_TRAILING = re.compile(r"\s*(?:2>&1|\|\| true|;\s*$|\|\s*(?:cat|head(?: -n?\s?\d+)?|tail(?: -n?\s?\d+)?)\s*$)")
+_TRAILING = re.compile(r" ?(?:2>&1|\|\| true|; ?$|\| ?(?:cat|head(?: -n? ?\d+)?|tail(?: -n? ?\d+)?) ?$)")
 
 _FRAME = re.compile(r"Chunk ID: \S+|Wall time: [\d.]+|PGID: \d+")
 """What agents write around equal output that differs from call to call."""
@@ -133,8 +133,9 @@ def changes(action: Action) -> bool:
 def near_key(action: Action) -> str:
     """Return what calls have in common that differ in spaces, quotes, remarks and what is done with the output."""
     if action.script:
-        text = _TRAILING.sub("", re.sub(r"^cd [^;&|]+&&", "", action.script.strip()))
-        return f"{action.tool} " + re.sub(r"[\s'\"]+", " ", text.replace(" ./", " ")).strip()
+        text = re.sub(r"[\s'\"]+", " ", action.script).strip().replace(" ./", " ")
+        text = _TRAILING.sub("", re.sub(r"^cd [^;&|]+&&", "", text))
+        return f"{action.tool} {text.strip()}"
     arguments = {name: value for name, value in (action.arguments or {}).items() if name not in REMARKS}
     text = json.dumps(arguments, sort_keys=True) if action.arguments is not None else action.written
     return f"{action.tool} " + re.sub(r"(?:\s|\\[nt])+", " ", text.replace('"./', '"'))

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 
 LONGEST = 20_000
 """Characters of a script that are read."""
+MOST_HEREDOCS = 50
+"""Here-documents that are told from commands; where a script has more, none is."""
 DEEPEST = 3
 """Levels of `bash -c` that are opened."""
 SUBCOMMANDS = {"git", "pip", "pip3", "npm", "yarn", "pnpm", "docker", "cargo", "go", "apt", "apt-get", "conda", "uv"}
@@ -67,8 +69,10 @@ def commands(script: str, depth: int = 0) -> list[Command]:
         bodies.append(match[4])
         return f" <<{len(bodies) - 1} {match[3]}"
 
-    found: list[Command] = []
-    for command in _simple(_HEREDOC.sub(without_body, script[:LONGEST]), bodies):
+    script, found = script[:LONGEST], list[Command]()
+    if script.count("<<") <= MOST_HEREDOCS:
+        script = _HEREDOC.sub(without_body, script)
+    for command in _simple(script, bodies):
         own = _unwrapped(command)
         inner = _inner(own)
         if inner is not None and depth < DEEPEST:

@@ -1,5 +1,6 @@
 """A story for each kind of event that shows it, and honest look-alikes that do not."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -153,3 +154,19 @@ def test_what_no_agent_acted_on_and_other_branches_are_no_history() -> None:
     assert work.events("repeated_call") == [] and len(work.events("tool_called")) == 3
     work.rows[2] = replace(work.rows[2], follows=2)
     assert [event.completion for event in work.events("repeated_call")] == [3]
+
+
+def test_hostile_texts_take_no_time() -> None:
+    """Rules are expressions over what an agent writes; none of them may look at it over and over."""
+    began = time.process_time()
+    texts = [
+        "rm " + "-r " * 9000,
+        "<<EOF\n" * 5000,
+        "```bash\n" * 9000,
+        "  " * 50_000 + "ls",
+        "git show " + "a/" * 9000,
+    ]
+    for text in (*texts, "https://" * 9000, "'" * 50_001, "if __name__ == '__main__':\n" + " " * 60_000):
+        work = Work().turn(("bash", {"command": text}, text), write("tests/test_a.py", text), text=text, reasoning=text)
+        assert work.turn(text=text).says(text).done().events("tool_called")
+    assert time.process_time() - began < 20
