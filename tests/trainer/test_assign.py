@@ -282,6 +282,10 @@ def test_stale_and_truncated_rollouts_stay_in_the_baseline_and_in_every_count() 
     assert batch.tokens == 24 and to_metrics(batch.masked) == {"stale": 6, "truncated": 6}
     # no other term of the loss (KL, a penalty) teaches there either, and the denominator is that of all of them
     assert [row.weight for row in batch.rows] == [1.0, 0.0, 0.0, 1.0]
+    members[3] = replace(members[3], failure="agent_budget")
+    for credit, masked in ((Credit(), {}), (Credit(mask_budget=True), {"budget": 6})):
+        batch = assemble([group(members)], StepOptions(credit=credit))
+        assert by_turn(batch) == [*whole[:3], [0.0] * 3 if masked else whole[3]] and to_metrics(batch.masked) == masked
 
 
 def test_returns_are_scaled_by_domain() -> None:

@@ -164,3 +164,16 @@ def test_kl_is_against_the_policy_of_some_steps_ago_or_a_named_model(ranks: Rank
     foreign = make_config(tmp_path, loss={"kl": 1, "kl_model": str(tmp_path / "other")})
     with pytest.raises(UserError, match="loss.kl_model = .*other has another shape or tokenizer"):
         Policy(tmp_path / "ago/model", foreign, ranks)
+
+
+@pytest.mark.long
+def test_a_step_masks_the_rollouts_whose_agents_used_up_their_budget(ranks: Ranks, tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
+    config = make_config(tmp_path, steps=1, report=CALM, credit={"mask_budget": True})
+    pool = open_pool(config.pool)
+    fill(pool, runs.open_run(pool, config.run, "train", None).id, 2)
+    with pool.write() as connection:
+        connection.execute(update(rollouts).where(rollouts.c.id <= 2).values(failure="agent_budget"))
+    train(config, ranks)
+    [_, step] = steps.metrics(pool, runs.find_run(pool, "demo").id)
+    assert step["masked_tokens"] == {"budget": 16} and step["trained_tokens"] == 64 and step["valid_rollouts"] == 8

@@ -61,6 +61,10 @@ class Credit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Tokens below the limit over which this reduction grows from 0 to 1."""
     mask_truncated: bool = False
     """Leave rollouts whose last turn was cut at a token limit out of the loss; they stay in the baseline."""
+    mask_budget: bool = False
+    """Leave rollouts whose agent used up its time, turns or tokens (agent_budget) out of the loss, as ROLL does with
+    those at the maximum of turns; they stay in the baseline. The policy cannot see such a limit unless its prompt says
+    it."""
     shuffle_rewards: bool = False
     """Shuffle the rewards within each group before training: a control run that must not learn."""
 

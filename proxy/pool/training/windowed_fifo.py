@@ -69,6 +69,8 @@ class LeasedRollout:
     """Named parts of the reward, as the verifier gave them."""
     weight: float = 1.0
     """Of its tokens in the loss, by the user's function (proxy/pool/functions)."""
+    failure: str | None = None
+    """The kind of its failure (proxy/pool/rollouts/failures.py), also of one with a verdict. None: it did not fail."""
 
     @property
     def verdict(self) -> float | None:
@@ -304,7 +306,8 @@ def _leased(row: Row[Any], completions: list[Completion], known: dict[str, int],
     if row.set_aside is not None:
         why = why or Untrained(UntrainedReason.FUNCTION, row.set_aside)
     weight = 1.0 if row.weight is None else row.weight
-    return LeasedRollout(row.id, row.member, row.reward, why, completions, staleness, row.reward_parts or {}, weight)
+    parts = row.reward_parts or {}
+    return LeasedRollout(row.id, row.member, row.reward, why, completions, staleness, parts, weight, row.failure)
 
 
 def _versions(completions: Iterable[Completion]) -> set[str]:
