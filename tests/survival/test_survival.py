@@ -159,6 +159,9 @@ def kill_all(
     for name in names:
         time.sleep(draw.choice((0, draw.uniform(0, PAUSE_SECONDS))))
         if name in others:
+            if others[name] in away:  # it must be there to be killed once more, and must not be started twice
+                start(away)
+                away = []
             others[name].kill()
             away.append(others[name])
         else:
