@@ -54,7 +54,7 @@ ELSEWHERE = {
     "proxy pool export runs/train/pool.db train --step 1 --format verl --output step-1.pkl": BATCHES,
     "make test": TESTS,
     "python benchmarks/async_run.py --out benchmarks/results/async_run.json": LONG,
-    "python benchmarks/ceilings.py --out ceilings.json": LONG,
+    "python benchmarks/ceilings.py --out benchmarks/results/ceilings.json": LONG,
     "python benchmarks/gateway.py --out benchmarks/results/gateway.json": LONG,
     "python benchmarks/gpu.py --carry wheels": "fetches wheels: tests/test_gpu_stages.py",
     "python benchmarks/gpu.py --stage attention": GPU,
