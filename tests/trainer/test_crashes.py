@@ -38,7 +38,7 @@ STAGES = [  # of trainer/loop.py, in order; those behind a publication are reach
     End("c_call", "rmdir"),  # in the middle of what is deleted
 ]
 STEPS = 6
-TIMED = {"seconds", "tokens_per_second", "mfu", "pause_seconds"}
+TIMED = {"seconds", "tokens_per_second", "mfu", "pause_seconds", "engine_wait_seconds"}
 """Metrics of what a step took, not of what it learned."""
 ANYWHERE = (150_000, 500_000)
 """Calls and returns after which a life is ended at random: from the loading of weights to the second step."""
