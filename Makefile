@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SEED ?= 0
-# three test workers keep two cores busy, as many tests wait; tests/conftest.py says which tests share one
-WORKERS ?= -n 3
+# four test workers keep two cores busy, as many tests wait; tests/conftest.py says which tests share one
+WORKERS ?= -n 4
 export HF_HUB_OFFLINE := 1
 
 .PHONY: demo demo-control everything test test-all short-tests all-tests failed-tests check install install-gpu gpu-packages lock-gpu
