@@ -5,7 +5,7 @@ from time import monotonic
 from harness.async_pool import AsyncPool
 from proxy.pool.rollouts.runs import Admission, admission
 
-POLL_SECONDS, LONGEST_POLL_SECONDS = 0.2, 1.5
+POLL_SECONDS, LONGEST_POLL_SECONDS = 0.2, 3.0
 """Seconds between two looks at the pool. They become rarer while nothing changes: an idle run costs next to nothing."""
 
 
