@@ -96,7 +96,7 @@ class Handler:
             result = await response.close(await answer_all(answers, self._answer))
         except (EngineError, CallError):
             error = await asyncio.shield(fail_all(answers))
-            await self._sessions.note_trouble(session.attempt, error)
+            await self._sessions.note_trouble(session.attempt, error, started)
             return await self._fail(response, error)
         except (asyncio.CancelledError, ConnectionError):  # the client went away
             self._metrics.abandoned += 1

@@ -183,6 +183,7 @@ attempts = Table(
     Column("spent", Text),  # turns | tokens: a call was refused because these are used up
     Column("trouble", FreeText),  # why the last call failed that was no fault of its client
     Column("trouble_at", Float),
+    Column("failed_calls", JSON(none_as_null=True)),  # [[begin, end], ...] of calls that failed like that; null: none
     Index(None, "rollout_id"),
     Index(None, "run_id"),
 )

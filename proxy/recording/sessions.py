@@ -128,12 +128,13 @@ class Sessions:
         if attempt.budget:
             await asyncio.get_running_loop().run_in_executor(self._threads, self._check_spent, attempt)
 
-    async def note_trouble(self, attempt: Attempt, problem: CallError) -> None:
-        """Note in the row of a run's attempt why a call failed, where it was not the agent's fault."""
+    async def note_trouble(self, attempt: Attempt, problem: CallError, started: float) -> None:
+        """Note in the row of a run's attempt why a call failed that came at `started`, unless the agent is at fault."""
         if attempt.run_id is not None and (problem.status >= 500 or problem.status == 429):
             with suppress(PoolError):  # the client gets the call's own error
+                text = f"{problem.code}: {problem}"
                 await asyncio.get_running_loop().run_in_executor(
-                    self._threads, note_trouble, self._pool, attempt.id, f"{problem.code}: {problem}"
+                    self._threads, note_trouble, self._pool, attempt.id, text, started
                 )
 
     def _check_spent(self, attempt: Attempt) -> None:

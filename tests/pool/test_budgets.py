@@ -5,6 +5,7 @@ from array import array
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import select
 
 from proxy.pool.completions.records import VersionSpan
 from proxy.pool.database import Pool
@@ -13,6 +14,7 @@ from proxy.pool.rollouts.attempts import by_key, open_attempt
 from proxy.pool.rollouts.budgets import Budget, calls_seen, last_event, note_spent, note_trouble, spent
 from proxy.pool.rollouts.groups import open_group
 from proxy.pool.rollouts.runs import open_run
+from proxy.pool.schema import attempts
 from tests.pool.make import TASK, new_completion, record
 
 
@@ -46,7 +48,11 @@ def test_given_tokens_use_up_nothing(pool: Pool, attempt_id: int) -> None:
 def test_trouble_counts_until_a_call_goes_well(pool: Pool, attempt_id: int) -> None:
     assert (calls_seen(pool, attempt_id).completed, calls_seen(pool, attempt_id).broken) == (0, None)
     record(pool, [new_completion(attempt_id)])
-    note_trouble(pool, attempt_id, "engine_silent: 60 s")
+    note_trouble(pool, attempt_id, "engine_busy", 1.0)
+    note_trouble(pool, attempt_id, "engine_silent: 60 s", 2.0)
+    with pool.read() as connection:
+        spans = connection.execute(select(attempts.c.failed_calls).where(attempts.c.id == attempt_id)).scalar_one()
+    assert [begin for begin, _ in spans] == [1.0, 2.0] and spans[0][1] <= spans[1][1] <= time.time()
     assert (calls_seen(pool, attempt_id).completed, calls_seen(pool, attempt_id).broken) == (1, "engine_silent: 60 s")
     record(pool, [replace(new_completion(attempt_id), finish_reason="abort", finished_at=time.time() + 50)])
     assert calls_seen(pool, attempt_id).broken == "engine_silent: 60 s"

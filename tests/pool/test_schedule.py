@@ -16,6 +16,7 @@ from proxy.pool.completions.store import to_row
 from proxy.pool.database import Pool, insert_row
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt
+from proxy.pool.rollouts.budgets import note_trouble
 from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group, open_rollouts
 from proxy.pool.rollouts.runs import Admission, admission, open_run, set_queue_limit
 from proxy.pool.schema import completions, groups, rollouts
@@ -212,8 +213,11 @@ def test_a_lease_repeats_until_the_step_is_published(pool: Pool) -> None:
     run_id = train_run(pool)
     for _ in range(4):
         finished_group(pool, run_id, [1.0, 0.0])
+    note_trouble(pool, 2, "engine_silent: 60 s", 5.0)
     assert indices(lease(pool, run_id, 1, RULE)) == [0, 1]
-    assert indices(lease(pool, run_id, 1, RULE)) == [0, 1]
+    taken = lease(pool, run_id, 1, RULE)
+    assert taken is not None and indices(taken) == [0, 1]
+    assert [[span[0] for span in member.failed_calls] for member in taken.groups[0].rollouts] == [[], [5.0]]
     publish(pool, run_id, published(1))
     assert indices(lease(pool, run_id, 2, RULE)) == [2, 3]
     publish(pool, run_id, published(2))

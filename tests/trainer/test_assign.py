@@ -242,14 +242,20 @@ def test_a_group_without_a_majority_is_dropped() -> None:
 
 
 def test_speed_is_added_to_successes() -> None:
-    def at(seconds: float) -> dict[str, Any]:
-        calls = [
-            replace(item, started_at=index * seconds, finished_at=index * seconds)
-            for index, item in enumerate(chain(HISTORY))
-        ]
+    def at(seconds: float, lost: float = 0.0) -> dict[str, Any]:
+        """Calls with tools of so many seconds between them; before the last one a side call or a failure of `lost`."""
+        begins = [0.0, seconds, 2 * seconds + lost]
+        calls = [replace(item, started_at=at, finished_at=at) for at, item in zip(begins, chain(HISTORY), strict=True)]
         return {"completions": calls}
 
-    members = [member(0, 1.0, **at(50)), member(1, 1.0, **at(100)), member(2, 0.0, **at(1))]
+    side = replace(chain(HISTORY)[0], id=9, label="side", started_at=60.0, finished_at=360.0)
+    quick, slow = at(50, 300), at(100, 300)
+    quick["completions"].append(side)
+    members = [
+        member(0, 1.0, **quick),
+        member(1, 1.0, **slow, failed_calls=[[200.0, 210.0], [240.0, 450.0]]),
+        member(2, 0.0, **at(1)),
+    ]
 
     class AtOnce(Credit, frozen=True, kw_only=True):
         TOKENS_PER_SECOND = 1e9

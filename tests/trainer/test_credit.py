@@ -66,10 +66,13 @@ def test_speed_is_of_successes_against_the_others() -> None:
     assert speeds([100, 200], [True, False]) == [0, 0]
 
 
-def timed(spans: list[tuple[float, float]]) -> list[Completion]:
-    """Calls of 10 tokens with these times of start and end."""
+def timed(spans: list[tuple[float, float]], **more: dict[int, str]) -> list[Completion]:
+    """Calls of 10 tokens with these times of start and end; `more`: further fields, by the number of the call."""
     calls = chain([([1], [2] * 10) for _ in spans])
-    return [replace(call, started_at=a, finished_at=b) for call, (a, b) in zip(calls, spans, strict=True)]
+    for number, (start, end) in enumerate(spans):
+        own: dict[str, Any] = {name: values[number] for name, values in more.items() if number in values}
+        calls[number] = replace(calls[number], started_at=start, finished_at=end, **own)
+    return calls
 
 
 def test_the_critical_path_is_tokens_at_a_reference_rate_and_tools() -> None:
@@ -82,6 +85,28 @@ def test_sub_agents_side_by_side_count_once() -> None:
     one_after_the_other = [(0.0, 1.0), (1.0, 2.0), (2.0, 3.0), (3.0, 4.0)]
     side_by_side = [(0.0, 1.0), (1.0, 2.0), (1.0, 2.0), (2.0, 3.0)]
     assert critical_path(timed(one_after_the_other), 10) == 4 and critical_path(timed(side_by_side), 10) == 3
+
+
+@pytest.mark.parametrize("seconds", [1, 61])
+def test_a_side_call_leaves_the_time_of_a_rollout(seconds: float) -> None:
+    """Alone between two turns, together with tools of 2 s, and beside a turn that it outlasts."""
+    end = 3 + seconds
+    alone = timed([(0, 1), (1, end), (end, end + 1)], label={1: "side"})
+    assert critical_path(alone, 10) == 2
+    with_tools = timed([(0, 1), (2, end), (end + 1, end + 2)], label={1: "side"})
+    assert critical_path(with_tools, 10) == 2 + 1 + 1
+    beside = timed([(0, end), (0, end + 5), (end + 7, end + 8)], label={1: "side"})
+    assert critical_path(beside, 10) == 2 + 2
+
+
+@pytest.mark.parametrize("seconds", [1, 61])
+def test_waiting_for_the_engine_leaves_the_time_of_a_rollout(seconds: float) -> None:
+    """A call that broke off counts neither with its tokens nor with the pause before the next one, recorded or not."""
+    end = 3 + seconds
+    broken = timed([(0, 1), (2, end), (end + 4, end + 5)], finish_reason={1: "error"})
+    assert critical_path(broken, 10) == 2 + 1
+    whole = timed([(0, 1), (end + 4, end + 5)])
+    assert critical_path(whole, 10, [(2, 2.5), (3, end)]) == 2 + 1
 
 
 @pytest.mark.parametrize(

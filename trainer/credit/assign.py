@@ -54,6 +54,8 @@ class _JudgedRollout:
     """The verifier's reward, plus what shaping adds."""
     success: bool
     unplaced: int
+    seconds: float
+    """Its duration, where speed counts."""
 
     def returns(self, gamma: float) -> list[float]:
         """The return of each turn. A rollout without turns has one: its reward still counts in the baseline."""
@@ -117,14 +119,18 @@ def _judged_rollout(member: LeasedRollout, reward: float, options: StepOptions) 
         outcome=reward,
         success=reward >= credit.SUCCESS,
         unplaced=unplaced,
+        seconds=(
+            critical_path(member.completions, credit.TOKENS_PER_SECOND, member.failed_calls)
+            if credit.speed_weight
+            else 0.0
+        ),
     )
 
 
 def _shaped(rollouts: Sequence[_JudgedRollout | None], credit: Credit) -> list[_JudgedRollout | None]:
     """The rollouts with what speed and length add to the outcome of the successful ones."""
     valid = [one for one in rollouts if one is not None]
-    times = [critical_path(one.turns, credit.TOKENS_PER_SECOND) if credit.speed_weight else 0.0 for one in valid]
-    speeds = formulas.speeds(times, [one.success for one in valid])
+    speeds = formulas.speeds([one.seconds for one in valid], [one.success for one in valid])
     shaped = []
     for one, speed in zip(valid, speeds, strict=True):
         added = credit.speed_weight * speed

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import BindParameter, Select, bindparam, case, func, select, update
 
 from proxy.pool.completions.records import SERVED_FINISH_REASONS
-from proxy.pool.database import Pool, retried
+from proxy.pool.database import Pool, for_update, retried
 from proxy.pool.schema import SAMPLED_TOKENS, attempts, completions
 
 
@@ -27,6 +27,8 @@ class Budget:
 
 
 UNLIMITED = Budget()
+FAILED_CALLS = 1000
+"""Failed calls of an attempt whose times are kept, the newest ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +62,17 @@ def note_spent(pool: Pool, attempt_id: int, what: str) -> None:
 
 
 @retried
-def note_trouble(pool: Pool, attempt_id: int, trouble: str) -> None:
-    """Record that a call failed without a fault of its client, and when: a later success outweighs it."""
+def note_trouble(pool: Pool, attempt_id: int, trouble: str, started: float | None = None) -> None:
+    """Record that a call failed without a fault of its client, and when: a later success outweighs it.
+
+    `started`: when the call came, unix time.
+    """
+    this, now = attempts.c.id == attempt_id, time.time()
     with pool.write() as connection:
-        values = {"trouble": trouble, "trouble_at": time.time()}
-        connection.execute(update(attempts).where(attempts.c.id == attempt_id).values(values))
+        spans = connection.scalar(for_update(select(attempts.c.failed_calls).where(this))) or []
+        spans = [*spans, [now if started is None else started, now]][-FAILED_CALLS:]
+        values = {"trouble": trouble, "trouble_at": now, "failed_calls": spans}
+        connection.execute(update(attempts).where(this).values(values))
 
 
 def _calls_seen_query() -> Select[Any]:

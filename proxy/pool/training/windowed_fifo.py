@@ -22,7 +22,7 @@ from proxy.pool.rollouts.counts import count, keep_missing
 from proxy.pool.rollouts.failures import enough_valid
 from proxy.pool.rollouts.runs import current_version, lock_run, version_name, version_of, waiting
 from proxy.pool.rollouts.states import move
-from proxy.pool.schema import groups, policy_versions, rollouts, tasks
+from proxy.pool.schema import attempts, groups, policy_versions, rollouts, tasks
 from proxy.pool.training import unequal
 from proxy.pool.training.steps import START_AGAIN
 from proxy.pool.untrained import Untrained, UntrainedReason
@@ -71,6 +71,8 @@ class LeasedRollout:
     """Of its tokens in the loss, by the user's function (proxy/pool/functions)."""
     failure: str | None = None
     """The kind of its failure (proxy/pool/rollouts/failures.py), also of one with a verdict. None: it did not fail."""
+    failed_calls: Sequence[Sequence[float]] = ()
+    """Begin and end of its model calls that failed without a fault of the agent's (proxy/pool/rollouts/budgets.py)."""
 
     @property
     def verdict(self) -> float | None:
@@ -284,7 +286,9 @@ def _load(connection: Connection, run_id: int, condition: Any, *, now: int | Non
     )
     if not rows:
         return []
-    query = select(rollouts).where(rollouts.c.group_id.in_([row.id for row in rows])).order_by(rollouts.c.member)
+    final = attempts.c.id == rollouts.c.attempt_id
+    query = select(rollouts, attempts.c.failed_calls).outerjoin_from(rollouts, attempts, final)
+    query = query.where(rollouts.c.group_id.in_([row.id for row in rows])).order_by(rollouts.c.member)
     members: dict[int, list[Row[Any]]] = {row.id: [] for row in rows}
     for member in connection.execute(query):
         members[member.group_id].append(member)
@@ -306,8 +310,18 @@ def _leased(row: Row[Any], completions: list[Completion], known: dict[str, int],
     if row.set_aside is not None:
         why = why or Untrained(UntrainedReason.FUNCTION, row.set_aside)
     weight = 1.0 if row.weight is None else row.weight
-    parts = row.reward_parts or {}
-    return LeasedRollout(row.id, row.member, row.reward, why, completions, staleness, parts, weight, row.failure)
+    return LeasedRollout(
+        row.id,
+        row.member,
+        row.reward,
+        why,
+        completions,
+        staleness,
+        parts=row.reward_parts or {},
+        weight=weight,
+        failure=row.failure,
+        failed_calls=row.failed_calls or (),
+    )
 
 
 def _versions(completions: Iterable[Completion]) -> set[str]:
