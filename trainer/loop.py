@@ -97,9 +97,11 @@ def update(config: Config, run: RunState, policy: Policy, report: StepReport, st
     ]
     if config.loss.kl_steps_ago:
         policy.refer_to(exported(config, max(0, step - 1 - config.loss.kl_steps_ago)))
-    loss = partial(policy_loss, rule=configured(config.loss))
+    rule = configured(config.loss)
+    loss = partial(policy_loss, rule=rule)
     rate = learning_rate(config.optimizer, step, config.steps)
-    report.updated(policy.learn(minibatches, orders(len(minibatches), config.loss.epochs, step), loss, rate))
+    passes = orders(len(minibatches), config.loss.epochs, step)
+    report.updated(policy.learn(minibatches, passes, loss, rate, rule.compares_with_old))
 
 
 def resume(config: Config, policy: Policy, run: RunState) -> Version:

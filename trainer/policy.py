@@ -180,16 +180,19 @@ class Policy:
         orders: Sequence[Sequence[int]],
         loss_function: LossFunction,
         learning_rate: float,
+        compares_with_old: bool,
     ) -> Update:
         """Take an optimizer step on each minibatch in each epoch, in its order, and return the first epoch's sum.
 
-        Collective. Old and reference logprobs are computed once, before the first step. GradientNotFinite may come
-        after some steps: the caller loads the last checkpoint then.
+        Collective. Reference logprobs, and old ones where the loss compares with them, are computed once, before the
+        first step. GradientNotFinite may come after some steps: the caller loads the last checkpoint then.
         """
         if len(minibatches) == len(orders) == 1 or not minibatches[0].tokens:
             return self.update(minibatches[0].micros, minibatches[0].tokens, loss_function, learning_rate)
-        everything = [self._with_old(self._packed(minibatch)) for minibatch in minibatches]
-        self._routing()  # the pass over the old weights is not counted
+        everything = [self._packed(minibatch) for minibatch in minibatches]
+        if compares_with_old:
+            everything = [self._with_old(minibatch) for minibatch in everything]
+            self._routing()  # the pass over the old weights is not counted
         first: dict[int, Update] = {}
         taken: list[Update] = []
         routing: dict[str, float] = {}
@@ -240,7 +243,7 @@ class Policy:
                 self.drafter.learn(micros[number], packed)
             logp = edges[packed.branches]
             if tokens.old_logp is None:
-                # In the only update of a batch this pass still has the old weights.
+                # This pass has the old weights in the only update of a batch; in others they are not compared with.
                 tokens = replace(tokens, old_logp=logp.detach())
             loss, sums = loss_function(logp, tokens)
             loss = loss / denominator

@@ -4,7 +4,7 @@ Each raises UserError before anything is overwritten or trained on. Not here: wh
 model alone (trainer/config), and checkpoints (trainer/megatron/checkpoint.py).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from time import gmtime, strftime
 
@@ -16,8 +16,11 @@ from proxy.pool.files import write_whole
 from proxy.pool.rollouts.runs import Run
 from proxy.pool.tokenizer_fingerprint import fingerprint
 from proxy.pool.training.finished_rollouts import tokenizers
+from trainer.config import Config, Parallel
 from trainer.config.model_shape import ModelShape
 from trainer.data.row import TrainingRow
+from trainer.push.engine_group import EngineGroup
+from trainer.push.target import PushTarget, ServerInfo
 
 
 class OutputOwner(msgspec.Struct, frozen=True):
@@ -54,6 +57,37 @@ def claim(output: Path, run: Run, begun: bool) -> None:
         )
     output.mkdir(parents=True, exist_ok=True)
     write_whole(file, msgspec.json.encode(mine))
+
+
+def demand_heads(config: Config) -> None:
+    """Raise UserError when the head of an engine that answers computes in another precision than the trainer's.
+
+    An engine that is away is compared when weights are pushed to it.
+    """
+
+    def ask(engine: PushTarget) -> ServerInfo:
+        return msgspec.convert(engine.ask("/server_info"), ServerInfo)
+
+    about = EngineGroup(PushTarget(url, config.push) for url in config.push.engines).each(ask)
+    heads = {engine.url: info.head_float32 for engine, info in about.items() if info.head_float32 is not None}
+    if difference := other_heads(config.parallel, heads):
+        raise UserError(difference)
+
+
+def other_heads(parallel: Parallel, heads: Mapping[str, bool]) -> str:
+    """One sentence on the engines whose heads compute otherwise than the trainer's; empty where there are none.
+
+    `heads`: the engine's URL -> whether its head computes in fp32. A trainer in fp32 is compared with no engine.
+    """
+    urls = [url for url, head in heads.items() if head != parallel.head_float32]
+    if not urls or parallel.precision == "float32":
+        return ""
+    theirs, flag, value = ("bf16", "with", "false") if parallel.head_float32 else ("fp32", "without", "true")
+    return (
+        f"parallel.head_float32 = {str(parallel.head_float32).lower()}, and the heads of these engines compute in "
+        f"{theirs}: {' '.join(urls)}; logprobs differ by that, so start SGLang {flag} --enable-fp32-lm-head "
+        f"(engine.extra_args), or set parallel.head_float32 = {value}"
+    )
 
 
 def demand_tokenizer(pool: Pool, model: Path, attempt_ids: Iterable[int]) -> None:

@@ -24,7 +24,7 @@ from proxy.pool.training.unused_groups import since_last_step
 from proxy.pool.untrained import UntrainedReason
 from trainer.config import Config
 from trainer.megatron.parallel import Ranks
-from trainer.preflight import claim, demand_tokenizer
+from trainer.preflight import claim, demand_heads, demand_tokenizer, other_heads
 from trainer.push.push import PushResult, push_again, push_patiently, release
 from trainer.push.weights import Weights
 
@@ -71,6 +71,7 @@ class RunState:
             self._claim = ownership.enter_context(owned(self.pool, run, TRAINER, LINGER_SECONDS))
             ownership.enter_context(self._claim.kept())
             claim(Path(self.config.output), run, steps.latest(self.pool, run.id) is not None)
+            demand_heads(self.config)
             if self.config.batch.function:
                 with FunctionProcess(self.config.batch.function):
                     pass  # it can be imported
@@ -165,14 +166,8 @@ class RunState:
                 f"the engines accept prompts of {pushed.longest_prompt} tokens, and batch.max_tokens = {limit}: "
                 "completions with longer paths are not trained (too_long); raise it or lower engine.context_length"
             )
-        parallel = self.config.parallel
-        others = [url for url, head in pushed.heads.items() if head != parallel.head_float32]
-        if others and parallel.precision != "float32":
-            notes.append(
-                f"parallel.head_float32 = {str(parallel.head_float32).lower()}, and the heads of these engines compute "
-                f"otherwise: {' '.join(others)}; logprobs differ by that, so set head_float32 = true and start SGLang "
-                "with --enable-fp32-lm-head, or neither"
-            )
+        if difference := other_heads(self.config.parallel, pushed.heads):
+            notes.append(difference)
         for note in (*notes, *([text] if pushed.failed else [])):
             if note not in self._printed:
                 print(note, flush=True)

@@ -106,6 +106,17 @@ def test_the_loss_of_chunks_has_discounted_returns() -> None:
     assert relative[0] == pytest.approx([0.81 * relative[0][2], 0.9 * relative[0][2], relative[0][2]])
 
 
+def test_equal_rewards_teach_where_they_are_compared_with_nothing() -> None:
+    credit = Credit(returns="turns", baseline="none", gamma=0.5)
+    for rewards in ([1.0, 1.0], [-1.0, -1.0]):
+        batch = rewarded(rewards, returns="turns", baseline="none", gamma=0.5)
+        assert by_turn(batch) == [pytest.approx([reward / 4, reward / 2, reward]) for reward in rewards]
+        assert batch.dropped_groups == 0 and rewarded(rewards, returns="turns").dropped_groups == 1
+    assert rewarded([0.0, 0.0], returns="turns", baseline="none").dropped_groups == 1  # nothing was earned
+    costs = [member(i, 0.0, parts={"turn:1": -0.1}) for i in range(2)]
+    assert by_turn(assemble([group(costs)], StepOptions(credit=credit))) == [pytest.approx([-0.05, -0.1, 0.0])] * 2
+
+
 def test_process_rewards_are_bounded_and_those_of_no_turn_are_to_metrics() -> None:
     members = [member(0, 1.0, parts={"turn:0": 7.0, "turn:1": 1.0, "turn:9": 1.0, "style": 0.3}), member(1, 0.0)]
     batch = assemble([group(members)], StepOptions(credit=Credit(returns="turns")))

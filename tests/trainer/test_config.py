@@ -27,7 +27,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_the_smallest_file_and_its_relative_paths(file: Path) -> None:
     config = load_config(file)
-    assert config.model == str(file.parent / "model") and config.loss.cap == 5.0
+    assert config.model == str(file.parent / "model") and config.loss.bounds == (0.0, 5.0)
 
 
 def test_overrides_are_read_as_toml_or_as_a_word(file: Path) -> None:
@@ -91,9 +91,10 @@ def test_a_schedule_sets_the_numbers_of_the_queue(batch: str, numbers: str, file
         ("loss={kind='gspo', level='token'}", "loss.level = token is for ratios against recomputed .*gspo compares"),
         ("loss={kind='decoupled_ppo', mismatch=0.5}", "loss.mismatch = 0.5: expected `float` >= 1"),
         (
-            "loss={kind='decoupled_ppo', floor=0.8, cap=1.2}",
-            "loss.floor = 0.8 and loss.cap = 1.2 bound policy / old .* which is 1 in the only update of a batch; set",
+            "loss={kind='decoupled_ppo', cap=5.0}",
+            "loss.cap = 5.0 bounds policy / old .* which is 1 in the only update of a batch; set .* or remove it",
         ),
+        ("loss={kind='decoupled_ppo', floor=0}", "loss.floor = 0.* bounds policy / old .* in the only update"),
         ("loss.mismatch=2", "loss.mismatch = 2.0 is not used by loss.kind = cispo"),
         ("loss.kl_steps_ago=2", "loss.kl_steps_ago = 2 is the reference of loss.kl, which is 0"),
         ("loss={kl=0.1, kl_steps_ago=2}", "keep_checkpoints = 2 deletes the policy of loss.kl_steps_ago = 2.* to 3 or"),

@@ -298,16 +298,17 @@ async def test_a_trainer_that_waits_for_rollouts_repairs_an_engine_that_was_star
     start: Start, weights: Weights, pool: Pool, ranks: Ranks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine = Double()
-    engine.about |= {"max_req_input_len": 40_000, "dtype": "bfloat16", "enable_fp32_lm_head": False}
+    engine.about |= {"max_req_input_len": 40_000, "dtype": "bfloat16", "enable_fp32_lm_head": True}
     parallel = {"precision": "bfloat16", "head_float32": True}
     config = make_config(tmp_path, push=Push(engines=await start(engine)), parallel=parallel)
-    with RunState(config, ranks) as run:
+    with await asyncio.to_thread(RunState, config, ranks) as run:
         version = run.publish(0, (tmp_path / "no checkpoint", weights.directory), {})
+        engine.about["enable_fp32_lm_head"] = False  # it was started again, with other flags
         for _ in range(2):
             await asyncio.to_thread(run.push, version)
         numbers = "the engines accept prompts of 40000 tokens, and batch.max_tokens = 32768: completions with longer"
         heads = (
-            f"parallel.head_float32 = true, and the heads of these engines compute otherwise: {config.push.engines[0]};"
+            f"parallel.head_float32 = true, and the heads of these engines compute in bf16: {config.push.engines[0]};"
         )
         printed = capsys.readouterr().out
         assert (printed.count(numbers), printed.count(heads)) == (1, 1)
@@ -321,12 +322,29 @@ async def test_a_trainer_that_waits_for_rollouts_repairs_an_engine_that_was_star
         assert len((await waiting).groups) == 2
 
 
+@pytest.mark.parametrize(("engine_has", "way_out"), [(True, "without"), (False, "with")])
+async def test_heads_of_engines_are_compared_when_the_trainer_starts(
+    start: Start, ranks: Ranks, tmp_path: Path, engine_has: bool, way_out: str
+) -> None:
+    there, away, silent = Double(), Double(dead=True), Double()
+    there.about |= {"dtype": "bfloat16", "enable_fp32_lm_head": engine_has}
+    engines = await start(there, away, silent)
+    half = {"precision": "bfloat16", "head_float32": not engine_has}
+    config = make_config(tmp_path, push=Push(engines=engines), parallel=half)
+    sentence = f"compute in {'fp32' if engine_has else 'bf16'}: {engines[0]}; .* start SGLang {way_out} --enable"
+    with pytest.raises(UserError, match=sentence):
+        await asyncio.to_thread(RunState, config, ranks)
+    for parallel in (half | {"head_float32": engine_has}, {"head_float32": False}):
+        with await asyncio.to_thread(RunState, make_config(tmp_path, push=config.push, parallel=parallel), ranks):
+            assert not there.calls  # nothing but questions
+
+
 async def test_a_trainer_that_was_replaced_changes_no_engine(
     start: Start, weights: Weights, pool: Pool, ranks: Ranks, tmp_path: Path
 ) -> None:
     engine = Double()
     config = make_config(tmp_path, push=Push(engines=await start(engine)))
-    with RunState(config, ranks) as run:
+    with await asyncio.to_thread(RunState, config, ranks) as run:
         version = run.publish(0, (tmp_path / "no checkpoint", weights.directory), {})
         await asyncio.to_thread(run.push, version)
         before = engine.calls.copy()
@@ -348,7 +366,7 @@ async def test_a_trainer_that_was_replaced_changes_no_engine(
         assert engine.calls == [*before, "pause_generation"] and engine.version == "initial"
     with pool.write() as connection:
         connection.execute(update(schema.runs).values(trainer=null()))
-    with RunState(config, ranks) as run:  # the one that has taken it over
+    with await asyncio.to_thread(RunState, config, ranks) as run:  # the one that has taken it over
         await asyncio.to_thread(run.push, version)
     assert engine.version == version.name and not engine.paused
 
@@ -360,7 +378,7 @@ async def test_a_push_waits_for_an_engine_that_is_away(
     there, away, port = Double(), Double(), free_port()
     gone = f"http://127.0.0.1:{port}"
     push_settings = make_push(engines=(*await start(there), gone), quorum=2, tries=1)
-    with RunState(make_config(tmp_path, push=push_settings), ranks) as run:
+    with await asyncio.to_thread(RunState, make_config(tmp_path, push=push_settings), ranks) as run:
         version = run.publish(0, (tmp_path / "no checkpoint", weights.directory), {})
         with pool.read() as connection:
             [owner] = connection.scalars(select(schema.runs.c.trainer))

@@ -1,6 +1,7 @@
 """Several updates per batch: what each learns from, that they act, and that a step is taken whole or not at all."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,12 @@ from trainer.commands.rollback import roll_back
 from trainer.config import Loss
 from trainer.config.step import StepOptions
 from trainer.data.assemble import TrainingBatch, assemble, trained_tokens
+from trainer.data.micro_batch import MicroBatch
 from trainer.data.minibatches import by_minibatch, orders
 from trainer.loop import train
+from trainer.megatron.model.model import PolicyModel
 from trainer.megatron.parallel import Ranks
+from trainer.megatron.schedule import forward
 from trainer.policy import Policy
 
 KILLED = -9
@@ -82,6 +86,23 @@ def test_bounds_of_policy_over_old_act_from_the_second_update_on(ranks: Ranks, t
     assert (step["updates"], step["trained_tokens"], step["sampled_tokens"]) == (4, 64, 64)
     assert step["ratio_mean"] != 1 and step["last_ratio_max"] > step["last_ratio_mean"]
     assert step["last_clip_fraction"] > 0 and step["unaccounted_tokens"] == 0
+
+
+def test_old_logprobs_are_computed_only_for_losses_that_compare_with_them(
+    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[int] = []
+
+    def counted(model: PolicyModel, micros: Sequence[MicroBatch]) -> list[Any]:
+        passes.append(len(micros))
+        return forward(model, micros)
+
+    monkeypatch.setattr("trainer.policy.forward", counted)
+    counts = {}
+    for kind in ("cispo", "ipa"):
+        trained(tmp_path / kind, ranks, kind=kind, minibatches=2, epochs=2)
+        counts[kind] = len(passes)
+    assert counts == {"cispo": 0, "ipa": 2}
 
 
 def test_one_group_has_one_update_whatever_minibatches_are_asked_for(ranks: Ranks, tmp_path: Path) -> None:

@@ -49,13 +49,13 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     kind: LossKind = "cispo"
     """decoupled_ppo and ipa compare with recomputed logprobs, with their own corrections; the others with the
     rollout's. gspo and cispo_completion take ratios of whole completions. See trainer/loss/named_losses.py."""
-    cap: Positive = 5.0
+    cap: Positive | None = None
     """Upper bound of a token's ratio (the absolute value, not 1 + epsilon). CISPO: tokens above it still learn.
     decoupled_ppo: bound of policy / old, which is 1 in a batch's first update, so several are needed. ipa: bound of a
     completion's mean old / rollout. dppo_tv: bound of the change of a token's probability, so below 1 (prime-rl: 0.2).
-    """
-    floor: Weight = 0.0
-    """Lower bound of a token's ratio. 0: no lower bound, as in MiniMax-M1."""
+    Default: 5."""
+    floor: Weight | None = None
+    """Lower bound of a token's ratio. Default: 0, which is no lower bound, as in MiniMax-M1."""
     mismatch: Annotated[float, msgspec.Meta(ge=1)] = 5.0
     """decoupled_ppo: bound of old / rollout (AReaL's value)."""
     level: Literal["token", "sequence", "geometric"] | None = None
@@ -107,23 +107,24 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             f"loss.norm_constant = {self.norm_constant} is not a share; keep it between 0 and 1 for norm = mixed",
         )
         demand(
-            self.floor <= self.cap,
-            f"loss.floor = {self.floor} and loss.cap = {self.cap} are not an interval; keep floor <= cap",
+            self.bounds[0] <= self.bounds[1],
+            f"loss.floor = {self.bounds[0]} and loss.cap = {self.bounds[1]} are not an interval; keep floor <= cap",
         )
         demand(
-            self.kind != "dppo_tv" or self.cap < 1,
-            f"loss.cap = {self.cap} masks nothing with loss.kind = dppo_tv, where it bounds a change of probability; "
-            "set it below 1",
+            self.kind != "dppo_tv" or self.bounds[1] < 1,
+            f"loss.cap = {self.bounds[1]} masks nothing with loss.kind = dppo_tv, where it bounds a change of "
+            "probability; set it below 1",
         )
         demand(
             not self.floor or self.kind not in ("tis", "ipa", "dppo_tv"),
             f"loss.floor = {self.floor} is not used by loss.kind = {self.kind}, which has no lower bound; remove it",
         )
-        demand(
-            self.updates > 1 or self.kind != "decoupled_ppo" or (self.floor, self.cap) == (0.0, 5.0),
-            f"loss.floor = {self.floor} and loss.cap = {self.cap} bound policy / old for loss.kind = decoupled_ppo, "
-            "which is 1 in the only update of a batch; set loss.minibatches or loss.epochs above 1, or remove them",
-        )
+        for name, bound in (("cap", self.cap), ("floor", self.floor)):
+            demand(
+                self.updates > 1 or self.kind != "decoupled_ppo" or bound is None,
+                f"loss.{name} = {bound} bounds policy / old for loss.kind = decoupled_ppo, which is 1 in the only "
+                "update of a batch; set loss.minibatches or loss.epochs above 1, or remove it",
+            )
         for name, chosen in (("kl_model", self.kl_model), ("kl_steps_ago", self.kl_steps_ago)):
             demand(
                 not chosen or self.kl > 0,
@@ -147,6 +148,11 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             not self.norm_constant or self.norm in ("constant", "mixed"),
             f"loss.norm_constant = {self.norm_constant} is not used by loss.norm = {self.norm}; remove it",
         )
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """`floor` and `cap`, or their defaults."""
+        return (0.0 if self.floor is None else self.floor), (5.0 if self.cap is None else self.cap)
 
     @property
     def by_completion(self) -> bool:
@@ -181,7 +187,7 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     head_float32: bool = False
     """Compute the head in fp32 whatever `precision` says, as MiniMax-M1 does: closer to the engine's logprobs, where
     the engine does so too: SGLang with --enable-fp32-lm-head (engine.extra_args). The trainer compares both when it
-    starts."""
+    starts and refuses a difference; with engines that are away then, it tells of one at the push."""
     recompute: bool = False
     """Keep only the input of each layer and compute the rest again in the backward pass."""
     precision: Literal["float32", "bfloat16"] = "float32"

@@ -109,6 +109,11 @@ class Credit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return msgspec.structs.asdict(self.process)
 
     @property
+    def absolute(self) -> bool:
+        """Whether returns are compared with nothing, so that a group of equal rewards other than 0 teaches too."""
+        return self.by_turn and self.baseline == "none"
+
+    @property
     def by_turn(self) -> bool:
         return self.returns == "turns"
 

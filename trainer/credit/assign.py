@@ -1,9 +1,10 @@
 """Give each turn of a group's rollouts its credit: from verdicts to one advantage per model call.
 
 The order: members without a verdict are left out; then groups with too few members left; then groups whose verdicts and
-process rewards are equal (before speed and length add anything). Then rewards are shaped, returns computed, and
-compared with the other rollouts'. A turn is a completion of the agent's work, in commit order. Left out: the formulas
-(trainer/credit/advantages.py, trainer/credit/returns.py); what later sets advantages to 0 (trainer/data/assemble.py).
+process rewards are equal (before speed and length add anything), except where returns are compared with nothing. Then
+rewards are shaped, returns computed, and compared with the other rollouts'. A turn is a completion of the agent's work,
+in commit order. Left out: the formulas (trainer/credit/advantages.py, trainer/credit/returns.py); what later sets
+advantages to 0 (trainer/data/assemble.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -91,7 +92,10 @@ def _group_credit(group: LeasedGroup, options: StepOptions) -> GroupCredit:
         None if reward is None else _judged_rollout(member, reward, options)
         for member, reward in zip(group.rollouts, rewards, strict=True)
     ]
-    if group_relative(rewards) is None and not differ(one.process for one in judged if one is not None):
+    verdicted = [one for one in judged if one is not None]
+    equal = group_relative(rewards) is None and not differ(one.process for one in verdicted)
+    earned = any(one.outcome or any(one.process) for one in verdicted)
+    if equal and not (options.credit.absolute and earned):
         return GroupCredit([None] * len(verdicts), dropped=EQUAL)
     rollouts = _shaped(judged, options.credit)
     advantages = (_by_turn if options.credit.by_turn else _by_outcome)(rollouts, options)

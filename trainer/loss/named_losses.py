@@ -14,11 +14,11 @@ from trainer.loss.ratios import Level, Window
 
 def configured(loss: Loss) -> LossRule:
     """The rule that a configuration names, with its KL coefficient."""
-    rule = replace(rule_of(loss.kind, loss.floor, loss.cap, loss.mismatch), kl=loss.kl)
+    rule = replace(rule_of(loss.kind, *loss.bounds, loss.mismatch), kl=loss.kl)
     if loss.level is not None:
         rule = replace(rule, level=loss.level, correction_level=loss.level)
     if loss.correction is not None:
-        bound = loss.cap if loss.kind == "ipa" else loss.mismatch
+        bound = loss.bounds[1] if loss.kind == "ipa" else loss.mismatch
         rule = replace(rule, correction=correction(loss.correction, bound))
     return rule
 

@@ -82,6 +82,11 @@ class LossRule:
         if self.form == "variation" and self.level != "token":
             raise ValueError(f"the form variation compares each token's own probability, not level {self.level}")
 
+    @property
+    def compares_with_old(self) -> bool:
+        """Whether it needs the logprobs before a batch's first update."""
+        return self.anchor == "old"
+
 
 def policy_loss(logp: Tensor, tokens: LossTokens, rule: LossRule) -> tuple[Tensor, LossSums]:
     """The summed loss of these tokens under a rule, and its statistics. `logp` [tokens] has the gradient.
