@@ -17,7 +17,8 @@ SIDE = "side"
 """The label of calls that are no part of the task; `batch.labels` leaves it out unless it is told otherwise."""
 COMPACTION = "compaction"
 """The label of calls that sum up the history, which goes on from their replies."""
-LABELS = ("main", "subagent", SIDE, COMPACTION)
+SUBAGENT = "subagent"
+LABELS = ("main", SUBAGENT, SIDE, COMPACTION)
 ASIDE = "aside"
 """A preliminary role: a call beside the work, not yet labelled."""
 

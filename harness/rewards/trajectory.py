@@ -1,0 +1,170 @@
+"""A rollout's trajectory, made from the pool: what the agent wrote and called, and what is kept of the results.
+
+Requests are not in the pool, so a trajectory has the ends of results (proxy/pool/completions/observed.py), and no
+system prompt. Side calls are left out, and answers that broke off. A reader shows it to judges and reward functions.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from proxy.pool.behaviour.actions import Action, Readable, actions, work_of
+from proxy.pool.behaviour.results import failure
+from proxy.pool.completions.labels import COMPACTION, SUBAGENT
+
+LONGEST = 60_000
+"""Characters of a trajectory that a judge is shown: about 15000 tokens."""
+LONGEST_TEXT = 4000
+"""Characters of one text in it: a reasoning, a reply, the arguments of a call."""
+
+
+class Recorded(Readable, Protocol):
+    """A recorded completion, with its times and sizes."""
+
+    @property
+    def ordinal(self) -> int: ...
+    @property
+    def started_at(self) -> float: ...
+    @property
+    def finished_at(self) -> float: ...
+    @property
+    def prompt_length(self) -> int: ...
+    @property
+    def sampled_count(self) -> int: ...
+
+
+class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
+    """One call of a tool, and what is kept of its result."""
+
+    name: str
+    arguments: str
+    """As the model wrote them."""
+    fault: str = ""
+    """How the call misses its tool's schema, or that there is no such tool. Empty: it fits."""
+    result: str | None = None
+    """The result, the ends of one that is longer than what is kept. None: it is not known."""
+    result_size: int = 0
+    """Characters of the whole result."""
+    failed: str = ""
+    """How it failed, in a word. Empty: it did not, or the result is not known."""
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer of the model that the agent acted on."""
+
+    completion: int
+    """Its id in the pool."""
+    turn: int
+    """Its ordinal among the attempt's completions: the N of a part `turn:N`."""
+    label: str
+    """main | subagent | compaction. Rows written before labels existed count as main."""
+    branch: int
+    """Its conversation: 0 for the first one. A compaction and what goes on from it stay in theirs."""
+    reasoning: str
+    text: str
+    calls: list[ToolUse]
+    finish_reason: str
+    started_at: float
+    """Unix seconds."""
+    seconds: float
+    prompt_tokens: int
+    sampled_tokens: int
+
+
+def trajectory(chain: Sequence[Recorded]) -> list[Turn]:
+    """Return the turns of an attempt from its completions, both in the order of their commits."""
+    work = work_of(chain)
+    done, branches = actions(work), _branches(work)
+    return [
+        Turn(
+            completion=item.id,
+            turn=item.ordinal,
+            label=item.label or "main",
+            branch=branches[item.id],
+            reasoning=str(item.reply.get("reasoning_content") or ""),
+            text=str(item.reply.get("content") or ""),
+            calls=[_tool_use(action) for action in done[item.id]],
+            finish_reason=item.finish_reason,
+            started_at=item.started_at,
+            seconds=item.finished_at - item.started_at,
+            prompt_tokens=item.prompt_length,
+            sampled_tokens=item.sampled_count,
+        )
+        for item in work
+    ]
+
+
+def rendered(turns: Sequence[Turn], longest: int = LONGEST) -> str:
+    """Return a trajectory as text of about `longest` characters: of a longer one the middle is left out, and said."""
+    several = len({turn.branch for turn in turns}) > 1
+    return cut("\n\n".join(_turn_text(turn, several) for turn in turns), longest)
+
+
+def quoted(name: str, text: str) -> str:
+    """Return a text as data between tags. No text can close its own: the tag's name depends on the text."""
+    tag = f"{name}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:12]}"
+    return f"<{tag}>\n{text}\n</{tag}>"
+
+
+def cut(text: str, longest: int) -> str:
+    """Return a text without its middle where it is longer, with a note of how much is missing."""
+    if len(text) <= longest:
+        return text
+    head = longest // 2
+    return f"{text[:head]}\n[{len(text) - longest} characters are left out here]\n{text[len(text) - longest + head :]}"
+
+
+def _branches(work: Sequence[Readable]) -> dict[int, int]:
+    """The conversation of each completion: that of the one it follows, unless another has gone on there already."""
+    branches: dict[int, int] = {}
+    continued: set[int] = set()
+    for item in work:
+        before = item.follows or (item.shape.continues if item.shape else None)
+        if before in branches and before not in continued:
+            branches[item.id] = branches[before]
+            continued |= {before} if item.label != COMPACTION else set()
+        else:
+            rewritten = branches and before not in branches and item.label != SUBAGENT
+            branches[item.id] = 0 if rewritten else len(set(branches.values()))
+    return branches
+
+
+def _tool_use(action: Action) -> ToolUse:
+    result = action.result
+    kept = None
+    if result is not None:
+        missing = result.size - len(result.head) - len(result.tail)
+        between = f"\n[{missing} characters are not kept]\n" if missing > 0 else ""
+        kept = f"{result.head}{between}{result.tail}"
+    return ToolUse(
+        name=action.tool,
+        arguments=action.written,
+        fault=action.fault,
+        result=kept,
+        result_size=result.size if result else 0,
+        failed=failure(action) or "",
+    )
+
+
+def _turn_text(turn: Turn, several: bool) -> str:
+    where = f" ({turn.label}, conversation {turn.branch})" if several or turn.label != "main" else ""
+    lines = [f"== turn {turn.turn}{where}, ended by {turn.finish_reason}"]
+    lines += [f"[{name}] {cut(text, LONGEST_TEXT)}" for name, text in _said(turn) if text.strip()]
+    for call in turn.calls:
+        lines.append(f"[calls {call.name}] {cut(call.arguments, LONGEST_TEXT)}")
+        lines += [f"[is no valid call] {call.fault}"] if call.fault else []
+        shown = "not known" if call.result is None else cut(call.result, LONGEST_TEXT)
+        lines.append(f"[result{f', failed: {call.failed}' if call.failed else ''}] {shown}")
+    return "\n".join(lines)
+
+
+def _said(turn: Turn) -> list[tuple[str, str]]:
+    return [("reasons", turn.reasoning), ("says", turn.text)]
+
+
+def plain(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    """Return turns as plain data, for a function in another process."""
+    data: list[dict[str, Any]] = msgspec.to_builtins(turns)
+    return data
