@@ -397,7 +397,8 @@ class LiveAttempt:
                 raise trouble
         failure = PolicyFailure(LIMITS.get(result.ended), _limit_text(result))
         if saw.spent:
-            failure = PolicyFailure("agent_budget", f"it used up its {saw.spent}")
+            kind = "agent_turns" if saw.spent == "turns" else "agent_budget"
+            failure = PolicyFailure(kind, f"it used up its {saw.spent}")
         elif not saw.completed:
             how = f"exit code {result.exit_code}" if result.ended == "exit" else f"its {result.ended} limit"
             raise AttemptFailed("agent_crash", f"{how} without a completed model call: {result.output[-300:].strip()}")

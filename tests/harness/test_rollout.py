@@ -114,7 +114,7 @@ async def test_turns_beyond_the_budget_are_refused_and_the_verdict_counts(
 ) -> None:
     limited = replace(context, budgets=Budgets(turns=given))
     came, tries = await outcome(limited, f"{SHELL_AGENT} || true", **({} if asked is None else {"max_turns": asked}))
-    assert (came.reward, came.failure, came.detail) == (1.0, "agent_budget", "it used up its turns")
+    assert (came.reward, came.failure, came.detail) == (1.0, "agent_turns", "it used up its turns")
     assert [(attempt.spent, attempt.exit_code) for attempt in tries] == [("turns", 0)]
     assert "this attempt has used up its 1 turns" in (context.logs / f"attempt-{tries[0].id}.log").read_text()
 
@@ -125,7 +125,7 @@ async def test_an_agent_whose_call_was_refused_is_not_run_again_for_a_busy_engin
     """It had all its calls and ends with an error for the refusal, whatever the engine's health is then."""
     busy = replace(context, trouble=replace(proxy, url="http://127.0.0.1:1").trouble)
     came, tries = await outcome(busy, max_turns=1)
-    assert (came.reward, came.failure, came.detail) == (1.0, "agent_budget", "it used up its turns")
+    assert (came.reward, came.failure, came.detail) == (1.0, "agent_turns", "it used up its turns")
     assert len(tries) == 1 and tries[0].exit_code
 
 
@@ -134,7 +134,7 @@ async def test_an_agent_that_goes_on_after_a_refusal_is_ended(
 ) -> None:
     monkeypatch.setattr("harness.monitor.hang_watch.REFUSED_SECONDS", 0.2)
     came, tries = await outcome(context, f"{SHELL_AGENT} || sleep 635", max_turns=1, timeout=100)
-    assert (came.reward, came.failure, came.detail) == (1.0, "agent_budget", "it used up its turns")
+    assert (came.reward, came.failure, came.detail) == (1.0, "agent_turns", "it used up its turns")
     assert len(tries) == 1 and tries[0].timings["agent"] < 90
     assert "this attempt has used up its 1 turns" in (context.logs / f"attempt-{tries[0].id}.log").read_text()
 

@@ -1,6 +1,6 @@
 """A pool that an older blackforge has written is brought up to date with its rows, and works on."""
 
-from sqlalchemy import MetaData, create_engine, insert
+from sqlalchemy import MetaData, create_engine, insert, select
 
 from proxy.pool.behaviour.read import events
 from proxy.pool.completions.store import CompletionWriter, labelled, of_attempt, paths, to_row
@@ -8,7 +8,11 @@ from proxy.pool.database import open_pool, upgrade
 from proxy.pool.inspect.verify import verify
 from proxy.pool.processes.deliveries import claim, mark_undelivered, register_proxy, undelivered_of
 from proxy.pool.rollouts.attempts import Ending, close_attempt
+from proxy.pool.schema import attempts
 from tests.pool.make import new_completion
+
+ENDED = [("agent_budget", "it used up its turns"), ("agent_budget", "it used up its tokens"), ("agent_timeout", "")]
+"""Failures that earlier versions stored, with their details."""
 
 
 async def test_rows_of_before_labels_and_deliveries_stay_as_they_were(database: str) -> None:
@@ -19,6 +23,9 @@ async def test_rows_of_before_labels_and_deliveries_stay_as_they_were(database: 
         older.reflect(connection)
         attempt = {"id": 1, "number": 0, "key_hash": "0", "agent": "session", "opened_at": 1.0}
         connection.execute(insert(older.tables["attempts"]).values(attempt))
+        for number, (kind, detail) in enumerate(ENDED, 1):
+            ended = attempt | {"id": 1 + number, "key_hash": str(number), "failure": kind, "detail": detail}
+            connection.execute(insert(older.tables["attempts"]).values(ended))
         row = to_row(new_completion(1))
         known = {name: value for name, value in row.items() if name in older.tables["completions"].c}
         connection.execute(insert(older.tables["completions"]).values(known | {"ordinal": 0}))
@@ -35,6 +42,9 @@ async def test_rows_of_before_labels_and_deliveries_stay_as_they_were(database: 
     await writer.add(new_completion(1))
     await writer.close()
     close_attempt(pool, 1, Ending())
+    with pool.read() as connection:
+        kinds = connection.scalars(select(attempts.c.failure).where(attempts.c.id > 1).order_by(attempts.c.id)).all()
+    assert kinds == ["agent_turns", "agent_budget", "agent_budget"]
     stored = [(one.label, one.untrainable, one.ordinal) for one in of_attempt(pool, 1)]
     assert stored == [(None, None, 0), (None, None, 1)]
     assert verify(pool).damages == []

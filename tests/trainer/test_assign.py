@@ -300,9 +300,17 @@ def test_stale_and_truncated_rollouts_stay_in_the_baseline_and_in_every_count() 
     # no other term of the loss (KL, a penalty) teaches there either, and the denominator is that of all of them
     assert [row.weight for row in batch.rows] == [1.0, 0.0, 0.0, 1.0]
     members[3] = replace(members[3], failure="agent_budget")
-    for credit, masked in ((Credit(), {}), (Credit(mask_budget=True), {"budget": 6})):
+    members[0] = replace(members[0], failure="agent_turns")
+    for credit, masked in (
+        (Credit(), {}),
+        (Credit(mask_budget=True), {"budget": 6, "turns": 6}),
+        (Credit(mask_budget=True, mask_turns=False), {"budget": 6}),
+        (Credit(mask_turns=True), {"turns": 6}),
+    ):
         batch = assemble([group(members)], StepOptions(credit=credit))
-        assert by_turn(batch) == [*whole[:3], [0.0] * 3 if masked else whole[3]] and to_metrics(batch.masked) == masked
+        pairs = (("turns", whole[0]), ("budget", whole[3]))
+        of_turns, of_budget = ([0.0] * 3 if name in masked else values for name, values in pairs)
+        assert by_turn(batch) == [of_turns, *whole[1:3], of_budget] and to_metrics(batch.masked) == masked
 
 
 def test_returns_are_scaled_by_domain() -> None:

@@ -10,6 +10,7 @@ import msgspec
 
 from proxy.pool.behaviour.process import ProcessRule
 from proxy.pool.settings_file import Count, NotNegative, Weight, demand
+from proxy.pool.untrained import UntrainedReason
 
 
 class ProcessRewards(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,9 +63,11 @@ class Credit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     mask_truncated: bool = False
     """Leave rollouts whose last turn was cut at a token limit out of the loss; they stay in the baseline."""
     mask_budget: bool = False
-    """Leave rollouts whose agent used up its time, turns or tokens (agent_budget) out of the loss, as ROLL does with
-    those at the maximum of turns; they stay in the baseline. The policy cannot see such a limit unless its prompt says
-    it."""
+    """Leave rollouts whose agent used up its time or tokens (agent_budget) out of the loss; they stay in the baseline.
+    The policy cannot see such a limit unless its prompt says it."""
+    mask_turns: bool | None = None
+    """The same for rollouts whose agent used up its turns (agent_turns), as ROLL does with those at the maximum.
+    Default: as `mask_budget`."""
     shuffle_rewards: bool = False
     """Shuffle the rewards within each group before training: a control run that must not learn."""
 
@@ -107,6 +110,13 @@ class Credit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def _penalties(self) -> dict[str, float]:
         return msgspec.structs.asdict(self.process)
+
+    @property
+    def masked_failures(self) -> dict[str, UntrainedReason]:
+        """The failures whose rollouts are left out of the loss, with the reason under which they are counted."""
+        turns = self.mask_budget if self.mask_turns is None else self.mask_turns
+        masked = {"agent_budget": UntrainedReason.BUDGET} if self.mask_budget else {}
+        return masked | ({"agent_turns": UntrainedReason.TURNS} if turns else {})
 
     @property
     def absolute(self) -> bool:

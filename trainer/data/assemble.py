@@ -214,8 +214,8 @@ def _why_masked(member: LeasedRollout, options: StepOptions) -> Untrained | None
     """Why a rollout must not teach although its reward is in the baseline."""
     if options.max_staleness is not None and member.staleness > options.max_staleness:
         return Untrained(UntrainedReason.STALE)
-    if options.credit.mask_budget and member.failure == "agent_budget":
-        return Untrained(UntrainedReason.BUDGET)
+    if member.failure in (masked_failures := options.credit.masked_failures):
+        return Untrained(masked_failures[member.failure])
     turns = assign.turns_of(member, options.labels)
     truncated = options.credit.mask_truncated and turns and turns[-1].finish_reason == "length"
     return Untrained(UntrainedReason.TRUNCATED) if truncated else None
