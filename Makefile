@@ -6,6 +6,8 @@ SEED ?= 0
 # four test workers keep two cores busy, as many tests wait; tests/conftest.py says which tests share one
 WORKERS ?= -n 4
 export HF_HUB_OFFLINE := 1
+# Empty means no: tests start hundreds of processes from these sources, and each would compile them anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo demo-control everything test test-all short-tests all-tests failed-tests check install install-gpu gpu-packages lock-gpu
 .PHONY: agents all-agents agents-table sdks all-sdks clean
@@ -24,6 +26,8 @@ everything: install  ## every part in one small run, which ends with a figure fo
 FAILED := .pytest_cache/v/cache/lastfailed
 # Types are checked beside the tests. Tests that call make get a make without this one's jobs.
 TESTS = env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(BIN)/python -m pytest
+# once, before all workers compile the same at the same time
+COMPILE = $(BIN)/python -m compileall -q -j 0 proxy harness sandboxes trainer
 
 test: install agents sdks  ## what CI runs
 	$(MAKE) -j2 check short-tests
@@ -33,9 +37,11 @@ test-all: install all-agents all-sdks  ## adds the long tests
 
 short-tests: install
 	rm -f $(FAILED)
+	$(COMPILE)
 	$(TESTS) -m "not long" $(WORKERS) || { code=$$?; [ $$code = 1 ] || rm -f $(FAILED); exit $$code; }
 
 all-tests: install
+	$(COMPILE)
 	$(TESTS) $(WORKERS)
 
 failed-tests: install check  ## those that failed last time, one after the other
