@@ -45,13 +45,29 @@ ENGINE = {
     for name in ("logprobs", "prefill", "prefix_reuse", "recomputed", "sglang", "splice", "structured_output")
 }
 """Tests that share the session's real engine, which takes half a minute to start."""
+RUNS = {
+    *(f"harness/test_{name}.py" for name in (
+        "admin_key", "agents", "agents_faults", "docker_agents", "engine_outage", "validate",
+    )),
+    "survival/test_survival.py", "test_benchmarks.py",
+}  # fmt: skip
+"""Tests of SANDBOXES that start runs and leave nothing on purpose: each file may run beside any other, as soon as all
+that leave something have ended."""
+FIRST = (
+    "sandboxes", "survival/test_survival.py", "engine", "trainer/test_loop.py", "trainer/test_tree.py",
+    "pool/test_account.py", "harness/test_engine_outage.py", "trainer/test_engine.py", "harness/test_harbor_docker.py",
+    "harness/test_cheating.py", "harness/test_docker_agents.py", "harness/test_rollout.py", "harness/test_validate.py",
+    "trainer/test_ranks.py", "harness/test_agents.py", "proxy/test_zoo.py", "test_benchmarks.py",
+)  # fmt: skip
+"""What takes longest, longest first, so that no worker has much left when the others are done."""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Say which tests share a worker of pytest-xdist: all that start sandboxes, all with the real engine, each file's.
+    """Say which tests share a worker of pytest-xdist and in which order they start.
 
-    The library's own groups (`--dist loadgroup`, 3.8.0) have no effect with pytest 9.2.
+    The library's own groups (`--dist loadgroup`, 3.8.0) have no effect with pytest 9.2. Its own order is by number of
+    tests, so that files of one long test would come last and end alone.
     """
     from xdist.scheduler import LoadScopeScheduling  # only there where tests run in workers
 
@@ -60,7 +76,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             file = nodeid.split("::")[0].removeprefix("tests/")
             if file in ENGINE:
                 return "engine"
-            return "sandboxes" if file.split("/")[0] in SANDBOXES and file not in APART else file
+            sandboxes = file.split("/")[0] in SANDBOXES and file not in APART and file not in RUNS
+            return "sandboxes" if sandboxes else file
+
+        def _assign_work_unit(self, node: Any) -> None:
+            leaves = (one for one, units in self.assigned_work.items() if not all(units.get("sandboxes", {}).values()))
+            leaving = next(leaves, None)
+            scopes = [scope for scope in self.workqueue if leaving is None or scope not in RUNS]
+            if not scopes:  # nothing else fills the time, as few tests were chosen
+                node, scopes = leaving, list(self.workqueue)
+            first = min(scopes, key=lambda scope: FIRST.index(scope) if scope in FIRST else len(FIRST))
+            self.workqueue.move_to_end(first, last=False)
+            super()._assign_work_unit(node)
 
     return RoomScheduling(config, log)
 
