@@ -53,7 +53,7 @@ def train_steps(config: Config, run: RunState, policy: Policy, reporter: Reporte
             run.demand_owner()  # or the checkpoint might replace one of the trainer that took over
             directories = save(config, policy, step)
             # Publishing makes the step count, so its checkpoint is durable before and engines get it after.
-            version = run.publish(step, directories, report.metrics(), version, report.fates)
+            version = run.publish(step, directories, report.metrics(), version, report.fates, report.scales)
             run.push(version)
             report.pushed(version)
         if run.ranks.rank == 0:
@@ -86,7 +86,8 @@ def update(config: Config, run: RunState, policy: Policy, report: StepReport, st
     groups = run.wait_for_lease(step).groups
     report.leased(groups)
     per_key = key_cost(policy.shape)
-    batch = assemble(groups, step_options(config, step, policy.mixture), partial(group_cost, per_key=per_key))
+    options = step_options(config, step, policy.mixture, run.scales_before(step))
+    batch = assemble(groups, options, partial(group_cost, per_key=per_key))
     demand_known_tokens(batch.rows, policy.shape, policy.source)
     planned = [plan(rows, ranks.data_world, config.batch.max_tokens, per_key) for rows in batch.minibatches]
     run.release_engines()

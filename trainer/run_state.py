@@ -98,6 +98,12 @@ class RunState:
         purpose = f"{rule.groups} finished groups for step {step}"
         return self.ranks.share(lambda: self._poll(lambda: self._lease(step, rule), purpose))
 
+    def scales_before(self, step: int) -> dict[str, Any] | None:
+        """The running deviations by domain that a step divides by; None: it does not, or there are none yet."""
+        if not self.config.credit.by_domain:
+            return None
+        return self.ranks.share(lambda: steps.scales_before(self.pool, self.pool_run.id, step))
+
     def demand_owner(self) -> None:
         """Raise UserError when another trainer has taken the run over."""
         self.ranks.share(lambda: self._claim.demand())  # only rank 0 has a claim
@@ -109,10 +115,12 @@ class RunState:
         metrics: dict[str, Any],
         parent: steps.Version | None = None,
         fates: Sequence[RolloutFate] = (),
+        scales: dict[str, Any] | None = None,
     ) -> steps.Version:
         """Make a step's weights the run's newest version and its groups CONSUMED, in one transaction.
 
         `parent`: the version that the step grew from. `fates`: what it did with the rollouts of its groups.
+        `scales`: the running deviations after it.
         """
         checkpoint, hf_dir = (str(path.resolve()) for path in directories)
         published = steps.Published(
@@ -122,6 +130,7 @@ class RunState:
             metrics=metrics,
             parent=parent.id if parent else None,
             fates=fates,
+            scales=scales,
         )
         return self.ranks.share(lambda: steps.publish(self.pool, self.pool_run.id, published, self._claim.token))
 

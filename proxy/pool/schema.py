@@ -324,6 +324,7 @@ train_steps = Table(
         "fates", JSON(none_as_null=True)
     ),  # its sums (proxy/pool/training/fates.py: StepSums); null: older than they
     Column("so_far", JSON(none_as_null=True)),  # these sums of this step and of those that it grew from; null: older
+    Column("scales", JSON(none_as_null=True)),  # running deviations by domain (trainer/credit/scales.py); null: none
 )
 
 fates = Table(

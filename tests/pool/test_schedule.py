@@ -20,7 +20,7 @@ from proxy.pool.rollouts.budgets import note_trouble
 from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group, open_rollouts
 from proxy.pool.rollouts.runs import Admission, admission, open_run, set_queue_limit
 from proxy.pool.schema import completions, groups, rollouts
-from proxy.pool.training.steps import Published, Version, latest, mark_pushed, metrics, reopen_after
+from proxy.pool.training.steps import Published, Version, latest, mark_pushed, metrics, reopen_after, scales_before
 from proxy.pool.training.unused_groups import since_last_step
 from proxy.pool.training.windowed_fifo import EQUAL, Lease, LeaseRule, lease, pick
 from tests.pool.make import TASK, finished_group, new_completion, record
@@ -354,14 +354,17 @@ def test_going_back_reopens_the_later_batches_unchanged(pool: Pool) -> None:
     run_id = train_run(pool)
     for _ in range(4):
         finished_group(pool, run_id, [1.0, 0.0])
+    scales = {step: {"agent": {"mean": 0.1 + step / 3}} for step in (1, 2)}
     for step in (1, 2):
         lease(pool, run_id, step, RULE)
-        publish(pool, run_id, published(step))
+        publish(pool, run_id, replace(published(step), scales=scales[step]))
     before = latest(pool, run_id)
+    assert scales_before(pool, run_id, 1) is None and scales_before(pool, run_id, 3) == scales[2]
     assert reopen_after(pool, run_id, 1) == 2
+    assert scales_before(pool, run_id, 2) == scales[1] and scales_before(pool, run_id, 3) is None
     assert indices(lease(pool, run_id, 2, RULE)) == [2, 3]
-    after = publish(pool, run_id, published(2))
-    assert before is not None and after.id > before.id
+    after = publish(pool, run_id, replace(published(2), scales=scales[1]))
+    assert before is not None and after.id > before.id and scales_before(pool, run_id, 3) == scales[1]
 
 
 def test_going_back_keeps_what_the_retired_versions_sampled_for_later_steps(pool: Pool) -> None:

@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -25,6 +26,7 @@ from trainer.config import Credit, Loss
 from trainer.config.credit import ProcessRewards
 from trainer.config.estimators import Norm
 from trainer.config.step import StepOptions, step_options
+from trainer.credit.scales import added, deviations
 from trainer.data.assemble import TrainingBatch, assemble
 from trainer.data.tree import build, order
 from trainer.megatron.parallel import Ranks
@@ -313,16 +315,43 @@ def test_stale_and_truncated_rollouts_stay_in_the_baseline_and_in_every_count() 
         assert by_turn(batch) == [of_turns, *whole[1:3], of_budget] and to_metrics(batch.masked) == masked
 
 
-def test_returns_are_scaled_by_domain() -> None:
-    groups = [
-        group([member(0, 8.0), member(1, 0.0)], "code"),
-        group([member(0, 1.0), member(1, 0.0)], "qa"),
-        group([member(0, 1.0), member(1, 0.0)], "qa"),
+def test_returns_are_scaled_by_the_deviation_over_earlier_steps_of_their_domain() -> None:
+    def step(scales: dict[str, Any] | None) -> TrainingBatch:
+        code = [group([member(0, 8.0), member(1, 0.0)], "code") for _ in range(15)]
+        groups = [*code, group([member(0, 8.0), member(1, 2.0)], "code"), group([member(0, 1.0), member(1, 0.0)], "qa")]
+        credit = Credit(returns="turns", scale="domain", process_weight=0.0)
+        return assemble(groups, StepOptions(credit=credit, scales=scales or {}))
+
+    whole = [8.0, 0.0] * 15 + [8.0, 2.0]
+    assert Credit(scale="domain", returns="turns").by_domain and not Credit(returns="turns").by_domain
+    first = step(None)  # a step's own returns never scale it, and one step before it is no deviation either
+    second = step(first.scales)
+    for batch in (first, second):
+        assert [turns[0] for turns in by_turn(batch)][-4:] == [6.0, -6.0, 1.0, -1.0]
+    third = step(second.scales)
+    again = np.average((np.array([whole, whole]) - np.mean(whole)) ** 2, weights=[[0.99] * 32, [1.0] * 32]) ** 0.5
+    firsts = [turns[0] for turns in by_turn(third)][-4:]
+    assert firsts == pytest.approx([6 / again, -6 / again, 1.0, -1.0])  # of the second domain too few groups were seen
+    assert third.scales is not None and (third.scales["qa"]["groups"], third.scales["code"]["steps"]) == (3, 3)
+    assert msgspec.json.decode(msgspec.json.encode(third.scales)) == third.scales
+    assert step(second.scales).scales == third.scales  # a step that is repeated is the same
+    assert by_turn(step(second.scales)) == by_turn(third)
+    assert assemble([], StepOptions(credit=Credit())).scales is None
+
+
+def test_running_deviations_are_those_of_all_returns_with_older_ones_weighing_less() -> None:
+    steps = [[[1.0, 0.0], [3.0, 5.0]], [[2.0, 2.0]], [], [[-4.0, 0.5, 0.5]] * 40]
+    state: dict[str, Any] = {}
+    for groups in steps:
+        state = added(state, {"agent": groups})
+    seen = [
+        (value, 0.99**age) for age, some in ((2, steps[0]), (1, steps[1]), (0, steps[3])) for g in some for value in g
     ]
-    credit = Credit(returns="turns", scale="domain", process_weight=0.0)
-    firsts = [turns[0] for turns in by_turn(assemble(groups, StepOptions(credit=credit)))]
-    code, qa = np.std([8, 0], ddof=1), np.std([1, 0, 1, 0], ddof=1)
-    assert firsts == pytest.approx([8 / code, -8 / code] + [1 / qa, -1 / qa] * 2, rel=1e-5)
+    values, weights = np.array(seen).T
+    mean = np.average(values, weights=weights)
+    assert state["agent"]["mean"] == pytest.approx(mean)
+    assert deviations(state) == {"agent": pytest.approx(np.average((values - mean) ** 2, weights=weights) ** 0.5)}
+    assert deviations(added(added({}, {"agent": [[1.0, 1.0]] * 40}), {"agent": [[1.0]]})) == {}  # nothing differed
 
 
 def test_negatives_are_weighed_turn_by_turn() -> None:

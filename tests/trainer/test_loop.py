@@ -46,6 +46,9 @@ max_tokens = 64
 [optimizer]
 lr = 1e-2
 warmup_steps = 2
+[credit]
+returns = "turns"
+scale = "domain"
 [report]
 silent_alarms = ["kl_rollout", "extreme_tokens"]  # the rollouts' logprobs are made up
 """
@@ -136,6 +139,8 @@ def test_a_run_with_kills_between_its_stages_is_the_undisturbed_run(tmp_path: Pa
     for step in range(STEPS + 1):
         name = f"out/models/step-{step:06d}"
         assert same_files(smooth / name, rough / name), step
+    scales = [query(where, "select version_id, scales from train_steps order by id") for where in (smooth, rough)]
+    assert scales[0] == scales[1] and '"steps":3' in str(scales[0][-1])
     losses = [[row["loss"] for row in metrics(where)[1:]] for where in (smooth, rough)]
     assert losses[0] == losses[1]
 

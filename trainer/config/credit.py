@@ -46,8 +46,8 @@ class Credit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     aligned: their returns of the same turn (less variance where tasks take equally many turns). none: nothing (IPA with
     signed rewards)."""
     scale: Literal["none", "domain"] = "none"
-    """domain: divide returns per turn by the standard deviation of first-turn returns over the step's rollouts of the
-    same domain."""
+    """domain: divide returns per turn by the running standard deviation of first-turn returns over the rollouts of the
+    same domain in earlier steps."""
     process_weight: Weight = 1.0
     """Factor on each turn's process reward: its reward part `turn:N` minus what its events cost by [credit.process],
     clipped to [-1, 1]. Used with returns = turns only."""
@@ -126,6 +126,10 @@ class Credit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def by_turn(self) -> bool:
         return self.returns == "turns"
+
+    @property
+    def by_domain(self) -> bool:
+        return self.by_turn and self.scale == "domain"
 
     @property
     def shaped(self) -> bool:

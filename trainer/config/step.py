@@ -1,7 +1,8 @@
 """What one train step does with its groups: sections of the configuration as they are, and what changes by step."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from trainer.config import Config, Loss
 from trainer.config.batch import TRAINED
@@ -24,10 +25,15 @@ class StepOptions:
     max_tokens: int | None = None
     """Completions whose paths are longer are left out of the loss. None: no completion is."""
     step: int = 1
+    scales: Mapping[str, Any] = field(default_factory=dict)
+    """The running deviations before the step, by domain, as the pool holds them (trainer/credit/scales.py)."""
 
 
-def step_options(config: Config, step: int, mixture: ExpertShape | None = None) -> StepOptions:
-    """Return the options of a step. `mixture`: from trainer/data/routed_experts.py: replayed."""
+def step_options(
+    config: Config, step: int, mixture: ExpertShape | None = None, scales: Mapping[str, Any] | None = None
+) -> StepOptions:
+    """Return the options of a step. `mixture`: from trainer/data/routed_experts.py: replayed. `scales`: what the pool
+    holds of the steps before it."""
     return StepOptions(
         loss=config.loss,
         credit=config.credit,
@@ -36,4 +42,5 @@ def step_options(config: Config, step: int, mixture: ExpertShape | None = None) 
         mixture=mixture,
         max_tokens=config.batch.max_tokens,
         step=step,
+        scales=scales or {},
     )

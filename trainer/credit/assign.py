@@ -9,7 +9,7 @@ advantages to 0 (trainer/data/assemble.py).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import stdev
+from typing import Any
 
 from proxy.pool.behaviour.process import differ, figures, turn_rewards
 from proxy.pool.completions.records import Completion
@@ -18,8 +18,9 @@ from proxy.pool.untrained import Untrained, UntrainedReason
 from trainer.config.credit import Credit
 from trainer.config.step import StepOptions
 from trainer.credit import returns as formulas
-from trainer.credit.advantages import ZERO_VARIANCE, group_relative, padding_weight, shuffled
+from trainer.credit.advantages import group_relative, padding_weight, shuffled
 from trainer.credit.critical_path import critical_path
+from trainer.credit.scales import added, deviations
 
 EQUAL = Untrained(UntrainedReason.EQUAL_REWARDS)
 FEW = Untrained(UntrainedReason.TOO_FEW_VALID)
@@ -71,9 +72,7 @@ class _JudgedRollout:
 def group_credits(groups: Sequence[LeasedGroup], options: StepOptions) -> list[GroupCredit]:
     """The credit of each group."""
     credits = [_group_credit(group, options) for group in groups]
-    if options.credit.by_turn and options.credit.scale == "domain":
-        return _scaled(groups, credits)
-    return credits
+    return _scaled(groups, credits, deviations(options.scales)) if options.credit.by_domain else credits
 
 
 def turns_of(member: LeasedRollout, labels: Sequence[str]) -> list[Completion]:
@@ -170,21 +169,28 @@ def _by_turn(rollouts: Sequence[_JudgedRollout | None], options: StepOptions) ->
     return [None if one is None else one.by_id(next(values)) for one in rollouts]
 
 
-def _scaled(groups: Sequence[LeasedGroup], credits: Sequence[GroupCredit]) -> list[GroupCredit]:
-    """Divide advantages by the standard deviation of first-turn returns over their domain.
-
-    Over the whole step and not a group, as the few rollouts of a group give no reliable deviation.
-    """
-    firsts: dict[str, list[float]] = {}
-    for group, credit in zip(groups, credits, strict=True):
-        firsts.setdefault(_domain(group), []).extend(credit.firsts)
-    scales = {domain: 1 / (stdev(values) + ZERO_VARIANCE) for domain, values in firsts.items() if len(values) > 1}
+def _scaled(
+    groups: Sequence[LeasedGroup], credits: Sequence[GroupCredit], deviations: Mapping[str, float]
+) -> list[GroupCredit]:
+    """Divide advantages by the deviation of first-turn returns over their domain, where it is known."""
     scaled = []
     for group, credit in zip(groups, credits, strict=True):
-        scale = scales.get(_domain(group), 1.0)
-        members = [member and {id: value * scale for id, value in member.items()} for member in credit.members]
+        deviation = deviations.get(_domain(group), 1.0)
+        members = [member and {id: value / deviation for id, value in member.items()} for member in credit.members]
         scaled.append(replace(credit, members=members))
     return scaled
+
+
+def scales_after(
+    groups: Sequence[LeasedGroup], credits: Sequence[GroupCredit], options: StepOptions
+) -> dict[str, Any] | None:
+    """The running deviations with those of the step; None where the step does not scale."""
+    if not options.credit.by_domain:
+        return None
+    firsts: dict[str, list[Sequence[float]]] = {}
+    for group, credit in zip(groups, credits, strict=True):
+        firsts.setdefault(_domain(group), []).append(credit.firsts)
+    return added(options.scales, firsts)
 
 
 def _domain(group: LeasedGroup) -> str:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 
@@ -94,6 +95,8 @@ class TrainingBatch:
     """Groups without rows: their rewards are equal, or too few members have one."""
     unplaced_rewards: int = 0
     """Process rewards that name no turn of their rollout."""
+    scales: dict[str, Any] | None = None
+    """The running deviations by domain with those of this step, which later steps divide by; None: they do not."""
 
     @cached_property
     def excluded(self) -> Counter[Untrained]:
@@ -182,6 +185,7 @@ def assemble(groups: Sequence[LeasedGroup], options: StepOptions, cost: Cost = i
         rewards=[member.verdict for member in members if member.verdict is not None],
         dropped_groups=sum(credit.dropped is not None for credit in credits),
         unplaced_rewards=sum(credit.unplaced for credit in credits),
+        scales=assign.scales_after(groups, credits, options),
     )
 
 

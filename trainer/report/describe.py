@@ -19,6 +19,7 @@ from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
 from proxy.pool.untrained import to_metrics
 from trainer.config.batch import TRAINED
 from trainer.config.model_shape import ModelShape
+from trainer.credit.scales import deviations
 from trainer.data.assemble import TrainingBatch, why_not_trainable
 from trainer.data.row import TrainingRow
 from trainer.loss.policy_loss import read_sums
@@ -120,7 +121,9 @@ def rewards(groups: Sequence[LeasedGroup], batch: TrainingBatch) -> dict[str, An
     by_domain: dict[str, list[float]] = defaultdict(list)
     for group in groups:
         by_domain[str(group.task.get("domain", UNKNOWN))] += [reward for reward, _ in _judged(group)]
-    mean = {"reward_mean": fmean(batch.rewards)} if batch.rewards else {}  # the mean of no rewards is not 0
+    mean: dict[str, Any] = {"reward_mean": fmean(batch.rewards)} if batch.rewards else {}  # that of none is not 0
+    if batch.scales is not None:
+        mean["return_deviation"] = deviations(batch.scales)
     return mean | {
         "reward_by_domain": {domain: fmean(values) for domain, values in sorted(by_domain.items()) if values},
         "rollouts": sum(len(group.rollouts) for group in groups),

@@ -192,6 +192,11 @@ class StepReport:
         """What the step did with each rollout of its groups."""
         return [fate.to_pool() for fate in self._batch.fates]
 
+    @property
+    def scales(self) -> dict[str, Any] | None:
+        """The running deviations after the step."""
+        return self._batch.scales
+
     def updated(self, update: Update) -> None:
         self._update = update
         self._lap("train")

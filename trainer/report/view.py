@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -19,7 +20,7 @@ from proxy.pool.completions.store import paths
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.runs import find_run
-from proxy.pool.training.steps import Version, history
+from proxy.pool.training.steps import Version, history, scales_before
 from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout, of_step
 from proxy.pool.untrained import Untrained, UntrainedReason
 from trainer.config import Config
@@ -97,8 +98,9 @@ def view(config: Config, step: int, only: int | None = None) -> StepView:
     if only is not None and only not in known:
         raise UserError(f"step {step} has no rollout {only}; it has: {', '.join(map(str, known))}")
     tokenizer = _tokenizer(Path(config.model))
-    sequences, notes = _trained_sequences(config, groups, step)
-    options = step_options(config, step)
+    scales = scales_before(pool, find_run(pool, config.run).id, step)
+    sequences, notes = _trained_sequences(config, groups, step, scales)
+    options = step_options(config, step, scales=scales)
     completions = [item for group in groups for member in group.rollouts for item in member.completions]
     source = StepSource(
         groups=groups,
@@ -147,7 +149,7 @@ def _tokenizer(model: Path) -> Tokenizer | None:
 
 
 def _trained_sequences(
-    config: Config, groups: Sequence[LeasedGroup], step: int
+    config: Config, groups: Sequence[LeasedGroup], step: int, scales: dict[str, Any] | None
 ) -> tuple[list[TrainedSequence], list[str]]:
     path = tokens.path(Path(config.output), step)
     try:
@@ -158,7 +160,7 @@ def _trained_sequences(
             "assembled again from the pool with the current configuration, colours show the advantage, and the ratios "
             "are not known"
         )
-    rows = assemble(groups, step_options(config, step)).rows
+    rows = assemble(groups, step_options(config, step, scales=scales)).rows
     return [
         TrainedSequence(
             completions=row.completions,

@@ -53,6 +53,8 @@ class Published:
     """Id of the version that the step grew from; None for the first version of a run."""
     fates: Sequence[RolloutFate] = ()
     """What the step did with each rollout of its groups."""
+    scales: dict[str, Any] | None = None
+    """The running deviations by domain after the step (trainer/credit/scales.py); None: the step kept none."""
 
 
 @retried
@@ -83,7 +85,7 @@ def publish(pool: Pool, run_id: int, done: Published, trainer: str | None = None
             version_id = insert_row(connection, policy_versions, values | {"created_at": time.time()})
             write_fates(connection, version_id, done.fates)
             own = sums(done.fates)
-            values = {"version_id": version_id, "metrics": done.metrics, "fates": own.to_json()}
+            values = {"version_id": version_id, "metrics": done.metrics, "fates": own.to_json(), "scales": done.scales}
             connection.execute(insert(train_steps).values(values | {"so_far": (before + own).to_json()}))
             settle(connection, run_id)
             row = _at_step(connection, run_id, done.step)
@@ -211,6 +213,15 @@ def first_metrics(pool: Pool, run_id: int) -> dict[str, Any]:
     with pool.read() as connection:
         known: dict[str, Any] | None = connection.scalar(query.order_by(policy_versions.c.step).limit(1))
     return known or {}
+
+
+def scales_before(pool: Pool, run_id: int, step: int) -> dict[str, Any] | None:
+    """Return the running deviations by domain that a step divides by: those of the step before it."""
+    before = (policy_versions.c.run_id == run_id) & policy_versions.c.retired_at.is_(None)
+    query = select(train_steps.c.scales).join_from(train_steps, policy_versions)
+    with pool.read() as connection:
+        scales: dict[str, Any] | None = connection.scalar(query.where(before, policy_versions.c.step == step - 1))
+    return scales
 
 
 def history(pool: Pool, run_id: int) -> list[tuple[Version, dict[str, Any]]]:
