@@ -144,6 +144,7 @@ rollouts = Table(
     Column("member", Integer, nullable=False),  # 0 .. group size - 1
     Column("attempt_id", Integer),  # the attempt whose outcome this is; null while running
     Column("weight", Float),  # in the loss, by the function of its group; null: 1
+    Column("left_out", Text),  # why its lease leaves it out (proxy/pool/untrained.py), with details; null: it does not
     Column("set_aside", FreeText),  # set: that function drops it, or failed on it; the function's name, and how
     Column("reward", Float),  # null is missing, never 0
     Column("reward_parts", JSON),
@@ -344,6 +345,22 @@ imitated = Table(
     Column("rollout_id", Integer, nullable=False),
     Column("tokens", Integer, nullable=False),  # that a warm start learned from (proxy/pool/training/imitation.py)
     Index(None, "run_id"),
+)
+
+interventions = Table(
+    "interventions",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("run_id", ForeignKey("runs.id"), nullable=False),
+    Column("at", Float, nullable=False),
+    Column("rule", Text, nullable=False),  # of the monitor, or who asked for it
+    Column("action", Text, nullable=False),  # pause | rollback | drop_task
+    Column("version_id", Integer),  # of the step whose figures were the cause; null: a person asked
+    Column("task_id", ForeignKey("tasks.id")),  # the dropped task
+    Column("detail", FreeText, nullable=False),
+    Column("ended_at", Float),  # of a pause: when a person ended it
+    Index(None, "run_id", "action"),
+    Index(None, "task_id"),
 )
 
 events = Table(

@@ -52,8 +52,10 @@ class UntrainedReason(StrEnum):
     BUDGET = "budget", "the agent used up its time or tokens (credit.mask_budget)"
     TURNS = "turns", "the agent used up its turns (credit.mask_turns)"
     FUNCTION = "function", "batch.function dropped the rollout or failed on it; detail: the function, and how it failed"
+    MONITOR = "monitor", "a rule of the monitor masks the rollout; detail: the rule"
     NEGATIVE_ADVANTAGE = "negative_advantage", "negative advantages weigh 0 in this step (loss.negative_*)"
     # of a rollout, or of a group
+    ROLLED_BACK = "rolled_back", "weights that a rollback has retired sampled it, before a step took it"
     STALE = "stale", "the oldest token lags more than batch.max_staleness steps behind"
     # of a group
     GROUP_FILTERED = "group_filtered", "a member's failure drops the whole group; detail: the kind of failure"
@@ -62,6 +64,10 @@ class UntrainedReason(StrEnum):
         "gradient_not_finite",
         "the gradient of the step that took the group was not finite; detail: which",
     )
+    DISCARDED = (
+        "discarded",
+        "a rollback has discarded the step that trained the group, or its task was dropped; detail: the monitor's rule",
+    )
     EQUAL_REWARDS = "equal_rewards", "all rewards of the group are equal, process rewards too, so they teach nothing"
 
 
@@ -69,7 +75,9 @@ LISTED_DETAILS = (
     UntrainedReason.LABEL,
     UntrainedReason.UNFINISHED,
     UntrainedReason.ROLLOUT_FAILED,
+    UntrainedReason.MONITOR,
     UntrainedReason.GROUP_FILTERED,
+    UntrainedReason.DISCARDED,
 )
 """Reasons whose details come from a short list."""
 
@@ -83,6 +91,12 @@ class Untrained:
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.detail}" if self.detail else str(self.reason)
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Read what `str` wrote."""
+        reason, _, detail = text.partition(": ")
+        return cls(UntrainedReason(reason), detail)  # type: ignore[call-arg]  # as below
 
     @property
     def heading(self) -> str:

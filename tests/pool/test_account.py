@@ -20,6 +20,7 @@ from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt
 from proxy.pool.rollouts.groups import GroupOptions, OpenRollout, Outcome, finish_rollout, open_group
 from proxy.pool.rollouts.runs import open_run
 from proxy.pool.schema import attempts, completions, fates, groups, policy_versions, rollouts, train_steps
+from proxy.pool.training.interventions import Cause, discard_after, drop_tasks
 from proxy.pool.training.steps import Published, Version, add_metrics, drop_batch, latest, publish, reopen_after
 from proxy.pool.training.windowed_fifo import LeaseRule, lease
 from proxy.pool.untrained import Untrained, UntrainedReason
@@ -29,7 +30,7 @@ from trainer.config.step import StepOptions
 from trainer.data.assemble import TokenFate, assemble
 from trainer.report.left_out import left_out, left_out_by_length
 
-RULE = LeaseRule(groups=2, window=8, max_staleness=2, stale="member")
+RULE = LeaseRule(groups=2, window=8, max_staleness=1, stale="member")
 STEP = Published(step=0, checkpoint="c", hf_dir="h", metrics={})
 MOVES = (
     *["open"] * 4,
@@ -37,9 +38,11 @@ MOVES = (
     *["sample"] * 20,
     "retry",
     *["finish"] * 20,
-    *["train"] * 12,
-    *["drop"] * 2,
+    *["train"] * 24,
+    "drop",
     "rollback",
+    "discard",
+    "drop_task",
 )
 
 
@@ -50,6 +53,7 @@ class Play:
         self.pool, self.random = pool, random.Random(seed)
         self.run_id = open_run(pool, f"run {seed}", "train", {}).id
         self.version: Version = publish(pool, self.run_id, STEP)
+        self.task = TASK
         self.waiting: list[OpenRollout] = []
         self.running: list[tuple[OpenRollout, int]] = []
         self.ordinals = Counter[int]()
@@ -62,7 +66,7 @@ class Play:
     def open(self) -> None:
         while len(self.waiting) + len(self.running) < 9:
             options = GroupOptions(redundant=self.random.randint(0, 1), held_out=self.random.random() < 0.1)
-            self.waiting += open_group(self.pool, self.run_id, TASK, self.random.randint(2, 3), options)
+            self.waiting += open_group(self.pool, self.run_id, self.task, self.random.randint(2, 3), options)
 
     def attempt(self) -> None:
         if self.waiting:
@@ -125,8 +129,8 @@ class Play:
     def train(self) -> None:
         step = self.version.step + 1
         leased = lease(self.pool, self.run_id, step, RULE)
-        if leased is not None and self.random.random() < 0.6:
-            options = StepOptions(step=step, max_staleness=1, credit=Credit(mask_truncated=True))
+        if leased is not None and self.random.random() < 0.8:
+            options = StepOptions(step=step, max_staleness=0, credit=Credit(mask_truncated=True))
             batch = assemble(leased.groups, options)
             for fate in batch.fates:
                 self.fates |= {id: (step, tokens) for id, tokens in fate.completions.items()}
@@ -143,6 +147,20 @@ class Play:
         newest = latest(self.pool, self.run_id)
         assert newest is not None
         self.version = newest
+
+    def discard(self) -> None:
+        """Most often nothing: it takes all that the newest steps did with it."""
+        if self.random.random() < 0.4:
+            discard_after(self.pool, self.run_id, max(0, self.version.step - 1), Cause("collapse", "again"))
+            newest = latest(self.pool, self.run_id)
+            assert newest is not None
+            self.version = newest
+
+    def drop_task(self) -> None:
+        """Drop the task of all groups, and go on with another one."""
+        if self.random.random() < 0.1:
+            drop_tasks(self.pool, self.run_id, [self.task["id"]], Cause("cheated", "by all"))
+            self.task = TASK | {"id": f"task {self.random.random()}"}
 
     def expected(self) -> Counter[str]:
         """Count the tokens of every completion in its place."""
@@ -177,7 +195,7 @@ class Play:
             elif row.attempt_id != (row.final or last[row.rollout]) or (row.interrupted and not row.finished_at):
                 place = "retried"
             elif row.state == "TOMBSTONE":
-                place = f"{row.reason}: {row.detail}" if row.reason == "group_filtered" else row.reason
+                place = f"{row.reason}: {row.detail}" if row.reason in ("group_filtered", "discarded") else row.reason
             elif fate is not None and step <= self.version.step:
                 assert row.state == "CONSUMED"
                 places["trained"] += fate.trained
@@ -186,7 +204,7 @@ class Play:
                     places[str(why) if named else str(why.reason)] += tokens if why.reason != "given" else 0
                 continue
             elif fate is not None:
-                place = "rolled_back"
+                place = "reopened"
             elif row.state == "LEASED":
                 place = "leased"
             else:
@@ -208,6 +226,7 @@ def test_the_account_balances_whatever_happens(pool: Pool) -> None:
     places = {"trained", "retried", "held_out", "group_filtered: hung", "too_few_valid", "equal_rewards", "truncated"}
     places |= {"gradient_not_finite", "engine_failed", "logprob_not_finite", "logprobs_missing", "stale", *WAITING}
     places |= {f"rollout_failed: {kind}" for kind in ("verifier", "redundant", "filtered")}
+    places |= {"discarded: collapse", "discarded: cheated", "rolled_back"}
     for seed in range(20):
         play = Play(pool, seed)
         for number in range(300):
@@ -238,7 +257,7 @@ def test_fates_and_sums_are_those_of_the_steps_that_count(pool: Pool) -> None:
         versions.append(publish(pool, run.id, replace(STEP, step=1, parent=first.id, fates=batch)))
         now = account(pool, run.id)
         if len(versions) == 1:
-            assert reopen_after(pool, run.id, 0) == 3 and account(pool, run.id).waiting["rolled_back"].tokens == 14
+            assert reopen_after(pool, run.id, 0) == 3 and account(pool, run.id).waiting["reopened"].tokens == 14
     with pool.read() as connection:
         rows = connection.execute(select(fates).order_by(fates.c.completion_id)).all()
         assert [(row.version_id, row.trained) for row in rows] == [(versions[1].id, n) for n in (2, 2, 2, 2, 0, 0, 0)]

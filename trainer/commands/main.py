@@ -31,6 +31,8 @@ class TrainerCommand:
     """What the ranks are started with."""
     to: int | None
     """The step that `rollback` goes back to; None for the other verbs."""
+    discard: bool
+    """Whether `rollback` discards the batches since."""
     inspect: InspectOptions | None
     """What `inspect` shows; None for the other verbs."""
 
@@ -43,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
             return run_doctor(_parser().parse_args(words))
         command = parse(words)
         if command.to is not None:
-            print(roll_back(command.config, command.to))
+            print(roll_back(command.config, command.to, command.discard))
             return 0
         if command.inspect is not None:
             inspect(command.config, command.inspect)
@@ -77,7 +79,13 @@ def parse(argv: Sequence[str]) -> TrainerCommand:
             step=arguments.step, rollout=arguments.rollout, limit=arguments.limit, html=arguments.html
         )
     return TrainerCommand(
-        arguments.verb, config, run, [arguments.verb, arguments.config, *passed], arguments.to, options
+        arguments.verb,
+        config,
+        run,
+        [arguments.verb, arguments.config, *passed],
+        arguments.to,
+        arguments.discard,
+        options,
     )
 
 
@@ -97,12 +105,13 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("config", nargs=optional, help="a TOML file; trainer/config/__init__.py explains every field")
         sub.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a field")
         sub.add_argument("--nproc", type=int, help="ranks on this machine (parallel.processes)")
-        sub.set_defaults(steps=None, run=None, to=None)
+        sub.set_defaults(steps=None, run=None, to=None, discard=False)
         if verb == "launch":
             sub.add_argument("--steps", type=int, help="end the run when this many steps are published")
             add_options(sub)
         if verb == "rollback":
             sub.add_argument("--to", type=int, required=True, metavar="STEP", help="0: the initial weights")
+            sub.add_argument("--discard", action="store_true", help="never train on the batches of later steps again")
         if verb == "inspect":
             sub.add_argument("step", type=int, help="a published step of the run")
             sub.add_argument("--html", type=Path, metavar="FILE", help="write an HTML page with every number instead")

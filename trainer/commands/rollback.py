@@ -1,8 +1,9 @@
 """`trainer rollback`: take the run, the pool and the engines back to an earlier step. Repeating it does no harm.
 
 The batches of later steps are leased again under their old numbers, so that the next `trainer launch` trains on them
-again; the versions they led to are retired, and their names are never used again. Not here: checkpoints that
-`keep_checkpoints` has deleted; the harness, which keeps sampling with whatever the engines serve.
+again, or with `--discard` they are never trained; the versions they led to are retired, and their names are never used
+again. Not here: checkpoints that `keep_checkpoints` has deleted; the harness, which keeps sampling with whatever the
+engines serve.
 """
 
 import os
@@ -14,39 +15,50 @@ from proxy.pool.errors import UserError
 from proxy.pool.processes.owners import TRAINER, owned
 from proxy.pool.rollouts import runs
 from proxy.pool.training import steps
+from proxy.pool.training.interventions import Cause, discard_after
 from trainer.commands.output_lock import lock_output
 from trainer.config import Config
 from trainer.push.push import PushResult, push
 from trainer.push.weights import Weights
 
+BY_HAND = "rollback"
+"""Stands for the monitor's rule where a person asks."""
 
-def roll_back(config: Config, step: int) -> str:
-    """Go back to the checkpoint of `step` and return a sentence about it. Raises UserError when it was deleted."""
+
+def roll_back(config: Config, step: int, discard: bool = False) -> str:
+    """Go back to the checkpoint of `step` and return a sentence about it. Raises UserError when it was deleted.
+
+    `discard`: the batches of later steps are not trained again.
+    """
     lock = lock_output(Path(config.output))
     try:
-        return _go_back(config, step)
+        return _go_back(config, step, discard)
     finally:
         os.close(lock)
 
 
-def _go_back(config: Config, step: int) -> str:
+def _go_back(config: Config, step: int, discard: bool) -> str:
     pool = open_pool(config.pool)
     run = runs.find_run(pool, config.run)
     target = _version_of(step, steps.versions(pool, run.id), config)
     with owned(pool, run, TRAINER) as claim, claim.kept():
         # The pool goes first: if the push fails, the next start resumes at `step` and pushes it again.
-        reopened = steps.reopen_after(pool, run.id, step, claim.token)
+        if discard:
+            count = discard_after(pool, run.id, step, Cause(BY_HAND, f"to step {step}"), claim.token)
+        else:
+            count = steps.reopen_after(pool, run.id, step, claim.token)
         pushed = PushResult()
         if config.push.engines:
             pushed = push(Weights(target.name, Path(target.hf_dir)), config.push, claim.demand)
             steps.mark_pushed(pool, target, claim.token)
-    runs.record_event(pool, run.id, "rollback", f"to step {step}, {target.name}; {reopened} groups are trained again")
+    become = "are discarded" if discard else "will be trained again"
+    runs.record_event(pool, run.id, "rollback", f"to step {step}, {target.name}; {count} groups {become}")
     engines = (
         f"{len(pushed.ways)} of {len(config.push.engines)} engines serve it"
         if config.push.engines
         else "no engine is configured"
     )
-    return f"run {config.run} is at step {step} ({target.name}); {engines}; {reopened} groups will be trained again"
+    return f"run {config.run} is at step {step} ({target.name}); {engines}; {count} groups {become}"
 
 
 def _version_of(step: int, versions: Sequence[steps.Version], config: Config) -> steps.Version:

@@ -20,7 +20,7 @@ from proxy.pool.training.settled import UNSETTLED, kept, of_steps
 from proxy.pool.untrained import UntrainedReason, heading
 
 TRAINED = "trained"
-WAITING = ("sampling", "queued", "leased", "rolled_back")
+WAITING = ("sampling", "queued", "leased", "reopened")
 """Places of tokens on the way: of rollouts without an outcome, of groups that no step has, of groups of a step that is
 not published, and of those whose step a rollback has retired and that are not trained again yet."""
 DECILES = 10

@@ -57,6 +57,7 @@ FAILURES: dict[str, Failure] = {
         Failure("verifier", "mask", "the verifier gave no verdict in two tries, so the reward is missing"),
         Failure("spoiled", "mask", "the verifier gives no verdict on the agent's work, but one where no agent was"),
         Failure("redundant", "mask", "enough others of its group had finished, so it was cancelled"),
+        Failure("called_off", "mask", "the monitor dropped its task, so it was cancelled"),
         Failure("filtered", "mask", "its group was dropped for another member's failure, so it was cancelled"),
     )
 }

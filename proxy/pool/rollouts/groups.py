@@ -9,6 +9,7 @@ G count. This favours short rollouts, so R is 0 by default (docs/runs.md).
 
 import time
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,7 @@ from proxy.pool.rollouts.counts import final_counts
 from proxy.pool.rollouts.failures import FAILURES, enough_valid, treatment
 from proxy.pool.rollouts.runs import lock_run
 from proxy.pool.rollouts.states import GroupState, move
-from proxy.pool.schema import SAMPLED_TOKENS, attempts, completions, groups, rollouts, tasks
+from proxy.pool.schema import SAMPLED_TOKENS, attempts, completions, groups, interventions, rollouts, tasks
 from proxy.pool.untrained import UntrainedReason
 
 
@@ -106,15 +107,20 @@ class RolloutRow:
 def open_group(
     pool: Pool, run_id: int, task: dict[str, Any], size: int, options: GroupOptions = DEFAULTS
 ) -> list[OpenRollout]:
-    """Append a group of `size` rollouts of a task to the run's queue, in state RUNNING."""
+    """Append a group of `size` rollouts of a task to the run's queue, in state RUNNING.
+
+    A group of a task that the monitor has dropped has no rollouts and is a TOMBSTONE: it takes its turn and no more.
+    """
     members = size + options.redundant
     with pool.write() as connection:
         lock_run(connection, run_id)
-        values = {
+        task_id = _task_id(connection, run_id, task)
+        rule = None if options.held_out else _dropped_by(connection, task_id)
+        values: dict[str, Any] = {
             "run_id": run_id,
             "queue_index": _next(connection, run_id, groups.c.queue_index),
             "position": None if options.held_out else _next(connection, run_id, groups.c.position),
-            "task_id": _task_id(connection, run_id, task),
+            "task_id": task_id,
             "size": size,
             "state": "RUNNING",
             "created_at": time.time(),
@@ -124,6 +130,10 @@ def open_group(
             "place": options.place,
             "max_tokens": options.max_tokens,
         }
+        if rule is not None:
+            dropped = {"reason": UntrainedReason.DISCARDED, "detail": rule, "finished_at": values["created_at"]}
+            insert_row(connection, groups, values | {"state": "TOMBSTONE"} | dropped)
+            return []
         group_id = insert_row(connection, groups, values)
         connection.execute(insert(rollouts), [{"group_id": group_id, "member": member} for member in range(members)])
         ids = connection.scalars(
@@ -144,6 +154,25 @@ def _task_id(connection: Connection, run_id: int, task: dict[str, Any]) -> int:
         return task_id
     values = {"run_id": run_id, "name": task["id"], "domain": task.get("domain", "agent"), "spec": task}
     return insert_row(connection, tasks, values)
+
+
+def _dropped_by(connection: Connection, task_id: int) -> str | None:
+    """Return the rule of the monitor that has dropped a task; None: it is not dropped."""
+    return connection.scalar(select(interventions.c.rule).where(interventions.c.task_id == task_id).limit(1))
+
+
+def dropped_tasks(pool: Pool, run_id: int) -> set[str]:
+    """Return the names of the tasks that the monitor of a run has dropped."""
+    query = select(tasks.c.name).join_from(interventions, tasks).where(interventions.c.run_id == run_id)
+    with pool.read() as connection:
+        return set(connection.scalars(query))
+
+
+def called_off(pool: Pool, rollout_ids: Collection[int]) -> list[int]:
+    """Return those of these rollouts that were cancelled because their task was dropped."""
+    query = select(rollouts.c.id).where(rollouts.c.id.in_(rollout_ids), rollouts.c.failure == "called_off")
+    with pool.read() as connection:
+        return list(connection.scalars(query))
 
 
 def open_rollouts(pool: Pool, run_id: int) -> list[OpenRollout]:

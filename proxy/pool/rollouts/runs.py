@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, func, insert, sel
 from proxy.pool.database import Pool, insert_if_new, locked, retried
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.states import GroupState
-from proxy.pool.schema import events, groups, policy_versions, runs
+from proxy.pool.schema import events, groups, interventions, policy_versions, runs
 
 PURPOSES = ("train", "eval", "collect")
 
@@ -37,15 +37,19 @@ class Admission:
     open_groups: int
     """Number of groups that are RUNNING or DONE, or that a step took whose weights are not pushed yet."""
     queue_limit: int | None
+    paused: str = ""
+    """The rule of the monitor that has paused the run; "": it is not paused."""
+    dropped_tasks: int = 0
+    """Number of tasks that the monitor has dropped."""
 
     @property
     def room(self) -> int:
-        """Number of groups that may be opened now; 0 until a trainer has set a limit.
+        """Number of groups that may be opened now; 0 until a trainer has set a limit, and while the run is paused.
 
         This is (eta + version + 1) B - (accepted + running) of AReaL (arXiv 2505.24298, equation 3) with the limit
         (eta + 1) B: the groups consumed by pushed versions, version B, cancel out.
         """
-        return 0 if self.queue_limit is None else max(0, self.queue_limit - self.open_groups)
+        return 0 if self.queue_limit is None or self.paused else max(0, self.queue_limit - self.open_groups)
 
 
 @retried
@@ -104,12 +108,22 @@ def admission(pool: Pool, run_id: int) -> Admission:
         # One query, as a waiting harness asks several times a second.
         newest = _newest(run_id).subquery()
         count = select(func.count()).where(_queued(run_id, "RUNNING", "DONE", "LEASED")).scalar_subquery()
-        query = select(runs.c.queue_limit, count, newest.c.id, newest.c.step, newest.c.pushed_at)
+        why = select(interventions.c.rule).where(is_paused(run_id)).limit(1).scalar_subquery()
+        drops = (interventions.c.run_id == run_id) & (interventions.c.action == "drop_task")
+        dropped = select(func.count()).where(drops).scalar_subquery()
+        query = select(runs.c.queue_limit, count, newest.c.id, newest.c.step, newest.c.pushed_at, why, dropped)
         joined = query.select_from(runs).outerjoin(newest, true()).where(runs.c.id == run_id)
-        limit, open_groups, version_id, step, pushed_at = connection.execute(joined).one()
+        limit, open_groups, version_id, step, pushed_at, paused, dropped_tasks = connection.execute(joined).one()
         if step is not None and pushed_at is None:
             open_groups += _unpushed(connection, run_id)
-    return Admission(step, None if version_id is None else version_name(version_id), open_groups, limit)
+    version = None if version_id is None else version_name(version_id)
+    return Admission(step, version, open_groups, limit, paused or "", dropped_tasks)
+
+
+def is_paused(run_id: int) -> ColumnElement[bool]:
+    """Select the pauses of a run that nobody has ended."""
+    pause = (interventions.c.run_id == run_id) & (interventions.c.action == "pause")
+    return pause & interventions.c.ended_at.is_(None)
 
 
 def waiting(run_id: int) -> ColumnElement[bool]:

@@ -14,12 +14,13 @@ GroupState = Literal["RUNNING", "DONE", "LEASED", "CONSUMED", "TOMBSTONE"]
 
 TRANSITIONS: dict[tuple[GroupState, GroupState], str] = {
     ("RUNNING", "DONE"): "every rollout has its outcome",
-    ("RUNNING", "TOMBSTONE"): "lost to failures",
+    ("RUNNING", "TOMBSTONE"): "lost to failures, or its task is dropped",
     ("DONE", "LEASED"): "a train step takes it",
-    ("DONE", "TOMBSTONE"): "too stale, too few usable rollouts, or equal rewards",
+    ("DONE", "TOMBSTONE"): "too stale, too few usable rollouts, equal rewards, or its task is dropped",
     ("LEASED", "CONSUMED"): "its step is published",
-    ("LEASED", "TOMBSTONE"): "the gradient of its step is not finite",
+    ("LEASED", "TOMBSTONE"): "the gradient of its step is not finite, or a rollback discards it",
     ("CONSUMED", "LEASED"): "a rollback goes behind its step",
+    ("CONSUMED", "TOMBSTONE"): "a rollback discards its step",
 }
 """What a group may do, and when. A new group is RUNNING; a TOMBSTONE stays one."""
 

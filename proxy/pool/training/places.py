@@ -7,7 +7,7 @@ from sqlalchemy import ColumnElement, Connection, Select, case, func, literal, n
 from proxy.pool.rollouts.counts import OWN_TOKENS
 from proxy.pool.schema import attempts, completions, fates, groups, rollouts, runs
 from proxy.pool.training.fates import Tally
-from proxy.pool.untrained import UntrainedReason
+from proxy.pool.untrained import LISTED_DETAILS, UntrainedReason
 
 CALLED_OFF = {kind: f"{UntrainedReason.ROLLOUT_FAILED}: {kind}" for kind in ("redundant", "filtered")}
 """Failures of members that were cancelled. They may be ended after a step has taken their group, so their attempts tell
@@ -28,7 +28,7 @@ def placed(run_id: int) -> Select[Any]:
     """Select every attempt of a run with its place; rollouts without one have a row, too."""
     other = attempts.alias()
     newest = select(func.max(other.c.id)).where(other.c.rollout_id == rollouts.c.id).scalar_subquery()
-    detail = case((groups.c.reason == UntrainedReason.GROUP_FILTERED, groups.c.detail), else_=null())
+    detail = case((groups.c.reason.in_(LISTED_DETAILS), groups.c.detail), else_=null())
     set_aside = func.coalesce(groups.c.reason + literal(": ") + detail, groups.c.reason, "reason_not_stored")
     fate = select(fates.c.completion_id).join_from(fates, completions).where(completions.c.attempt_id == attempts.c.id)
     without_attempt = rollouts.c.finished_at.is_not(None) & rollouts.c.attempt_id.is_(None) & attempts.c.id.is_not(None)
@@ -42,7 +42,7 @@ def placed(run_id: int) -> Select[Any]:
         (without_attempt, func.coalesce(_failed(rollouts.c.failure), UntrainedReason.NO_REWARD.value)),
         (rollouts.c.finished_at.is_(None), "sampling"),
         (groups.c.state.in_(("RUNNING", "DONE")), "queued"),
-        ((groups.c.state == "LEASED") & fate.exists(), "rolled_back"),
+        ((groups.c.state == "LEASED") & fate.exists(), "reopened"),
         (groups.c.state == "LEASED", "leased"),
         else_=CONSUMED,
     )

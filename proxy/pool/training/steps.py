@@ -175,12 +175,16 @@ def reopen_after(pool: Pool, run_id: int, step: int, trainer: str | None = None)
     with pool.write() as connection:
         lock_run(connection, run_id)
         demand_trainer(connection, run_id, trainer)
-        later = (groups.c.run_id == run_id) & (groups.c.step > step)
-        unsettle(connection, run_id, groups.c.step > step)
-        reopened = move(connection, later, "CONSUMED", "LEASED")
-        retired = (policy_versions.c.run_id == run_id) & (policy_versions.c.step > step)
-        connection.execute(update(policy_versions).where(retired).values(retired_at=time.time()))
-        return reopened
+        retire_after(connection, run_id, step)
+        return move(connection, (groups.c.run_id == run_id) & (groups.c.step > step), "CONSUMED", "LEASED")
+
+
+def retire_after(connection: Connection, run_id: int, step: int) -> None:
+    """Retire the versions after `step` of a run, which the caller has locked, before their groups change."""
+    unsettle(connection, run_id, groups.c.step > step)
+    retired = (policy_versions.c.run_id == run_id) & (policy_versions.c.step > step)
+    now = policy_versions.c.retired_at.is_(None)
+    connection.execute(update(policy_versions).where(retired, now).values(retired_at=time.time()))
 
 
 @retried

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Row, func, select
+from sqlalchemy import Connection, Row, func, select, update
 
 from proxy.pool.behaviour.process import ProcessRule
 from proxy.pool.completions.records import Completion
@@ -101,6 +101,8 @@ class Lease:
     groups: list[LeasedGroup]
 
 
+_Steps = dict[str, tuple[int, bool]]
+"""Name of a version of the run -> its step, and whether a rollback has retired it."""
 EQUAL = "EQUAL"
 """Stands for the state of a DONE group in `pick` that is to be skipped because its rewards are equal."""
 
@@ -150,7 +152,7 @@ def lease(pool: Pool, run_id: int, step: int, rule: LeaseRule, trainer: str | No
         if not connection.scalar(select(func.count()).where(groups.c.run_id == run_id, mine)):
             keep_missing(connection, judged.uncounted)
             unequal.keep(connection, judged.figures)
-            _take(connection, run_id, judged.whys, rule, step)
+            _take(connection, run_id, judged, rule, step)
     with pool.read() as connection:
         leased = _load(connection, run_id, mine)
     return Lease(step, leased) if leased else None
@@ -207,6 +209,8 @@ class _Judged:
     """The attempts without figures, each with its rollout."""
     figures: unequal.Figures
     """Figures for process rewards that no row has yet."""
+    retired: Mapping[int, Sequence[int]]
+    """Group -> its rollouts that are left out because weights sampled them which a rollback has retired."""
 
 
 def _judge(connection: Connection, run_id: int, rule: LeaseRule) -> _Judged:
@@ -222,16 +226,20 @@ def _judge(connection: Connection, run_id: int, rule: LeaseRule) -> _Judged:
     uncounted = {m.attempt_id: m.id for m in members if m.versions is None and m.attempt_id is not None}
     counted = count(connection, uncounted)
     names = {m.id: (counted[m.attempt_id].versions if m.attempt_id in counted else m.versions) or () for m in members}
-    now, known = _now(connection, run_id), _known(_steps(connection, run_id, names.values()), None)
+    now, steps = _now(connection, run_id), _steps(connection, run_id, names.values())
+    known = _known(steps, None)
     sizes: dict[int, int] = {}
     lags: dict[int, list[int]] = {}
     valid: dict[int, dict[int, float]] = {}
+    retired: dict[int, list[int]] = {}
     for m in members:
-        why, lag = _standing(m.reward, m.failure, _oldest_step(names[m.id], known), now)
+        why, lag = _standing(m.reward, m.failure, _oldest_step(names[m.id], known, steps), now)
+        rolled_back = why is not None and why.reason == UntrainedReason.ROLLED_BACK
+        retired.setdefault(m.group_id, []).extend([m.id] if rolled_back else [])
         sizes[m.group_id] = m.size
         lags.setdefault(m.group_id, []).extend([lag] if why is None else [])
         valid.setdefault(m.group_id, {}).update({m.id: m.reward} if why is None else {})
-    whys = {group_id: _unusable(lags[group_id], size, now, rule) for group_id, size in sizes.items()}
+    whys = {id: _unusable(lags[id], len(retired[id]), size, now, rule) for id, size in sizes.items()}
     equal = [id for id in whys if rule.refill and whys[id] is None and len(set(valid[id].values())) == 1]
     different: set[int] = set()
     figures: unequal.Figures = {}
@@ -240,11 +248,16 @@ def _judge(connection: Connection, run_id: int, rule: LeaseRule) -> _Judged:
     for group_id in set(equal) - different:
         detail = f"all are {min(valid[group_id].values()):g}"
         whys[group_id] = Untrained(UntrainedReason.EQUAL_REWARDS, detail)
-    return _Judged(whys, uncounted, figures)
+    return _Judged(whys, uncounted, figures, retired)
 
 
-def _unusable(lags: list[int], size: int, now: int, rule: LeaseRule) -> Untrained | None:
-    """Why a group cannot be trained; None: it can. `lags`: the staleness of its valid rollouts."""
+def _unusable(lags: list[int], rolled_back: int, size: int, now: int, rule: LeaseRule) -> Untrained | None:
+    """Why a group cannot be trained; None: it can. `lags`: the staleness of its valid rollouts.
+
+    `rolled_back`: the number of those that weights have sampled which a rollback has retired.
+    """
+    if not enough_valid(len(lags), size) and enough_valid(len(lags) + rolled_back, size):
+        return Untrained(UntrainedReason.ROLLED_BACK, f"{rolled_back} of {size} rollouts")
     staleness = max(lags, default=now) if rule.stale == "group" else min(lags, default=0)
     if staleness > rule.max_staleness:
         return Untrained(UntrainedReason.STALE, f"{staleness} steps behind, {rule.max_staleness} allowed")
@@ -253,21 +266,29 @@ def _unusable(lags: list[int], size: int, now: int, rule: LeaseRule) -> Untraine
     return None
 
 
-def _take(connection: Connection, run_id: int, judged: dict[int, Untrained | None], rule: LeaseRule, step: int) -> None:
-    equal = {id: why for id, why in judged.items() if why and why.reason == UntrainedReason.EQUAL_REWARDS}
-    for group_id, why in judged.items():
+def _take(connection: Connection, run_id: int, judged: _Judged, rule: LeaseRule, step: int) -> None:
+    equal = {id: why for id, why in judged.whys.items() if why and why.reason == UntrainedReason.EQUAL_REWARDS}
+    for group_id, why in judged.whys.items():
         if why is not None and group_id not in equal:
             _drop(connection, group_id, why)
     rows = _queue(connection, run_id)
     # A group that finished after the judging counts as running until the next lease.
-    states = {row.id: EQUAL if row.id in equal else row.state if row.id in judged else "RUNNING" for row in rows}
+    states = {row.id: EQUAL if row.id in equal else row.state if row.id in judged.whys else "RUNNING" for row in rows}
     taken, skipped = pick([(row.position, states[row.id]) for row in rows], rule)
     for row in rows:
         if row.position in skipped:
             _drop(connection, row.id, equal[row.id])
     # By id: by position, SQLite would read all groups of the run that are DONE, those held out too.
-    chosen = groups.c.id.in_([row.id for row in rows if row.position in taken])
-    move(connection, chosen, "DONE", "LEASED", step=step)
+    chosen = [row.id for row in rows if row.position in taken]
+    move(connection, groups.c.id.in_(chosen), "DONE", "LEASED", step=step)
+    retired = [id for group_id in chosen for id in judged.retired[group_id]]
+    leave_out(connection, dict.fromkeys(retired, Untrained(UntrainedReason.ROLLED_BACK)))
+
+
+def leave_out(connection: Connection, whys: Mapping[int, Untrained]) -> None:
+    """Note of rollouts of leased groups why they are left out: later leases of their step leave them out, too."""
+    for rollout_id, why in whys.items():
+        connection.execute(update(rollouts).where(rollouts.c.id == rollout_id).values(left_out=str(why)))
 
 
 def _drop(connection: Connection, group_id: int, why: Untrained) -> None:
@@ -299,16 +320,21 @@ def _load(connection: Connection, run_id: int, condition: Any, *, now: int | Non
     known_at = {step: _known(steps, step) for step in {row.step for row in rows}}
     loaded = []
     for row in rows:
-        whole = [_leased(m, completions.get(m.attempt_id, []), known_at[row.step], now) for m in members[row.id]]
+        known = known_at[row.step]
+        whole = [_leased(m, completions.get(m.attempt_id, []), known, steps, now) for m in members[row.id]]
         staleness = max((member.staleness for member in whole if member.untrained is None), default=now)
         loaded.append(LeasedGroup(row.id, row.queue_index, row.spec, staleness, whole, row.size))
     return loaded
 
 
-def _leased(row: Row[Any], completions: list[Completion], known: dict[str, int], now: int) -> LeasedRollout:
-    why, staleness = _standing(row.reward, row.failure, _oldest_step(_versions(completions), known), now)
+def _leased(
+    row: Row[Any], completions: list[Completion], known: dict[str, int], steps: _Steps, now: int
+) -> LeasedRollout:
+    why, staleness = _standing(row.reward, row.failure, _oldest_step(_versions(completions), known, steps), now)
     if row.set_aside is not None:
         why = why or Untrained(UntrainedReason.FUNCTION, row.set_aside)
+    if row.left_out is not None:
+        why = why or Untrained.from_text(row.left_out)
     weight = 1.0 if row.weight is None else row.weight
     return LeasedRollout(
         row.id,
@@ -329,7 +355,9 @@ def _versions(completions: Iterable[Completion]) -> set[str]:
     return {span.version for item in completions if item.untrainable is None for span in item.versions}
 
 
-def _standing(reward: float | None, failure: str | None, oldest: int | None, now: int) -> tuple[Untrained | None, int]:
+def _standing(
+    reward: float | None, failure: str | None, oldest: int | UntrainedReason, now: int
+) -> tuple[Untrained | None, int]:
     """Return why a rollout is masked (None: it is not), and its staleness.
 
     A failure with a reward is the policy's own and counts.
@@ -338,8 +366,8 @@ def _standing(reward: float | None, failure: str | None, oldest: int | None, now
     if reward is None:
         no_reward = Untrained(UntrainedReason.NO_REWARD)
         why = no_reward if failure is None else Untrained(UntrainedReason.ROLLOUT_FAILED, failure)
-    if oldest is None:
-        return why or Untrained(UntrainedReason.NO_VERSION), 0
+    if isinstance(oldest, UntrainedReason):
+        return why or Untrained(oldest), 0
     return why, now - oldest
 
 
@@ -348,7 +376,7 @@ def _now(connection: Connection, run_id: int) -> int:
     return newest.step if newest else 0
 
 
-def _steps(connection: Connection, run_id: int, names: Iterable[Collection[str]]) -> dict[str, tuple[int, bool]]:
+def _steps(connection: Connection, run_id: int, names: Iterable[Collection[str]]) -> _Steps:
     """Return (step, retired by a rollback), by name, for those of these versions that are the run's."""
     columns = (policy_versions.c.id, policy_versions.c.step, policy_versions.c.retired_at.is_not(None))
     ids = {version_id for some in names for name in some if (version_id := version_of(name)) is not None}
@@ -356,7 +384,7 @@ def _steps(connection: Connection, run_id: int, names: Iterable[Collection[str]]
     return {version_name(version_id): (step, retired) for version_id, step, retired in connection.execute(query)}
 
 
-def _known(steps: dict[str, tuple[int, bool]], step: int | None) -> dict[str, int]:
+def _known(steps: _Steps, step: int | None) -> dict[str, int]:
     """Return the steps of the versions that count for the groups of a step; None: for groups that no step has.
 
     A retired version counts only for groups of later steps: they were leased while it was current, and are trained
@@ -365,8 +393,8 @@ def _known(steps: dict[str, tuple[int, bool]], step: int | None) -> dict[str, in
     return {name: at for name, (at, retired) in steps.items() if not retired or at < (step or 0)}
 
 
-def _oldest_step(names: Collection[str], steps: dict[str, int]) -> int | None:
-    """Return the train step of the oldest of these weights; None: there are none, or they are unknown."""
-    if not names or not steps.keys() >= set(names):
-        return None
-    return min(steps[name] for name in names)
+def _oldest_step(names: Collection[str], known: dict[str, int], steps: _Steps) -> int | UntrainedReason:
+    """Return the train step of the oldest of these weights, or why it is not known: `steps` holds retired ones, too."""
+    if names and known.keys() >= set(names):
+        return min(known[name] for name in names)
+    return UntrainedReason.ROLLED_BACK if names and steps.keys() >= set(names) else UntrainedReason.NO_VERSION
