@@ -50,6 +50,11 @@ WRITE: dict[str, dict[str, Any]] = {
 }
 CONFLICTS = ("40001", "40P01")
 """PostgreSQL's codes for a serialization failure and a deadlock."""
+BUGS = (
+    *(DataError, IntegrityError, NotSupportedError, ProgrammingError),
+    *(sqlite3.DataError, sqlite3.IntegrityError, sqlite3.NotSupportedError, sqlite3.ProgrammingError),
+)
+"""Errors of a statement that is at fault: as SQLAlchemy raises them, and as SQLite's driver does."""
 NO_RIGHT = "42501"
 """PostgreSQL's code for a user who may not do this. The driver files it among the faulty statements."""
 
@@ -73,7 +78,7 @@ class Pool:
         try:
             with self._engine.connect().execution_options(**READ[self.dialect]) as connection:
                 yield connection
-        except (DBAPIError, NoConnectionLeft) as error:
+        except (DBAPIError, NoConnectionLeft, sqlite3.Error) as error:
             if _is_a_bug(error):
                 raise
             raise PoolReadError(f"the pool {self.name} cannot be read ({_cause(error)}); bring it back") from error
@@ -90,7 +95,7 @@ class Pool:
                 self._check_file(connection)
         except PoolFileLost as error:
             raise PoolWriteError(f"the pool {self.name} did not keep a write ({error})") from error
-        except (DBAPIError, NoConnectionLeft) as error:
+        except (DBAPIError, NoConnectionLeft, sqlite3.Error) as error:
             if _is_a_bug(error):
                 raise
             kind = PoolConflict if _state(error) in CONFLICTS else PoolWriteError
@@ -108,8 +113,7 @@ class Pool:
 
 def _is_a_bug(error: Exception) -> bool:
     """Whether the statement is at fault and not the database."""
-    kinds = DataError | IntegrityError | NotSupportedError | ProgrammingError
-    return isinstance(error, kinds) and _state(error) != NO_RIGHT
+    return isinstance(error, BUGS) and _state(error) != NO_RIGHT
 
 
 def _state(error: Exception) -> str | None:
@@ -277,7 +281,9 @@ def _configure_sqlite(connection: sqlite3.Connection, _record: object) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    connection.exec_driver_sql(connection.get_execution_options().get("begin", "BEGIN"))
+    driver = connection.connection.driver_connection  # SQLAlchemy would take longer over these words than SQLite
+    assert driver is not None, "a connection that begins a transaction has its driver's"
+    driver.execute(connection.get_execution_options().get("begin", "BEGIN"))
 
 
 def _migrate(pool: Pool) -> None:

@@ -1,8 +1,10 @@
 """Opening pools: migrations, newer schemas, disk full."""
 
 import shutil
+import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from threading import Barrier
 
@@ -106,6 +108,16 @@ def test_a_file_that_is_deleted_is_not_made_again(tmp_path: Path) -> None:
         with pytest.raises(PoolReadError, match="was deleted, moved or replaced"), pool.read():
             pass
     assert not file.exists()
+
+
+def test_a_lock_that_another_process_keeps_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.pool.database.BUSY_SECONDS", 0)
+    pool = open_pool(str(tmp_path / "pool.db"))
+    with closing(sqlite3.connect(tmp_path / "pool.db", isolation_level=None)) as other:
+        other.execute("begin immediate")
+        with pytest.raises(PoolWriteError, match=r"refused a write \(database is locked\)"):
+            record_event(pool, None, "note", "x")
+    record_event(pool, None, "note", "x")
 
 
 def test_a_full_disk_fails_the_write_and_stores_nothing(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 from array import array
 from collections import ChainMap
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,6 +26,7 @@ from proxy.pool.completions.records import (
 )
 from proxy.pool.completions.responses import insert_response
 from proxy.pool.completions.routed_experts import pack, unpack
+from proxy.pool.completions.sqlite_statement import SqliteStatement
 from proxy.pool.database import Pool, for_update, retried
 from proxy.pool.errors import AttemptClosed, PoolWriteError
 from proxy.pool.schema import attempts, completions
@@ -41,6 +42,12 @@ OPEN = for_update(select(attempts.c.id).where(_named, _open).order_by(attempts.c
 _last = select(func.max(completions.c.ordinal)).where(completions.c.attempt_id == attempts.c.id)
 LAST = select(attempts.c.id, _last.scalar_subquery()).where(_named, _open)
 INSERT = insert(completions).returning(completions.c.id, sort_by_parameter_order=True)
+_one = attempts.c.id == bindparam("attempt_id")
+LAST_OF_ONE = SqliteStatement(select(attempts.c.id, _last.scalar_subquery()).where(_one, _open), ["attempt_id"])
+INSERT_ONE = SqliteStatement(
+    insert(completions).returning(completions.c.id),
+    [column.name for column in completions.c if column.name not in ("id", "label")],
+)
 
 Waiting = tuple[NewCompletion, "asyncio.Future[int]"]
 
@@ -113,7 +120,7 @@ class CompletionWriter:
                 if item.attempt_id in next_ordinal:
                     rows.append(to_row(item) | {"ordinal": next_ordinal[item.attempt_id], "proxy_id": self._proxy_id})
                     next_ordinal[item.attempt_id] += 1
-            new_ids = connection.execute(INSERT, rows).scalars().all() if rows else ()
+            new_ids = _inserted(connection, rows)
             stored = [item for item in batch if item.attempt_id in next_ordinal]
             for id, item in zip(new_ids, stored, strict=True):
                 if item.response is not None:
@@ -137,12 +144,22 @@ def _resolve(future: "asyncio.Future[int]", result: int | Exception) -> None:
 
 def _open_attempts(connection: Connection, ids: set[int]) -> dict[int, int]:
     """Return the next ordinal of each of these attempts that is still open."""
-    open_ids = sorted(ids)
-    # PostgreSQL locks the attempts before it reads their ordinals, so that two proxies cannot take the same ordinal and
-    # no attempt closes in between. SQLite has one writer at a time.
-    if connection.dialect.name != "sqlite":
-        open_ids = list(connection.execute(OPEN, {"ids": open_ids}).scalars())
-    return {id: 0 if last is None else last + 1 for id, last in connection.execute(LAST, {"ids": open_ids})}
+    rows: Iterable[Any]
+    if connection.dialect.name == "sqlite":
+        rows = [row for id in ids for row in LAST_OF_ONE.rows(connection, {"attempt_id": id})]
+    else:
+        # PostgreSQL locks the attempts before it reads their ordinals, so that two proxies cannot take the same ordinal
+        # and no attempt closes in between. SQLite has one writer at a time.
+        open_ids = list(connection.execute(OPEN, {"ids": sorted(ids)}).scalars())
+        rows = connection.execute(LAST, {"ids": open_ids})
+    return {id: 0 if last is None else last + 1 for id, last in rows}
+
+
+def _inserted(connection: Connection, rows: Sequence[dict[str, Any]]) -> Sequence[int]:
+    """Insert completions and return their ids in the same order."""
+    if connection.dialect.name == "sqlite":
+        return [id for row in rows for (id,) in INSERT_ONE.rows(connection, row)]
+    return connection.execute(INSERT, rows).scalars().all() if rows else ()
 
 
 def to_row(item: NewCompletion) -> dict[str, Any]:
