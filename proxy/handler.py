@@ -112,7 +112,7 @@ class Handler:
         finally:
             response.stop_keepalive()
         self._metrics.answered[dialect.NAME] += 1
-        await asyncio.shield(all_delivered(answers))  # shielded: a client may disconnect as soon as it has the end
+        await all_delivered(answers)
         return result
 
     async def count(self, request: web.Request, dialect: CountingDialect) -> web.Response:

@@ -89,7 +89,7 @@ class Gateway:
         app = web.Application(
             client_max_size=self._limits.body_bytes, middlewares=[self._errors, self._require_administrator]
         )
-        open_routes = [app.router.add_get("/health", self._health), *self._add_model_routes(app)]
+        open_routes = [*self._add_model_routes(app), app.router.add_get("/health", self._health)]
         self._open_to_agents = {route.resource for route in open_routes} | {None}  # None: an unknown path or method
         app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/end_calls", self._end_calls)
@@ -107,12 +107,13 @@ class Gateway:
 
     def _add_model_routes(self, app: web.Application) -> list[web.AbstractRoute]:
         return [
+            # What is asked most comes first: paths are compared one after the other.
+            *(_add_post(app, path, self._complete_in(dialect)) for path, dialect in DIALECTS.items()),
+            *(_add_post(app, path, self._count_in(dialect)) for path, dialect in COUNTING.items()),
             app.router.add_get(ANY_PREFIX + "models", self._models),
             app.router.add_get(ANY_PREFIX + "responses/{id}", self._retrieve),
             app.router.add_delete(ANY_PREFIX + "responses/{id}", self._delete),
             app.router.add_get(ANY_PREFIX + "responses/{id}/input_items", self._input_items),
-            *(_add_post(app, path, self._complete_in(dialect)) for path, dialect in DIALECTS.items()),
-            *(_add_post(app, path, self._count_in(dialect)) for path, dialect in COUNTING.items()),
         ]
 
     def fleet(self) -> Fleet | Provider:

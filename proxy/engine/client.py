@@ -5,8 +5,8 @@ This is the only module that knows the names of SGLang's parameters; the handler
 """
 
 import asyncio
+import os
 import ssl
-import uuid
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import suppress
@@ -128,7 +128,7 @@ class EngineClient:
         When the iteration is cancelled or closed early, or `into` has enough, the engine is asked to stop, and what it
         still sends is kept.
         """
-        rid, answer = uuid.uuid4().hex, _Answer(into)
+        rid, answer = os.urandom(16).hex(), _Answer(into)
         try:
             connection = await self._connections.post("/generate", _body(rid, request, into), answer)
         except ssl.SSLError as error:
@@ -138,7 +138,7 @@ class EngineClient:
             message = f"the engine at {self.url} does not answer ({reason}); start it with: proxy engine"
             raise EngineError("unreachable", message) from error
         try:
-            async for ids in answer.events():
+            while (ids := await answer.next()) is not None:
                 yield ids
                 if into.enough is not None:
                     break
@@ -172,7 +172,7 @@ class EngineClient:
             async with self._http.post(f"{self.url}/abort_request", json={"rid": rid}, timeout=timeout):
                 pass
             async with asyncio.timeout(ABORT_SECONDS):
-                async for _ in answer.events():
+                while await answer.next() is not None:
                     pass
 
 
@@ -233,16 +233,12 @@ class _Answer:
         self.over = self.whole = False
         self.error: Exception | None = None
 
-    async def events(self) -> AsyncGenerator[list[int], None]:
-        """Yield new ids as they come, until the answer is over."""
-        while True:
-            if self._new:
-                yield self._new.popleft()
-            elif self.over:
-                return
-            else:
-                self._changed.clear()
-                await self._changed.wait()
+    async def next(self) -> list[int] | None:
+        """Wait for the next ids and return them; None when the answer is over."""
+        while not self._new and not self.over:
+            self._changed.clear()
+            await self._changed.wait()
+        return self._new.popleft() if self._new else None
 
     def begun(self, status: int, content_type: str) -> None:
         self._status = status

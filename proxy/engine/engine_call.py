@@ -237,7 +237,7 @@ class Sampling:
         self.ids.extend(new)
         entries = meta.output_token_logprobs[-fresh:] if fresh else []
         if [entry[1] for entry in entries] == new:
-            self.logprobs.extend(entry[0] for entry in entries if entry[0] is not None)
+            self.logprobs.extend([entry[0] for entry in entries if entry[0] is not None])
         if fresh and meta.output_top_logprobs:
             places = meta.output_top_logprobs[-fresh:]
             self.top += [[(e[0], e[1]) for e in place or () if e[0] is not None] for place in places]

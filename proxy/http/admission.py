@@ -9,9 +9,8 @@ and what other proxies do.
 import asyncio
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -53,22 +52,17 @@ class AdmissionGate:
         self._of_attempt: Counter[int] = Counter()
         self._queues: OrderedDict[str, OrderedDict[int, deque[_Place]]] = OrderedDict()
 
-    @asynccontextmanager
-    async def place(
+    def place(
         self, attempt: Attempt, seconds: float | None = None, excused: Callable[[float], float] = lambda within: 0.0
-    ) -> AsyncIterator[None]:
+    ) -> "_HeldPlace":
         """Hold a place while the block runs; CallError 429 when none is free within `seconds` (None: wait for ever).
 
         `excused(within)`: how many of the last `within` seconds do not count.
         """
-        run = run_label(attempt)
-        await self._enter(run, attempt.id, seconds, excused)
-        try:
-            yield
-        finally:
-            self._leave(run, attempt.id)
+        return _HeldPlace(self, attempt, seconds, excused)
 
-    async def _enter(self, run: str, attempt: int, seconds: float | None, excused: Callable[[float], float]) -> None:
+    async def enter(self, run: str, attempt: int, seconds: float | None, excused: Callable[[float], float]) -> None:
+        """Take a place, as `place` says."""
         if not self._queues and self._fits(run, attempt):
             self._take(run, attempt)
             return
@@ -80,14 +74,15 @@ class AdmissionGate:
             await _granted(place, seconds, excused)
         except (TimeoutError, asyncio.CancelledError) as error:
             if not place.cancelled():  # the place was handed out at the same moment
-                self._leave(run, attempt)
+                self.leave(run, attempt)
             if isinstance(error, TimeoutError):
                 raise self._refusal(run, seconds or 0) from error
             raise
         finally:
             _decrease(self.waiting, run)
 
-    def _leave(self, run: str, attempt: int) -> None:
+    def leave(self, run: str, attempt: int) -> None:
+        """Give a place back."""
         self._taken -= 1
         _decrease(self.inside, run)
         _decrease(self._of_attempt, attempt)
@@ -95,7 +90,7 @@ class AdmissionGate:
 
     def _fits(self, run: str, attempt: int) -> bool:
         capacity = self._capacity
-        own = self.inside[run] < capacity.per_run and self._of_attempt[attempt] < capacity.per_attempt
+        own = self.inside.get(run, 0) < capacity.per_run and self._of_attempt.get(attempt, 0) < capacity.per_attempt
         return own and self._taken < capacity.total
 
     def _take(self, run: str, attempt: int) -> None:
@@ -134,6 +129,20 @@ class AdmissionGate:
             "proxy.max_calls"
         )
         return CallError(429, "rate_limit_exceeded", message)
+
+
+class _HeldPlace:
+    """A place while a block runs. A class, since every call goes through two: a generator costs twice as much."""
+
+    def __init__(self, gate: AdmissionGate, attempt: Attempt, seconds: float | None, excused: Callable[[float], float]):
+        self._gate, self._run, self._attempt = gate, run_label(attempt), attempt.id
+        self._seconds, self._excused = seconds, excused
+
+    async def __aenter__(self) -> None:
+        await self._gate.enter(self._run, self._attempt, self._seconds, self._excused)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._gate.leave(self._run, self._attempt)
 
 
 async def _granted(place: _Place, seconds: float | None, excused: Callable[[float], float]) -> None:
@@ -179,6 +188,7 @@ def run_label(attempt: Attempt) -> str:
 
 def _decrease(counts: Counter[K], key: K) -> None:
     """Count one less, and forget a key that reaches zero, so that ended runs leave the metrics."""
-    counts[key] -= 1
-    if not counts[key]:
-        del counts[key]
+    if counts[key] > 1:
+        counts[key] -= 1
+    else:
+        counts.pop(key)

@@ -8,8 +8,6 @@ them loses a body. Left out: the memory of what is made from a body, which is a 
 import asyncio
 import zlib
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import brotli
@@ -41,16 +39,13 @@ class BodyBytes:
         """Bodies that count for all together."""
         self._unrendered_bytes = 0
 
-    @contextmanager
-    def held(self, attempt_id: int) -> Iterator["HeldBody"]:
+    def held(self, attempt_id: int) -> "HeldBody":
         """Count a body while the block runs, which ends when the client has its answer or has gone."""
-        body = HeldBody(self, attempt_id)
+        return HeldBody(self, attempt_id)
+
+    def begun(self, body: "HeldBody") -> None:
+        """Count a body from now on."""
         self._unrendered.add(body)
-        try:
-            yield body
-        finally:
-            self.rendered(body)
-            body.release()
 
     def answered(self, body: "HeldBody") -> None:
         """Count a body no longer."""
@@ -106,6 +101,14 @@ class HeldBody:
         """Set while it arrives: what ends its reading."""
         self.broken_off = False
         self._users = 1
+
+    def __enter__(self) -> "HeldBody":
+        self._ledger.begun(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.rendered()
+        self.release()
 
     def keep_until(self, end: "asyncio.Future[Any]") -> None:
         """Count the body until then, even if its client goes away."""

@@ -34,7 +34,7 @@ BRANCHED = "branched"
 """Counts calls that continue a recorded turn but not its path: agent or template changed what comes before its end."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Prompt:
     """A request as tokens, and its place in the attempt's tree."""
 
@@ -58,7 +58,7 @@ class Prompt:
     history: HistoryDigest | None = None
     """What the answer will follow; None without messages."""
     shape: RequestShape | None = None
-    """What the completion's label is made from."""
+    """What the completion's label is made from; set once the request has its place."""
     experts_end: int = 0
     """How many of the first tokens have recorded experts; they stand in the rows of `prefix_of`."""
 

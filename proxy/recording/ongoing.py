@@ -67,9 +67,9 @@ class OngoingAnswer:
             await writer.send(list(self._pieces))
         return await asyncio.shield(self.task)
 
-    async def delivered(self) -> None:
+    def delivered(self) -> None:
         """Note that the client has the whole answer."""
-        await self.recorder.delivered()
+        self.recorder.delivered()
 
     async def abandon(self) -> None:
         """The client has gone: go on without it for a while."""

@@ -77,10 +77,15 @@ async def fail_all(answers: Sequence[ParallelAnswer]) -> CallError:
 
 
 async def all_delivered(answers: Sequence[ParallelAnswer]) -> None:
-    """Note that the client has all of them."""
+    """Note that the client has all of them, also if it disconnects meanwhile, as it may once it has the end."""
+    late = []
     for answer in answers:
-        if answer.sent is not None:
-            await answer.sent.delivered()
+        if isinstance(answer.sent, OngoingAnswer):
+            answer.sent.delivered()
+        elif answer.sent is not None:
+            late.append(answer.sent.delivered())
+    if late:
+        await asyncio.shield(asyncio.gather(*late))
 
 
 async def abandon_all(answers: Sequence[ParallelAnswer]) -> None:

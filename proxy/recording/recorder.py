@@ -118,9 +118,9 @@ class TurnRecorder:
                 len(sampled), attempt, self.session.stored.add, self._turn.call.stored, reply, item.response
             )
         if finish:
-            await self.delivered()  # not a whole answer: no retry can get it
+            self.delivered()  # not a whole answer: no retry can get it
 
-    async def delivered(self) -> None:
+    def delivered(self) -> None:
         """Note that the client has the whole answer."""
         if self._id is not None:
             self._services.redelivery.delivered(self._id)

@@ -67,7 +67,8 @@ class Session:
         if call.stored is not None:
             self.stored.ready()
         shape = self.shapes.of(call, prompt.follows)
-        return replace(prompt, shape=msgspec.structs.replace(shape, history=prompt.history))
+        prompt.shape = msgspec.structs.replace(shape, history=prompt.history)
+        return prompt
 
     def add(self, id: int, item: NewCompletion, path: "array[int]", prompt: Prompt) -> None:
         """Add a committed completion. Any thread may call it."""

@@ -118,22 +118,22 @@ class Turn:
             self.sampling.go_on(given)
             if given:
                 yield self.take(given)
-            async for pieces in self._sample(request, stage, work, attempt):
-                yield pieces
+            assert self.route is not None, "a turn is sampled through a route"
+            async with aclosing(self.route.sample(self._behind(request, stage), self.sampling)) as events:
+                async for ids in events:
+                    yield await work.sized(len(ids), attempt, self.take, ids)
+            await self._end_call(work, attempt)
         yield await work.sized(len(self.sampling.ids), attempt, self.close)
 
-    async def _sample(
-        self, request: SamplingRequest, stage: Stage, work: FairThreads, attempt: Attempt
-    ) -> AsyncGenerator[list[Piece], None]:
-        """Make one engine call of the turn, behind what the turn has so far."""
-        assert self.route is not None, "a turn is sampled through a route"
+    def _behind(self, request: SamplingRequest, stage: Stage) -> SamplingRequest:
+        """The engine call of a stage, behind what the turn has so far."""
         tokens = [text for text in stage.ends if text in self.template.special]  # never part of a longer token
         texts = [text for text in stage.ends if text not in tokens]
         end_ids = [id for text in tokens for id in self.template.encode(text)]
-        request = request.behind(self.sampling.ids, end_ids, texts)
-        async with aclosing(self.route.sample(request, self.sampling)) as events:
-            async for ids in events:
-                yield await work.sized(len(ids), attempt, self.take, ids)
+        return request.behind(self.sampling.ids, end_ids, texts)
+
+    async def _end_call(self, work: FairThreads, attempt: Attempt) -> None:
+        """Check what an engine call brought; EngineError where something is missing."""
         self.sampling.check()
         if self._cached_tokens is None:
             self._cached_tokens = self.sampling.cached_tokens

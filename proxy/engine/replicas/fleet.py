@@ -306,14 +306,23 @@ class Route:
             if self._origin.run is not None:
                 await self._fleet.until_served(self._origin.run)
             sent = time.monotonic()
+            state = self._state = self._slot(request, into)
+            call = SlotCall(state, self._origin, request)
             try:
-                async with aclosing(self._sample(request, into)) as events:
+                async with aclosing(state.replica.client.sample(state.addressed(request), into)) as events:
                     async for ids in events:
+                        call.sampled(into)
                         yield ids
+                call.served(into)
+                self._fleet.failed_for(self._origin.attempt, None)
                 return
             except EngineError as error:
-                if not await self._outlasts(error, sent, request, into):
-                    raise
+                problem = error
+                self._note_failure(state.replica, error)
+            finally:
+                call.end()
+            if not await self._outlasts(problem, sent, request, into):
+                raise problem
             self._tried.clear()
             self._state = None
             request = request.behind(into.break_off(), (), ())
@@ -331,36 +340,24 @@ class Route:
             return False
         return await self._fleet.was_down(sent, run_id)
 
-    async def _sample(self, request: SamplingRequest, into: Sampling) -> AsyncGenerator[list[int], None]:
-        """Sample at one replica.
-
-        The rest of an answer is sampled where its beginning was, whose prefix is cached there.
-        """
-        stays = self._state is not None and self._fleet.takes(self._state.replica, self._origin.run)
-        if self._state is None or not stays or not into.logprobs:
-            self._state = self._fleet.pick(self._origin, request.prompt_length, self._tried)
+    def _slot(self, request: SamplingRequest, into: Sampling) -> SlotState:
+        """The slot to sample at. The rest of an answer is sampled where its beginning was, whose prefix is cached
+        there."""
         state = self._state
+        if state is None or not into.logprobs or not self._fleet.takes(state.replica, self._origin.run):
+            state = self._fleet.pick(self._origin, request.prompt_length, self._tried)
         self._tried.add(state.replica.url)
         if into.experts is not None and state.replica.layered:
             raise EngineError("no_experts", layered_cache(f"the engine at {state.replica.url}"))
-        call = SlotCall(state, self._origin, request)
-        try:
-            async with aclosing(state.replica.client.sample(state.addressed(request), into)) as events:
-                async for ids in events:
-                    call.sampled(into)
-                    yield ids
-            call.served(into)
-            self._fleet.failed_for(self._origin.attempt, None)
-        except EngineError as error:
-            if error.kind in REPLICA:
-                state.replica.failed(error.kind)
-                if error.kind == "unreachable":
-                    state.replica.away = f"the engine at {state.replica.url}"
-                    self._fleet.note_outage()
-                self._fleet.failed_for(self._origin.attempt, state.replica.url)
-            raise
-        finally:
-            call.end()
+        return state
+
+    def _note_failure(self, replica: Replica, error: EngineError) -> None:
+        if error.kind in REPLICA:
+            replica.failed(error.kind)
+            if error.kind == "unreachable":
+                replica.away = f"the engine at {replica.url}"
+                self._fleet.note_outage()
+            self._fleet.failed_for(self._origin.attempt, replica.url)
 
     def goes_on(self, error: EngineError) -> bool:
         """Whether another replica may sample the call again; only for calls of which nothing has reached the client."""

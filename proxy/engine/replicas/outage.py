@@ -7,8 +7,6 @@ clock asks here. Left out: who notices that an engine is away (replica.py, fleet
 import asyncio
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 KEPT_ATTEMPTS = 4096
 """Attempts whose waits are remembered; the one that began to wait the longest ago is forgotten first."""
@@ -60,20 +58,24 @@ class Outage:
         """Return when calls may be sent."""
         await self._ready.wait()
 
-    @contextmanager
-    def call(self, attempt_id: int) -> Iterator[None]:
+    def call(self, attempt_id: int) -> "_CallInProgress":
         """A call of the attempt is in progress during the block."""
+        return _CallInProgress(self, attempt_id)
+
+    def begun(self, attempt_id: int) -> None:
+        """Note that a call of the attempt is in progress."""
         self._calls[attempt_id] += 1
         if not self.up and self._calls[attempt_id] == 1:
             self._begin(attempt_id)
-        try:
-            yield
-        finally:
+
+    def ended(self, attempt_id: int) -> None:
+        """Note that one of them is over."""
+        if self._calls[attempt_id] > 1:
             self._calls[attempt_id] -= 1
-            if not self._calls[attempt_id]:
-                del self._calls[attempt_id]
-                if not self.up:
-                    self._end(attempt_id)
+            return
+        self._calls.pop(attempt_id)
+        if not self.up:
+            self._end(attempt_id)
 
     def seconds(self, attempt_id: int, within: float) -> float:
         """How many of the last `within` seconds the attempt's calls have waited while no engine was up."""
@@ -90,3 +92,17 @@ class Outage:
     def _end(self, attempt_id: int) -> None:
         for span in self._waits.get(attempt_id, ())[-1:]:
             span[1] = time.monotonic()
+
+
+class _CallInProgress:
+    """A class, since every call goes through it: a generator as context manager costs twice as much."""
+
+    def __init__(self, outage: Outage, attempt_id: int):
+        self._outage = outage
+        self._attempt_id = attempt_id
+
+    def __enter__(self) -> None:
+        self._outage.begun(self._attempt_id)
+
+    def __exit__(self, *_: object) -> None:
+        self._outage.ended(self._attempt_id)

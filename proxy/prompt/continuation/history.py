@@ -121,8 +121,12 @@ def _continues(messages: Sequence[dict[str, Any]], request: list[_ReadMessage]) 
 
 def _common(request: list[_ReadMessage], messages: Sequence[dict[str, Any]]) -> list[_ReadMessage]:
     """The leading messages that both have."""
-    pairs = enumerate(zip(request, messages, strict=False))
-    return request[: next((i for i, (one, other) in pairs if not _same(one, other)), min(len(request), len(messages)))]
+    count = 0
+    for one, other in zip(request, messages, strict=False):
+        if not _same(one, other):
+            break
+        count += 1
+    return request[:count]
 
 
 def _same(known: _ReadMessage, message: dict[str, Any]) -> bool:

@@ -105,7 +105,11 @@ class RequestShapes:
         """The newest completion whose words stand in the user's messages."""
         text = "\n".join(message["content"] or "" for message in messages if message["role"] == "user")
         newest = islice(reversed(list(self._replies.values())), REPLIES_BACK)
-        return next((reply.id for reply in newest if any(line in text for line in reply.lines)), None)
+        for reply in newest:
+            for line in reply.lines:
+                if line in text:
+                    return reply.id
+        return None
 
 
 def _quotable_lines(reply: dict[str, Any]) -> Iterator[str]:
