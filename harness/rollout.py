@@ -23,6 +23,8 @@ from harness.failure import AttemptFailed, Unexpected, stage
 from harness.monitor.egress import note_egress
 from harness.monitor.engine_presence import EnginePresence
 from harness.monitor.hang_watch import HangWatch, run_watched
+from harness.rewards.at_verdict import with_reward
+from harness.rewards.scorer import Scorer
 from harness.tasks import Task, TaskPart, parts_of
 from harness.tasks.stored import stored_task
 from harness.tasks.verdict_options import Augment
@@ -94,6 +96,8 @@ class RunContext:
     """Variations of the environment for tasks that declare none."""
     seed: int = 0
     """Seed of the choice of variations."""
+    scorer: Scorer | None = None
+    """Gives rollouts their rewards after the verifier. None: the verifier's verdict is the reward."""
     remote_attempt: "Callable[[RunContext, RolloutJob], Awaitable[Outcome]] | None" = None
     """Makes an attempt on another machine, as `make_attempt` does here (`--ray`)."""
 
@@ -133,6 +137,8 @@ async def run_rollout(
         await asyncio.sleep(context.pause_seconds * 4 ** (tries - 1))
     if outcome.failure in ("proxy", "engine") and (trouble := await context.trouble()):
         raise UserError(f"{trouble.detail}; bring it back and repeat the same command to go on")
+    if context.scorer is not None:
+        outcome = await with_reward(context.pool, context.scorer, rollout, outcome)
     return outcome, await context.pool(finish_rollout, rollout.rollout_id, outcome)
 
 

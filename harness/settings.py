@@ -21,6 +21,7 @@ from proxy.pool.settings_file import (
     NotNegative,
     Port,
     Seconds,
+    absolute,
     checked,
     demand,
     read_table,
@@ -104,6 +105,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Model at that endpoint."""
     judge_key_file: FilePath | None = None
     """File with the API key of that endpoint, if it needs one."""
+    reward: str | None = None
+    """Gives rollouts their rewards after the verifier: package.module:function, or a judge file ending in .toml
+    (docs/rewards.md)."""
     sandbox: SandboxKind = "auto"
     """Kind of sandbox. auto: docker if a daemon answers, else bubblewrap if it works, else process."""
     image: str = IMAGE
@@ -172,9 +176,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def load_settings(given: Sequence[str], flags: Mapping[str, Any]) -> Settings:
     """Read a run's file, or take task sources, and apply the flags that were given; UserError names the key."""
     table: dict[str, Any] = {"tasks": list(given)}
-    if len(given) == 1 and given[0].endswith(".toml") and "source" not in (file := read_table(Path(given[0]))):
-        table = with_absolute_paths(file, Settings, Path(given[0]).parent)  # a mix file has sources
-    return checked(table | {key: value for key, value in flags.items() if value is not None}, Settings, given[0])
+    if (
+        len(given) == 1 and given[0].endswith(".toml") and "source" not in (file := read_table(Path(given[0])))
+    ):  # a mix file's
+        table = _with_judge_file(with_absolute_paths(file, Settings, Path(given[0]).parent), Path(given[0]).parent)
+    flags = _with_judge_file({key: value for key, value in flags.items() if value is not None}, Path())
+    return checked(table | flags, Settings, given[0])
+
+
+def _with_judge_file(table: dict[str, Any], base: Path) -> dict[str, Any]:
+    """The table, with the path of a judge file made absolute. A reward may be a function's name too."""
+    reward = table.get("reward")
+    named = isinstance(reward, str) and reward.endswith(".toml")
+    return table | {"reward": absolute(reward, base)} if named else table
 
 
 def stored_settings(table: Mapping[str, Any], where: str) -> Settings:

@@ -55,7 +55,7 @@ class _Unpacker(pickle.Unpickler):
 def pack(context: RunContext) -> bytes:
     """Pickle a context without what belongs to this process."""
     file = io.BytesIO()
-    _Packer(file, context).dump(replace(context, remote_attempt=None))
+    _Packer(file, context).dump(replace(context, remote_attempt=None, scorer=None))
     return file.getvalue()
 
 

@@ -22,6 +22,7 @@ from harness.environment.augment import KINDS, of_run
 from harness.loop import RunLoop, RunPlan
 from harness.monitor.engine_presence import EnginePresence
 from harness.monitor.progress import Board, calls_table, closing_table, length_bias, make_console
+from harness.rewards.named import scorer_named
 from harness.rollout import Budgets, RunContext, StageSlots
 from harness.run_dir import RunDir, Whereabouts
 from harness.settings import IMAGE, SANDBOXES, Settings, load_settings
@@ -97,6 +98,7 @@ def _add_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--limit", type=_positive, help="use only this many tasks, from the first on")
     run.add_argument("--seed", type=int, help="seed of the order of tasks and agents (default: 0)")
     run.add_argument("--epochs", type=int, help="how often to run each task; 0: until stopped (default: 1)")
+    run.add_argument("--reward", metavar="MODULE:NAME|FILE.toml", help="reward function or judges after the verifier")
     add_judge(run, "that grades answers of tasks whose checker is a judge")
     run.add_argument("--until-step", type=_positive, help="feed a training run until it has published this step")
     placement.add_options(run)
@@ -172,8 +174,10 @@ def run(verb: str, settings: Settings) -> int:
                     context = make_context(
                         proxy, settings, pool=pool, sandboxes=sandboxes, logs=logs, run_id=stored_run.id
                     )
+                    scorer = scorer_named(settings.reward, context.pool) if settings.reward else None
+                    context = replace(context, judge=judge, scorer=scorer)
                     metrics = placement.with_metrics(settings.metrics_port, sandboxes, directory.path)
-                    with placement.placed(settings, replace(context, judge=judge), maker) as placed:
+                    with placement.placed(settings, context, maker) as placed:
                         directory.begin(config | identity, verb, settings)
                         directory.write_whereabouts(
                             Whereabouts(pool=proxy.pool, name=stored_run.name, expected=plan.expected())
@@ -221,6 +225,7 @@ def _config(settings: Settings, mix: TaskMix) -> dict[str, Any]:
         "revisit": mix.revisit,
         "augment": list(settings.augment),
         "judge": [settings.judge, settings.judge_model] if settings.judge else None,
+        "reward": settings.reward,
     }
     return config | {key: value for key, value in optional.items() if value}
 
@@ -283,7 +288,9 @@ def _work(
     try:
         with board.live():
             asyncio.run(
-                _within(metrics, _until_done(RunLoop(context, run_id, plan, board), claim, board, context.pool))
+                _within(
+                    metrics, context, _until_done(RunLoop(context, run_id, plan, board), claim, board, context.pool)
+                )
             )
     finally:
         _close_interrupted(context, run_id)  # an attempt may be opened in the moment of its cancellation
@@ -306,9 +313,15 @@ def _close_interrupted(context: RunContext, run_id: int) -> int:
     return close_interrupted(pool, run_id)
 
 
-async def _within(metrics: AbstractAsyncContextManager[None], work: Coroutine[Any, Any, None]) -> None:
-    async with metrics:
-        await work
+async def _within(
+    metrics: AbstractAsyncContextManager[None], context: RunContext, work: Coroutine[Any, Any, None]
+) -> None:
+    try:
+        async with metrics:
+            await work
+    finally:
+        if context.scorer is not None:
+            await context.scorer.close()
 
 
 async def _until_done(loop: RunLoop, claim: RunClaim, board: Board, pool: AsyncPool) -> None:

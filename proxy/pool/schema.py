@@ -148,6 +148,7 @@ rollouts = Table(
     Column("set_aside", FreeText),  # set: that function drops it, or failed on it; the function's name, and how
     Column("reward", Float),  # null is missing, never 0
     Column("reward_parts", JSON),
+    Column("replaced", JSON(none_as_null=True)),  # outcomes of before, each with what replaced it (scoring.py)
     Column("failure", Text),  # a kind of proxy/pool/rollouts/failures.py
     Column("detail", FreeText),
     Column("finished_at", Float),
@@ -361,6 +362,16 @@ interventions = Table(
     Column("ended_at", Float),  # of a pause: when a person ended it
     Index(None, "run_id", "action"),
     Index(None, "task_id"),
+)
+
+judgements = Table(
+    "judgements",
+    metadata,
+    Column("key", Text, primary_key=True),  # digest of the model and of all that it was shown
+    Column("model", Text, nullable=False),
+    Column("score", Float, nullable=False),
+    Column("reason", FreeText, nullable=False),
+    Column("created_at", Float, nullable=False),
 )
 
 events = Table(

@@ -1,1 +1,1 @@
-"""A user's function between pool and batch: called in a limited process, its answers stored with the lease."""
+"""Users' functions, called in a limited process: the weight of a rollout in its batch, or its reward."""

@@ -1,13 +1,14 @@
-"""The limited process that calls a user's function: `python -m proxy.pool.functions.child MODULE:NAME`.
+"""The limited process that calls a user's function: `python -m proxy.pool.functions.child PURPOSE MODULE:NAME`.
 
-It reads length-prefixed msgpack from standard input, one rollout at a time, and answers each with a line of JSON. The
-first line says whether the function was imported. What the function prints goes to standard error.
+It reads length-prefixed msgpack from standard input, the arguments of one call at a time, and answers each with a line
+of JSON. The first line says whether the function was imported. What the function prints goes to standard error.
 """
 
 import importlib
 import math
 import os
 import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -20,8 +21,8 @@ LARGEST = 1000.0
 """A larger weight would make one rollout the whole batch, so it is taken for a mistake."""
 
 
-def main(name: str) -> None:
-    answers, rollouts = os.fdopen(os.dup(1), "wb"), os.fdopen(os.dup(0), "rb")
+def main(purpose: str, name: str) -> None:
+    answers, calls = os.fdopen(os.dup(1), "wb"), os.fdopen(os.dup(0), "rb")
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     limit_this_process(MEMORY_BYTES)
@@ -36,12 +37,12 @@ def main(name: str) -> None:
     while True:
         answers.write(msgspec.json.encode(answer) + b"\n")
         answers.flush()
-        size = rollouts.read(4)
+        size = calls.read(4)
         if not size:
             return
-        rollout = msgspec.msgpack.decode(rollouts.read(int.from_bytes(size, "big")))
+        arguments = msgspec.msgpack.decode(calls.read(int.from_bytes(size, "big")))
         try:
-            answer = _weight(function(rollout))
+            answer = PURPOSES[purpose](function(*arguments))
         except BaseException as error:  # SystemExit too: the function failed on this rollout alone
             answer = {"error": f"raised {type(error).__name__}", "detail": str(error)[:500]}
 
@@ -54,5 +55,33 @@ def _weight(value: Any) -> dict[str, Any]:
     return {"weight": float(value)}
 
 
+def _reward(value: Any) -> dict[str, Any]:
+    """A number, an object of names and numbers with `reward`, an object with the fields `reward` and `parts`, or None.
+
+    `parts` is None where the function names none.
+    """
+    if value is None or isinstance(value, int | float):
+        reward, parts = value, None
+    elif isinstance(value, Mapping):
+        if "reward" not in value:
+            return {"error": f"returned {sorted(map(str, value))[:10]} and no 'reward'"}
+        reward, parts = value["reward"], {str(name): part for name, part in value.items() if name != "reward"}
+    elif hasattr(value, "reward") and isinstance(getattr(value, "parts", None), Mapping):
+        reward, parts = value.reward, {str(name): part for name, part in value.parts.items()}
+    else:
+        return {"error": f"returned a {type(value).__name__}, not a reward"}
+    numbers = {**(parts or {}), **({} if reward is None else {"reward": reward})}
+    for name, number in numbers.items():
+        if not isinstance(number, int | float) or not math.isfinite(number):
+            return {"error": "returned what is no finite number", "detail": f"{name}: {number!r}"[:200]}
+    return {
+        "reward": None if reward is None else float(reward),
+        "parts": None if parts is None else {name: float(part) for name, part in parts.items()},
+    }
+
+
+PURPOSES: dict[str, Callable[[Any], dict[str, Any]]] = {"weight": _weight, "reward": _reward}
+"""What the function is asked for -> how its value becomes an answer."""
+
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2])

@@ -1,4 +1,4 @@
-"""Calls a user's function in a limited process, one rollout after the other, and survives what it does."""
+"""Calls a user's function in a limited process, one call after the other, and survives what it does."""
 
 import os
 import select
@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import msgspec
 
@@ -36,11 +36,12 @@ class Weighed:
 class FunctionProcess:
     """The process of a function. It is started when it is needed, and again after it was ended.
 
-    UserError when the function cannot be imported.
+    UserError when the function cannot be imported. It ends with the thread that started it.
     """
 
-    def __init__(self, name: str):
-        self._name = name
+    def __init__(self, name: str, purpose: Literal["weight", "reward"] = "weight", setting: str = "batch.function"):
+        """`purpose`: what it is asked for; `setting`: what names it, for messages."""
+        self._name, self._purpose, self._setting = name, purpose, setting
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -51,8 +52,13 @@ class FunctionProcess:
         self._end()
 
     def weigh(self, rollout: dict[str, Any]) -> Weighed:
-        """Ask the function about a rollout. Whatever it does, the next call finds it ready."""
-        process, data = self._started(), msgspec.msgpack.encode(rollout)
+        """Ask the function for the weight of a rollout."""
+        answer = self.call(rollout)
+        return Weighed(answer.get("weight"), answer.get("error", ""), answer.get("detail", ""))
+
+    def call(self, *arguments: Any) -> dict[str, Any]:
+        """Call the function; `error` and `detail` say how it failed. Whatever it does, the next call finds it ready."""
+        process, data = self._started(), msgspec.msgpack.encode(arguments)
         assert process.stdin is not None
         with suppress(BrokenPipeError):  # it is gone, and its missing answer says so
             process.stdin.write(len(data).to_bytes(4, "big") + data)
@@ -60,16 +66,14 @@ class FunctionProcess:
         answer = _line(process, CALL_SECONDS)
         if answer is None:
             self._end()
-            return Weighed(None, f"took longer than {CALL_SECONDS:g} s")
-        if not answer:
-            return Weighed(None, f"ended its process with status {self._end()}")
-        return Weighed(answer.get("weight"), answer.get("error", ""), answer.get("detail", ""))
+            return {"error": f"took longer than {CALL_SECONDS:g} s"}
+        return answer or {"error": f"ended its process with status {self._end()}"}
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is not None:
             return self._process
         self._process = process = subprocess.Popen(
-            [sys.executable, "-m", "proxy.pool.functions.child", self._name],
+            [sys.executable, "-m", "proxy.pool.functions.child", self._purpose, self._name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # so that what it has started ends with it
@@ -81,8 +85,8 @@ class FunctionProcess:
         why = f"its import took longer than {IMPORT_SECONDS:g} s" if answer is None else (answer or {}).get("error")
         self._end()
         raise UserError(
-            f"batch.function = {self._name} cannot be used ({why or 'its import ended the process'}); name a function "
-            "as package.module:function that Python finds from the directory in which the trainer starts"
+            f"{self._setting} = {self._name} cannot be used ({why or 'its import ended the process'}); name a function "
+            "as package.module:function that Python finds from the directory in which the command starts"
         )
 
     def _end(self) -> int:

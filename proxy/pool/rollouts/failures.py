@@ -55,6 +55,7 @@ FAILURES: dict[str, Failure] = {
         Failure("tool_flake", "filter", "the sandbox failed while the agent used its tools"),
         Failure("hung", "filter", "the agent was stopped after too long without a model call and without output"),
         Failure("verifier", "mask", "the verifier gave no verdict in two tries, so the reward is missing"),
+        Failure("reward", "mask", "the run's reward function or judges gave no reward"),
         Failure("spoiled", "mask", "the verifier gives no verdict on the agent's work, but one where no agent was"),
         Failure("redundant", "mask", "enough others of its group had finished, so it was cancelled"),
         Failure("called_off", "mask", "the monitor dropped its task, so it was cancelled"),

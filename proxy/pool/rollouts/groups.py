@@ -67,6 +67,8 @@ class Outcome:
     failure: str | None = None
     detail: str = ""
     reward_parts: dict[str, float] = field(default_factory=dict)
+    replaced: Any = None
+    """The verifier's outcome, where a scorer replaced it (proxy/pool/rollouts/scoring.py); None: it did not."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +198,7 @@ def finish_rollout(pool: Pool, rollout_id: int, outcome: Outcome) -> GroupProgre
         "attempt_id": outcome.attempt_id,
         "reward": outcome.reward,
         "reward_parts": outcome.reward_parts,
+        "replaced": None if outcome.replaced is None else [outcome.replaced],
         "failure": outcome.failure,
         "detail": outcome.detail,
         "finished_at": time.time(),

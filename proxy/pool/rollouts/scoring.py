@@ -1,0 +1,154 @@
+"""Rollouts that can be scored (again), their new rewards, and what judges have said already.
+
+A rollout keeps the outcomes that were replaced, each with the name of what replaced it. Groups that a train step has
+taken are never changed. Left out: who scores (harness/rewards).
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import insert, select, update
+
+from proxy.pool.database import Pool, retried
+from proxy.pool.rollouts.runs import lock_run
+from proxy.pool.schema import attempts, groups, judgements, rollouts, tasks
+
+UNSCORED = "reward"
+"""The failure of a rollout whose scorer came to no reward."""
+ASKED_AGAIN = ("verifier", UNSCORED)
+"""Failures without a reward that a scorer is asked about; the others say nothing about the agent's work."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scorable:
+    """A finished rollout. `reward`, `parts`, `failure` and `detail` are what its verifier said."""
+
+    rollout_id: int
+    attempt_id: int
+    queue_index: int
+    member: int
+    state: str
+    """Of its group."""
+    agent: str
+    task: Mapping[str, Any]
+    reward: float | None
+    parts: Mapping[str, float]
+    failure: str | None
+    detail: str
+    timings: Mapping[str, float]
+    exit_code: int | None
+    current: float | None = None
+    """Its reward at present."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewScore:
+    """What a scorer says about a rollout."""
+
+    reward: float | None
+    parts: Mapping[str, float]
+    why: str = ""
+    """Why it has no reward."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What became of new scores."""
+
+    rollouts: int
+    left: int
+    """Rollouts of groups that a train step has taken, or that were lost: they stay as they are."""
+
+
+def replaced(by: str, reward: float | None, parts: Mapping[str, float], failure: str | None, detail: str) -> Any:
+    """Return the record of an outcome that `by` replaces."""
+    return {"by": by, "at": time.time(), "reward": reward, "parts": dict(parts), "failure": failure, "detail": detail}
+
+
+def of_attempt(pool: Pool, attempt_id: int) -> dict[str, Any]:
+    """Return what a scorer gets to know of a closed attempt besides its rollout."""
+    columns = (attempts.c.agent, attempts.c.timings, attempts.c.exit_code, rollouts.c.member, groups.c.queue_index)
+    query = select(*columns, groups.c.state).join_from(attempts, rollouts, rollouts.c.id == attempts.c.rollout_id)
+    with pool.read() as connection:
+        row = connection.execute(query.join(groups).where(attempts.c.id == attempt_id)).one()
+    return {**row._mapping, "timings": row.timings or {}}
+
+
+def scorable(pool: Pool, run_id: int) -> list[Scorable]:
+    """Return the finished rollouts of a run that have a reward or could have one, in queue order."""
+    query = (
+        select(rollouts, tasks.c.spec, groups.c.queue_index, groups.c.state, attempts.c.agent)
+        .add_columns(attempts.c.timings, attempts.c.exit_code)
+        .join_from(rollouts, groups)
+        .join(tasks, tasks.c.id == groups.c.task_id)
+        .join(attempts, attempts.c.id == rollouts.c.attempt_id)
+        .where(groups.c.run_id == run_id, groups.c.dropped_at.is_(None), rollouts.c.finished_at.is_not(None))
+        .where(rollouts.c.reward.is_not(None) | rollouts.c.failure.in_(ASKED_AGAIN))
+    )
+    with pool.read() as connection:
+        rows = connection.execute(query).all()
+    return [_scorable(row) for row in sorted(rows, key=lambda row: (row.queue_index, row.member))]
+
+
+def _scorable(row: Any) -> Scorable:
+    """A rollout with the verifier's outcome: the oldest that was replaced, or the one that it has."""
+    first = (row.replaced or [{}])[0]
+    own = {"reward": row.reward, "parts": row.reward_parts or {}, "failure": row.failure, "detail": row.detail or ""}
+    outcome = own | {name: value for name, value in first.items() if name in own}
+    return Scorable(
+        rollout_id=row.id,
+        attempt_id=row.attempt_id,
+        queue_index=row.queue_index,
+        member=row.member,
+        state=row.state,
+        agent=row.agent,
+        task=row.spec,
+        timings=row.timings or {},
+        exit_code=row.exit_code,
+        current=row.reward,
+        **outcome,
+    )
+
+
+@retried
+def write_scores(pool: Pool, run_id: int, by: str, scores: Mapping[int, NewScore]) -> Written:
+    """Give rollouts of groups that no train step has taken their new rewards, in one transaction."""
+    written = 0
+    with pool.write() as connection:
+        lock_run(connection, run_id)  # so that no step takes a group meanwhile
+        query = select(rollouts, groups.c.state).join_from(rollouts, groups).where(groups.c.run_id == run_id)
+        free = query.where(groups.c.state.in_(("RUNNING", "DONE")), rollouts.c.finished_at.is_not(None))
+        for row in connection.execute(free).all():
+            if (score := scores.get(row.id)) is None:
+                continue
+            before = replaced(by, row.reward, row.reward_parts or {}, row.failure, row.detail or "")
+            unscored = score.reward is None
+            policy = row.failure if row.failure not in ASKED_AGAIN else None
+            values = {
+                "reward": score.reward,
+                "reward_parts": dict(score.parts),
+                "failure": UNSCORED if unscored else policy,
+                "detail": score.why if unscored else (row.detail if policy else ""),
+                "replaced": [*(row.replaced or []), before],
+            }
+            connection.execute(update(rollouts).where(rollouts.c.id == row.id).values(values))
+            written += 1
+    return Written(written, len(scores) - written)
+
+
+def judged(pool: Pool, keys: Sequence[str]) -> dict[str, float]:
+    """Return the scores that judges gave before, by the key of what they were shown."""
+    with pool.read() as connection:
+        rows = connection.execute(select(judgements.c.key, judgements.c.score).where(judgements.c.key.in_(keys)))
+        return {row.key: row.score for row in rows}
+
+
+@retried
+def keep_judgement(pool: Pool, key: str, model: str, score: float, reason: str) -> None:
+    """Store a judge's score. The first one of a key stays."""
+    with pool.write() as connection:
+        if connection.scalar(select(judgements.c.key).where(judgements.c.key == key)) is None:
+            values = {"key": key, "model": model, "score": score, "reason": reason, "created_at": time.time()}
+            connection.execute(insert(judgements).values(values))
