@@ -40,11 +40,14 @@ DOCTORS = "tests/proxy/test_doctor.py and tests/trainer/test_doctor.py type it"
 SHARED = "removes bundles that other tests use: tests/sandboxes/docker/test_bundles.py does it on an engine of its own"
 BATCHES = "imports torch for a small file: tests/pool/test_batches.py"
 JUDGED = "tests/harness/test_rescore.py and test_judges.py type it with scripted agents and judges"
+CONTINUES = "only a paused run goes on: tests/trainer/test_monitor.py types both"
 ELSEWHERE = {
     "harness run tasks.jsonl --agent qwen-code --reward examples.reward_function:brief": JUDGED,
     "harness run tasks.jsonl --agent qwen-code --reward judge.toml": JUDGED,
     "harness rescore runs/train --reward judge.toml": JUDGED,
     "harness rescore runs/train --reward examples.reward_function:brief --write": JUDGED,
+    "trainer continue train.toml": CONTINUES,
+    "trainer continue --pool postgresql://HOST/NAME --run mixed": CONTINUES,
     "make demo": LONG,
     "make demo SEED=1": LONG,
     "make demo-control": LONG,

@@ -45,8 +45,8 @@ def train(config: Config, ranks: Ranks) -> None:
 
 
 def train_steps(config: Config, run: RunState, policy: Policy, reporter: Reporter, version: Version) -> None:
-    """Train the steps after `version`."""
-    while version.step < config.steps:
+    """Train the steps after `version`. Between two steps, the monitor may pause the run or take it back."""
+    while (version := heed(policy, run, reporter, version)).step < config.steps:
         step = version.step + 1
         with reporter.step(step) as report:
             learn(config, run, policy, report, version)
@@ -58,6 +58,17 @@ def train_steps(config: Config, run: RunState, policy: Policy, reporter: Reporte
             report.pushed(version)
         if run.ranks.rank == 0:
             prune(config, step)
+
+
+def heed(policy: Policy, run: RunState, reporter: Reporter, version: Version) -> Version:
+    """Do what the monitor asks for after `version`; return the version to go on from."""
+    target = run.heed(version)
+    if target.id != version.id:
+        run.release_engines()
+        policy.checkpoints.load(Path(target.checkpoint))
+        run.push(target)
+        reporter.start_again()
+    return target
 
 
 def learn(config: Config, run: RunState, policy: Policy, report: StepReport, version: Version) -> None:

@@ -20,10 +20,12 @@ from proxy.pool.processes.owners import TRAINER, owned
 from proxy.pool.rollouts import runs
 from proxy.pool.training import steps, windowed_fifo
 from proxy.pool.training.fates import RolloutFate
+from proxy.pool.training.interventions import paused
 from proxy.pool.training.unused_groups import since_last_step
 from proxy.pool.untrained import UntrainedReason
 from trainer.config import Config
 from trainer.megatron.parallel import Ranks
+from trainer.monitor.monitor import Monitor
 from trainer.preflight import claim, demand_heads, demand_tokenizer, other_heads
 from trainer.push.push import PushResult, push_again, push_patiently, release
 from trainer.push.weights import Weights
@@ -76,6 +78,7 @@ class RunState:
                 with FunctionProcess(self.config.batch.function):
                     pass  # it can be imported
             runs.set_queue_limit(self.pool, run.id, self.config.batch.open_groups)
+            self.monitor = Monitor(self.config, self.pool, run.id)
             print(self.config.batch.text(), flush=True)
             self._ownership = ownership.pop_all()
         return run
@@ -134,6 +137,30 @@ class RunState:
         )
         return self.ranks.share(lambda: steps.publish(self.pool, self.pool_run.id, published, self._claim.token))
 
+    def heed(self, version: steps.Version) -> steps.Version:
+        """Do what the monitor's rules ask for after this version; return the version to go on from.
+
+        It is an earlier one after a rollback. Waits while the run is paused.
+        """
+        version = self.ranks.share(lambda: self.monitor.act(version, self._claim.token))
+        if version.step < self.config.steps:
+            self.ranks.share(self._wait_while_paused)
+        return version
+
+    def _wait_while_paused(self) -> None:
+        """Wait until a person ends the pause; engines that restart meanwhile get the newest weights."""
+        told = ""
+        while why := paused(self.pool, self.pool_run.id):
+            if not told:
+                print(f"paused by {why}; `trainer continue` goes on", flush=True)
+                runs.record_event(self.pool, self.pool_run.id, "pause", f"the trainer waits: paused by {why}")
+            told = why
+            self._claim.demand()
+            self._check_engines()
+            time.sleep(LONGEST_POLL_SECONDS)
+        if told:
+            print("the pause is over", flush=True)
+
     def drop_batch(self, step: int, norms: str) -> None:
         """Set aside the groups of an unpublished step, whose gradient is not finite, so that it leases others."""
         self.ranks.share(lambda: self._drop_batch(step, norms))
@@ -183,20 +210,26 @@ class RunState:
         self._printed.update(notes)  # every push has the same notes, so each is printed once
 
     def _lease(self, step: int, rule: windowed_fifo.LeaseRule) -> windowed_fifo.Lease | None:
-        if time.monotonic() > self._check_engines_at:
-            started = time.monotonic()
-            pushed = self._repair_engines()
-            self._check_interval = check_interval(self._check_interval, pushed, time.monotonic() - started)
-            self._check_engines_at = time.monotonic() + self._check_interval
+        self._check_engines()
         take = partial(windowed_fifo.lease, self.pool, self.pool_run.id, step, rule, self._claim.token)
         lease, function = take(), self.config.batch.function
         if lease is not None and function and weigh(self.pool, self.pool_run.id, lease, function, self._claim.token):
             lease = take()  # with what the function said
+        if lease is not None and self.monitor.mask(lease.groups, step, self._claim.token):
+            lease = take()
         if lease is not None:
             members = [rollout for group in lease.groups for rollout in group.rollouts]
             attempts = {item.attempt_id for member in members for item in member.completions}
             demand_tokenizer(self.pool, Path(self.config.model), attempts)
         return lease
+
+    def _check_engines(self) -> None:
+        """Repair engines, where another check is due."""
+        if time.monotonic() > self._check_engines_at:
+            started = time.monotonic()
+            pushed = self._repair_engines()
+            self._check_interval = check_interval(self._check_interval, pushed, time.monotonic() - started)
+            self._check_engines_at = time.monotonic() + self._check_interval
 
     def _repair_engines(self) -> PushResult | None:
         """Push the newest weights to engines that failed or were restarted. None when all of them serve it."""

@@ -80,7 +80,7 @@ def test_alarms_are_printed_noted_and_part_of_the_metrics(
     train(config, ranks)
     [row] = steps.metrics(pool, runs.find_run(pool, config.run).id)[1:]
     [event] = noted(pool, "alarm")
-    assert row["alarms"] == ["kl_rollout"] and event.startswith("step 1: kl_rollout = ")
+    assert row["alarms"] == ["kl_rollout"] and event.startswith("alarm in step 1: kl_rollout = ")
     assert "alarm in step 1: kl_rollout = " in capsys.readouterr().err
     assert shown(config, "alarms/raised") == [(1, 1.0)]
 

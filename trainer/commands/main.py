@@ -1,4 +1,4 @@
-"""The command line: `trainer launch|sft|logprobs|rollback|inspect|doctor CONFIG`, or `trainer launch --proxy URL`.
+"""The command line: `trainer VERB CONFIG`, or `trainer launch --proxy URL`.
 
 It checks configuration and model directory, then starts the ranks (trainer/commands/ranks.py). It does not import
 torch, so mistakes are reported at once; the ranks import it.
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxy.pool.errors import PoolError, UserError
+from trainer.commands import end_pause
 from trainer.commands.checks import demand_trainable
 from trainer.commands.doctor import add_arguments, run_doctor
 from trainer.commands.ranks import run_ranks
@@ -43,6 +44,9 @@ def main(argv: list[str] | None = None) -> int:
         words = sys.argv[1:] if argv is None else argv
         if words[:1] == ["doctor"]:
             return run_doctor(_parser().parse_args(words))
+        if words[:1] == ["continue"]:
+            print(end_pause.end_pause(_parser().parse_args(words)))
+            return 0
         command = parse(words)
         if command.to is not None:
             print(roll_back(command.config, command.to, command.discard))
@@ -119,5 +123,7 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument("--limit", type=int, metavar="N", help="show at most N rollouts")
         if verb == "logprobs":
             sub.add_argument("--run", help="the run that holds the completions; default: the configuration's run")
+    text = "end the pause of a run, which a rule of the monitor has begun"
+    end_pause.add_arguments(verbs.add_parser("continue", help=text, description=text))
     add_arguments(verbs.add_parser("doctor", help="say what this machine has to train on, and what is missing"))
     return parser

@@ -24,6 +24,7 @@ from proxy.pool.settings_file import (
 from trainer.config.batch import BatchConfig
 from trainer.config.credit import Credit
 from trainer.config.estimators import Estimator, Negatives, Norm
+from trainer.config.monitor import MonitorConfig
 from trainer.config.mtp import Mtp
 from trainer.config.optimizer import Optimizer
 from trainer.config.report import Report
@@ -313,6 +314,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     mtp: Mtp = Mtp()
     push: Push = Push()
     report: Report = Report()
+    monitor: MonitorConfig = MonitorConfig()
     sft: Sft = Sft()
 
     def __post_init__(self) -> None:
@@ -326,6 +328,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             f"keep_checkpoints = {self.keep_checkpoints} deletes the policy of loss.kl_steps_ago = "
             f"{self.loss.kl_steps_ago} before it is used; set it to {self.loss.kl_steps_ago + 1} or more",
         )
+        for rule in self.monitor.rule:
+            demand(
+                rule.action != "rollback" or self.keep_checkpoints > rule.steps,
+                f"keep_checkpoints = {self.keep_checkpoints} has deleted the step before the rule {rule.name!r} of "
+                f"[monitor] began, when {rule.steps} steps in a row have broken it; set it to {rule.steps + 1} or more",
+            )
         demand(
             not self.loss.kl_model or not Path(self.loss.kl_model).is_relative_to(Path(self.output) / "models"),
             f"loss.kl_model = {self.loss.kl_model} is a model that keep_checkpoints deletes; copy it elsewhere",

@@ -1,4 +1,4 @@
-"""The section [report] of the trainer's configuration. Left out: the alarms' bounds (trainer/report/alarms.py)."""
+"""The section [report] of the trainer's configuration. Left out: the alarms' bounds (trainer/monitor/builtin.py)."""
 
 from typing import Literal
 
@@ -7,17 +7,21 @@ import msgspec
 from proxy.pool.settings_file import NotNegative
 
 AlarmName = Literal[
+    "slow_phase",
+    "aborts",
+    "equal_groups",
+    "skipped_groups",
+    "truncated_rollouts",
     "length_ratio",
     "negative_gradient_share",
     "negative_weight_share",
     "kl_rollout",
     "extreme_tokens",
     "clip_fraction",
-    "stale_groups",
-    "equal_groups",
-    "skipped_groups",
     "impossible_tokens",
     "too_long_tokens",
+    "stale_groups",
+    "waiting",
 ]
 
 
@@ -31,4 +35,4 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Steps between two measurements of the negatives' share of the gradient norm, each of which costs two further
     forward and backward passes. 0: never measured."""
     silent_alarms: tuple[AlarmName, ...] = ()
-    """Alarms that are not raised (docs/training.md, "Alarms")."""
+    """Rules of every run that are not watched (docs/monitor.md)."""

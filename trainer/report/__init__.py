@@ -1,1 +1,1 @@
-"""What a run reports: metrics, alarms, exporters, views of a step's tokens. Nothing here changes an update."""
+"""What a run reports: metrics, exporters, views of a step's tokens. Nothing here changes an update."""

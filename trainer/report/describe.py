@@ -12,27 +12,24 @@ from typing import Any
 
 import numpy as np
 
-from proxy.pool.behaviour.statistics import Statistics, drift, of_rollout
 from proxy.pool.completions.records import Completion
 from proxy.pool.training.steps import Version
-from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
+from proxy.pool.training.windowed_fifo import LeasedGroup
 from proxy.pool.untrained import to_metrics
 from trainer.config.batch import TRAINED
 from trainer.config.model_shape import ModelShape
 from trainer.credit.scales import deviations
-from trainer.data.assemble import TrainingBatch, why_not_trainable
+from trainer.data.assemble import TrainingBatch
 from trainer.data.row import TrainingRow
 from trainer.loss.policy_loss import read_sums
+from trainer.monitor.rollouts import UNKNOWN, behaviour, judged, lengths
 from trainer.policy import Update
 from trainer.report.flops import Workload, flops, merged, separate
 from trainer.report.left_out import left_out_by_length
 from trainer.report.tokens import TokenNotes
 
-UNKNOWN = "unknown"
 EXTREME = float(np.log(2))
 DECILES = 10
-COMMANDS = 50
-"""The most frequent commands of a step, which its metrics keep."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +117,7 @@ def rewards(groups: Sequence[LeasedGroup], batch: TrainingBatch) -> dict[str, An
     """Summarise the rewards that the verifiers gave, and the groups; members without a verdict have no reward."""
     by_domain: dict[str, list[float]] = defaultdict(list)
     for group in groups:
-        by_domain[str(group.task.get("domain", UNKNOWN))] += [reward for reward, _ in _judged(group)]
+        by_domain[str(group.task.get("domain", UNKNOWN))] += [reward for reward, _ in judged(group)]
     mean: dict[str, Any] = {"reward_mean": fmean(batch.rewards)} if batch.rewards else {}  # that of none is not 0
     if batch.scales is not None:
         mean["return_deviation"] = deviations(batch.scales)
@@ -130,29 +127,7 @@ def rewards(groups: Sequence[LeasedGroup], batch: TrainingBatch) -> dict[str, An
         "valid_rollouts": len(batch.rewards),
         "groups": len(groups),
         "dropped_groups": batch.dropped_groups,
-        "equal_groups": sum(len({reward for reward, _ in _judged(group)}) == 1 for group in groups),
-    }
-
-
-def behaviour(groups: Sequence[LeasedGroup], first: Mapping[str, float]) -> dict[str, Any]:
-    """Summarise what the rollouts did; `first`: the commands of the run's first step."""
-    whole, by_domain = Statistics(), defaultdict[str, Statistics](Statistics)
-    for group in groups:
-        for member in group.rollouts:
-            figures = of_rollout(member.completions, member.reward)
-            whole.merge(figures)
-            by_domain[str(group.task.get("domain", UNKNOWN))].merge(figures)
-    means = {domain: part.means() for domain, part in sorted(by_domain.items())}
-    counts = dict(whole.commands.most_common(COMMANDS))
-    moved = drift(counts, first)
-    rates = {domain: each["failure_rate"] for domain, each in means.items() if "failure_rate" in each}
-    return {
-        "behaviour": {name: value for name, value in whole.means().items() if name != "reward"}
-        | ({} if moved is None else {"command_drift": moved}),
-        "events": whole.events_per_rollout(),
-        "tool_failure_rate": {tool: part.failed / part.known for tool, part in whole.tools.items() if part.known},
-        "failure_rate_by_domain": rates,
-        "command_counts": counts,
+        "equal_groups": sum(len({reward for reward, _ in judged(group)}) == 1 for group in groups),
     }
 
 
@@ -166,10 +141,6 @@ def mix(groups: Sequence[LeasedGroup], rows: Sequence[TrainingRow]) -> dict[str,
     return {"groups_by_domain": dict(sorted(counts.items())), "tokens_by_domain": dict(sorted(tokens.items()))}
 
 
-def _judged(group: LeasedGroup) -> list[tuple[float, LeasedRollout]]:
-    return [(verdict, member) for member in group.rollouts if (verdict := member.verdict) is not None]
-
-
 def advantages(rows: Sequence[TrainingRow]) -> dict[str, float]:
     """Summarise the advantages of the trained tokens, as the loss uses them."""
     values = _joined(row.advantage[row.places] for row in rows)
@@ -181,28 +152,6 @@ def advantages(rows: Sequence[TrainingRow]) -> dict[str, float]:
         "advantage_min": float(values.min()),
         "advantage_max": float(values.max()),
     }
-
-
-def lengths(groups: Sequence[LeasedGroup], labels: Sequence[str]) -> dict[str, float]:
-    """Summarise the trainable tokens per rollout, of rollouts above (positive) and below their group's mean reward."""
-    by_side: dict[str, list[int]] = {"positive": [], "negative": []}
-    for group in groups:
-        judged = _judged(group)
-        mean = fmean([reward for reward, _ in judged]) if judged else 0.0
-        for reward, member in judged:
-            size = sum(item.sampled_count for item in member.completions if why_not_trainable(item, labels) is None)
-            if reward != mean:
-                by_side["positive" if reward > mean else "negative"].append(size)
-    metrics: dict[str, float] = {}
-    for side, values in by_side.items():
-        if values:
-            middle, high = np.percentile(values, (50, 99))
-            metrics |= {
-                f"{side}_length_mean": fmean(values),
-                f"{side}_length_p50": float(middle),
-                f"{side}_length_p99": float(high),
-            }
-    return metrics
 
 
 def lags(

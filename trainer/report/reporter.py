@@ -19,7 +19,7 @@ import torch
 from proxy.pool.rollouts import runs
 from proxy.pool.training import steps
 from proxy.pool.training.fates import RolloutFate
-from proxy.pool.training.unused_groups import since_last_step
+from proxy.pool.training.unused_groups import abort_share, since_last_step
 from proxy.pool.training.windowed_fifo import LeasedGroup
 from trainer.config import Config
 from trainer.data.assemble import TrainingBatch
@@ -27,9 +27,9 @@ from trainer.data.row import TrainingRow
 from trainer.loss.named_losses import configured
 from trainer.loss.policy_loss import policy_loss
 from trainer.megatron.parallel import Ranks
+from trainer.monitor.liveness import PHASES, PhaseWatch
 from trainer.policy import Policy, Update
 from trainer.report import tokens
-from trainer.report.alarms import Alarm, raised
 from trainer.report.describe import MetricsContext, StepFacts, describe, line
 from trainer.report.exporters import Exporter, TensorBoard, WeightsAndBiases
 from trainer.report.flops import peak
@@ -68,7 +68,10 @@ class Reporter:
     def step(self, step: int) -> Iterator["StepReport"]:
         """Watch one step. A block that ends without an error announces what it did. Collective."""
         report = StepReport(self, step)
-        yield report
+        try:
+            yield report
+        finally:
+            report.watch.end()
         self.announce(report.version, report.published | {"seconds": report.seconds})
 
     def describe(self, facts: StepFacts) -> dict[str, Any]:
@@ -88,13 +91,9 @@ class Reporter:
         metrics["unused_groups"] = since_last_step(self.run.pool, self.run.pool_run.id)
         fates = [fate.to_pool() for fate in facts.batch.fates]
         metrics |= left_out(self.run.pool, self.run.pool_run.id, fates)
-        return metrics | {"alarms": [alarm.name for alarm in self._alarms(metrics)]}
-
-    def _alarms(self, metrics: dict[str, Any]) -> list[Alarm]:
-        batch = self.config.batch
-        # Only a schedule without a bound of its own drops groups for their age.
-        dropped_above = batch.rule().max_staleness if batch.lag_bound is None else 0
-        return raised(metrics, self.config.report.silent_alarms, dropped_above)
+        aborted = abort_share(self.run.pool, self.run.pool_run.id)
+        metrics |= {} if aborted is None else {"abort_share": aborted}
+        return metrics | self.run.monitor.judge(metrics, facts.groups, facts.step)
 
     def _keep_tokens(self, facts: StepFacts) -> None:
         output = Path(self.config.output)
@@ -111,10 +110,21 @@ class Reporter:
         metrics |= {"pause_seconds": self.run.pause_seconds, "engine_wait_seconds": round(waited, 3)}
         steps.add_metrics(pool, version.id, metrics)
         print(line(version, metrics), flush=True)
-        for alarm in self._alarms(metrics):
-            print(f"alarm in step {version.step}: {alarm.text()}", file=sys.stderr, flush=True)
-            runs.record_event(pool, run_id, "alarm", f"step {version.step}: {alarm.text()}")
+        for text in self.run.monitor.tell(metrics, version.step):
+            print(text, file=sys.stderr, flush=True)
+            runs.record_event(pool, run_id, "alarm", text)
         self._export(version, metrics)
+
+    def start_again(self) -> None:
+        """Write the exporters again from the pool: a rollback has taken steps back. Collective."""
+        self.ranks.share(self._start_again)
+
+    def _start_again(self) -> None:
+        for exporter in self.exporters:
+            with suppress(OSError):
+                exporter.close()
+        self.exporters.clear()
+        self._open()
 
     def _open(self) -> None:
         """Open the configured exporters and write what the pool already holds to them."""
@@ -163,11 +173,17 @@ class StepReport:
         self._reporter, self.step = reporter, step
         self.seconds: dict[str, float] = {}
         self._last = time.perf_counter()
+        first = reporter.ranks.rank == 0
+        self.watch = reporter.run.monitor.watch_phases(step) if first else PhaseWatch((), lambda _: None)
+        self.watch.enter(PHASES[0])
 
     def _lap(self, part: str) -> None:
         now = time.perf_counter()
         self.seconds[part] = round(now - self._last, 4)
         self._last = now
+        self.watch.end()
+        if part != PHASES[-1]:
+            self.watch.enter(PHASES[PHASES.index(part) + 1])
 
     def leased(self, groups: Sequence[LeasedGroup]) -> None:
         self._groups = groups

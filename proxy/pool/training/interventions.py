@@ -5,7 +5,7 @@ Each is a row, written in the transaction that does it, so that it happens once 
 """
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, insert, select, update
@@ -17,7 +17,8 @@ from proxy.pool.rollouts.runs import is_paused, lock_run
 from proxy.pool.rollouts.states import move
 from proxy.pool.schema import groups, interventions, rollouts, tasks
 from proxy.pool.training.steps import retire_after
-from proxy.pool.untrained import UntrainedReason
+from proxy.pool.training.windowed_fifo import leave_out
+from proxy.pool.untrained import Untrained, UntrainedReason
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,21 @@ def drop_tasks(pool: Pool, run_id: int, names: Collection[str], cause: Cause, tr
             for state in ("RUNNING", "DONE"):
                 move(connection, of_task, state, "TOMBSTONE", **_discarded(cause.rule))
         return [row.name for row in new]
+
+
+@retried
+def mask(pool: Pool, run_id: int, step: int, rules: Mapping[int, str], trainer: str | None = None) -> None:
+    """Leave out these rollouts of a leased step, each for its rule, and no other that a rule left out before.
+
+    UserError when another trainer owns the run.
+    """
+    with pool.write() as connection:
+        lock_run(connection, run_id)
+        demand_trainer(connection, run_id, trainer)
+        leased = select(groups.c.id).where(groups.c.run_id == run_id, groups.c.step == step)
+        before = rollouts.c.group_id.in_(leased) & rollouts.c.left_out.startswith(UntrainedReason.MONITOR)
+        connection.execute(update(rollouts).where(before).values(left_out=None))
+        leave_out(connection, {id: Untrained(UntrainedReason.MONITOR, rule) for id, rule in rules.items()})
 
 
 def done_for(pool: Pool, run_id: int, rule: str, version_id: int) -> bool:

@@ -210,6 +210,15 @@ def newest_metrics(pool: Pool, run_id: int) -> dict[str, Any]:
     return known or {}
 
 
+def recent_metrics(pool: Pool, run_id: int, count: int) -> list[dict[str, Any]]:
+    """Return the metrics of the run's newest train steps in order, each with its `step`; `count` of them at most."""
+    mine = (policy_versions.c.run_id == run_id) & policy_versions.c.retired_at.is_(None) & (policy_versions.c.step > 0)
+    query = select(policy_versions.c.step, train_steps.c.metrics).join_from(train_steps, policy_versions).where(mine)
+    with pool.read() as connection:
+        rows = connection.execute(query.order_by(policy_versions.c.step.desc()).limit(count)).all()
+    return [{"step": step} | metrics for step, metrics in reversed(rows)]
+
+
 def first_metrics(pool: Pool, run_id: int) -> dict[str, Any]:
     """Return the metrics of the run's first train step; none before it is published."""
     mine = (policy_versions.c.run_id == run_id) & policy_versions.c.retired_at.is_(None) & (policy_versions.c.step > 0)

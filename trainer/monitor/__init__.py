@@ -1,0 +1,1 @@
+"""The monitor: rules over what steps report, their states, and what an alarm does to the run (docs/monitor.md)."""
