@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from tests.trainer.recompute import Recompute
     from trainer.megatron.parallel import Ranks
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+"""For all tests and what they start: waiting OpenMP threads spin, so tests of tiny models took ten times the CPU time
+beside other tests."""
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 

@@ -74,8 +74,7 @@ class Stage:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                # engine, proxy and ranks share two cores
-                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])},
+                env=os.environ | {"PYTHONPATH": str(HERE.parents[1])},
             )
 
     def url(self, name: str) -> str:

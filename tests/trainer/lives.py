@@ -46,14 +46,12 @@ class Lives:
     def __init__(self, log: Path):
         self.pids: list[int] = []
         self.log = log
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with log.open("ab") as file:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.trainer.lives"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=file,
-                env=environment,
             )
 
     def live(self, *arguments: str, ranks: int = 1, end: End | None = None) -> list[int]:

@@ -67,8 +67,7 @@ def prepare(directory: Path, groups: int = 2 * STEPS, url: str = "pool.db") -> P
 
 def start(directory: Path, *arguments: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "trainer", "launch", str(directory / "trainer.toml"), *arguments]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # ranks of several processes share two cores
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def finish(directory: Path, *arguments: str) -> str:

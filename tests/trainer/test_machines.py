@@ -23,9 +23,8 @@ def start(directory: Path, machine: int, port: int) -> "subprocess.Popen[bytes]"
     places = ["--nnodes=2", f"--node-rank={machine}", "--nproc-per-node=1", f"--master-port={port}"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", *places, "--master-addr=127.0.0.1"]
     trainer = [*WORKER, "launch", str(directory / "trainer.toml"), *TOGETHER]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with (directory / f"machine-{machine}.log").open("ab") as log:
-        return subprocess.Popen([*torchrun, *trainer], env=environment, stdout=log, stderr=log)
+        return subprocess.Popen([*torchrun, *trainer], stdout=log, stderr=log)
 
 
 @pytest.mark.long

@@ -8,7 +8,7 @@ import sys
 def run_torch(module: str, *arguments: str) -> None:
     """Run a module on two ranks of this machine, as `torchrun` does."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"} | {"PYTHONWARNINGS": "ignore"}
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         environment.pop(name, None)
     subprocess.run([*torchrun, "-m", module, *arguments], check=True, env=environment, timeout=600)
