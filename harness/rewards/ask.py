@@ -62,18 +62,17 @@ def read_answer(text: str) -> tuple[float, str] | None:
 
 
 async def _answered(model: JudgeModel, key: str, messages: list[dict[str, str]]) -> tuple[float, str]:
-    litellm, base_error = libraries()
     options: dict[str, Any] = {"api_key": key} if key else {}
     name = model.model
     if model.url:
         options |= {"api_base": model.url, "api_key": key or "none"}
         name = name if name.startswith("openai/") else f"openai/{name}"
     try:
-        answer = await litellm.acompletion(
+        answer = await libraries().acompletion(
             model=name, messages=messages, temperature=0, timeout=SECONDS, num_retries=0, max_retries=0, **options
         )
         text = answer.model_dump()["choices"][0]["message"].get("content") or ""
-    except base_error as error:
+    except Exception as error:  # litellm raises its providers' errors, and some that nobody has classified
         raise NoScore(f"gives no answer ({type(error).__name__}: {str(error)[:MAX_TEXT]})") from error
     if (read := read_answer(text)) is None:
         raise NoScore(f"gives an answer that is no score: {text[-MAX_TEXT:]!r}")
@@ -98,15 +97,14 @@ async def _classified(model: JudgeModel, key: str, messages: list[dict[str, str]
     return score, ""
 
 
-def libraries() -> tuple[Any, type[Exception]]:
-    """Import litellm and the base class of its errors. UserError when it is not installed."""
+def libraries() -> Any:
+    """Import litellm and return it. UserError when it is not installed."""
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it fetches nothing
     try:
         litellm: Any = import_module("litellm")
-        openai: Any = import_module("openai")
     except ImportError as error:
         raise UserError(
             "judges are asked through litellm, which is not installed; pip install 'blackforge[providers]'"
         ) from error
     litellm.suppress_debug_info = True
-    return litellm, openai.OpenAIError
+    return litellm

@@ -6,6 +6,7 @@ costs no call. An agent can flatter a judge; what it wrote is quoted as data, an
 
 import asyncio
 import hashlib
+from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
@@ -37,7 +38,7 @@ class TrajectoryJudges:
         """Questions that went to a judge; the others had their answer in the pool."""
         self._file, self._pool = file, pool
         self._keys = {model: key_of(model) for model in file.judges}
-        self._litellm: Any = libraries()[0] if any(model.answers == "chat" for model in file.judges) else None
+        self._litellm: Any = libraries() if any(model.answers == "chat" for model in file.judges) else None
         self._places = asyncio.Semaphore(file.concurrency)
 
     async def score(self, facts: RolloutFacts) -> Score:
@@ -97,8 +98,14 @@ def prompt(rubric: str, facts: RolloutFacts) -> list[dict[str, str]]:
     tests = "They came to no verdict." if verdict is None else f"The reward by the tests is {verdict.reward:g}."
     sections = [
         f"Rubric:\n{rubric.strip()}",
-        f"Task:\n{quoted('task', str(facts.task.get('instruction', '')))}",
+        f"Task:\n{quoted('task', _instruction(facts.task))}",
         f"Tests:\n{tests}",
         f"Trajectory:\n{quoted('trajectory', rendered(facts.turns))}",
     ]
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "\n\n".join(sections)}]
+
+
+def _instruction(task: Mapping[str, Any]) -> str:
+    """The text for the agent. A task with steps may have one for each."""
+    texts = [task.get("instruction"), *(step.get("instruction") for step in task.get("steps") or ())]
+    return "\n\n".join(text for text in texts if text)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,8 @@ def test_the_question_quotes_what_the_agent_wrote() -> None:
     inside = question["content"].rpartition("<trajectory-")[2]
     assert inside.index(attack) < inside.index("</trajectory-") == inside.rindex("</trajectory-")
     assert "pytest" in inside and "1 passed" in inside and "The reward by the tests is 1." in question["content"]
+    stepwise = replace(facts("x"), row=replace(facts("x").row, task={"steps": [{"instruction": "Step one."}]}))
+    assert ">\nStep one.\n</task-" in prompt(RUBRIC, stepwise)[1]["content"]
     assert "came to no verdict" in prompt(RUBRIC, facts("", None))[1]["content"]
 
 

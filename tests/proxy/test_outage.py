@@ -4,6 +4,7 @@ The engine stops listening and drops its connections, as one that is killed does
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
+from sqlalchemy import select
 
 from proxy.engine import process
 from proxy.engine.replicas.fleet import Fleet
@@ -24,6 +26,7 @@ from proxy.pool.processes.owners import owned
 from proxy.pool.rollouts.attempts import Attempt, open_attempt
 from proxy.pool.rollouts.groups import open_group
 from proxy.pool.rollouts.runs import open_run
+from proxy.pool.schema import attempts as attempts_table
 from proxy.pool.training import steps
 from proxy.prompt.template import ChatTemplate
 from tests.proxy.conftest import Serve, Stand, listening, user
@@ -204,11 +207,15 @@ async def test_a_call_waits_for_an_engine_only_while_a_harness_works_at_its_run(
     with owned(stand.pool, open_run(stand.pool, "a run", "train", {})):
         await engine.kill()
         waiting = asyncio.create_task(stand.chat(user("count"), key=key_of_attended))
+        began = time.time()
         left = await stand.chat(user("count"), key=key)
         assert (left["status"], left["error"]["code"]) == (503, "engine_unreachable")
         assert "is away, and no harness works at the run any more" in left["error"]["message"]
         assert not waiting.done() and (await outage(stand, attempt))["seconds"] > 1
     assert (await waiting)["status"] == 503
+    with stand.pool.read() as connection:  # so that waiting is no work of the agent's (trainer/credit/critical_path.py)
+        spans = connection.scalars(select(attempts_table.c.failed_calls).where(attempts_table.c.rollout_id == 1)).one()
+    assert len(spans) == 1 and began <= spans[0][0] < spans[0][1] - 1
 
 
 async def test_one_engine_of_two_that_is_away_is_no_outage() -> None:

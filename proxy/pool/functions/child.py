@@ -21,6 +21,10 @@ LARGEST = 1000.0
 """A larger weight would make one rollout the whole batch, so it is taken for a mistake."""
 
 
+LARGEST_REWARD = 1e6
+"""A larger reward, or part of one, is taken for a mistake."""
+
+
 def main(purpose: str, name: str) -> None:
     answers, calls = os.fdopen(os.dup(1), "wb"), os.fdopen(os.dup(0), "rb")
     os.dup2(2, 1)
@@ -72,8 +76,8 @@ def _reward(value: Any) -> dict[str, Any]:
         return {"error": f"returned a {type(value).__name__}, not a reward"}
     numbers = {**(parts or {}), **({} if reward is None else {"reward": reward})}
     for name, number in numbers.items():
-        if not isinstance(number, int | float) or not math.isfinite(number):
-            return {"error": "returned what is no finite number", "detail": f"{name}: {number!r}"[:200]}
+        if not isinstance(number, int | float) or not abs(number) <= LARGEST_REWARD:  # so NaN is none either
+            return {"error": "returned what is no reward", "detail": f"{name}: {number!r}"[:200]}
     return {
         "reward": None if reward is None else float(reward),
         "parts": None if parts is None else {name: float(part) for name, part in parts.items()},
