@@ -21,7 +21,7 @@ from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group, open
 from proxy.pool.rollouts.runs import Admission, admission, open_run, set_queue_limit
 from proxy.pool.schema import completions, groups, rollouts
 from proxy.pool.training.steps import Published, Version, latest, mark_pushed, metrics, reopen_after, scales_before
-from proxy.pool.training.unused_groups import since_last_step
+from proxy.pool.training.unused_groups import before_step, since_last_step
 from proxy.pool.training.windowed_fifo import EQUAL, Lease, LeaseRule, lease, pick
 from tests.pool.make import TASK, finished_group, new_completion, record
 from tests.pool.make import publish_next as publish
@@ -260,8 +260,9 @@ def test_groups_of_equal_rewards_make_room_for_others_in_their_turn(pool: Pool) 
     finished_group(pool, run_id, [1.0, 0.0])
     assert indices(lease(pool, run_id, 1, rule)) == indices(lease(pool, run_id, 1, rule)) == [2, 5]
     assert since_last_step(pool, run_id) == {"equal_rewards": 3, "too_few_valid": 1}
-    publish(pool, run_id, published(1))
+    one = publish(pool, run_id, published(1))
     assert since_last_step(pool, run_id) == {}
+    assert before_step(pool, one) == {"equal_rewards": 3, "too_few_valid": 1}
     for _ in range(2):
         finished_group(pool, run_id, [0.5, 0.5])
     assert indices(lease(pool, run_id, 2, RULE)) == [6, 7]  # without refill they are trained

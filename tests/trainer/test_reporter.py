@@ -15,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.rollouts import runs
+from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
 from proxy.pool.schema import events
 from proxy.pool.training import steps
 from tests.conftest import need
@@ -83,6 +84,24 @@ def test_alarms_are_printed_noted_and_part_of_the_metrics(
     assert row["alarms"] == ["kl_rollout"] and event.startswith("alarm in step 1: kl_rollout = ")
     assert "alarm in step 1: kl_rollout = " in capsys.readouterr().err
     assert shown(config, "alarms/raised") == [(1, 1.0)]
+
+
+def test_a_group_that_is_dropped_while_its_step_is_published_is_counted(
+    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, pool = prepare(tmp_path, 2, keep_checkpoints=9)
+    publish, dropped = steps.publish, Outcome(attempt_id=None, reward=None, failure="hung")
+
+    def dropping(pool: Pool, run_id: int, done: steps.Published, trainer: str | None) -> steps.Version:
+        if done.step == 1:  # its metrics are made already
+            [member] = open_group(pool, run_id, {"id": "late", "instruction": "i", "domain": "agent"}, 1)
+            finish_rollout(pool, member.rollout_id, dropped)
+        return publish(pool, run_id, done, trainer)
+
+    monkeypatch.setattr(steps, "publish", dropping)
+    train(config, ranks)
+    rows = steps.metrics(pool, runs.find_run(pool, config.run).id)[1:]
+    assert [row["unused_groups"] for row in rows] == [{"group_filtered": 1}, {}]
 
 
 class Full:

@@ -19,7 +19,7 @@ import torch
 from proxy.pool.rollouts import runs
 from proxy.pool.training import steps
 from proxy.pool.training.fates import RolloutFate
-from proxy.pool.training.unused_groups import abort_share, since_last_step
+from proxy.pool.training.unused_groups import abort_share, before_step, since_last_step
 from proxy.pool.training.windowed_fifo import LeasedGroup
 from trainer.config import Config
 from trainer.data.assemble import TrainingBatch
@@ -107,6 +107,8 @@ class Reporter:
     def _announce(self, version: steps.Version, metrics: dict[str, Any]) -> None:
         pool, run_id = self.run.pool, self.run.pool_run.id
         waited, self.run.engine_wait_seconds = self.run.engine_wait_seconds, 0.0
+        # counted again, as a group may be dropped between the first count and the step's publishing
+        metrics["unused_groups"] = before_step(pool, version)
         metrics |= {"pause_seconds": self.run.pause_seconds, "engine_wait_seconds": round(waited, 3)}
         steps.add_metrics(pool, version.id, metrics)
         print(line(version, metrics), flush=True)

@@ -1,21 +1,35 @@
 """Counts the groups that no step takes, and the attempts that fail."""
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, Connection, func, select
 
 from proxy.pool.database import Pool
 from proxy.pool.rollouts.failures import FAILURES
 from proxy.pool.rollouts.runs import current_version
-from proxy.pool.schema import attempts, groups, rollouts
+from proxy.pool.schema import attempts, groups, policy_versions, rollouts
+from proxy.pool.training.steps import Version
 
 
 def since_last_step(pool: Pool, run_id: int) -> dict[str, int]:
     """Count by reason the groups that became a TOMBSTONE since the run's newest step was published."""
     with pool.read() as connection:
         newest = current_version(connection, run_id)
-        query = select(groups.c.reason, func.count()).where(groups.c.run_id == run_id, groups.c.state == "TOMBSTONE")
-        if newest is not None:
-            query = query.where(groups.c.finished_at > newest.created_at)
-        return {reason: count for reason, count in connection.execute(query.group_by(groups.c.reason))}
+        return _dropped(connection, run_id, groups.c.finished_at > (0.0 if newest is None else newest.created_at))
+
+
+def before_step(pool: Pool, version: Version) -> dict[str, int]:
+    """Count by reason the groups that became a TOMBSTONE after the step before was published, and before this one."""
+    earlier = (policy_versions.c.run_id == version.run_id) & (policy_versions.c.step < version.step)
+    last = select(func.max(policy_versions.c.created_at)).where(earlier, policy_versions.c.retired_at.is_(None))
+    with pool.read() as connection:
+        begin = connection.scalar(last) or 0.0
+        within = (groups.c.finished_at > begin) & (groups.c.finished_at <= version.created_at)
+        return _dropped(connection, version.run_id, within)
+
+
+def _dropped(connection: Connection, run_id: int, when: ColumnElement[bool]) -> dict[str, int]:
+    mine = (groups.c.run_id == run_id) & (groups.c.state == "TOMBSTONE") & when
+    query = select(groups.c.reason, func.count()).where(mine).group_by(groups.c.reason)
+    return {reason: count for reason, count in connection.execute(query)}
 
 
 NO_ABORT = ("redundant", "filtered", "called_off", "interrupted")
