@@ -3,14 +3,17 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from examples.everything.database import private_database
 from examples.everything.report import BY_NAME, POSITIVE, ZERO, absent
 from tests import postgres
 from tests.conftest import need
@@ -45,6 +48,42 @@ def test_a_machine_without_docker_is_told_before_anything_starts(tmp_path: Path)
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 1 and "error: no Docker daemon answers; " in done.stderr
     assert "Traceback" not in done.stderr and not (tmp_path / "everything").exists()
+
+
+@pytest.mark.long
+def test_the_database_of_a_recipe_that_was_killed_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = postgres.binaries()
+    need("PostgreSQL (apt-get install postgresql)", programs is not None)
+    assert programs is not None
+    kept = tempfile.mkdtemp()  # short, as a socket's path may have 107 characters; postgres must reach it
+    os.chmod(kept, 0o755)
+    monkeypatch.setenv("TMPDIR", kept)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    code = f"""
+import time
+from pathlib import Path
+from examples.everything.database import private_database
+with private_database(Path({str(programs)!r}), Path({str(tmp_path / "log")!r})) as url:
+    print(url, flush=True)
+    time.sleep(600)
+"""
+    try:
+        killed = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        assert killed.stdout is not None and killed.stdout.readline().startswith("postgresql://")
+        (living,) = Path(kept).iterdir()
+        with private_database(programs, tmp_path / "other-log"):
+            assert living.exists()  # its recipe lives
+            killed.kill()
+            killed.communicate()
+        assert list(Path(kept).iterdir()) == [living]
+        with private_database(programs, tmp_path / "log") as url:
+            (home,) = Path(kept).iterdir()
+            assert home != living and url.endswith(str(home))
+        assert list(Path(kept).iterdir()) == []
+    finally:
+        shutil.rmtree(kept)
 
 
 @pytest.mark.long

@@ -4,6 +4,7 @@ It listens on a Unix socket only, in a directory that nobody else may enter. Pos
 it runs as Debian's user `postgres`.
 """
 
+import fcntl
 import os
 import shutil
 import signal
@@ -11,7 +12,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from typing import Any
 from proxy.pool.processes.parent import die_with_parent
 
 USER = "blackforge"
+PREFIX, LOCK = "blackforge-postgres-", "lock"
+"""Of the servers' directories, and the file in each that its recipe keeps locked as long as it lives."""
 SECONDS = 60
 """How long each of the server's programs may take to start or to end."""
 
@@ -32,8 +35,15 @@ def binaries() -> Path | None:
 
 @contextmanager
 def private_database(programs: Path, log: Path) -> Iterator[str]:
-    """Run a server and give the URL of its empty database. SystemExit when it does not start."""
-    home = Path(tempfile.mkdtemp(prefix="blackforge-postgres-"))
+    """Run a server and give the URL of its empty database. SystemExit when it does not start.
+
+    What a recipe left here that was killed is removed first. Its server has died with it.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        _remove_if_left(left)
+    home = Path(tempfile.mkdtemp(prefix=PREFIX))
+    lock = (home / LOCK).open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
     other_user: dict[str, Any] = {}
     if os.geteuid() == 0:
         other_user = {"user": "postgres", "group": "postgres", "extra_groups": []}
@@ -65,6 +75,14 @@ def private_database(programs: Path, log: Path) -> Iterator[str]:
             server.send_signal(signal.SIGINT)
             server.wait(SECONDS)
     finally:
+        shutil.rmtree(home)
+        lock.close()
+
+
+def _remove_if_left(home: Path) -> None:
+    """Remove a server's directory unless a recipe holds its lock. That of another user stays."""
+    with suppress(OSError), (home / LOCK).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(home)
 
 
