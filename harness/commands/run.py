@@ -9,6 +9,7 @@ import signal
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from proxy.pool.processes.owners import RunClaim, owned
 from proxy.pool.rollouts.attempts import close_interrupted, still_open
 from proxy.pool.rollouts.groups import run_summary
 from proxy.pool.rollouts.runs import open_run
+from proxy.pool.training.settled import settle_untrained
 from sandboxes.base import Sandboxes
 
 PURPOSES = {"run": "train", "eval": "eval", "collect": "collect"}
@@ -52,6 +54,8 @@ HELP = {
     "collect": "run tasks to collect examples",
 }
 METER_SECONDS = 2.0
+SETTLE_BEATS = 30
+"""Looks of the meter between two additions to the kept sums, from which `harness watch` makes its account."""
 
 
 def add_to(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -299,6 +303,7 @@ def _work(
         console.print(closing_table(rows))
         if clients := trainable_calls(pool, run_id):
             console.print(calls_table(clients))
+        settle_untrained(pool, run_id)
         console.print(*account_lines(account(pool, run_id)), sep="\n", soft_wrap=True)
         if bias := length_bias(rows):
             board.say(bias)
@@ -346,8 +351,10 @@ async def _until_done(loop: RunLoop, claim: RunClaim, board: Board, pool: AsyncP
 
 
 async def _meter(board: Board, pool: AsyncPool, run_id: int) -> None:
-    """Keep the board's rates up to date. A pool that fails here is no reason to end a run."""
-    while True:
+    """Keep the board's rates and the kept sums up to date. A pool that fails here is no reason to end a run."""
+    for beat in count(1):
         with suppress(PoolError):
             board.rate.take(await pool(traffic, run_id, board.rate.last))
+            if beat % SETTLE_BEATS == 0:
+                await pool(settle_untrained, run_id)
         await asyncio.sleep(METER_SECONDS)

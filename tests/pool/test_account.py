@@ -21,6 +21,7 @@ from proxy.pool.rollouts.groups import GroupOptions, OpenRollout, Outcome, finis
 from proxy.pool.rollouts.runs import open_run
 from proxy.pool.schema import attempts, completions, fates, groups, policy_versions, rollouts, train_steps
 from proxy.pool.training.interventions import Cause, discard_after, drop_tasks
+from proxy.pool.training.settled import settle_untrained
 from proxy.pool.training.steps import Published, Version, add_metrics, drop_batch, latest, publish, reopen_after
 from proxy.pool.training.windowed_fifo import LeaseRule, lease
 from proxy.pool.untrained import Untrained, UntrainedReason
@@ -310,6 +311,25 @@ def test_a_pool_of_before_has_an_account(database: str) -> None:
 
 def _finished(closed: dict[str, float]) -> dict[str, float]:
     return {"finished_at": 3.0, "reward": 1.0} if closed else {}
+
+
+@pytest.mark.parametrize(("purpose", "place"), [("eval", "held_out"), ("collect", "queued")])
+def test_groups_of_a_run_that_nobody_trains_from_settle(pool: Pool, purpose: str, place: str) -> None:
+    run = open_run(pool, "r", purpose, {})
+    for rewards in ([1.0, 0.0], [None, None], [1.0, 1.0]):
+        finished_group(pool, run.id, rewards)
+    open_group(pool, run.id, TASK, 1)
+    before = account(pool, run.id)
+    settle_untrained(pool, run.id)
+    settle_untrained(pool, run.id)
+    assert account(pool, run.id) == before and before.unaccounted == 0
+    assert ({"held_out": before.left_out.get("held_out")} | before.waiting)[place].rollouts >= 4
+    train = open_run(pool, "t", "train", {})
+    finished_group(pool, train.id, [1.0, 0.0])
+    settle_untrained(pool, train.id)
+    with pool.read() as connection:
+        rows = connection.execute(select(groups.c.state, groups.c.settled).order_by(groups.c.id)).all()
+    assert rows == [("DONE", 1), ("TOMBSTONE", 1), ("DONE", 1), ("RUNNING", None), ("DONE", None)]
 
 
 def test_the_command_fails_when_the_account_does_not_balance(

@@ -1,8 +1,8 @@
 """Kept sums, from which the account is made without reading all groups of a run.
 
-A group settles when nothing can move its tokens but a rollback: it is CONSUMED, a TOMBSTONE or held out and done, and
-all of its attempts are closed. Publishing a step settles what has come to that. A rollback takes the groups that it
-reopens out of the sums again. A run without a trainer settles nothing: its account reads all of its groups.
+A group settles when nothing can move its tokens but a rollback: it is CONSUMED, a TOMBSTONE, or done where no step
+will take it, and all of its attempts are closed. Publishing a step settles what has come to that. A rollback takes the
+groups that it reopens out of the sums again. In runs that nobody trains from, the harness settles what has ended.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,8 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, exists, null, select, update
 
 from proxy.pool.completions.store import IDS_PER_QUERY
-from proxy.pool.rollouts.runs import current_version
+from proxy.pool.database import Pool, retried
+from proxy.pool.rollouts.runs import current_version, lock_run
 from proxy.pool.schema import attempts, groups, policy_versions, rollouts, runs, train_steps
 from proxy.pool.training.fates import StepSums, Tally, added
 from proxy.pool.training.places import tallies
@@ -28,11 +29,27 @@ def settle(connection: Connection, run_id: int) -> int:
     members = rollouts.c.group_id == groups.c.id
     unfinished = exists().where(members, rollouts.c.finished_at.is_(None))
     closing = exists().where(members, attempts.c.rollout_id == rollouts.c.id, attempts.c.closed_at.is_(None))
-    over = groups.c.state.in_(("CONSUMED", "TOMBSTONE")) | (groups.c.purpose.is_not(None) & (groups.c.state == "DONE"))
-    query = select(groups.c.id).where(groups.c.run_id == run_id, UNSETTLED, over, ~unfinished, ~closing)
+    untaken = groups.c.purpose.is_not(None) | (runs.c.purpose != "train")
+    over = groups.c.state.in_(("CONSUMED", "TOMBSTONE")) | (untaken & (groups.c.state == "DONE"))
+    at_rest = (groups.c.run_id == run_id) & UNSETTLED & over & ~unfinished & ~closing
+    query = select(groups.c.id).join_from(groups, runs).where(at_rest)
     ids = connection.scalars(query.limit(IDS_PER_QUERY)).all()
     _change(connection, run_id, ids, settled=True)
     return len(ids)
+
+
+def settle_untrained(pool: Pool, run_id: int) -> None:
+    """Settle the groups of a run that have come to rest; of a train run none, as its steps do that."""
+    while _settle_some(pool, run_id) == IDS_PER_QUERY:
+        pass
+
+
+@retried
+def _settle_some(pool: Pool, run_id: int) -> int:
+    with pool.write() as connection:
+        lock_run(connection, run_id)
+        purpose = connection.scalar(select(runs.c.purpose).where(runs.c.id == run_id))
+        return 0 if purpose == "train" else settle(connection, run_id)
 
 
 def unsettle(connection: Connection, run_id: int, which: ColumnElement[bool]) -> None:
