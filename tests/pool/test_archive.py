@@ -32,7 +32,7 @@ from proxy.pool.rollouts.runs import open_run
 from proxy.pool.schema import archives, completions, groups
 from proxy.pool.training.fates import RolloutFate
 from proxy.pool.training.finished_rollouts import finished_rollout, finished_rollouts
-from proxy.pool.training.steps import Published, publish, reopen_after
+from proxy.pool.training.steps import Published, latest, publish, reopen_after
 from proxy.pool.training.windowed_fifo import LeaseRule, lease, of_step
 from proxy.pool.untrained import Untrained, UntrainedReason
 from tests.pool.make import TASK, new_completion, record
@@ -41,6 +41,8 @@ from trainer.data.assemble import assemble
 
 Command = Callable[..., str]
 STEPS = 4
+EQUAL = UntrainedReason.EQUAL_REWARDS
+"""Why no token of these steps is trained: their groups have one member."""
 
 
 def turns(attempt_id: int) -> list[NewCompletion]:
@@ -136,7 +138,14 @@ def test_what_a_rollback_reaches_stays(trained: Pool, archived: Command) -> None
     """Also where fewer steps are asked to stay."""
     archived("--drop", older_than=0)
     run = open_run(trained, "r", "train", {})
+    before = account(trained, run.id)
+    with pytest.raises(UserError, match="steps up to 2 have left the pool for an archive, .* go back to step 2 or"):
+        reopen_after(trained, run.id, 1)
+    assert account(trained, run.id) == before and before.left_out[EQUAL].groups == STEPS
     reopen_after(trained, run.id, 2)
+    back = account(trained, run.id)
+    assert (back.left_out[EQUAL].groups, back.waiting["rolled_back"].groups, back.unaccounted) == (2, 2, 0)
+    assert back.sampled == before.sampled and back.left_out[EQUAL].tokens * 2 == before.left_out[EQUAL].tokens
     for step in (3, 4):
         again = lease(trained, run.id, step, LeaseRule(groups=1, window=4, max_staleness=9))
         assert again is not None and len(again.groups[0].rollouts[0].completions) == 3
@@ -146,6 +155,13 @@ def test_what_a_rollback_reaches_stays(trained: Pool, archived: Command) -> None
     gone, stays = ("CONSUMED", 1, True), (None, False)
     assert rows == [(1, *gone), (2, *gone), (3, "LEASED", *stays), (4, "LEASED", *stays), (None, "DONE", *stays)]
     assert "the newest step is 2" in archived()
+    for step in (3, 4):  # trained again
+        newest, leased = latest(trained, 1), lease(trained, 1, step, LeaseRule(groups=1, window=4, max_staleness=9))
+        assert leased is not None and newest is not None
+        fates = [fate.to_pool() for fate in assemble(leased.groups, StepOptions(step=step)).fates]
+        done = Published(step=step, checkpoint="c", hf_dir="m", metrics={}, parent=newest.id, fates=fates)
+        publish(trained, run.id, done)
+    assert account(trained, run.id) == before
 
 
 def test_more_steps_stay_where_more_are_asked_for(trained: Pool, archived: Command) -> None:

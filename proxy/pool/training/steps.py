@@ -170,13 +170,21 @@ def reopen_after(pool: Pool, run_id: int, step: int, trainer: str | None = None)
     """Go back to the checkpoint of `step`; return the number of reopened groups.
 
     Batches of later steps are LEASED again under their own step, so that they are trained again unchanged. The versions
-    that they led to are retired. UserError when another trainer owns the run.
+    that they led to are retired. UserError when another trainer owns the run, and when calls of these groups have left
+    the pool.
     """
     with pool.write() as connection:
         lock_run(connection, run_id)
         demand_trainer(connection, run_id, trainer)
+        later = (groups.c.run_id == run_id) & (groups.c.step > step)
+        left = connection.scalar(select(func.max(groups.c.step)).where(later, groups.c.dropped_at.is_not(None)))
+        if left is not None:
+            raise UserError(
+                f"the rollouts of steps up to {left} have left the pool for an archive, so no step can train them; go "
+                f"back to step {left} or a later one"
+            )
         retire_after(connection, run_id, step)
-        return move(connection, (groups.c.run_id == run_id) & (groups.c.step > step), "CONSUMED", "LEASED")
+        return move(connection, later, "CONSUMED", "LEASED")
 
 
 def retire_after(connection: Connection, run_id: int, step: int) -> None:
