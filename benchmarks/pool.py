@@ -37,6 +37,7 @@ BATCH = 64
 TASK = {"id": "old", "instruction": "do it", "domain": "agent"}
 TASKS = 1000
 POLLS = 200
+RUN = "long"
 
 OLD = {
     "policy_versions": """insert into policy_versions (run_id, step, checkpoint, hf_dir, created_at, pushed_at)
@@ -69,7 +70,7 @@ NUMBERS = {
 
 def fill(pool: Pool, rows: int) -> int:
     """Make a run with this many trained groups, each of one rollout with one completion; return the id of the run."""
-    run = open_run(pool, "long", "train", {})
+    run = open_run(pool, RUN, "train", {})
     set_queue_limit(pool, run.id, 4 * BATCH)
     with pool.write() as connection:
         task = [{"run_id": run.id, "name": f"old-{n}", "domain": "agent", "spec": TASK} for n in range(TASKS)]

@@ -17,7 +17,7 @@ from harness.agents.mix import Scaffold, scaffold_of
 from harness.agents.one_call import AGENT, OneCall
 from harness.monitor.engine_presence import EnginePresence
 from harness.monitor.progress import Board
-from harness.monitor.trainer_watch import POLL_SECONDS, TrainerWatch
+from harness.monitor.trainer_watch import TrainerWatch
 from harness.rollout import Cancellation, RunContext, run_rollout
 from harness.tasks import Task
 from harness.tasks.mix import TaskMix
@@ -39,6 +39,8 @@ from sandboxes.base import SandboxError
 
 ANSWERING = Scaffold(name=AGENT, agent=OneCall())
 """The agent of tasks that ask for an answer only."""
+BOARD_SECONDS = 0.5
+"""Longest time between two updates of the board."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +131,8 @@ class RunLoop:
         engine.watch()
         try:
             while not await self._reached():
-                await asyncio.wait({feeding, self._failed}, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                pause = self._trainer.pause(BOARD_SECONDS)
+                await asyncio.wait({feeding, self._failed}, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
                 self._board.outage = self._context.sandboxes.away or engine.away
                 self._board.refresh()
                 _check_patience(engine)
@@ -201,7 +204,7 @@ class RunLoop:
                 self._board.note = "waiting for the trainer's first weights"
             else:  # what it waits for may be its own slowest rollout
                 self._board.note = f"open groups: {now.open_groups} of {now.queue_limit}, the trainer's limit"
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(self._trainer.pause())
             now = await self._trainer.latest()
 
     async def _start(self, rollout: OpenRollout) -> None:

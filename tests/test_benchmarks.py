@@ -16,6 +16,7 @@ from benchmarks.capacity.estimate import Load, estimate
 from benchmarks.schedules.figures import WORKLOADS, divergence
 from benchmarks.schedules.simulation import simulate
 from tests.conftest import need
+from tests.postgres import binaries
 from trainer.config.batch import BatchConfig, Schedule
 
 ROOT = Path(__file__).parent.parent
@@ -155,10 +156,17 @@ def test_the_least_ceiling_is_the_first_bottleneck() -> None:
 def test_the_benchmark_of_the_ceilings_ends_with_one_json_object(tmp_path: Path) -> None:
     figures = run("ceilings", tmp_path, "--parts", "gateway,pool")
     measured = ("gateway_calls_per_s", "pool_completions_per_s", "bytes_per_completion", "leased_groups_per_s")
-    assert figures["idle_harness_share"] > 0
     assert all(figures[key] > 0 for key in measured) and figures["sandbox_cycles_per_s"] is None
     assert figures["needs"].keys() == {"gateway processes", "databases, commits", "trainers, leases"}
     assert figures["first_bottleneck"] in figures["needs"] and figures["gigabytes_a_day"] > 0
+
+
+@pytest.mark.long
+def test_the_benchmark_of_waiting_ends_with_one_json_object(tmp_path: Path) -> None:
+    need("PostgreSQL", binaries() is not None)
+    figures = run("waiting", tmp_path)
+    shares = [figures[f"waiting_{who}_share_{on}"] for who in ("harness", "trainer") for on in ("sqlite", "postgresql")]
+    assert all(0 < share < 0.3 for share in shares), shares  # of so few groups, and only seconds after its start
 
 
 def test_the_attempts_at_a_task_take_its_sleeps_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,6 +69,7 @@ ELSEWHERE = {
     "python benchmarks/gpu.py --out gpu.json": GPU,
     "python benchmarks/mtp.py --out benchmarks/results/mtp.json": LONG,
     "python benchmarks/schedule.py --out benchmarks/results/schedule.json --picture docs/schedule.svg": LONG,
+    "python benchmarks/waiting.py --out benchmarks/results/waiting.json": LONG,
     "python benchmarks/trainer.py --threads 2 --out benchmarks/results/trainer.json": LONG,
     "python benchmarks/tree.py --threads 2 --out benchmarks/results/tree.json": LONG,
     "harness run tasks.jsonl --agent codex --docker unix:///var/run/docker.sock --docker tcp://a:2375=2"

@@ -30,7 +30,7 @@ from trainer.preflight import claim, demand_heads, demand_tokenizer, other_heads
 from trainer.push.push import PushResult, push_again, push_patiently, release
 from trainer.push.weights import Weights
 
-POLL_SECONDS, LONGEST_POLL_SECONDS = 0.1, 1.0
+POLL_SECONDS, LONGEST_POLL_SECONDS = 0.1, 2.0
 """Seconds between two looks at the pool. They become rarer while nothing comes: an idle run costs next to nothing."""
 ENGINE_SECONDS = 5.0
 """Seconds between two checks, while waiting, that every engine still serves the newest version. The checks become rarer

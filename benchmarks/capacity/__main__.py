@@ -23,7 +23,7 @@ from tests.postgres import binaries, running
 PARTS = ("gateway", "pool", "sandboxes")
 MEASURED = (
     "gateway_cpu_ms_per_call", "gateway_calls_per_s", "new_tokens_per_call", "sqlite_bytes_per_completion",
-    "pool_completions_per_s", "bytes_per_completion", "idle_harness_share", "leases_per_s", "leased_groups_per_s",
+    "pool_completions_per_s", "bytes_per_completion", "leases_per_s", "leased_groups_per_s",
     "sandbox_cycles_per_s",
 )  # fmt: skip
 

@@ -11,8 +11,6 @@ from benchmarks import gateway
 from benchmarks.capacity.writers import commit_rates
 from benchmarks.cycles import cycle, cycles_per_second
 from benchmarks.pool import fill, finish_group
-from harness.async_pool import AsyncPool
-from harness.monitor.trainer_watch import POLL_SECONDS, TrainerWatch
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.schema import completions
 from proxy.pool.training.steps import Published, latest, publish
@@ -33,15 +31,13 @@ class Sizes:
     """Completions of each process."""
     rows: int = 1_000_000
     leases: int = 5
-    idle_seconds: float = 40
-    """After which a harness that waits looks as rarely as it ever does."""
     members: int = 8
     calls: int = 8
     batch: int = 96
     """Sandboxes that are started, asked and removed at the same time."""
 
 
-QUICK = Sizes(gateway.QUICK, (1,), commits=64, rows=1000, leases=1, idle_seconds=1, members=2, calls=2, batch=4)
+QUICK = Sizes(gateway.QUICK, (1,), commits=64, rows=1000, leases=1, members=2, calls=2, batch=4)
 
 
 def of_gateway(sizes: Sizes) -> dict[str, Any]:
@@ -86,7 +82,6 @@ def _rows(pool: Pool) -> int:
 def _leases(pool: Pool, sizes: Sizes) -> dict[str, Any]:
     """Time steps of 8 groups: the lease with all of its completions, and the publishing of the step."""
     run_id = fill(pool, sizes.rows)
-    idle = asyncio.run(idle_harness(pool, run_id, sizes.idle_seconds))
     version = latest(pool, run_id)
     assert version is not None
     rule = LeaseRule(groups=8, window=8 * sizes.leases, max_staleness=99)
@@ -102,31 +97,10 @@ def _leases(pool: Pool, sizes: Sizes) -> dict[str, Any]:
     seconds = sum(taken) / len(taken)
     return {
         "rows": sizes.rows,
-        "idle_harness_share": idle,
         "leases_per_s": 1 / seconds,
         "leased_groups_per_s": rule.groups / seconds,
         "leased_completions_per_group": sizes.members * sizes.calls,
     }
-
-
-async def idle_harness(pool: Pool, run_id: int, seconds: float) -> float:
-    """CPU time over time of what a harness asks while its queue is full, once it has waited this long."""
-    watch, shares = TrainerWatch(AsyncPool(pool), run_id), []
-
-    async def wait() -> None:  # as the loop that looks for the last step, and the one that opens groups
-        ends = time.monotonic() + 2 * seconds
-        while time.monotonic() < ends:
-            await watch.latest()
-            await asyncio.sleep(POLL_SECONDS)
-
-    async def measure() -> None:
-        await asyncio.sleep(seconds)
-        cpu, began = time.process_time(), time.monotonic()
-        await asyncio.sleep(0.9 * seconds)
-        shares.append((time.process_time() - cpu) / (time.monotonic() - began))
-
-    await asyncio.gather(wait(), wait(), measure())
-    return shares[0]
 
 
 def of_sandboxes(sizes: Sizes, image: str) -> dict[str, Any]:

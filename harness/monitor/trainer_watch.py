@@ -30,5 +30,10 @@ class TrainerWatch:
     async def latest(self) -> Admission:
         """Return what was read last, or read the pool where another look is due."""
         if self._known is None or monotonic() >= self._next_at:
+            self._next_at = monotonic() + POLL_SECONDS  # meanwhile the others make do with the last one
             return await self.look()
         return self._known
+
+    def pause(self, longest: float = LONGEST_POLL_SECONDS) -> float:
+        """Return how many seconds to wait before `latest` is worth asking again, at most `longest`."""
+        return min(max(self._next_at - monotonic(), POLL_SECONDS), longest)

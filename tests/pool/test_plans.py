@@ -13,6 +13,7 @@ from sqlalchemy.engine import Engine
 from benchmarks.pool import fill, finish_group
 from proxy.pool.database import Pool
 from proxy.pool.inspect.account import account
+from proxy.pool.inspect.run_status import traffic
 from proxy.pool.rollouts.groups import open_rollouts
 from proxy.pool.rollouts.queue import lost_groups, replacements, spoiled_of
 from proxy.pool.rollouts.runs import admission
@@ -93,6 +94,7 @@ def test_standing_queries_of_a_million_groups_read_few_rows(pool: Pool) -> None:
         "spoiled": lambda: spoiled_of(pool, run_id, "old-5"),
         "of step": lambda: of_step(pool, run_id, 5),
         "account": lambda: account(pool, run_id),
+        "traffic": lambda: traffic(pool, run_id, ROWS),
     }
     for _ in range(7):
         finish()

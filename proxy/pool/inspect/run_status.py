@@ -10,6 +10,8 @@ from proxy.pool.database import Pool
 from proxy.pool.processes.owners import PoolProcess, database_time, is_alive, this_process
 from proxy.pool.schema import SAMPLED_TOKENS, attempts, completions, groups, rollouts, runs
 
+NEWEST_COMPLETION = select(func.max(completions.c.id))
+
 
 @dataclass
 class AgentProgress:
@@ -73,10 +75,12 @@ def run_status(pool: Pool, run_id: int) -> RunStatus:
 def traffic(pool: Pool, run_id: int, after: int | None) -> Traffic:
     """Count the run's calls after this completion of the pool; none when `after` is None."""
     with pool.read() as connection:
-        last = connection.scalar(select(func.max(completions.c.id))) or 0
-        if after is None:
+        last = connection.scalar(NEWEST_COMPLETION) or 0
+        if after is None or after == last:
             return Traffic(0, 0, last)
-        query = select(func.count(), func.coalesce(func.sum(SAMPLED_TOKENS), 0)).join_from(completions, attempts)
-        new = (completions.c.id > after) & (completions.c.id <= last) & (attempts.c.run_id == run_id)
+        # As a subquery, because SQLite would read all attempts of the run for a join.
+        owner = select(attempts.c.run_id).where(attempts.c.id == completions.c.attempt_id).scalar_subquery()
+        query = select(func.count(), func.coalesce(func.sum(SAMPLED_TOKENS), 0)).select_from(completions)
+        new = (completions.c.id > after) & (completions.c.id <= last) & (owner == run_id)
         calls, tokens = connection.execute(query.where(new)).one()
     return Traffic(calls, tokens, last)

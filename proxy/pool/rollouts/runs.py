@@ -3,9 +3,23 @@
 import re
 import time
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, func, insert, select, true, update
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Connection,
+    Integer,
+    Row,
+    Select,
+    bindparam,
+    func,
+    insert,
+    select,
+    true,
+    update,
+)
 
 from proxy.pool.database import Pool, insert_if_new, locked, retried
 from proxy.pool.errors import UserError
@@ -13,6 +27,7 @@ from proxy.pool.rollouts.states import GroupState
 from proxy.pool.schema import events, groups, interventions, policy_versions, runs
 
 PURPOSES = ("train", "eval", "collect")
+RunId = int | BindParameter[int]
 
 
 @dataclass(frozen=True)
@@ -105,25 +120,31 @@ def set_queue_limit(pool: Pool, run_id: int, limit: int) -> None:
 def admission(pool: Pool, run_id: int) -> Admission:
     """Read what a harness needs to know before it opens another group."""
     with pool.read() as connection:
-        # One query, as a waiting harness asks several times a second.
-        newest = _newest(run_id).subquery()
-        count = select(func.count()).where(_queued(run_id, "RUNNING", "DONE", "LEASED")).scalar_subquery()
-        why = select(interventions.c.rule).where(is_paused(run_id)).limit(1).scalar_subquery()
-        drops = (interventions.c.run_id == run_id) & (interventions.c.action == "drop_task")
-        dropped = select(func.count()).where(drops).scalar_subquery()
-        query = select(runs.c.queue_limit, count, newest.c.id, newest.c.step, newest.c.pushed_at, why, dropped)
-        joined = query.select_from(runs).outerjoin(newest, true()).where(runs.c.id == run_id)
-        limit, open_groups, version_id, step, pushed_at, paused, dropped_tasks = connection.execute(joined).one()
+        row = connection.execute(_admission(), {"of_run": run_id}).one()
+        limit, open_groups, version_id, step, pushed_at, paused, dropped_tasks = row
         if step is not None and pushed_at is None:
             open_groups += _unpushed(connection, run_id)
     version = None if version_id is None else version_name(version_id)
     return Admission(step, version, open_groups, limit, paused or "", dropped_tasks)
 
 
-def is_paused(run_id: int) -> ColumnElement[bool]:
+def is_paused(run_id: RunId) -> ColumnElement[bool]:
     """Select the pauses of a run that nobody has ended."""
     pause = (interventions.c.run_id == run_id) & (interventions.c.action == "pause")
     return pause & interventions.c.ended_at.is_(None)
+
+
+@cache
+def _admission() -> Select[Any]:
+    """One query, made once: a waiting harness asks it again and again, and making it takes longer than its answer."""
+    run_id = bindparam("of_run", type_=Integer)
+    newest = _newest(run_id).subquery()
+    count = select(func.count()).where(_queued(run_id, "RUNNING", "DONE", "LEASED")).scalar_subquery()
+    why = select(interventions.c.rule).where(is_paused(run_id)).limit(1).scalar_subquery()
+    drops = (interventions.c.run_id == run_id) & (interventions.c.action == "drop_task")
+    dropped = select(func.count()).where(drops).scalar_subquery()
+    query = select(runs.c.queue_limit, count, newest.c.id, newest.c.step, newest.c.pushed_at, why, dropped)
+    return query.select_from(runs).outerjoin(newest, true()).where(runs.c.id == run_id)
 
 
 def waiting(run_id: int) -> ColumnElement[bool]:
@@ -131,7 +152,7 @@ def waiting(run_id: int) -> ColumnElement[bool]:
     return _queued(run_id, "RUNNING", "DONE")
 
 
-def _queued(run_id: int, *states: GroupState) -> ColumnElement[bool]:
+def _queued(run_id: RunId, *states: GroupState) -> ColumnElement[bool]:
     return (groups.c.run_id == run_id) & groups.c.purpose.is_(None) & groups.c.state.in_(states)
 
 
@@ -162,7 +183,7 @@ def current_version(connection: Connection, run_id: int) -> Row[Any] | None:
     return connection.execute(_newest(run_id)).one_or_none()
 
 
-def _newest(run_id: int) -> Select[Any]:
+def _newest(run_id: RunId) -> Select[Any]:
     current = (policy_versions.c.run_id == run_id) & policy_versions.c.retired_at.is_(None)
     return select(policy_versions).where(current).order_by(policy_versions.c.step.desc()).limit(1)
 
