@@ -323,7 +323,7 @@ def test_groups_of_a_run_that_nobody_trains_from_settle(pool: Pool, purpose: str
     settle_untrained(pool, run.id)
     settle_untrained(pool, run.id)
     assert account(pool, run.id) == before and before.unaccounted == 0
-    assert ({"held_out": before.left_out.get("held_out")} | before.waiting)[place].rollouts >= 4
+    assert (before.left_out | before.waiting)[place].rollouts >= 4
     train = open_run(pool, "t", "train", {})
     finished_group(pool, train.id, [1.0, 0.0])
     settle_untrained(pool, train.id)

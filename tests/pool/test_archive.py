@@ -144,7 +144,7 @@ def test_what_a_rollback_reaches_stays(trained: Pool, archived: Command) -> None
     assert account(trained, run.id) == before and before.left_out[EQUAL].groups == STEPS
     reopen_after(trained, run.id, 2)
     back = account(trained, run.id)
-    assert (back.left_out[EQUAL].groups, back.waiting["rolled_back"].groups, back.unaccounted) == (2, 2, 0)
+    assert (back.left_out[EQUAL].groups, back.waiting["reopened"].groups, back.unaccounted) == (2, 2, 0)
     assert back.sampled == before.sampled and back.left_out[EQUAL].tokens * 2 == before.left_out[EQUAL].tokens
     for step in (3, 4):
         again = lease(trained, run.id, step, LeaseRule(groups=1, window=4, max_staleness=9))
