@@ -146,8 +146,7 @@ class RunLoop:
                 task.cancel()
             await asyncio.gather(*working, return_exceptions=True)
             await engine.close()
-            if not self._failed.cancel():
-                self._failed.exception()  # where another error ends the run, asyncio would print this one's traceback
+            self._failed.cancel()  # also keeps asyncio from printing its traceback where another error ends the run
 
     async def _reached(self) -> bool:
         if self._plan.until_step is None:

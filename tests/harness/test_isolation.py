@@ -1,5 +1,7 @@
 """What an agent leaves for the verifier to stumble over: in the process sandbox, where only order and names protect."""
 
+import asyncio
+import gc
 import gzip
 import tempfile
 from pathlib import Path
@@ -16,7 +18,7 @@ from harness.verdict.findings import IsolationFindings, write_findings
 from harness.verdict.isolation import verifier_sandbox
 from harness.verdict.room import safe_path
 from harness.verdict.verifier import verify
-from sandboxes.base import Limits
+from sandboxes.base import Limits, SandboxError
 from sandboxes.local.process import ProcessSandbox, ProcessSandboxes
 from tests.harness.conftest import HELLO
 
@@ -139,6 +141,26 @@ async def test_a_fresh_sandbox_holds_the_working_directory_and_nothing_else(
     command = f"test -x link && grep -q hello link && [ ! -e ~/planted ] && [ $PWD != {sandbox.work} ]"
     reward, _ = await judged(sandboxes, sandbox, task(command, where="fresh"), agent)
     assert reward == 1.0 and list(sandboxes.root.iterdir()) == []  # the agent's is not needed any more
+
+
+async def test_a_verdict_that_fails_while_the_daemon_is_away_leaves_no_second_error_to_asyncio(
+    sandboxes: ProcessSandboxes, sandbox: ProcessSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problems: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, problem: problems.append(problem["message"]))
+    judge = task("true", where="fresh")
+    snapshot = await take_snapshot(sandbox, judge, sandboxes)
+
+    async def stop() -> None:
+        raise SandboxError("the daemon is away")
+
+    with monkeypatch.context() as away:
+        away.setattr(sandbox, "stop", stop)
+        with pytest.raises(AttemptFailed, match="no verdict"):
+            async with verifier_sandbox(sandboxes, sandbox, judge, snapshot):
+                raise AttemptFailed("verifier", "no verdict")
+    gc.collect()
+    assert problems == []
 
 
 async def test_findings_are_kept(sandboxes: ProcessSandboxes, sandbox: ProcessSandbox, tmp_path: Path) -> None:
