@@ -87,6 +87,18 @@ def test_sub_agents_side_by_side_count_once() -> None:
     assert critical_path(timed(one_after_the_other), 10) == 4 and critical_path(timed(side_by_side), 10) == 3
 
 
+@pytest.mark.parametrize(("quick", "slow"), [(0.5, 30.0), (30.0, 0.5)])
+def test_a_parent_goes_on_from_the_longest_of_its_sub_agents_whichever_ends_last(quick: float, slow: float) -> None:
+    """One has two calls with tools of 3 s between them, the other a single call; the engine takes any time for each."""
+    spans = [(0.0, 1.0), (1.0, 1 + quick), (1.0, 1 + slow), (4 + quick, 4 + 2 * quick)]
+    end = max(span[1] for span in spans)
+    calls = timed(
+        [*spans, (end + 2, end + 3)], label={0: "main", 1: "subagent", 2: "subagent", 3: "subagent", 4: "main"}
+    )
+    calls[3] = replace(calls[3], follows=calls[1].id)
+    assert critical_path(calls, 10) == 1 + (1 + 3 + 1) + 2 + 1
+
+
 @pytest.mark.parametrize("seconds", [1, 61])
 def test_a_side_call_leaves_the_time_of_a_rollout(seconds: float) -> None:
     """Alone between two turns, together with tools of 2 s, and beside a turn that it outlasts."""
