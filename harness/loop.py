@@ -6,7 +6,7 @@ First come the rollouts without an outcome, with new attempts, then groups that 
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice, repeat
 from typing import Any
@@ -22,9 +22,19 @@ from harness.rollout import Cancellation, RunContext, run_rollout
 from harness.tasks import Task
 from harness.tasks.mix import TaskMix
 from proxy.pool.errors import UserError
+from proxy.pool.inspect.rule_states import rule_states
 from proxy.pool.rollouts.attempts import HasOutcome
 from proxy.pool.rollouts.failures import CAP, FAILURES, SPOILED_FEWEST, SPOILED_WINDOW, alarming, treatment
-from proxy.pool.rollouts.groups import GroupOptions, GroupProgress, OpenRollout, Outcome, open_group, open_rollouts
+from proxy.pool.rollouts.groups import (
+    GroupOptions,
+    GroupProgress,
+    OpenRollout,
+    Outcome,
+    called_off,
+    dropped_tasks,
+    open_group,
+    open_rollouts,
+)
 from proxy.pool.rollouts.queue import (
     PlannedGroup,
     is_settled,
@@ -118,6 +128,9 @@ class RunLoop:
         self._called_off: dict[int, str] = {}
         self._spoiled_said: dict[str, int] = {}
         """Id of a task -> the number of its spoiled rollouts at the last alarm."""
+        self._dropped_tasks = 0
+        """Tasks that the trainer's monitor has dropped, when rollouts were cancelled for it last."""
+        self._paused = ""
         self._owing = True
         """Whether the pool may hold filtered groups that need a replacement."""
         self._ended = asyncio.Event()
@@ -151,7 +164,14 @@ class RunLoop:
     async def _reached(self) -> bool:
         if self._plan.until_step is None:
             return False
-        self._board.step = (await self._trainer.latest()).step
+        now = await self._trainer.latest()
+        if now.dropped_tasks != self._dropped_tasks:
+            self._dropped_tasks = now.dropped_tasks
+            self._cancel(await self._pool(called_off, list(self._running)), "called_off")
+        if (now.step, now.paused) != (self._board.step, self._paused):
+            self._board.step, self._paused = now.step, now.paused
+            self._board.rules.rules = await self._pool(rule_states, self._run_id)
+            self._board.rules.paused = bool(now.paused)
         return self._board.step is not None and self._board.step >= self._plan.until_step
 
     async def _feed(self) -> None:
@@ -171,8 +191,11 @@ class RunLoop:
             group = due.pop(0) if due else await self._pool(lambda _: next(planned, None))
             if group is not None:
                 options = await self._with_budget(group.options)
-                for rollout in await self._pool(open_group, self._run_id, group.task, group.size, options):
+                opened_now = await self._pool(open_group, self._run_id, group.task, group.size, options)
+                for rollout in opened_now:
                     await self._start(rollout)
+                if not opened_now:
+                    await self._demand_tasks()
             elif self._running:
                 await self._ended.wait()
             else:
@@ -180,6 +203,15 @@ class RunLoop:
 
     def _settled(self, task: Task) -> bool:
         return is_settled(self._pool.blocking, self._run_id, task.id)
+
+    async def _demand_tasks(self) -> None:
+        """UserError when the trainer's monitor has dropped every task."""
+        dropped = await self._pool(dropped_tasks, self._run_id)
+        if dropped >= {task.id for task in self._plan.mix.tasks}:
+            raise UserError(
+                f"the trainer's monitor has dropped every task of the run ({len(dropped)}), so there is nothing to "
+                "sample; `harness watch` shows its rules. Start a run with other tasks or rules"
+            )
 
     async def _with_budget(self, options: GroupOptions) -> GroupOptions:
         """The options of a group that is opened now: all of its rollouts have the budget of the newest train step."""
@@ -199,7 +231,9 @@ class RunLoop:
             if now.step is not None and now.queue_limit is not None and (not opening or now.room):
                 self._board.note = ""
                 return
-            if now.step is None or now.queue_limit is None:
+            if now.paused:
+                self._board.note = f"paused by the monitor's rule {now.paused}; `trainer continue` ends it"
+            elif now.step is None or now.queue_limit is None:
                 self._board.note = "waiting for the trainer's first weights"
             else:  # what it waits for may be its own slowest rollout
                 self._board.note = f"open groups: {now.open_groups} of {now.queue_limit}, the trainer's limit"
@@ -244,8 +278,11 @@ class RunLoop:
 
     def _call_off(self, finished: GroupProgress) -> None:
         """Cancel the rollouts that another one's outcome has made superfluous."""
-        kind = "redundant" if finished.failure is None else "filtered"
-        for rollout_id in finished.cancelled:
+        self._cancel(finished.cancelled, "redundant" if finished.failure is None else "filtered")
+
+    def _cancel(self, rollout_ids: Iterable[int], kind: str) -> None:
+        """Cancel rollouts that have their outcome in the pool."""
+        for rollout_id in rollout_ids:
             self._called_off[rollout_id] = kind
             self._board.add(Outcome(attempt_id=None, reward=None, failure=kind))
             if rollout_id in self._running:

@@ -143,23 +143,25 @@ class RunState:
         It is an earlier one after a rollback. Waits while the run is paused.
         """
         version = self.ranks.share(lambda: self.monitor.act(version, self._claim.token))
-        if version.step < self.config.steps:
-            self.ranks.share(self._wait_while_paused)
+        waited = False
+        # Shared again and again: no rank waits for another for as long as a person takes.
+        while version.step < self.config.steps and self.ranks.share(partial(self._is_paused, told=waited)):
+            waited = True
+        if waited and self.ranks.rank == 0:
+            print("the pause is over", flush=True)
         return version
 
-    def _wait_while_paused(self) -> None:
-        """Wait until a person ends the pause; engines that restart meanwhile get the newest weights."""
-        told = ""
-        while why := paused(self.pool, self.pool_run.id):
-            if not told:
-                print(f"paused by {why}; `trainer continue` goes on", flush=True)
-                runs.record_event(self.pool, self.pool_run.id, "pause", f"the trainer waits: paused by {why}")
-            told = why
+    def _is_paused(self, told: bool) -> bool:
+        """Whether the run is paused, after a while if so; engines that restart meanwhile get the newest weights."""
+        why = paused(self.pool, self.pool_run.id)
+        if why and not told:
+            print(f"paused by {why}; `trainer continue` goes on", flush=True)
+            runs.record_event(self.pool, self.pool_run.id, "pause", f"the trainer waits: paused by {why}")
+        if why:
             self._claim.demand()
             self._check_engines()
             time.sleep(LONGEST_POLL_SECONDS)
-        if told:
-            print("the pause is over", flush=True)
+        return bool(why)
 
     def drop_batch(self, step: int, norms: str) -> None:
         """Set aside the groups of an unpublished step, whose gradient is not finite, so that it leases others."""

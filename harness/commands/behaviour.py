@@ -13,6 +13,7 @@ from harness.monitor.progress import make_console
 from proxy.pool.behaviour.statistics import Statistics, drift
 from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
+from proxy.pool.inspect.rule_states import monitor_lines
 from proxy.pool.inspect.run_behaviour import By, run_behaviour
 from proxy.pool.rollouts.runs import find_run
 
@@ -46,7 +47,8 @@ def _show(given: argparse.Namespace) -> int:
     where = whereabouts(given)
     pool = open_pool(where.pool, create=False)
     try:
-        sums = run_behaviour(pool, find_run(pool, where.name).id, given.by)
+        run_id = find_run(pool, where.name).id
+        sums, rules = run_behaviour(pool, run_id, given.by), monitor_lines(pool, run_id)
     finally:
         pool.close()
     if not sums:
@@ -60,6 +62,8 @@ def _show(given: argparse.Namespace) -> int:
         console.print(_counts("event", "per rollout", whole.events_per_rollout()))
     calls = whole.commands.total()
     console.print(_counts("command", "share", {name: n / calls for name, n in whole.commands.most_common(MOST)}))
+    for line in rules:
+        console.print(line, soft_wrap=True)
     return 0
 
 

@@ -23,6 +23,7 @@ from harness.environment.augment import KINDS, of_run
 from harness.loop import RunLoop, RunPlan
 from harness.monitor.engine_presence import EnginePresence
 from harness.monitor.progress import Board, calls_table, closing_table, length_bias, make_console
+from harness.monitor.rule_metrics import RuleMetrics
 from harness.rewards.named import scorer_named
 from harness.rollout import Budgets, RunContext, StageSlots
 from harness.run_dir import RunDir, Whereabouts
@@ -180,13 +181,15 @@ def run(verb: str, settings: Settings) -> int:
                     )
                     scorer = scorer_named(settings.reward, context.pool) if settings.reward else None
                     context = replace(context, judge=judge, scorer=scorer)
-                    metrics = placement.with_metrics(settings.metrics_port, sandboxes, directory.path)
+                    rules = RuleMetrics()
+                    metrics = placement.with_metrics(settings.metrics_port, sandboxes, directory.path, rules)
                     with placement.placed(settings, context, maker) as placed:
                         directory.begin(config | identity, verb, settings)
                         directory.write_whereabouts(
                             Whereabouts(pool=proxy.pool, name=stored_run.name, expected=plan.expected())
                         )
-                        return _work(plan, placed, claim, directory, metrics)
+                        board = Board(console, plan.expected(), run_summary(pool, stored_run.id), rules)
+                        return _work(plan, placed, claim, directory, board, metrics)
             finally:
                 pool.close()
 
@@ -281,11 +284,15 @@ def make_context(
 
 
 def _work(
-    plan: RunPlan, context: RunContext, claim: RunClaim, directory: RunDir, metrics: AbstractAsyncContextManager[None]
+    plan: RunPlan,
+    context: RunContext,
+    claim: RunClaim,
+    directory: RunDir,
+    board: Board,
+    metrics: AbstractAsyncContextManager[None],
 ) -> int:
     """Run the plan; then, also after an interruption, write the results and show a table."""
     console, run_id, pool = make_console(), claim.run.id, context.pool.blocking
-    board = Board(console, plan.expected(), run_summary(pool, run_id))
     interrupted = _close_interrupted(context, run_id)
     if interrupted:
         board.say(f"{interrupted} attempts were interrupted and start again")

@@ -18,6 +18,7 @@ from harness.run_dir import RunDir, Whereabouts
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import UserError
 from proxy.pool.inspect.account import account, account_lines
+from proxy.pool.inspect.rule_states import monitor_lines
 from proxy.pool.inspect.run_status import RunStatus, run_status, traffic
 from proxy.pool.rollouts.runs import Run, find_run
 
@@ -60,7 +61,7 @@ def _look(console: Console, pool: Pool, run: Run, expected: int | None, once: bo
             now = run_status(pool, run.id)
             rate.take(traffic(pool, run.id, rate.last))
             line, table = headline(run, now, expected, rate.text), agents_table(now)
-            places = "\n".join(account_lines(account(pool, run.id)))
+            places = "\n".join([*monitor_lines(pool, run.id), *account_lines(account(pool, run.id))])
             if isinstance(screen, Live):
                 screen.update(Group(line, table, Text(places)), refresh=True)
             elif line != shown:

@@ -11,6 +11,7 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
+from harness.monitor.rule_metrics import RuleMetrics
 from proxy.pool.errors import printable
 from proxy.pool.inspect.run_status import Traffic
 from proxy.pool.inspect.trainable_calls import ClientCalls
@@ -19,7 +20,7 @@ from proxy.pool.rollouts.groups import Outcome, RolloutRow
 PLAIN_SECONDS = 10
 MAX_ROWS = 40
 TOP_REASONS = 3
-CALLED_OFF = ("redundant", "filtered")
+CALLED_OFF = ("redundant", "filtered", "called_off")
 
 
 def make_console() -> Console:
@@ -47,7 +48,13 @@ class Rate:
 class Board:
     """Counts outcomes as they come and shows them. `rows`: the rollouts so far, when a run is resumed."""
 
-    def __init__(self, console: Console, expected: int | None, rows: Sequence[RolloutRow] = ()):
+    def __init__(
+        self,
+        console: Console,
+        expected: int | None,
+        rows: Sequence[RolloutRow] = (),
+        rules: RuleMetrics | None = None,
+    ):
         self._console = console
         self._status: Status | None = None
         self._expected = expected
@@ -58,6 +65,7 @@ class Board:
         self._began = self._shown = time.monotonic()
         self._alarm = ""
         self.rate = Rate()
+        self.rules = rules or RuleMetrics()
         self.running = 0
         self.step: int | None = None
         self.note = ""

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from harness.cluster.ray import RayOptions, on_cluster
 from harness.monitor.metrics import METRICS, shown
+from harness.monitor.rule_metrics import RuleMetrics
 from harness.rollout import RunContext
 from harness.settings import Settings
 from harness.setup.sandbox_choice import Backend
@@ -92,11 +93,16 @@ def placed(settings: Settings, context: RunContext, maker: SandboxMaker) -> Iter
 
 
 @asynccontextmanager
-async def with_metrics(port: int | None, sandboxes: Sandboxes, run_dir: Path) -> AsyncIterator[None]:
-    """Write the sandboxes' metrics into the run directory, and serve them on a port. At the end close the sandboxes."""
+async def with_metrics(
+    port: int | None, sandboxes: Sandboxes, run_dir: Path, rules: RuleMetrics
+) -> AsyncIterator[None]:
+    """Write metrics of sandboxes and rules into the run directory, and serve them on a port.
+
+    At the end close the sandboxes.
+    """
     metrics = sandboxes.metrics if isinstance(sandboxes, Hosts) else SandboxMetrics()
     try:
-        async with shown(metrics.text, port, run_dir / METRICS):
+        async with shown(lambda: metrics.text() + rules.text(), port, run_dir / METRICS):
             yield
     finally:
         await sandboxes.close()

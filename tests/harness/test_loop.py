@@ -25,9 +25,11 @@ from harness.tasks import Task
 from harness.tasks.mix import TaskMix, TaskSource
 from proxy.pool.database import open_pool
 from proxy.pool.errors import UserError
+from proxy.pool.inspect.rule_states import monitor_lines
 from proxy.pool.rollouts.groups import GroupOptions, Outcome, RolloutRow, finish_rollout, open_group, run_summary
 from proxy.pool.rollouts.runs import open_run, set_queue_limit
 from proxy.pool.schema import attempts, events, groups
+from proxy.pool.training.interventions import Cause, drop_tasks, go_on, pause
 from proxy.pool.training.steps import Published
 from sandboxes.local.process import ProcessSandboxes
 from sandboxes.local.processes import table
@@ -196,9 +198,41 @@ async def test_a_run_that_opens_no_group_says_what_it_waits_for(
 
 
 async def noted(board: Board, text: str) -> None:
+    await becomes(lambda: board.note == text)
+
+
+async def becomes(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(120):
-        while board.note != text:
+        while not holds():
             await asyncio.sleep(0.05)
+
+
+async def test_a_paused_run_waits_and_dropped_tasks_are_cancelled_and_opened_no_more(
+    go: Callable[..., Awaitable[list[RolloutRow]]], context: RunContext, run_id: int, proxy: RunningProxy, board: Board
+) -> None:
+    pool, cause = context.pool.blocking, Cause("cheated", "step 0: it shows")
+    metrics = {"monitor_states": {"cheated": {"level": "alarm", "since": 0, "value": 1.0}}}
+    push(proxy, publish_next(pool, run_id, Published(step=0, checkpoint="c", hf_dir="h", metrics=metrics)).name)
+    set_queue_limit(pool, run_id, 2)
+    tasks, agent = [task(id="a"), task(id="b")], scaffold("sleeper", "exec sleep 637")
+    running = asyncio.ensure_future(go(until_step=1, epochs=None, tasks=tasks, scaffolds=[agent]))
+    await becomes(lambda: board.running == 2)
+    pause(pool, run_id, cause)
+    drop_tasks(pool, run_id, ["b"], cause)
+    await becomes(lambda: board.running == 1)
+    await noted(board, "paused by the monitor's rule cheated; `trainer continue` ends it")
+    await becomes(lambda: 'blackforge_monitor_state{rule="cheated",state="alarm"} 1.0' in board.rules.text())
+    assert "blackforge_monitor_paused 1.0" in board.rules.text()
+    lines = monitor_lines(pool, run_id)
+    assert lines[0] == "monitor: cheated is in alarm since step 0, 1"
+    assert lines[1].endswith(" pause by cheated: step 0: it shows; `trainer continue` ends it")
+    assert go_on(pool, run_id) == 1
+    await becomes(lambda: board.running == 2)
+    drop_tasks(pool, run_id, ["a"], cause)
+    with pytest.raises(UserError, match=r"has dropped every task of the run \(2\)"):
+        await running
+    rows = [(row.task, row.failure) for row in run_summary(pool, run_id)]
+    assert Counter(rows) == {("a", "called_off"): 2, ("b", "called_off"): 1}
 
 
 async def test_agents_share_a_run_by_weight_and_those_held_out_are_not_trained(

@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from proxy.pool.database import Pool
+from proxy.pool.inspect.rule_states import STATES
 from proxy.pool.rollouts import runs
 from proxy.pool.training import interventions, steps
 from proxy.pool.training.interventions import Cause
@@ -24,8 +25,8 @@ from trainer.monitor.liveness import PhaseWatch, slowest
 from trainer.monitor.rollouts import behaviour, lengths, own_figures
 from trainer.monitor.states import LEVELS, OK, RuleState, advance
 
-STATES, TASKS = "monitor_states", "monitor_tasks"
-"""Metrics of a step: the state of each rule, and the tasks that each rule drops."""
+TASKS = "monitor_tasks"
+"""The metric of a step that holds the tasks that each rule drops."""
 REMEMBERED = 20
 """Steps before that medians and trends are taken from."""
 MOST_ROLLBACKS = 2
