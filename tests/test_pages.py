@@ -94,6 +94,7 @@ RUNNING = (
     'harness run examples/tasks.jsonl --sandbox process --agent command --command "python3 -I -S'
     ' $PWD/examples/agents/shell_agent.py"',
     "harness watch runs/run-tasks-opencode",
+    "harness behaviour runs/run-tasks-opencode",
     "harness eval examples/tasks.jsonl --agent mini-swe-agent --proxy http://127.0.0.1:8000",
     'harness run tasks.jsonl --agent command --command "your-agent" --proxy http://127.0.0.1:8000',
     "harness run tasks.jsonl --agent opencode -n 8 --concurrency 16",
