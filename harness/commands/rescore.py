@@ -47,7 +47,7 @@ def _rescore(given: argparse.Namespace) -> int:
         rescored = asyncio.run(rescore(threads, scorer, rows))
         _show(rescored)
         if isinstance(scorer, TrajectoryJudges):
-            print(f"judges were asked {scorer.asked} times; what they had said before was in the pool")
+            print(f"questions to judges: {scorer.asked}; what they had said before was in the pool")
         if not given.write:
             print("nothing was written; --write gives rollouts that no train step has taken their new rewards")
             return 0

@@ -42,6 +42,8 @@ ANSWERS = {
     "Write a function double": "Here:\n```python\ndef double(number):\n    return 2 * number\n```\n",
 }
 """Questions of the domains without a sandbox."""
+GRADE = "You grade the work of an AI agent"
+"""How judges of a run are asked."""
 COUNT, LONG_COUNT = "Count", ScriptedReply("one " * 5000, seconds_per_token=0.05)
 """What takes minutes to answer."""
 OPENCODES_HELPER, CODEXS_HELPER, CODEXS_WAIT = "task", "multi_agent_v1__spawn_agent", "multi_agent_v1__wait_agent"
@@ -101,6 +103,8 @@ def aside(asked: Asked) -> str | ScriptedReply:
         return answer
     if FILE_LISTING in asked.text:
         return WHOLE_FILE
+    if GRADE in asked.text:
+        return '{"score": 0.75, "reason": "it did what was asked"}'
     return SUMMARY if READ in asked.text else "A title"
 
 

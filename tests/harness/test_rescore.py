@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from sqlalchemy import select
 
 from harness.cli import main
+from harness.setup.stack import RunningProxy
 from proxy.pool.completions.records import NewCompletion
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt
@@ -18,9 +20,11 @@ from proxy.pool.rollouts.scoring import scorable
 from proxy.pool.schema import rollouts
 from proxy.pool.training.steps import Published
 from proxy.pool.training.windowed_fifo import LeaseRule, lease
+from tests.conftest import need
 from tests.harness.conftest import HELLO
 from tests.pool.make import TASK, new_completion, publish_next, record
 
+pytestmark = pytest.mark.filterwarnings("ignore:Accessing the 'model_:DeprecationWarning")  # litellm's own
 MODULE = """
 def words(task, verdict, rollout):
     text = rollout["turns"][0]["text"]
@@ -107,3 +111,24 @@ def test_a_run_with_a_reward_function_and_the_example(
     }.items():
         assert main(["rescore", str(tmp_path / "run"), "--reward", name]) == 2
         assert why in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_a_run_with_judges_and_the_same_judges_again(
+    proxy: RunningProxy,
+    run: Callable[..., list[dict[str, Any]]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    need("litellm (pip install blackforge[providers])", find_spec("litellm") is not None)
+    judge = tmp_path / "judge.toml"
+    judge.write_text(f'rubric = "It greets."\n[[judges]]\nmodel = "tiny"\nurl = "{proxy.url}/v1"\n')
+    [row] = run("--reward", str(judge), tasks=[HELLO])
+    assert (row["reward"], row["failure"]) == (0.75, None)
+    capsys.readouterr()
+    assert main(["rescore", str(tmp_path / "run"), "--reward", str(judge)]) == 0
+    shown = capsys.readouterr().out
+    assert "questions to judges: 0;" in shown and ["hello", "1", "0.750", "0.750"] in map(str.split, shown.splitlines())
+    judge.write_text(judge.read_text().replace("greets", "greets politely"))
+    assert main(["rescore", str(tmp_path / "run"), "--reward", str(judge)]) == 0
+    assert "questions to judges: 1;" in capsys.readouterr().out
