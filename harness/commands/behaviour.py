@@ -26,6 +26,7 @@ COLUMNS = {
     "characters_per_turn": ("characters", "{:.0f}"),
     "reasoning_share": ("reasoning", "{:.1%}"),
     "turns_to_first_edit": ("first edit", "{:.1f}"),
+    "hacked": ("hacked", "{:.1%}"),
     "model_seconds": ("model s", "{:.1f}"),
     "tool_seconds": ("tools s", "{:.1f}"),
 }

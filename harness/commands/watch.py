@@ -96,6 +96,7 @@ def agents_table(now: RunStatus) -> Table:
     table.add_column("remarks")
     for agent, part in sorted(now.agents.items()):
         reward = f"{part.reward_sum / part.rewards:.3f}" if part.rewards else "missing"
-        remarks = ", ".join(f"{count} {kind}" for kind, count in part.failures.most_common())
+        counts = [*([("hacked", part.hacked)] if part.hacked else []), *part.failures.most_common()]
+        remarks = ", ".join(f"{count} {kind}" for kind, count in counts)
         table.add_row(agent, f"{part.finished}/{part.rollouts}", str(part.rewards), reward, remarks)
     return table

@@ -20,6 +20,8 @@ from proxy.pool.rollouts.groups import Outcome, RolloutRow
 PLAIN_SECONDS = 10
 MAX_ROWS = 40
 TOP_REASONS = 3
+HACKED = "hacked"
+"""Heads the number of rollouts that cheated (harness/integrity)."""
 CALLED_OFF = ("redundant", "filtered", "called_off")
 
 
@@ -92,6 +94,8 @@ class Board:
             self._reward_sum += outcome.reward
         if outcome.failure is not None:
             self._failures[outcome.failure] += 1
+        if outcome.hacked is not None:
+            self._failures[HACKED] += 1
 
     @contextmanager
     def live(self) -> Iterator[None]:
@@ -170,6 +174,7 @@ def _cells(rows: Sequence[RolloutRow]) -> list[str]:
     rewards = [row.reward for row in rows if row.reward is not None]
     seconds = [row.seconds for row in rows if row.seconds is not None]
     failures = Counter(row.failure for row in rows if row.failure is not None)
+    failures.update(HACKED for row in rows if row.hacked is not None)
     return [
         str(len(rows)),
         str(len(rewards)),

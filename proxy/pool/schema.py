@@ -152,6 +152,9 @@ rollouts = Table(
     Column("failure", Text),  # a kind of proxy/pool/rollouts/failures.py
     Column("detail", FreeText),
     Column("finished_at", Float),
+    # What detectors of reward hacking and a judge say (harness/integrity).
+    Column("hacked", Text),  # tell | mask | zero: it cheated, and what becomes of it; null: nobody says so
+    Column("integrity", JSON(none_as_null=True)),  # findings, and the reward before; null: nobody looked
     # Figures of its attempt (proxy/pool/rollouts/counts.py). null: it was finished before there were any, or when the
     # attempt was still open.
     Column("completions", Integer),

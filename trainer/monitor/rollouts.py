@@ -43,7 +43,7 @@ def behaviour(groups: Sequence[LeasedGroup], first: Mapping[str, float]) -> dict
     whole, by_domain = Statistics(), defaultdict[str, Statistics](Statistics)
     for group in groups:
         for member in group.rollouts:
-            figures = of_rollout(member.completions, member.reward)
+            figures = of_rollout(member.completions, member.reward, member.hacked)
             whole.merge(figures)
             by_domain[str(group.task.get("domain", UNKNOWN))].merge(figures)
     means = {domain: part.means() for domain, part in sorted(by_domain.items())}
@@ -105,7 +105,7 @@ def own_figures(groups: Iterable[LeasedGroup], labels: Sequence[str]) -> dict[in
     for group in unmasked(groups):
         sides = {member.rollout_id: side for side, member in by_side(group)}
         for member in group.rollouts:
-            done = of_rollout(member.completions, member.reward)
+            done = of_rollout(member.completions, member.reward, member.hacked)
             mine = {f"behaviour/{name}": value for name, value in done.means().items() if name != "reward"}
             mine |= {f"events/{kind}": float(count) for kind, count in done.events.items()}
             mine |= {f"tool_failure_rate/{tool}": each.failed / each.known for tool, each in done.tools.items()

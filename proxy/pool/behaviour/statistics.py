@@ -45,6 +45,9 @@ class Statistics:
     edited: int = 0
     """Rollouts that wrote a file, and the sum of the turns up to their first one."""
     turns_to_edit: int = 0
+    integrity_known: int = 0
+    """Rollouts whose integrity was looked at, and those of them that cheated (harness/integrity)."""
+    hacked: int = 0
     model_seconds: float = 0.0
     tool_seconds: float = 0.0
     """Time between a call's answer and the next request of its conversation."""
@@ -59,6 +62,8 @@ class Statistics:
         self.characters += other.characters
         self.edited += other.edited
         self.turns_to_edit += other.turns_to_edit
+        self.integrity_known += other.integrity_known
+        self.hacked += other.hacked
         self.model_seconds += other.model_seconds
         self.tool_seconds += other.tool_seconds
         self.commands.update(other.commands)
@@ -83,6 +88,7 @@ class Statistics:
             "characters_per_turn": (self.characters, self.turns),
             "reasoning_share": (self.reasoning, self.characters),
             "turns_to_first_edit": (self.turns_to_edit, self.edited),
+            "hacked": (self.hacked, self.integrity_known),
             "model_seconds": (self.model_seconds, self.rollouts),
             "tool_seconds": (self.tool_seconds, self.rollouts),
             "tool_time_share": (self.tool_seconds, self.tool_seconds + self.model_seconds),
@@ -94,10 +100,11 @@ class Statistics:
         return {kind: count / self.rollouts for kind, count in self.events.most_common() if kind != Kind.TOOL_CALLED}
 
 
-def of_rollout(chain: Sequence[Completion], reward: float | None) -> Statistics:
-    """Return the figures of one rollout, from its completions in commit order."""
+def of_rollout(chain: Sequence[Completion], reward: float | None, hacked: bool | None = None) -> Statistics:
+    """Return the figures of one rollout, from its completions in commit order. `hacked`: None where nobody looked."""
     work = work_of(chain)
     figures = Statistics(rollouts=1, rewards=int(reward is not None), reward_sum=reward or 0.0, turns=len(work))
+    figures.integrity_known, figures.hacked = int(hacked is not None), int(bool(hacked))
     done = actions(work)
     for number, item in enumerate(work, 1):
         reasoning = len(item.reply.get("reasoning_content") or "")

@@ -54,8 +54,9 @@ def _rollouts(
     pool: Pool, run_id: int
 ) -> Iterator[tuple[Row[int | None, str, str, str, float | None, int], Statistics]]:
     columns = (groups.c.step, attempts.c.agent, tasks.c.domain, tasks.c.name, rollouts.c.reward, attempts.c.id)
+    looked_at = (rollouts.c.hacked, rollouts.c.integrity.is_not(None).label("looked_at"))
     finished = (groups.c.run_id == run_id) & rollouts.c.finished_at.is_not(None) & groups.c.dropped_at.is_(None)
-    query = select(*columns).join_from(rollouts, groups, groups.c.id == rollouts.c.group_id)
+    query = select(*columns, *looked_at).join_from(rollouts, groups, groups.c.id == rollouts.c.group_id)
     query = query.join(tasks, tasks.c.id == groups.c.task_id).join(attempts, attempts.c.id == rollouts.c.attempt_id)
     with pool.read() as connection:
         rows = connection.execute(query.where(finished).order_by(rollouts.c.id)).all()
@@ -64,4 +65,7 @@ def _rollouts(
         with pool.read() as connection:
             chains = of_attempts(connection, [row.id for row in some], experts=False)
         for row in some:
-            yield row, of_rollout(labelled(chains[row.id]), row.reward)
+            yield (
+                row,
+                of_rollout(labelled(chains[row.id]), row.reward, (row.hacked is not None) if row.looked_at else None),
+            )

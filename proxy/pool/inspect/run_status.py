@@ -22,6 +22,8 @@ class AgentProgress:
     rewards: int = 0
     reward_sum: float = 0.0
     failures: Counter[str] = field(default_factory=Counter)
+    hacked: int = 0
+    """Rollouts that cheated (harness/integrity), whatever becomes of them."""
 
 
 @dataclass(frozen=True)
@@ -50,17 +52,23 @@ class Traffic:
 def run_status(pool: Pool, run_id: int) -> RunStatus:
     """Read the status of a run."""
     kinds = (groups.c.agent, rollouts.c.failure, rollouts.c.finished_at.is_not(None).label("finished"))
-    sums = (func.count(), func.count(rollouts.c.reward), func.coalesce(func.sum(rollouts.c.reward), 0.0))
+    sums = (
+        func.count(),
+        func.count(rollouts.c.reward),
+        func.coalesce(func.sum(rollouts.c.reward), 0.0),
+        func.count(rollouts.c.hacked),
+    )
     query = select(*kinds, *sums).join_from(rollouts, groups).where(groups.c.run_id == run_id).group_by(*kinds)
     is_open = (attempts.c.run_id == run_id) & attempts.c.closed_at.is_(None)
     agents: dict[str, AgentProgress] = {}
     with pool.read() as connection:
-        for agent, failure, finished, count, rewards, reward_sum in connection.execute(query):
+        for agent, failure, finished, count, rewards, reward_sum, hacked in connection.execute(query):
             part = agents.setdefault(agent or "-", AgentProgress())
             part.rollouts += count
             part.finished += count if finished else 0
             part.rewards += rewards
             part.reward_sum += reward_sum
+            part.hacked += hacked
             if failure is not None:
                 part.failures[failure] += count
         open_attempts = connection.scalar(select(func.count()).where(is_open)) or 0

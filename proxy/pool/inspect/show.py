@@ -46,6 +46,7 @@ def show(pool: Pool, attempt_id: int) -> list[str]:
     query = (
         select(attempts, runs.c.name.label("run"), tasks.c.name.label("task"), groups.c.queue_index)
         .add_columns(rollouts.c.member, rollouts.c.reward, rollouts.c.attempt_id.label("final"), groups.c.dropped_at)
+        .add_columns(rollouts.c.hacked, rollouts.c.integrity)
         .add_columns(archives.c.file)
         .outerjoin(runs, runs.c.id == attempts.c.run_id)
         .outerjoin(rollouts, rollouts.c.id == attempts.c.rollout_id)
@@ -89,10 +90,23 @@ def _heading(row: Any, where: str | None) -> Iterator[str]:
         yield f"run {plain(row['run'])}, {place}, try {row['number']}"
     if row["final"] == row["id"]:
         yield f"reward {'missing' if row['reward'] is None else row['reward']}"
+        yield from _integrity(row["hacked"], row["integrity"] or {})
     if where not in (None, CONSUMED):
         yield f"its tokens: {where}"
     if row["dropped_at"] is not None:
         yield f"its calls have left the pool for {row['file']}; read them with proxy.pool.read"
+
+
+def _integrity(hacked: str | None, found: dict[str, Any]) -> Iterator[str]:
+    """Yield what detectors of reward hacking and a judge found, with the evidence."""
+    if hacked is not None:
+        yield f"hacked ({hacked}), by {', '.join(found['by'])}; its reward was {found['reward']}"
+    for finding in found.get("findings", ()):
+        at = "" if finding.get("completion") is None else f" at #{finding['completion']}"
+        yield f"{finding['severity']} {finding['detector']}{at}: {plain(finding['quote'])}"
+    if judge := found.get("judge"):
+        words = {True: "hacked", False: "not hacked", None: "no opinion"}[judge["hacked"]]
+        yield f"the judge: {words}: {plain(judge['reason'])}"
 
 
 def _state(row: Any) -> str:

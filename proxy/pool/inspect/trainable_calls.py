@@ -11,6 +11,7 @@ from sqlalchemy import case, func, select
 
 from proxy.pool.database import Pool
 from proxy.pool.read.why_untrained import Surroundings, why_untrained
+from proxy.pool.rollouts.masked import masked_as_hacked
 from proxy.pool.schema import TOKENS, attempts, completions, groups, rollouts
 from proxy.pool.untrained import Untrained
 
@@ -42,6 +43,7 @@ def trainable_calls(pool: Pool, run_id: int) -> dict[str, ClientCalls]:
         completions.c.label,
         (rollouts.c.finished_at.is_not(None) & rollouts.c.reward.is_(None)).label("without_reward"),
         rollouts.c.failure,
+        rollouts.c.hacked,
         rollouts.c.set_aside,
         groups.c.reason,
     )
@@ -63,6 +65,7 @@ def trainable_calls(pool: Pool, run_id: int) -> dict[str, ClientCalls]:
                 retried=row.retried,
                 without_reward=row.without_reward,
                 failure=row.failure,
+                hacked=masked_as_hacked(row.hacked, None),
                 set_aside=row.set_aside,
                 group=Untrained.from_columns(row.reason, None),
             )

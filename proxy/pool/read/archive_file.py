@@ -33,6 +33,7 @@ PLACE = {
     "failure": "string",
     "weight": "double",
     "set_aside": "string",
+    "hacked": "string",
 }
 """Column -> its type by pyarrow's name. They are for other readers; ours takes them from the pool."""
 FATE = {"fate_version": "int64", "trained": "int64", "left_out": "json"}

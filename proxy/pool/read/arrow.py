@@ -50,6 +50,7 @@ COLUMNS = {
     "reward_parts": "json",
     "failure": "string",
     "weight": "double",
+    "hacked": "string",
 }
 """Column -> its type, by pyarrow's name where there is one."""
 ROWS, TOKENS = 256, 1_000_000

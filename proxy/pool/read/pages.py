@@ -19,6 +19,7 @@ from proxy.pool.errors import UserError
 from proxy.pool.read.archive_file import ArchiveFile
 from proxy.pool.read.records import CompletionRecord, RolloutRecord
 from proxy.pool.read.why_untrained import Surroundings, why_untrained
+from proxy.pool.rollouts.masked import masked_as_hacked
 from proxy.pool.rollouts.runs import find_run
 from proxy.pool.schema import archives, attempts, groups, runs, tasks
 from proxy.pool.schema import rollouts as rollouts_table
@@ -189,6 +190,7 @@ def _completions(
         retried=ended_without_outcome or row.attempt != (row.attempt_id or row.newest),
         without_reward=row.finished_at is not None and row.reward is None,
         failure=row.failure,
+        hacked=masked_as_hacked(row.hacked, row.integrity),
         set_aside=row.set_aside,
         group=Untrained.from_columns(group.reason, group.detail),
     )
@@ -240,5 +242,6 @@ def _record(run: str, group: Row[Any], row: Row[Any], completions: Iterator[Comp
         reward_parts=row.reward_parts if final else None,
         failure=row.failure if final else None,
         weight=row.weight if final else None,
+        hacked=row.hacked if final else None,
         completions=tuple(completions),
     )

@@ -104,6 +104,8 @@ class RolloutRecord:
     """A kind of proxy/pool/rollouts/failures.py."""
     weight: float | None
     """Of its tokens in the loss, by the user's function (`batch.function`); None: none was asked about it."""
+    hacked: str | None
+    """tell | mask | zero: it cheated, and what becomes of it (docs/integrity.md); None: nobody says so."""
     completions: tuple[CompletionRecord, ...]
     """In the order of their commits."""
 
@@ -129,4 +131,4 @@ OWN = (
     "ordinal", "follows", "prefix_of", "prefix_length", "message", "label", "finish_reason", "misfit", "tokens",
     "prompt_length", "mask", "given", "logprobs", "versions",
 )  # fmt: skip
-OUTCOME = ("reward", "reward_parts", "failure", "weight")
+OUTCOME = ("reward", "reward_parts", "failure", "weight", "hacked")

@@ -18,6 +18,8 @@ class Surroundings:
     without_reward: bool
     """The rollout has ended without a reward."""
     failure: str | None
+    hacked: Untrained | None
+    """It cheated, and is masked."""
     set_aside: str | None
     """Why the user's function drops the rollout; None: it does not."""
     group: Untrained | None
@@ -38,6 +40,8 @@ def why_untrained(own: Untrained | None, label: str | None, around: Surroundings
     if around.without_reward:
         failure = around.failure
         return Untrained(UntrainedReason.ROLLOUT_FAILED, failure) if failure else Untrained(UntrainedReason.NO_REWARD)
+    if around.hacked is not None:
+        return around.hacked
     if around.set_aside is not None:
         return Untrained(UntrainedReason.FUNCTION, around.set_aside)
     return around.group

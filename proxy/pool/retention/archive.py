@@ -126,6 +126,7 @@ def _rows(pool: Pool, run: Run, group: Row[Any]) -> Iterator[list[dict[str, Any]
                 "failure": row.failure if final else None,
                 "weight": row.weight if final else None,
                 "set_aside": row.set_aside if final else None,
+                "hacked": row.hacked if final else None,
             }
             fate = (fates.c.version_id.label("fate_version"), fates.c.trained, fates.c.left_out)
             own = (

@@ -67,6 +67,10 @@ class Outcome:
     failure: str | None = None
     detail: str = ""
     reward_parts: dict[str, float] = field(default_factory=dict)
+    hacked: str | None = None
+    """It cheated, and what becomes of it: tell, mask (never trained) or zero (`reward` is 0). None: it did not."""
+    integrity: dict[str, Any] | None = None
+    """What detectors and a judge found (harness/integrity), with the reward before. None: nobody looked."""
     replaced: Any = None
     """The verifier's outcome, where a scorer replaced it (proxy/pool/rollouts/scoring.py); None: it did not."""
 
@@ -103,6 +107,8 @@ class RolloutRow:
     trainable: int
     sampled_tokens: int
     seconds: float | None
+    hacked: str | None = None
+    """tell | mask | zero: it cheated, and what becomes of it."""
 
 
 @retried
@@ -202,6 +208,8 @@ def finish_rollout(pool: Pool, rollout_id: int, outcome: Outcome) -> GroupProgre
         "failure": outcome.failure,
         "detail": outcome.detail,
         "finished_at": time.time(),
+        "hacked": outcome.hacked,
+        "integrity": outcome.integrity,
     }
     with pool.write() as connection:
         query = select(groups.c.id, groups.c.run_id).join_from(rollouts, groups).where(rollouts.c.id == rollout_id)
@@ -294,6 +302,7 @@ def run_summary(pool: Pool, run_id: int) -> list[RolloutRow]:
             func.coalesce(counts.c.trainable, 0),
             func.coalesce(counts.c.tokens, 0),
             attempts.c.closed_at - attempts.c.opened_at,
+            rollouts.c.hacked,
         )
         .join_from(rollouts, groups)
         .join(tasks, tasks.c.id == groups.c.task_id)

@@ -9,6 +9,7 @@ from sqlalchemy import func, select
 from proxy.pool.database import Pool
 from proxy.pool.rollouts.failures import CAP, FAILURES, REPLACED, SPOILED_WINDOW
 from proxy.pool.rollouts.groups import GroupOptions
+from proxy.pool.rollouts.masked import MASKED
 from proxy.pool.schema import groups, rollouts, tasks
 
 SETTLED_GROUPS = 3
@@ -54,7 +55,7 @@ def is_settled(pool: Pool, run_id: int, task: str) -> bool:
     )
     query = select(rollouts.c.group_id, rollouts.c.reward).join(last, last.c.id == rollouts.c.group_id)
     with pool.read() as connection:
-        rows = connection.execute(query.where(rollouts.c.reward.is_not(None))).all()
+        rows = connection.execute(query.where(rollouts.c.reward.is_not(None) & ~MASKED)).all()
     return len({row.group_id for row in rows}) == SETTLED_GROUPS and len({row.reward for row in rows}) == 1
 
 

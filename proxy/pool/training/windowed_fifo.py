@@ -20,6 +20,7 @@ from proxy.pool.errors import UserError
 from proxy.pool.processes.owners import demand_trainer
 from proxy.pool.rollouts.counts import count, keep_missing
 from proxy.pool.rollouts.failures import enough_valid
+from proxy.pool.rollouts.masked import MASKED, masked_as_hacked
 from proxy.pool.rollouts.runs import current_version, lock_run, version_name, version_of, waiting
 from proxy.pool.rollouts.states import move
 from proxy.pool.schema import attempts, groups, policy_versions, rollouts, tasks
@@ -73,6 +74,8 @@ class LeasedRollout:
     """The kind of its failure (proxy/pool/rollouts/failures.py), also of one with a verdict. None: it did not fail."""
     failed_calls: Sequence[Sequence[float]] = ()
     """Begin and end of its model calls that failed without a fault of the agent's (proxy/pool/rollouts/budgets.py)."""
+    hacked: bool | None = None
+    """Whether it cheated (harness/integrity). None: nobody looked."""
 
     @property
     def verdict(self) -> float | None:
@@ -188,9 +191,10 @@ def _anything_to_do(connection: Connection, run_id: int, rule: LeaseRule) -> boo
     if rule.refill:
         one_reward = func.min(rollouts.c.reward) == func.max(rollouts.c.reward)
         finished = select(groups.c.id).join_from(groups, rollouts).where(waiting(run_id) & (groups.c.state == "DONE"))
+        finished = finished.where(~MASKED)
         equal.update(connection.scalars(finished.group_by(groups.c.id).having(one_reward)))
     if equal and rule.process is not None:
-        rewarded = rollouts.c.group_id.in_(equal) & rollouts.c.reward.is_not(None)
+        rewarded = rollouts.c.group_id.in_(equal) & rollouts.c.reward.is_not(None) & ~MASKED
         members = connection.scalars(select(rollouts.c.id).where(rewarded)).all()
         if not unequal.known(connection, members):
             return True
@@ -219,7 +223,8 @@ def _judge(connection: Connection, run_id: int, rule: LeaseRule) -> _Judged:
     Reads the figures on the rollouts' rows, and completions only of those without, and of groups of equal rewards whose
     process rewards are asked for the first time.
     """
-    columns = (rollouts.c.id, rollouts.c.attempt_id, rollouts.c.reward, rollouts.c.failure, rollouts.c.versions)
+    own = rollouts.c
+    columns = (own.id, own.attempt_id, own.reward, own.failure, own.versions, MASKED.label("masked"))
     finished = waiting(run_id) & (groups.c.state == "DONE")
     query = select(*columns, rollouts.c.group_id, groups.c.size).join_from(groups, rollouts).where(finished)
     members = connection.execute(query).all()
@@ -234,6 +239,7 @@ def _judge(connection: Connection, run_id: int, rule: LeaseRule) -> _Judged:
     retired: dict[int, list[int]] = {}
     for m in members:
         why, lag = _standing(m.reward, m.failure, _oldest_step(names[m.id], known, steps), now)
+        why = why or (Untrained(UntrainedReason.HACKED) if m.masked else None)
         rolled_back = why is not None and why.reason == UntrainedReason.ROLLED_BACK
         retired.setdefault(m.group_id, []).extend([m.id] if rolled_back else [])
         sizes[m.group_id] = m.size
@@ -331,6 +337,7 @@ def _leased(
     row: Row[Any], completions: list[Completion], known: dict[str, int], steps: _Steps, now: int
 ) -> LeasedRollout:
     why, staleness = _standing(row.reward, row.failure, _oldest_step(_versions(completions), known, steps), now)
+    why = why or masked_as_hacked(row.hacked, row.integrity)
     if row.set_aside is not None:
         why = why or Untrained(UntrainedReason.FUNCTION, row.set_aside)
     if row.left_out is not None:
@@ -347,6 +354,7 @@ def _leased(
         weight=weight,
         failure=row.failure,
         failed_calls=row.failed_calls or (),
+        hacked=None if row.integrity is None else row.hacked is not None,
     )
 
 

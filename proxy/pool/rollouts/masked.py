@@ -1,0 +1,23 @@
+"""Rollouts that cheated and are masked: they are neither trained nor part of their group's statistics.
+
+Who says so is no matter of the pool (harness/integrity).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import func
+
+from proxy.pool.schema import rollouts
+from proxy.pool.untrained import Untrained, UntrainedReason
+
+MASK = "mask"
+MASKED = func.coalesce(rollouts.c.hacked, "") == MASK
+"""Whether the rollout of a query's row is masked."""
+
+
+def masked_as_hacked(hacked: str | None, integrity: Mapping[str, Any] | None) -> Untrained | None:
+    """Return why a rollout with these columns is not trained; None: its integrity is no reason."""
+    if hacked != MASK:
+        return None
+    return Untrained(UntrainedReason.HACKED, ", ".join((integrity or {}).get("by", ())))
