@@ -7,7 +7,7 @@ task's image, which the judge does not see.
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,15 +108,16 @@ def _tests(verifier: Verifier) -> str:
     text = f"Command: {verifier.command}\n{rule}\n"
     if verifier.cases:
         text = f"Cases, each run in a process of its own: {msgspec.json.encode(verifier.cases).decode()}\n"
-    for path, content in _files(verifier):
+    for path, content in files_of(verifier.files, verifier.directories):
         shown = content if len(content) <= MAX_FILE else f"{content[:MAX_FILE]}\n[{len(content) - MAX_FILE} more]"
         text += f"\n## {path}\n\n{shown}\n"
     return text if len(text) <= MAX_TESTS else f"{text[:MAX_TESTS]}\n[the rest is left out]"
 
 
-def _files(verifier: Verifier) -> Iterator[tuple[str, str]]:
-    yield from verifier.files.items()
-    for place, source in verifier.directories.items():
+def files_of(files: Mapping[str, str], directories: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield a task's own files and those of its directories by their paths in the sandbox, as text."""
+    yield from files.items()
+    for place, source in directories.items():
         for path in sorted(Path(source).rglob("*")):
             if path.is_file():
                 content = path.read_bytes()

@@ -1,0 +1,1 @@
+"""Detectors of reward hacking against cheats and honest look-alikes."""

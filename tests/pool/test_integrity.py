@@ -16,6 +16,7 @@ from proxy.pool.rollouts.runs import open_run
 from proxy.pool.schema import rollouts as table
 from proxy.pool.training.steps import Published
 from proxy.pool.training.windowed_fifo import LeaseRule, lease
+from proxy.pool.untrained import Untrained
 from tests.pool.make import TASK, finished_group, publish_next
 
 FOUND = {
@@ -74,7 +75,7 @@ def test_groups_that_are_equal_without_the_masked_ones_are_skipped_and_settle_th
     assert is_settled(pool, run.id, TASK["id"])
 
 
-def run_reasons(pool: Pool) -> list[object]:
+def run_reasons(pool: Pool) -> list[Untrained | None]:
     return [rollout.completions[0].untrained for rollout in rollouts(pool)][1::3]
 
 

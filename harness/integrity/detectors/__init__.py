@@ -1,0 +1,1 @@
+"""Detectors of reward hacking. Each is a pure function from a scene to its findings."""

@@ -1,0 +1,108 @@
+"""What the harness knows when it has a verdict: the task, what judges it, and the files that the agent changed."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from harness.environment.file_manifest import FileDifference
+from harness.tasks import Task
+from harness.verdict.findings import IsolationFindings
+from harness.verdict.judge import files_of
+
+LONGEST = 1 << 16
+"""Characters of one file of the task's that are looked at, and bytes of one that the agent changed."""
+MOST = 300
+"""Changed files that are read."""
+_NOISE = re.compile(
+    r"(?:^|/)(?:\.git/(?!hooks/|config$)|node_modules/|\.cache/|\.npm/|\.bundle/|\.local/share/|\.(?:bash|python"
+    r"|node_repl)"
+    r"_history$|\.venv/lib|venv/lib|instruction\.md$|\.tox/|\.claude|\.codex|\.gemini|\.qwen|\.config/opencode)"
+)
+"""What git, package managers and agents write by themselves."""
+
+
+@dataclass(frozen=True)
+class FileChange:
+    """A file that the agent added, changed or removed."""
+
+    path: str
+    """Relative to the working directory where it lies in it, else absolute."""
+    existed: bool
+    before: str | None
+    """None: it did not exist, or its text is not known."""
+    after: str | None
+    """None: it is gone, or its text is not known (too long, or no text)."""
+    removed: bool = False
+
+    @property
+    def added_lines(self) -> list[str]:
+        """The lines that are new. All of a file whose earlier text is not known."""
+        return _beyond((self.after or "").splitlines(), (self.before or "").splitlines())
+
+    @property
+    def removed_lines(self) -> list[str]:
+        return _beyond((self.before or "").splitlines(), (self.after or "").splitlines())
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The sandbox' evidence of one attempt."""
+
+    prompt: str
+    """What the agent was asked."""
+    given: Mapping[str, str]
+    """The texts of the files that the task gave to it."""
+    changes: Sequence[FileChange]
+    verifier: Mapping[str, str]
+    """The texts of what judges: files by their paths, and under the empty path commands and cases."""
+    undone: Sequence[str] = field(default_factory=tuple)
+    """Files that steer a verifier and that the agent had added or changed, which were put back before the verdict."""
+
+
+def readable(difference: FileDifference) -> list[str]:
+    """Return the paths of those changed files whose text is evidence, at most `MOST`."""
+    paths = [path for path in (*difference.changed, *difference.added) if not _NOISE.search(path)]
+    return [path for path in paths if "__pycache__" not in path][:MOST]
+
+
+def evidence_of(task: Task, work: str, findings: IsolationFindings, texts: Mapping[str, str]) -> Evidence:
+    """Return the evidence of an attempt. `texts`: what the changed files hold now, by absolute path."""
+    given = _texts(task.files, task.directories)
+    difference, removed = findings.difference, set(findings.difference.removed)
+    changes = []
+    for path in (*difference.added, *difference.changed, *difference.removed):
+        name = _below(path, work)
+        if not _NOISE.search(path):
+            existed = path not in difference.added
+            before = given.get(name) if existed else None
+            changes.append(FileChange(name, existed, before, texts.get(path), path in removed))
+    verifier = _texts(task.verifier.files, task.verifier.directories)
+    verifier[""] = task.verifier.command
+    if task.verifier.cases:
+        verifier[""] += msgspec.json.encode(task.verifier.cases).decode()
+    undone = tuple(_below(path, work) for path in (*findings.removed, *findings.restored, *findings.left))
+    return Evidence(task.instruction, given, changes, verifier, undone)
+
+
+def _texts(files: Mapping[str, str], directories: Mapping[str, str]) -> dict[str, str]:
+    return {path.removeprefix("./"): text[:LONGEST] for path, text in files_of(files, directories)}
+
+
+def _below(path: str, work: str) -> str:
+    return path.removeprefix(f"{work.rstrip('/')}/")
+
+
+def _beyond(lines: list[str], others: list[str]) -> list[str]:
+    """The lines that the others do not have, in order; one that they have less often counts as often as it exceeds."""
+    left: dict[str, int] = {}
+    for line in others:
+        left[line.strip()] = left.get(line.strip(), 0) + 1
+    beyond = []
+    for line in lines:
+        if left.get(line.strip(), 0):
+            left[line.strip()] -= 1
+        elif line.strip():
+            beyond.append(line)
+    return beyond
