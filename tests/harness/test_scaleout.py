@@ -1,5 +1,6 @@
 """`--ray` on a cluster of three nodes on this machine: the head, which runs nothing, and two that work."""
 
+import asyncio
 import os
 import signal
 from collections import Counter
@@ -16,6 +17,7 @@ from harness.cli import main
 from harness.cluster.pickling import NodeSetup, pack, unpack
 from harness.cluster.task_directories import directories_of, moved, own_place, packed, unpacked
 from harness.monitor.engine_presence import EnginePresence
+from harness.rewards.function import RewardFunction
 from harness.rollout import RunContext
 from harness.run_dir import RunDir
 from harness.setup.stack import ProxyOptions, RunningProxy, service
@@ -217,11 +219,14 @@ def test_a_bench_travels_without_what_belongs_to_its_process(pool: Pool, proxy: 
         trouble=proxy.trouble,
         end_calls=proxy.end_calls,
         engine=EnginePresence(proxy.url, proxy.admin_key),
+        scorer=RewardFunction("examples.reward_function:brief"),
     )
     station = NodeSetup(pool=pool.url, make_sandboxes=ProcessSandboxes)
     there = unpack(pack(context), station.opened() | {"logs": Path(), "sandboxes": ProcessSandboxes()})
     assert (there.logs, there.pool.blocking.url, there.model) == (Path(), pool.url, context.model)
     assert there.pool.blocking is not pool and there.sandboxes is not context.sandboxes
+    assert context.scorer is not None and there.scorer is None  # rewards are made where the run is
+    asyncio.run(context.scorer.close())
     there.pool.blocking.close()
 
 
