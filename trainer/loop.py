@@ -15,6 +15,7 @@ from proxy.pool.training.steps import Version
 from trainer.config import Config
 from trainer.config.step import step_options
 from trainer.data.assemble import assemble, trained_tokens
+from trainer.data.imitation import denominator, mixed
 from trainer.data.minibatches import orders
 from trainer.data.packing import group_cost, key_cost, plan
 from trainer.loss.named_losses import configured
@@ -53,7 +54,8 @@ def train_steps(config: Config, run: RunState, policy: Policy, reporter: Reporte
             run.demand_owner()  # or the checkpoint might replace one of the trainer that took over
             directories = save(config, policy, step)
             # Publishing makes the step count, so its checkpoint is durable before and engines get it after.
-            version = run.publish(step, directories, report.metrics(), version, report.fates, report.scales)
+            done = report.metrics(), version, report.fates, report.scales, report.imitated
+            version = run.publish(step, directories, *done)
             run.push(version)
             report.pushed(version)
         if run.ranks.rank == 0:
@@ -99,13 +101,16 @@ def update(config: Config, run: RunState, policy: Policy, report: StepReport, st
     per_key = key_cost(policy.shape)
     options = step_options(config, step, policy.mixture, run.scales_before(step))
     batch = assemble(groups, options, partial(group_cost, per_key=per_key))
-    demand_known_tokens(batch.rows, policy.shape, policy.source)
-    planned = [plan(rows, ranks.data_world, config.batch.max_tokens, per_key) for rows in batch.minibatches]
+    sources = run.to_imitate(step)
+    demand_known_tokens((*batch.rows, *(row for rows in sources for row in rows)), policy.shape, policy.source)
+    whole = mixed(batch.minibatches, sources, [source.weight for source in config.imitation], policy.mixture)
+    planned = [plan(rows, ranks.data_world, config.batch.max_tokens, per_key) for rows in whole]
     run.release_engines()
-    report.packed(batch, [[micro for micros in planned for micro in micros[rank]] for rank in range(ranks.data_world)])
+    micros_of = [[micro for micros in planned for micro in micros[rank]] for rank in range(ranks.data_world)]
+    report.packed(batch, sources, micros_of)
     minibatches = [
-        Minibatch(micros[ranks.data_rank], trained_tokens(rows))
-        for micros, rows in zip(planned, batch.minibatches, strict=True)
+        Minibatch(micros[ranks.data_rank], denominator(rows), trained_tokens(rows))
+        for micros, rows in zip(planned, whole, strict=True)
     ]
     if config.loss.kl_steps_ago:
         policy.refer_to(exported(config, max(0, step - 1 - config.loss.kl_steps_ago)))

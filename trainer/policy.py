@@ -71,7 +71,9 @@ class Minibatch:
     micros: Sequence[Sequence[TrainingRow]]
     """Of this rank."""
     tokens: int
-    """Trained tokens over all ranks, which the loss is divided by."""
+    """What the loss is divided by: tokens over all ranks that are trained and not imitated, but at least 1."""
+    balanced: int = 0
+    """Trained tokens over all ranks, with the imitated ones, which the balance loss is divided by. 0: as `tokens`."""
 
 
 @dataclass(frozen=True)
@@ -249,7 +251,7 @@ class Policy:
             loss = loss / denominator
             return loss, (loss.detach(), sums, LossInput(logp.detach(), tokens))
 
-        self.model.balance = self.balance / denominator
+        self.model.balance = self.balance / (minibatch.rows.balanced or denominator)
         micro_results = forward_backward(self.ddp, minibatch.packed, loss_of)
         self.model.balance = 0.0  # a pass that measures the gradient of a loss must not add the balance loss to it
         norm, head_norm = self._finite_norms()

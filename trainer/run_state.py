@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -20,10 +20,14 @@ from proxy.pool.processes.owners import TRAINER, owned
 from proxy.pool.rollouts import runs
 from proxy.pool.training import steps, windowed_fifo
 from proxy.pool.training.fates import RolloutFate
+from proxy.pool.training.finished_rollouts import finished_rollouts
 from proxy.pool.training.interventions import paused
 from proxy.pool.training.unused_groups import since_last_step
 from proxy.pool.untrained import UntrainedReason
 from trainer.config import Config
+from trainer.config.imitation import Imitation
+from trainer.data.imitation import chosen, demonstrations
+from trainer.data.row import TrainingRow
 from trainer.megatron.parallel import Ranks
 from trainer.monitor.monitor import Monitor
 from trainer.preflight import claim, demand_heads, demand_tokenizer, other_heads
@@ -74,6 +78,7 @@ class RunState:
             ownership.enter_context(self._claim.kept())
             claim(Path(self.config.output), run, steps.latest(self.pool, run.id) is not None)
             demand_heads(self.config)
+            self._demonstrations = [self._demonstrations_of(source) for source in self.config.imitation]
             if self.config.batch.function:
                 with FunctionProcess(self.config.batch.function):
                     pass  # it can be imported
@@ -82,6 +87,29 @@ class RunState:
             print(self.config.batch.text(), flush=True)
             self._ownership = ownership.pop_all()
         return run
+
+    def _demonstrations_of(self, source: Imitation) -> list[TrainingRow]:
+        """Return the rows that a source offers. UserError where there are none, or one is too long for a step."""
+        rollouts = finished_rollouts(self.pool, runs.find_run(self.pool, source.run).id)
+        attempts = {item.attempt_id for rollout in rollouts for item in rollout.completions}
+        demand_tokenizer(self.pool, Path(self.config.model), attempts)
+        groups = demonstrations(rollouts, source.min_reward, self.config.batch.labels)
+        rows = [row for rows in groups.values() for row in rows if row.inputs]
+        longest, limit = max((row.inputs for row in rows), default=0), self.config.batch.max_tokens
+        if not 0 < longest <= limit:
+            have = f"has a path of {longest} tokens to imitate" if rows else "has no rollout to imitate"
+            way_out = f"raise batch.max_tokens = {limit}" if rows else "record some, or lower imitation.min_reward"
+            raise UserError(f"the run {source.run}, which [[imitation]] names, {have}; {way_out}")
+        return rows
+
+    def to_imitate(self, step: int) -> list[list[TrainingRow]]:
+        """Return what a step imitates beside its groups, by source."""
+        sources = self.config.imitation
+        if not sources:
+            return []
+        return self.ranks.share(
+            lambda: [chosen(rows, one, step) for rows, one in zip(self._demonstrations, sources, strict=True)]
+        )
 
     def latest(self) -> steps.Version | None:
         return self.ranks.share(lambda: steps.latest(self.pool, self.pool_run.id))
@@ -119,11 +147,12 @@ class RunState:
         parent: steps.Version | None = None,
         fates: Sequence[RolloutFate] = (),
         scales: dict[str, Any] | None = None,
+        imitated: Mapping[int, int] | None = None,
     ) -> steps.Version:
         """Make a step's weights the run's newest version and its groups CONSUMED, in one transaction.
 
         `parent`: the version that the step grew from. `fates`: what it did with the rollouts of its groups.
-        `scales`: the running deviations after it.
+        `scales`: the running deviations after it. `imitated`: by completion, the tokens that it imitated.
         """
         checkpoint, hf_dir = (str(path.resolve()) for path in directories)
         published = steps.Published(
@@ -134,6 +163,7 @@ class RunState:
             parent=parent.id if parent else None,
             fates=fates,
             scales=scales,
+            imitated=imitated or {},
         )
         return self.ranks.share(lambda: steps.publish(self.pool, self.pool_run.id, published, self._claim.token))
 

@@ -251,14 +251,16 @@ def full(count: int = 24, seed: int = 0) -> tuple[Tensor, LossTokens]:
     draw = torch.Generator().manual_seed(seed)
     noise = [0.3 * torch.randn(count, generator=draw, dtype=torch.float64) for _ in range(4)]
     logp = -torch.rand(count, generator=draw, dtype=torch.float64) * 3 - 0.1
+    mask = (torch.rand(count, generator=draw) < 0.8).double()
     batch = LossTokens(
         rollout_logp=logp + noise[0],
         advantage=noise[1] * 4,
-        mask=(torch.rand(count, generator=draw) < 0.8).double(),
+        mask=mask,
         scale=torch.rand(count, generator=draw, dtype=torch.float64),
         old_logp=logp + noise[2],
         reference_logp=logp + noise[3],
         segment=torch.arange(count) // 4,
+        imitated=(1 - mask) * (torch.arange(count) % 2),
     )
     return logp.requires_grad_(), batch
 
@@ -313,14 +315,16 @@ def test_masked_entries_may_hold_anything(name: str) -> None:
     clean = policy_loss(logp, batch, RULES[name])[0]
     (expected,) = torch.autograd.grad(clean, logp)
     gone = batch.mask == 0
-    assert gone.any() and batch.old_logp is not None and batch.reference_logp is not None and batch.scale is not None
+    assert batch.imitated is not None
+    lost = gone & (batch.imitated == 0)
+    assert lost.any() and batch.old_logp is not None and batch.reference_logp is not None and batch.scale is not None
     filled = replace(
         batch,
         rollout_logp=batch.rollout_logp.masked_fill(gone, -math.inf),
         old_logp=batch.old_logp.masked_fill(gone, math.nan),
         reference_logp=batch.reference_logp.masked_fill(gone, -math.inf),
         advantage=batch.advantage.masked_fill(gone, math.nan),
-        scale=batch.scale.masked_fill(gone, math.inf),
+        scale=batch.scale.masked_fill(lost, math.inf),
     )
     loss, sums = policy_loss(logp, filled, RULES[name])
     (gradient,) = torch.autograd.grad(loss, logp)
@@ -332,7 +336,7 @@ def test_masked_entries_may_hold_anything(name: str) -> None:
 @pytest.mark.parametrize("masked", [0, 5])
 def test_an_empty_or_all_masked_micro_batch_is_zero_with_a_gradient(name: str, masked: int) -> None:
     logp, batch = full(masked)
-    loss, sums = policy_loss(logp, replace(batch, mask=torch.zeros(masked)), RULES[name])
+    loss, sums = policy_loss(logp, replace(batch, mask=torch.zeros(masked), imitated=None), RULES[name])
     loss.backward()
     assert loss.item() == 0 and read_sums(sums)["ratio_mean"] == 0
     assert logp.grad is not None and not logp.grad.any()
@@ -400,3 +404,15 @@ def test_imitation_is_the_scaled_likelihood() -> None:
     assert batch.scale is not None
     loss, _ = imitation(logp, batch)
     assert loss.item() == pytest.approx(-(batch.scale * batch.mask * logp).sum().item())
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_imitation_beside_a_policy_loss_adds_its_likelihood_and_changes_nothing_else(name: str) -> None:
+    logp, batch = full()
+    assert batch.scale is not None and batch.imitated is not None and batch.imitated.sum() >= 2
+    alone, sums = policy_loss(logp, replace(batch, imitated=None), RULES[name])
+    mixed, more = policy_loss(logp, batch, RULES[name])
+    copied = batch.imitated > 0
+    assert (mixed - alone).item() == pytest.approx(-(batch.scale * logp)[copied].sum().item())
+    expected = {"imitated_tokens": int(copied.sum()), "imitation_loss": pytest.approx(-logp[copied].mean().item())}
+    assert read_sums(more) == read_sums(sums) | expected

@@ -1,7 +1,6 @@
 """Rows from rollouts that the pool already holds: to imitate them and to compare logprobs."""
 
 from collections import Counter
-from functools import partial
 from pathlib import Path
 
 from proxy.pool.completions.records import Completion
@@ -12,7 +11,8 @@ from proxy.pool.training.finished_rollouts import RecordedRollout, finished_roll
 from proxy.pool.untrained import Untrained, UntrainedReason
 from trainer.config import Config
 from trainer.config.model_shape import read_shape
-from trainer.data.assemble import merge, why_not_imitable
+from trainer.data import imitation
+from trainer.data.assemble import merge
 from trainer.data.routed_experts import replayed
 from trainer.data.row import TrainingRow
 from trainer.preflight import demand_tokenizer
@@ -23,15 +23,9 @@ def demonstrations(config: Config) -> list[list[TrainingRow]]:
 
     Raises UserError when fewer than two groups have any.
     """
-    groups: dict[int, list[TrainingRow]] = {}
-    pool, minimum = open_pool(config.pool), config.sft.min_reward
-    why_not = partial(why_not_imitable, labels=config.batch.labels)
-    for name in config.sft.runs:
-        for rollout in _finished(pool, name, Path(config.model)):
-            if minimum is None or (rollout.reward is not None and rollout.reward >= minimum):
-                rows = merge(rollout.completions, 1.0, Counter(), why_not)
-                groups.setdefault(rollout.group_id, []).extend(rows)
-    filled = [rows for rows in groups.values() if rows]
+    pool = open_pool(config.pool)
+    rollouts = [rollout for name in config.sft.runs for rollout in _finished(pool, name, Path(config.model))]
+    filled = list(imitation.demonstrations(rollouts, config.sft.min_reward, config.batch.labels).values())
     if len(filled) < 2:
         raise UserError(
             f"sft.runs = {list(config.sft.runs)} hold {len(filled)} groups to imitate, at least 2 are needed; "

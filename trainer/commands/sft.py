@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import torch
 
 from proxy.pool.database import open_pool
@@ -19,6 +18,7 @@ from proxy.pool.errors import UserError
 from proxy.pool.training.imitation import keep_imitated
 from trainer import config as settings
 from trainer.commands.recorded_rows import demonstrations
+from trainer.data.imitation import imitated_tokens
 from trainer.data.packing import pack, plan
 from trainer.data.row import TrainingRow
 from trainer.loss.policy_loss import imitation
@@ -45,7 +45,7 @@ def warm_start(config: settings.Config, ranks: Ranks) -> dict[str, Any]:
     started, step, measures, learned = time.perf_counter(), 0, {}, dict[int, int]()
     for rows in batches(train, options.batch, options.SEED):
         step += 1
-        learned |= learned_tokens(rows)
+        learned |= imitated_tokens(rows)
         micros = plan(rows, ranks.data_world, config.batch.max_tokens)[ranks.data_rank]
         update = policy.update(micros, count(rows), imitation, learning_rate(optimizer, step, options.max_steps))
         if step % options.MEASURE_EVERY == 0 or step == options.max_steps:
@@ -96,12 +96,6 @@ def batches(rows: Sequence[TrainingRow], size: int, seed: int) -> Iterator[list[
 
 def count(rows: Sequence[TrainingRow]) -> int:
     return sum(int(row.trained.sum()) for row in rows)
-
-
-def learned_tokens(rows: Sequence[TrainingRow]) -> dict[int, int]:
-    """Return how many tokens of each completion these rows train."""
-    counts = ((row.completions, np.bincount(row.segment[row.trained], minlength=len(row.completions))) for row in rows)
-    return {id: int(count) for ids, some in counts for id, count in zip(ids, some, strict=True)}
 
 
 def measure(policy: Policy, rows: Sequence[TrainingRow], max_tokens: int) -> dict[str, float]:

@@ -24,6 +24,7 @@ from proxy.pool.settings_file import (
 from trainer.config.batch import BatchConfig
 from trainer.config.credit import Credit
 from trainer.config.estimators import Estimator, Negatives, Norm
+from trainer.config.imitation import Imitation
 from trainer.config.monitor import MonitorConfig
 from trainer.config.mtp import Mtp
 from trainer.config.optimizer import Optimizer
@@ -316,6 +317,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     report: Report = Report()
     monitor: MonitorConfig = MonitorConfig()
     sft: Sft = Sft()
+    imitation: tuple[Imitation, ...] = ()
 
     def __post_init__(self) -> None:
         demand(
@@ -348,6 +350,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "batch.refill skips groups whose rewards are equal, and credit.baseline = none learns from those too; drop "
             "one",
         )
+        for source in self.imitation:
+            demand(
+                source.run != self.run,
+                f"imitation.run = {source.run} is the run that is trained, whose rollouts are reinforced; name another",
+            )
         demand(
             not self.mtp.drafts or self.parallel.context == self.parallel.pipeline == 1,
             f"mtp.drafts = {self.mtp.drafts} needs all layers and tokens on one rank, which parallel.context = "

@@ -146,11 +146,14 @@ def pack(rows: Sequence[TrainingRow], shard: ContextShard, merge: bool = True) -
     segments = np.concatenate([row.segment[row.places] + start for row, start in zip(rows, starts, strict=False)])
     logp = flat([row.rollout_logp for row in rows])
     weights = [np.full(len(row.tokens), row.weight, dtype=np.float32) for row in rows]
+    marks = [np.full(len(row.tokens), row.imitated, dtype=np.float32) for row in rows]
+    imitated = flat(marks) if any(row.imitated for row in rows) else None
     return packed, LossTokens(
         rollout_logp=logp,
         advantage=flat([row.advantage for row in rows]),
-        mask=torch.ones_like(logp),
+        mask=torch.ones_like(logp) if imitated is None else 1 - imitated,
         scale=flat(weights),
+        imitated=imitated,
         segment=tensor(np.unique(segments[mine], return_inverse=True)[1]),
     )
 

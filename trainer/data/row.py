@@ -24,6 +24,8 @@ class TrainingRow:
     """Factor of each token's loss: the normalisation over the batch, relative to the mean over all tokens."""
     completions: tuple[int, ...] = ()
     """Ids of the completions, by segment. Empty for rows that were not recorded."""
+    imitated: bool = False
+    """Whether its tokens are imitated: their loss is -log p, and they take no part in that of the policy."""
     experts: np.ndarray | None = None
     """[tokens, layers, experts per token] of the engine (trainer/data/routed_experts.py). None: routers choose."""
 

@@ -24,7 +24,7 @@ class LossTokens:
     """What the engine reported when it sampled the token."""
     advantage: Tensor
     mask: Tensor
-    """1: trained. 0: excluded, whatever the other entries hold (also -inf or NaN)."""
+    """1: in the policy loss. 0: excluded from it, whatever the other entries hold (also -inf or NaN)."""
     scale: Tensor | None = None
     """Factor of each token's loss: the normalisation over the whole batch. None: 1."""
     old_logp: Tensor | None = None
@@ -33,6 +33,8 @@ class LossTokens:
     """The reference model's logprob. Needed by rules with `kl`."""
     segment: Tensor | None = None
     """Index of each token's completion. Needed by rules with ratios over completions."""
+    imitated: Tensor | None = None
+    """1: imitated, and excluded from the policy loss. None: no token is."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,8 @@ class LossRule:
 def policy_loss(logp: Tensor, tokens: LossTokens, rule: LossRule) -> tuple[Tensor, LossSums]:
     """The summed loss of these tokens under a rule, and its statistics. `logp` [tokens] has the gradient.
 
+    Tokens that are imitated add -s logp, with scale s, and nothing else.
+
     CISPO, MiniMax-M1 (arXiv 2506.13585), equations 4-5: -sum_t sg(clip(r_t, 0, high)) A_t logp_t. The gradient goes
     through logp only, so a clipped token keeps learning: d loss / d logp_t = -w_t A_t. Raises ValueError when the
     tokens lack logprobs or segments that the rule needs.
@@ -113,7 +117,14 @@ def policy_loss(logp: Tensor, tokens: LossTokens, rule: LossRule) -> tuple[Tenso
     behaviour = log_ratio(logp, tokens.rollout_logp, kept)
     columns = [torch.ones_like(ratios), ratios, *divergences(behaviour), torch.where(kept, -logp.detach(), 0.0)]
     columns.append((weight != ratios).to(ratios))  # clipped: w != r, without the correction's factor
-    return (scale * losses).sum(), _sum_columns(columns, ratios, weight * extra, advantage, kept)
+    total, sums = (scale * losses).sum(), _sum_columns(columns, ratios, weight * extra, advantage, kept)
+    if tokens.imitated is None:
+        return total, sums
+    copied = tokens.imitated > 0
+    surprise = torch.where(copied, -logp, 0.0)
+    shares = 1.0 if tokens.scale is None else torch.where(copied, tokens.scale, 0.0)
+    own = torch.stack((copied.to(ratios).sum(), surprise.detach().sum()))
+    return total + (shares * surprise).sum(), LossSums(torch.cat((sums.sums[:-2], own)), sums.peak)
 
 
 def _score(logp: Tensor, ratios: Tensor, _through: Tensor, advantage: Tensor, rule: LossRule) -> tuple[Tensor, Tensor]:
@@ -176,7 +187,8 @@ def _given(logprobs: Tensor | None, name: str) -> Tensor:
 def _sum_columns(columns: list[Tensor], ratios: Tensor, weight: Tensor, advantage: Tensor, kept: Tensor) -> LossSums:
     """Add columns (w = 0, |w A|, and |w A| of negative advantages) and sum all over the tokens."""
     push = weight * advantage.abs()
-    columns = [*columns, (weight == 0).to(ratios), push, push * (advantage < 0)]
+    nothing = torch.zeros_like(ratios)  # two places for what is imitated
+    columns = [*columns, (weight == 0).to(ratios), push, push * (advantage < 0), nothing, nothing]
     sums = torch.stack([torch.where(kept, column, 0.0).sum() for column in columns])
     return LossSums(sums, torch.cat((torch.where(kept, ratios, 0.0), ratios.new_zeros(1))).max())
 
@@ -187,11 +199,13 @@ def read_sums(totals: LossSums) -> dict[str, float]:
     `entropy` is the one-sample estimate, the mean of -logp of the sampled tokens, in nats. `negative_weight_share` is
     the part of sum |w A| that lowers probabilities; it is no share of the gradient.
     """
-    count, ratios, k1, k2, k3, surprise, clipped, masked, push, negative = totals.sums.tolist()
+    count, ratios, k1, k2, k3, surprise, clipped, masked, push, negative, copied, copied_surprise = totals.sums.tolist()
     means = [total / max(count, 1.0) for total in (clipped, masked, ratios, k1, k2, k3, surprise)]
     names = ("clip_fraction", "mask_fraction", "ratio_mean", "kl_rollout_k1", "kl_rollout_k2", "kl_rollout", "entropy")
     share = negative / push if push else 0.0
-    return dict(zip(names, means, strict=True)) | {"ratio_max": totals.peak.item(), "negative_weight_share": share}
+    imitated = {"imitated_tokens": int(copied), "imitation_loss": copied_surprise / copied} if copied else {}
+    policy = dict(zip(names, means, strict=True)) | {"ratio_max": totals.peak.item(), "negative_weight_share": share}
+    return policy | imitated
 
 
 def imitation(logp: Tensor, tokens: LossTokens) -> tuple[Tensor, LossSums]:

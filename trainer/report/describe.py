@@ -256,8 +256,9 @@ def sizes(facts: StepFacts, run: MetricsContext, completions: Mapping[int, Compl
     if not computed.tokens:
         return {"computed_tokens": 0, "flat_tokens": 0}
     flat = separate([row.inputs for row in rows], sum(len(row.places) for row in rows))
-    alone = [completions[completion_id] for row in rows for completion_id in row.completions]
-    calls = separate([item.prompt_length + len(item.sampled) - 1 for item in alone], flat.logprobs)
+    alone = [completions[completion_id] for row in rows if not row.imitated for completion_id in row.completions]
+    lengths = [item.prompt_length + len(item.sampled) - 1 for item in alone]
+    calls = separate([*lengths, *(row.inputs for row in rows if row.imitated)], flat.logprobs)
     cost = flops(run.shape, computed)
     passes = max(1, len(facts.update.later) // len(facts.batch.minibatches))
     seconds = facts.seconds.get("train", 0.0)

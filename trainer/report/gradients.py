@@ -82,7 +82,7 @@ def gradient_shares(
     """Measure how much of the weights' gradient comes from negative advantages: one pass for each sign. Collective.
 
     Norms do not add up, so the share is |g-| / (|g+| + |g-|), with g+ + g- = g. Terms that have neither sign take no
-    part: the KL term and the rule's penalty. Empty where nothing is trained.
+    part: the KL term, the rule's penalty and imitation. Empty where nothing is trained.
     """
     if denominator == 0:
         return {}
@@ -107,7 +107,7 @@ def _gradient_norm(
         packed, tokens = parts[number]
         logp = edges[packed.branches]
         advantage = torch.where(tokens.advantage * sign > 0, tokens.advantage, 0.0)
-        loss, _ = policy_loss(logp, replace(tokens, advantage=advantage, old_logp=logp.detach()), rule)
+        loss, _ = policy_loss(logp, replace(tokens, advantage=advantage, old_logp=logp.detach(), imitated=None), rule)
         return loss / denominator, None
 
     forward_backward(policy.ddp, [packed for packed, _ in parts], loss_of)

@@ -23,6 +23,7 @@ from proxy.pool.training.unused_groups import abort_share, before_step, since_la
 from proxy.pool.training.windowed_fifo import LeasedGroup
 from trainer.config import Config
 from trainer.data.assemble import TrainingBatch
+from trainer.data.imitation import imitated_tokens
 from trainer.data.row import TrainingRow
 from trainer.loss.named_losses import configured
 from trainer.loss.policy_loss import policy_loss
@@ -170,6 +171,8 @@ class StepReport:
     _micros: Sequence[Sequence[Sequence[TrainingRow]]]
     _gradient_shares: dict[str, float]
     _update: Update
+    imitated: dict[int, int]
+    """By completion: how many of its tokens the step imitates."""
 
     def __init__(self, reporter: Reporter, step: int):
         self._reporter, self.step = reporter, step
@@ -191,13 +194,19 @@ class StepReport:
         self._groups = groups
         self._lap("wait")
 
-    def packed(self, batch: TrainingBatch, micros: Sequence[Sequence[Sequence[TrainingRow]]]) -> None:
-        """Note what the step trains on (`micros`: [data rank][micro-batch] -> rows).
+    def packed(
+        self,
+        batch: TrainingBatch,
+        sources: Sequence[Sequence[TrainingRow]],
+        micros: Sequence[Sequence[Sequence[TrainingRow]]],
+    ) -> None:
+        """Note what the step trains on (`micros`: [data rank][micro-batch] -> rows). `sources`: what it imitates.
 
         Measures the gradients of both signs in the steps that `report.negative_gradient_every` asks for, here because
         that needs the weights before the update.
         """
         self._batch, self._micros = batch, micros
+        self.imitated = imitated_tokens(row for rows in sources for row in rows)
         config, policy = self._reporter.config, self._reporter.policy
         every = config.report.negative_gradient_every
         mine = micros[policy.ranks.data_rank]

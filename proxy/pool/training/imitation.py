@@ -1,4 +1,6 @@
-"""What warm starts (`trainer sft`) learned from: tokens of each completion, counted once, in its own run's account."""
+"""What warm starts (`trainer sft`) and train steps ([[imitation]]) have imitated: tokens of each completion, counted
+once, in the account of the run that recorded it.
+"""
 
 from collections.abc import Mapping
 
@@ -12,6 +14,12 @@ from proxy.pool.training.fates import Tally
 
 @retried
 def keep_imitated(pool: Pool, tokens: Mapping[int, int]) -> None:
+    """Store how many tokens of each completion were learned."""
+    with pool.write() as connection:
+        write_imitated(connection, tokens)
+
+
+def write_imitated(connection: Connection, tokens: Mapping[int, int]) -> None:
     """Store how many tokens of each completion were learned. Those that are stored keep their number."""
     ids = sorted(tokens)
     query = (
@@ -20,19 +28,18 @@ def keep_imitated(pool: Pool, tokens: Mapping[int, int]) -> None:
         .outerjoin(imitated, imitated.c.completion_id == completions.c.id)
         .where(attempts.c.rollout_id.is_not(None), imitated.c.completion_id.is_(None))
     )
-    with pool.write() as connection:
-        for start in range(0, len(ids), IDS_PER_QUERY):
-            rows = connection.execute(query.where(completions.c.id.in_(ids[start : start + IDS_PER_QUERY]))).all()
-            values = [
-                {"completion_id": row.id, "run_id": row.run_id, "rollout_id": row.rollout_id, "tokens": tokens[row.id]}
-                for row in rows
-            ]
-            if values:
-                connection.execute(insert(imitated), values)
+    for start in range(0, len(ids), IDS_PER_QUERY):
+        rows = connection.execute(query.where(completions.c.id.in_(ids[start : start + IDS_PER_QUERY]))).all()
+        values = [
+            {"completion_id": row.id, "run_id": row.run_id, "rollout_id": row.rollout_id, "tokens": tokens[row.id]}
+            for row in rows
+        ]
+        if values:
+            connection.execute(insert(imitated), values)
 
 
 def imitation(connection: Connection, run_id: int) -> Tally:
-    """Return how many tokens of a run warm starts learned from."""
+    """Return how many tokens of a run were imitated."""
     counts = (func.count(rollouts.c.group_id.distinct()), func.count(rollouts.c.id.distinct()))
     query = (
         select(*counts, func.coalesce(func.sum(imitated.c.tokens), 0))

@@ -5,8 +5,8 @@ Wherever the process dies, `latest` names the checkpoint to resume from, and lea
 """
 
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Connection, Row, func, insert, select, update
@@ -18,6 +18,7 @@ from proxy.pool.rollouts.runs import current_version, lock_run, version_name, ve
 from proxy.pool.rollouts.states import move
 from proxy.pool.schema import groups, policy_versions, train_steps
 from proxy.pool.training.fates import RolloutFate, sums, write_fates
+from proxy.pool.training.imitation import write_imitated
 from proxy.pool.training.settled import of_steps, settle, unsettle
 from proxy.pool.untrained import UntrainedReason
 
@@ -55,6 +56,8 @@ class Published:
     """What the step did with each rollout of its groups."""
     scales: dict[str, Any] | None = None
     """The running deviations by domain after the step (trainer/credit/scales.py); None: the step kept none."""
+    imitated: Mapping[int, int] = field(default_factory=dict)
+    """By completion: how many of its tokens the step imitated."""
 
 
 @retried
@@ -84,6 +87,7 @@ def publish(pool: Pool, run_id: int, done: Published, trainer: str | None = None
             values = {"run_id": run_id, "step": done.step, "checkpoint": done.checkpoint, "hf_dir": done.hf_dir}
             version_id = insert_row(connection, policy_versions, values | {"created_at": time.time()})
             write_fates(connection, version_id, done.fates)
+            write_imitated(connection, done.imitated)
             own = sums(done.fates)
             values = {"version_id": version_id, "metrics": done.metrics, "fates": own.to_json(), "scales": done.scales}
             connection.execute(insert(train_steps).values(values | {"so_far": (before + own).to_json()}))
