@@ -25,7 +25,7 @@ STATES = "select state, step, reason, detail from groups order by queue_index"
 
 
 def launch(directory: Path, ranks: int, *settings: str) -> list[str]:
-    chosen = [word for setting in ("loss.advantage=dr_grpo", *settings) for word in ("--set", setting)]
+    chosen = [word for setting in settings for word in ("--set", setting)]
     return ["launch", str(directory / "trainer.toml"), "--steps", "1", "--nproc", str(ranks), *chosen]
 
 

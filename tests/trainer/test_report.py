@@ -368,7 +368,7 @@ def test_every_metric_is_on_the_page_and_what_is_on_the_page_is_a_metric() -> No
     metrics = describe(facts, MetricsContext(shape=SHAPE, peak=1e6, versions={"v1": 2}))
     of_the_loop = {"alarms", "pause_seconds", "engine_wait_seconds", "negative_gradient_share", "unused_groups"}
     of_the_loop |= {"monitor", "monitor_states", "monitor_tasks", "abort_share", "return_deviation"}
-    of_the_loop |= {"left_out_rollouts", "left_out_tokens", "left_out_so_far"}
+    of_the_loop |= {"left_out_rollouts", "left_out_tokens", "left_out_so_far", "imitated_tokens", "imitation_loss"}
     named = documented()
 
     def on_the_page(metric: str) -> bool:
