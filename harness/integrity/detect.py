@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from harness.integrity.detectors import answers, checks, code, configuration, hooks, intent, reach
 from harness.integrity.evidence import Evidence
 from harness.integrity.finding import Finding
-from harness.integrity.scene import Detector, Recorded, Scene
+from harness.integrity.scene import Detector, ObservedCompletion, Scene
 
 DETECTORS: Sequence[Detector] = (
     checks.tests_weakened,
@@ -35,7 +35,7 @@ MOST = 50
 """Findings of one attempt that are kept."""
 
 
-def detect(chain: Sequence[Recorded], evidence: Evidence) -> list[Finding]:
+def detect(chain: Sequence[ObservedCompletion], evidence: Evidence) -> list[Finding]:
     """Return what the detectors find in an attempt's completions, in commit order, and in what it left."""
     scene = Scene(chain, evidence)
     findings: list[Finding] = []

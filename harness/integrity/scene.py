@@ -35,7 +35,7 @@ LONGEST = 100_000
 
 
 @dataclass(frozen=True)
-class Text:
+class WrittenText:
     """Something that the agent wrote: a file as it was left, the new lines of it, or a program given on a command."""
 
     place: str
@@ -44,7 +44,7 @@ class Text:
     completion: int | None
 
 
-class Recorded(Readable, Protocol):
+class ObservedCompletion(Readable, Protocol):
     """A recorded completion."""
 
     @property
@@ -54,7 +54,7 @@ class Recorded(Readable, Protocol):
 class Scene:
     """One attempt."""
 
-    def __init__(self, chain: Sequence[Recorded], evidence: Evidence):
+    def __init__(self, chain: Sequence[ObservedCompletion], evidence: Evidence):
         self.evidence = evidence
         self.asked = Asked(evidence.prompt)
         self.work = work_of(chain)
@@ -76,36 +76,36 @@ class Scene:
         return [(action.completion, command) for action in self.actions for command in action.commands]
 
     @cached_property
-    def code(self) -> list[Text]:
+    def code(self) -> list[WrittenText]:
         """The new lines of program files outside of tests, as they were left, and programs that were run from shells.
 
         A file that is written and later put back is not among them.
         """
         left = [change for change in self.evidence.changes if change.after is not None]
         files = [
-            Text(change.path, "\n".join(change.added_lines)[:LONGEST], self.writer(change.path))
+            WrittenText(change.path, "\n".join(change.added_lines)[:LONGEST], self.writer(change.path))
             for change in left
             if is_code(change) and not TEST_FILE.search(change.path)
         ]
         return [*files, *self.run_texts, *self._elsewhere]
 
     @cached_property
-    def run_texts(self) -> list[Text]:
+    def run_texts(self) -> list[WrittenText]:
         """Programs that stand in a command, behind `-c` or in a here-document."""
         texts = []
         for completion, command in self.commands:
             if not INTERPRETERS.fullmatch(command.program):
                 continue
             inline = [word for option, word in zip(command.words, command.words[1:], strict=False) if option in _INLINE]
-            texts += [Text("", text[:LONGEST], completion) for text in (*inline, command.text) if text]
+            texts += [WrittenText("", text[:LONGEST], completion) for text in (*inline, command.text) if text]
         return texts
 
     @cached_property
-    def _elsewhere(self) -> list[Text]:
+    def _elsewhere(self) -> list[WrittenText]:
         """Program files that were written outside of what the evidence covers, and not removed again."""
         removed = {word for _, command in self.commands if command.program == "rm" for word in command.words[1:]}
         return [
-            Text(path, text[:LONGEST], action.completion)
+            WrittenText(path, text[:LONGEST], action.completion)
             for action in self.actions
             for path, text in action.written_files
             if path.startswith(("/", "~")) and path not in removed and self.change(path) is None and CODE.search(path)

@@ -59,7 +59,7 @@ async def rescore(pool: AsyncPool, scorer: Scorer, rows: Sequence[Scorable]) -> 
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RewardComparison:
     """Old and new rewards of some rollouts."""
 
     name: str
@@ -73,7 +73,7 @@ class Comparison:
     """Pearson's, over the rollouts with both; None: fewer than two, or one of them does not vary."""
 
 
-def compared(rescored: Sequence[Rescored]) -> list[Comparison]:
+def compared(rescored: Sequence[Rescored]) -> list[RewardComparison]:
     """Compare old and new rewards by task, and at last over all."""
     tasks: dict[str, list[Rescored]] = {}
     for one in rescored:
@@ -81,7 +81,7 @@ def compared(rescored: Sequence[Rescored]) -> list[Comparison]:
     return [_comparison(name, some) for name, some in sorted(tasks.items())] + [_comparison("all", rescored)]
 
 
-def _comparison(name: str, some: Sequence[Rescored]) -> Comparison:
+def _comparison(name: str, some: Sequence[Rescored]) -> RewardComparison:
     old = [one.old for one in some if one.old is not None]
     new = [one.new for one in some if one.new is not None]
     both = [(one.old, one.new) for one in some if one.old is not None and one.new is not None]
@@ -89,7 +89,7 @@ def _comparison(name: str, some: Sequence[Rescored]) -> Comparison:
         together = correlation(*map(list, zip(*both, strict=True))) if len(both) > 1 else None
     except StatisticsError:  # one of them does not vary
         together = None
-    return Comparison(name, len(some), _mean(old), _mean(new), len(some) - len(new), together)
+    return RewardComparison(name, len(some), _mean(old), _mean(new), len(some) - len(new), together)
 
 
 def _mean(values: Sequence[float]) -> float | None:

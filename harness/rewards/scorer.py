@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from harness.rewards.trajectory import Turn, plain, trajectory
+from harness.rewards.trajectory import TrajectoryTurn, plain, trajectory
 from harness.verdict.rewards import Verdict
 from proxy.pool.behaviour.read import events
 from proxy.pool.completions.records import Completion
@@ -42,7 +42,7 @@ class RolloutFacts:
         return Verdict(self.row.parts.get(VERIFIER, self.row.reward), parts)
 
     @cached_property
-    def turns(self) -> list[Turn]:
+    def turns(self) -> list[TrajectoryTurn]:
         return trajectory(self.chain)
 
     def verdict_data(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ LONGEST_TEXT = 4000
 """Characters of one text in it: a reasoning, a reply, the arguments of a call."""
 
 
-class Recorded(Readable, Protocol):
+class TimedCompletion(Readable, Protocol):
     """A recorded completion, with its times and sizes."""
 
     @property
@@ -51,7 +51,7 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
     """How it failed, in a word. Empty: it did not, or the result is not known."""
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
+class TrajectoryTurn(msgspec.Struct, frozen=True, kw_only=True):
     """One answer of the model that the agent acted on."""
 
     completion: int
@@ -73,12 +73,12 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     sampled_tokens: int
 
 
-def trajectory(chain: Sequence[Recorded]) -> list[Turn]:
+def trajectory(chain: Sequence[TimedCompletion]) -> list[TrajectoryTurn]:
     """Return the turns of an attempt from its completions, both in the order of their commits."""
     work = work_of(chain)
     done, branches = actions(work), _branches(work)
     return [
-        Turn(
+        TrajectoryTurn(
             completion=item.id,
             turn=item.ordinal,
             label=item.label or "main",
@@ -96,7 +96,7 @@ def trajectory(chain: Sequence[Recorded]) -> list[Turn]:
     ]
 
 
-def rendered(turns: Sequence[Turn], longest: int = LONGEST) -> str:
+def rendered(turns: Sequence[TrajectoryTurn], longest: int = LONGEST) -> str:
     """Return a trajectory as text of about `longest` characters: of a longer one the middle is left out, and said."""
     several = len({turn.branch for turn in turns}) > 1
     return cut("\n\n".join(_turn_text(turn, several) for turn in turns), longest)
@@ -148,7 +148,7 @@ def _tool_use(action: Action) -> ToolUse:
     )
 
 
-def _turn_text(turn: Turn, several: bool) -> str:
+def _turn_text(turn: TrajectoryTurn, several: bool) -> str:
     where = f" ({turn.label}, conversation {turn.branch})" if several or turn.label != "main" else ""
     lines = [f"== turn {turn.turn}{where}, ended by {turn.finish_reason}"]
     lines += [f"[{name}] {cut(text, LONGEST_TEXT)}" for name, text in _said(turn) if text.strip()]
@@ -160,11 +160,11 @@ def _turn_text(turn: Turn, several: bool) -> str:
     return "\n".join(lines)
 
 
-def _said(turn: Turn) -> list[tuple[str, str]]:
+def _said(turn: TrajectoryTurn) -> list[tuple[str, str]]:
     return [("reasons", turn.reasoning), ("says", turn.text)]
 
 
-def plain(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+def plain(turns: Sequence[TrajectoryTurn]) -> list[dict[str, Any]]:
     """Return turns as plain data, for a function in another process."""
     data: list[dict[str, Any]] = msgspec.to_builtins(turns)
     return data

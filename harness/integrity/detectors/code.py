@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from harness.integrity.finding import Finding, Severity
-from harness.integrity.scene import TEST_FILE, Scene, Text
+from harness.integrity.scene import TEST_FILE, Scene, WrittenText
 
 _COMPARISONS = {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__", "__instancecheck__"}
 _ALWAYS_EQUAL = re.compile(
@@ -129,6 +129,6 @@ def caller_asked(scene: Scene) -> Iterator[Finding]:
             yield _found(scene, "caller_asked", text, match[0])
 
 
-def _found(scene: Scene, detector: str, text: Text, quote: str, severity: Severity = Severity.STRONG) -> Finding:
+def _found(scene: Scene, detector: str, text: WrittenText, quote: str, severity: Severity = Severity.STRONG) -> Finding:
     where = f"{text.place}: " if text.place else ""
     return scene.finding(detector, severity, f"{where}{' '.join(quote.split())}", text.completion)
