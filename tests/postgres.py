@@ -48,11 +48,21 @@ class Server:
         self._at = f"postgresql+psycopg://{USER}:{password}@127.0.0.1:{port}"
         self._numbers = count()
 
-    def database(self) -> str:
-        """The URL of a new, empty database."""
+    def database(self, place: Path | None = None) -> str:
+        """The URL of a new, empty database. `place`: an empty directory that holds it, the server's user's own."""
         name = f"test_{next(self._numbers)}"
-        self.execute(f"create database {name}")
+        if place is None:
+            self.execute(f"create database {name}")
+        else:
+            self.execute(f"create tablespace place_of_{name} location '{place}'")
+            self.execute(f"create database {name} tablespace place_of_{name}")
         return f"{self._at}/{name}"
+
+    def drop(self, url: str) -> None:
+        """Remove a database that has a place, and take the place from the server."""
+        name = url.rpartition("/")[2]
+        self.execute(f"drop database {name} with (force)")
+        self.execute(f"drop tablespace place_of_{name}")
 
     def start(self) -> None:
         """Up, and answering. A server that was killed has processes that still end, which refuse the new one."""

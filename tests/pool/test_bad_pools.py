@@ -1,23 +1,30 @@
 """Databases that take no writes, are full, or are of another blackforge: one sentence each, and nothing is lost."""
 
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import OperationalError
 
 from harness.run_dir import Whereabouts
 from proxy.engine.tiny_model import make_tiny_model
-from proxy.pool.database import open_pool
+from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import PoolWriteError, UserError
 from proxy.pool.inspect.account import account
 from proxy.pool.inspect.verify import verify
 from proxy.pool.rollouts.runs import open_run, record_event
 from proxy.pool.training.steps import Published, latest, publish
 from proxy.pool.training.windowed_fifo import LeaseRule, lease
+from tests.conftest import need
 from tests.pool.full_disk import full_disk
 from tests.pool.make import finished_group
 from tests.postgres import Server
@@ -111,8 +118,39 @@ def test_a_user_without_rights_is_one_sentence(postgres_server: Server) -> None:
         each.close()
 
 
-def test_a_step_that_finds_the_pool_full_is_published_later(tmp_path: Path) -> None:
-    pool = open_pool(str(tmp_path / "pool.db"))
+@contextmanager
+def full_tablespace(database: str) -> Iterator[None]:
+    """Fill the file system that holds a PostgreSQL database, and empty it again after the block."""
+    engine = create_engine(database, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text("create table filler (bytes bytea)"))
+        connection.execute(text("alter table filler alter bytes set storage external"))
+        with pytest.raises(OperationalError, match="No space left on device"):
+            while True:
+                connection.execute(text("insert into filler select decode(repeat('00', 8000), 'hex')"))
+        yield
+        connection.execute(text("drop table filler"))
+    engine.dispose()
+
+
+@pytest.fixture
+def small_database(postgres_server: Server) -> Iterator[str]:
+    """A PostgreSQL database in a file system of 32 MiB."""
+    need("root, who may mount a file system", os.geteuid() == 0)
+    place = Path(tempfile.mkdtemp(prefix="blackforge-small-"))
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m,mode=700", "tmpfs", place]).returncode == 0
+    try:
+        need("a file system of its own (mount -t tmpfs)", mounted)
+        shutil.chown(place, "postgres", "postgres")
+        yield (database := postgres_server.database(place))
+        postgres_server.drop(database)
+    finally:
+        subprocess.run(["umount", place], check=mounted)
+        place.rmdir()
+
+
+def survives_full(pool: Pool, full: AbstractContextManager[None], cause: str) -> None:
+    """Publish a step while there is no room, which is one sentence and changes nothing; then publish it."""
     run = open_run(pool, "r", "train", {})
     version = publish(pool, run.id, STEP)
     for _ in range(3):
@@ -120,13 +158,22 @@ def test_a_step_that_finds_the_pool_full_is_published_later(tmp_path: Path) -> N
     leased = lease(pool, run.id, 1, RULE)
     assert leased is not None
     fates = [fate.to_pool() for fate in assemble(leased.groups, StepOptions()).fates]
-    step = replace(STEP, step=1, parent=version.id, fates=fates, metrics={"much": "x" * 100_000})
+    step = replace(STEP, step=1, parent=version.id, fates=fates, metrics={"much": os.urandom(50_000).hex()})
     before = account(pool, run.id)
-    with full_disk():
-        with pytest.raises(PoolWriteError, match=r"refused a write \(database or disk is full\); free space"):
+    with full:
+        with pytest.raises(PoolWriteError, match=rf"refused a write \({cause}.*\); free space"):
             publish(pool, run.id, step)
         assert account(pool, run.id) == before and latest(pool, run.id) == version
     assert lease(pool, run.id, 1, RULE) == leased
     assert publish(pool, run.id, step).step == 1 and account(pool, run.id).trained.tokens == 4
     assert verify(pool).damages == []
     pool.close()
+
+
+def test_a_step_that_finds_the_pool_full_is_published_later(tmp_path: Path) -> None:
+    survives_full(open_pool(str(tmp_path / "pool.db")), full_disk(), "database or disk is full")
+
+
+@pytest.mark.long
+def test_so_it_is_where_postgresql_has_no_room(small_database: str) -> None:
+    survives_full(open_pool(small_database), full_tablespace(small_database), "could not extend file")
