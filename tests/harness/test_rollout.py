@@ -176,7 +176,7 @@ async def test_exit_0_after_a_call_that_the_engine_failed_is_no_verdict(context:
     asked = context.logs / "asked"
     gives_up = CommandAgent(f"{SHELL_AGENT}; echo $OPENAI_API_KEY >> {asked}; until test -e {asked}.noted; do :; done")
     running = asyncio.create_task(run_rollout(context, rollout, gives_up))
-    while not asked.exists():
+    while not (asked.exists() and asked.read_text().endswith("\n")):
         await asyncio.sleep(0.01)
     attempt = by_key(context.pool.blocking, asked.read_text().strip())
     assert attempt is not None

@@ -17,6 +17,7 @@ from proxy.pool.database import HEAD, Pool, locked, open_pool, retried, upgrade
 from proxy.pool.errors import PoolReadError, PoolWriteError, UserError
 from proxy.pool.rollouts.runs import find_run, open_run, record_event, set_queue_limit
 from proxy.pool.schema import metadata, runs
+from tests.pool.full_disk import full_disk
 from tests.postgres import Server
 
 
@@ -122,10 +123,7 @@ def test_a_lock_that_another_process_keeps_is_one_error(tmp_path: Path, monkeypa
 
 def test_a_full_disk_fails_the_write_and_stores_nothing(tmp_path: Path) -> None:
     pool = open_pool(str(tmp_path / "pool.db"))
-    with pool.read() as connection:
-        pages = connection.exec_driver_sql("pragma page_count").scalar_one()
-        connection.exec_driver_sql(f"pragma max_page_count = {pages}")
-    with pytest.raises(PoolWriteError, match="full"):
+    with full_disk(), pytest.raises(PoolWriteError, match="full"):
         record_event(pool, None, "note", "x" * 1_000_000)
     with pool.read() as connection:
         assert connection.execute(text("select count(*) from events")).scalar() == 0
