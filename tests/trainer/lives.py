@@ -5,6 +5,7 @@ The forks run the worker's own code; a profiling hook, which only looks, kills o
 What torchrun does is done here too: when a rank is gone, the others are ended. Left out: torchrun (test_loop.py).
 """
 
+import gc
 import os
 import signal
 import subprocess
@@ -91,6 +92,7 @@ def main() -> None:
     """Serve lives until stdin ends."""
     from trainer.commands import worker  # loads torch and Megatron, which the tests' own process need not
 
+    gc.freeze()  # what is loaded stays for good: no life's collections look at it, or copy its pages
     for line in sys.stdin.buffer:
         life = msgspec.json.decode(line, type=Life)
         port = str(free_port()) if life.ranks > 1 else "0"

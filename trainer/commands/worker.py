@@ -3,6 +3,7 @@
 The arguments are those of the command line (trainer/commands/main.py), which has checked them.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -28,6 +29,7 @@ def main(argv: Sequence[str]) -> int:
     die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher too, which ends the ranks
     command = parse(argv)
+    gc.freeze()  # torch and Megatron are loaded for good, so the collector need not look at their million objects
     try:
         with process_groups(command.config.parallel) as ranks:
             result = _run(command, ranks)
