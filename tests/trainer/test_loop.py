@@ -76,6 +76,13 @@ def finish(directory: Path, *arguments: str) -> str:
     return output
 
 
+def live(lives: Lives, directory: Path, *arguments: str) -> list[str]:
+    """Run a trainer without its launcher to its end, which costs less; return the lines that it printed."""
+    before = len(lives.log.read_text())
+    assert lives.live("launch", str(directory / "trainer.toml"), *arguments) == [0], lives.log_end()
+    return lives.log.read_text()[before:].splitlines()
+
+
 def query(directory: Path, sql: str) -> list[tuple[object, ...]]:
     with sqlite3.connect(directory / "pool.db") as connection:
         return connection.execute(sql).fetchall()
@@ -107,24 +114,17 @@ def kill_rank(process: "subprocess.Popen[str]", rank: int) -> str:
     return output
 
 
-def test_a_run_with_kills_between_its_stages_is_the_undisturbed_run(tmp_path: Path) -> None:
+def test_a_run_with_kills_between_its_stages_is_the_undisturbed_run(tmp_path: Path, lives: Lives) -> None:
     smooth, rough = prepare(tmp_path / "smooth"), prepare(tmp_path / "rough")
-    output = finish(smooth)
-    assert [line.split()[1] for line in output.splitlines()] == [
-        "windowed:",
-        "1",
-        "2",
-        "3",
-    ] and "reward 0.500" in output
+    printed = live(lives, smooth)
+    assert [line.split()[1] for line in printed] == ["windowed:", "1", "2", "3"] and "reward 0.500" in printed[1]
 
     process = start(rough)  # killed between lease and checkpoint
     wait(lambda: query(rough, "select 1 from groups where state = 'LEASED'") != [])
     kill(process)
 
-    since, process = (
-        time.time(),
-        start(rough),
-    )  # killed between a checkpoint and its publication, which the lock holds up
+    since, process = time.time(), start(rough)
+    # killed between a checkpoint and its publication, which the lock holds up
     with sqlite3.connect(rough / "pool.db", timeout=60, isolation_level=None) as lock:
         wait(lambda: unpublished(rough, since, lock))
         wait(lambda: newest(rough, "models") == newest(rough, "checkpoints") == len(versions(rough)))
@@ -193,9 +193,9 @@ def test_training_from_postgresql_is_training_from_sqlite(tmp_path: Path, postgr
     assert same_files(here / "out/models/step-000002", there / "out/models/step-000002")
 
 
-def test_old_checkpoints_are_deleted(tmp_path: Path) -> None:
+def test_old_checkpoints_are_deleted(tmp_path: Path, lives: Lives) -> None:
     directory = prepare(tmp_path)
-    finish(directory, "--set", "keep_checkpoints=1", "--steps", "2")
+    live(lives, directory, "--set", "keep_checkpoints=1", "--steps", "2")
     kept = sorted(path.name for path in (directory / "out").glob("*/step-*"))
     assert kept == ["step-000002", "step-000002"]
     config = load_config(directory / "trainer.toml")
@@ -207,12 +207,10 @@ def test_old_checkpoints_are_deleted(tmp_path: Path) -> None:
     )
 
 
-def test_a_batch_that_never_fills_is_told(tmp_path: Path) -> None:
+def test_a_batch_that_never_fills_is_told(tmp_path: Path, lives: Lives) -> None:
     directory = prepare(tmp_path, groups=1)
-    process = start(directory, "--set", "batch.patience_seconds=0.1")
-    output, _ = process.communicate(timeout=180)
-    assert process.returncode == 2
-    assert "error: waited batch.patience_seconds = 0.1 for 2 finished groups for step 1" in output
+    error = lives.error_of("launch", str(directory / "trainer.toml"), "--set", "batch.patience_seconds=0.1")
+    assert error.startswith("error: waited batch.patience_seconds = 0.1 for 2 finished groups for step 1")
 
 
 @pytest.mark.long
@@ -268,34 +266,35 @@ def test_a_stopped_trainer_says_so_and_a_second_one_is_refused(tmp_path: Path, l
     lock_output(directory / "out")
 
 
-def test_a_pool_that_refuses_writes_is_told(tmp_path: Path) -> None:
+def test_a_pool_that_refuses_writes_is_told(tmp_path: Path, lives: Lives) -> None:
     directory = prepare(tmp_path)
     with sqlite3.connect(directory / "pool.db") as connection:
         connection.execute("drop table train_steps")
-    process = start(directory)
-    output, _ = process.communicate(timeout=180)
-    assert process.returncode == 2 and "Traceback" not in output
-    assert "error: the pool" in output and "refused a write (no such table: train_steps)" in output
+    error = lives.error_of("launch", str(directory / "trainer.toml"))
+    assert error.startswith("error: the pool") and "refused a write (no such table: train_steps)" in error
 
 
-def test_a_rollback_is_trained_again_to_the_same_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rollback_is_trained_again_to_the_same_weights(
+    tmp_path: Path, lives: Lives, capsys: pytest.CaptureFixture[str]
+) -> None:
     directory = prepare(tmp_path)
-    finish(directory)
+    live(lives, directory)
     first = shutil.copytree(directory / "out" / "models" / "step-000003", tmp_path / "first")
     assert main(["rollback", str(directory / "trainer.toml"), "--to", "1"]) == 0
     assert "at step 1 (" in (output := capsys.readouterr().out) and "4 groups will be trained again" in output
     assert query(directory, "select state, count(*) from groups group by state") == [("CONSUMED", 2), ("LEASED", 4)]
     assert main(["rollback", str(directory / "trainer.toml"), "--to", "1"]) == 0  # repeating it changes nothing
-    output = finish(directory)
-    assert [line.split()[1] for line in output.splitlines()] == ["windowed:", "2", "3"]
+    assert [line.split()[1] for line in live(lives, directory)] == ["windowed:", "2", "3"]
     assert same_files(first, directory / "out" / "models" / "step-000003")
     names = query(directory, "select step, retired_at is null from policy_versions order by id")
     assert names == [(0, 1), (1, 1), (2, 0), (3, 0), (2, 1), (3, 1)]
 
 
-def test_a_rollback_to_what_is_gone_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rollback_to_what_is_gone_is_one_sentence(
+    tmp_path: Path, lives: Lives, capsys: pytest.CaptureFixture[str]
+) -> None:
     directory = prepare(tmp_path)
-    finish(directory, "--steps", "1")
+    live(lives, directory, "--steps", "1")
     shutil.rmtree(directory / "out" / "checkpoints" / "step-000000")
     for step in ("0", "7"):
         assert main(["rollback", str(directory / "trainer.toml"), "--to", step]) == 2
