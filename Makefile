@@ -86,9 +86,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt requirements/sglang-cpu.txt
 	rm -f $(VENV)/.gpu-packages
 	touch $@
 
+# The lock is whole, so nothing else may come: with dependencies, pip asks hashes of extras too, which no lock can name.
 $(VENV)/.gpu-packages: requirements/gpu.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --require-hashes --only-binary :all: -r requirements/gpu.txt
+	$(BIN)/pip install -q --require-hashes --no-deps --only-binary :all: -r requirements/gpu.txt
 	rm -f $(VENV)/.installed
 	touch $@
 
