@@ -63,7 +63,8 @@ def resolve(python: str, constraints: Iterable[str], directory: Path) -> Pins:
     files = {"requirements": _requirements(), "constraints": constraints}
     for name, lines in files.items():
         (directory / name).write_text("\n".join(lines))
-    command = [own, "-m", "pip", "install", "-q", "--dry-run", "--ignore-installed", "--only-binary", ":all:"]
+    command: list[str | Path] = [own, "-m", "pip", "install", "-q", "--dry-run", "--ignore-installed"]
+    command += ["--only-binary", ":all:"]
     command += ["--use-feature=fast-deps", "--report", directory / "report.json"]
     command += ["-r", directory / "requirements", "-c", directory / "constraints"]
     subprocess.run(command, check=True)
