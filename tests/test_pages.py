@@ -41,7 +41,9 @@ SHARED = "removes bundles that other tests use: tests/sandboxes/docker/test_bund
 BATCHES = "imports torch for a small file: tests/pool/test_batches.py"
 JUDGED = "tests/harness/test_rescore.py and test_judges.py type it with scripted agents and judges"
 CONTINUES = "only a paused run goes on: tests/trainer/test_monitor.py types both"
+DASHBOARD = "goes on until it is stopped: tests/proxy/dashboard/test_command.py types it"
 ELSEWHERE = {
+    "proxy dashboard runs/train/pool.db": DASHBOARD,
     "harness run tasks.jsonl --agent qwen-code --reward examples.reward_function:brief": JUDGED,
     "harness run tasks.jsonl --agent qwen-code --reward judge.toml": JUDGED,
     "harness rescore runs/train --reward judge.toml": JUDGED,

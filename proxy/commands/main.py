@@ -5,7 +5,7 @@ import logging
 import sys
 from pathlib import Path
 
-from proxy.commands import doctor, engine, pool, replay, serve
+from proxy.commands import dashboard, doctor, engine, pool, replay, serve
 from proxy.engine.tiny_model import make_tiny_model
 from proxy.http.redact import RedactingFormatter
 from proxy.pool.errors import UserError
@@ -36,6 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_arguments(commands.add_parser("serve", help="serve agents and record every model call"))
     engine.add_arguments(commands.add_parser("engine", help="run the inference engine"))
     replay.add_arguments(commands.add_parser("replay", help="serve a recorded attempt again, without an engine"))
+    dashboard.add_arguments(commands.add_parser("dashboard", help="show a pool in the browser"))
     doctor.add_arguments(commands.add_parser("doctor", help="say what this machine has and what is missing"))
     tiny = commands.add_parser("tiny-model", help="make a tiny random Qwen3 model")
     tiny.add_argument("directory", type=Path)

@@ -170,20 +170,26 @@ def insert_if_new(connection: Connection, table: Table, values: dict[str, Any]) 
         return None
 
 
-def open_pool(url: str, create: bool = True) -> Pool:
+def open_pool(url: str, create: bool = True, read_only: bool = False) -> Pool:
     """Open the pool at a database URL or SQLite file path, bringing its schema up to date.
 
-    Raises UserError when the database cannot be opened, was written by a newer blackforge, or, without `create`, holds
-    no pool.
+    `read_only`: the database refuses every write of this connection. Nothing is created or brought up to date.
+
+    Raises UserError when the database cannot be opened, was written by a newer blackforge (or, with `read_only`, by an
+    older one), or, without `create`, holds no pool.
     """
     url = database_url(url)
     address = parsed(url)
     file = Path(address.database) if address.get_backend_name() == "sqlite" and address.database else None
     guard = PoolFile(file) if file else None
-    pool = Pool(url, _engine(address, guard), guard)
+    pool = Pool(url, _engine(address, guard, read_only), guard)
     try:
-        if not create and not (file.is_file() and _holds_pool(file) if file else _holds_tables(pool)):
+        missing = read_only or not create
+        if missing and not (file.is_file() and _holds_pool(file) if file else _holds_tables(pool)):
             raise UserError(f"{pool.name} holds no pool; name the SQLite file or database URL of one")
+        if read_only:
+            _demand_newest(pool)
+            return pool
         if file:
             file.parent.mkdir(parents=True, exist_ok=True)
             make_private(file, create)
@@ -207,7 +213,7 @@ def demand_reachable(url: str) -> None:
         if not os.access(place, os.W_OK):
             raise UserError(f"the pool {shown(url)} cannot be written; name a writable SQLite file or a database URL")
         return
-    engine = _engine(address, None)
+    engine = _engine(address, None, False)
     try:
         with engine.connect() as connection:
             connection.execute(text("select 1"))
@@ -236,9 +242,21 @@ def _holds_tables(pool: Pool) -> bool:
         return _revision(connection) is not None
 
 
-def _engine(address: URL, guard: PoolFile | None) -> Engine:
+def _demand_newest(pool: Pool) -> None:
+    with pool.read() as connection:
+        revision = _revision(connection)
+    if revision != HEAD:
+        raise UserError(
+            f"the pool {pool.name} has schema {revision}, and this blackforge reads {HEAD} where it may not write; "
+            f"`proxy pool verify {pool.name}` brings an older one up to date"
+        )
+
+
+def _engine(address: URL, guard: PoolFile | None, read_only: bool) -> Engine:
     sqlite = address.get_backend_name() == "sqlite"
     options: dict[str, Any] = {} if sqlite else {"pool_pre_ping": True, "connect_args": _postgres_settings(address)}
+    if read_only and not sqlite:
+        options["execution_options"] = {"postgresql_readonly": True}
     try:
         engine = create_engine(
             address, json_serializer=_to_json, json_deserializer=msgspec.json.decode, hide_parameters=True, **options
@@ -248,7 +266,7 @@ def _engine(address: URL, guard: PoolFile | None) -> Engine:
             f"the pool {shown(str(address))} needs the driver {error.name}; install blackforge[postgres]"
         ) from error
     if sqlite:
-        event.listen(engine, "connect", _configure_sqlite)
+        event.listen(engine, "connect", _configure_reader if read_only else _configure_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
         if guard:
             event.listen(engine, "do_connect", guard.connecting)
@@ -277,6 +295,12 @@ def _configure_sqlite(connection: sqlite3.Connection, _record: object) -> None:
         "synchronous=NORMAL",
         "foreign_keys=ON",
     ):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _configure_reader(connection: sqlite3.Connection, _record: object) -> None:
+    connection.isolation_level = None
+    for pragma in (f"busy_timeout={BUSY_SECONDS * 1000}", "query_only=ON"):
         connection.execute(f"PRAGMA {pragma}")
 
 

@@ -13,6 +13,10 @@ class UserError(Exception):
         super().__init__(printable(sentence))
 
 
+class NotInPool(UserError):
+    """The pool has no row of this id or name."""
+
+
 def printable(text: str) -> str:
     """The text with control characters and the like written as escapes, so that a terminal obeys none of them."""
     if text.isprintable():

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
+from proxy.pool.browse.tokens.texts import texts
 from proxy.pool.completions.records import Completion
 from proxy.pool.completions.store import paths
 from proxy.pool.database import Pool, open_pool
@@ -255,13 +255,3 @@ def _tokens(
             )
         )
     return views
-
-
-def texts(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[str]:
-    """Return the text of each token. Where several tokens make up a character, the last one gets it."""
-    if tokenizer is None:
-        return [f"<{name}>" for name in ids]
-    stream = DecodeStream(skip_special_tokens=False)
-    return [
-        stream.step(tokenizer, name) or "" if tokenizer.id_to_token(name) is not None else f"<{name}>" for name in ids
-    ]

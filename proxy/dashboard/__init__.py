@@ -1,0 +1,1 @@
+"""`proxy dashboard`: pages that show a pool in the browser. Read-only, a process of its own, on loopback."""

@@ -1,0 +1,95 @@
+"""JSON about runs: the list, one run, its curves, its queue, its account, its groups."""
+
+from typing import Any
+
+from aiohttp import web
+
+from proxy.dashboard.answers import answer, chosen, listed, number, required
+from proxy.dashboard.reader import Read
+from proxy.pool.browse.groups import group_view, groups_page
+from proxy.pool.browse.queue import queue
+from proxy.pool.browse.runs import PAGE, run_entry, runs_page
+from proxy.pool.browse.steps import MOST_POINTS, curves, metric_names
+from proxy.pool.database import Pool
+from proxy.pool.inspect.account import account
+from proxy.pool.inspect.rule_states import rule_states
+from proxy.pool.rollouts.runs import find_run
+from proxy.pool.training.interventions import history_of
+
+MOST_INTERVENTIONS = 200
+"""The newest interventions that are shown."""
+
+
+class RunRoutes:
+    """The routes of one pool."""
+
+    def __init__(self, pool: Pool, read: Read):
+        self._pool = pool
+        self._read = read
+
+    def add(self, router: web.UrlDispatcher) -> None:
+        """Add the routes."""
+        router.add_get("/api/runs", self._runs)
+        router.add_get("/api/runs/{run}", self._run)
+        router.add_get("/api/runs/{run}/curves", self._curves)
+        router.add_get("/api/runs/{run}/queue", self._queue)
+        router.add_get("/api/runs/{run}/account", self._account)
+        router.add_get("/api/runs/{run}/groups", self._groups)
+        router.add_get("/api/groups/{group}", self._group)
+
+    async def _runs(self, request: web.Request) -> web.Response:
+        entries = await self._read(runs_page, self._pool, number(request.query, "before"))
+        return answer(
+            {"pool": self._pool.name, "runs": entries, "before": entries[-1].id if len(entries) == PAGE else None}
+        )
+
+    async def _run(self, request: web.Request) -> web.Response:
+        return answer(await self._read(_whole_run, self._pool, request.match_info["run"]))
+
+    async def _curves(self, request: web.Request) -> web.Response:
+        given = request.query
+        bounds = (number(given, "first"), number(given, "last"), number(given, "points", MOST_POINTS))
+        return answer(
+            await self._read(_curves_of, self._pool, request.match_info["run"], listed(given, "names"), *bounds)
+        )
+
+    async def _queue(self, request: web.Request) -> web.Response:
+        return answer(await self._read(_of_run, queue, self._pool, request.match_info["run"]))
+
+    async def _account(self, request: web.Request) -> web.Response:
+        now = await self._read(_of_run, account, self._pool, request.match_info["run"])
+        return answer({
+            "sampled": now.sampled,
+            "trained": now.trained,
+            "left_out": now.left_out,
+            "waiting": now.waiting,
+            "imitated": now.imitated,
+            "unaccounted": now.unaccounted,
+        })  # fmt: skip
+
+    async def _groups(self, request: web.Request) -> web.Response:
+        given = request.query
+        wanted = (number(given, "before"), chosen(given, "state"), number(given, "step"))
+        return answer(await self._read(groups_page, self._pool, request.match_info["run"], *wanted))
+
+    async def _group(self, request: web.Request) -> web.Response:
+        return answer(await self._read(group_view, self._pool, required(request.match_info, "group")))
+
+
+def _of_run(work: Any, pool: Pool, name: str) -> Any:
+    return work(pool, run_entry(pool, name).id)
+
+
+def _curves_of(pool: Pool, name: str, names: list[str], *bounds: Any) -> Any:
+    return curves(pool, run_entry(pool, name).id, names, *bounds)
+
+
+def _whole_run(pool: Pool, name: str) -> dict[str, Any]:
+    entry = run_entry(pool, name)
+    return {
+        "run": entry,
+        "config": find_run(pool, name).config,
+        "metrics": metric_names(pool, entry.id),
+        "rules": rule_states(pool, entry.id),
+        "interventions": history_of(pool, entry.id)[-MOST_INTERVENTIONS:],
+    }

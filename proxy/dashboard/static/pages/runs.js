@@ -1,0 +1,75 @@
+// All runs: alarms first, then what each earns, how far it is, and who works at it.
+
+import { h, clear } from "../dom.js";
+import { ask } from "../api.js";
+import { spark } from "../chart.js";
+import { ago, num, time } from "../format.js";
+import { STATES, badge, more, row, table, toRun } from "../parts.js";
+
+const HEADS = ["run", "state", "step", "reward", "by step", "groups", "running", "last group", "who works at it"];
+
+export async function runs(box, { params, signal }) {
+  const alarms = h("div");
+  const list = h("div");
+  const further = h("p");
+  const title = h("h1", {}, "Runs");
+  const pool = h("p.quiet");
+  box.append(title, pool, alarms, list, further);
+  let shown = [];
+
+  async function load() {
+    const page = await ask("runs", {}, signal);
+    const older = shown.filter((each) => page.runs.length && each.id < page.runs[page.runs.length - 1].id);
+    pool.textContent = page.pool;
+    draw([...page.runs, ...older], older.length ? null : page.before);
+  }
+
+  function draw(entries, before) {
+    shown = entries;
+    clear(alarms, alarmsOf(entries));
+    clear(list, table(HEADS, entries.map(line), { empty: "This pool has no run. Sessions of agents that no run started are not listed here.", caption: "runs" }));
+    if (before === undefined) return;
+    clear(further, before === null ? null : more("older runs", async () => {
+      const page = await ask("runs", { before }, signal);
+      draw([...shown, ...page.runs], page.before);
+    }));
+  }
+
+  await load();
+  const compare = h("p.quiet", {}, "Open a run to see it; its page can lay others over it.");
+  box.append(compare);
+  return {
+    changed: async (parts) => {
+      if (["groups", "finished", "steps", "pushed", "retired", "interventions"].some((part) => parts.has(part))) await load();
+    },
+  };
+}
+
+function alarmsOf(entries) {
+  const loud = entries.filter((run) => run.alarms.length || run.paused);
+  if (!loud.length) return null;
+  return h("ul.alarms", { "aria-label": "alarms" }, loud.map((run) => h("li", {}, badge("alarm", "bad"), " ",
+    h("a", { href: toRun(run.name), "data-row": true }, run.name), " ",
+    run.paused ? `is paused by ${run.paused}` : `has ${run.alarms.join(", ")} in alarm`)));
+}
+
+function line(run) {
+  const { reward } = run;
+  return row(toRun(run.name), run.name,
+    [badge(run.state, STATES[run.state]), " ", run.purpose === "train" ? null : badge(run.purpose, "quiet"),
+      run.alarms.map((name) => [" ", badge(name, "bad", "in alarm")]), run.watched.map((name) => [" ", badge(name, "watch", "one more step may alarm")])],
+    run.step === null ? null : h("span", { title: `${run.version}, published ${time(run.published_at)}` }, num(run.step)),
+    h("span", { title: `mean of ${reward.rewards} rewards among the ${reward.rollouts} rollouts of the newest ${reward.groups} finished groups` }, num(reward.mean)),
+    spark(run.curve), num(run.groups), num(run.running), h("span", { title: time(run.finished_at) }, ago(run.finished_at)),
+    workers(run));
+}
+
+export function workers(run) {
+  const parts = [];
+  for (const [name, worker] of [["harness", run.harness], ["trainer", run.trainer]]) {
+    if (!worker) continue;
+    parts.push(h("span", { title: `process ${worker.pid}, last heartbeat ${Math.round(worker.silent_seconds)} s ago` },
+      `${name} on ${worker.host}`, worker.alive ? null : [" ", badge("gone", "bad")]));
+  }
+  return parts.length ? parts.flatMap((part, at) => (at ? [", ", part] : [part])) : h("span.quiet", {}, "nobody");
+}

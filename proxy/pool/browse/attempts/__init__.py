@@ -1,0 +1,1 @@
+"""One attempt: its calls as a tree, conversations, what it did, its log."""

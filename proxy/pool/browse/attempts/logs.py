@@ -1,0 +1,65 @@
+"""The log of an attempt's agent, in the run's directory. Where that is elsewhere, there is no log here."""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import select
+
+from proxy.pool.browse.run_dirs import run_directories
+from proxy.pool.browse.snapshot import snapshot
+from proxy.pool.database import Pool
+from proxy.pool.errors import NotInPool
+from proxy.pool.schema import attempts, runs
+
+PIECE = 100_000
+"""Bytes of a log that are read at once."""
+
+
+@dataclass(frozen=True)
+class LogPiece:
+    """Bytes [offset, offset + size of the text) of a log."""
+
+    text: str
+    offset: int
+    next: int
+    """Where the next piece begins."""
+    total: int
+    file: str
+    missing: str
+    """Why there is no log here; "": there is."""
+
+
+def log_piece(pool: Pool, attempt_id: int, offset: int | None = None, until: int | None = None) -> LogPiece:
+    """Return a piece of an attempt's log: its bytes from `offset` to `until`, at most PIECE; by default its end.
+
+    NotInPool when there is no such attempt.
+    """
+    query = select(attempts.c.id, runs.c.name).outerjoin(runs, runs.c.id == attempts.c.run_id)
+    with snapshot(pool) as connection:
+        row = connection.execute(query.where(attempts.c.id == attempt_id)).one_or_none()
+        if row is None:
+            raise NotInPool(f"the pool has no attempt {attempt_id}; the pages of its rollouts list those that it has")
+        if row.name is None:
+            return _none("a session has no log here: the agent ran on its own")
+    directories = run_directories(pool, row.name)
+    for directory in directories:
+        file = directory / "logs" / f"attempt-{attempt_id}.log"
+        with suppress(OSError):
+            return _piece(file, offset, until)
+    if directories:
+        return _none(f"{directories[0]}/logs has no log of this attempt: it has not ended, or the file was deleted")
+    return _none("the directory of the run is not on this machine, or not beside its pool")
+
+
+def _piece(file: Path, offset: int | None, until: int | None) -> LogPiece:
+    with file.open("rb") as log:
+        total = log.seek(0, 2)
+        start = max(0, total - PIECE) if offset is None else min(offset, total)
+        log.seek(start)
+        data = log.read(PIECE if until is None else max(0, min(PIECE, until - start)))
+    return LogPiece(data.decode(errors="replace"), start, start + len(data), total, str(file), "")
+
+
+def _none(why: str) -> LogPiece:
+    return LogPiece("", 0, 0, 0, "", why)

@@ -1,0 +1,202 @@
+"""The queue of a run as what it is: slots in the order of their turn, who waits for whom, and what left it unused."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, func, select
+
+from proxy.pool.browse.runs import COUNTED, counted, newest_group
+from proxy.pool.browse.snapshot import snapshot
+from proxy.pool.database import Pool
+from proxy.pool.processes.owners import database_time
+from proxy.pool.rollouts.runs import admission
+from proxy.pool.schema import groups, policy_versions, rollouts, tasks
+from proxy.pool.untrained import UntrainedReason
+
+MOST_SLOTS = 512
+"""Slots that are shown. A run with more open groups shows the oldest ones."""
+NEWEST_DROPPED = 512
+"""The newest dropped groups, by whose reasons the present losses are counted."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A group in the queue."""
+
+    group_id: int
+    queue_index: int
+    position: int
+    state: str
+    task: str
+    agent: str | None
+    step: int | None
+    size: int
+    members: int
+    finished: int
+    rewards: int
+    age_seconds: float
+    """Since it was opened."""
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """How many of a run's newest dropped groups had one reason."""
+
+    reason: str
+    groups: int
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Queue:
+    """The queue of a run at one moment."""
+
+    slots: list[Slot]
+    """RUNNING, DONE and LEASED groups in the order of their positions; held-out ones have none."""
+    more: bool
+    """There are further ones."""
+    open_groups: int
+    limit: int | None
+    """None: no trainer has set it."""
+    running: int
+    done: int
+    leased: int
+    held_out_running: int
+    """All four are counted up to `counted_to`."""
+    counted_to: int
+    opened: int
+    """Groups that the run has opened so far."""
+    waits: str
+    """Who waits for whom, in a sentence; "": nobody does, or it cannot be told."""
+    dropped: list[Dropped]
+    dropped_of: int
+    """The number of newest dropped groups that `dropped` counts."""
+    paused: str
+    dropped_tasks: int
+    unpushed: int | None
+    """The step whose weights are published and not pushed yet; None: there is none."""
+
+
+def queue(pool: Pool, run_id: int) -> Queue:
+    """Return the queue of a run."""
+    now = admission(pool, run_id)
+    with snapshot(pool) as connection:
+        at = database_time(connection, pool)
+        slots = _slots(connection, run_id, at)
+        shown = slots[:MOST_SLOTS]
+        dropped = _dropped(connection, run_id)
+        newest = _newest(connection, run_id)
+        counts = {state: counted(connection, run_id, state) for state in ("RUNNING", "DONE", "LEASED")}
+        held_out = counted(connection, run_id, "RUNNING", "eval")
+        opened = newest_group(connection, run_id)
+    unpushed = newest.step if newest is not None and newest.pushed_at is None else None
+    return Queue(
+        slots=shown,
+        more=len(slots) > MOST_SLOTS,
+        open_groups=now.open_groups,
+        limit=now.queue_limit,
+        running=counts["RUNNING"],
+        done=counts["DONE"],
+        leased=counts["LEASED"],
+        held_out_running=held_out,
+        counted_to=COUNTED,
+        opened=opened,
+        waits=_waits(shown, now.room, now.queue_limit, now.paused, unpushed),
+        dropped=dropped,
+        dropped_of=sum(each.groups for each in dropped),
+        paused=now.paused,
+        dropped_tasks=now.dropped_tasks,
+        unpushed=unpushed,
+    )
+
+
+def _waits(slots: list[Slot], room: int, limit: int | None, paused: str, unpushed: int | None) -> str:
+    """Say who waits for whom."""
+    if paused:
+        return f"harness and trainer wait for a person: rule {paused} has paused the run"
+    if any(slot.state == "LEASED" for slot in slots):
+        return "the trainer works at the leased groups" + ("" if room else "; the harness waits for it")
+    if limit is not None and not room and unpushed is not None:
+        return f"the harness waits for the weights of step {unpushed}, which are not pushed yet"
+    waiting = [slot for slot in slots if slot.state in ("RUNNING", "DONE")]
+    if waiting and waiting[0].state == "RUNNING" and any(slot.state == "DONE" for slot in waiting):
+        head = waiting[0]
+        rest = head.members - head.finished
+        return f"the window begins at group {head.queue_index} ({head.task}), of which {rest} rollouts still run"
+    if waiting and all(slot.state == "RUNNING" for slot in waiting):
+        return "the trainer waits for rollouts"
+    if limit is not None and not room:
+        return "the harness waits for the trainer: as many groups are open as may be"
+    return ""
+
+
+def _slots(connection: Connection, run_id: int, now: float) -> list[Slot]:
+    """Return the open slots, one more than are shown, oldest first."""
+    ids = [
+        row.id
+        for state in ("RUNNING", "DONE", "LEASED")
+        for row in connection.execute(
+            select(groups.c.id)
+            .where(groups.c.run_id == run_id, groups.c.state == state, groups.c.purpose.is_(None))
+            .limit(MOST_SLOTS + 1)
+        )
+    ]
+    members = (
+        select(
+            rollouts.c.group_id,
+            func.count().label("members"),
+            func.count(rollouts.c.finished_at).label("finished"),
+            func.count(rollouts.c.reward).label("rewards"),
+        )
+        .where(rollouts.c.group_id.in_(ids))
+        .group_by(rollouts.c.group_id)
+    )
+    counts = {row.group_id: row for row in connection.execute(members)}
+    query = (
+        select(groups, tasks.c.name.label("task"))
+        .join_from(groups, tasks, tasks.c.id == groups.c.task_id)
+        .where(groups.c.id.in_(ids))
+    )
+    rows = sorted(connection.execute(query).all(), key=lambda row: row.queue_index)
+    return [_slot(row, counts.get(row.id), now) for row in rows[: MOST_SLOTS + 1]]
+
+
+def _slot(row: Any, counts: Any, now: float) -> Slot:
+    return Slot(
+        group_id=row.id,
+        queue_index=row.queue_index,
+        position=row.position,
+        state=row.state,
+        task=row.task,
+        agent=row.agent,
+        step=row.step,
+        size=row.size,
+        members=counts.members if counts else 0,
+        finished=counts.finished if counts else 0,
+        rewards=counts.rewards if counts else 0,
+        age_seconds=max(0.0, now - row.created_at),
+    )
+
+
+def _dropped(connection: Connection, run_id: int) -> list[Dropped]:
+    """Count the newest dropped groups by reason, most frequent first."""
+    mine = (groups.c.run_id == run_id) & (groups.c.state == "TOMBSTONE") & groups.c.purpose.is_(None)
+    newest = select(groups.c.reason).where(mine).order_by(groups.c.id.desc()).limit(NEWEST_DROPPED)
+    counts = Counter(reason or "reason_not_stored" for reason in connection.scalars(newest))
+    return [Dropped(reason, count, _meaning(reason)) for reason, count in counts.most_common()]
+
+
+def _meaning(reason: str) -> str:
+    try:
+        return UntrainedReason(reason).meaning  # type: ignore[call-arg]  # mypy reads __new__, not the lookup
+    except ValueError:
+        return ""
+
+
+def _newest(connection: Connection, run_id: int) -> Any:
+    current = (policy_versions.c.run_id == run_id) & policy_versions.c.retired_at.is_(None)
+    columns = (policy_versions.c.step, policy_versions.c.pushed_at)
+    return connection.execute(
+        select(*columns).where(current).order_by(policy_versions.c.step.desc()).limit(1)
+    ).one_or_none()

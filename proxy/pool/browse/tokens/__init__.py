@@ -1,0 +1,1 @@
+"""The tokens of a call: their path, their text, and what the step that trained them gave each."""
