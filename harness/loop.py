@@ -15,6 +15,7 @@ import msgspec
 
 from harness.agents.mix import Scaffold, scaffold_of
 from harness.agents.one_call import AGENT, OneCall
+from harness.anchors import Anchors
 from harness.monitor.engine_presence import EnginePresence
 from harness.monitor.progress import Board
 from harness.monitor.trainer_watch import TrainerWatch
@@ -70,6 +71,8 @@ class RunPlan:
     """Extra members of each group; when `group_size` have finished, the others are cancelled."""
     tokens: Sequence[tuple[int, int]] = ()
     """(step, tokens) by step: how many tokens the attempts of groups may sample that are opened from that step on."""
+    anchors: Anchors | None = None
+    """How groups begin with recorded attempts; None: they do not."""
 
     def turns(self) -> int | None:
         """Number of groups; None when the run has no fixed end."""
@@ -190,7 +193,7 @@ class RunLoop:
                 due = await self._pool(replacements, self._run_id, self._plan.redundant)
             group = due.pop(0) if due else await self._pool(lambda _: next(planned, None))
             if group is not None:
-                options = await self._with_budget(group.options)
+                options = await self._with_start(group)
                 opened_now = await self._pool(open_group, self._run_id, group.task, group.size, options)
                 for rollout in opened_now:
                     await self._start(rollout)
@@ -213,8 +216,15 @@ class RunLoop:
                 "sample; `harness watch` shows its rules. Start a run with other tasks or rules"
             )
 
+    async def _with_start(self, group: PlannedGroup) -> GroupOptions:
+        """The options of a group that is opened now: what its rollouts begin with, and their budget."""
+        options, anchors = group.options, self._plan.anchors
+        if anchors is not None:
+            options = await self._pool(anchors.begin, self._run_id, group)
+        return await self._with_budget(options)
+
     async def _with_budget(self, options: GroupOptions) -> GroupOptions:
-        """The options of a group that is opened now: all of its rollouts have the budget of the newest train step."""
+        """All rollouts of a group have the budget of the train step that is the newest one when it is opened."""
         if not self._plan.tokens:
             return options
         step = (await self._trainer.look()).step or 0

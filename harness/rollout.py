@@ -38,8 +38,9 @@ from harness.verdict.verifier import verify
 from proxy.pool.errors import PoolError, UserError
 from proxy.pool.rollouts.attempts import Attempt, Ending, close_attempt, open_attempt
 from proxy.pool.rollouts.budgets import UNLIMITED, Budget, calls_seen
-from proxy.pool.rollouts.failures import treatment
+from proxy.pool.rollouts.failures import DIFFERED, treatment
 from proxy.pool.rollouts.groups import GroupProgress, OpenRollout, Outcome, finish_rollout
+from proxy.pool.rollouts.starts import left_replay
 from sandboxes.base import ImageError, Result, Sandbox, SandboxError, Sandboxes
 
 TRIES = 3
@@ -289,7 +290,7 @@ class LiveAttempt:
         excused = partial(context.engine.stood_still, self._id)
         watched = HangWatch(
             context.pool, self._id, context.budgets.hung_seconds, lambda: context.sandboxes.away_seconds, excused,
-            limited=bool(_budget(self._job, context.budgets)),
+            limited=bool(_budget(self._job, context.budgets) or self._job.rollout.start),
         )  # fmt: skip
         async with context.slots.agents:
             await sandbox.write("~/instruction.md", task.instruction)
@@ -401,6 +402,8 @@ class LiveAttempt:
         if not saw.spent and (not saw.completed or result.exit_code):
             if trouble := await self._context.trouble():
                 raise trouble
+        if (start := self._job.rollout.start) and (left := await self._context.pool(left_replay, self._id, start)):
+            raise AttemptFailed(DIFFERED, left)
         failure = PolicyFailure(LIMITS.get(result.ended), _limit_text(result))
         if saw.spent:
             kind = "agent_turns" if saw.spent == "turns" else "agent_budget"

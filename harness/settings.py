@@ -13,6 +13,7 @@ import msgspec
 from harness.agents import agent_named
 from harness.agents.mix import Scaffold, check
 from harness.agents.one_call import AGENT
+from harness.anchors import Way
 from harness.environment.augment import Kind
 from proxy.pool.errors import UserError
 from proxy.pool.settings_file import (
@@ -31,6 +32,7 @@ from proxy.pool.settings_file import (
 
 SandboxKind = Literal["auto", "docker", "bubblewrap", "process"]
 SANDBOXES = get_args(SandboxKind)
+WAYS = get_args(Way)
 IMAGE = "debian:bookworm-slim"
 """Docker image of tasks that name none."""
 
@@ -108,6 +110,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     reward: str | None = None
     """Gives rollouts their rewards after the verifier: package.module:function, or a judge file ending in .toml
     (docs/rewards.md)."""
+    resample: str | None = None
+    """Name of a run in the pool: groups begin with the first turns of its recorded successes (docs/runs.md)."""
+    anchors: Way = "rollback"
+    """How many turns. rollback: from the last turn backwards, until success drops. parallel: any number, at random."""
     sandbox: SandboxKind = "auto"
     """Kind of sandbox. auto: docker if a daemon answers, else bubblewrap if it works, else process."""
     image: str = IMAGE
@@ -143,6 +149,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         demand(
             steps[:1] == [0] and all(step < later for step, later in pairwise(steps)),
             f"the steps of tokens = {self.tokens} are {steps}; begin with step 0 and let each be later than the last",
+        )
+        demand(
+            not (self.resample and self.augment),
+            f"augment = {list(self.augment)} varies environments, in which a recorded attempt cannot be repeated; drop "
+            f"it, or resample = {self.resample}",
+        )
+        demand(
+            self.anchors == "rollback" or self.resample is not None,
+            f"anchors = {self.anchors} is a way to choose where recorded attempts are left; set resample too",
         )
 
     @property

@@ -40,6 +40,7 @@ from proxy.recording.recorder import AnswerRows, RecordingServices, TurnRecorder
 from proxy.recording.redelivery.fingerprint import request_fingerprint
 from proxy.recording.sessions import Session, Sessions
 from proxy.recording.turn import Turn
+from proxy.replay.beginnings import Beginnings
 from proxy.sampling import answer_limit, sampling_request, why_untrained, without_effect
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class Handler:
         self._admission = admission
         self._metrics = metrics
         self._ongoing = ongoing
+        self._beginnings = Beginnings(template, services.work)
         self._bodies = BodyBytes(settings.limits)
 
     async def complete(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
@@ -189,11 +191,12 @@ class Handler:
         """Sample one answer and return it once it is committed."""
         recorder, turn, attempt = answer.recorder, answer.turn, answer.recorder.session.attempt
         await self._sessions.check_budget(attempt)
-        outage = self._engine.outage_of(attempt.run_id)
-        with outage.call(attempt.id):
-            excused = partial(outage.seconds, attempt.id)
-            async with self._admission.place(attempt, self._settings.limits.wait_seconds, excused):
-                await self._sample(answer)
+        if not await self._beginnings.play(answer):
+            outage = self._engine.outage_of(attempt.run_id)
+            with outage.call(attempt.id):
+                excused = partial(outage.seconds, attempt.id)
+                async with self._admission.place(attempt, self._settings.limits.wait_seconds, excused):
+                    await self._sample(answer)
         reply = turn.reply()
         # Shielded: an answer whose time without a client is over must still be stored whole, for a retry.
         await asyncio.shield(recorder.store(reply, why_untrained(turn, attempt)))

@@ -40,6 +40,7 @@ DOCTORS = "tests/proxy/test_doctor.py and tests/trainer/test_doctor.py type it"
 SHARED = "removes bundles that other tests use: tests/sandboxes/docker/test_bundles.py does it on an engine of its own"
 BATCHES = "imports torch for a small file: tests/pool/test_batches.py"
 JUDGED = "tests/harness/test_rescore.py and test_judges.py type it with scripted agents and judges"
+RESAMPLES = "needs a run that has solved its tasks: tests/harness/test_resample.py makes one and types it"
 CONTINUES = "only a paused run goes on: tests/trainer/test_monitor.py types both"
 DASHBOARD = "goes on until it is stopped: tests/proxy/dashboard/test_command.py types it"
 ELSEWHERE = {
@@ -47,6 +48,7 @@ ELSEWHERE = {
     "harness run tasks.jsonl --agent qwen-code --reward examples.reward_function:brief": JUDGED,
     "harness run tasks.jsonl --agent qwen-code --reward judge.toml": JUDGED,
     "harness rescore runs/train --reward judge.toml": JUDGED,
+    "harness run tasks.jsonl --agent opencode -n 8 --resample first": RESAMPLES,
     "harness rescore runs/train --reward examples.reward_function:brief --write": JUDGED,
     "trainer continue train.toml": CONTINUES,
     "trainer continue --pool postgresql://HOST/NAME --run mixed": CONTINUES,

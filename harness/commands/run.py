@@ -17,6 +17,7 @@ import msgspec
 
 from harness.agents import INSTALLED
 from harness.agents.mix import Scaffold
+from harness.anchors import Anchors
 from harness.async_pool import AsyncPool
 from harness.commands.judge_options import add_judge, judge_at
 from harness.environment.augment import KINDS, of_run
@@ -27,7 +28,7 @@ from harness.monitor.rule_metrics import RuleMetrics
 from harness.rewards.named import scorer_named
 from harness.rollout import Budgets, RunContext, StageSlots
 from harness.run_dir import RunDir, Whereabouts
-from harness.settings import IMAGE, SANDBOXES, Settings, load_settings
+from harness.settings import IMAGE, SANDBOXES, WAYS, Settings, load_settings
 from harness.setup import placement
 from harness.setup.sandbox_choice import backend_for, choose, listening, runtimes_of
 from harness.setup.stack import ProxyOptions, RunningProxy, service
@@ -44,7 +45,8 @@ from proxy.pool.inspect.trainable_calls import trainable_calls
 from proxy.pool.processes.owners import RunClaim, owned
 from proxy.pool.rollouts.attempts import close_interrupted, still_open
 from proxy.pool.rollouts.groups import run_summary
-from proxy.pool.rollouts.runs import open_run
+from proxy.pool.rollouts.runs import find_run, open_run
+from proxy.pool.rollouts.starts import solved_tasks
 from proxy.pool.training.settled import settle_untrained
 from sandboxes.base import Sandboxes
 
@@ -95,6 +97,8 @@ def _add_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--model", metavar="DIR", help="model for the proxy to be started (default: a tiny random one)")
     run.add_argument("--scripted", metavar="FILE.py:NAME", help="start a scripted engine instead of a real one")
     run.add_argument("--augment", type=listed, metavar="KIND,...", help=f"vary environments: {', '.join(KINDS)}")
+    run.add_argument("--resample", metavar="RUN", help="begin with the first turns of this run's recorded successes")
+    run.add_argument("--anchors", choices=WAYS, help="how many: back until success drops, or any (default: rollback)")
     run.add_argument("--sandbox", choices=SANDBOXES, help="kind of sandbox (default: auto, the first that works)")
     run.add_argument("--image", help=f"Docker image of tasks that name none (default: {IMAGE})")
     run.add_argument("--show", action="append", metavar="PATH", help="path bubblewrap sandboxes may read; repeatable")
@@ -170,8 +174,9 @@ def run(verb: str, settings: Settings) -> int:
         ):
             backend = backend_for(choice, settings, proxy, identity["name"])
             pool = open_pool(proxy.pool)
+            anchors = _anchors(settings, mix, pool, identity["name"])
             stored_run = open_run(pool, identity["name"], identity["purpose"], config)
-            plan = _plan(settings, mix, scaffolds)
+            plan = _plan(settings, mix, scaffolds, anchors)
             try:
                 with owned(pool, stored_run) as claim:
                     maker = placement.SandboxMaker(backend=backend, hosts=hosts, warm=settings.warm)
@@ -233,11 +238,28 @@ def _config(settings: Settings, mix: TaskMix) -> dict[str, Any]:
         "augment": list(settings.augment),
         "judge": [settings.judge, settings.judge_model] if settings.judge else None,
         "reward": settings.reward,
+        "resample": [settings.resample, settings.anchors] if settings.resample else None,
     }
     return config | {key: value for key, value in optional.items() if value}
 
 
-def _plan(settings: Settings, mix: TaskMix, scaffolds: Sequence[Scaffold]) -> RunPlan:
+def _anchors(settings: Settings, mix: TaskMix, pool: Pool, name: str) -> Anchors | None:
+    """How the run `name` begins its groups with recorded successes; says how many there are. UserError when the run
+    that recorded them is not in the pool."""
+    if settings.resample is None:
+        return None
+    if settings.resample != name:
+        find_run(pool, settings.resample)
+    solved = solved_tasks(pool, settings.resample)
+    known = sum(task.id in solved for task in mix.tasks)
+    make_console().print(
+        f"{known} of {len(mix.tasks)} tasks have a success in the run {settings.resample!r} to begin with; "
+        "the others begin at the beginning", highlight=False,
+    )  # fmt: skip
+    return Anchors(run=settings.resample, way=settings.anchors, seed=settings.seed)
+
+
+def _plan(settings: Settings, mix: TaskMix, scaffolds: Sequence[Scaffold], anchors: Anchors | None = None) -> RunPlan:
     endless = settings.epochs == 0 or settings.until_step is not None
     return RunPlan(
         mix=mix,
@@ -249,6 +271,7 @@ def _plan(settings: Settings, mix: TaskMix, scaffolds: Sequence[Scaffold]) -> Ru
         epochs=None if endless else settings.epochs,
         until_step=settings.until_step,
         tokens=settings.tokens if isinstance(settings.tokens, tuple) else (),
+        anchors=anchors,
     )
 
 

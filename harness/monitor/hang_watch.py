@@ -1,8 +1,8 @@
 """Ends an agent that hangs: one that prints nothing and completes no model call for too long.
 
 Silent work cannot be seen, so the patience must be longer than the longest model call and the longest silent tool.
-An agent also ends here soon after a call was refused because its turns or tokens are used up: some would ask again for
-minutes.
+An agent also ends here soon after a call was refused because its turns or tokens are used up, or because it has left
+the recorded attempt that it begins with: some would ask again for minutes.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class HangWatch:
     excused: Callable[[float], Awaitable[float]] = _nothing
     """Seconds after a moment (unix time) in which none could come, because no engine was up."""
     limited: bool = False
-    """Whether its model calls or sampled tokens have a limit."""
+    """Whether its calls may be refused for good: they have a limit, or it begins with a recorded attempt."""
     _heard: float = 0
     _away_before: float = 0
 
@@ -54,7 +54,7 @@ class HangWatch:
         return silence if silence < self.patience else silence - await self.excused(self._heard)
 
     async def refused(self) -> bool:
-        """Whether a call was refused because turns or tokens are used up."""
+        """Whether a call was refused for good."""
         return self.limited and await self.pool(is_refused, self.attempt_id)
 
 

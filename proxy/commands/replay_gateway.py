@@ -5,7 +5,6 @@ own tool-call ids, so that the agent's next request can be the recorded one, too
 of its own, never in the recorded attempt.
 """
 
-import asyncio
 from functools import partial
 from typing import Any
 
@@ -14,10 +13,8 @@ from proxy.config import ProxyConfig
 from proxy.engine.replicas.fleet import Fleet
 from proxy.handler import Handler
 from proxy.recording.ongoing import OngoingAnswer
+from proxy.replay.play import play
 from proxy.server import Gateway
-
-TOKENS_AT_ONCE = 256
-"""Tokens that are played before other calls get their turn on the event loop."""
 
 
 class ReplayHandler(Handler):
@@ -28,19 +25,10 @@ class ReplayHandler(Handler):
         self._recording = recording
 
     async def _sample(self, answer: OngoingAnswer) -> None:
-        turn = answer.turn
-        recorded = self._recording.next(answer.recorder.session.attempt.id, turn)
-        turn.call_ids = tuple(call["id"] for call in recorded.reply.get("tool_calls", ()))
-        sampling = turn.sampling
-        sampling.given = recorded.given
-        for number, token in enumerate(recorded.sampled):
-            sampling.ids.append(token)
-            await answer.send(turn.take([token]))
-            if number % TOKENS_AT_ONCE == 0:
-                await asyncio.sleep(0)
-        sampling.logprobs, sampling.versions = recorded.logprobs, recorded.versions
-        sampling.finish = "length" if recorded.finish_reason == "length" else "stop"
-        await answer.send(turn.close())
+        sampling = answer.turn.sampling
+        recorded = self._recording.next(answer.recorder.session.attempt.id, answer.turn)
+        await play(answer, recorded)
+        sampling.given, sampling.logprobs, sampling.versions = recorded.given, recorded.logprobs, recorded.versions
 
 
 class _EmptyFleet(Fleet):
@@ -60,7 +48,7 @@ class ReplayGateway(Gateway):
         super().__init__(config, "http://recorded", partial(ReplayHandler, recording))
         self.engines = (f"attempt {recording.attempt_id}",)
         self.recording = recording
-        self.clock = recording.opened_at
+        self.clock = recording.dated_at
 
     def fleet(self) -> Fleet:
         return _EmptyFleet()

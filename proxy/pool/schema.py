@@ -115,6 +115,10 @@ groups = Table(
     Column("replaces", Integer),  # the group, opened in the run's order, in whose place this one is
     Column("place", Integer),  # of its task in the line of its source; null: in its run none is skipped
     Column("max_tokens", Integer),  # that each of its attempts may sample; null: it sets no limit
+    # The recorded attempt that its attempts begin with (proxy/pool/rollouts/starts.py); null: none.
+    Column("start_attempt_id", Integer),  # no reference: the row stays when the recorded attempt leaves the pool
+    Column("start_turns", Integer),  # how many of its turns are replayed; 0: none, they begin where it began
+    Column("start_dated_at", Float),  # the time that chat templates read, as it was in the recorded attempt
     Column("function", Text),  # the user's function that was asked about its rollouts when it was leased; null: none
     Column("created_at", Float, nullable=False),
     Column("finished_at", Float),
@@ -129,6 +133,7 @@ groups = Table(
     _partial("step"),
     _partial("failure"),
     _partial("replaces"),
+    _partial("start_attempt_id"),
     Index("ix_groups_unsettled", "run_id", sqlite_where=UNSETTLED, postgresql_where=UNSETTLED),
     CheckConstraint("state in ('RUNNING', 'DONE', 'LEASED', 'CONSUMED', 'TOMBSTONE')", name="ck_groups_state"),
     CheckConstraint("(step is not null) = (state in ('LEASED', 'CONSUMED'))", name="ck_groups_step"),
@@ -183,6 +188,8 @@ attempts = Table(
     Column("opened_at", Float, nullable=False),
     Column("closed_at", Float),  # set: the key is revoked
     Column("sampled_tokens", Integer),  # of all its completions; null: it is open
+    Column("replayed_tokens", Integer),  # of its answers that were recorded before; null: it is open, or older
+    Column("differed", FreeText),  # how a request differs from the recorded attempt that it begins with
     Column("max_turns", Integer),  # model calls that it may make; null: no limit
     Column("max_tokens", Integer),  # tokens that it may sample
     Column("spent", Text),  # turns | tokens: a call was refused because these are used up

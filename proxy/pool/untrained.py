@@ -30,6 +30,7 @@ class UntrainedReason(StrEnum):
     VERSION_MISSING = "version_missing", "the engine named no weight version for some tokens; detail: for which it did"
     CONSTRAINED = "constrained", 'a grammar enforced the form of the answer (`proxy.prescribed = "grammar"`)'
     SAMPLING_PARAMETERS = "sampling_parameters", "it was sampled with other parameters than training's; detail: which"
+    REPLAYED = "replayed", "a recorded attempt's answer, with which this one begins; detail: the recorded completion"
     TEXT_ONLY = "text_only", "the answer came from a provider that returns text without token ids; detail: how it ended"
     # of a completion, known when a batch is assembled
     LABEL = "label", "completions of this label are not trained (batch.labels); detail: the label"
@@ -46,6 +47,7 @@ class UntrainedReason(StrEnum):
     # of a rollout
     HELD_OUT = "held_out", "its group, or its run, is for evaluation"
     ROLLOUT_FAILED = "rollout_failed", "the rollout has no verdict because it failed; detail: the kind of failure"
+    REPLAY_DIFFERED = "replay_differed", "it left the recorded attempt with which it begins before it should"
     NO_REWARD = "no_reward", "the rollout has no reward, without a failure"
     NO_VERSION = "no_version", "no known version of this run sampled the rollout, so its staleness is unknown"
     TRUNCATED = "truncated", "the last turn was cut at its length limit (credit.mask_truncated)"

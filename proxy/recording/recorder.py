@@ -161,6 +161,7 @@ class TurnRecorder:
 
     def _row(self, reply: Reply, untrainable: Untrained | None, finish: str) -> tuple[NewCompletion, "array[int]"]:
         prompt, sampling, request = self._turn.prompt, self._turn.sampling, self._turn.call.stored
+        replayed = self._turn.replayed is not None and len(sampling.ids) > 0
         self.misfit = None if finish else misfit(self._turn.call, reply)
         path = prompt.ids + sampling.ids
         prefix_of, length = prompt.prefix_of, prompt.prefix_length
@@ -176,7 +177,7 @@ class TurnRecorder:
             follows=prompt.follows,
             prompt_tail=prompt.ids[length:],
             sampled=sampling.ids,
-            given=sampling.given,
+            given=((0, len(sampling.ids)),) if replayed else sampling.given,
             logprobs=sampling.logprobs,
             versions=sampling.versions,
             finish_reason=finish or reply.finish_reason,

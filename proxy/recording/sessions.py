@@ -171,7 +171,7 @@ class Sessions:
         if known:
             session = replace(known, attempt=attempt, checked_at=time.monotonic())
         else:
-            clock = self._clock or attempt.opened_at
+            clock = self._clock or attempt.dated_at
             stored = StoredResponses(self._pool, attempt.id, self._limits)
             session = Session(attempt, PromptBuilder(self._template, clock), WaitingAnswers(), self._pool, stored)
             if not new:

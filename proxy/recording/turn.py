@@ -20,6 +20,7 @@ from proxy.parsing.formats import ToolSchemas
 from proxy.parsing.turn_parser import ParsedCall, Piece, Reasoning, Text, TurnParser
 from proxy.pool.completions.records import Completion
 from proxy.pool.rollouts.attempts import Attempt
+from proxy.pool.rollouts.starts import as_replayed
 from proxy.pool.untrained import Untrained
 from proxy.prompt.prefill import Stage, stages
 from proxy.prompt.splice import Prompt
@@ -55,6 +56,8 @@ class Turn:
     sampling: Sampling = field(init=False)
     call_ids: tuple[str, ...] = ()
     """Ids of the tool calls where the turn is a recorded one; new ones are made otherwise."""
+    replayed: int | None = None
+    """The recorded completion whose answer this is, and with which its attempt begins; None: it is sampled."""
 
     def __post_init__(self) -> None:
         self.restart()
@@ -94,7 +97,7 @@ class Turn:
     @property
     def untrainable(self) -> Untrained | None:
         """Why no turn of this kind can be trained on, whatever it says; None where it can."""
-        return None
+        return None if self.replayed is None else as_replayed(self.replayed)
 
     def may_move(self, error: EngineError) -> bool:
         """Whether another replica may sample the turn after this error."""
@@ -238,9 +241,9 @@ class Turn:
     def from_record(self, recorded: Completion) -> tuple[list[Piece], Reply]:
         """The answer that was recorded for this request: its pieces, and the whole with its own call ids."""
         self.sampling.ids, self.sampling.logprobs = recorded.sampled, recorded.logprobs
-        self.sampling.given = recorded.given
+        self.sampling.given = given = recorded.prescribed
         self.sampling.finish = recorded.finish_reason
-        ids, free = recorded.sampled.tolist(), recorded.given[-1][1] if recorded.given else 0
+        ids, free = recorded.sampled.tolist(), given[-1][1] if given else 0
         pieces = self.take(ids[:free]) + self.take(ids[free:]) + self.close()
         functions = [(call["id"], call["function"]) for call in recorded.reply.get("tool_calls", ())]
         calls = tuple(ToolCall(id, function["name"], function["arguments"]) for id, function in functions)

@@ -16,6 +16,7 @@ from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.attempts import Ending, close_attempt, open_attempt
 from proxy.pool.rollouts.groups import Outcome, finish_rollout, open_group
+from proxy.pool.rollouts.starts import as_replayed
 from proxy.pool.settings_file import checked
 from proxy.pool.training.unused_groups import since_last_step
 from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
@@ -30,6 +31,7 @@ from trainer.credit.scales import added, deviations
 from trainer.data.assemble import TrainingBatch, assemble
 from trainer.data.tree import build, order
 from trainer.megatron.parallel import Ranks
+from trainer.report.describe import survival
 from trainer.run_state import RunState
 
 FAILED = Untrained(UntrainedReason.ROLLOUT_FAILED, "verifier")
@@ -106,6 +108,59 @@ def test_the_loss_of_chunks_has_discounted_returns() -> None:
     ]
     relative = by_turn(assemble([group(members)], StepOptions(loss=Loss(kind="ipa"), credit=Credit(gamma=0.9))))
     assert relative[0] == pytest.approx([0.81 * relative[0][2], 0.9 * relative[0][2], relative[0][2]])
+
+
+def replayed(one: LeasedRollout, turns: int) -> LeasedRollout:
+    """The rollout as if it began with so many turns of a recorded one."""
+    given = [
+        replace(
+            item,
+            given=((0, len(item.sampled)),),
+            logprobs=array("f"),
+            versions=(),
+            untrainable=as_replayed(99),
+        )
+        for item in one.completions[:turns]
+    ]
+    return replace(one, completions=[*given, *one.completions[turns:]])
+
+
+def test_a_chunk_behind_a_recorded_beginning_has_the_return_of_the_whole_rollout() -> None:
+    """IPA's returns of three chunks are 0.81, 0.9, 1 (gamma 0.9); the first one is replayed, and not trained."""
+    members = [replayed(member(0, 1.0), 1), replayed(member(1, -1.0), 1)]
+    credit = Credit(returns="turns", baseline="none", gamma=0.9)
+    batch = assemble([group(members)], StepOptions(loss=Loss(kind="ipa"), credit=credit))
+    assert by_turn(batch) == [pytest.approx([0.9, 1]), pytest.approx([-0.9, -1])]
+    assert [row.places.tolist() for row in batch.rows] == [[6, 7, 8, 10]] * 2
+    assert batch.tokens == 8 and not batch.excluded
+    told = survival([item for one in members for item in one.completions], batch)
+    assert (told["sampled_tokens"], told["replayed_tokens"], told["unaccounted_tokens"]) == (8, 4, 0)
+
+
+def test_the_baseline_is_the_return_of_the_first_turn_that_was_sampled() -> None:
+    """The anchor is one turn in: returns of 0.9 and 1; 0; 1. Each is compared with the others' first ones."""
+    members = [
+        replayed(member(0, 1.0), 1),
+        replayed(member(1, 0.0, turns=2), 1),
+        replayed(member(2, 1.0, turns=2), 1),
+    ]
+    for baseline in ("first", "aligned"):
+        credit = Credit(returns="turns", gamma=0.9, baseline=baseline)
+        advantages = by_turn(assemble([group(members)], StepOptions(credit=credit)))
+        assert advantages == [pytest.approx([0.4, 0.5]), pytest.approx([-0.95]), pytest.approx([0.55])]
+
+
+def test_what_was_replayed_costs_and_earns_nothing() -> None:
+    parts = {"turn:0": -1.0, "turn:2": -0.1}
+    members = [replayed(member(0, 1.0, parts=parts), 1), replayed(member(1, 0.0), 1)]
+    batch = assemble([group(members)], StepOptions(credit=Credit(returns="turns")))
+    assert by_turn(batch) == [pytest.approx([0.9, 0.9]), pytest.approx([-0.9] * 2)]
+    assert batch.unplaced_rewards == 1
+    cut = replayed(member(2, 1.0), 3)
+    ended = replace(cut.completions[2], finish_reason="length")
+    whole = replace(cut, completions=[*cut.completions[:2], ended])  # it ended without a turn of its own
+    batch = assemble([group([whole, replayed(member(1, 0.0), 1)])], StepOptions(credit=Credit(mask_truncated=True)))
+    assert batch.tokens == 4 and not batch.masked
 
 
 def test_equal_rewards_teach_where_they_are_compared_with_nothing() -> None:

@@ -76,8 +76,10 @@ def group_credits(groups: Sequence[LeasedGroup], options: StepOptions) -> list[G
 
 
 def turns_of(member: LeasedRollout, labels: Sequence[str]) -> list[Completion]:
-    """The completions of the agent's work. Rows written before labels existed count as such."""
-    return [item for item in member.completions if item.label is None or item.label in labels]
+    """The completions of the agent's work that were sampled: a rollout that begins with a recorded one has its first
+    turn behind that. Rows written before labels existed count as work."""
+    sampled = (item for item in member.completions if not item.replayed)
+    return [item for item in sampled if item.label is None or item.label in labels]
 
 
 def _group_credit(group: LeasedGroup, options: StepOptions) -> GroupCredit:
@@ -123,7 +125,11 @@ def _judged_rollout(member: LeasedRollout, reward: float, options: StepOptions) 
         success=reward >= credit.SUCCESS,
         unplaced=unplaced,
         seconds=(
-            critical_path(member.completions, credit.TOKENS_PER_SECOND, member.failed_calls)
+            critical_path(
+                [item for item in member.completions if not item.replayed],
+                credit.TOKENS_PER_SECOND,
+                member.failed_calls,
+            )
             if credit.speed_weight
             else 0.0
         ),

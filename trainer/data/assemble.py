@@ -317,7 +317,7 @@ def _exclude(item: Completion, why: Untrained, fates: Mapping[int, TokenFate]) -
 
 
 def _exclude_given(item: Completion, fates: Mapping[int, TokenFate]) -> None:
-    if item.given:
+    if item.given and not item.replayed:
         fates[item.id].excluded[Untrained(UntrainedReason.GIVEN)] += item.given_count
 
 

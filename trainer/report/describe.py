@@ -210,9 +210,11 @@ def mismatch(
 
 
 def survival(completions: Iterable[Completion], batch: TrainingBatch) -> dict[str, Any]:
-    """Account for every sampled token of the step."""
-    total = sum(len(item.sampled) for item in completions)
-    return {
+    """Account for every sampled token of the step. What was replayed was sampled where it was recorded."""
+    answers = list(completions)
+    replayed = sum(len(item.sampled) for item in answers if item.replayed)
+    total = sum(len(item.sampled) for item in answers) - replayed
+    return ({"replayed_tokens": replayed} if replayed else {}) | {
         "sampled_tokens": total,
         "trained_tokens": batch.tokens,
         "excluded_tokens": to_metrics(batch.excluded),
@@ -239,7 +241,10 @@ def survival_by_length(groups: Sequence[LeasedGroup], rows: Sequence[TrainingRow
     trained = _trained(rows)
     members = [member for group in groups for member in group.rollouts]
     pairs = [
-        (sum(len(item.sampled) for item in member.completions), sum(trained[item.id] for item in member.completions))
+        (
+            sum(len(item.sampled) for item in member.completions if not item.replayed),
+            sum(trained[item.id] for item in member.completions),
+        )
         for member in members
     ]
     if len(pairs) < DECILES:

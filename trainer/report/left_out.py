@@ -19,7 +19,7 @@ def left_out(pool: Pool, run_id: int, fates: Iterable[RolloutFate]) -> dict[str,
 
     They are the difference of two accounts, so nothing is missed or counted twice, whenever it happened.
     """
-    so_far: dict[str, Tally] = defaultdict(Tally, account(pool, run_id).left_out)
+    so_far: dict[str, Tally] = defaultdict(Tally, account(pool, run_id, replays=False).left_out)
     for reason, tally in sums(fates).left_out.items():
         if reason not in CALLED_OFF.values() and reason != UntrainedReason.GIVEN:
             so_far[reason] += tally

@@ -54,12 +54,12 @@ class ProcessRule:
 
 
 def figures(chain: Sequence[Completion], counted: bool = True) -> list[TurnFigures]:
-    """Return the figures of an attempt's completions, which are in the order of their commits.
+    """Return the figures of an attempt's completions, which are in the order of their commits; of replayed ones none.
 
     `counted=False` leaves the events out, for a rule that does not need them.
     """
     counts = penalised(chain) if counted else {}
-    return [TurnFigures(item.ordinal, item.label, counts.get(item.id, ())) for item in chain]
+    return [TurnFigures(item.ordinal, item.label, counts.get(item.id, ())) for item in chain if not item.replayed]
 
 
 def penalised(chain: Sequence[Readable]) -> dict[int, tuple[int, ...]]:

@@ -101,8 +101,11 @@ class Statistics:
 
 
 def of_rollout(chain: Sequence[Completion], reward: float | None, hacked: bool | None = None) -> Statistics:
-    """Return the figures of one rollout, from its completions in commit order. `hacked`: None where nobody looked."""
-    work = work_of(chain)
+    """Return the figures of one rollout, from its completions in commit order. `hacked`: None where nobody looked.
+
+    What a rollout replays of a recorded one is not its own, and left out.
+    """
+    work = work_of([item for item in chain if not item.replayed])
     figures = Statistics(rollouts=1, rewards=int(reward is not None), reward_sum=reward or 0.0, turns=len(work))
     figures.integrity_known, figures.hacked = int(hacked is not None), int(bool(hacked))
     done = actions(work)

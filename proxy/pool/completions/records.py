@@ -10,7 +10,7 @@ import msgspec
 
 from proxy.pool.completions.observed import Observed
 from proxy.pool.completions.routed_experts import RoutedExperts
-from proxy.pool.untrained import Untrained
+from proxy.pool.untrained import Untrained, UntrainedReason
 
 SERVED_FINISH_REASONS = ("stop", "length", "tool_calls")
 """Finish reasons of complete answers: clients continue them, and a retry may get one again. Others: abort, error."""
@@ -100,7 +100,8 @@ class NewCompletion:
     sampled: "array[int]"
     """The answer's tokens: what the model sampled, and in `given` what the proxy wrote."""
     given: tuple[GivenSpan, ...] = ()
-    """Which of `sampled` the proxy wrote, to begin a prescribed call (proxy/prompt/prefill.py). Never trained."""
+    """Which of `sampled` the proxy wrote: to begin a prescribed call (proxy/prompt/prefill.py), or because a recorded
+    attempt is replayed (proxy/replay). Never trained."""
     logprobs: "array[float]"
     """Natural logarithms under the sampling distribution, one for each token of `sampled` that is not given, in order;
     fewer only when untrainable."""
@@ -138,6 +139,16 @@ class NewCompletion:
     def given_count(self) -> int:
         """The number of tokens of the answer that the proxy wrote."""
         return sum(end - start for start, end in self.given)
+
+    @property
+    def replayed(self) -> bool:
+        """Whether the answer was recorded in another attempt. Then all of its tokens are given."""
+        return self.untrainable is not None and self.untrainable.reason == UntrainedReason.REPLAYED
+
+    @property
+    def prescribed(self) -> tuple[GivenSpan, ...]:
+        """The given tokens that begin prescribed calls. Those of a replayed answer are not known."""
+        return () if self.replayed else self.given
 
     @property
     def sampled_count(self) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, func, select
 
 from proxy.pool.database import Pool
+from proxy.pool.rollouts.counts import REPLAYED_TOKENS
 from proxy.pool.schema import attempts, completions, fates, groups, rollouts
 from proxy.pool.training.fates import Tally, added
 from proxy.pool.training.imitation import imitation
@@ -25,6 +26,7 @@ WAITING = ("sampling", "queued", "leased", "reopened")
 not published, and of those whose step a rollback has retired and that are not trained again yet."""
 DECILES = 10
 IMITATED = "of these, imitated"
+REPLAYED = "beside these, replayed"
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,9 @@ class Account:
     """By place (WAITING)."""
     imitated: Tally = Tally()
     """What warm starts learned from. These tokens stand in the other places too."""
+    replayed: Tally = Tally()
+    """Answers of recorded attempts with which attempts of the run begin (proxy/pool/rollouts/starts.py). They were
+    sampled where they were recorded, so they are in none of the other sums."""
 
     @property
     def unaccounted(self) -> int:
@@ -47,12 +52,13 @@ class Account:
         return self.sampled - sum(tally.tokens for tally in placed)
 
 
-def account(pool: Pool, run_id: int) -> Account:
-    """Return the account of a run."""
+def account(pool: Pool, run_id: int, *, replays: bool = True) -> Account:
+    """Return the account of a run. Without `replays`, it reads no more than the groups that have not settled."""
     with pool.read() as connection:
         places = added(kept(connection, run_id), tallies(connection, run_id, UNSETTLED))
         steps = of_steps(connection, run_id)
         learned = imitation(connection, run_id)
+        replayed = _replayed(connection, run_id) if replays else Tally()
     left_out = defaultdict(Tally, steps.left_out)
     for reason in (UntrainedReason.GIVEN, *CALLED_OFF.values()):  # not sampled; counted by the attempts
         left_out.pop(reason, None)
@@ -61,7 +67,22 @@ def account(pool: Pool, run_id: int) -> Account:
     places.pop(CONSUMED, None)
     for reason, tally in places.items():
         left_out[reason] += tally
-    return Account(sampled, steps.trained, dict(sorted(left_out.items())), waiting, learned)
+    return Account(sampled, steps.trained, dict(sorted(left_out.items())), waiting, learned, replayed)
+
+
+def _replayed(connection: Connection, run_id: int) -> Tally:
+    """Sum up the answers that the attempts of a run have replayed."""
+    tokens = func.coalesce(attempts.c.replayed_tokens, REPLAYED_TOKENS).label("tokens")
+    query = (
+        select(groups.c.id.label("group_id"), rollouts.c.id.label("rollout_id"), tokens)
+        .join_from(groups, rollouts)
+        .join(attempts, attempts.c.rollout_id == rollouts.c.id)
+        .where(groups.c.run_id == run_id, groups.c.start_attempt_id.is_not(None))
+        .subquery()
+    )
+    counts = [func.count(query.c[name].distinct()) for name in ("group_id", "rollout_id")]
+    sums = select(*counts, func.coalesce(func.sum(query.c.tokens), 0)).where(query.c.tokens > 0)
+    return Tally(*map(int, connection.execute(sums).one()))
 
 
 def place_of(connection: Connection, attempt_id: int) -> str | None:
@@ -116,13 +137,10 @@ def account_lines(now: Account) -> list[str]:
     rows = [(TRAINED, now.trained)]
     rows += [(f"left out: {reason}", tally) for reason, tally in now.left_out.items()]
     rows += [(f"waiting: {place}", tally) for place, tally in now.waiting.items()]
-    width = max(len(name) for name, _ in (*rows, (IMITATED, None)))
+    beside = [(name, tally) for name, tally in ((IMITATED, now.imitated), (REPLAYED, now.replayed)) if tally.tokens]
+    width = max(len(name) for name, _ in (*rows, *beside, (IMITATED, None)))
     lines = [f"{'tokens':{width}} {'groups':>9} {'rollouts':>9} {'tokens':>12} {'share':>7}"]
-    for name, tally in rows:
-        share = tally.tokens / max(1, now.sampled)
-        lines.append(f"{name:{width}} {tally.groups:9} {tally.rollouts:9} {tally.tokens:12} {share:7.1%}")
-    if now.imitated.tokens:
-        name, tally = IMITATED, now.imitated
+    for name, tally in rows + beside:
         share = tally.tokens / max(1, now.sampled)
         lines.append(f"{name:{width}} {tally.groups:9} {tally.rollouts:9} {tally.tokens:12} {share:7.1%}")
     for name, tokens in (("unaccounted", now.unaccounted), ("sampled", now.sampled)):

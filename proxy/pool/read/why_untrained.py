@@ -6,6 +6,7 @@ Left out: what a train step decides about the tokens of a group that it took (do
 from dataclasses import dataclass
 
 from proxy.pool.completions.labels import SIDE
+from proxy.pool.rollouts.failures import why_untrained as why_failed
 from proxy.pool.untrained import Untrained, UntrainedReason
 
 
@@ -38,8 +39,7 @@ def why_untrained(own: Untrained | None, label: str | None, around: Surroundings
     if around.retried:
         return Untrained(UntrainedReason.RETRIED)
     if around.without_reward:
-        failure = around.failure
-        return Untrained(UntrainedReason.ROLLOUT_FAILED, failure) if failure else Untrained(UntrainedReason.NO_REWARD)
+        return why_failed(around.failure) if around.failure else Untrained(UntrainedReason.NO_REWARD)
     if around.hacked is not None:
         return around.hacked
     if around.set_aside is not None:

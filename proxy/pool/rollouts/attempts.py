@@ -17,6 +17,7 @@ from proxy.pool.database import Pool, insert_if_new, insert_row, locked, retried
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.budgets import UNLIMITED, Budget
 from proxy.pool.rollouts.counts import keep_tokens
+from proxy.pool.rollouts.starts import START, Start, start_of
 from proxy.pool.schema import attempts, groups, rollouts, runs
 
 
@@ -42,6 +43,13 @@ class Attempt:
     """Unix time."""
     group_id: int | None = None
     budget: Budget = UNLIMITED
+    start: Start | None = None
+    """The recorded attempt that it begins with; None: it begins with nothing."""
+
+    @property
+    def dated_at(self) -> float:
+        """Unix time for dates in chat templates."""
+        return self.opened_at if self.start is None else self.start.dated_at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +72,7 @@ def open_attempt(pool: Pool, rollout_id: int, agent: str, budget: Budget = UNLIM
         # The lock makes attempts of one rollout count one after another: their numbers are 0, 1, 2 ...
         locked(connection, select(rollouts.c.id).where(rollouts.c.id == rollout_id))
         query = (
-            select(groups.c.run_id, rollouts.c.group_id, PURPOSE, rollouts.c.finished_at)
+            select(groups.c.run_id, rollouts.c.group_id, PURPOSE, rollouts.c.finished_at, *START)
             .join_from(rollouts, groups)
             .join(runs, runs.c.id == groups.c.run_id)
             .where(rollouts.c.id == rollout_id)
@@ -79,8 +87,8 @@ def open_attempt(pool: Pool, rollout_id: int, agent: str, budget: Budget = UNLIM
         values = _values(key, agent) | identity | {"max_turns": budget.turns, "max_tokens": budget.tokens}
         attempt_id = insert_row(connection, attempts, values)
     opened_at = values["opened_at"]
-    attempt = Attempt(attempt_id, row.run_id, rollout_id, agent, row.purpose, True, opened_at, row.group_id, budget)
-    return attempt, key
+    of_group = row.group_id, budget, start_of(row)
+    return Attempt(attempt_id, row.run_id, rollout_id, agent, row.purpose, True, opened_at, *of_group), key
 
 
 @retried
@@ -175,7 +183,7 @@ def _by_key(key: str) -> Select[Any]:
 
 def _with_run() -> Select[Any]:
     return (
-        select(attempts, PURPOSE, rollouts.c.group_id)
+        select(attempts, PURPOSE, rollouts.c.group_id, *START)
         .outerjoin(runs, runs.c.id == attempts.c.run_id)
         .outerjoin(rollouts, rollouts.c.id == attempts.c.rollout_id)
         .outerjoin(groups, groups.c.id == rollouts.c.group_id)
@@ -189,4 +197,5 @@ def _hash(key: str) -> str:
 def _attempt(row: Row[Any]) -> Attempt:
     purpose, is_open = row.purpose or "session", row.closed_at is None
     budget = Budget(turns=row.max_turns, tokens=row.max_tokens)
-    return Attempt(row.id, row.run_id, row.rollout_id, row.agent, purpose, is_open, row.opened_at, row.group_id, budget)
+    of_group = row.group_id, budget, start_of(row)
+    return Attempt(row.id, row.run_id, row.rollout_id, row.agent, purpose, is_open, row.opened_at, *of_group)

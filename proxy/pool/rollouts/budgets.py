@@ -96,9 +96,10 @@ def calls_seen(pool: Pool, attempt_id: int) -> CallsSeen:
 
 
 def is_refused(pool: Pool, attempt_id: int) -> bool:
-    """Return whether a call of an attempt was refused because a limit is reached."""
+    """Return whether a call of an attempt was refused for good: a limit is reached, or it has left a recorded one."""
+    why = func.coalesce(attempts.c.spent, attempts.c.differed)
     with pool.read() as connection:
-        return connection.scalar(select(attempts.c.spent).where(attempts.c.id == attempt_id)) is not None
+        return connection.scalar(select(why).where(attempts.c.id == attempt_id)) is not None
 
 
 def last_event(pool: Pool, attempt_id: int) -> float | None:

@@ -6,12 +6,18 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select, update
 
-from proxy.pool.schema import SAMPLED_TOKENS, attempts, completions, rollouts
+from proxy.pool.schema import SAMPLED_TOKENS, TOKENS, attempts, completions, rollouts
+from proxy.pool.untrained import UntrainedReason
 
 ATTEMPTS_PER_QUERY = 500
 _own = select(func.coalesce(func.sum(SAMPLED_TOKENS), 0)).where(completions.c.attempt_id == attempts.c.id)
 OWN_TOKENS = _own.correlate(attempts).scalar_subquery()
 """Number of tokens that the attempt of a query's row has sampled."""
+_replayed = select(func.coalesce(func.sum(TOKENS), 0)).where(
+    completions.c.attempt_id == attempts.c.id, completions.c.untrainable == UntrainedReason.REPLAYED
+)
+REPLAYED_TOKENS = _replayed.correlate(attempts).scalar_subquery()
+"""Number of tokens of its answers that were recorded in another attempt."""
 
 
 @dataclass
@@ -53,10 +59,11 @@ def final_counts(connection: Connection, attempt_id: int | None) -> dict[str, An
 
 
 def keep_tokens(connection: Connection, attempt_ids: Sequence[int]) -> None:
-    """Write the sampled tokens of attempts that this transaction has closed, as no further ones can join them."""
+    """Write the sampled and the replayed tokens of attempts that this transaction has closed: no further ones come."""
     for start in range(0, len(attempt_ids), ATTEMPTS_PER_QUERY):
         some = attempts.c.id.in_(attempt_ids[start : start + ATTEMPTS_PER_QUERY])
-        connection.execute(update(attempts).where(some).values(sampled_tokens=OWN_TOKENS))
+        values = {"sampled_tokens": OWN_TOKENS, "replayed_tokens": REPLAYED_TOKENS}
+        connection.execute(update(attempts).where(some).values(values))
 
 
 def keep_missing(connection: Connection, rollout_of: Mapping[int, int]) -> None:

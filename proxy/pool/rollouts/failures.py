@@ -23,7 +23,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from proxy.pool.untrained import Untrained, UntrainedReason
+
 Treatment = Literal["retry", "mask", "filter", "policy", "fatal"]
+DIFFERED = "replay_differed"
+"""The failure of rollouts that left the recorded attempt which they begin with (proxy/pool/rollouts/starts.py)."""
 REPLACED = 2
 """Maximum replacements of a filtered group."""
 
@@ -54,6 +58,7 @@ FAILURES: dict[str, Failure] = {
         Failure("agent_memory", "policy", "the agent exceeded its memory limit; the verifier decides"),
         Failure("tool_flake", "filter", "the sandbox failed while the agent used its tools"),
         Failure("hung", "filter", "the agent was stopped after too long without a model call and without output"),
+        Failure(DIFFERED, "mask", "a request differed from the recorded attempt that the rollout begins with"),
         Failure("verifier", "mask", "the verifier gave no verdict in two tries, so the reward is missing"),
         Failure("reward", "mask", "the run's reward function or judges gave no reward"),
         Failure("spoiled", "mask", "the verifier gives no verdict on the agent's work, but one where no agent was"),
@@ -67,6 +72,13 @@ FAILURES: dict[str, Failure] = {
 def treatment(kind: str) -> Treatment:
     """Return the treatment of a kind of failure."""
     return FAILURES[kind].treatment
+
+
+def why_untrained(kind: str) -> Untrained:
+    """Return why a rollout without a reward that failed like this is not trained."""
+    if kind == DIFFERED:
+        return Untrained(UntrainedReason.REPLAY_DIFFERED)
+    return Untrained(UntrainedReason.ROLLOUT_FAILED, kind)
 
 
 def enough_valid(valid: int, size: int) -> bool:

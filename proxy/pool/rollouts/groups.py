@@ -10,7 +10,7 @@ G count. This favours short rollouts, so R is 0 by default (docs/runs.md).
 import time
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sqlalchemy import Column, Connection, func, insert, select, update
@@ -19,6 +19,7 @@ from proxy.pool.database import Pool, insert_row, retried
 from proxy.pool.rollouts.counts import final_counts
 from proxy.pool.rollouts.failures import FAILURES, enough_valid, treatment
 from proxy.pool.rollouts.runs import lock_run
+from proxy.pool.rollouts.starts import START, Start, start_of
 from proxy.pool.rollouts.states import GroupState, move
 from proxy.pool.schema import SAMPLED_TOKENS, attempts, completions, groups, interventions, rollouts, tasks
 from proxy.pool.untrained import UntrainedReason
@@ -36,6 +37,8 @@ class OpenRollout:
     """The agent of its group; None where the run has only one."""
     max_tokens: int | None = None
     """Tokens that an attempt may sample, by its group; None: its group sets no limit."""
+    start: Start | None = None
+    """The recorded attempt that its attempts begin with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +56,8 @@ class GroupOptions:
     """The place of its task in the line of its source, where settled tasks are skipped (harness/tasks/mix.py)."""
     max_tokens: int | None = None
     """Tokens that each of its attempts may sample, if lower than the task's limit."""
+    start: Start | None = None
+    """The recorded attempt that its attempts begin with; the same for all, since their rewards are compared."""
 
 
 DEFAULTS = GroupOptions()
@@ -138,6 +143,8 @@ def open_group(
             "place": options.place,
             "max_tokens": options.max_tokens,
         }
+        if options.start is not None:
+            values |= {f"start_{name}": value for name, value in asdict(options.start).items()}
         if rule is not None:
             dropped = {"reason": UntrainedReason.DISCARDED, "detail": rule, "finished_at": values["created_at"]}
             insert_row(connection, groups, values | {"state": "TOMBSTONE"} | dropped)
@@ -147,7 +154,8 @@ def open_group(
         ids = connection.scalars(
             select(rollouts.c.id).where(rollouts.c.group_id == group_id).order_by(rollouts.c.member)
         ).all()
-    return [OpenRollout(id, group_id, member, task, options.agent, options.max_tokens) for member, id in enumerate(ids)]
+    of_group = options.agent, options.max_tokens, options.start
+    return [OpenRollout(id, group_id, member, task, *of_group) for member, id in enumerate(ids)]
 
 
 def _next(connection: Connection, run_id: int, number: Column[int]) -> int:
@@ -185,15 +193,19 @@ def called_off(pool: Pool, rollout_ids: Collection[int]) -> list[int]:
 
 def open_rollouts(pool: Pool, run_id: int) -> list[OpenRollout]:
     """Return the run's rollouts without an outcome, in queue order. A resumed run starts with them."""
+    own = (rollouts.c.id, rollouts.c.group_id, rollouts.c.member)
     query = (
-        select(rollouts.c.id, groups.c.id, rollouts.c.member, tasks.c.spec, groups.c.agent, groups.c.max_tokens)
+        select(*own, tasks.c.spec, groups.c.agent, groups.c.max_tokens, *START)
         .join_from(rollouts, groups)
         .join(tasks, tasks.c.id == groups.c.task_id)
         .where(groups.c.run_id == run_id, groups.c.state == "RUNNING", rollouts.c.finished_at.is_(None))
     )
     with pool.read() as connection:
         # Sorted here: for an order by index SQLite would read all groups of the run. Groups have rising ids.
-        opened = [OpenRollout(*row) for row in connection.execute(query)]
+        opened = [
+            OpenRollout(row.id, row.group_id, row.member, row.spec, row.agent, row.max_tokens, start_of(row))
+            for row in connection.execute(query)
+        ]
     return sorted(opened, key=lambda rollout: (rollout.group_id, rollout.member))
 
 

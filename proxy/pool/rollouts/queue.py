@@ -33,6 +33,12 @@ def opened_in_order(pool: Pool, run_id: int) -> int:
         return connection.scalar(query) or 0
 
 
+def opened(pool: Pool, run_id: int) -> int:
+    """Count the groups that the run has opened, replacements too."""
+    with pool.read() as connection:
+        return connection.scalar(select(func.count()).where(groups.c.run_id == run_id)) or 0
+
+
 def places(pool: Pool, run_id: int) -> list[int]:
     """Return the places of the tasks of a run that skips settled ones, in the order in which it opened their groups."""
     query = select(groups.c.queue_index, groups.c.place).where(groups.c.run_id == run_id, groups.c.place.is_not(None))

@@ -19,7 +19,7 @@ from proxy.pool.database import Pool, retried
 from proxy.pool.errors import UserError
 from proxy.pool.processes.owners import demand_trainer
 from proxy.pool.rollouts.counts import count, keep_missing
-from proxy.pool.rollouts.failures import enough_valid
+from proxy.pool.rollouts.failures import enough_valid, why_untrained
 from proxy.pool.rollouts.masked import MASKED, masked_as_hacked
 from proxy.pool.rollouts.runs import current_version, lock_run, version_name, version_of, waiting
 from proxy.pool.rollouts.states import move
@@ -373,7 +373,7 @@ def _standing(
     why = None
     if reward is None:
         no_reward = Untrained(UntrainedReason.NO_REWARD)
-        why = no_reward if failure is None else Untrained(UntrainedReason.ROLLOUT_FAILED, failure)
+        why = no_reward if failure is None else why_untrained(failure)
     if isinstance(oldest, UntrainedReason):
         return why or Untrained(oldest), 0
     return why, now - oldest
