@@ -96,6 +96,8 @@ class Call:
     """The prescribed form of the answer; None where it is free."""
     single_call: bool = False
     """Whether an answer ends with its first tool call."""
+    no_calls: bool = False
+    """The tools stay in the prompt, which so goes on from the conversation, but what looks like a call is text."""
     choices: int = 1
     """The number of answers to the one prompt."""
     logprobs: int | None = None

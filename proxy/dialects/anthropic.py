@@ -117,8 +117,7 @@ def read(body: bytes, path: str) -> Call:
     _check(request)
     system = [{"role": "system", "content": _joined(request.system, "system", "\n\n")}] if request.system else []
     messages = [m for i, message in enumerate(request.messages) for m in _messages(message, f"messages[{i}]")]
-    without_tools = request.tool_choice is not None and request.tool_choice.type == "none"
-    tools = () if without_tools else tuple(_tool(tool, i) for i, tool in enumerate(request.tools or ()))
+    tools = tuple(_tool(tool, i) for i, tool in enumerate(request.tools or ()))
     effort = request.output_config.effort if request.output_config else None
     return Call(
         model=request.model,
@@ -127,6 +126,7 @@ def read(body: bytes, path: str) -> Call:
         constraint=_constraint(request, tools),
         max_new_tokens=request.max_tokens,
         single_call=bool(request.tool_choice and request.tool_choice.disable_parallel_tool_use and tools),
+        no_calls=request.tool_choice is not None and request.tool_choice.type == "none",
         stop=tuple(filter(None, request.stop_sequences or ())),
         sampling=without_nones({"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}),
         stream=bool(request.stream),

@@ -131,7 +131,7 @@ def read(body: bytes, path: str) -> Call:
     limits = [limit for limit in (request.max_completion_tokens, request.max_tokens) if limit is not None]
     fields = msgspec.structs.asdict(request)
     asked = {name: fields[name] for name in SAMPLING_FIELDS}
-    tools = () if request.tool_choice == "none" else tuple(request.tools or ())
+    tools = tuple(request.tools or ())
     stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
     return Call(
         model=request.model,
@@ -142,6 +142,7 @@ def read(body: bytes, path: str) -> Call:
         stop=tuple(filter(None, stop)),
         sampling={name: value for name, value in asked.items() if value is not None},
         single_call=request.parallel_tool_calls is False and bool(tools),
+        no_calls=request.tool_choice == "none",
         choices=1 if request.n is None else request.n,
         logprobs=wanted(bool(request.logprobs), request.top_logprobs, ("logprobs", "top_logprobs")),
         stream=bool(request.stream),

@@ -155,6 +155,7 @@ def read(body: bytes, path: str) -> Call:
     thinking = config.thinkingConfig or _ThinkingConfig()
     budget = thinking.thinkingBudget
     tools = tuple(_tools(request))
+    calling = (request.toolConfig and request.toolConfig.functionCallingConfig) or _CallingConfig()
     system: list[dict[str, Any]] = []
     if (instruction := request.systemInstruction) is not None:
         parts = [_Part(instruction)] if isinstance(instruction, str) else instruction.parts
@@ -171,6 +172,7 @@ def read(body: bytes, path: str) -> Call:
         max_new_tokens=config.maxOutputTokens,
         stop=tuple(filter(None, config.stopSequences or ())),
         sampling=_sampling(config),
+        no_calls=calling.mode == "NONE",
         choices=1 if config.candidateCount is None else config.candidateCount,
         logprobs=wanted(bool(config.responseLogprobs), config.logprobs, LOGPROBS),
         stream=method == STREAMED,
@@ -258,8 +260,7 @@ def _tools(request: _Request) -> list[dict[str, Any]]:
         for declared in tool.functionDeclarations:
             schema = declared.parametersJsonSchema or _json_schema(declared.parameters or {"type": "object"})
             tools.append(tool_definition(declared.name, declared.description, schema))
-    calling = request.toolConfig and request.toolConfig.functionCallingConfig
-    return [] if calling and calling.mode == "NONE" else tools
+    return tools
 
 
 def _json_schema(schema: Any, names: bool = False) -> Any:

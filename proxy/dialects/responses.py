@@ -103,7 +103,7 @@ def read(body: bytes, path: str, stored: StoredItems | None = None) -> Call:
     items = completed(own, request.previous_response_id, stored)
     system = [{"role": "system", "content": request.instructions}] if request.instructions else []
     known, fields = dict(_tools(request.tools or (), "tools")), _echo(request, stored is not None)
-    tools = () if request.tool_choice == "none" else tuple(tool for tool, _ in known.values())
+    tools = tuple(tool for tool, _ in known.values())
     return Call(
         model=request.model,
         messages=(*system, *messages_of(items, len(own) - len(items))),
@@ -113,6 +113,7 @@ def read(body: bytes, path: str, stored: StoredItems | None = None) -> Call:
         ),
         max_new_tokens=request.max_output_tokens,
         single_call=request.parallel_tool_calls is False and bool(tools),
+        no_calls=request.tool_choice == "none",
         sampling=without_nones({"temperature": request.temperature, "top_p": request.top_p}),
         logprobs=wanted(LOGPROBS in (request.include or ()), request.top_logprobs, ("include", "top_logprobs")),
         stream=bool(request.stream),

@@ -66,7 +66,8 @@ def call_constraint(field: str, names: Sequence[str], tools: Tools) -> Constrain
 
 def enforceable(call: Call) -> bool:
     """Whether a grammar can enforce the call's constraint: not a schema beside tools that may be called instead."""
-    return call.constraint is not None and (call.constraint.calls is not None or not call.tools)
+    constraint = call.constraint
+    return constraint is not None and (constraint.calls is not None or not call.tools or call.no_calls)
 
 
 def misfit(call: Call, answer: Reply) -> str | None:

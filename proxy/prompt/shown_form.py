@@ -18,7 +18,7 @@ def with_form(messages: Sequence[dict[str, Any]], call: Call, system: bool) -> S
     form = call.constraint
     if form is None or form.enforced or form.calls is not None:
         return messages
-    words = _words(form.schema, bool(call.tools))
+    words = _words(form.schema, bool(call.tools) and not call.no_calls)
     role = "system" if system else "user"
     at = next((i for i, message in enumerate(messages) if message["role"] == role), None)
     if at is None or (system and at > 0):

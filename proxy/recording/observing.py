@@ -26,7 +26,7 @@ def observed(call: Call, reply: Reply, form: Format) -> Observed | None:
     return Observed(
         results=_results(new) if len(new) < len(call.messages) else (),
         faults=_faults(call, reply),
-        broken=_broken(reply.content, form.openers) if call.tools else "",
+        broken=_broken(reply.content, form.openers) if call.tools and not call.no_calls else "",
         scripts=tuple(sorted(seen)),
     )
 

@@ -229,6 +229,8 @@ def _request(call: Call) -> dict[str, Any]:
     if call.tools:
         allowed = call.constraint.calls if call.constraint else None
         body["tools"] = [tool for tool in call.tools if allowed is None or tool["function"]["name"] in allowed]
+        if call.no_calls:
+            body["tool_choice"] = "none"
     if call.single_call:
         body["parallel_tool_calls"] = False
     if call.constraint:

@@ -67,7 +67,7 @@ class Turn:
         experts = None if self.mixture is None else CallExperts(self.mixture, self.prompt.experts_end)
         self.sampling = Sampling(experts=experts)
         form = self.template.form
-        tools = ToolSchemas(self.call.tools) if self.call.tools else None
+        tools = ToolSchemas(self.call.tools) if self.call.tools and not self.call.no_calls else None
         enforced = self.call.constraint is not None and self.call.constraint.enforced
         reasoning = form.opens_reasoning(self.prompt.text) and not enforced
         plain = self.call.prompt is not None

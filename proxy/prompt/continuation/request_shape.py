@@ -65,7 +65,8 @@ class RequestShapes:
 
     def of(self, call: Call, follows: int | None) -> RequestShape:
         """The shape of a request. `follows`: the completion that it continues, as far as its prompt tells."""
-        tools = _name("\n".join(sorted(str(tool["function"]["name"]) for tool in call.tools)))
+        offered = () if call.no_calls else call.tools
+        tools = _name("\n".join(sorted(str(tool["function"]["name"]) for tool in offered)))
         constrained = call.constraint is not None
         if call.prompt is not None:
             before = self._replies.get(follows or 0)

@@ -16,7 +16,7 @@ def request_fingerprint(call: Call, prompt: Prompt) -> bytes:
     ids, base = call.prompt if isinstance(call.prompt, tuple) else (), prompt.base.id if prompt.base else None
     form = call.constraint and (call.constraint.schema, call.constraint.calls, call.constraint.once)
     parameters = sorted(call.sampling.items())
-    wishes = call.single_call, call.logprobs
+    wishes = (call.single_call, call.logprobs, *(["no calls"] if call.no_calls else []))
     rest = msgspec.json.encode((ids, base, call.tools, call.stop, parameters, form, *wishes))
     state = blake2b(prompt.text.encode("utf-8", "surrogatepass"), digest_size=16)
     state.update(b"\0" + rest)
