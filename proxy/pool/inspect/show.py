@@ -1,4 +1,4 @@
-"""An attempt as a readable tree: which completion follows which, how much is new, how it ended."""
+"""An attempt as a readable tree: which completion follows which, how much is new, how it ended, what was dropped."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -11,6 +11,7 @@ from proxy.pool.completions.records import Completion
 from proxy.pool.completions.store import labelled, of_attempts
 from proxy.pool.database import Pool
 from proxy.pool.errors import UserError
+from proxy.pool.inspect import segments
 from proxy.pool.inspect.account import place_of
 from proxy.pool.schema import archives, attempts, completions, fates, groups, policy_versions, rollouts, runs, tasks
 from proxy.pool.training.places import CONSUMED
@@ -63,8 +64,9 @@ def show(pool: Pool, attempt_id: int) -> list[str]:
     if row is None:
         newest = ", ".join(map(str, known))
         raise UserError(f"attempt {attempt_id} is not in the pool {pool.name}; its newest are: {newest or 'none'}")
-    lines = (_line(branch, trained.get(branch.completion.id)) for branch in tree(labelled(chain)))
-    return [*_heading(row._mapping, where), *lines]
+    chain = labelled(chain)
+    lines = (_line(branch, trained.get(branch.completion.id)) for branch in tree(chain))
+    return [*_heading(row._mapping, where), *lines, *segments.lines(chain)]
 
 
 def _fates(attempt_id: int) -> Select[Any]:
