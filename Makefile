@@ -65,7 +65,7 @@ lock-gpu:  ## make requirements/gpu.txt again; needs python3.11 and python3.12
 	$(PYTHON) requirements/lock.py
 
 agents: install  ## the unmodified agent CLIs that tests and examples drive
-	$(BIN)/harness agents install mini-swe-agent opencode codex qwen-code
+	$(BIN)/harness agents install mini-swe-agent opencode codex qwen-code native
 
 all-agents: agents
 	$(BIN)/harness agents install claude-code gemini-cli aider

@@ -42,6 +42,7 @@ APART = {
         "profiles", "reach", "remote_sources", "run", "runtime", "services", "supply",
     )),
     *(f"sandboxes/test_{name}.py" for name in ("bubblewrap", "bundles", "files", "probe", "process", "relay")),
+    "harness/native/test_context.py", "harness/native/test_tools.py",
 }  # fmt: skip
 """Those of the same rooms that do neither: each file may run beside any other."""
 ENGINE = {
@@ -53,7 +54,7 @@ RUNS = {
     *(f"harness/test_{name}.py" for name in (
         "admin_key", "agents", "agents_faults", "docker_agents", "engine_outage", "validate",
     )),
-    "survival/test_survival.py", "test_benchmarks.py",
+    "harness/native/test_run.py", "survival/test_survival.py", "test_benchmarks.py",
 }  # fmt: skip
 """Tests of SANDBOXES that start runs and leave nothing on purpose: each file may run beside any other, as soon as all
 that leave something have ended."""

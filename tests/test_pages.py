@@ -43,7 +43,11 @@ JUDGED = "tests/harness/test_rescore.py and test_judges.py type it with scripted
 RESAMPLES = "needs a run that has solved its tasks: tests/harness/test_resample.py makes one and types it"
 CONTINUES = "only a paused run goes on: tests/trainer/test_monitor.py types both"
 DASHBOARD = "goes on until it is stopped: tests/proxy/dashboard/test_command.py types it"
+NATIVE = "tests/harness/native/test_run.py runs it before a scripted model, in two kinds of sandboxes"
 ELSEWHERE = {
+    "harness agents install native": NATIVE,
+    "harness run examples/tasks.jsonl --agent native-threshold -n 4": NATIVE,
+    "proxy pool show runs/run-tasks-native-threshold/pool.db 1": NATIVE,
     "proxy dashboard runs/train/pool.db": DASHBOARD,
     "harness run tasks.jsonl --agent qwen-code --reward examples.reward_function:brief": JUDGED,
     "harness run tasks.jsonl --agent qwen-code --reward judge.toml": JUDGED,

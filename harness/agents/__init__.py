@@ -8,6 +8,7 @@ from harness.agents.codex import Codex
 from harness.agents.command import CommandAgent
 from harness.agents.gemini_cli import GeminiCli
 from harness.agents.mini_swe_agent import MiniSweAgent
+from harness.agents.native_agent import CONTEXT_POLICIES, Native
 from harness.agents.opencode import CLIENTS, Opencode
 from harness.agents.qwen_code import QwenCode
 from proxy.pool.errors import UserError
@@ -20,6 +21,7 @@ _ADAPTERS: tuple[FromRegistry, ...] = (
     QwenCode(),
     GeminiCli(),
     Aider(),
+    *(Native(policy) for policy in CONTEXT_POLICIES),
 )
 INSTALLED = {adapter.name: adapter for adapter in _ADAPTERS}
 """Name -> agent that `harness agents install` can install."""

@@ -23,7 +23,7 @@ from tests.harness import scripts
 from tests.harness.conftest import HELLO, results, write_tasks
 from tests.harness.live import Conversation, Line, tree, write_table
 
-IN_CI = ("mini-swe-agent", "opencode", "codex")
+IN_CI = ("mini-swe-agent", "opencode", "codex", "native")
 AGENTS = [pytest.param(name, marks=() if name in IN_CI else pytest.mark.long) for name in sorted(INSTALLED)]
 TABLE = "BLACKFORGE_AGENTS_TABLE"
 """The environment variable that names the file for the table of live runs."""
@@ -68,6 +68,7 @@ OPENCODE_LONG = (
 )
 OPENCODE_TOO_LONG = (TITLE, work("bash"), *OPENCODE_LONG[2:])
 OPENCODES = [name for name in INSTALLED if name.startswith("opencode")]
+NATIVES = [name for name in INSTALLED if name.startswith("native")]
 SPAWN, WAIT = scripts.CODEXS_HELPER, scripts.CODEXS_WAIT
 LIVE = [
     case("mini-swe-agent", scripts.CHECKED, checked("bash", last="bash")),
@@ -76,6 +77,7 @@ LIVE = [
     case("claude-code", scripts.CHECKED, checked("Bash")),
     case("qwen-code", scripts.CHECKED, checked("run_shell_command")),
     case("gemini-cli", scripts.CHECKED, checked("run_shell_command")),
+    *(case(name, scripts.CHECKED, checked("shell")) for name in NATIVES),
     case("aider", scripts.CHECKED, work(EDIT), TITLE),  # what it gets as a title is its commit message
     *(case(name, scripts.SHARED, *OPENCODE_SHARED, long=True) for name in OPENCODES),
     case(
@@ -98,6 +100,8 @@ LIVE = [
 
 def need_agent(name: str) -> None:
     package = INSTALLED[name].package
+    if name in NATIVES and package.installed_version() != package.version:
+        INSTALLED[name].install()  # a copy of files of this project
     need(f"{name} {package.version} (harness agents install {name})", package.installed_version() == package.version)
 
 

@@ -79,7 +79,7 @@ class Package:
 
 
 class FromRegistry(ABC):
-    """An adapter for an agent from a registry."""
+    """An adapter for an agent that is installed as a bundle: from a registry, or from this project's own files."""
 
     name: str
     package: Package

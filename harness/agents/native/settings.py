@@ -1,0 +1,115 @@
+"""What can be set of the agent, in one JSON file. Every key may be left out."""
+
+import json
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+SYSTEM = "You work on the user's task with your tools. When it is done, answer without calling a tool."
+
+
+class SettingsError(Exception):
+    """A setting makes no sense; the message is one sentence that says which and what to write."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class McpServer:
+    """A program that offers tools over its standard input and output."""
+
+    command: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Every key of the file."""
+
+    policy: str = "free"
+    """Who manages the context, unless the command line says it."""
+    system: str = SYSTEM
+    """The system prompt."""
+    tools: tuple[str, ...] = ()
+    """Names of the tools that are offered. Empty: all of them."""
+    threshold: tuple[float, float] = (0.5, 0.8)
+    """The share of the context at which `threshold` and `hybrid` compact is drawn from this range, once per task."""
+    keep_last: int = 5
+    """Turns whose tool results `hybrid` keeps."""
+    drafts: int = 1
+    """Answers to the first turn, which one more turn merges. 1: no merge."""
+    command_seconds: float = 120
+    """Seconds that a shell command may take."""
+    mcp: dict[str, McpServer] = field(default_factory=dict)
+    """Name -> MCP server."""
+
+
+def read_settings(file: Path, *, must_exist: bool) -> Settings:
+    """Read the file; without it, the defaults. SettingsError names the key that is wrong."""
+    try:
+        table = json.loads(file.read_text())
+    except FileNotFoundError:
+        if must_exist:
+            raise SettingsError(f"the settings file {file} does not exist; create it or leave it out") from None
+        return Settings()
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"the settings file {file} cannot be read as JSON ({error}); correct it") from None
+    known = {key.name for key in fields(Settings)}
+    if not isinstance(table, dict) or (unknown := sorted(set(table) - known)):
+        what = f"an unknown key, {unknown[0]!r}" if isinstance(table, dict) else "no object"
+        raise SettingsError(f"the settings file {file} holds {what}; its keys are: {', '.join(sorted(known))}")
+    return Settings(**{key: _READERS[key](key, value) for key, value in table.items()})
+
+
+def _text(key: str, value: Any) -> str:
+    return value if isinstance(value, str) and value else _wrong(key, value, "a text")
+
+
+def _texts(key: str, value: Any) -> tuple[str, ...]:
+    whole = isinstance(value, list) and all(isinstance(item, str) for item in value)
+    return tuple(value) if whole else _wrong(key, value, "a list of texts")
+
+
+def _count(key: str, value: Any) -> int:
+    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return int(value) if whole else _wrong(key, value, "a number of at least 1")
+
+
+def _seconds(key: str, value: Any) -> float:
+    whole = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    return float(value) if whole else _wrong(key, value, "a number above 0")
+
+
+def _shares(key: str, value: Any) -> tuple[float, float]:
+    numbers = isinstance(value, list) and len(value) == 2 and all(isinstance(item, int | float) for item in value)
+    if not numbers or not 0 < value[0] <= value[1] < 1:
+        _wrong(key, value, "[lowest, highest] of a range between 0 and 1")
+    return float(value[0]), float(value[1])
+
+
+def _servers(key: str, value: Any) -> dict[str, McpServer]:
+    if not isinstance(value, dict):
+        _wrong(key, value, 'like {"name": {"command": ["program", "argument"], "env": {"NAME": "value"}}}')
+    servers = {}
+    for name, server in value.items():
+        if not isinstance(server, dict) or not server.get("command") or set(server) - {"command", "env"}:
+            _wrong(f"{key}.{name}", server, 'like {"command": ["program", "argument"], "env": {"NAME": "value"}}')
+        env = server.get("env", {})
+        if not isinstance(env, dict) or not all(isinstance(text, str) for text in env.values()):
+            _wrong(f"{key}.{name}.env", env, 'like {"NAME": "value"}')
+        servers[name] = McpServer(command=_texts(f"{key}.{name}.command", server["command"]), env=env)
+    return servers
+
+
+def _wrong(key: str, value: Any, wanted: str) -> Any:
+    raise SettingsError(f"the setting {key} is {json.dumps(value)}; it must be {wanted}")
+
+
+_READERS: dict[str, Any] = {
+    "policy": _text,
+    "system": _text,
+    "tools": _texts,
+    "threshold": _shares,
+    "keep_last": _count,
+    "drafts": _count,
+    "command_seconds": _seconds,
+    "mcp": _servers,
+}
