@@ -6,6 +6,6 @@ from typing import Any
 def unhurried(rollout: dict[str, Any]) -> float:
     """Drop rollouts that end in the middle of an answer, and count those of one call half."""
     calls = rollout["completions"]
-    if calls[-1]["finish_reason"] == "length":
+    if calls[-1]["finish_reason"] in ("length", "repetition"):
         return 0.0
     return 0.5 if len(calls) == 1 else 1.0

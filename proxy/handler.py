@@ -30,6 +30,7 @@ from proxy.http.bodies import BodyBytes, HeldBody, read_body
 from proxy.http.limits import RequestLimits, parse_call
 from proxy.http.metrics import ProxyMetrics
 from proxy.http.response import AnswerWriter, ResponseWriter, StreamedResponse, WholeResponse
+from proxy.pool.completions.records import REPETITION
 from proxy.pool.rollouts.attempts import Attempt
 from proxy.prompt.splice import Prompt
 from proxy.prompt.template import ChatTemplate, TemplateError
@@ -198,6 +199,7 @@ class Handler:
                 async with self._admission.place(attempt, self._settings.limits.wait_seconds, excused):
                     await self._sample(answer)
         reply = turn.reply()
+        self._metrics.repeated += turn.sampling.finish == REPETITION
         # Shielded: an answer whose time without a client is over must still be stored whole, for a retry.
         await asyncio.shield(recorder.store(reply, why_untrained(turn, attempt)))
         if recorder.misfit and turn.call.constraint:

@@ -24,7 +24,8 @@ TRAINING_DISTRIBUTION: dict[str, float] = {
 """The distribution that logprobs are recorded for. Forced in runs; sessions outside of runs may choose their own."""
 
 LONG_ANSWER_TOKENS = 4096
-"""An answer that may be longer is streamed from the engine in any case, so that a dead engine is noticed."""
+"""An answer that may be longer is streamed from the engine in any case, so that a dead engine is noticed, and one that
+repeats itself."""
 
 
 def answer_limit(turn: Turn, context_length: int, max_new_tokens: int | None) -> int:
@@ -46,6 +47,7 @@ def sampling_request(turn: Turn, attempt: Attempt, template: ChatTemplate, limit
         grammar=grammar(turn.call, template.form) if enforced else None,
         top_logprobs=turn.call.logprobs or 0,
         stream=turn.call.stream or turn.single_call or limit > LONG_ANSWER_TOKENS,
+        stop_repetition=attempt.purpose == "train" and limit > LONG_ANSWER_TOKENS,
     )
 
 

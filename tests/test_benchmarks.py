@@ -59,6 +59,18 @@ def test_the_benchmark_of_the_pool_ends_with_one_json_object(tmp_path: Path) -> 
 
 
 @pytest.mark.long
+def test_the_benchmark_of_repetition_ends_with_one_json_object(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    command = [sys.executable, "-m", "benchmarks.repetition", "--quick", "--out", str(file)]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=280)
+    figures = msgspec.json.decode(done.stdout.splitlines()[-1])
+    assert figures == msgspec.json.decode(file.read_bytes()) and all(figures["ns_per_token"].values())
+    texts = figures["texts"]["tiny"]
+    assert texts["files"]["long_answers"] and texts["recorded"]["alarms"] == texts["files"]["alarms"] == []
+    assert not any(each["ended"] for each in texts["honest"].values()) and all(texts["ended"].values())
+
+
+@pytest.mark.long
 def test_the_benchmark_of_trees_ends_with_one_json_object(tmp_path: Path) -> None:
     figures = run("tree", tmp_path)
     for case in ("12", "100_t16", "100_t256", "group8", "compaction"):

@@ -69,6 +69,7 @@ ELSEWHERE = {
     "proxy pool export runs/train/pool.db train --step 1 --format slime --output 0.pt": BATCHES,
     "proxy pool export runs/train/pool.db train --step 1 --format verl --output step-1.pkl": BATCHES,
     "make test": TESTS,
+    "python -m benchmarks.repetition --out benchmarks/results/repetition.json": LONG,
     "python benchmarks/async_run.py --out benchmarks/results/async_run.json": LONG,
     "python benchmarks/ceilings.py --out benchmarks/results/ceilings.json": LONG,
     "python benchmarks/gateway.py --out benchmarks/results/gateway.json": LONG,

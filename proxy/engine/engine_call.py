@@ -96,6 +96,8 @@ class SamplingRequest:
     top_logprobs: int = 0
     """How many of the likeliest tokens the engine names for each place."""
     stream: bool = False
+    stop_repetition: bool = False
+    """Whether the answer is ended when it does nothing but repeat itself (proxy/engine/repetition.py)."""
     rank: int | None = None
     """The data-parallel rank that samples; the engine chooses when None."""
     salt: str = ""
@@ -169,7 +171,7 @@ class Sampling:
     """For each token the likeliest ones of its place, as (logprob, id); empty where the client wants none."""
     versions: tuple[VersionSpan, ...] = ()
     finish: str = ""
-    """stop | length | abort; empty until the engine has said why it stopped."""
+    """stop | length | repetition | abort; empty until the engine has said why it stopped."""
     cached_tokens: int = 0
     """Tokens of the last engine call's prompt that the engine did not compute again."""
     version: str = ""
@@ -178,6 +180,8 @@ class Sampling:
     """None unless the experts of a mixture are recorded."""
     enough: int | None = None
     """Set by the caller once it has all that it wants: this many tokens. The engine is stopped then."""
+    enough_finish: str = "stop"
+    """What `finish` becomes then: stop | repetition."""
     start: int = 0
     """Where in `ids` the tokens of the last engine call begin."""
     _first_version: str = ""
@@ -255,7 +259,8 @@ class Sampling:
         self.versions += tuple(
             VersionSpan(span.version, self.start + span.start, self.start + span.end) for span in spans
         )
-        self.finish = "stop" if self.enough is not None and finish.type == "abort" else finish.type
+        stopped = self.enough is not None and finish.type == "abort"
+        self.finish = self.enough_finish if stopped else finish.type
         if finish.type == "abort" and finish.status_code:
             raise EngineError(error_kind(finish.status_code), f"the engine ended the call: {finish.message}")
 
@@ -267,7 +272,8 @@ class Sampling:
         sampled = size - self.given_count
         del self.ids[size:], self.logprobs[sampled:], self.top[sampled:]
         spans = [VersionSpan(span.version, span.start, min(span.end, size)) for span in self.versions]
-        self.versions, self.finish = tuple(span for span in spans if span.start < span.end), "stop"
+        self.versions = tuple(span for span in spans if span.start < span.end)
+        self.finish = self.enough_finish
         if self.experts is not None and self.experts.recorded is not None:
             self.experts.recorded = self.experts.recorded.until(prompt_length + size - 1)
 

@@ -33,6 +33,8 @@ class ProxyMetrics(Collector):
     """How calls continue what was recorded, by the names of proxy/prompt/splice.py."""
     unfit: Counter[str] = field(default_factory=Counter)
     """Answers without the form that their request prescribes, by that form."""
+    repeated: int = 0
+    """Answers that were ended because they repeated themselves."""
     served_again: int = 0
     abandoned: int = 0
 
@@ -67,6 +69,9 @@ class ProxyMetrics(Collector):
         yield from (answered, failures, continued, unfit)
         yield CounterMetricFamily(
             "blackforge_answers_served_again", "Answers sent once more to a retry.", value=self.served_again
+        )
+        yield CounterMetricFamily(
+            "blackforge_stopped_repetitions", "Answers ended because they repeated themselves.", value=self.repeated
         )
         cut = CounterMetricFamily("blackforge_cut_connections", "Connections that the proxy closed.", labels=["reason"])
         for reason, count in self.cut.items():

@@ -24,7 +24,7 @@ from proxy.engine.replicas.replica import Replica
 from proxy.http.admission import FairThreads
 from proxy.http.redact import redacted
 from proxy.parsing.turn_parser import Piece, Reasoning, Text
-from proxy.pool.completions.records import Completion
+from proxy.pool.completions.records import CUT_FINISH_REASONS, Completion
 from proxy.pool.errors import UserError
 from proxy.pool.rollouts.attempts import Attempt
 from proxy.pool.untrained import Untrained, UntrainedReason
@@ -127,7 +127,7 @@ class ProviderTurn(Turn):
 
     def from_record(self, recorded: Completion) -> tuple[list[Piece], Reply]:
         pieces = self.answer.add(recorded.reply)
-        self.sampling.finish = "length" if recorded.finish_reason == "length" else "stop"
+        self.sampling.finish = "length" if recorded.finish_reason in CUT_FINISH_REASONS else "stop"
         return pieces, self.reply()
 
 

@@ -15,7 +15,7 @@ from proxy.call import CallError, Reply
 from proxy.dialects.structured_output import misfit
 from proxy.engine.engine_call import EngineError
 from proxy.http.admission import FairThreads
-from proxy.pool.completions.records import NewCompletion, int_bytes
+from proxy.pool.completions.records import REPETITION, NewCompletion, int_bytes
 from proxy.pool.completions.routed_experts import known_after
 from proxy.pool.completions.store import CompletionWriter
 from proxy.pool.errors import AttemptClosed, PoolWriteError
@@ -164,6 +164,7 @@ class TurnRecorder:
         replayed = self._turn.replayed is not None and len(sampling.ids) > 0
         self.misfit = None if finish else misfit(self._turn.call, reply)
         path = prompt.ids + sampling.ids
+        ended = REPETITION if sampling.finish == REPETITION else reply.finish_reason
         prefix_of, length = prompt.prefix_of, prompt.prefix_length
         experts = None if sampling.experts is None else sampling.experts.recorded
         if self._rows.first is not None:
@@ -180,7 +181,7 @@ class TurnRecorder:
             given=((0, len(sampling.ids)),) if replayed else sampling.given,
             logprobs=sampling.logprobs,
             versions=sampling.versions,
-            finish_reason=finish or reply.finish_reason,
+            finish_reason=finish or ended,
             untrainable=untrainable,
             reply=reply.message(),
             shape=prompt.shape,

@@ -19,7 +19,7 @@ from proxy.call import CallError, Reply, StoredRequest, ToolCall
 from proxy.dialects.response_items import Item, encoded
 from proxy.dialects.responses import stored_response, usage
 from proxy.http.limits import LIMITS, RequestLimits
-from proxy.pool.completions.records import NewResponse
+from proxy.pool.completions.records import CUT_FINISH_REASONS, NewResponse
 from proxy.pool.completions.responses import (
     StoredResponse,
     ancestry,
@@ -197,7 +197,7 @@ def _stored_object(stored: StoredResponse, fields: dict[str, Any]) -> dict[str, 
         content=message.get("content") or "",
         reasoning=message.get("reasoning_content") or "",
         tool_calls=tuple(ToolCall(id, function["name"], function["arguments"]) for id, function in calls),
-        finish_reason=stored.finish_reason,
+        finish_reason="length" if stored.finish_reason in CUT_FINISH_REASONS else stored.finish_reason,
         stop_sequence=None,
         prompt_tokens=0,
         sampled_tokens=0,

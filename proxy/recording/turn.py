@@ -1,8 +1,9 @@
 """One turn while it is sampled: token ids become text, text becomes reasoning, text and tool calls.
 
 The same pieces come out streamed or not. Left out of the visible text: the end-of-turn token, and a stop string with
-what follows it. Where only one call is wanted, the turn ends with the token that completes it, in every format: the
-engine is stopped there, and what it has sampled beyond is no part of the turn.
+what follows it. Where only one call is wanted, the turn ends with the token that completes it, in every format; in
+training, a turn that does nothing but repeat itself is ended too. The engine is stopped there, and what it has sampled
+beyond is no part of the turn.
 """
 
 from collections.abc import AsyncGenerator
@@ -14,11 +15,12 @@ from tokenizers.decoders import DecodeStream
 from proxy.call import Call, Reply, ToolCall
 from proxy.engine.engine_call import CallExperts, EngineError, Sampling, SamplingRequest
 from proxy.engine.moe_config import Mixture
+from proxy.engine.repetition import RepetitionWatch
 from proxy.engine.replicas.fleet import Route
 from proxy.http.admission import FairThreads
 from proxy.parsing.formats import ToolSchemas
 from proxy.parsing.turn_parser import ParsedCall, Piece, Reasoning, Text, TurnParser
-from proxy.pool.completions.records import Completion
+from proxy.pool.completions.records import CUT_FINISH_REASONS, REPETITION, Completion
 from proxy.pool.rollouts.attempts import Attempt
 from proxy.pool.rollouts.starts import as_replayed
 from proxy.pool.untrained import Untrained
@@ -77,11 +79,11 @@ class Turn:
         self._incomplete = False  # the last ids have not become text yet
         self._parsed = 0  # how much of the decoded text the parser has
         self._tokens = None if self.call.logprobs is None else TextTokens(self.template.tokenizer, self.sampling)
-        self._decoded_ids = 0  # how many ids have become text
+        self._decoded_ids = 0  # how many ids have been taken
         self._stops_from = 0  # where the text begins in which stop strings count: behind given tokens
         self._cached_tokens: int | None = None
         self._pieces: list[Piece] = []
-        self._taken = 0  # ids that the pieces are made of, where the first call ends the turn
+        self._repetition: RepetitionWatch | None = None
 
     @property
     def single_call(self) -> bool:
@@ -110,6 +112,7 @@ class Turn:
 
         Work that grows with the number of tokens runs in `work`'s threads where there are many.
         """
+        self._repetition = RepetitionWatch() if request.stop_repetition else None
         for stage in stages(self.call, self.prompt, self.template):
             if self.begun and not self._goes_on():
                 break
@@ -152,25 +155,37 @@ class Turn:
         return not ended and not self._stops()
 
     def take(self, ids: list[int]) -> list[Piece]:
-        """The pieces that have become certain with these ids."""
-        if not self.single_call:
-            return self._take(ids)
+        """The pieces that have become certain with these ids, which the turn may end in the middle of."""
+        end = self._repetition_end(len(ids))
+        if end is not None:
+            ids = ids[: end - self._decoded_ids]
+        pieces = self._take_until_call(ids) if self.single_call else self._take(ids)
+        if end is not None and self.sampling.enough is None:
+            self.sampling.enough, self.sampling.enough_finish = end, REPETITION
+        return pieces
+
+    def _repetition_end(self, new: int) -> int | None:
+        """Where the turn has repeated itself for too long, with `new` further ids; None: nowhere."""
+        if self._repetition is None:
+            return None
+        end = self._repetition.end(self.sampling.ids, self._decoded_ids + new)
+        return end if end is not None and end > self.sampling.start else None  # never among given ids
+
+    def _take_until_call(self, ids: list[int]) -> list[Piece]:
         pieces: list[Piece] = []
         for id in ids:
             if self.sampling.enough is not None:
                 break
-            self._taken += 1
             new = self._take([id])
             for number, piece in enumerate(new, 1):
                 if isinstance(piece, ParsedCall):
-                    self.sampling.enough = self._taken
+                    self.sampling.enough = self._decoded_ids
                     del self._pieces[len(self._pieces) - len(new) + number :], new[number:]
                     break
             pieces += new
         return pieces
 
     def _take(self, ids: list[int]) -> list[Piece]:
-        """The same, however many calls come."""
         if self._tokens is None:
             self._decode(ids)
         else:  # each token for itself, to know its place in the text
@@ -204,7 +219,7 @@ class Turn:
 
     def close(self) -> list[Piece]:
         """What was held back until the end of the turn. Nothing that stands behind the only call."""
-        if self.sampling.enough is not None:
+        if self.sampling.enough is not None and self.sampling.enough_finish != REPETITION:
             return []
         if self._incomplete:  # bytes of a character that never became whole
             whole = self.template.decode([token for token in self.sampling.ids if token not in self.template.ends])
@@ -230,7 +245,7 @@ class Turn:
             content="".join(piece.text for piece in self._pieces if isinstance(piece, Text)),
             reasoning="".join(piece.text for piece in self._pieces if isinstance(piece, Reasoning)),
             tool_calls=tuple(ToolCall(id, call.name, call.arguments) for id, call in zip(ids, calls, strict=True)),
-            finish_reason="length" if self.sampling.finish == "length" else "tool_calls" if calls else "stop",
+            finish_reason="length" if self.sampling.finish in CUT_FINISH_REASONS else "tool_calls" if calls else "stop",
             prompt_tokens=len(self.prompt.ids),
             sampled_tokens=len(self.sampling.ids),
             cached_tokens=self.sampling.cached_tokens if self._cached_tokens is None else self._cached_tokens,

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from proxy.pool.completions.records import Completion
+from proxy.pool.completions.records import CUT_FINISH_REASONS, Completion
 from proxy.recording.ongoing import OngoingAnswer
 
 TOKENS_AT_ONCE = 256
@@ -20,5 +20,5 @@ async def play(answer: OngoingAnswer, recorded: Completion) -> None:
         await answer.send(turn.take([token]))
         if number % TOKENS_AT_ONCE == 0:
             await asyncio.sleep(0)
-    sampling.finish = "length" if recorded.finish_reason == "length" else "stop"
+    sampling.finish = recorded.finish_reason if recorded.finish_reason in CUT_FINISH_REASONS else "stop"
     await answer.send(turn.close())

@@ -54,7 +54,7 @@ def stepped(pool: Pool) -> Pool:
         versions=(VersionSpan("v1", 1, 3),), finish_reason="length",
     )  # fmt: skip
     fork = grown(start, (a, [1, 2, 3, 4]), [9], [10])
-    cut = grown(start, (a, [1, 2, 3]), [], [11])
+    cut = replace(grown(start, (a, [1, 2, 3]), [], [11]), finish_reason="repetition")
     [_, of_fork, _] = record(pool, [goes_on, fork, cut])
     lost = grown(start, (of_fork, [1, 2, 3, 4, 9, 10]), [12], [13])
     record(pool, [replace(lost, untrainable=Untrained(UntrainedReason.ABANDONED), logprobs=array("f"))])
@@ -102,7 +102,8 @@ def test_slime_gets_samples(stepped: Pool, tmp_path: Path, capsys: pytest.Captur
     chain, cut, *_, last = samples
     assert (chain["tokens"], chain["response_length"], chain["reward"]) == ([1, 2, 3, 4, 5, 6, 7, 8], 6, 1.0)
     assert (chain["loss_mask"], chain["rollout_log_probs"]) == ([1, 1, 0, 0, 1, 1], [-0.5, -0.5, 0, 0, -0.25, -1.5])
-    assert (chain["status"], cut["status"], last["weight_versions"]) == ("truncated", "completed", ["v1"])
+    assert [sample["status"] for sample in samples] == ["truncated", "truncated", *["completed"] * 3]
+    assert last["weight_versions"] == ["v1"]
     assert chain["rollout_id"] == cut["rollout_id"] != last["rollout_id"] and last["reward"] == 0.5
     assert {sample["group_index"] for sample in samples} == {0} and chain["metadata"]["task"] == "t"
     exported(stepped, "slime", tmp_path / "1.pt", "--step", "2", status=2)

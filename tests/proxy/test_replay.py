@@ -25,7 +25,7 @@ from proxy.pool.errors import UserError
 from proxy.pool.inspect.verify import verify
 from proxy.pool.processes.parent import die_with_parent
 from proxy.pool.rollouts.attempts import by_key, open_session
-from proxy.pool.schema import attempts
+from proxy.pool.schema import attempts, completions
 from proxy.prompt.template import ChatTemplate
 from proxy.server import Gateway
 from tests.proxy.conftest import SHELL, Seen, Serve, Stand, listening, served, shell_call, user
@@ -156,6 +156,16 @@ async def test_the_length_limit_ends_a_turn_as_it_did(serve: Serve, replay: Repl
     first = await stand.chat(user("hi"))
     again = await (await replay(stand)).chat(user("hi"))
     assert first["choices"][0]["finish_reason"] == "length" and reproducible(again) == reproducible(first)
+
+
+async def test_an_answer_that_repeated_itself_ends_as_it_did(serve: Serve, replay: Replay) -> None:
+    stand = await serve(lambda prompt, ids: ScriptedReply("again and again", end=False))
+    first = await stand.chat(user("hi"))
+    with stand.pool.write() as connection:
+        connection.execute(update(completions).values(finish_reason="repetition"))
+    replayed = await replay(stand)
+    assert reproducible(await replayed.chat(user("hi"))) == reproducible(first)
+    assert [row.finish_reason for row in replayed.recorded()] == ["repetition"]
 
 
 @pytest.mark.parametrize(

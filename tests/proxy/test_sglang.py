@@ -15,14 +15,17 @@ import pytest
 from aiohttp import web
 
 from proxy.config import EngineConfig
+from proxy.engine import repetition
 from proxy.engine.client import RESERVED_TOKENS
 from proxy.engine.process import mapped_files
 from proxy.engine.sglang import SHARED_FILES, Sglang
 from proxy.pool.completions.records import Completion, VersionSpan
 from proxy.pool.inspect.verify import verify
 from proxy.prompt.template import ChatTemplate
+from proxy.sampling import TRAINING_DISTRIBUTION
 from tests.conftest import need
 from tests.proxy.conftest import SHELL, Serve, listening, user
+from tests.proxy.test_purposes import issued_key
 
 
 @pytest.mark.long
@@ -126,6 +129,30 @@ async def rescore(engine: Sglang, path: list[int], row: Completion) -> list[floa
     async with aiohttp.request("POST", f"{engine.url}/generate", json=body) as answer:
         meta = (await answer.json())["meta_info"]
     return [entry[0] for entry in meta["input_token_logprobs"][-len(row.sampled) :]]
+
+
+async def test_a_model_that_repeats_itself_is_stopped(
+    serve: Serve, relay: tuple[Relay, str], sglang_engine: Sglang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A random model repeats itself when it is greedy, which runs do not allow. So few blocks take a few seconds."""
+    monkeypatch.setitem(TRAINING_DISTRIBUTION, "temperature", 0.0)
+    monkeypatch.setattr(repetition, "BLOCKS", 8)
+    monkeypatch.setattr(repetition, "REPEATED", 7)
+    stand = await serve(url=relay[1])
+    key = issued_key(stand, "train")
+    choice = (await stand.chat(user("hello"), key=key))["choices"][0]
+    (row,) = stand.recorded(key)
+    assert (choice["finish_reason"], row.finish_reason, row.untrainable) == ("length", "repetition", None)
+    events = relay[0].events()
+    sampled = [token for event in events for token in event["output_ids"]]
+    assert events[-1]["meta_info"]["finish_reason"]["type"] == "abort" and len(sampled) < 10_000
+    assert row.sampled.tolist() == sampled[: len(row.sampled)] and len(row.sampled) % repetition.BLOCK == 0
+    assert (row.versions[-1].end, len(row.logprobs)) == (len(row.sampled), len(row.sampled))
+    scored = await rescore(sglang_engine, stand.path(key=key), row)
+    assert row.logprobs.tolist() == pytest.approx(scored, abs=1e-4)
+    await stand.chat(user("hello"), choice["message"], user("go on"), max_tokens=5, key=key)
+    assert stand.path(1, key)[: len(stand.path(0, key))] == stand.path(0, key)
+    assert verify(stand.pool).damages == []
 
 
 async def test_the_next_turn_continues_the_sampled_tokens(serve: Serve, sglang_engine: Sglang) -> None:

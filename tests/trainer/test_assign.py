@@ -346,9 +346,10 @@ def rewarded_with(credit: Credit, rewards: Sequence[float]) -> TrainingBatch:
     return assemble([group(members)], StepOptions(credit=credit))
 
 
-def test_stale_and_truncated_rollouts_stay_in_the_baseline_and_in_every_count() -> None:
+@pytest.mark.parametrize("finish", ["length", "repetition"])
+def test_stale_and_truncated_rollouts_stay_in_the_baseline_and_in_every_count(finish: str) -> None:
     cut = chain(HISTORY)
-    cut[-1] = replace(cut[-1], finish_reason="length")
+    cut[-1] = replace(cut[-1], finish_reason=finish)
     members = [member(0, 1.0), member(1, 0.0, staleness=3), member(2, 0.0, completions=cut), member(3, 0.0)]
     whole = by_turn(assemble([group(members)], StepOptions()))
     batch = assemble([group(members)], StepOptions(max_staleness=2, credit=Credit(mask_truncated=True)))

@@ -201,9 +201,10 @@ def test_two_rules_of_one_name_and_a_checkpoint_that_is_gone_are_refused(tmp_pat
     assert make_config(tmp_path, monitor={"rule": [rule]}, keep_checkpoints=3).monitor.rule[0].breaks(1.5)
 
 
-def test_each_rollout_has_its_own_figures() -> None:
+@pytest.mark.parametrize("finish", ["length", "repetition"])
+def test_each_rollout_has_its_own_figures(finish: str) -> None:
     long, short = rollout(1, 0.0, turns=3), rollout(2, 1.0, turns=1)
-    cut = replace(short, completions=[replace(short.completions[0], finish_reason="length")])
+    cut = replace(short, completions=[replace(short.completions[0], finish_reason=finish)])
     one, other = group(long, cut), replace(group(rollout(3, 0.0), rollout(4, None)), task={"id": "b"})
     one = replace(one, task={"id": "a"})
     own = own_figures([one, other], LABELS)

@@ -61,7 +61,8 @@ class Credit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     overlong_margin: NotNegative = 0
     """Tokens below the limit over which this reduction grows from 0 to 1."""
     mask_truncated: bool = False
-    """Leave rollouts whose last turn was cut at a token limit out of the loss; they stay in the baseline."""
+    """Leave rollouts whose last turn was cut, at a token limit or for repeating itself, out of the loss; they stay in
+    the baseline."""
     mask_budget: bool = False
     """Leave rollouts whose agent used up its time or tokens (agent_budget) out of the loss; they stay in the baseline.
     The policy cannot see such a limit unless its prompt says it."""

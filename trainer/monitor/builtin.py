@@ -47,10 +47,10 @@ BUILT_IN: dict[str, WatchedRule] = {
             "skipped_groups", "skipped_group_share", 0.7, "liveness", "most sampling is for groups that teach nothing, "
             "and the rest are few tasks; change the tasks"
         ),
-        # share of the step's rollouts whose last turn was cut at a token limit
+        # share of the step's rollouts whose last turn was cut, at a token limit or because it repeated itself
         _built_in(
             "truncated_rollouts", "truncated_share", 0.25, "liveness", "agents are cut off at the context's or the "
-            "answer's limit; raise it, or see loss.negative_longest"
+            "answer's limit, or for repeating themselves; raise the limit, or see loss.negative_longest"
         ),
         _built_in(
             LOST, LOST, 0, "liveness", "sampled tokens are neither trained nor excluded, which is a bug in the trainer"

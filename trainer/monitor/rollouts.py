@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from proxy.pool.behaviour.statistics import Statistics, drift, of_rollout
+from proxy.pool.completions.records import CUT_FINISH_REASONS
 from proxy.pool.training.windowed_fifo import LeasedGroup, LeasedRollout
 from proxy.pool.untrained import UntrainedReason
 from trainer.credit.assign import turns_of
@@ -122,7 +123,7 @@ def own_figures(groups: Iterable[LeasedGroup], labels: Sequence[str]) -> dict[in
 
 
 def _truncated(member: LeasedRollout, labels: Sequence[str]) -> bool:
-    return turns_of(member, labels)[-1].finish_reason == "length"
+    return turns_of(member, labels)[-1].finish_reason in CUT_FINISH_REASONS
 
 
 def _length(member: LeasedRollout, labels: Sequence[str]) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from proxy.pool.behaviour.actions import Readable
 from proxy.pool.behaviour.event import Event, Kind, quoted
 from proxy.pool.behaviour.scripts import words
+from proxy.pool.completions.records import CUT_FINISH_REASONS, REPETITION
 
 MIXED = 8
 """Letters of a strange script from which a text counts as mixed."""
@@ -39,13 +40,12 @@ def speech_events(item: Readable, seen: Collection[str], last: bool) -> Iterator
     reasoning, content = item.reply.get("reasoning_content") or "", item.reply.get("content") or ""
     if item.observed is not None:  # else the task's language is not known
         yield from _mixing(item, (reasoning, content), seen)
-    for text in (reasoning, content):
-        if passage := repeated_passage(text):
-            yield Event(Kind.REPETITION, item.id, quote=quoted(passage))
-            break
+    passage, end = repeated_passage(reasoning) or repeated_passage(content), (content or reasoning)[-200:]
+    if passage or item.finish_reason == REPETITION:
+        yield Event(Kind.REPETITION, item.id, quote=quoted(passage or end))
     acting = bool(item.reply.get("tool_calls"))
-    if item.finish_reason == "length":
-        yield Event(Kind.TRUNCATED, item.id, quote=quoted((content or reasoning)[-200:]))
+    if item.finish_reason in CUT_FINISH_REASONS:
+        yield Event(Kind.TRUNCATED, item.id, quote=quoted(end))
     elif item.finish_reason == "stop" and not content.strip() and not acting:
         yield Event(Kind.EMPTY_TURN, item.id, quote=quoted(reasoning))
     if last and not acting and (match := _GIVING_UP.search(content)):

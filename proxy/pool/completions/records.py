@@ -12,7 +12,11 @@ from proxy.pool.completions.observed import Observed
 from proxy.pool.completions.routed_experts import RoutedExperts
 from proxy.pool.untrained import Untrained, UntrainedReason
 
-SERVED_FINISH_REASONS = ("stop", "length", "tool_calls")
+REPETITION = "repetition"
+"""Finish reason of an answer that the proxy ended because it repeated itself (proxy/engine/repetition.py)."""
+CUT_FINISH_REASONS = ("length", REPETITION)
+"""Finish reasons of answers that the model did not end itself. Clients are told `length` for both."""
+SERVED_FINISH_REASONS = ("stop", "tool_calls", *CUT_FINISH_REASONS)
 """Finish reasons of complete answers: clients continue them, and a retry may get one again. Others: abort, error."""
 
 
@@ -108,7 +112,7 @@ class NewCompletion:
     versions: tuple[VersionSpan, ...]
     """Given tokens have none."""
     finish_reason: str
-    """stop | tool_calls | length | abort | error."""
+    """stop | tool_calls | length | repetition | abort | error."""
     untrainable: Untrained | None = None
     """Why it cannot be trained; None: every token that the model sampled has its id, logprob and version."""
     reply: dict[str, Any]

@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+from proxy.pool.completions.records import REPETITION
 from proxy.pool.export.sequences import Batch, TokenSequence, origin, torch_module
 from proxy.pool.read.records import RolloutRecord
 
-STATUS = {"length": "truncated", "abort": "aborted", "error": "failed"}
+STATUS = {"length": "truncated", REPETITION: "truncated", "abort": "aborted", "error": "failed"}
 """Finish reason of the last call -> `Sample.Status`; others: completed."""
 
 
