@@ -1,10 +1,11 @@
 """The messages of one conversation, and what was dropped of it.
 
 A request holds the system prompt, the task with the agent's plan and notes, and the turns since the last compaction.
-Left out: tokens. The model's usage says how many a request had.
+How many tokens a request had, the model's usage says. What has been added since is estimated by its pieces.
 """
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,10 @@ from .model import Answer, Message
 
 PLAN = "Your plan:"
 NOTES = "Your notes on the turns so far, which are not shown any more:"
+PIECE = re.compile(r"[^\W\d_]{1,6}|\d|[^\w\s]|_")
+"""About a token: a part of a word, a digit, a sign."""
+AROUND = 8
+"""About the tokens that templates put around a message or a call."""
 
 
 class Results:
@@ -75,8 +80,6 @@ class Context:
         """`recallable`: whether dropped results are named, so that the model may recall them."""
         self.branch = branch
         self.plan = ""
-        self.tokens_per_character = 0.0
-        """As the last answer's usage tells; 0 before the first one."""
         self.returned: str | None = None
         """The message with which the model has ended the conversation."""
         self.fresh = True
@@ -84,6 +87,7 @@ class Context:
         self.full = False
         """Whether the last request, or the answer to it, met the end of the context."""
         self._system, self._task, self._store, self._recallable = system, task, results, recallable
+        self._measured = 0, 0
         self._notes: str | None = None
         self._lost: list[str] = []
         """Ids of the results of compacted turns."""
@@ -109,6 +113,15 @@ class Context:
 
     def characters(self) -> int:
         return len(json.dumps(self.messages(), ensure_ascii=False))
+
+    def measure(self, messages: list[Message], tokens: int) -> None:
+        """Take note of how many tokens a request of these messages had."""
+        self._measured = tokens, _pieces(messages)
+
+    def tokens(self) -> int:
+        """About how many tokens the next request has: those of the last one, and the pieces that have come or gone."""
+        tokens, pieces = self._measured
+        return tokens + _pieces(self.messages()) - pieces
 
     def add_reply(self, answer: Answer) -> None:
         self.fresh = False
@@ -141,6 +154,14 @@ class Context:
         gone = [result.id for result in self._turns.pop().results]
         self._lost += gone
         return Dropped("drop", tuple(gone), before - self.characters())
+
+
+def _pieces(messages: list[Message]) -> int:
+    """The pieces of what a template shows of the messages, and those that it puts around each."""
+    texts = [message.get(key) or "" for message in messages for key in ("content", "reasoning_content")]
+    functions = [call["function"] for message in messages for call in message.get("tool_calls") or ()]
+    texts += [text for function in functions for text in function.values()]
+    return sum(len(PIECE.findall(text)) for text in texts) + AROUND * (len(messages) + len(functions))
 
 
 def user(text: str) -> Message:

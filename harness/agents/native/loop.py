@@ -79,7 +79,7 @@ class Worker:
         if (dropped := self._policy.trim(context)) is not None and dropped.results:
             say_dropped(context.branch, dropped)
         while True:
-            if self._policy.must_compact(context, tools.characters):
+            if self._policy.must_compact(context):
                 self._compact(context, tools)
             try:
                 return self._ask(context, context.messages(), tools)
@@ -94,8 +94,7 @@ class Worker:
 
     def _answers(self, context: Context, messages: list[Message], tools: Toolbox, **fields: Any) -> list[Answer]:
         answers = self._model.ask(messages, tools.definitions, **fields)
-        characters = len(json.dumps(messages, ensure_ascii=False)) + tools.characters
-        context.tokens_per_character = answers[0].prompt_tokens / characters
+        context.measure(messages, answers[0].prompt_tokens)
         return answers
 
     def _compact(self, context: Context, tools: Toolbox) -> None:

@@ -42,8 +42,7 @@ class Policy:
         """Drop what is dropped without the model's doing before its next turn."""
         return context.discard(self._keep_last) if self.name == "hybrid" else None
 
-    def must_compact(self, context: Context, further_characters: int) -> bool:
-        """Whether the next request would be too long. `further_characters`: of its tools."""
-        tokens = context.tokens_per_character * (context.characters() + further_characters)
-        crowded = context.full or tokens >= self.share * self.context_tokens
+    def must_compact(self, context: Context) -> bool:
+        """Whether the next request would be too long."""
+        crowded = context.full or context.tokens() >= self.share * self.context_tokens
         return self.ruled and context.turns > 0 and crowded

@@ -49,8 +49,6 @@ class Toolbox:
         self._tools = {tool.name: tool for tool in tools}
         self._most = min(MOST_CHARACTERS, most_characters)
         self.definitions = [tool.definition() for tool in self._tools.values()]
-        self.characters = len(json.dumps(self.definitions, ensure_ascii=False))
-        """Length of the definitions in a request."""
 
     def run(self, call: dict[str, Any]) -> str:
         """The result of one of the model's calls, or why there is none; never longer than is shown."""
