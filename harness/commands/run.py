@@ -41,6 +41,7 @@ from proxy.pool.database import Pool, open_pool
 from proxy.pool.errors import PoolError, UserError
 from proxy.pool.inspect.account import account, account_lines
 from proxy.pool.inspect.run_status import traffic
+from proxy.pool.inspect.start_table import start_lines, start_table
 from proxy.pool.inspect.trainable_calls import trainable_calls
 from proxy.pool.processes.owners import RunClaim, owned
 from proxy.pool.rollouts.attempts import close_interrupted, still_open
@@ -334,7 +335,8 @@ def _work(
         if clients := trainable_calls(pool, run_id):
             console.print(calls_table(clients))
         settle_untrained(pool, run_id)
-        console.print(*account_lines(account(pool, run_id)), sep="\n", soft_wrap=True)
+        shown = [*start_lines(start_table(pool, run_id)), *account_lines(account(pool, run_id))]
+        console.print(*shown, sep="\n", soft_wrap=True)
         if bias := length_bias(rows):
             board.say(bias)
         board.say(f"{board.line()}; results: {file}")

@@ -20,6 +20,7 @@ from proxy.pool.errors import UserError
 from proxy.pool.inspect.account import account, account_lines
 from proxy.pool.inspect.rule_states import monitor_lines
 from proxy.pool.inspect.run_status import RunStatus, run_status, traffic
+from proxy.pool.inspect.start_table import start_lines, start_table
 from proxy.pool.rollouts.runs import Run, find_run
 
 LOOK_SECONDS = 2.0
@@ -61,7 +62,8 @@ def _look(console: Console, pool: Pool, run: Run, expected: int | None, once: bo
             now = run_status(pool, run.id)
             rate.take(traffic(pool, run.id, rate.last))
             line, table = headline(run, now, expected, rate.text), agents_table(now)
-            places = "\n".join([*monitor_lines(pool, run.id), *account_lines(account(pool, run.id))])
+            begun = start_lines(start_table(pool, run.id))
+            places = "\n".join([*monitor_lines(pool, run.id), *begun, *account_lines(account(pool, run.id))])
             if isinstance(screen, Live):
                 screen.update(Group(line, table, Text(places)), refresh=True)
             elif line != shown:

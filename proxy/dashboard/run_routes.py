@@ -64,6 +64,7 @@ class RunRoutes:
             "left_out": now.left_out,
             "waiting": now.waiting,
             "imitated": now.imitated,
+            "replayed": now.replayed,
             "unaccounted": now.unaccounted,
         })  # fmt: skip
 

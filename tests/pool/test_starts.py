@@ -9,6 +9,7 @@ from proxy.commands.main import main
 from proxy.pool.completions.records import NewCompletion
 from proxy.pool.database import Pool
 from proxy.pool.inspect.account import account, account_lines
+from proxy.pool.inspect.show import show
 from proxy.pool.inspect.verify import verify
 from proxy.pool.read.why_untrained import Surroundings, why_untrained
 from proxy.pool.rollouts.attempts import Ending, by_id, by_key, close_attempt, open_attempt
@@ -115,6 +116,9 @@ def test_an_attempt_has_left_the_recorded_one_when_a_request_differed_or_turns_a
         note_differed(pool, attempt.id, how)
     assert left_replay(pool, attempt.id, start) == "first"
     assert verify(pool).damages == []
+    text = "\n".join(show(pool, attempt.id))
+    assert f"it begins with 2 turns of attempt {source}\nit left the recorded attempt: first" in text
+    assert "given 2" in text and "untrainable (replayed: 1)" in text
 
 
 def test_replayed_tokens_are_told_beside_the_run_s_own(pool: Pool, capsys: pytest.CaptureFixture[str]) -> None:

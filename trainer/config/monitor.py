@@ -22,8 +22,8 @@ SCALARS = frozenset(
     negative_rollouts positive_length_mean positive_length_p50 positive_length_p99 negative_length_mean
     negative_length_p50 negative_length_p99 updates last_ratio_mean last_ratio_max last_clip_fraction
     last_mask_fraction loss grad_norm lr negative_weight_share negative_gradient_share positive_gradient_norm
-    negative_gradient_norm sampled_tokens trained_tokens unaccounted_tokens unplaced_rewards sequences computed_tokens
-    flat_tokens call_tokens speedup_tokens speedup_flops speedup_calls_flops flops tokens_per_second mfu
+    negative_gradient_norm sampled_tokens replayed_tokens trained_tokens unaccounted_tokens unplaced_rewards sequences
+    computed_tokens flat_tokens call_tokens speedup_tokens speedup_flops speedup_calls_flops flops tokens_per_second mfu
     truncated_share abort_share hacked_share mtp_loss mtp_length balance_loss
     length_ratio stale_group_share equal_group_share skipped_group_share impossible_token_share too_long_token_share
     lost_tokens slow_phase wait_share

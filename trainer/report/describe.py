@@ -214,8 +214,9 @@ def survival(completions: Iterable[Completion], batch: TrainingBatch) -> dict[st
     answers = list(completions)
     replayed = sum(len(item.sampled) for item in answers if item.replayed)
     total = sum(len(item.sampled) for item in answers) - replayed
-    return ({"replayed_tokens": replayed} if replayed else {}) | {
+    return {
         "sampled_tokens": total,
+        "replayed_tokens": replayed,
         "trained_tokens": batch.tokens,
         "excluded_tokens": to_metrics(batch.excluded),
         "masked_tokens": to_metrics(batch.masked),

@@ -24,7 +24,7 @@ FAMILIES = {
     "ratio": ("ratio_mean", "ratio_max", "clip_fraction", "mask_fraction", "extreme_tokens")
     + ("last_ratio_mean", "last_ratio_max", "last_clip_fraction", "last_mask_fraction"),
     "mismatch": ("kl_rollout", "kl_fresh", "logprob_gap_mean"),
-    "tokens": ("sampled_tokens", "trained_tokens", "unaccounted_tokens"),
+    "tokens": ("sampled_tokens", "replayed_tokens", "trained_tokens", "unaccounted_tokens"),
     "speed": ("computed_tokens", "flat_tokens", "call_tokens", "speedup_tokens", "speedup_flops")
     + ("speedup_calls_flops", "flops", "tokens_per_second", "mfu"),
 }

@@ -18,6 +18,7 @@ export async function accountOf(box, name, signal) {
     bar,
     table(["tokens", "groups", "rollouts", "tokens", "share"], lines.map(([text, tally, kind]) =>
       h("tr", {}, h("td", {}, h(`i.mark.${kind}`), text), h("td", {}, num(tally.groups)), h("td", {}, num(tally.rollouts)), h("td", {}, num(tally.tokens)), h("td", {}, percent(tally.tokens / total))))
-      .concat(now.imitated.tokens ? [h("tr", {}, h("td", {}, "of these, imitated"), h("td", {}, num(now.imitated.groups)), h("td", {}, num(now.imitated.rollouts)), h("td", {}, num(now.imitated.tokens)), h("td", {}, percent(now.imitated.tokens / total)))] : [])
+      .concat([["of these, imitated", now.imitated], ["beside these, replayed", now.replayed]].filter(([, tally]) => tally.tokens).map(([text, tally]) =>
+        h("tr", {}, h("td", {}, text), h("td", {}, num(tally.groups)), h("td", {}, num(tally.rollouts)), h("td", {}, num(tally.tokens)), h("td", {}, percent(tally.tokens / total)))))
       .concat([h("tr", {}, h("td", {}, "sampled"), h("td"), h("td"), h("td", {}, num(now.sampled)), h("td"))]), { caption: "account" }));
 }

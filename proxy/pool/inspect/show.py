@@ -47,7 +47,7 @@ def show(pool: Pool, attempt_id: int) -> list[str]:
     query = (
         select(attempts, runs.c.name.label("run"), tasks.c.name.label("task"), groups.c.queue_index)
         .add_columns(rollouts.c.member, rollouts.c.reward, rollouts.c.attempt_id.label("final"), groups.c.dropped_at)
-        .add_columns(rollouts.c.hacked, rollouts.c.integrity)
+        .add_columns(rollouts.c.hacked, rollouts.c.integrity, groups.c.start_attempt_id, groups.c.start_turns)
         .add_columns(archives.c.file)
         .outerjoin(runs, runs.c.id == attempts.c.run_id)
         .outerjoin(rollouts, rollouts.c.id == attempts.c.rollout_id)
@@ -93,6 +93,10 @@ def _heading(row: Any, where: str | None) -> Iterator[str]:
     if row["final"] == row["id"]:
         yield f"reward {'missing' if row['reward'] is None else row['reward']}"
         yield from _integrity(row["hacked"], row["integrity"] or {})
+    if row["start_attempt_id"] is not None:
+        yield f"it begins with {row['start_turns']} turns of attempt {row['start_attempt_id']}"
+    if row["differed"] is not None:
+        yield f"it left the recorded attempt: {plain(row['differed'])}"
     if where not in (None, CONSUMED):
         yield f"its tokens: {where}"
     if row["dropped_at"] is not None:
