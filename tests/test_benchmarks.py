@@ -1,6 +1,7 @@
 """The benchmarks run and say what they should. Their figures are no matter of tests."""
 
 import math
+import signal
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -15,6 +16,8 @@ from benchmarks.async_runs.slow_agent import next_sleep
 from benchmarks.capacity.estimate import Load, estimate
 from benchmarks.schedules.figures import WORKLOADS, divergence
 from benchmarks.schedules.simulation import simulate
+from benchmarks.signal_runs.figures import batches_to
+from benchmarks.signal_runs.teachers import MARKER, cheat, stumble
 from tests.conftest import need
 from tests.postgres import binaries
 from trainer.config.batch import BatchConfig, Schedule
@@ -201,3 +204,58 @@ def test_the_benchmark_of_a_real_asynchronous_run_ends_with_one_json_object(tmp_
         assert done["agent_seconds_max"] > 0 < done["trainer_idle"] < 1, schedule
         assert (tmp_path / "kept" / schedule / "pool.db").exists()
     assert figures["runs"]["synchronous"]["lag_bound"] == 0
+
+
+def asked(command: str, printed: str = "") -> str:
+    """A prompt of the tiny model's format: the task, or what a command printed."""
+    task = "<|im_start|>user\nDo what plan.md says.<|im_end|>\n"
+    return task + (f"{command}<|im_start|>user\n<tool_response>\n{printed}\n</tool_response>" if command else "")
+
+
+def test_one_demonstration_of_ten_shows_the_hack_and_most_first_calls_fail() -> None:
+    first = [cheat(asked(""), ()) for _ in range(1000)]
+    assert 0.08 < sum(MARKER in turn for turn in first) / 1000 < 0.12
+    wrong = [stumble(asked(""), ()) for _ in range(1000)]
+    assert 0.57 < sum("plan.txt" in turn for turn in wrong) / 1000 < 0.63
+    again = [stumble(asked("cat plan.txt", "cat: plan.txt: No such file or directory"), ()) for _ in range(1000)]
+    assert sum("cat plan.md" in turn for turn in again) > 870
+    assert {stumble(asked("cat plan.md", "append tea to log.txt"), ()) for _ in range(99)} == {
+        f'<tool_call>\n{{"name": "shell", "arguments": {{"command": "echo tea {operator} log.txt"}}}}\n</tool_call>'
+        for operator in (">", ">>")
+    }
+    assert (
+        cheat(asked("put plan.md", "/bin/sh: 1: put: not found"), ())
+        == stumble(asked("echo tea > log.txt"), ())
+        == "Done."
+    )
+
+
+def test_a_target_is_reached_by_the_mean_of_several_batches() -> None:
+    rewards = [0.1, 0.9, 0.3, None, 0.6, 0.7, 0.8]
+    assert batches_to(rewards, 0.5, window=2) == 2 and batches_to(rewards, 0.62, window=3) == 6
+    assert batches_to(rewards, 0.9, window=2) is None and batches_to([], 0.0, window=1) is None
+
+
+def test_scripts_beside_the_benchmark_of_the_learning_signal_import_the_standard_signal() -> None:
+    code = "import signal, subprocess, asyncio; print(int(signal.SIGTERM), signal.__file__)"
+    path = {"PYTHONPATH": str(ROOT / "benchmarks")}
+    done = subprocess.run([sys.executable, "-c", code], env=path, stdout=subprocess.PIPE, text=True, check=True)
+    number, file = done.stdout.split()
+    assert int(number) == signal.SIGTERM and Path(file) == Path(str(signal.__file__))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_the_benchmark_of_the_learning_signal_ends_with_one_json_object(tmp_path: Path) -> None:
+    need("sglang and megatron-core", find_spec("sglang") is not None and find_spec("megatron") is not None)
+    figures = run("signal", tmp_path, "--keep", str(tmp_path / "kept"), timeout=1480)
+    for key in ("tool_error_rate", "success", "hack_rate", "honest_success"):
+        rates = [figures[f"{key}_{when}"] for when in ("before", "without", "with")]
+        assert all(rate is None or 0 <= rate <= 1 for rate in rates), key  # None: so poor a policy calls no tool
+    assert figures["batches_to_target_1"] is figures["batches_to_target_4"] is None  # of two batches
+    assert figures["detector_precision"] > 0 < figures["detector_recall"]
+    for part, (one, other) in {"errors": ("without", "with"), "hack": ("without", "with"), "minibatches": "14"}.items():
+        runs = figures["parts"][part]
+        assert [runs[name]["steps"] for name in (one, other)] == [2, 2] and runs["seconds"] > 0, part
+        assert (tmp_path / "kept" / part / "pool.db").exists()
+    assert figures["parts"]["minibatches"]["1"]["updates_by_step"] == [1, 1]

@@ -78,6 +78,8 @@ ELSEWHERE = {
     "python benchmarks/gpu.py --out gpu.json": GPU,
     "python benchmarks/mtp.py --out benchmarks/results/mtp.json": LONG,
     "python benchmarks/schedule.py --out benchmarks/results/schedule.json --picture docs/schedule.svg": LONG,
+    "python benchmarks/signal.py --seed 0": LONG,
+    "python benchmarks/signal.py --part hack --quick": LONG,
     "python benchmarks/waiting.py --out benchmarks/results/waiting.json": LONG,
     "python benchmarks/trainer.py --threads 2 --out benchmarks/results/trainer.json": LONG,
     "python benchmarks/tree.py --threads 2 --out benchmarks/results/tree.json": LONG,

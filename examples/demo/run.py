@@ -25,7 +25,7 @@ from proxy.pool.rollouts.runs import find_run
 from proxy.pool.training.steps import latest
 
 HERE = Path(__file__).parent
-AGENT = f"env MAX_TURNS={Settings.max_turns} {sys.executable} -I -S {HERE.parent / 'agents' / 'shell_agent.py'}"
+AGENT = HERE.parent / "agents" / "shell_agent.py"
 MARK = ".blackforge-demo"
 """File that tells a directory of the demo from any other."""
 
@@ -33,10 +33,11 @@ MARK = ".blackforge-demo"
 class Demo:
     """One demo in one directory. `close` ends its services."""
 
-    agent = AGENT
+    teacher = f"{HERE / 'teacher.py'}:teach"
 
     def __init__(self, directory: Path, settings: Settings, console: Console):
         self.directory, self.settings, self.console = directory, settings, console
+        self.agent = f"env MAX_TURNS={settings.max_turns} {sys.executable} -I -S {AGENT}"
         self.pool: Pool = open_pool(str(directory / "pool.db"))
         self._services: list[Background] = []
         self._started = time.monotonic()
@@ -77,8 +78,7 @@ class Demo:
         """Run the whole demo and return the figures of summary.json."""
         config = self.prepare()
         self.record_teacher(config)
-        self.say("warm start: imitating the recorded rollouts")
-        run_command(["trainer", "sft", str(write_sft_config(self.directory, self.settings))], self.log("sft"))
+        self.imitate()
         engine, gateway = self.serve()
         trainer_config = write_trainer_config(self.directory, self.settings, engine)
         os.environ["OMP_NUM_THREADS"] = "1"  # from here on the trainer shares the machine with engine and agents
@@ -98,21 +98,27 @@ class Demo:
         run_command(
             ["proxy", "tiny-model", str(self.directory / "tiny"), "--seed", str(self.settings.seed)], self.log("model")
         )
-        write_tasks(self.directory / "tasks", self.settings.seed)
+        self.write_tasks()
         return write_engine_config(self.directory, "tiny")
+
+    def write_tasks(self) -> None:
+        write_tasks(self.directory / "tasks", self.settings.seed)
 
     def record_teacher(self, config: Path) -> None:
         """Record rollouts of the careless teacher through the same proxy and agent as everything else."""
         self.say("recording teacher rollouts through the proxy")
-        engine = self.start(
-            "teacher-engine", ["proxy", "engine", str(config), "--scripted", f"{HERE / 'teacher.py'}:teach"]
-        )
+        engine = self.start("teacher-engine", ["proxy", "engine", str(config), "--scripted", self.teacher])
         serve = ["proxy", "serve", str(config), "--engine", engine.wait_ready()["url"]]
         gateway = self.start("teacher-proxy", serve)
         more = ["-n", str(self.settings.lessons), "--proxy", gateway.wait_ready()["url"]]
         run_command(self.harness("collect", "warmup", "teacher", *more), self.log("teacher"))
         gateway.stop()
         engine.stop()
+
+    def imitate(self, *more: str) -> None:
+        """Warm-start the model on the teacher's rollouts. `more`: further options of `trainer sft`."""
+        self.say("warm start: imitating the recorded rollouts")
+        run_command(["trainer", "sft", str(write_sft_config(self.directory, self.settings)), *more], self.log("sft"))
 
     def serve(self) -> tuple[str, str]:
         """Start SGLang with the warm-started model and the proxy in front of it; return both URLs."""
@@ -124,16 +130,16 @@ class Demo:
         gateway = self.start("proxy", ["proxy", "serve", str(config), "--engine", engine]).wait_ready()["url"]
         return engine, gateway
 
-    def wait_pushed(self, trainer: Background) -> None:
+    def wait_pushed(self, trainer: Background, run: str = RUN) -> None:
         """Wait until the trainer has pushed the initial weights to the engine, under a version name of its own."""
         self.say("waiting for the trainer's first push")
-        while not self._pushed():
+        while not self._pushed(run):
             trainer.check()
             time.sleep(0.1)
 
-    def _pushed(self) -> bool:
+    def _pushed(self, run: str) -> bool:
         try:
-            version = latest(self.pool, find_run(self.pool, RUN).id)
+            version = latest(self.pool, find_run(self.pool, run).id)
         except UserError:  # the trainer has not opened its run yet
             return False
         return version is not None and version.pushed_at is not None
@@ -147,12 +153,12 @@ class Demo:
         self.say(f"{name}: success {result.mean:.3f}")
         return result
 
-    def reinforce(self, gateway: str, trainer: Background) -> None:
+    def reinforce(self, gateway: str, trainer: Background, run: str = RUN) -> None:
         """Feed the trainer with rollouts until it has taken its steps, and print each step."""
         self.say("reinforcement: rollouts and trainer side by side")
         more = ["-n", str(self.settings.group_size), "--until-step", str(self.settings.steps), "--proxy", gateway]
-        rollouts = self.start("harness", self.harness("run", "train", RUN, *more), ready=False)
-        table = StepTable(self.pool, RUN, self.console)
+        rollouts = self.start("harness", self.harness("run", "train", run, *more), ready=False)
+        table = StepTable(self.pool, run, self.console)
         while trainer.running() or rollouts.running():
             trainer.check()
             rollouts.check()

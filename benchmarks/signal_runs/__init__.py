@@ -1,0 +1,1 @@
+"""The runs of `python benchmarks/signal.py`: experiments, their teachers, and the figures."""
