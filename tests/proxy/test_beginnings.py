@@ -34,6 +34,7 @@ from proxy.server import Gateway
 from tests.pool.make import TASK
 from tests.proxy.conftest import SHELL, Seen, Serve, Stand, listening, served, shell_call, user
 from tests.proxy.test_replay import ANSWER, REQUESTS, reproducible
+from tests.proxy.test_routed_experts import MIXTURE, expected, stand_for
 from tests.proxy.test_secrets import running
 
 SECOND, THIRD = f"I read.\n{shell_call('cat b.txt')}", "done"
@@ -277,3 +278,39 @@ async def test_kill_9_between_two_replayed_turns_loses_none(serve: Serve, tiny_m
     assert {str(item.untrainable) for item in rows} == {"replayed: 1", "replayed: 2"}
     assert (await converse(stand, key))[2] != first[2]
     assert attempt.start is not None and left_replay(stand.pool, attempt.id, attempt.start) is None
+
+
+@pytest.mark.parametrize("linger", [60, 0])
+async def test_a_client_that_leaves_gets_the_whole_answer_when_it_asks_again(serve: Serve, linger: int) -> None:
+    """Whatever is kept of the first call, none of its tokens counts as sampled."""
+    stand = await serve(lambda prompt, ids: "word " * 3000, limits={"linger_seconds": linger})
+    first = await stand.chat(user("hi"))
+    attempt, key = begun(stand.pool, "agent", 1)
+    body = {"model": "tiny", "messages": [user("hi")], "stream": True}
+    async with stand.post(body, key) as answer:
+        await answer.content.readany()
+    again = await stand.chat(user("hi"), key=key)
+    assert reproducible(again) == reproducible(first) and stand.engine is not None
+    rows = of_attempt(stand.pool, attempt.id)
+    assert any(item.replayed for item in rows) and {item.sampled_count for item in rows} == {0}
+    assert attempt.start is not None and left_replay(stand.pool, attempt.id, attempt.start) is None
+
+
+async def test_the_experts_of_what_was_replayed_are_asked_for_with_the_first_sampled_turn(
+    serve: Serve, tiny_model: Path, tmp_path: Path
+) -> None:
+    """A replayed answer has none: another run's weights chose those that were recorded."""
+    directory = tmp_path / "mixture"
+    shutil.copytree(tiny_model, directory, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = msgspec.json.decode((directory / "config.json").read_bytes())
+    config |= {"num_hidden_layers": MIXTURE.layers, "num_experts_per_tok": MIXTURE.top_k}
+    (directory / "config.json").write_bytes(msgspec.json.encode(config))
+    stand = await stand_for(serve, directory, Model())
+    await converse(stand, "agent")
+    attempt, key = begun(stand.pool, "agent", 2)
+    await converse(stand, key)
+    first, second, sampled = of_attempt(stand.pool, attempt.id)
+    assert first.experts is None and second.experts is None and sampled.experts is not None
+    path = own_path(stand.pool, sampled)
+    assert (sampled.experts.start, sampled.experts.end) == (0, len(path) - 1)
+    assert sampled.experts.ids == expected(path, sampled) and verify(stand.pool).damages == []

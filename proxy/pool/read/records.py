@@ -36,7 +36,7 @@ class CompletionRecord:
     prompt_length: int
     """P. The answer is tokens[P:]."""
     given: tuple[GivenSpan, ...]
-    """Spans [start, end) of `tokens` that the proxy wrote to begin a prescribed call. Never trained."""
+    """Spans [start, end) of `tokens` that the proxy wrote to begin a prescribed call, or replayed. Never trained."""
     logprobs: "array[float]"
     """[S] float32: of the answer's tokens that are not given, in order. Fewer only where `untrainable` is set."""
     versions: tuple[VersionSpan, ...]
