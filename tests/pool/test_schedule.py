@@ -291,7 +291,7 @@ def test_equal_rewards_are_kept_where_process_rewards_differ(pool: Pool) -> None
     assert since_last_step(pool, run_id) == {"equal_rewards": 1}
     with pool.read() as connection:
         kept = connection.scalars(select(rollouts.c.behaviour).order_by(rollouts.c.id)).all()
-    assert kept[2:4] == [[[0, None, []]], [[0, None, [1, 0, 0]]]]
+    assert kept[2:4] == [[[0, None, [], 2, False]], [[0, None, [1, 0, 0], 2, False]]]
 
 
 def test_a_stale_member_may_leave_its_group_behind(pool: Pool) -> None:

@@ -218,6 +218,26 @@ def test_from_a_part_of_the_reward_or_an_event_to_the_advantage_of_each_token() 
     assert bounded[0] == pytest.approx([0.8 - 0.94, 1 - 0.94, 1 - 0.94])
 
 
+def test_a_turn_in_a_full_context_costs_unless_it_manages_it() -> None:
+    """The prompts of the three turns have 3, 6 and 10 tokens."""
+
+    def labelled(label: str, *tools: str) -> list[Completion]:
+        calls = [{"function": {"name": tool, "arguments": "{}"}} for tool in tools]
+        first, second, third = (replace(item, label="main") for item in at_work([]))
+        return [first, replace(second, label=label, reply={**second.reply, "tool_calls": calls}), third]
+
+    process = ProcessRewards(full_context=0.05, full_context_tokens=5)
+    credit = Credit(returns="turns", process=process)
+    rollouts = [labelled("main", "shell"), labelled("main", "shell", "fold"), labelled("compaction")]
+    members = [member(number, 1.0, completions=chain) for number, chain in enumerate(rollouts)]
+    own = [[0.9, 0.9, 0.95], [0.95, 0.95, 0.95], [0.95, 0.95, 0.95]]
+    baselines = [0.95, 0.925, 0.925]
+    for got, returns, baseline in zip(
+        by_turn(assemble([group(members)], StepOptions(credit=credit))), own, baselines, strict=True
+    ):
+        assert got == pytest.approx([value - baseline for value in returns])
+
+
 def test_equal_verdicts_are_trained_for_process_rewards_alone() -> None:
     """Neither speed nor length makes a group worth training, nor does what the step does not count."""
     slow = [replace(item, started_at=i * 100.0, finished_at=i * 100 + 50.0) for i, item in enumerate(at_work([]))]
@@ -460,6 +480,7 @@ def test_a_rollout_without_a_turn_is_still_in_the_baseline() -> None:
         ({"speed_weight": 1.0}, "so that a failure could outdo a success; lower it"),
         ({"process": {"tool_errors": 0.1}}, "credit.process makes rewards of single turns.*set credit.returns = turns"),
         ({"process": {"tool_error": 0.1}}, "credit.*unknown key.*keys there: tool_errors"),
+        ({"process": {"full_context": 0.1}}, "credit.*full_context_tokens = 0 belong together; set both, or neither"),
         ({"returns": "turns", "speed_weight": 0.6}, "process rewards of up to 0.2 either way reach 1"),
     ],
 )

@@ -14,7 +14,7 @@ from proxy.pool.untrained import UntrainedReason
 
 
 class ProcessRewards(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The section [credit.process]: what events cost the turn that caused them (docs/behaviour.md). 0: nothing."""
+    """The section [credit.process]: what a turn costs for its events (docs/behaviour.md) and its length. 0: nothing."""
 
     tool_errors: Weight = 0.0
     """Cost of each tool call that fails, does not fit its schema, or names an unknown tool."""
@@ -22,6 +22,18 @@ class ProcessRewards(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Cost of each strange script in a turn's reasoning or reply."""
     retry_loops: Weight = 0.0
     """Cost of each call that fails for at least the third time in a row."""
+    full_context: Weight = 0.0
+    """Cost of each turn of the main work whose prompt is longer than `full_context_tokens`, unless it calls `compact`,
+    `discard` or `fold` (FoldAgent)."""
+    full_context_tokens: NotNegative = 0
+    """Such as half of the context. Required with `full_context`."""
+
+    def __post_init__(self) -> None:
+        demand(
+            bool(self.full_context) == bool(self.full_context_tokens),
+            f"credit.process.full_context = {self.full_context} and full_context_tokens = {self.full_context_tokens} "
+            "belong together; set both, or neither",
+        )
 
 
 class Credit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -84,7 +96,7 @@ class Credit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 f"credit.{name} = {value} is for returns per turn, and credit.returns = outcome; set that to turns",
             )
         demand(
-            not any(self._penalties.values()) or (self.by_turn and self.process_weight > 0),
+            not any(msgspec.structs.asdict(self.process).values()) or (self.by_turn and self.process_weight > 0),
             "credit.process makes rewards of single turns, which credit.returns = outcome or process_weight = 0 does "
             "not use; set credit.returns = turns and a weight above 0, or drop [credit.process]",
         )
@@ -104,13 +116,15 @@ class Credit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Return how the process rewards of turns with these labels are made; None: they do not count."""
         if not self.by_turn or not self.process_weight:
             return None
+        costs = msgspec.structs.asdict(self.process)
         return ProcessRule(
-            labels=labels, factor=self.process_weight, bound=self.PROCESS_BOUND, penalties=self._penalties
+            labels=labels,
+            factor=self.process_weight,
+            bound=self.PROCESS_BOUND,
+            full_context=costs.pop("full_context"),
+            full_context_tokens=costs.pop("full_context_tokens"),
+            penalties=costs,
         )
-
-    @property
-    def _penalties(self) -> dict[str, float]:
-        return msgspec.structs.asdict(self.process)
 
     @property
     def masked_failures(self) -> dict[str, UntrainedReason]:

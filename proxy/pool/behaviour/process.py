@@ -22,6 +22,8 @@ PENALISED: dict[str, tuple[Kind, ...]] = {
     "retry_loops": (Kind.RETRY_LOOP,),
 }
 """Forge's kinds (MiniMax-M2) -> the events that count. A call counts once for each, whatever is wrong with it."""
+MANAGING = ("compact", "discard", "fold")
+"""Tools by which an agent makes its context shorter, or spares it (docs/agents.md, "The project's own agent")."""
 
 _TURN = re.compile(r"turn:(\d+)")
 
@@ -33,6 +35,10 @@ class TurnFigures(msgspec.Struct, frozen=True, array_like=True):
     label: str | None
     counts: tuple[int, ...] = ()
     """The events of each of `PENALISED`, in its order; empty: none."""
+    prompt_tokens: int = 0
+    """Length of its prompt; 0 in figures that were stored before it was needed."""
+    manages: bool = False
+    """Whether it calls one of `MANAGING`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +53,9 @@ class ProcessRule:
     """Of the sum of a rollout's process rewards, without their signs."""
     penalties: Mapping[str, float]
     """What each event of `PENALISED` costs."""
+    full_context: float = 0.0
+    """What a turn of the main work costs whose prompt is longer than `full_context_tokens`, unless it manages it."""
+    full_context_tokens: int = 0
 
     @property
     def needs_events(self) -> bool:
@@ -59,7 +68,15 @@ def figures(chain: Sequence[Completion], counted: bool = True) -> list[TurnFigur
     `counted=False` leaves the events out, for a rule that does not need them.
     """
     counts = penalised(chain) if counted else {}
-    return [TurnFigures(item.ordinal, item.label, counts.get(item.id, ())) for item in chain if not item.replayed]
+    return [
+        TurnFigures(item.ordinal, item.label, counts.get(item.id, ()), item.prompt_length, _manages(item))
+        for item in chain
+        if not item.replayed
+    ]
+
+
+def _manages(item: Completion) -> bool:
+    return any(call["function"]["name"] in MANAGING for call in item.reply.get("tool_calls") or ())
 
 
 def penalised(chain: Sequence[Readable]) -> dict[int, tuple[int, ...]]:
@@ -88,7 +105,8 @@ def turn_rewards(
     for turn in attempt:
         if turn.label is None or turn.label in rule.labels:
             costs = (rule.penalties.get(name, 0.0) * count for name, count in zip(PENALISED, turn.counts, strict=False))
-            earned = named.pop(turn.ordinal, 0.0) - sum(costs)
+            full = turn.label == "main" and turn.prompt_tokens > rule.full_context_tokens and not turn.manages
+            earned = named.pop(turn.ordinal, 0.0) - sum(costs) - rule.full_context * full
             rewards.append(rule.factor * max(-1.0, min(1.0, earned)))
     return within(rewards, rule.bound), len(named)
 
