@@ -26,7 +26,7 @@ REFUSED = "open the address that `proxy dashboard` printed, with its token\n"
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
 
 
-class Access:
+class TokenAccess:
     """The token of one dashboard."""
 
     def __init__(self) -> None:

@@ -2,21 +2,26 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from aiohttp import web
 
-from proxy.dashboard.access import HEADERS, Access
+from proxy.dashboard.access import HEADERS, TokenAccess
 from proxy.dashboard.answers import answer
+from proxy.dashboard.indexer import Indexer
 from proxy.dashboard.live import LiveRoute
-from proxy.dashboard.reader import Routes
+from proxy.dashboard.machine_routes import MachineRoutes
+from proxy.dashboard.reader import RouteTable
 from proxy.dashboard.rollout_routes import RolloutRoutes
 from proxy.dashboard.run_routes import RunRoutes
+from proxy.dashboard.search_routes import SearchRoutes
 from proxy.pool.database import Pool
 from proxy.pool.errors import NotInPool, PoolError, UserError
+from proxy.pool.search.index import place_of
 
 log = logging.getLogger(__name__)
 STATIC = Path(__file__).parent / "static"
@@ -30,16 +35,40 @@ T = TypeVar("T")
 Route = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Dashboard:
-    """The pages of one pool. `model`: a directory with the tokenizer of its tokens, where the pool names none."""
+@dataclass(frozen=True, kw_only=True)
+class DashboardOptions:
+    """What a dashboard is told besides its pool."""
 
-    def __init__(self, pool: Pool, model: Path | None = None):
-        self.access = Access()
+    model: Path | None = None
+    """A directory with the tokenizer of the pool's tokens, where the pool names none."""
+    proxies: Sequence[str] = ()
+    """Addresses of proxies that are asked for their replicas."""
+    admin_key: str | None = None
+    """The key of their administrator."""
+    index: Path | None = None
+    """The file of the search index; None: beside the pool, or in the user's cache."""
+
+
+DEFAULTS = DashboardOptions()
+
+
+class Dashboard:
+    """The pages of one pool."""
+
+    def __init__(self, pool: Pool, options: DashboardOptions = DEFAULTS):
+        self.access = TokenAccess()
         self._pool = pool
         self._threads = ThreadPoolExecutor(THREADS, "dashboard-pool")
         self._waiting = 0
         self._live = LiveRoute(pool, self.read)
-        self._routes: list[Routes] = [RunRoutes(pool, self.read), RolloutRoutes(pool, self.read, model), self._live]
+        self._indexer = Indexer(pool, options.index or place_of(pool.url))
+        self._routes: list[RouteTable] = [
+            RunRoutes(pool, self.read),
+            RolloutRoutes(pool, self.read, options.model),
+            SearchRoutes(pool, self.read, self._indexer),
+            MachineRoutes(pool, self.read, options.proxies, options.admin_key),
+            self._live,
+        ]
 
     def app(self) -> web.Application:
         """Make the application."""
@@ -50,6 +79,7 @@ class Dashboard:
         for name, path in files.items():
             app.router.add_get(f"/{name}", _file(path))
         app.router.add_get("/", _file(files["index.html"]))
+        app.on_startup.append(self._start)
         app.on_shutdown.append(self._live.stop)
         app.on_cleanup.append(self._close)
         return app
@@ -73,7 +103,11 @@ class Dashboard:
             response.headers.update(HEADERS)
         return response
 
+    async def _start(self, _: web.Application) -> None:
+        self._indexer.start()
+
     async def _close(self, _: web.Application) -> None:
+        await asyncio.to_thread(self._indexer.stop)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 

@@ -8,7 +8,7 @@ from aiohttp import web
 T = TypeVar("T")
 
 
-class Routes(Protocol):
+class RouteTable(Protocol):
     """Some of the dashboard's routes."""
 
     def add(self, router: web.UrlDispatcher) -> None: ...

@@ -6,6 +6,7 @@ const ours = new Map();
 let shown = [
   ["/", "search"],
   ["r", "all runs"],
+  ["b", "behaviour"],
   ["m", "machines"],
   ["j k", "next and previous row of a list; Enter opens it"],
   ["?", "this list; Esc closes it"],
@@ -43,6 +44,7 @@ export function startKeys() {
 const common = {
   "/": () => document.getElementById("find-text").focus(),
   r: () => (location.hash = "#/"),
+  b: () => (location.hash = "#/behaviour"),
   m: () => (location.hash = "#/machines"),
   j: () => move(1),
   k: () => move(-1),

@@ -15,6 +15,8 @@ PAGE = 50
 """Groups of a page."""
 WALK = 1000
 """Groups that a page with a filter looks at. Where fewer pass, the page is short and names the place to go on."""
+OF_STEP = 4096
+"""Groups of one train step that are looked at."""
 MOST_MEMBERS = 256
 """Members of a group that are shown."""
 STATES = ("RUNNING", "DONE", "LEASED", "CONSUMED", "TOMBSTONE")
@@ -104,13 +106,15 @@ def groups_page(
         raise UserError(f"{state!r} is no state of a group; choose one of: {', '.join(STATES)}")
     with snapshot(pool) as connection:
         run = run_row(connection, name)
-        walk = select(groups.c.id, groups.c.queue_index, groups.c.state).where(groups.c.run_id == run.id)
-        if step is not None:
-            walk = walk.where(groups.c.step == step)
+        source: Any = groups.c
+        walk = select(source.id, source.queue_index, source.state).where(groups.c.run_id == run.id)
+        if step is not None:  # limited, or SQLite would walk along all groups of the run for the order
+            source = walk.where(groups.c.step == step).limit(OF_STEP).subquery().c
+            walk = select(source.id, source.queue_index, source.state)
         if before is not None:
-            walk = walk.where(groups.c.queue_index < before)
+            walk = walk.where(source.queue_index < before)
         limit = PAGE + 1 if state is None else WALK
-        seen = connection.execute(walk.order_by(groups.c.queue_index.desc()).limit(limit)).all()
+        seen = connection.execute(walk.order_by(source.queue_index.desc()).limit(limit)).all()
         chosen = [row for row in seen if state is None or row.state == state][:PAGE]
         full = len(chosen) == PAGE
         last = chosen[-1] if full else seen[-1] if seen else None

@@ -21,7 +21,7 @@ NEWEST_DROPPED = 512
 
 
 @dataclass(frozen=True)
-class Slot:
+class QueueSlot:
     """A group in the queue."""
 
     group_id: int
@@ -52,7 +52,7 @@ class Dropped:
 class Queue:
     """The queue of a run at one moment."""
 
-    slots: list[Slot]
+    slots: list[QueueSlot]
     """RUNNING, DONE and LEASED groups in the order of their positions; held-out ones have none."""
     more: bool
     """There are further ones."""
@@ -111,7 +111,7 @@ def queue(pool: Pool, run_id: int) -> Queue:
     )
 
 
-def _waits(slots: list[Slot], room: int, limit: int | None, paused: str, unpushed: int | None) -> str:
+def _waits(slots: list[QueueSlot], room: int, limit: int | None, paused: str, unpushed: int | None) -> str:
     """Say who waits for whom."""
     if paused:
         return f"harness and trainer wait for a person: rule {paused} has paused the run"
@@ -131,7 +131,7 @@ def _waits(slots: list[Slot], room: int, limit: int | None, paused: str, unpushe
     return ""
 
 
-def _slots(connection: Connection, run_id: int, now: float) -> list[Slot]:
+def _slots(connection: Connection, run_id: int, now: float) -> list[QueueSlot]:
     """Return the open slots, one more than are shown, oldest first."""
     ids = [
         row.id
@@ -162,8 +162,8 @@ def _slots(connection: Connection, run_id: int, now: float) -> list[Slot]:
     return [_slot(row, counts.get(row.id), now) for row in rows[: MOST_SLOTS + 1]]
 
 
-def _slot(row: Any, counts: Any, now: float) -> Slot:
-    return Slot(
+def _slot(row: Any, counts: Any, now: float) -> QueueSlot:
+    return QueueSlot(
         group_id=row.id,
         queue_index=row.queue_index,
         position=row.position,

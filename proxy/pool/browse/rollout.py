@@ -35,7 +35,7 @@ class AttemptEntry:
 
 
 @dataclass(frozen=True)
-class RolloutView:
+class RolloutPage:
     """One rollout."""
 
     id: int
@@ -89,7 +89,7 @@ _SAME = (
 )  # fmt: skip
 
 
-def rollout_view(pool: Pool, rollout_id: int) -> RolloutView:
+def rollout_view(pool: Pool, rollout_id: int) -> RolloutPage:
     """Return a rollout. NotInPool when there is none with this id."""
     query = (
         select(rollouts, groups.c.queue_index, groups.c.state, groups.c.reason, groups.c.detail.label("group_detail"))
@@ -113,7 +113,7 @@ def rollout_view(pool: Pool, rollout_id: int) -> RolloutView:
         agent = connection.scalar(select(attempts.c.agent).where(attempts.c.id == tries[0].id)) if tries else None
     instruction = str((row.spec or {}).get("instruction", ""))
     newest = tries[0].id if tries else None
-    return RolloutView(
+    return RolloutPage(
         **{name: row._mapping[name] for name in _SAME},
         group_state=row.state,
         group_reason=row.reason,

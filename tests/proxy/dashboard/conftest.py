@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from proxy.dashboard.app import Dashboard
+from proxy.dashboard.app import Dashboard, DashboardOptions
 from proxy.pool.database import Pool, open_pool
 from tests import postgres
 from tests.proxy.dashboard.make import Story, story
@@ -83,14 +83,14 @@ Visit = Callable[..., Awaitable[Visitor]]
 
 
 @pytest.fixture
-async def visit() -> AsyncIterator[Visit]:
+async def visit(tmp_path: Path) -> AsyncIterator[Visit]:
     """Serves a dashboard of a pool, and comes as a visitor."""
     async with AsyncExitStack() as stack:
 
-        async def start(url: str, model: Path | None = None) -> Visitor:
+        async def start(url: str, **options: Any) -> Visitor:
             reader = open_pool(url, create=False, read_only=True)
             stack.callback(reader.close)
-            dashboard = Dashboard(reader, model)
+            dashboard = Dashboard(reader, DashboardOptions(**{"index": tmp_path / "index.search"} | options))
             runner = web.AppRunner(dashboard.app(), access_log=None, shutdown_timeout=1)
             await runner.setup()
             stack.push_async_callback(runner.cleanup)

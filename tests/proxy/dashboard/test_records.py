@@ -73,7 +73,7 @@ async def test_the_page_of_tokens_has_ratios_advantages_and_texts(
             f"where groups.step = 2 and groups.run_id = {told.run_id} order by completions.id limit 1"
         ).scalars()
     write_record(tmp_path / "tokens" / "000002.npz", (completion,), [5, 7, 10], [0, 0, 0])
-    visitor = await visit(database, tiny_model)
+    visitor = await visit(database, model=tiny_model)
     page = await visitor.ask(f"completions/{completion}/tokens")
     assert page["step"] == 2 and page["notes"] == []
     assert page["advantages"] == [None] * 5 + [-0.5, None, -0.25, None, None, 0.0]

@@ -30,7 +30,7 @@ MOST_STEPS = 20_000
 
 
 @dataclass(frozen=True)
-class Text:
+class CutText:
     """A text, cut to MOST_TEXT characters; `size` is that of the whole."""
 
     text: str
@@ -38,7 +38,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Result:
+class ShownResult:
     """What a tool answered, as far as it is kept."""
 
     call: str
@@ -52,18 +52,18 @@ class Result:
 
 
 @dataclass(frozen=True)
-class ToolCall:
+class ShownCall:
     """A tool call of a reply."""
 
     id: str
     tool: str
-    arguments: Text
+    arguments: CutText
     fault: str
     """How it misses its tool's schema; "": it does not, or it is not known."""
 
 
 @dataclass(frozen=True)
-class Turn:
+class ShownTurn:
     """One call of a conversation: what its request showed that was new, and the reply."""
 
     completion: int
@@ -72,27 +72,27 @@ class Turn:
     finish_reason: str
     started_at: float
     finished_at: float
-    results: list[Result] | None
+    results: list[ShownResult] | None
     """None: what the request showed is not known."""
-    reasoning: Text
-    content: Text
-    calls: list[ToolCall]
+    reasoning: CutText
+    content: CutText
+    calls: list[ShownCall]
     calls_in_all: int
     untrainable: str | None
 
 
 @dataclass(frozen=True)
-class Conversation:
+class ConversationPage:
     """The last turns of a conversation, oldest first."""
 
-    turns: list[Turn]
+    turns: list[ShownTurn]
     before: int | None
     """The turn before these, to be asked for; None: they begin the conversation."""
     instruction: str | None
     """The task's, where the turns begin the conversation of a rollout."""
 
 
-def conversation(pool: Pool, completion_id: int) -> Conversation:
+def conversation(pool: Pool, completion_id: int) -> ConversationPage:
     """Return the turns that lead to a completion and it. NotInPool when the pool does not have it."""
     with snapshot(pool) as connection:
         line = connection.execute(_line(completion_id)).all()
@@ -108,7 +108,7 @@ def conversation(pool: Pool, completion_id: int) -> Conversation:
         rows = {row.id: row for row in connection.execute(_turns(shown))}
         before = ids[MOST_TURNS] if len(ids) > MOST_TURNS else None
         instruction = _instruction(connection, rows[completion_id].attempt_id) if before is None else None
-    return Conversation([_turn(rows[id]) for id in reversed(shown)], before, instruction)
+    return ConversationPage([_turn(rows[id]) for id in reversed(shown)], before, instruction)
 
 
 @dataclass(frozen=True)
@@ -149,12 +149,12 @@ def _turns(ids: list[int]) -> Any:
     return select(*columns).where(completions.c.id.in_(ids))
 
 
-def _turn(row: Row[Any]) -> Turn:
+def _turn(row: Row[Any]) -> ShownTurn:
     seen = None if row.observed is None else observed.unpack(row.observed)
     faults = seen.faults if seen else ()
     calls = list(row.reply.get("tool_calls") or ())
     why = Untrained.from_columns(row.untrainable, row.untrainable_detail)
-    return Turn(
+    return ShownTurn(
         completion=row.id,
         ordinal=row.ordinal,
         label=row.label,
@@ -170,18 +170,18 @@ def _turn(row: Row[Any]) -> Turn:
     )
 
 
-def _call(call: dict[str, Any], fault: str) -> ToolCall:
+def _call(call: dict[str, Any], fault: str) -> ShownCall:
     function = call["function"]
-    return ToolCall(str(call.get("id", "")), str(function["name"]), _cut(function.get("arguments")), fault)
+    return ShownCall(str(call.get("id", "")), str(function["name"]), _cut(function.get("arguments")), fault)
 
 
-def _result(each: observed.ToolResult) -> Result:
-    return Result(each.call, each.name, each.head, each.tail, each.size, each.error, each.spoken)
+def _result(each: observed.ToolResult) -> ShownResult:
+    return ShownResult(each.call, each.name, each.head, each.tail, each.size, each.error, each.spoken)
 
 
-def _cut(value: Any) -> Text:
+def _cut(value: Any) -> CutText:
     text = value if isinstance(value, str) else "" if value is None else str(value)
-    return Text(text[:MOST_TEXT], len(text))
+    return CutText(text[:MOST_TEXT], len(text))
 
 
 def _instruction(connection: Connection, attempt_id: int) -> str | None:

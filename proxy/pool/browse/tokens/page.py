@@ -3,12 +3,12 @@
 import math
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from pathlib import Path as Directory
+from pathlib import Path
 
 from sqlalchemy import Connection, select
 
 from proxy.pool.browse.snapshot import snapshot
-from proxy.pool.browse.tokens.paths import Path, Sampled, path_of
+from proxy.pool.browse.tokens.paths import Sampled, TokenPath, path_of
 from proxy.pool.browse.tokens.record import TokenNote, notes, record_of
 from proxy.pool.browse.tokens.texts import RUN_UP, vocabulary
 from proxy.pool.database import Pool
@@ -46,7 +46,7 @@ class TokenPage:
     """What is missing, and why."""
 
 
-def token_page(pool: Pool, completion_id: int, offset: int, model: Directory | None = None) -> TokenPage:
+def token_page(pool: Pool, completion_id: int, offset: int, model: Path | None = None) -> TokenPage:
     """Return a page of tokens of a completion's path. UserError when the pool does not have it.
 
     `model`: a directory with the tokenizer.
@@ -105,7 +105,7 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _trained_by(connection: Connection, attempt_id: int, completion_id: int) -> tuple[int | None, Directory | None]:
+def _trained_by(connection: Connection, attempt_id: int, completion_id: int) -> tuple[int | None, Path | None]:
     """Return the step that trained a completion, and the file with the step's record of tokens."""
     by_fate = (
         select(policy_versions.c.step, policy_versions.c.checkpoint, policy_versions.c.retired_at)
@@ -125,7 +125,7 @@ def _trained_by(connection: Connection, attempt_id: int, completion_id: int) -> 
     return row.step if counts else None, record_of(row.checkpoint, row.step) if counts else None
 
 
-def _notes(page: TokenPage, path: Path, record: Directory | None) -> dict[tuple[int, int], TokenNote]:
+def _notes(page: TokenPage, path: TokenPath, record: Path | None) -> dict[tuple[int, int], TokenNote]:
     if record is None:
         page.notes.append("no step that counts has trained this call, so there are no ratios and advantages")
         return {}

@@ -29,7 +29,7 @@ class Sampled:
 
 
 @dataclass(frozen=True)
-class Path:
+class TokenPath:
     """A token path."""
 
     completion: int
@@ -43,7 +43,7 @@ class Path:
     """Whether the tokens match the checksum that was taken when they were served."""
 
 
-def path_of(connection: Connection, completion_id: int) -> Path:
+def path_of(connection: Connection, completion_id: int) -> TokenPath:
     """Return the path of a completion. NotInPool when the pool does not have it."""
     rows = {row.id: row for row in connection.execute(_links(completion_id))}
     if completion_id not in rows:
@@ -65,7 +65,7 @@ def path_of(connection: Connection, completion_id: int) -> Path:
     tokens = array("i")
     for part in reversed(parts):
         tokens += part
-    return Path(
+    return TokenPath(
         completion=completion_id,
         attempt_id=own.attempt_id,
         proxy_id=own.proxy_id,

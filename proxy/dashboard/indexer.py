@@ -1,0 +1,84 @@
+"""Builds the search index in a thread of its own while the dashboard is up; one dashboard of a pool at a time does."""
+
+import fcntl
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from proxy.pool.database import Pool
+from proxy.pool.errors import PoolError
+from proxy.pool.search.build import Builder
+from proxy.pool.search.index import open_writer
+
+log = logging.getLogger(__name__)
+PAUSE_SECONDS = 3.0
+"""Between two looks for what is new, once all is in the index."""
+BREATH_SECONDS = 0.01
+"""Between two pieces, so that pages are served meanwhile."""
+
+
+class Indexer:
+    """The thread that builds an index. `trouble` says why there is none; "": there is, or will be."""
+
+    def __init__(self, pool: Pool, file: Path):
+        self._pool = pool
+        self.file = file
+        self.trouble = ""
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="search-index", daemon=True)
+
+    def start(self) -> None:
+        """Begin to build."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, after the piece at hand."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            with _alone(self.file) as alone:
+                if alone:
+                    self._build()
+                else:
+                    log.info("another dashboard of this pool builds the search index")
+        except (OSError, sqlite3.Error) as error:
+            self.trouble = f"the search index {self.file} cannot be written ({error}); make its directory writable"
+            log.warning("%s", self.trouble)
+
+    def _build(self) -> None:
+        index = open_writer(self.file)
+        try:
+            builder = Builder(self._pool, index)
+            while not self._ended.is_set():
+                try:
+                    more = builder.step()
+                    self.trouble = ""
+                except PoolError as error:
+                    self.trouble, more = str(error), False
+                self._ended.wait(BREATH_SECONDS if more else PAUSE_SECONDS)
+        finally:
+            index.close()
+
+
+@contextmanager
+def _alone(file: Path) -> Iterator[bool]:
+    """Whether this process may build the index: nobody else has its lock."""
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = os.open(f"{file}.lock", os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        os.close(lock)

@@ -1,0 +1,1 @@
+"""Search: an index of replies, results and outcomes beside a pool, which the dashboard builds."""
