@@ -70,8 +70,8 @@ agents: install  ## the unmodified agent CLIs that tests and examples drive
 all-agents: agents
 	$(BIN)/harness agents install claude-code gemini-cli aider
 
-sdks: install  ## the SDKs that tests run in an environment of their own
-	$(BIN)/python -m tests.proxy.sdks.environments google_genai
+sdks: install  ## the SDKs, and the browser's driver, that tests run in an environment of their own
+	$(BIN)/python -m tests.proxy.sdks.environments google_genai playwright
 
 all-sdks: install
 	$(BIN)/python -m tests.proxy.sdks.environments

@@ -1,0 +1,161 @@
+"""The pages in a real browser: Debian's chromium, driven by Playwright in an environment of its own.
+
+Not covered: other browsers, and assistive technology beyond what axe-core checks.
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from proxy.pool.database import Pool, open_pool
+from proxy.pool.rollouts.groups import open_group
+from proxy.pool.rollouts.runs import open_run
+from tests.conftest import need
+from tests.proxy.dashboard.make import HOSTILE, Story, story
+from tests.proxy.dashboard.test_plans import filled
+from tests.proxy.sdks import environments
+
+WALK = Path(__file__).parent / "walk.py"
+AXE = Path(__file__).parent / "axe"
+CHROMIUM = Path("/usr/bin/chromium")
+EVERY_LOOK = [["desktop", False], ["desktop", True], ["phone", False], ["phone", True]]
+
+
+@contextmanager
+def served(pool: Path) -> Iterator[str]:
+    """The address of a dashboard of a pool."""
+    command = [sys.executable, "-m", "proxy", "dashboard", str(pool)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline().removeprefix("open ").strip()
+        assert process.stdout.readline().startswith("ready: ")
+        yield address
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def python() -> Path:
+    """The interpreter that has Playwright."""
+    need("chromium (apt-get install chromium)", CHROMIUM.exists())
+    found = environments.made("playwright")
+    need("Playwright (python -m tests.proxy.sdks.environments playwright)", found is not None)
+    assert found is not None
+    return found
+
+
+def walk(address: str, what: str, seconds: int = 280, **task: Any) -> Any:
+    """What the browser saw."""
+    given = msgspec.json.encode({"address": address, "do": what, **task}).decode()
+    done = subprocess.run([python(), WALK, given], capture_output=True, text=True, timeout=seconds)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return msgspec.json.decode(done.stdout.splitlines()[-1])
+
+
+def pages_of(told: Story) -> list[str]:
+    """Every page, and every view of a rollout."""
+    rollout = f"/rollout/{told.rollouts[0]}?call={told.calls[4]}"
+    views = [rollout, *(f"{rollout}&view={view}" for view in ("tokens", "events", "log"))]
+    groups = [f"/group/{told.group}", f"/group/{told.open_group}", f"/rollout/{told.rollouts[1]}"]
+    runs = ["/run/train", "/run/held%20out%2F1", "/run/train?with=held%20out%2F1&metrics=entropy&first=1&last=2"]
+    rest = [
+        f"/attempt/{told.session}",
+        "/behaviour/train",
+        "/machines",
+        "/search",
+        "/search?q=parser",
+        "/search?event=retry_loop",
+    ]
+    return ["/", *runs, *groups, *views, *rest]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[tuple[Path, Story, Pool]]:
+    """A filled pool."""
+    pool = open_pool(str(tmp_path / "pool.db"))
+    yield tmp_path / "pool.db", story(pool), pool
+    pool.close()
+
+
+def demand_clean(seen: dict[str, Any]) -> None:
+    """Nothing went wrong in a page, nothing of the pool ran, and nobody else was asked."""
+    assert seen["troubles"] == [] and seen["alerts"] == [] and seen["elsewhere"] == [], seen
+    assert seen["scripts"] == 0 and "owned" not in seen["title"] and not seen["too_wide"], seen
+    assert "token=" not in seen["url"]
+
+
+def test_a_rollout_of_hostile_texts_is_shown_as_text(home: tuple[Path, Story, Pool]) -> None:
+    file, told, _ = home
+    with served(file) as address:
+        page = f"/rollout/{told.rollouts[0]}?call={told.calls[1]}"
+        [seen] = walk(address, "look", pages=[page])
+    demand_clean(seen)
+    assert HOSTILE[0] in seen["text"] and "<b>the parser</b>" in seen["text"]
+    assert "⟨U+202E⟩" in seen["text"] and "\u202e" not in seen["text"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_every_page_is_clean_in_every_size_and_scheme_and_axe_finds_nothing_serious(
+    home: tuple[Path, Story, Pool],
+) -> None:
+    file, told, _ = home
+    axe = environments.npm_packages(AXE) / "node_modules" / "axe-core" / "axe.min.js"
+    with served(file) as address:
+        seen = walk(address, "look", 800, pages=pages_of(told), looks=EVERY_LOOK, axe=str(axe))
+    assert len(seen) == 4 * len(pages_of(told))
+    for page in seen:
+        demand_clean(page)
+        assert page["axe"] == [], page
+
+
+@pytest.mark.long
+def test_every_place_is_reached_by_keyboard_alone(home: tuple[Path, Story, Pool]) -> None:
+    file, told, _ = home
+    with served(file) as address:
+        seen = walk(address, "keyboard", run="train", rows=3, group=told.group)
+    assert seen["first"] == "to the content" and "next call" not in seen["help"] and "all runs" in seen["help"]
+    assert seen["closed"] and seen["run"].endswith("#/run/train")
+    assert f"#/rollout/{told.rollouts[0]}" in seen["rollout"] and "call=" in seen["call"] != seen["rollout"]
+    assert "logprob" in seen["token"] and f"#/rollout/{told.rollouts[1]}" in seen["next"]
+    assert seen["search"].endswith("#/search?q=parser") and seen["troubles"] == []
+
+
+@pytest.mark.long
+def test_a_page_follows_a_pool_that_changes(home: tuple[Path, Story, Pool]) -> None:
+    file, told, pool = home
+    with served(file) as address:
+        given = {"address": address, "do": "live", "where": "/", "text": "a run of today"}
+        command = [str(python()), str(WALK), msgspec.json.encode(given).decode()]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None and process.stdout.readline() == "listening\n"
+        open_group(pool, open_run(pool, "a run of today", "collect", {}).id, {"id": "t"}, 1)
+        seen = msgspec.json.decode(process.stdout.readline())
+        assert process.wait(60) == 0 and "a run of today" not in seen["before"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_pages_of_a_large_pool_are_clean(tmp_path: Path) -> None:
+    pool = open_pool(str(tmp_path / "pool.db"))
+    filled(pool, 100_000)
+    pool.close()
+    pages = [
+        "/",
+        "/run/long",
+        "/group/50000",
+        "/rollout/50000",
+        "/rollout/50000?view=tokens",
+        "/machines",
+        "/behaviour/long",
+    ]
+    with served(tmp_path / "pool.db") as address:
+        for seen in walk(address, "look", 800, pages=[*pages, "/search?q=ok"], settle=2000):
+            demand_clean(seen)

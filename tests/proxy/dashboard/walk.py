@@ -1,0 +1,182 @@
+"""Walks through a dashboard with Debian's chromium and prints what it saw as JSON. Runs in an environment of its own.
+
+`python walk.py TASK`, where TASK is a JSON object: the address with its token, what to do, and with what.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Page, Request, sync_playwright
+
+CHROMIUM = "/usr/bin/chromium"
+READY = "#page > .page:not([aria-busy])"
+SECONDS = 30_000
+SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
+
+
+class Watch:
+    """What went wrong in a page, and whom it asked."""
+
+    def __init__(self, page: Page, address: str):
+        self.troubles: list[str] = []
+        self.elsewhere: list[str] = []
+        self._host = urlsplit(address).netloc
+        page.on("console", self._said)
+        page.on("pageerror", lambda error: self.troubles.append(str(error)[:400]))
+        page.on("dialog", self._asked)
+        page.on("request", self._requested)
+
+    def _said(self, said: ConsoleMessage) -> None:
+        if said.type in ("error", "warning"):
+            self.troubles.append(said.text[:400])
+
+    def _asked(self, dialog: Dialog) -> None:
+        self.troubles.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
+
+    def _requested(self, asked: Request) -> None:
+        if urlsplit(asked.url).netloc not in (self._host, ""):
+            self.elsewhere.append(asked.url)
+
+
+def opened(browser: Browser, task: dict[str, Any], size: str = "desktop", dark: bool = False) -> BrowserContext:
+    width, height = SIZES[size]
+    return browser.new_context(viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light")
+
+
+def go(page: Page, task: dict[str, Any], where: str) -> None:
+    """Open a page of the dashboard and wait until it is drawn."""
+    base = "{0.scheme}://{0.netloc}/".format(urlsplit(task["address"]))
+    page.goto(f"{base}#{where}")
+    page.wait_for_selector(READY, timeout=SECONDS)
+    page.wait_for_timeout(task.get("settle", 700))
+
+
+def look(browser: Browser, task: dict[str, Any]) -> list[dict[str, Any]]:
+    """Open every page in every size and scheme; say of each what is wrong with it."""
+    seen = []
+    axe = Path(task["axe"]).read_text() if task.get("axe") else None
+    for size, dark in task.get("looks", [["desktop", False]]):
+        context = opened(browser, task, size, dark)
+        page = context.new_page()
+        watch = Watch(page, task["address"])
+        page.goto(task["address"])
+        for where in task["pages"]:
+            watch.troubles.clear()
+            go(page, task, where)
+            entry = {
+                "page": where, "size": size, "dark": dark, "title": page.title(), "troubles": list(watch.troubles),
+                "elsewhere": list(watch.elsewhere), "url": page.url,
+                "too_wide": page.evaluate("document.documentElement.scrollWidth > innerWidth"),
+                "alerts": page.locator("#page [role=alert]").all_inner_texts(),
+                "scripts": page.evaluate("document.querySelectorAll('#page script, #page img, #page iframe').length"),
+                "text": page.locator("#page").inner_text()[:20_000],
+            }  # fmt: skip
+            if axe:
+                page.evaluate(axe)
+                found = page.evaluate("axe.run({resultTypes: ['violations']})")
+                entry["axe"] = [
+                    f"{each['id']}: {each['nodes'][0]['html'][:200]}"
+                    for each in found["violations"]
+                    if each["impact"] in ("serious", "critical")
+                ]
+            seen.append(entry)
+        context.close()
+    return seen
+
+
+def keyboard(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
+    """Go from the list of runs to the figures of a token without a pointer."""
+    context = opened(browser, task)
+    page = context.new_page()
+    watch = Watch(page, task["address"])
+    page.goto(task["address"])
+    page.wait_for_selector(READY, timeout=SECONDS)
+    page.keyboard.press("Tab")
+    seen = {"first": page.evaluate("document.activeElement.textContent")}
+    page.keyboard.press("?")
+    seen["help"] = page.locator("#help").inner_text()
+    page.keyboard.press("Escape")
+    seen["closed"] = not page.locator("#help").is_visible()
+    for _ in range(task["rows"]):
+        page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(f"h1:has-text('{task['run']}')", timeout=SECONDS)
+    seen["run"] = page.url
+    page.wait_for_selector("#page table a[href^='#/group/']", timeout=SECONDS)
+    page.locator(f"#page table a[href='#/group/{task['group']}']").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector("article a", timeout=SECONDS)
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("[role=treeitem]", timeout=SECONDS)
+    page.wait_for_timeout(500)
+    seen["rollout"] = page.url
+    page.keyboard.press("p")
+    page.wait_for_timeout(500)
+    seen["call"] = page.url
+    page.keyboard.press("t")
+    page.wait_for_selector(".tokens [data-at]", timeout=SECONDS)
+    page.locator(".tokens").focus()
+    page.keyboard.press("ArrowRight")
+    seen["token"] = page.locator(".tip").inner_text()
+    page.keyboard.press("]")
+    page.wait_for_timeout(800)
+    seen["next"] = page.url
+    page.keyboard.press("/")
+    page.keyboard.type("parser")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("h1:has-text('Search')", timeout=SECONDS)
+    seen["search"] = page.url
+    seen["troubles"] = watch.troubles
+    context.close()
+    return seen
+
+
+def live(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
+    """Wait until a page shows a text that is not there yet; say how the line is meanwhile."""
+    context = opened(browser, task)
+    page = context.new_page()
+    page.goto(task["address"])
+    go(page, task, task["where"])
+    before = page.locator("#page").inner_text()
+    page.wait_for_selector("#live[data-state=live]", timeout=SECONDS)
+    print("listening", flush=True)
+    page.wait_for_function(
+        "text => document.getElementById('page').innerText.includes(text)", arg=task["text"], timeout=SECONDS
+    )
+    context.close()
+    return {"before": before}
+
+
+def pictures(browser: Browser, task: dict[str, Any]) -> dict[str, Any]:
+    """Take a picture of each page: {file: [address, size, dark, height, clicks]}."""
+    for file, (where, size, dark, height, clicks) in task["pictures"].items():
+        context = opened(browser, task, size, dark)
+        page = context.new_page()
+        page.goto(task["address"])
+        page.set_viewport_size({"width": SIZES[size][0], "height": height})
+        go(page, task, where)
+        page.wait_for_timeout(1500)
+        for click in clicks:
+            page.locator(click).first.hover() if click.startswith(".tokens") else page.locator(click).first.click()
+            page.wait_for_timeout(500)
+        page.screenshot(path=file)
+        context.close()
+    return {}
+
+
+DOES: dict[str, Callable[[Browser, dict[str, Any]], Any]] = {
+    "look": look, "keyboard": keyboard, "live": live, "pictures": pictures
+}  # fmt: skip
+
+if __name__ == "__main__":
+    task = json.loads(sys.argv[1])
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        print(json.dumps(DOES[task["do"]](browser, task)))
+        browser.close()
