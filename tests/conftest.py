@@ -58,6 +58,8 @@ RUNS = {
 }  # fmt: skip
 """Tests of SANDBOXES that start runs and leave nothing on purpose: each file may run beside any other, as soon as all
 that leave something have ended."""
+BY_LAST_PARAMETER = ("harness/test_cheating.py",)
+"""Files of hundreds of tests, of which one group for each value of the last parameter may run beside the others."""
 FIRST = (
     "sandboxes", "survival/test_survival.py", "engine", "trainer/test_loop.py", "trainer/test_tree.py",
     "pool/test_account.py", "harness/test_engine_outage.py", "trainer/test_engine.py", "harness/test_harbor_docker.py",
@@ -87,6 +89,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             file = nodeid.split("::")[0].removeprefix("tests/")
             if file in ENGINE:
                 return "engine"
+            if file in BY_LAST_PARAMETER:
+                return f"{file} {nodeid.rpartition('-')[2]}"
             sandboxes = file.split("/")[0] in SANDBOXES and file not in APART and file not in RUNS
             return "sandboxes" if sandboxes else file
 
@@ -96,7 +100,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             scopes = [scope for scope in self.workqueue if leaving is None or scope not in RUNS]
             if not scopes:  # nothing else fills the time, as few tests were chosen
                 node, scopes = leaving, list(self.workqueue)
-            first = min(scopes, key=lambda scope: FIRST.index(scope) if scope in FIRST else len(FIRST))
+            first = min(
+                scopes, key=lambda scope: FIRST.index(file) if (file := scope.split()[0]) in FIRST else len(FIRST)
+            )
             self.workqueue.move_to_end(first, last=False)
             super()._assign_work_unit(node)
 
