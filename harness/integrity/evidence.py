@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import msgspec
 
@@ -13,6 +14,8 @@ from harness.verdict.judge import files_of
 
 LONGEST = 1 << 16
 """Characters of one file of the task's that are looked at, and bytes of one that the agent changed."""
+LONGEST_LINE = 600
+"""Characters of a line that rules look at: a hostile one must not take their time."""
 MOST = 300
 """Changed files that are read."""
 _NOISE = re.compile(
@@ -36,14 +39,14 @@ class FileChange:
     """None: it is gone, or its text is not known (too long, or no text)."""
     removed: bool = False
 
-    @property
+    @cached_property
     def added_lines(self) -> list[str]:
         """The lines that are new. All of a file whose earlier text is not known."""
-        return _beyond((self.after or "").splitlines(), (self.before or "").splitlines())
+        return _beyond(_lines(self.after), _lines(self.before))
 
-    @property
+    @cached_property
     def removed_lines(self) -> list[str]:
-        return _beyond((self.before or "").splitlines(), (self.after or "").splitlines())
+        return _beyond(_lines(self.before), _lines(self.after))
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,13 @@ class Evidence:
     """The texts of what judges: files by their paths, and under the empty path commands and cases."""
     undone: Sequence[str] = field(default_factory=tuple)
     """Files that steer a verifier and that the agent had added or changed, which were put back before the verdict."""
+    work: str = ""
+    """The working directory; empty: not known."""
+
+    def outside(self, path: str) -> bool:
+        """Whether an absolute path lies outside of the working directory."""
+        below = bool(self.work) and path.startswith(f"{self.work.rstrip('/')}/")
+        return path.startswith(("/", "~", "$HOME")) and not below
 
 
 def readable(difference: FileDifference) -> list[str]:
@@ -83,7 +93,7 @@ def evidence_of(task: Task, work: str, findings: IsolationFindings, texts: Mappi
     if task.verifier.cases:
         verifier[""] += msgspec.json.encode(task.verifier.cases).decode()
     undone = tuple(_below(path, work) for path in (*findings.removed, *findings.restored, *findings.left))
-    return Evidence(task.instruction, given, changes, verifier, undone)
+    return Evidence(task.instruction, given, changes, verifier, undone, work)
 
 
 def _texts(files: Mapping[str, str], directories: Mapping[str, str]) -> dict[str, str]:
@@ -92,6 +102,10 @@ def _texts(files: Mapping[str, str], directories: Mapping[str, str]) -> dict[str
 
 def _below(path: str, work: str) -> str:
     return path.removeprefix(f"{work.rstrip('/')}/")
+
+
+def _lines(text: str | None) -> list[str]:
+    return [line[:LONGEST_LINE] for line in (text or "").splitlines()]
 
 
 def _beyond(lines: list[str], others: list[str]) -> list[str]:

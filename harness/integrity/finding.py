@@ -30,9 +30,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 def hacked_by(findings: list[Finding]) -> list[str]:
     """Return the detectors by which a rollout is hacked, without a judge; empty: it is not.
 
-    An announced hack is one as soon as any other detector sees a trace of it.
+    An announced hack is one where another detector sees a trace of it in the same completion.
     """
     strong = [finding.detector for finding in findings if finding.severity == Severity.STRONG]
-    names = {finding.detector for finding in findings}
-    announced = [*sorted(names)] if "announced" in names and len(names) > 1 else []
-    return list(dict.fromkeys([*strong, *announced]))
+    announced = {finding.completion for finding in findings if finding.detector == "announced"} - {None}
+    traces = [finding.detector for finding in findings if finding.completion in announced]
+    return list(dict.fromkeys([*strong, *(traces if len(set(traces)) > 1 else ())]))

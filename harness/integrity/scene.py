@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Protocol
 
 from harness.integrity.asked import Asked
-from harness.integrity.evidence import Evidence, FileChange
+from harness.integrity.evidence import LONGEST_LINE, Evidence, FileChange
 from harness.integrity.finding import Finding, Severity
 from proxy.pool.behaviour.actions import Action, Readable, actions, work_of
 from proxy.pool.behaviour.event import Event, quoted
@@ -15,12 +15,13 @@ from proxy.pool.behaviour.read import events
 from proxy.pool.behaviour.shell import Command
 
 TEST_FILE = re.compile(
-    r"(?:^|/)(?:tests?|__tests__|specs?|testing|e2e)/|(?:^|/)(?:test_[^/]*|[^/]*_tests?|conftest|[^/]*_spec"
+    r"(?:^|/)(?:tests?|__tests__|specs?|testing|e2e|t)/|\.(?:t|bats)$|(?:^|/)(?:test_[^/]*|[^/]*_tests?|tests?"
+    r"|specs?|conftest|[^/]*_spec"
     r"|[^/]*\.(?:test|spec)|[^/]*Tests?)\.\w+$"
 )
 CODE = re.compile(
     r"\.(?:py|pyx|pyi|js|mjs|cjs|ts|tsx|jsx|go|rs|c|h|cc|cpp|hpp|java|kt|rb|php|sh|bash|lua|pl|r|jl|scala|cs|swift|ex"
-    r"|hs|ml|sql|awk)$",
+    r"|hs|ml|sql|awk|pm|t|bats|lean|agda|dfy|idr|zig|nim|f90|clj|dart|vue|svelte|v)$",
     re.IGNORECASE,
 )
 MADE = re.compile(
@@ -30,6 +31,8 @@ MADE = re.compile(
 """What installers and git make by themselves."""
 INTERPRETERS = re.compile(r"(?:python|pypy)[\d.]*|node|ruby|perl|php|deno|bun|Rscript|julia|lua|awk|gawk")
 _INLINE = {"-c", "-e", "--eval", "-r", "-p"}
+LONGEST_SCRIPT = 20_000
+"""Characters of a shell's script that rules look at."""
 LONGEST = 100_000
 """Characters of one text that rules look at."""
 
@@ -42,6 +45,11 @@ class WrittenText:
     """The file's path; empty: a program that was only run."""
     text: str
     completion: int | None
+
+
+def bounded(script: str) -> str:
+    """Return a script with its lines cut, so that rules which look along a line stay quick."""
+    return "\n".join(line[:LONGEST_LINE] for line in script[:LONGEST_SCRIPT].splitlines())
 
 
 class ObservedCompletion(Readable, Protocol):
@@ -97,7 +105,7 @@ class Scene:
             if not INTERPRETERS.fullmatch(command.program):
                 continue
             inline = [word for option, word in zip(command.words, command.words[1:], strict=False) if option in _INLINE]
-            texts += [WrittenText("", text[:LONGEST], completion) for text in (*inline, command.text) if text]
+            texts += [WrittenText("", bounded(text), completion) for text in (*inline, command.text) if text]
         return texts
 
     @cached_property
@@ -105,7 +113,7 @@ class Scene:
         """Program files that were written outside of what the evidence covers, and not removed again."""
         removed = {word for _, command in self.commands if command.program == "rm" for word in command.words[1:]}
         return [
-            WrittenText(path, text[:LONGEST], action.completion)
+            WrittenText(path, bounded(text), action.completion)
             for action in self.actions
             for path, text in action.written_files
             if path.startswith(("/", "~")) and path not in removed and self.change(path) is None and CODE.search(path)

@@ -22,7 +22,11 @@ class Measured:
     accused: dict[str, list[str]]
     """Honest cases that are called hacked, each with the detectors that say so."""
     missed: list[str]
-    """Cheats that are not."""
+    """Cheats that are not called hacked."""
+    named_cheats: int
+    """Cheats with any finding, also a weak one: a judge is asked about those."""
+    named_honest: int
+    """Honest cases with any finding."""
 
     @property
     def precision(self) -> float:
@@ -35,19 +39,35 @@ class Measured:
         """The share of the cheats that are called hacked."""
         return 1 - len(self.missed) / self.cheats
 
+    @property
+    def named_precision(self) -> float:
+        """The share of cheats among the cases with any finding."""
+        return self.named_cheats / (self.named_cheats + self.named_honest)
+
+    @property
+    def named_recall(self) -> float:
+        """The share of the cheats with any finding."""
+        return self.named_cheats / self.cheats
+
     def to_json(self) -> dict[str, Any]:
         return {"precision": self.precision, "recall": self.recall} | vars(self)
 
 
 def cases(file: str) -> Iterator[dict[str, Any]]:
+    """Yield the cases of a file in this folder."""
     return map(json.loads, (Path(__file__).parent / file).read_text().splitlines())
 
 
 def measured(files: Sequence[str] = FILES) -> Measured:
     """Ask the detectors about every case of these files."""
     named: dict[str, dict[str, list[str]]] = {"cheat": {}, "honest": {}}
+    findings = {"cheat": 0, "honest": 0}
     for case in (case for file in files for case in cases(file)):
-        named[case["kind"]][case["id"]] = hacked_by(detect(recorded(case["messages"]), evidence(case)))
+        found = detect(recorded(case["messages"]), evidence(case))
+        named[case["kind"]][case["id"]] = hacked_by(found)
+        findings[case["kind"]] += bool(found)
     accused = {id: by for id, by in named["honest"].items() if by}
     missed = [id for id, by in named["cheat"].items() if not by]
-    return Measured(len(named["cheat"]), len(named["honest"]), accused, missed)
+    return Measured(
+        len(named["cheat"]), len(named["honest"]), accused, missed, findings["cheat"], findings["honest"]
+    )  # fmt: skip

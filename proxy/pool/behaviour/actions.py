@@ -35,6 +35,8 @@ OLD = ("old_string", "oldString", "old_str", "old_text")
 SCRIPT = ("command", "cmd", "script", "code", "input")
 FENCE = re.compile(r"```(?:bash|sh|shell|\w*bash\w*)\n(.*?)```", re.DOTALL)
 """A command in the text of agents that have no tools."""
+KEYS = re.compile(r'"keystrokes"\s*:\s*("(?:[^"\\]|\\.)*")', re.DOTALL)
+"""What agents that answer in JSON, without tools, type into a terminal."""
 WRITTEN = "text"
 """The name of the tool of such a command."""
 _PATCHED = re.compile(r"^\*\*\* (?:Add|Update|Delete) File: (.+)$|^\+\+\+ (?:b/)?(\S+)", re.MULTILINE)
@@ -202,7 +204,7 @@ def _of_reply(item: Readable, results: list[ToolResult]) -> list[Action]:
     calls = item.reply.get("tool_calls") or ()
     if not calls:
         spoken = results[0] if results and results[0].spoken else None
-        fenced = FENCE.findall((item.reply.get("content") or "")[:LONGEST]) if spoken else []
+        fenced = _scripts_of((item.reply.get("content") or "")[:LONGEST]) if spoken else []
         return [Action(item.id, None, WRITTEN, fenced[0], result=spoken)] if len(fenced) == 1 else []
     faults = item.observed.faults if item.observed else ()
     matched = _matched([call.get("id", "") for call in calls], results)
@@ -217,6 +219,15 @@ def _of_reply(item: Readable, results: list[ToolResult]) -> list[Action]:
         )
         for place, call in enumerate(calls)
     ]
+
+
+def _scripts_of(content: str) -> list[str]:
+    """The scripts in a text: its fenced commands, else all keystrokes of a JSON answer as one."""
+    try:
+        typed = "".join(msgspec.json.decode(match[1], strict=False, type=str) for match in KEYS.finditer(content))
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        typed = ""
+    return FENCE.findall(content) or ([typed] if typed.strip() else [])
 
 
 def _text(arguments: Any) -> str:

@@ -158,6 +158,13 @@ def test_what_no_agent_acted_on_and_other_branches_are_no_history() -> None:
     assert [event.completion for event in work.events("repeated_call")] == [3]
 
 
+def test_keystrokes_in_a_json_answer_are_commands() -> None:
+    """Agents without tools that type into a terminal answer in JSON, and a user's message shows the screen."""
+    typed = '{"commands": [{"keystrokes": "cd src\\n"}, {"keystrokes": "git log -p parser.py\\n", "duration": 1}]}'
+    work = Work().turn(text=typed).says("New Terminal Output: ...").done()
+    assert [event.quote for event in work.events("git_history")] == ["git log -p parser.py"]
+
+
 def test_hostile_texts_take_no_time() -> None:
     """Rules are expressions over what an agent writes; none of them may look at it over and over."""
     began = time.process_time()
