@@ -2,6 +2,7 @@
 
 import json
 import time
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ FILES = ("a.py", "tests/test_a.py", "Makefile", "a.lean", "a.html", "conftest.py
 def test_repeated_text_is_read_in_seconds(seed: str) -> None:
     text = (seed * 65_536)[:65_536]
     call = {"id": "1", "type": "function", "function": {"name": "bash", "arguments": json.dumps({"command": text})}}
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "user", "content": "Mend it."},
         {"role": "assistant", "content": text, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "1", "content": text},
