@@ -48,9 +48,10 @@ def install_cpu_port() -> None:
 def import_megatron() -> None:
     """Import megatron.core without libraries that it imports at once and that nothing here uses.
 
-    They take as much CPU as the rest of a rank's start. megatron-core 0.16.1 goes on without each of them.
+    They take as much CPU as the rest of a rank's start, and flash_mla, which inference alone calls, ends the process
+    where there is no driver. megatron-core 0.16.1 goes on without each of them.
     """
-    unused = ["wandb"] if has_gpu() else ["wandb", "triton"]
+    unused = ["wandb", "flash_mla"] if has_gpu() else ["wandb", "flash_mla", "triton"]
     absent = [name for name in unused if name not in sys.modules]
     vars(sys)["modules"].update(dict.fromkeys(absent))  # None: importing this name raises ImportError
     try:
