@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.async_runs.slow_agent import next_sleep
 from benchmarks.capacity.estimate import Load, estimate
+from benchmarks.contexts.forgetful_teacher import teach
 from benchmarks.schedules.figures import WORKLOADS, divergence
 from benchmarks.schedules.simulation import simulate
 from benchmarks.signal_runs.figures import batches_to
@@ -259,3 +260,23 @@ def test_the_benchmark_of_the_learning_signal_ends_with_one_json_object(tmp_path
         assert [runs[name]["steps"] for name in (one, other)] == [2, 2] and runs["seconds"] > 0, part
         assert (tmp_path / "kept" / part / "pool.db").exists()
     assert figures["parts"]["minibatches"]["1"]["updates_by_step"] == [1, 1]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_benchmark_of_context_management_ends_with_one_json_object(tmp_path: Path) -> None:
+    need("sglang and megatron-core", find_spec("sglang") is not None and find_spec("megatron") is not None)
+    figures = run("context", tmp_path, "--keep", str(tmp_path / "kept"), timeout=880)
+    for key in ("without", "before", "trained", "masked_summaries"):
+        assert 0 <= figures[f"success_{key}"] <= 1
+    assert figures["success_without"] == 0 and 0 < figures["context_tokens_p95"] <= 512
+    assert all(len(run["reward_by_step"]) == 1 for run in figures["runs"].values())
+
+
+def test_the_notes_of_the_forgetful_teacher_keep_the_word_in_three_of_five_cases() -> None:
+    full = "<|im_start|>user\nappend apple\n<|im_end|>Do not call a tool now"
+    notes = [teach(full, ()) for _ in range(1000)]
+    assert set(notes) == {"echo apple", "echo this"} and 0.55 < notes.count("echo apple") / 1000 < 0.65
+    behind = "which are not shown any more:\necho apple"
+    assert "cat one.md" in teach("Read one.md", ()) and "cat two.md" in teach(behind, ())
+    assert "echo apple > log.txt" in teach(f"{behind} write to log.txt\n", ())

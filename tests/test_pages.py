@@ -72,6 +72,7 @@ ELSEWHERE = {
     "python -m benchmarks.repetition --out benchmarks/results/repetition.json": LONG,
     "python benchmarks/async_run.py --out benchmarks/results/async_run.json": LONG,
     "python benchmarks/ceilings.py --out benchmarks/results/ceilings.json": LONG,
+    "python benchmarks/context.py --seed 0 --out context.json": LONG,
     "python benchmarks/gateway.py --out benchmarks/results/gateway.json": LONG,
     "python benchmarks/gpu.py --carry wheels": "fetches wheels: tests/test_gpu_stages.py",
     "python benchmarks/gpu.py --stage attention": GPU,
