@@ -75,6 +75,12 @@ def test_the_benchmark_of_repetition_ends_with_one_json_object(tmp_path: Path) -
 
 
 @pytest.mark.long
+def test_the_benchmark_of_the_dashboard_ends_with_one_json_object(tmp_path: Path) -> None:
+    figures = run("dashboard", tmp_path)
+    assert all(figures[key] > 0 for key in ("first_page_ms", "rollout_page_ms", "search_ms", "rss_mb"))
+
+
+@pytest.mark.long
 def test_the_benchmark_of_trees_ends_with_one_json_object(tmp_path: Path) -> None:
     figures = run("tree", tmp_path)
     for case in ("12", "100_t16", "100_t256", "group8", "compaction"):

@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
+import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 from aiohttp import web
 
 from proxy.dashboard.access import HEADERS, TokenAccess
@@ -122,6 +124,8 @@ async def _answered(request: web.Request, handler: Route) -> web.StreamResponse:
         return answer({"error": str(error)}, 503)
     except web.HTTPException as error:
         return answer({"error": f"{request.method} {request.path}: {error.reason}"}, error.status)
+    except (zlib.error, msgspec.DecodeError) as error:
+        return answer({"error": f"a row of this is damaged ({error}); `proxy pool verify` names it"}, 500)
     except Exception:  # a bug: its trace belongs in the log, and the page gets a sentence
         log.exception("a page of the dashboard failed: %s", request.path)
         return answer({"error": "the dashboard failed at this; its log has the reason"}, 500)

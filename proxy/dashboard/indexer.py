@@ -51,6 +51,11 @@ class Indexer:
         except (OSError, sqlite3.Error) as error:
             self.trouble = f"the search index {self.file} cannot be written ({error}); make its directory writable"
             log.warning("%s", self.trouble)
+        except Exception as error:  # a damaged row, or a bug: the pages go on, and search says why it is not whole
+            self.trouble = (
+                f"the search index stopped ({type(error).__name__}: {error}); `proxy pool verify` finds damage"
+            )
+            log.exception("the search index stopped")
 
     def _build(self) -> None:
         index = open_writer(self.file)

@@ -8,8 +8,10 @@ from proxy.dashboard.answers import answer, chosen, listed, number, required
 from proxy.dashboard.reader import Read
 from proxy.pool.browse.groups import group_view, groups_page
 from proxy.pool.browse.queue import queue
+from proxy.pool.browse.rewards import run_rewards
 from proxy.pool.browse.runs import PAGE, run_entry, runs_page
 from proxy.pool.browse.steps import MOST_POINTS, curves, metric_names
+from proxy.pool.browse.traffic import traffic
 from proxy.pool.database import Pool
 from proxy.pool.inspect.account import account
 from proxy.pool.inspect.rule_states import rule_states
@@ -32,6 +34,7 @@ class RunRoutes:
         router.add_get("/api/runs", self._runs)
         router.add_get("/api/runs/{run}", self._run)
         router.add_get("/api/runs/{run}/curves", self._curves)
+        router.add_get("/api/runs/{run}/rewards", self._rewards)
         router.add_get("/api/runs/{run}/queue", self._queue)
         router.add_get("/api/runs/{run}/account", self._account)
         router.add_get("/api/runs/{run}/groups", self._groups)
@@ -39,9 +42,9 @@ class RunRoutes:
 
     async def _runs(self, request: web.Request) -> web.Response:
         entries = await self._read(runs_page, self._pool, number(request.query, "before"))
-        return answer(
-            {"pool": self._pool.name, "runs": entries, "before": entries[-1].id if len(entries) == PAGE else None}
-        )
+        busy = await self._read(traffic, self._pool, {entry.id: entry.name for entry in entries})
+        before = entries[-1].id if len(entries) == PAGE else None
+        return answer({"pool": self._pool.name, "runs": entries, "before": before, "traffic": busy})
 
     async def _run(self, request: web.Request) -> web.Response:
         return answer(await self._read(_whole_run, self._pool, request.match_info["run"]))
@@ -52,6 +55,9 @@ class RunRoutes:
         return answer(
             await self._read(_curves_of, self._pool, request.match_info["run"], listed(given, "names"), *bounds)
         )
+
+    async def _rewards(self, request: web.Request) -> web.Response:
+        return answer(await self._read(_of_run, run_rewards, self._pool, request.match_info["run"]))
 
     async def _queue(self, request: web.Request) -> web.Response:
         return answer(await self._read(_of_run, queue, self._pool, request.match_info["run"]))

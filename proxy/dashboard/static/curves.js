@@ -73,15 +73,22 @@ export async function curvesOf(box, whole, params, signal) {
     const wanted = [...new Set(rows.flatMap(([, each]) => each))];
     const runs = [own, ...others];
     try {
-      const got = await Promise.all(runs.map((each) => fetched(each, wanted, range, signal)));
+      const [got, beside] = await Promise.all([Promise.all(runs.map((each) => fetched(each, wanted, range, signal))), ask(`runs/${part(own)}/rewards`, {}, signal)]);
       for (const each of charts) each.end();
       charts = [];
       clear(grid);
       const first = got[0];
       note.textContent = words(first, runs);
+      const within = ([step]) => (range[0] === null || step >= Number(range[0])) && (range[1] === null || step <= Number(range[1]));
+      const dots = (known) => Object.entries(known).map(([label, points]) => ({ label, points: points.map((each) => [each.step, each.reward]).filter(within) }));
+      if (Object.keys(beside.agents).length) {
+        const drawn = chart({ title: "reward by agent", hint: `of the newest ${beside.groups} finished groups`, steps: [...new Set(Object.values(beside.agents).flat().map((each) => each.step))].sort((a, b) => a - b), series: [], marks: dots(beside.agents) });
+        charts.push(drawn);
+        grid.append(drawn.box);
+      }
       for (const [title, metrics, hint, mine] of rows) {
         if (!metrics.length && !mine) continue;
-        const drawn = chart({ title, hint, steps: merged(got), series: seriesOf(metrics, got, runs), onrange: (from, to) => { range = [from, to]; draw(); } });
+        const drawn = chart({ title, hint, steps: merged(got), series: seriesOf(metrics, got, runs), marks: title === "reward" ? dots(beside.evaluations) : [], onrange: (from, to) => { range = [from, to]; draw(); } });
         if (mine) drawn.box.querySelector("figcaption").append(h("button.plain", { type: "button", "aria-label": `remove ${title}`, onclick: () => { extra = extra.filter((one) => one !== title); draw(); } }, "×"));
         charts.push(drawn);
         grid.append(drawn.box);

@@ -7,22 +7,21 @@ from pathlib import Path
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, select
 
 from proxy.pool.browse.run_dirs import run_directories
 from proxy.pool.browse.runs import RunEntry, number, runs_page
 from proxy.pool.browse.snapshot import snapshot
 from proxy.pool.browse.steps import of_steps, step_range
+from proxy.pool.browse.traffic import RunTraffic, traffic_of
 from proxy.pool.database import Pool
 from proxy.pool.processes.owners import PoolProcess, database_time, is_alive, this_process
-from proxy.pool.schema import attempts, completions, policy_versions, proxies, train_steps
+from proxy.pool.schema import policy_versions, proxies, train_steps
 
 MOST_PROXIES = 50
 NEWEST_STEPS = 24
 """Steps of a run whose phases are shown."""
 PHASES = ("wait", "prepare", "train", "checkpoint", "report", "push")
-NEWEST_CALLS = 2000
-"""The newest calls of the pool, from which its traffic is counted."""
 METRICS = "metrics.prom"
 MOST_BYTES = 1 << 20
 
@@ -70,18 +69,6 @@ class SandboxHost:
 
 
 @dataclass(frozen=True)
-class RunTraffic:
-    """Calls by run among the newest calls of the pool."""
-
-    run: str
-    calls: int
-    first_at: float
-    last_at: float
-    tokens: int
-    model_seconds: float
-
-
-@dataclass(frozen=True)
 class Machines:
     """What is known of the machines."""
 
@@ -101,7 +88,7 @@ def machines(pool: Pool) -> Machines:
         now = database_time(connection, pool)
         rows = connection.execute(select(proxies).order_by(proxies.c.id.desc()).limit(MOST_PROXIES)).all()
         phases = {entry.name: _phases(connection, entry.id) for entry in entries if entry.step is not None}
-        counted, traffic = _traffic(connection, {entry.id: entry.name for entry in entries})
+        counted, traffic = traffic_of(connection, {entry.id: entry.name for entry in entries})
     known = []
     for row in rows:
         process, silent = msgspec.convert(row.owner, PoolProcess), now - row.seen_at
@@ -132,29 +119,6 @@ def _phases(connection: Connection, run_id: int) -> list[StepPhases]:
         )
         for row in of_steps(connection, run_id, wanted, columns)
     ]
-
-
-def _traffic(connection: Connection, names: dict[int, str]) -> tuple[int, list[RunTraffic]]:
-    """Count the newest calls of the pool by run."""
-    newest = connection.scalar(select(func.max(completions.c.id))) or 0
-    owner = select(attempts.c.run_id).where(attempts.c.id == completions.c.attempt_id).scalar_subquery()
-    columns = (completions.c.started_at, completions.c.finished_at, func.length(completions.c.sampled).label("bytes"))
-    query = select(*columns, owner.label("run_id")).where(completions.c.id > newest - NEWEST_CALLS)
-    calls = defaultdict(list)
-    for row in connection.execute(query.limit(NEWEST_CALLS)):
-        calls[names.get(row.run_id, "sessions" if row.run_id is None else "older runs")].append(row)
-    found = [
-        RunTraffic(
-            run=name,
-            calls=len(rows),
-            first_at=min(row.finished_at for row in rows),
-            last_at=max(row.finished_at for row in rows),
-            tokens=sum(row.bytes for row in rows) // 4,
-            model_seconds=sum(row.finished_at - row.started_at for row in rows),
-        )
-        for name, rows in sorted(calls.items())
-    ]
-    return sum(each.calls for each in found), found
 
 
 def _hosts(pool: Pool, run: str) -> list[SandboxHost]:

@@ -40,7 +40,7 @@ class QueueSlot:
 
 
 @dataclass(frozen=True)
-class Dropped:
+class DroppedGroups:
     """How many of a run's newest dropped groups had one reason."""
 
     reason: str
@@ -69,7 +69,7 @@ class Queue:
     """Groups that the run has opened so far."""
     waits: str
     """Who waits for whom, in a sentence; "": nobody does, or it cannot be told."""
-    dropped: list[Dropped]
+    dropped: list[DroppedGroups]
     dropped_of: int
     """The number of newest dropped groups that `dropped` counts."""
     paused: str
@@ -179,12 +179,12 @@ def _slot(row: Any, counts: Any, now: float) -> QueueSlot:
     )
 
 
-def _dropped(connection: Connection, run_id: int) -> list[Dropped]:
+def _dropped(connection: Connection, run_id: int) -> list[DroppedGroups]:
     """Count the newest dropped groups by reason, most frequent first."""
     mine = (groups.c.run_id == run_id) & (groups.c.state == "TOMBSTONE") & groups.c.purpose.is_(None)
     newest = select(groups.c.reason).where(mine).order_by(groups.c.id.desc()).limit(NEWEST_DROPPED)
     counts = Counter(reason or "reason_not_stored" for reason in connection.scalars(newest))
-    return [Dropped(reason, count, _meaning(reason)) for reason, count in counts.most_common()]
+    return [DroppedGroups(reason, count, _meaning(reason)) for reason, count in counts.most_common()]
 
 
 def _meaning(reason: str) -> str:

@@ -29,7 +29,7 @@ State = Literal["working", "paused", "waiting", "at rest"]
 
 
 @dataclass(frozen=True)
-class Worker:
+class RunWorker:
     """A process that works at a run, or did until it died."""
 
     host: str
@@ -59,8 +59,8 @@ class RunEntry:
     created_at: float
     state: State
     """working: a harness and, in a train run, a trainer work at it; waiting: one of them is missing; at rest: both."""
-    harness: Worker | None
-    trainer: Worker | None
+    harness: RunWorker | None
+    trainer: RunWorker | None
     step: int | None
     """None: nothing is published."""
     version: str | None
@@ -148,7 +148,7 @@ def _entry(connection: Connection, row: Row[Any], now: float) -> RunEntry:
     )
 
 
-def _state(purpose: str, harness: Worker | None, trainer: Worker | None, paused: bool) -> State:
+def _state(purpose: str, harness: RunWorker | None, trainer: RunWorker | None, paused: bool) -> State:
     working = [worker is not None and worker.alive for worker in (harness, trainer)]
     if not any(working):
         return "at rest"
@@ -157,11 +157,11 @@ def _state(purpose: str, harness: Worker | None, trainer: Worker | None, paused:
     return "working" if all(working) or purpose != "train" else "waiting"
 
 
-def _worker(owner: Any, seen_at: float | None, now: float) -> Worker | None:
+def _worker(owner: Any, seen_at: float | None, now: float) -> RunWorker | None:
     if owner is None or seen_at is None:
         return None
     process, silent = msgspec.convert(owner, PoolProcess), now - seen_at
-    return Worker(process.host, process.pid, is_alive(process, this_process(), silent), silent)
+    return RunWorker(process.host, process.pid, is_alive(process, this_process(), silent), silent)
 
 
 def _rules(connection: Connection, version_id: int | None) -> dict[str, Any]:

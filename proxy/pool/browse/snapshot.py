@@ -13,22 +13,22 @@ from sqlalchemy import Connection, text
 from proxy.pool.database import Pool
 
 QUERY_SECONDS = 10
-"""Maximum seconds of a statement."""
+"""Maximum seconds of a look; with PostgreSQL of one statement."""
 CHECKED_EVERY = 50_000
 """Instructions of SQLite's virtual machine between two looks at the clock: some milliseconds."""
 
 
 @contextmanager
-def snapshot(pool: Pool) -> Iterator[Connection]:
-    """Open a snapshot for bounded queries. PoolReadError when the database does not answer in time."""
+def snapshot(pool: Pool, seconds: float = QUERY_SECONDS) -> Iterator[Connection]:
+    """Open a snapshot for bounded queries. PoolReadError when they take longer than `seconds`."""
     with pool.read() as connection:
         if pool.dialect != "sqlite":
-            connection.execute(text(f"set local statement_timeout = {QUERY_SECONDS * 1000}"))
+            connection.execute(text(f"set local statement_timeout = {round(seconds * 1000)}"))
             yield connection
             return
         driver = connection.connection.driver_connection
         assert isinstance(driver, sqlite3.Connection)
-        until = time.monotonic() + QUERY_SECONDS
+        until = time.monotonic() + seconds
         driver.set_progress_handler(lambda: time.monotonic() > until, CHECKED_EVERY)
         try:
             yield connection

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Row, func, select, tuple_
+from sqlalchemy import Connection, Row, func, select, tuple_
 
 from proxy.pool.behaviour.read import events
-from proxy.pool.browse.attempts.acts import acts_of
+from proxy.pool.browse.attempts.acts import acts_of_each
 from proxy.pool.browse.snapshot import snapshot
 from proxy.pool.completions import observed
 from proxy.pool.database import Pool
@@ -24,8 +24,12 @@ from proxy.pool.search.index import keep, meta
 
 CALLS = 1000
 """Calls of a piece."""
-GROUPS = 16
+GROUPS = 128
 """Groups of a piece."""
+ATTEMPTS_AT_ONCE = 32
+"""Attempts whose calls are in memory together."""
+SECONDS = 120.0
+"""Maximum seconds that a piece takes to read."""
 MOST_TEXT = 100_000
 """Characters of one call that are indexed of its reply."""
 MOST_CALLS = 400
@@ -46,7 +50,9 @@ class Progress:
     """The newest call of the pool."""
     rollouts: int
     whole: bool
-    """All is in it that was there a few seconds ago."""
+    """All calls are in it that were there a few seconds ago."""
+    outcomes_whole: bool
+    """All finished rollouts are."""
 
 
 class Builder:
@@ -59,11 +65,14 @@ class Builder:
     def step(self) -> bool:
         """Add a piece of everything; return whether there is more to add now."""
         more = self._calls()
-        return self._outcomes() or more
+        whole = not self._outcomes()
+        if meta(self._index, "outcomes whole") != whole:
+            keep(self._index, "outcomes whole", whole)
+        return more or not whole
 
     def _calls(self) -> bool:
         newest, oldest = meta(self._index, "newest"), meta(self._index, "oldest")
-        with snapshot(self._pool) as connection:
+        with snapshot(self._pool, SECONDS) as connection:
             until = database_time(connection, self._pool) - SETTLE_SECONDS
             last = connection.scalar(select(func.max(completions.c.id))) or 0
             if newest is None:
@@ -104,7 +113,7 @@ class Builder:
 
     def _outcomes(self) -> bool:
         """Add finished groups of every run: newer ones than are known, or else older ones."""
-        with snapshot(self._pool) as connection:
+        with snapshot(self._pool, SECONDS) as connection:
             run_ids = list(connection.scalars(select(runs.c.id).order_by(runs.c.id.desc())))
         more = False
         for run_id in run_ids:
@@ -119,7 +128,7 @@ class Builder:
         )
         rising = query.order_by(groups.c.finished_at, groups.c.id).limit(GROUPS)
         falling = query.order_by(groups.c.finished_at.desc(), groups.c.id.desc()).limit(GROUPS)
-        with snapshot(self._pool) as connection:
+        with snapshot(self._pool, SECONDS) as connection:
             settled = groups.c.finished_at < database_time(connection, self._pool) - SETTLE_SECONDS
             if ahead is None:
                 some = connection.execute(falling.where(settled)).all()
@@ -130,19 +139,16 @@ class Builder:
             if not some:
                 return False
             members = connection.execute(_members([row.id for row in some])).all()
-            counts = {
-                row.id: Counter(event.kind for event in events(acts_of(connection, row.attempt_id, MOST_CALLS)))
-                for row in members
-                if row.attempt_id is not None
-            }
+            counts = _events(connection, members)
         places = sorted((row.finished_at, row.id) for row in some)
         with self._piece():
             self._put(members, counts, run_id)
+            keep(self._index, "rollouts", (meta(self._index, "rollouts") or 0) + len(members))
             self._set_mark(run_id, "ahead", max([places[-1], *([ahead] if ahead else [])]))
             self._set_mark(run_id, "back", min([places[0], *([back] if back else [])]))
         return True
 
-    def _put(self, members: Sequence[Row[Any]], counts: dict[int, Counter[Any]], run_id: int) -> None:
+    def _put(self, members: Sequence[Row[Any]], counts: dict[int, Counter[str]], run_id: int) -> None:
         for row in members:
             seconds = None if row.closed_at is None else row.closed_at - row.opened_at
             values = (
@@ -151,7 +157,7 @@ class Builder:
             )  # fmt: skip
             self._index.execute(f"insert or replace into outcomes values ({', '.join('?' * len(values))})", values)
             for kind, count in counts.get(row.id, {}).items():
-                self._index.execute("insert or replace into events values (?, ?, ?)", (str(kind), row.id, count))
+                self._index.execute("insert or replace into events values (?, ?, ?)", (kind, row.id, count))
 
     @contextmanager
     def _piece(self) -> Iterator[None]:
@@ -186,8 +192,8 @@ def words_of(reply: dict[str, Any]) -> str:
 def progress(index: sqlite3.Connection) -> Progress:
     """Return how much is in an index."""
     newest, oldest, last, calls = (int(meta(index, name) or 0) for name in ("newest", "oldest", "last", "calls"))
-    rollouts_in = index.execute("select count(*) from (select 1 from outcomes limit 1000000)").fetchone()[0]
-    return Progress(calls, newest, oldest, last, rollouts_in, newest >= last and oldest == 0)
+    rollouts_in, outcomes = int(meta(index, "rollouts") or 0), bool(meta(index, "outcomes whole"))
+    return Progress(calls, newest, oldest, last, rollouts_in, newest >= last and oldest == 0, outcomes)
 
 
 def _calls_query() -> Any:
@@ -206,6 +212,18 @@ def _members(group_ids: Sequence[int]) -> Any:
         .outerjoin(attempts, attempts.c.id == rollouts.c.attempt_id)
         .where(rollouts.c.group_id.in_(group_ids))
     )
+
+
+def _events(connection: Connection, members: Sequence[Row[Any]]) -> dict[int, Counter[str]]:
+    """Count the events of rollouts by kind."""
+    rollout_of = {row.attempt_id: row.id for row in members if row.attempt_id is not None}
+    ids = sorted(rollout_of)
+    counts = {}
+    for start in range(0, len(ids), ATTEMPTS_AT_ONCE):
+        some = acts_of_each(connection, ids[start : start + ATTEMPTS_AT_ONCE], MOST_CALLS)
+        for attempt_id, acts in some.items():
+            counts[rollout_of[attempt_id]] = Counter(str(event.kind) for event in events(acts))
+    return counts
 
 
 def _storable(text: str) -> str:

@@ -3,17 +3,17 @@
 from typing import Any
 
 import pytest
-from sqlalchemy import insert, select
+from sqlalchemy import insert, select, update
 
 from proxy.pool.browse.attempts.attempt import MOST_CALLS
 from proxy.pool.browse.attempts.conversation import MOST_TEXT, MOST_TURNS
 from proxy.pool.browse.steps import spread
 from proxy.pool.browse.tokens.page import MOST_TOKENS
 from proxy.pool.database import Pool, insert_row
-from proxy.pool.rollouts.runs import open_run
-from proxy.pool.schema import attempts, groups, policy_versions, tasks, train_steps
+from proxy.pool.rollouts.runs import find_run, open_run
+from proxy.pool.schema import attempts, groups, policy_versions, rollouts, tasks, train_steps
 from tests.proxy.dashboard.conftest import Visit, Visitor
-from tests.proxy.dashboard.make import HOSTILE, Story, Work, many_calls
+from tests.proxy.dashboard.make import HOSTILE, Story, Work, many_calls, story
 
 
 async def test_the_list_of_runs_has_state_step_reward_and_alarms(visitor: Visitor, told: Story) -> None:
@@ -43,6 +43,27 @@ async def test_a_curve_has_what_its_steps_have_and_nothing_else(visitor: Visitor
     assert got["histograms"]["staleness_tokens"] == [{}, *[{"0": 30.0, "1": 10.0}] * 3]
     some = await visitor.ask("runs/train/curves", names="entropy", first=2, last=3)
     assert some["steps"] == [2, 3] and some["values"]["entropy"] == [0.75, 0.5]
+
+
+async def test_evaluations_stand_at_the_step_of_the_weights_that_made_them(
+    visit: Visit, database: str, pool: Pool
+) -> None:
+    told = story(pool)
+    with pool.write() as connection:
+        versions = connection.execute(select(policy_versions.c.id).order_by(policy_versions.c.step)).scalars().all()
+        evaluation = find_run(pool, told.evaluation).id
+        of = select(rollouts.c.id).join(groups, groups.c.id == rollouts.c.group_id).where(groups.c.run_id == evaluation)
+        ids = connection.execute(of.order_by(rollouts.c.id)).scalars().all()
+        names = [[f"v{versions[2]}"], [f"v{versions[2]}", f"v{versions[1]}"], ["v999"]]
+        for id, each in zip(ids, names, strict=True):
+            connection.execute(update(rollouts).where(rollouts.c.id == id).values(versions=each))
+        own = select(groups.c.id).where(groups.c.step == 2).scalar_subquery()
+        connection.execute(update(groups).where(groups.c.id == own).values(agent="another"))
+    visitor = await visit(database)
+    got = await visitor.ask("runs/train/rewards")
+    assert got["evaluations"] == {told.evaluation: [{"step": 2, "reward": 0.5, "rewards": 2}]}
+    assert got["agents"]["another"] == [{"step": 2, "reward": 0.5, "rewards": 2}]
+    assert [point["step"] for point in got["agents"]["scaffold"]] == [1, 3] and got["groups"] == 4
 
 
 def test_steps_are_spread_evenly_with_both_ends() -> None:

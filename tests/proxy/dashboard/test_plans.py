@@ -9,11 +9,14 @@ import pytest
 from sqlalchemy import text
 
 from benchmarks.pool import fill, finish_group
+from proxy.pool.browse.attempts.acts import attempt_events
 from proxy.pool.browse.attempts.attempt import attempt_view, calls_page
 from proxy.pool.browse.attempts.conversation import conversation, reply_piece
 from proxy.pool.browse.changes import marks
 from proxy.pool.browse.groups import group_view, groups_page
+from proxy.pool.browse.machines import machines
 from proxy.pool.browse.queue import queue
+from proxy.pool.browse.rewards import run_rewards
 from proxy.pool.browse.rollout import rollout_view
 from proxy.pool.browse.runs import run_entry, runs_page
 from proxy.pool.browse.steps import curves, metric_names
@@ -52,6 +55,9 @@ def operations(pool: Pool, run_id: int, rows: int) -> dict[str, Callable[[], Any
         "run": lambda: run_entry(pool, "long"),
         "metric names": lambda: metric_names(pool, run_id),
         "curves": lambda: curves(pool, run_id, ["reward_mean", "staleness_tokens"]),
+        "rewards": lambda: run_rewards(pool, run_id),
+        "machines": lambda: machines(pool),
+        "events": lambda: attempt_events(pool, one),
         "queue": lambda: queue(pool, run_id),
         "account": lambda: account(pool, run_id),
         "groups": lambda: groups_page(pool, "long"),

@@ -165,7 +165,7 @@ async def whole(visitor: Visitor) -> None:
     """Wait until the index has all."""
     for _ in range(600):
         state = await visitor.ask("search/index")
-        if state["progress"] and state["progress"]["whole"] and state["progress"]["rollouts"]:
+        if state["progress"] and state["progress"]["whole"] and state["progress"]["outcomes_whole"]:
             return
         assert not state["trouble"]
     raise AssertionError(state)

@@ -23,7 +23,7 @@ const MOST = 8;
 
 export async function behaviour(box, { parts, params, signal }) {
   const runs = (await ask("runs", {}, signal)).runs;
-  const own = parts[0] || runs[0]?.name;
+  const own = parts[0] || (runs.find((run) => run.step !== null) || runs[0])?.name;
   if (!own) {
     box.append(h("h1", {}, "Behaviour"), h("p.none", {}, "this pool has no run"));
     return {};
@@ -49,7 +49,7 @@ export async function behaviour(box, { parts, params, signal }) {
     }
     for (const each of charts) each.end();
     charts = rows.map(([title, wanted]) => chart({ title, steps: got.steps, series: wanted.map((each) => ({ label: words(each.slice(each.indexOf("/") + 1)), values: got.values[each] })) }));
-    clear(grid, charts.length ? charts.map((each) => each.box) : h("p.none", {}, "no step of this run has figures of behaviour; the newest rollouts above are added up from the search index"));
+    clear(grid, charts.length ? charts.map((each) => each.box) : h("p.none.whole", {}, "no step of this run has figures of behaviour; the newest rollouts above are added up from the search index"));
     const states = await ask(`runs/${part(own)}/curves`, { names: rules.join(","), points: 120 }, signal);
     clear(monitor, rulesOf(states, rules, whole.rules));
   }
@@ -87,7 +87,7 @@ function addedUp(figures, own, index) {
   return [h("p.quiet", {}, `the newest ${num(figures.rollouts)} finished rollouts in the index; an event is an observation, not a verdict`),
     table(["event", "rollouts with it", "times", "their reward", "reward of the others"], figures.events.map((each) => h("tr", {}, h("td", {}, h("a", { href: link(["search"], { run: own, event: each.kind }), "data-row": true }, words(each.kind))),
       h("td", {}, `${num(each.rollouts)} (${percent(each.rollouts / figures.rollouts)})`), h("td", {}, num(each.count)), h("td", {}, num(each.reward)), h("td", {}, num(each.reward_without)))), { empty: "no event was seen", caption: "events" }),
-    byName(figures.agents, "agent"), byName(figures.domains, "domain"),
+    h("h3", {}, "By agent"), byName(figures.agents, "agent"), h("h3", {}, "By domain"), byName(figures.domains, "domain"),
     Object.keys(figures.failures).length ? h("p", {}, "failures: ", Object.entries(figures.failures).map(([kind, count]) => [h("a", { href: link(["search"], { run: own, failure: kind }) }, `${kind} ${num(count)}`), " "])) : null];
 }
 

@@ -62,7 +62,7 @@ function lanes(name, steps) {
   const last = steps[steps.length - 1];
   return h("figure.lanes", {}, h("figcaption", {}, h("span.title", {}, h("a", { href: toRun(name) }, name)), ` steps ${steps[0].step} to ${last.step}, ${seconds(end - begin)} until ${time(end)}`,
     last.tokens_per_second === null ? "" : `; ${num(last.tokens_per_second)} trained tokens per second`, last.mtp_length === null ? "" : `; ${num(last.mtp_length)} tokens expected of a draft`,
-    h("span.quiet", {}, "; the phases' places are made from their seconds and the time of publishing")),
+    h("span.quiet", {}, "Places are made from the seconds of the phases and the time of publishing.")),
   PHASES.filter((phase) => spans.some((span) => span.phase === phase)).map((phase) => h("div.lane", {}, h("span", {}, phase), svg("svg", { viewBox: `0 0 ${WIDTH} ${LANE}`, preserveAspectRatio: "none", role: "img", "aria-label": phase },
     spans.filter((span) => span.phase === phase).map((span) => svg("rect", { class: phase === "wait" ? "side" : phase === "push" ? "compaction" : "model", x: x(span.from).toFixed(2), width: Math.max(1, x(span.to) - x(span.from)).toFixed(2), y: 1, height: LANE - 2 },
       svg("title", {}, `step ${span.step}: ${phase} ${seconds(span.to - span.from)}`)))))));

@@ -6,7 +6,7 @@ import { spark } from "../chart.js";
 import { ago, num, time } from "../format.js";
 import { STATES, badge, more, row, table, toRun } from "../parts.js";
 
-const HEADS = ["run", "state", "step", "reward", "by step", "groups", "running", "last group", "who works at it"];
+const HEADS = ["run", "state", "step", "reward", "by step", "calls/s", "tokens/s", "groups", "running", "last group", "who works at it"];
 
 export async function runs(box, { params, signal }) {
   const alarms = h("div");
@@ -16,28 +16,28 @@ export async function runs(box, { params, signal }) {
   const pool = h("p.quiet");
   box.append(title, pool, alarms, list, further);
   let shown = [];
+  let busy = new Map();
 
   async function load() {
     const page = await ask("runs", {}, signal);
     const older = shown.filter((each) => page.runs.length && each.id < page.runs[page.runs.length - 1].id);
     pool.textContent = page.pool;
-    draw([...page.runs, ...older], older.length ? null : page.before);
+    draw([...page.runs, ...older], older.length ? null : page.before, page.traffic);
   }
 
-  function draw(entries, before) {
+  function draw(entries, before, traffic) {
     shown = entries;
+    if (traffic) busy = new Map(traffic.map((each) => [each.run, each]));
     clear(alarms, alarmsOf(entries));
-    clear(list, table(HEADS, entries.map(line), { empty: "This pool has no run. Sessions of agents that no run started are not listed here.", caption: "runs" }));
+    clear(list, table(HEADS, entries.map((run) => line(run, busy.get(run.name))), { empty: "This pool has no run. Sessions of agents that no run started are not listed here.", caption: "runs" }));
     if (before === undefined) return;
     clear(further, before === null ? null : more("older runs", async () => {
       const page = await ask("runs", { before }, signal);
-      draw([...shown, ...page.runs], page.before);
+      draw([...shown, ...page.runs], page.before, null);
     }));
   }
 
   await load();
-  const compare = h("p.quiet", {}, "Open a run to see it; its page can lay others over it.");
-  box.append(compare);
   return {
     changed: async (parts) => {
       if (["groups", "finished", "steps", "pushed", "retired", "interventions"].some((part) => parts.has(part))) await load();
@@ -53,14 +53,20 @@ function alarmsOf(entries) {
     run.paused ? `is paused by ${run.paused}` : `has ${run.alarms.join(", ")} in alarm`)));
 }
 
-function line(run) {
+// Calls of the last minutes; older ones say nothing about now.
+function rate(traffic, count) {
+  if (!traffic || Date.now() / 1000 - traffic.last_at > 300) return "–";
+  return num(traffic[count] / Math.max(1, Math.max(traffic.last_at, Date.now() / 1000) - traffic.first_at));
+}
+
+function line(run, traffic) {
   const { reward } = run;
   return row(toRun(run.name), run.name,
     [badge(run.state, STATES[run.state]), " ", run.purpose === "train" ? null : badge(run.purpose, "quiet"),
       run.alarms.map((name) => [" ", badge(name, "bad", "in alarm")]), run.watched.map((name) => [" ", badge(name, "watch", "one more step may alarm")])],
     run.step === null ? null : h("span", { title: `${run.version}, published ${time(run.published_at)}` }, num(run.step)),
     h("span", { title: `mean of ${reward.rewards} rewards among the ${reward.rollouts} rollouts of the newest ${reward.groups} finished groups` }, num(reward.mean)),
-    spark(run.curve), num(run.groups), num(run.running), h("span", { title: time(run.finished_at) }, ago(run.finished_at)),
+    spark(run.curve), h("span", { title: "of the pool's newest 2000 calls, while there are some" }, rate(traffic, "calls")), rate(traffic, "tokens"), num(run.groups), num(run.running), h("span", { title: time(run.finished_at) }, ago(run.finished_at)),
     workers(run));
 }
 

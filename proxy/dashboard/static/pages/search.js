@@ -26,7 +26,7 @@ export async function search(box, { params, signal }) {
   choice("event", "event", [["", "any or none"], ...state.kinds.map((kind) => [kind, words(kind)])]),
   choice("failure", "failure", [["", "any or none"], ["any", "some failure"], ["none", "no failure"], ...state.failures.map((kind) => [kind, kind])]),
   input("least_reward", "reward from", { type: "number", step: "any" }), input("most_reward", "to", { type: "number", step: "any" }),
-  h("label.check", {}, h("input", { type: "checkbox", name: "no_reward", value: "1", checked: value("no_reward") }), h("span", {}, "without a reward")),
+  h("label.check", {}, h("input", { type: "checkbox", name: "no_reward", value: "1", checked: value("no_reward") !== "" }), h("span", {}, "without a reward")),
   input("least_calls", "calls from", { type: "number", min: 0 }), input("most_calls", "to", { type: "number", min: 0 }),
   input("least_tokens", "tokens from", { type: "number", min: 0 }), input("most_tokens", "to", { type: "number", min: 0 }),
   input("agent", "agent"), input("domain", "domain"),
@@ -60,7 +60,7 @@ function tell(note, state) {
   const { progress, trouble: why } = state;
   if (why) note.textContent = why;
   else if (!progress) note.textContent = "The index is being made; come back in a moment.";
-  else if (progress.whole) note.textContent = `All ${num(progress.calls)} calls and ${num(progress.rollouts)} finished rollouts are in the index ${state.file}.`;
+  else if (progress.whole && progress.outcomes_whole) note.textContent = `All ${num(progress.calls)} calls and ${num(progress.rollouts)} finished rollouts are in the index ${state.file}.`;
   else note.textContent = `The index grows, newest first: ${num(progress.calls)} calls (#${progress.oldest} to #${progress.newest} of ${progress.last}) and ${num(progress.rollouts)} rollouts so far.`;
 }
 

@@ -1,5 +1,6 @@
 """What an attempt did, as events: read from its calls without their tokens."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,14 +55,16 @@ class EventsPage:
     """Calls whose requests showed nothing that is kept: failures of tools are unknown there, not absent."""
 
 
+COLUMNS = (
+    completions.c.id, completions.c.attempt_id, completions.c.ordinal, completions.c.follows,
+    completions.c.finish_reason, completions.c.reply, completions.c.shape, completions.c.label, completions.c.observed,
+    completions.c.started_at, completions.c.finished_at,
+)  # fmt: skip
+
+
 def acts_of(connection: Connection, attempt_id: int, most: int = MOST_CALLS) -> list[Act]:
     """Return the first calls of an attempt, in the order of their commits, each with its label."""
-    columns = (
-        completions.c.id, completions.c.ordinal, completions.c.follows, completions.c.finish_reason,
-        completions.c.reply, completions.c.shape, completions.c.label, completions.c.observed,
-        completions.c.started_at, completions.c.finished_at,
-    )  # fmt: skip
-    query: Any = select(*columns).where(completions.c.attempt_id == attempt_id).order_by(completions.c.ordinal)
+    query: Any = select(*COLUMNS).where(completions.c.attempt_id == attempt_id).order_by(completions.c.ordinal)
     acts: list[Act] = []
     text = 0
     while len(acts) < most and text < MOST_TEXT:
@@ -71,7 +74,22 @@ def acts_of(connection: Connection, attempt_id: int, most: int = MOST_CALLS) -> 
             break
         acts += some
         text += sum(size_of(act.reply) for act in some)
-    if any(act.label is None for act in acts):
+    return _labelled(acts)
+
+
+def acts_of_each(connection: Connection, attempt_ids: Sequence[int], most: int) -> dict[int, list[Act]]:
+    """Return the calls with ordinals below `most` of each of these attempts. All of them are in memory together."""
+    some = completions.c.attempt_id.in_(attempt_ids) & (completions.c.ordinal < most)
+    acts: dict[int, list[Act]] = {attempt_id: [] for attempt_id in attempt_ids}
+    query: Any = select(*COLUMNS).where(some).order_by(completions.c.attempt_id, completions.c.ordinal)
+    for row in connection.execute(query):
+        acts[row.attempt_id].append(_act(row))
+    return {attempt_id: _labelled(own) for attempt_id, own in acts.items()}
+
+
+def _labelled(acts: list[Act]) -> list[Act]:
+    """Give calls without a label the one that they would have if their attempt ended now."""
+    if any(act.label is None and act.shape is not None for act in acts):
         named = labels(acts)
         for act in acts:
             act.label = act.label or named.get(act.id)
