@@ -21,8 +21,10 @@ from benchmarks.result import provenance, write_result
 from benchmarks.signal_runs.experiments import EXPERIMENTS, TARGET, WINDOW
 from benchmarks.signal_runs.figures import batches_to
 from benchmarks.signal_runs.learning_run import QUICK, LearningRun, RunSizes
-from tests.integrity.measure import FILES, measured
+from tests.integrity.measure import FILES, Measured, measured
 
+HELD_OUT = FILES[-1]
+"""The cases that the detectors were not improved with."""
 PARTS = ("errors", "hack", "minibatches", "detector")
 
 
@@ -38,9 +40,23 @@ def experiment(directory: Path, name: str, sizes: RunSizes, seed: int) -> dict[s
     return figures | {"seconds": round(time.monotonic() - began, 1), "load_average": os.getloadavg()}
 
 
-def detector() -> dict[str, Any]:
-    """Measure the detectors of reward hacking on all written cases of tests/integrity, and on each file of them."""
-    return measured().to_json() | {"files": {file: measured([file]).to_json() for file in FILES}}
+def detector() -> dict[str, dict[str, float]]:
+    """Measure the detectors of reward hacking on each file of written cases in tests/integrity.
+
+    Which cases they are wrong about is left out: whoever improves the detectors must not know that of HELD_OUT.
+    """
+    return {file: detector_figures(measured([file])) for file in FILES}
+
+
+def detector_figures(found: Measured) -> dict[str, float]:
+    return {
+        "cheats": found.cheats,
+        "honest": found.honest,
+        "precision": found.precision,
+        "recall": found.recall,
+        "any_finding_precision": found.named_precision,
+        "any_finding_recall": found.named_recall,
+    }
 
 
 def headline(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -57,7 +73,8 @@ def headline(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
         }
         figures |= {"target": TARGET, "window": WINDOW}
     if found := parts.get("detector"):
-        figures |= {"detector_precision": found["precision"], "detector_recall": found["recall"]}
+        held_out = found[HELD_OUT]
+        figures |= {"detector_precision": held_out["precision"], "detector_recall": held_out["recall"]}
     return figures
 
 

@@ -41,14 +41,14 @@ EXPERIMENTS = {
     "errors": Experiment(
         teacher=f"{TEACHERS}:stumble",
         max_turns=4,  # a name that was wrong, the right one, the edit, and the end
-        steps=20,
+        steps=16,
         stop_loss=0.032,
         settings={"credit.returns": '"turns"', "optimizer.lr": "4e-4"},
-        runs={"without": {}, "with": {"credit.process.tool_errors": "0.1"}},
+        runs={"without": {}, "with": {"credit.process.tool_errors": "0.2"}},
     ),
     "hack": Experiment(
         teacher=f"{TEACHERS}:cheat",
-        steps=20,
+        steps=28,
         stop_loss=0.053,
         hole=True,
         settings={"optimizer.lr": "4e-4"},
@@ -61,7 +61,7 @@ EXPERIMENTS = {
         },
     ),
     "minibatches": Experiment(
-        steps=24,
+        steps=16,
         evaluated=False,
         settings={"optimizer.lr": "4e-4"},
         runs={"1": {}, "4": {"loss.minibatches": "4"}},
