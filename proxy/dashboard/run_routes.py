@@ -10,6 +10,8 @@ from proxy.pool.browse.groups import group_view, groups_page
 from proxy.pool.browse.queue import queue
 from proxy.pool.browse.rewards import run_rewards
 from proxy.pool.browse.runs import PAGE, run_entry, runs_page
+from proxy.pool.browse.sessions import PAGE as SESSIONS
+from proxy.pool.browse.sessions import sessions_page
 from proxy.pool.browse.steps import MOST_POINTS, curves, metric_names
 from proxy.pool.browse.traffic import traffic
 from proxy.pool.database import Pool
@@ -32,6 +34,7 @@ class RunRoutes:
     def add(self, router: web.UrlDispatcher) -> None:
         """Add the routes."""
         router.add_get("/api/runs", self._runs)
+        router.add_get("/api/sessions", self._sessions)
         router.add_get("/api/runs/{run}", self._run)
         router.add_get("/api/runs/{run}/curves", self._curves)
         router.add_get("/api/runs/{run}/rewards", self._rewards)
@@ -45,6 +48,11 @@ class RunRoutes:
         busy = await self._read(traffic, self._pool, {entry.id: entry.name for entry in entries})
         before = entries[-1].id if len(entries) == PAGE else None
         return answer({"pool": self._pool.name, "runs": entries, "before": before, "traffic": busy})
+
+    async def _sessions(self, request: web.Request) -> web.Response:
+        entries = await self._read(sessions_page, self._pool, number(request.query, "before"))
+        before = entries[-1].id if len(entries) == SESSIONS else None
+        return answer({"sessions": entries, "before": before})
 
     async def _run(self, request: web.Request) -> web.Response:
         return answer(await self._read(_whole_run, self._pool, request.match_info["run"]))

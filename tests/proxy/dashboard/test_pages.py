@@ -157,6 +157,9 @@ async def test_the_calls_of_an_attempt_are_a_tree(visitor: Visitor, told: Story)
 
 
 async def test_a_session_outside_of_runs_can_be_looked_at(visitor: Visitor, told: Story) -> None:
+    [session] = (await visitor.ask("sessions"))["sessions"]
+    assert (session["id"], session["calls"]) == (told.session, 1)
+    assert (await visitor.ask("sessions", before=told.session))["sessions"] == []
     view = await visitor.ask(f"attempts/{told.session}")
     assert view["run"] is None and view["closed_at"] is None
     [call] = (await visitor.ask(f"attempts/{told.session}/calls"))["calls"]

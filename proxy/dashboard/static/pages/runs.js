@@ -2,6 +2,7 @@
 
 import { h, clear } from "../dom.js";
 import { ask } from "../api.js";
+import { link } from "../address.js";
 import { spark } from "../chart.js";
 import { ago, num, time } from "../format.js";
 import { STATES, badge, more, row, table, toRun } from "../parts.js";
@@ -14,7 +15,8 @@ export async function runs(box, { params, signal }) {
   const further = h("p");
   const title = h("h1", {}, "Runs");
   const pool = h("p.quiet");
-  box.append(title, pool, alarms, list, further);
+  const sessions = h("div");
+  box.append(title, pool, alarms, list, further, sessions);
   let shown = [];
   let busy = new Map();
 
@@ -29,7 +31,7 @@ export async function runs(box, { params, signal }) {
     shown = entries;
     if (traffic) busy = new Map(traffic.map((each) => [each.run, each]));
     clear(alarms, alarmsOf(entries));
-    clear(list, table(HEADS, entries.map((run) => line(run, busy.get(run.name))), { empty: "This pool has no run. Sessions of agents that no run started are not listed here.", caption: "runs" }));
+    clear(list, table(HEADS, entries.map((run) => line(run, busy.get(run.name))), { empty: "this pool has no run", caption: "runs" }));
     if (before === undefined) return;
     clear(further, before === null ? null : more("older runs", async () => {
       const page = await ask("runs", { before }, signal);
@@ -37,12 +39,27 @@ export async function runs(box, { params, signal }) {
     }));
   }
 
-  await load();
+  await Promise.all([load(), sessionsOf(sessions, signal)]);
   return {
     changed: async (parts) => {
       if (["groups", "finished", "steps", "pushed", "retired", "interventions"].some((part) => parts.has(part))) await load();
+      if (parts.has("attempts") || (shown.length === 0 && parts.has("completions"))) await sessionsOf(sessions, signal);
     },
   };
+}
+
+// Agents that no run started: somebody pointed them at the proxy.
+async function sessionsOf(box, signal) {
+  const page = await ask("sessions", {}, signal);
+  let rows = page.sessions;
+  const draw = (before) => clear(box, rows.length === 0 ? null : [h("h2", {}, "Sessions"),
+    table(["session", "agent", "calls", "last call", "opened"], rows.map((each) => row(link(["attempt", each.id]), `#${each.id}`, each.agent, num(each.calls), ago(each.last_at), time(each.opened_at))), { caption: "sessions" }),
+    before === null ? null : h("p", {}, more("older sessions", async () => {
+      const next = await ask("sessions", { before }, signal);
+      rows = [...rows, ...next.sessions];
+      draw(next.before);
+    }))]);
+  draw(page.before);
 }
 
 function alarmsOf(entries) {
