@@ -11,8 +11,8 @@ from pathlib import Path
 from .context import Results
 from .loop import Worker
 from .mcp import Servers
-from .model import Model, NoAnswer
-from .policy import POLICIES, Policy
+from .model import Model, NoCompletion
+from .policy import POLICIES, ContextPolicy
 from .settings import SettingsError, read_settings
 from .shell import Shell
 
@@ -27,7 +27,7 @@ def main() -> int:
     """
     try:
         _work(_arguments())
-    except (NoAnswer, SettingsError) as error:
+    except (NoCompletion, SettingsError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, SettingsError) else 1
     return 0
@@ -36,7 +36,7 @@ def main() -> int:
 def _work(arguments: argparse.Namespace) -> None:
     file = arguments.settings or os.environ.get("NATIVE_SETTINGS") or USUAL_FILE
     settings = read_settings(Path(file).expanduser(), must_exist=file != USUAL_FILE)
-    policy = Policy(arguments.policy or settings.policy, settings, arguments.instruction, arguments.context)
+    policy = ContextPolicy(arguments.policy or settings.policy, settings, arguments.instruction, arguments.context)
     model = Model(*map(_variable, ("OPENAI_BASE_URL", "OPENAI_API_KEY", "MODEL")))
     with Shell(settings.command_seconds) as shell, Servers() as servers:
         servers.start(settings.mcp)

@@ -10,9 +10,9 @@ from typing import Any
 from .actions import Actions, Fold
 from .context import Context, Dropped, Results, user, with_text
 from .files import Files
-from .model import Answer, ContextFull, Message, Model, Refused
-from .policy import Policy
-from .settings import Settings, SettingsError
+from .model import Answer, ContextFull, Message, Model, RefusedCall
+from .policy import ContextPolicy
+from .settings import AgentSettings, SettingsError
 from .shell import Shell
 from .tool import Tool, Toolbox
 
@@ -33,7 +33,13 @@ class Worker:
     """Works on one task: the main conversation, and the branches that it folds."""
 
     def __init__(
-        self, model: Model, settings: Settings, policy: Policy, shell: Shell, servers: Sequence[Tool], results: Results
+        self,
+        model: Model,
+        settings: AgentSettings,
+        policy: ContextPolicy,
+        shell: Shell,
+        servers: Sequence[Tool],
+        results: Results,
     ):
         self._model, self._settings, self._policy, self._results = model, settings, policy, results
         self._hands = [shell.tool(), *Files(lambda: shell.directory).tools(), *servers]
@@ -53,7 +59,7 @@ class Worker:
         while context.returned is None and cut < CUT_IN_A_ROW:
             try:
                 answer = self._turn(context, tools)
-            except (ContextFull, Refused) as error:
+            except (ContextFull, RefusedCall) as error:
                 say(branch, ended=str(error))
                 return "" if branch == MAIN else f"Error: the branch ended without a message: {error}"
             say(branch, reply=answer.message)

@@ -15,15 +15,15 @@ PAUSES = (0.5, 1, 2, 4, 8, 16, 32, 32)
 """Seconds before each further try of a call that failed without a fault of ours."""
 
 
-class NoAnswer(Exception):
+class NoCompletion(Exception):
     """The model does not answer; the message is one sentence."""
 
 
-class ContextFull(NoAnswer):
+class ContextFull(NoCompletion):
     """The request does not fit into the model's context."""
 
 
-class Refused(NoAnswer):
+class RefusedCall(NoCompletion):
     """The call was refused, for example because the attempt has used up its turns."""
 
 
@@ -58,7 +58,7 @@ class Model:
         self._name = name
 
     def ask(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], **fields: Any) -> list[Answer]:
-        """The answers to a request, as many as `n` of `fields` says. ContextFull when it does not fit; NoAnswer."""
+        """The answers to a request, as many as `n` of `fields` says. ContextFull when it does not fit; NoCompletion."""
         body: dict[str, Any] = {"model": self._name, "messages": list(messages), **fields}
         if tools:
             body["tools"] = list(tools)
@@ -78,7 +78,9 @@ class Model:
                 raise _refusal(status, text)
             if pause is not None:
                 time.sleep(pause)
-        raise NoAnswer(f"the model does not answer after {len(PAUSES) + 1} tries (the last one: {status} {text[:300]})")
+        raise NoCompletion(
+            f"the model does not answer after {len(PAUSES) + 1} tries (the last one: {status} {text[:300]})"
+        )
 
     def _once(self, body: bytes) -> tuple[int, str]:
         try:
@@ -90,12 +92,12 @@ class Model:
             raise
 
 
-def _refusal(status: int, text: str) -> NoAnswer:
+def _refusal(status: int, text: str) -> NoCompletion:
     try:
         error = json.loads(text)["error"]
     except (ValueError, KeyError, TypeError):
         error = {"message": text[:300]}
-    kind = ContextFull if error.get("code") == "context_length_exceeded" else Refused
+    kind = ContextFull if error.get("code") == "context_length_exceeded" else RefusedCall
     return kind(f"the model call was refused with {status}: {error.get('message')}")
 
 

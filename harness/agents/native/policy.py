@@ -8,7 +8,7 @@ model is asked for notes (GLM-5). none: nothing is ever dropped, so the work end
 import random
 
 from .context import Context, Dropped
-from .settings import Settings, SettingsError
+from .settings import AgentSettings, SettingsError
 
 POLICIES = {
     "free": ("compact", "discard", "fold", "recall"),
@@ -20,10 +20,10 @@ POLICIES = {
 RULED = ("threshold", "hybrid")
 
 
-class Policy:
+class ContextPolicy:
     """The policy of one rollout."""
 
-    def __init__(self, name: str, settings: Settings, task: str, context_tokens: int):
+    def __init__(self, name: str, settings: AgentSettings, task: str, context_tokens: int):
         """`context_tokens`: the context length of the model. SettingsError for a policy that does not exist."""
         if name not in POLICIES:
             raise SettingsError(f"the setting policy is {name!r}; it must be one of: {', '.join(POLICIES)}")

@@ -21,7 +21,7 @@ class McpServer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class AgentSettings:
     """Every key of the file."""
 
     policy: str = "free"
@@ -42,21 +42,21 @@ class Settings:
     """Name -> MCP server."""
 
 
-def read_settings(file: Path, *, must_exist: bool) -> Settings:
+def read_settings(file: Path, *, must_exist: bool) -> AgentSettings:
     """Read the file; without it, the defaults. SettingsError names the key that is wrong."""
     try:
         table = json.loads(file.read_text())
     except FileNotFoundError:
         if must_exist:
             raise SettingsError(f"the settings file {file} does not exist; create it or leave it out") from None
-        return Settings()
+        return AgentSettings()
     except (OSError, ValueError) as error:
         raise SettingsError(f"the settings file {file} cannot be read as JSON ({error}); correct it") from None
-    known = {key.name for key in fields(Settings)}
+    known = {key.name for key in fields(AgentSettings)}
     if not isinstance(table, dict) or (unknown := sorted(set(table) - known)):
         what = f"an unknown key, {unknown[0]!r}" if isinstance(table, dict) else "no object"
         raise SettingsError(f"the settings file {file} holds {what}; its keys are: {', '.join(sorted(known))}")
-    return Settings(**{key: _READERS[key](key, value) for key, value in table.items()})
+    return AgentSettings(**{key: _READERS[key](key, value) for key, value in table.items()})
 
 
 def _text(key: str, value: Any) -> str:

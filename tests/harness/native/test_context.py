@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from harness.agents.native.context import Results
-from harness.agents.native.policy import Policy
-from harness.agents.native.settings import Settings
+from harness.agents.native.policy import ContextPolicy
+from harness.agents.native.settings import AgentSettings
 from proxy.engine.scripted import ScriptedReply
 from proxy.pool.inspect.segments import lines
 from proxy.pool.inspect.verify import verify
@@ -150,7 +150,7 @@ async def test_deep_think_merges_drafts_into_one_turn(agent: Agent) -> None:
 
 async def test_a_task_has_one_threshold(tmp_path: Path) -> None:
     def share(task: str) -> float:
-        return Policy("threshold", Settings(), task, 4096).share
+        return ContextPolicy("threshold", AgentSettings(), task, 4096).share
 
     drawn = {share(f"task {number}") for number in range(50)}
     assert share("task 1") == share("task 1") and len(drawn) == 50 and 0.5 <= min(drawn) < 0.6 and max(drawn) < 0.8
