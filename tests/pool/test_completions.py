@@ -16,6 +16,7 @@ from proxy.pool.errors import AttemptClosed, PoolWriteError
 from proxy.pool.rollouts.attempts import Ending, close_attempt, open_session
 from proxy.pool.schema import completions
 from proxy.pool.untrained import Untrained, UntrainedReason
+from tests.pool.full_disk import full_disk
 from tests.pool.make import new_completion
 
 
@@ -66,13 +67,8 @@ async def test_a_closed_attempt_takes_no_more_and_others_in_the_commit_do(pool: 
 async def test_a_full_disk_fails_the_call_and_the_next_one_works(tmp_path: Path) -> None:
     pool = open_pool(str(tmp_path / "pool.db"))
     attempt, writer = open_session(pool, "k"), CompletionWriter(pool)
-    with pool.read() as connection:
-        pages = connection.exec_driver_sql("pragma page_count").scalar_one()
-        connection.exec_driver_sql(f"pragma max_page_count = {pages}")
-    with pytest.raises(PoolWriteError, match="full"):
+    with full_disk(), pytest.raises(PoolWriteError, match="full"):
         await writer.add(new_completion(attempt.id, range(100_000)))
-    with pool.read() as connection:
-        connection.exec_driver_sql(f"pragma max_page_count = {pages + 10_000}")
     await writer.add(new_completion(attempt.id, range(100_000)))
     assert len(of_attempt(pool, attempt.id)) == 1
 

@@ -129,6 +129,9 @@ def test_show_prints_the_tree(attempt: int, output_of: Command) -> None:
         '#1, shared 0, new 2, sampled 2, stop, v1: shell({"command": "ls"})',
         "    #2 follows #1, shared 4 of #1, new 1, sampled 1, stop, v1: done  [31mred",
         "    #3 follows #1, shared 4 of #1, new 1, sampled 1, stop, v1, untrainable (abandoned: detail): other",
+        "main: 2 segments, prompts of 12 tokens, at least 1 saved",
+        "    segment 1: 2 calls from #1, 2 to 6 tokens",
+        "    segment 2: 1 call from #3, 5 to 6 tokens, begins 1 tokens shorter",
     ]
 
 
