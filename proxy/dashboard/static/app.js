@@ -46,8 +46,16 @@ function end() {
 }
 
 function drawNav(key) {
-  clear(nav, NAV.map(([name, text, also]) =>
-    h("a", { href: link(name ? [name] : []), "aria-current": key === name || also.includes(key) ? "page" : null }, text)));
+  clear(
+    nav,
+    NAV.map(([name, text, also]) =>
+      h(
+        "a",
+        { href: link(name ? [name] : []), "aria-current": key === name || also.includes(key) ? "page" : null },
+        text,
+      ),
+    ),
+  );
 }
 
 let waiting = new Set();
@@ -78,12 +86,16 @@ function startTheme() {
   const kept = localStorage.getItem("theme");
   if (kept) root.dataset.theme = kept;
   document.getElementById("theme").addEventListener("click", () => {
-    const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    const dark = root.dataset.theme
+      ? root.dataset.theme === "dark"
+      : matchMedia("(prefers-color-scheme: dark)").matches;
     root.dataset.theme = dark ? "light" : "dark";
     localStorage.setItem("theme", root.dataset.theme);
     document.dispatchEvent(new Event("theme"));
   });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => document.dispatchEvent(new Event("theme")));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () =>
+    document.dispatchEvent(new Event("theme")),
+  );
 }
 
 document.getElementById("find").addEventListener("submit", (event) => {

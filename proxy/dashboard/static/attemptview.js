@@ -12,7 +12,12 @@ import { tokensOf } from "./tokens.js";
 import { eventsOf } from "./events.js";
 import { logOf } from "./log.js";
 
-const VIEWS = [["messages", "messages"], ["tokens", "tokens"], ["events", "events"], ["log", "log"]];
+const VIEWS = [
+  ["messages", "messages"],
+  ["tokens", "tokens"],
+  ["events", "events"],
+  ["log", "log"],
+];
 const SHOWN_BY = {
   messages: (box, call, select, attempt, params, signal) => conversationOf(box, call, select, signal),
   tokens: (box, call, select, attempt, params, signal) => tokensOf(box, call, params, signal),
@@ -27,7 +32,11 @@ export async function attemptView(box, attempt, params, signal) {
   const further = h("p");
   const tabs = h("div.tabs", { role: "tablist", "aria-label": "view" });
   const pane = h("div.pane", { tabindex: "-1" });
-  box.append(head, lanes, h("div.beside", {}, h("div.left", {}, h("h2", {}, "Calls"), tree, further), h("div.right", {}, tabs, pane)));
+  box.append(
+    head,
+    lanes,
+    h("div.beside", {}, h("div.left", {}, h("h2", {}, "Calls"), tree, further), h("div.right", {}, tabs, pane)),
+  );
   let calls = [];
   let next = null;
   let selected = Number(params.get("call")) || null;
@@ -43,10 +52,23 @@ export async function attemptView(box, attempt, params, signal) {
   }
 
   function draw() {
-    clear(tree, calls.map((call) => line(call, call.id === selected, select)));
+    clear(
+      tree,
+      calls.map((call) => line(call, call.id === selected, select)),
+    );
     clear(further, next === null ? null : more(`further calls, of ${num(attempt.calls_in_all)}`, () => load(next)));
     clear(lanes, lanesOf(attempt, calls, select, selected));
-    if (!calls.length) clear(tree, h("p.none", {}, attempt.archive ? "its calls have left the pool for an archive; read them with proxy.pool.read" : "no call is recorded yet"));
+    if (!calls.length)
+      clear(
+        tree,
+        h(
+          "p.none",
+          {},
+          attempt.archive
+            ? "its calls have left the pool for an archive; read them with proxy.pool.read"
+            : "no call is recorded yet",
+        ),
+      );
   }
 
   async function select(id, focus = false) {
@@ -57,20 +79,49 @@ export async function attemptView(box, attempt, params, signal) {
       item.setAttribute("aria-selected", own ? "true" : "false");
       if (own) keepInSight(tree, item);
     }
-    for (const bar of lanes.querySelectorAll("[data-call]")) bar.classList.toggle("chosen", Number(bar.dataset.call) === id);
+    for (const bar of lanes.querySelectorAll("[data-call]"))
+      bar.classList.toggle("chosen", Number(bar.dataset.call) === id);
     await fill(focus);
   }
 
   async function fill(focus) {
     if (shown && shown.end) shown.end();
     shown = null;
-    clear(tabs, VIEWS.map(([key, text]) => h("button", { type: "button", role: "tab", "aria-selected": key === view ? "true" : "false", onclick: () => { view = key; remember({ view: key === "messages" ? "" : key }); fill(true); } }, text)));
+    clear(
+      tabs,
+      VIEWS.map(([key, text]) =>
+        h(
+          "button",
+          {
+            type: "button",
+            role: "tab",
+            "aria-selected": key === view ? "true" : "false",
+            onclick: () => {
+              view = key;
+              remember({ view: key === "messages" ? "" : key });
+              fill(true);
+            },
+          },
+          text,
+        ),
+      ),
+    );
     if (selected === null) return;
     const own = selected;
     clear(pane, h("p.quiet", {}, "…"));
     try {
       const part = h("div");
-      const made = await (SHOWN_BY[view] || SHOWN_BY.messages)(part, own, (id) => { view = view === "events" ? "messages" : view; return select(id, true); }, attempt, params, signal);
+      const made = await (SHOWN_BY[view] || SHOWN_BY.messages)(
+        part,
+        own,
+        (id) => {
+          view = view === "events" ? "messages" : view;
+          return select(id, true);
+        },
+        attempt,
+        params,
+        signal,
+      );
       if (own !== selected) return;
       shown = made;
       clear(pane, part);
@@ -86,8 +137,21 @@ export async function attemptView(box, attempt, params, signal) {
     const to = calls[Math.max(0, Math.min(calls.length - 1, at + by))];
     if (to) select(to.id);
   };
-  const turn = (to) => () => { view = view === to ? "messages" : to; remember({ view: view === "messages" ? "" : view }); fill(false); };
-  onkey([["n", "next call", step(1)], ["p", "previous call", step(-1)], ["t", "messages or tokens", turn("tokens")], ["e", "messages or events", turn("events")], ["l", "messages or log", turn("log")]], signal);
+  const turn = (to) => () => {
+    view = view === to ? "messages" : to;
+    remember({ view: view === "messages" ? "" : view });
+    fill(false);
+  };
+  onkey(
+    [
+      ["n", "next call", step(1)],
+      ["p", "previous call", step(-1)],
+      ["t", "messages or tokens", turn("tokens")],
+      ["e", "messages or events", turn("events")],
+      ["l", "messages or log", turn("log")],
+    ],
+    signal,
+  );
   tree.addEventListener("keydown", (event) => {
     const by = { ArrowDown: 1, ArrowUp: -1 }[event.key];
     if (!by) return;
@@ -100,7 +164,8 @@ export async function attemptView(box, attempt, params, signal) {
   return {
     end: () => shown && shown.end && shown.end(),
     changed: async (marks) => {
-      if (attempt.closed_at !== null || !(marks.has("completions") || marks.has("groups") || marks.has("finished"))) return;
+      if (attempt.closed_at !== null || !(marks.has("completions") || marks.has("groups") || marks.has("finished")))
+        return;
       attempt = await ask(`attempts/${attempt.id}`, {}, signal);
       drawHead(head, attempt);
       const follow = calls.length && selected === lastMain(calls);
@@ -112,7 +177,8 @@ export async function attemptView(box, attempt, params, signal) {
 
 function keepInSight(box, item) {
   const top = item.offsetTop;
-  if (top < box.scrollTop || top + item.offsetHeight > box.scrollTop + box.clientHeight) box.scrollTop = top - box.clientHeight / 3;
+  if (top < box.scrollTop || top + item.offsetHeight > box.scrollTop + box.clientHeight)
+    box.scrollTop = top - box.clientHeight / 3;
 }
 
 function lastMain(calls) {
@@ -122,38 +188,76 @@ function lastMain(calls) {
 }
 
 function drawHead(head, attempt) {
-  const times = Object.entries(attempt.timings).map(([name, value]) => `${name} ${seconds(value)}`).join(", ");
-  clear(head, facts([
-    ["attempt", `${attempt.number + 1} (#${attempt.id}), ${attempt.agent}`],
-    ["opened", time(attempt.opened_at)],
-    ["took", attempt.closed_at === null ? badge("open", "run") : seconds(attempt.closed_at - attempt.opened_at)],
-    ["phases", times || null, "as the harness measured them"],
-    ["calls", num(attempt.calls_in_all)],
-    ["sampled tokens", num(attempt.sampled_tokens)],
-    attempt.exit_code === null ? null : ["exit code", String(attempt.exit_code)],
-    attempt.spent ? ["used up", attempt.spent] : null,
-    attempt.max_turns === null ? null : ["may make", `${num(attempt.max_turns)} calls`],
-    attempt.max_tokens === null ? null : ["may sample", `${num(attempt.max_tokens)} tokens`],
-    attempt.augmentation.length ? ["environment", attempt.augmentation.join(", ")] : null,
-    attempt.failure ? ["failure", badge(attempt.failure, "bad", attempt.meaning)] : null,
-    attempt.trouble ? ["last trouble", `${time(attempt.trouble_at)}: ${attempt.trouble}`] : null,
-  ]), attempt.detail ? h("pre.text.cut", {}, attempt.detail) : null);
+  const times = Object.entries(attempt.timings)
+    .map(([name, value]) => `${name} ${seconds(value)}`)
+    .join(", ");
+  clear(
+    head,
+    facts([
+      ["attempt", `${attempt.number + 1} (#${attempt.id}), ${attempt.agent}`],
+      ["opened", time(attempt.opened_at)],
+      ["took", attempt.closed_at === null ? badge("open", "run") : seconds(attempt.closed_at - attempt.opened_at)],
+      ["phases", times || null, "as the harness measured them"],
+      ["calls", num(attempt.calls_in_all)],
+      ["sampled tokens", num(attempt.sampled_tokens)],
+      attempt.exit_code === null ? null : ["exit code", String(attempt.exit_code)],
+      attempt.spent ? ["used up", attempt.spent] : null,
+      attempt.max_turns === null ? null : ["may make", `${num(attempt.max_turns)} calls`],
+      attempt.max_tokens === null ? null : ["may sample", `${num(attempt.max_tokens)} tokens`],
+      attempt.augmentation.length ? ["environment", attempt.augmentation.join(", ")] : null,
+      attempt.failure ? ["failure", badge(attempt.failure, "bad", attempt.meaning)] : null,
+      attempt.trouble ? ["last trouble", `${time(attempt.trouble_at)}: ${attempt.trouble}`] : null,
+    ]),
+    attempt.detail ? h("pre.text.cut", {}, attempt.detail) : null,
+  );
 }
 
 function line(call, own, select) {
   const kind = call.label || "unlabelled";
   const lost = Object.entries(call.left_out).map(([why, tokens]) => `${num(tokens)} left out (${why})`);
-  const fate = call.trained === null ? call.untrainable ? `not trainable: ${call.untrainable}` : "" : [`${num(call.trained)} trained`, ...lost].join(", ") + ` in step ${call.step}${call.rolled_back ? ", rolled back" : ""}`;
-  const title = [`#${call.id}`, call.follows ? `follows #${call.follows}` : "begins a conversation", `prompt ${num(call.prompt_tokens)} tokens, ${num(call.new_tokens)} of them new`, call.finish_reason, fate].filter(Boolean).join("; ");
-  return h(`a.call.${kind}`, {
-    role: "treeitem", tabindex: "-1", href: "#", "aria-selected": own ? "true" : "false", "aria-level": call.depth + 1, "data-call": call.id, title,
-    vars: { "--depth": String(Math.min(call.depth, 12)) },
-    onclick: (event) => { event.preventDefault(); select(call.id, true); },
-  },
-  h("span.no", {}, String(call.ordinal)), h("span.kind", {}, kind),
-  call.finish_reason === "stop" || call.finish_reason === "tool_calls" ? null : badge(call.finish_reason, "watch"),
-  call.misfit ? badge("misfit", "watch", call.misfit) : null,
-  call.untrainable ? badge("untrainable", "watch", call.untrainable) : null,
-  h("span.tools-of", {}, call.tools.slice(0, 3).join(", ") + (call.tools.length > 3 ? ` +${call.tools.length - 3}` : "")),
-  h("span.say", {}, call.words), h("span.size", { title: "prompt and answer tokens" }, `${num(call.prompt_tokens)}→${num(call.answer_tokens)}`));
+  const fate =
+    call.trained === null
+      ? call.untrainable
+        ? `not trainable: ${call.untrainable}`
+        : ""
+      : [`${num(call.trained)} trained`, ...lost].join(", ") +
+        ` in step ${call.step}${call.rolled_back ? ", rolled back" : ""}`;
+  const title = [
+    `#${call.id}`,
+    call.follows ? `follows #${call.follows}` : "begins a conversation",
+    `prompt ${num(call.prompt_tokens)} tokens, ${num(call.new_tokens)} of them new`,
+    call.finish_reason,
+    fate,
+  ]
+    .filter(Boolean)
+    .join("; ");
+  return h(
+    `a.call.${kind}`,
+    {
+      role: "treeitem",
+      tabindex: "-1",
+      href: "#",
+      "aria-selected": own ? "true" : "false",
+      "aria-level": call.depth + 1,
+      "data-call": call.id,
+      title,
+      vars: { "--depth": String(Math.min(call.depth, 12)) },
+      onclick: (event) => {
+        event.preventDefault();
+        select(call.id, true);
+      },
+    },
+    h("span.no", {}, String(call.ordinal)),
+    h("span.kind", {}, kind),
+    call.finish_reason === "stop" || call.finish_reason === "tool_calls" ? null : badge(call.finish_reason, "watch"),
+    call.misfit ? badge("misfit", "watch", call.misfit) : null,
+    call.untrainable ? badge("untrainable", "watch", call.untrainable) : null,
+    h(
+      "span.tools-of",
+      {},
+      call.tools.slice(0, 3).join(", ") + (call.tools.length > 3 ? ` +${call.tools.length - 3}` : ""),
+    ),
+    h("span.say", {}, call.words),
+    h("span.size", { title: "prompt and answer tokens" }, `${num(call.prompt_tokens)}→${num(call.answer_tokens)}`),
+  );
 }

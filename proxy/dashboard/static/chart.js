@@ -78,7 +78,11 @@ function options(all, items, width, sync, readout, xs, data, onrange) {
         width: each.dots ? 0 : 1.5,
         dash: DASHES[each.dash || 0],
         spanGaps: true,
-        points: { show: each.dots || xs.length < 40, size: each.dots ? 8 : 4, fill: each.dots ? colour(items[at].paint) : undefined },
+        points: {
+          show: each.dots || xs.length < 40,
+          size: each.dots ? 8 : 4,
+          fill: each.dots ? colour(items[at].paint) : undefined,
+        },
         paths: each.dots ? () => null : undefined,
       })),
     ],
@@ -122,7 +126,9 @@ function onto(xs, steps, values) {
 function summary(title, steps, series) {
   const parts = series.map((each) => {
     const known = each.values.filter((value) => value !== null);
-    return known.length ? `${each.label}: from ${num(known[0])} to ${num(known[known.length - 1])}` : `${each.label}: none`;
+    return known.length
+      ? `${each.label}: from ${num(known[0])} to ${num(known[known.length - 1])}`
+      : `${each.label}: none`;
   });
   return `${title}, steps ${steps[0] ?? 0} to ${steps[steps.length - 1] ?? 0}. ${parts.slice(0, 6).join("; ")}`;
 }
@@ -140,7 +146,15 @@ export function spark(points, { width = 120, height = 28 } = {}) {
   const path = known.map(([a, b], at) => `${at ? "L" : "M"}${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join("");
   const element = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   const line = document.createElementNS("http://www.w3.org/2000/svg", "path");
-  for (const [key, value] of [["viewBox", `0 0 ${width} ${height}`], ["width", width], ["height", height], ["class", "spark"], ["role", "img"], ["aria-label", `from ${num(ys[0])} to ${num(ys[ys.length - 1])}`]]) element.setAttribute(key, value);
+  for (const [key, value] of [
+    ["viewBox", `0 0 ${width} ${height}`],
+    ["width", width],
+    ["height", height],
+    ["class", "spark"],
+    ["role", "img"],
+    ["aria-label", `from ${num(ys[0])} to ${num(ys[ys.length - 1])}`],
+  ])
+    element.setAttribute(key, value);
   line.setAttribute("d", path);
   element.append(line);
   return element;

@@ -15,35 +15,89 @@ export async function conversationOf(box, completion, select, signal) {
   async function load(id) {
     const page = await ask(`completions/${id}/conversation`, {}, signal);
     const turns = page.turns.flatMap((turn) => turnOf(turn, turn.completion === completion, select, signal));
-    if (page.instruction !== null) turns.unshift(h("li.user", {}, h("h3", {}, "instruction"), text(page.instruction, 0)));
+    if (page.instruction !== null)
+      turns.unshift(h("li.user", {}, h("h3", {}, "instruction"), text(page.instruction, 0)));
     list.prepend(...turns);
     clear(before, page.before === null ? null : more("earlier turns", () => load(page.before)));
   }
 
   await load(completion);
-  return { placed: (pane) => { const own = list.querySelector(".own"); if (own) pane.scrollTop = own.offsetTop - 8; } };
+  return {
+    placed: (pane) => {
+      const own = list.querySelector(".own");
+      if (own) pane.scrollTop = own.offsetTop - 8;
+    },
+  };
 }
 
 function turnOf(turn, own, select, signal) {
   const items = [];
-  if (turn.results === null) items.push(h("li.tool", {}, h("p.none", {}, "what this request showed is not known: the row is older than its record, or the API has no messages")));
+  if (turn.results === null)
+    items.push(
+      h(
+        "li.tool",
+        {},
+        h(
+          "p.none",
+          {},
+          "what this request showed is not known: the row is older than its record, or the API has no messages",
+        ),
+      ),
+    );
   for (const result of turn.results || []) items.push(resultOf(result));
-  items.push(h(`li.model${own ? ".own" : ""}`, { id: `turn-${turn.completion}` },
-    h("h3", {}, h("a", { href: "#", onclick: (event) => { event.preventDefault(); select(turn.completion); } }, `call ${turn.ordinal}`), " ",
-      turn.label && turn.label !== "main" ? [badge(turn.label, "quiet"), " "] : null,
-      turn.finish_reason === "stop" || turn.finish_reason === "tool_calls" ? null : [badge(turn.finish_reason, "watch"), " "],
-      turn.untrainable ? [badge("untrainable", "watch", turn.untrainable), " "] : null,
-      h("span.quiet", {}, seconds(turn.finished_at - turn.started_at))),
-    turn.reasoning.size ? h("details.reasoning", {}, h("summary", {}, `reasoning, ${num(turn.reasoning.size)} characters`), text(turn.reasoning.text, turn.reasoning.size - turn.reasoning.text.length, true)) : null,
-    turn.content.size ? text(turn.content.text, turn.content.size - turn.content.text.length) : turn.calls.length ? null : h("p.none", {}, "it says nothing"),
-    turn.calls.map((call) => callOf(call)),
-    turn.calls_in_all > turn.calls.length ? h("p.quiet", {}, `${num(turn.calls_in_all - turn.calls.length)} further calls`) : null,
-    wholeReply(turn, signal)));
+  items.push(
+    h(
+      `li.model${own ? ".own" : ""}`,
+      { id: `turn-${turn.completion}` },
+      h(
+        "h3",
+        {},
+        h(
+          "a",
+          {
+            href: "#",
+            onclick: (event) => {
+              event.preventDefault();
+              select(turn.completion);
+            },
+          },
+          `call ${turn.ordinal}`,
+        ),
+        " ",
+        turn.label && turn.label !== "main" ? [badge(turn.label, "quiet"), " "] : null,
+        turn.finish_reason === "stop" || turn.finish_reason === "tool_calls"
+          ? null
+          : [badge(turn.finish_reason, "watch"), " "],
+        turn.untrainable ? [badge("untrainable", "watch", turn.untrainable), " "] : null,
+        h("span.quiet", {}, seconds(turn.finished_at - turn.started_at)),
+      ),
+      turn.reasoning.size
+        ? h(
+            "details.reasoning",
+            {},
+            h("summary", {}, `reasoning, ${num(turn.reasoning.size)} characters`),
+            text(turn.reasoning.text, turn.reasoning.size - turn.reasoning.text.length, true),
+          )
+        : null,
+      turn.content.size
+        ? text(turn.content.text, turn.content.size - turn.content.text.length)
+        : turn.calls.length
+          ? null
+          : h("p.none", {}, "it says nothing"),
+      turn.calls.map((call) => callOf(call)),
+      turn.calls_in_all > turn.calls.length
+        ? h("p.quiet", {}, `${num(turn.calls_in_all - turn.calls.length)} further calls`)
+        : null,
+      wholeReply(turn, signal),
+    ),
+  );
   return items;
 }
 
 function wholeReply(turn, signal) {
-  const cut = [turn.reasoning, turn.content, ...turn.calls.map((call) => call.arguments)].some((each) => each.size > each.text.length);
+  const cut = [turn.reasoning, turn.content, ...turn.calls.map((call) => call.arguments)].some(
+    (each) => each.size > each.text.length,
+  );
   if (!cut && turn.calls_in_all === turn.calls.length) return null;
   const whole = h("pre.text");
   let at = 0;
@@ -53,19 +107,54 @@ function wholeReply(turn, signal) {
     at += page.text.length;
     if (at < page.total) whole.after(more(`${num(page.total - at)} further characters`, load));
   };
-  return h("details", { ontoggle: (event) => { if (event.target.open && at === 0) load(); } }, h("summary", {}, "the whole reply as JSON"), whole);
+  return h(
+    "details",
+    {
+      ontoggle: (event) => {
+        if (event.target.open && at === 0) load();
+      },
+    },
+    h("summary", {}, "the whole reply as JSON"),
+    whole,
+  );
 }
 
 function callOf(call) {
-  return h("div.use", {}, h("p.name", {}, h("b", {}, call.tool), call.fault ? [" ", badge(call.fault, "bad")] : null), text(pretty(call.arguments.text), call.arguments.size - call.arguments.text.length, false, "code"));
+  return h(
+    "div.use",
+    {},
+    h("p.name", {}, h("b", {}, call.tool), call.fault ? [" ", badge(call.fault, "bad")] : null),
+    text(pretty(call.arguments.text), call.arguments.size - call.arguments.text.length, false, "code"),
+  );
 }
 
 function resultOf(result) {
   const left = result.size - result.head.length - result.tail.length;
-  const body = [h("pre.text", {}, result.head), left > 0 ? h("p.gap", {}, `${num(left)} characters in between are not kept; the tokens of the next prompt have them`) : null,
-    result.tail ? h("pre.text", {}, result.tail) : null];
-  return h(`li.${result.spoken ? "user" : "tool"}`, {}, h("details", { open: result.size <= FOLDED }, h("summary", {}, result.spoken ? "message" : "result", result.tool ? [" of ", h("b", {}, result.tool)] : null, " ",
-    result.error ? badge("error", "bad") : null, h("span.quiet", {}, ` ${num(result.size)} characters`)), body));
+  const body = [
+    h("pre.text", {}, result.head),
+    left > 0
+      ? h("p.gap", {}, `${num(left)} characters in between are not kept; the tokens of the next prompt have them`)
+      : null,
+    result.tail ? h("pre.text", {}, result.tail) : null,
+  ];
+  return h(
+    `li.${result.spoken ? "user" : "tool"}`,
+    {},
+    h(
+      "details",
+      { open: result.size <= FOLDED },
+      h(
+        "summary",
+        {},
+        result.spoken ? "message" : "result",
+        result.tool ? [" of ", h("b", {}, result.tool)] : null,
+        " ",
+        result.error ? badge("error", "bad") : null,
+        h("span.quiet", {}, ` ${num(result.size)} characters`),
+      ),
+      body,
+    ),
+  );
 }
 
 // cut: how many further characters the text has
@@ -73,7 +162,18 @@ function text(value, cut, always = false, kind = "") {
   const body = h(`pre.text${kind ? `.${kind}` : ""}`, {}, value);
   const rest = cut > 0 ? h("p.gap", {}, `${num(cut)} further characters are not shown here`) : null;
   if (always || value.length <= FOLDED) return [body, rest];
-  return h("details", {}, h("summary", {}, `${value.slice(0, 160).replace(/\s+/g, " ")}… `, h("span.quiet", {}, `${num(value.length + cut)} characters`)), body, rest);
+  return h(
+    "details",
+    {},
+    h(
+      "summary",
+      {},
+      `${value.slice(0, 160).replace(/\s+/g, " ")}… `,
+      h("span.quiet", {}, `${num(value.length + cut)} characters`),
+    ),
+    body,
+    rest,
+  );
 }
 
 function pretty(written) {

@@ -10,17 +10,37 @@ import { NOTHING, num } from "./format.js";
 const CHARTS = [
   ["reward", ["reward_mean"], "mean reward of the rollouts of a step"],
   ["reward by domain", ["reward_by_domain/"], "by the tasks' domain"],
-  ["length", ["positive_length_mean", "negative_length_mean", "positive_length_p99", "negative_length_p99"], "trainable tokens of rollouts above and below the mean of their group"],
+  [
+    "length",
+    ["positive_length_mean", "negative_length_mean", "positive_length_p99", "negative_length_p99"],
+    "trainable tokens of rollouts above and below the mean of their group",
+  ],
   ["entropy", ["entropy"], "mean of -logp of the sampled tokens"],
   ["KL", ["kl_rollout", "kl_fresh"], "KL(rollout || policy) per token, of all tokens and of fresh ones"],
   ["ratio", ["ratio_mean", "ratio_max"], "the ratios that the loss weighs"],
-  ["clipped", ["clip_fraction", "mask_fraction"], "share of trained tokens whose weight is not their ratio; whose weight is 0"],
+  [
+    "clipped",
+    ["clip_fraction", "mask_fraction"],
+    "share of trained tokens whose weight is not their ratio; whose weight is 0",
+  ],
   ["gradient norm", ["grad_norm"], "before clipping"],
   ["loss", ["loss", "imitation_loss"], "per token"],
-  ["staleness of tokens", ["staleness_tokens_mean", "staleness_groups_max"], "published steps between the weights that sampled and those that are updated"],
+  [
+    "staleness of tokens",
+    ["staleness_tokens_mean", "staleness_groups_max"],
+    "published steps between the weights that sampled and those that are updated",
+  ],
   ["seconds of a step", ["seconds/"], "wait for rollouts, prepare, train, checkpoint, report, push"],
-  ["pauses", ["pause_seconds", "engine_wait_seconds"], "how long a push kept the engines from sampling; waited for engines"],
-  ["tree speed-up", ["speedup_tokens", "speedup_flops", "speedup_calls_flops"], "what would be computed without prefix trees over what is"],
+  [
+    "pauses",
+    ["pause_seconds", "engine_wait_seconds"],
+    "how long a push kept the engines from sampling; waited for engines",
+  ],
+  [
+    "tree speed-up",
+    ["speedup_tokens", "speedup_flops", "speedup_calls_flops"],
+    "what would be computed without prefix trees over what is",
+  ],
   ["tokens per second", ["tokens_per_second"], "distinct tokens over the seconds of training"],
   ["groups", ["groups", "equal_groups", "dropped_groups"], "taken; with equal rewards; that taught nothing"],
   ["left out", ["left_out_tokens/"], "tokens since the step before, by reason"],
@@ -40,11 +60,34 @@ export async function curvesOf(box, whole, params, signal) {
   const note = h("p.quiet", { role: "status" });
   box.append(tools, note, grid, heat);
 
-  const metric = h("input", { list: "metric-names", placeholder: "any metric by name", "aria-label": "add a metric", size: 28,
-    onchange: () => { if (metric.value.trim()) add(metric.value.trim()); metric.value = ""; } });
+  const metric = h("input", {
+    list: "metric-names",
+    placeholder: "any metric by name",
+    "aria-label": "add a metric",
+    size: 28,
+    onchange: () => {
+      if (metric.value.trim()) add(metric.value.trim());
+      metric.value = "";
+    },
+  });
   const names = h("datalist", { id: "metric-names" });
-  const over = h("select", { "aria-label": "lay another run over this one", onchange: () => { if (over.value) lay(over.value); } });
-  const all = h("button", { type: "button", onclick: () => { range = [null, null]; draw(); } }, "all steps");
+  const over = h("select", {
+    "aria-label": "lay another run over this one",
+    onchange: () => {
+      if (over.value) lay(over.value);
+    },
+  });
+  const all = h(
+    "button",
+    {
+      type: "button",
+      onclick: () => {
+        range = [null, null];
+        draw();
+      },
+    },
+    "all steps",
+  );
   const laid = h("span");
   tools.append(metric, names, " ", over, " ", laid, " ", all);
   tools.append(h("span.quiet", {}, " drag in a chart to choose steps"));
@@ -61,35 +104,107 @@ export async function curvesOf(box, whole, params, signal) {
 
   async function fillRuns() {
     const page = await ask("runs", {}, signal);
-    clear(over, h("option", { value: "" }, "lay a run over it"), page.runs.filter((run) => run.step !== null && run.name !== own)
-      .map((run) => h("option", { value: run.name }, run.name)));
+    clear(
+      over,
+      h("option", { value: "" }, "lay a run over it"),
+      page.runs
+        .filter((run) => run.step !== null && run.name !== own)
+        .map((run) => h("option", { value: run.name }, run.name)),
+    );
   }
 
   async function draw() {
     remember({ metrics: extra.join(","), with: others.join(","), first: range[0], last: range[1] });
-    clear(names, known.map((each) => h("option", { value: each })));
-    clear(laid, others.map((each) => h("button.chip", { type: "button", title: "take it away", onclick: () => { others = others.filter((one) => one !== each); draw(); } }, each, " ×")));
-    const rows = [...CHARTS.map(([title, wanted, hint]) => [title, expanded(wanted, known), hint]), ...extra.map((each) => [each, expanded([each], known, true), "", true])];
+    clear(
+      names,
+      known.map((each) => h("option", { value: each })),
+    );
+    clear(
+      laid,
+      others.map((each) =>
+        h(
+          "button.chip",
+          {
+            type: "button",
+            title: "take it away",
+            onclick: () => {
+              others = others.filter((one) => one !== each);
+              draw();
+            },
+          },
+          each,
+          " ×",
+        ),
+      ),
+    );
+    const rows = [
+      ...CHARTS.map(([title, wanted, hint]) => [title, expanded(wanted, known), hint]),
+      ...extra.map((each) => [each, expanded([each], known, true), "", true]),
+    ];
     const wanted = [...new Set(rows.flatMap(([, each]) => each))];
     const runs = [own, ...others];
     try {
-      const [got, beside] = await Promise.all([Promise.all(runs.map((each) => fetched(each, wanted, range, signal))), ask(`runs/${part(own)}/rewards`, {}, signal)]);
+      const [got, beside] = await Promise.all([
+        Promise.all(runs.map((each) => fetched(each, wanted, range, signal))),
+        ask(`runs/${part(own)}/rewards`, {}, signal),
+      ]);
       for (const each of charts) each.end();
       charts = [];
       clear(grid);
       const first = got[0];
       note.textContent = words(first, runs);
-      const within = ([step]) => (range[0] === null || step >= Number(range[0])) && (range[1] === null || step <= Number(range[1]));
-      const dots = (known) => Object.entries(known).map(([label, points]) => ({ label, points: points.map((each) => [each.step, each.reward]).filter(within) }));
+      const within = ([step]) =>
+        (range[0] === null || step >= Number(range[0])) && (range[1] === null || step <= Number(range[1]));
+      const dots = (known) =>
+        Object.entries(known).map(([label, points]) => ({
+          label,
+          points: points.map((each) => [each.step, each.reward]).filter(within),
+        }));
       if (Object.keys(beside.agents).length) {
-        const drawn = chart({ title: "reward by agent", hint: `of the newest ${beside.groups} finished groups`, steps: [...new Set(Object.values(beside.agents).flat().map((each) => each.step))].sort((a, b) => a - b), series: [], marks: dots(beside.agents) });
+        const drawn = chart({
+          title: "reward by agent",
+          hint: `of the newest ${beside.groups} finished groups`,
+          steps: [
+            ...new Set(
+              Object.values(beside.agents)
+                .flat()
+                .map((each) => each.step),
+            ),
+          ].sort((a, b) => a - b),
+          series: [],
+          marks: dots(beside.agents),
+        });
         charts.push(drawn);
         grid.append(drawn.box);
       }
       for (const [title, metrics, hint, mine] of rows) {
         if (!metrics.length && !mine) continue;
-        const drawn = chart({ title, hint, steps: merged(got), series: seriesOf(metrics, got, runs), marks: title === "reward" ? dots(beside.evaluations) : [], onrange: (from, to) => { range = [from, to]; draw(); } });
-        if (mine) drawn.box.querySelector("figcaption").append(h("button.plain", { type: "button", "aria-label": `remove ${title}`, onclick: () => { extra = extra.filter((one) => one !== title); draw(); } }, "×"));
+        const drawn = chart({
+          title,
+          hint,
+          steps: merged(got),
+          series: seriesOf(metrics, got, runs),
+          marks: title === "reward" ? dots(beside.evaluations) : [],
+          onrange: (from, to) => {
+            range = [from, to];
+            draw();
+          },
+        });
+        if (mine)
+          drawn.box.querySelector("figcaption").append(
+            h(
+              "button.plain",
+              {
+                type: "button",
+                "aria-label": `remove ${title}`,
+                onclick: () => {
+                  extra = extra.filter((one) => one !== title);
+                  draw();
+                },
+              },
+              "×",
+            ),
+          );
         charts.push(drawn);
         grid.append(drawn.box);
       }
@@ -114,8 +229,13 @@ function list(text) {
 }
 
 function expanded(wanted, known, asked = false) {
-  return wanted.flatMap((each) => each.endsWith("/") ? known.filter((name) => name.startsWith(each)).slice(0, MOST)
-    : asked || known.includes(each) ? [each] : []);
+  return wanted.flatMap((each) =>
+    each.endsWith("/")
+      ? known.filter((name) => name.startsWith(each)).slice(0, MOST)
+      : asked || known.includes(each)
+        ? [each]
+        : [],
+  );
 }
 
 async function fetched(run, names, [first, last], signal) {
@@ -123,7 +243,11 @@ async function fetched(run, names, [first, last], signal) {
   for (let at = 0; at === 0 || at < names.length; at += 60) {
     const some = names.slice(at, at + 60).join(",") + (at === 0 ? ",staleness_tokens" : "");
     const page = await ask(`runs/${part(run)}/curves`, { names: some, first, last }, signal);
-    Object.assign(all, { ...page, values: { ...all.values, ...page.values }, histograms: { ...all.histograms, ...page.histograms } });
+    Object.assign(all, {
+      ...page,
+      values: { ...all.values, ...page.values },
+      histograms: { ...all.histograms, ...page.histograms },
+    });
   }
   return all;
 }
@@ -139,7 +263,7 @@ function seriesOf(metrics, got, runs) {
     return metrics.map((metric) => ({
       label: runs.length > 1 ? `${label(metric)} · ${runs[number]}` : label(metric),
       dash: number,
-      values: steps.map((step) => (at.has(step) ? each.values[metric]?.[at.get(step)] ?? null : null)),
+      values: steps.map((step) => (at.has(step) ? (each.values[metric]?.[at.get(step)] ?? null) : null)),
     }));
   });
 }
@@ -151,22 +275,55 @@ function label(metric) {
 function words(first, runs) {
   if (!first.steps.length) return "no step is published yet";
   const shown = `steps ${first.steps[0]} to ${first.steps[first.steps.length - 1]} of ${first.first} to ${first.last}`;
-  const left = first.left_out ? `; ${num(first.left_out)} in between are not drawn, choose fewer steps to see them` : "";
+  const left = first.left_out
+    ? `; ${num(first.left_out)} in between are not drawn, choose fewer steps to see them`
+    : "";
   return runs.length > 1 ? `${shown}${left}; ${runs.join(", ")} by step` : `${shown}${left}`;
 }
 
 // The histogram of staleness over the steps, as shades.
 function staleness(curves) {
   const histograms = curves.histograms.staleness_tokens || [];
-  const values = [...new Set(histograms.flatMap((each) => Object.keys(each).filter((key) => /^\d+$/.test(key)).map(Number)))].sort((a, b) => b - a);
+  const values = [
+    ...new Set(
+      histograms.flatMap((each) =>
+        Object.keys(each)
+          .filter((key) => /^\d+$/.test(key))
+          .map(Number),
+      ),
+    ),
+  ].sort((a, b) => b - a);
   if (!values.length) return null;
   const every = Math.max(1, Math.ceil(histograms.length / 80));
   const columns = histograms.map((each, at) => [curves.steps[at], each]).filter((_, at) => at % every === 0);
-  const rows = values.slice(0, 12).map((value) => h("tr", {}, h("th", { scope: "row" }, String(value)), columns.map(([step, each]) => {
-    const total = Object.values(each).reduce((sum, count) => sum + count, 0);
-    const share = total ? (each[value] || 0) / total : 0;
-    return h("td", { title: `step ${step}: ${share ? `${(100 * share).toFixed(1)} %` : NOTHING} of the tokens were ${value} steps old`, vars: { "--share": share.toFixed(3) } });
-  })));
-  return h("figure.heat", {}, h("figcaption", {}, h("span.title", {}, "staleness"), " steps between the weights that sampled a trained token and those it updates; darker is more"),
-    h("div.wide", { tabindex: "0", role: "region", "aria-label": "staleness of the trained tokens by step" }, h("table", {}, h("tbody", {}, rows))));
+  const rows = values.slice(0, 12).map((value) =>
+    h(
+      "tr",
+      {},
+      h("th", { scope: "row" }, String(value)),
+      columns.map(([step, each]) => {
+        const total = Object.values(each).reduce((sum, count) => sum + count, 0);
+        const share = total ? (each[value] || 0) / total : 0;
+        return h("td", {
+          title: `step ${step}: ${share ? `${(100 * share).toFixed(1)} %` : NOTHING} of the tokens were ${value} steps old`,
+          vars: { "--share": share.toFixed(3) },
+        });
+      }),
+    ),
+  );
+  return h(
+    "figure.heat",
+    {},
+    h(
+      "figcaption",
+      {},
+      h("span.title", {}, "staleness"),
+      " steps between the weights that sampled a trained token and those it updates; darker is more",
+    ),
+    h(
+      "div.wide",
+      { tabindex: "0", role: "region", "aria-label": "staleness of the trained tokens by step" },
+      h("table", {}, h("tbody", {}, rows)),
+    ),
+  );
 }

@@ -5,7 +5,19 @@ import { ask } from "./api.js";
 import { num, words } from "./format.js";
 import { badge } from "./parts.js";
 
-const BAD = new Set(["tool_failed", "malformed_call", "unknown_tool", "retry_loop", "undo_loop", "repetition", "giving_up", "destructive_command", "grader_read", "runner_left", "test_edited"]);
+const BAD = new Set([
+  "tool_failed",
+  "malformed_call",
+  "unknown_tool",
+  "retry_loop",
+  "undo_loop",
+  "repetition",
+  "giving_up",
+  "destructive_command",
+  "grader_read",
+  "runner_left",
+  "test_edited",
+]);
 
 export async function eventsOf(box, attempt, call, select, signal) {
   const got = await ask(`attempts/${attempt}/events`, {}, signal);
@@ -14,21 +26,64 @@ export async function eventsOf(box, attempt, call, select, signal) {
   const off = new Set(["tool_called"]);
   const list = h("ol.events");
   const kinds = [...counts].sort((a, b) => b[1] - a[1]);
-  const buttons = kinds.map(([kind, count]) => h("button.chip", { type: "button", "aria-pressed": off.has(kind) ? "false" : "true", onclick: (event) => {
-    if (off.has(kind)) off.delete(kind); else off.add(kind);
-    event.currentTarget.setAttribute("aria-pressed", off.has(kind) ? "false" : "true");
-    draw();
-  } }, `${words(kind)} ${num(count)}`));
+  const buttons = kinds.map(([kind, count]) =>
+    h(
+      "button.chip",
+      {
+        type: "button",
+        "aria-pressed": off.has(kind) ? "false" : "true",
+        onclick: (event) => {
+          if (off.has(kind)) off.delete(kind);
+          else off.add(kind);
+          event.currentTarget.setAttribute("aria-pressed", off.has(kind) ? "false" : "true");
+          draw();
+        },
+      },
+      `${words(kind)} ${num(count)}`,
+    ),
+  );
   const draw = () => {
     const shown = got.events.filter((event) => !off.has(event.kind));
-    list.replaceChildren(...shown.map((event) => h("li", { "aria-current": event.completion === call ? "true" : null },
-      h("a", { href: "#", "data-row": true, onclick: (press) => { press.preventDefault(); select(event.completion); } }, `#${event.completion}`), " ",
-      badge(words(event.kind), BAD.has(event.kind) ? "bad" : "quiet"), " ", event.name ? h("b", {}, event.name) : null, event.quote ? h("pre.text", {}, event.quote) : null)));
-    if (!shown.length) list.append(h("li.none", {}, got.events.length ? "none of the chosen kinds" : "no event was seen"));
+    list.replaceChildren(
+      ...shown.map((event) =>
+        h(
+          "li",
+          { "aria-current": event.completion === call ? "true" : null },
+          h(
+            "a",
+            {
+              href: "#",
+              "data-row": true,
+              onclick: (press) => {
+                press.preventDefault();
+                select(event.completion);
+              },
+            },
+            `#${event.completion}`,
+          ),
+          " ",
+          badge(words(event.kind), BAD.has(event.kind) ? "bad" : "quiet"),
+          " ",
+          event.name ? h("b", {}, event.name) : null,
+          event.quote ? h("pre.text", {}, event.quote) : null,
+        ),
+      ),
+    );
+    if (!shown.length)
+      list.append(h("li.none", {}, got.events.length ? "none of the chosen kinds" : "no event was seen"));
   };
   draw();
-  box.append(h("p.tools", {}, buttons),
-    h("p.quiet", {}, `An event is an observation, not a verdict. ${num(got.calls)} calls were read.`,
-      got.unknown ? ` Of ${num(got.unknown)} of them it is not known what their requests showed, so failures of tools may be missing.` : "",
-      got.more ? " There is more than is listed." : ""), list);
+  box.append(
+    h("p.tools", {}, buttons),
+    h(
+      "p.quiet",
+      {},
+      `An event is an observation, not a verdict. ${num(got.calls)} calls were read.`,
+      got.unknown
+        ? ` Of ${num(got.unknown)} of them it is not known what their requests showed, so failures of tools may be missing.`
+        : "",
+      got.more ? " There is more than is listed." : "",
+    ),
+    list,
+  );
 }

@@ -41,5 +41,9 @@ export function words(name) {
 }
 
 export function bytes(size) {
-  return size < 1024 ? `${size} B` : size < 1 << 20 ? `${(size / 1024).toFixed(1)} KiB` : `${(size / (1 << 20)).toFixed(1)} MiB`;
+  return size < 1024
+    ? `${size} B`
+    : size < 1 << 20
+      ? `${(size / 1024).toFixed(1)} KiB`
+      : `${(size / (1 << 20)).toFixed(1)} MiB`;
 }

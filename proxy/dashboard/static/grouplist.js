@@ -10,7 +10,15 @@ export function groupLine(group) {
   const known = group.rewards.filter((value) => value !== null);
   const mean = known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null;
   const why = group.reason || group.failure || "";
-  return row(link(["group", group.id]), `${group.queue_index}`, [group.task, group.agent ? ` (${group.agent})` : "", " ", badge(group.domain, "quiet")],
+  return row(
+    link(["group", group.id]),
+    `${group.queue_index}`,
+    [group.task, group.agent ? ` (${group.agent})` : "", " ", badge(group.domain, "quiet")],
     [badge(group.state, STATES[group.state]), group.held_out ? [" ", badge("held out", "quiet")] : null],
-    rewards(group.rewards), num(mean), num(group.step), why ? `${why}${group.detail ? `: ${group.detail}` : ""}` : "", ago(group.finished_at));
+    rewards(group.rewards),
+    num(mean),
+    num(group.step),
+    why ? `${why}${group.detail ? `: ${group.detail}` : ""}` : "",
+    ago(group.finished_at),
+  );
 }

@@ -26,8 +26,16 @@ export function onkey(keys, signal) {
 export function startKeys() {
   const help = document.getElementById("help");
   const open = () => {
-    clear(help, h("h2", {}, "Keys"), h("dl.keys", {}, [...shown, ...more].map(([key, text]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, text)])),
-      h("form", { method: "dialog" }, h("button", {}, "close")));
+    clear(
+      help,
+      h("h2", {}, "Keys"),
+      h(
+        "dl.keys",
+        {},
+        [...shown, ...more].map(([key, text]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, text)]),
+      ),
+      h("form", { method: "dialog" }, h("button", {}, "close")),
+    );
     help.showModal();
   };
   document.getElementById("keys").addEventListener("click", open);

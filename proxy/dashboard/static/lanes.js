@@ -17,21 +17,88 @@ export function lanesOf(attempt, calls, select, selected) {
   const model = calls.reduce((sum, call) => sum + call.finished_at - call.started_at, 0);
   const tools = gaps.reduce((sum, call) => sum + call.started_at - ended.get(call.follows), 0);
   const lanes = [
-    ["model", calls.map((call) => bar(call.started_at, call.finished_at, `model ${call.label === "main" || !call.label ? "" : call.label}`, `call ${call.ordinal}: ${seconds(call.finished_at - call.started_at)}, ${num(call.answer_tokens)} tokens`, call.id))],
-    ["tools", gaps.map((call) => bar(ended.get(call.follows), call.started_at, "tool", `before call ${call.ordinal}: ${seconds(call.started_at - ended.get(call.follows))}`, call.follows))],
+    [
+      "model",
+      calls.map((call) =>
+        bar(
+          call.started_at,
+          call.finished_at,
+          `model ${call.label === "main" || !call.label ? "" : call.label}`,
+          `call ${call.ordinal}: ${seconds(call.finished_at - call.started_at)}, ${num(call.answer_tokens)} tokens`,
+          call.id,
+        ),
+      ),
+    ],
+    [
+      "tools",
+      gaps.map((call) =>
+        bar(
+          ended.get(call.follows),
+          call.started_at,
+          "tool",
+          `before call ${call.ordinal}: ${seconds(call.started_at - ended.get(call.follows))}`,
+          call.follows,
+        ),
+      ),
+    ],
   ];
-  if (lost.length) lanes.push(["lost calls", lost.map(([from, to]) => bar(from, to, "lost", `a call failed that was no fault of its client: ${seconds(to - from)}`))]);
+  if (lost.length)
+    lanes.push([
+      "lost calls",
+      lost.map(([from, to]) =>
+        bar(from, to, "lost", `a call failed that was no fault of its client: ${seconds(to - from)}`),
+      ),
+    ]);
 
   function bar(from, to, kind, title, id) {
-    const own = svg("rect", { class: `${kind}${id !== undefined && id === selected && kind.startsWith("model") ? " chosen" : ""}`, x: x(from).toFixed(2), width: Math.max(1, x(to) - x(from)).toFixed(2), "data-call": kind.startsWith("model") ? id : null }, svg("title", {}, title));
+    const own = svg(
+      "rect",
+      {
+        class: `${kind}${id !== undefined && id === selected && kind.startsWith("model") ? " chosen" : ""}`,
+        x: x(from).toFixed(2),
+        width: Math.max(1, x(to) - x(from)).toFixed(2),
+        "data-call": kind.startsWith("model") ? id : null,
+      },
+      svg("title", {}, title),
+    );
     if (id !== undefined) own.addEventListener("click", () => select(id));
     return own;
   }
 
-  const rows = lanes.map(([name, bars]) => h("div.lane", {}, h("span", {}, name), svg("svg", { viewBox: `0 0 ${WIDTH} ${LANE}`, preserveAspectRatio: "none", role: "img", "aria-label": name },
-    bars.map((each) => { each.setAttribute("height", LANE - 2); each.setAttribute("y", 1); return each; }))));
+  const rows = lanes.map(([name, bars]) =>
+    h(
+      "div.lane",
+      {},
+      h("span", {}, name),
+      svg(
+        "svg",
+        { viewBox: `0 0 ${WIDTH} ${LANE}`, preserveAspectRatio: "none", role: "img", "aria-label": name },
+        bars.map((each) => {
+          each.setAttribute("height", LANE - 2);
+          each.setAttribute("y", 1);
+          return each;
+        }),
+      ),
+    ),
+  );
   const setup = attempt.timings.setup;
   const first = Math.min(...calls.map((call) => call.started_at)) - attempt.opened_at;
-  return h("figure.lanes", {}, h("figcaption", {}, h("span.title", {}, "time"), ` ${seconds(end - begin)} in all; model ${seconds(model)}, tools ${seconds(tools)}`, first >= 0 ? `, before the first call ${seconds(first)}` : "",
-    setup === undefined ? "" : ` (setup ${seconds(setup)})`, h("span.quiet", {}, "How long calls waited for a place at the proxy is not recorded, and is part of the model's time")), rows);
+  return h(
+    "figure.lanes",
+    {},
+    h(
+      "figcaption",
+      {},
+      h("span.title", {}, "time"),
+      ` ${seconds(end - begin)} in all; model ${seconds(model)}, tools ${seconds(tools)}`,
+      first >= 0 ? `, before the first call ${seconds(first)}` : "",
+      setup === undefined ? "" : ` (setup ${seconds(setup)})`,
+      h(
+        "span.quiet",
+        {},
+        "How long calls waited for a place at the proxy is not recorded, and is part of the model's time",
+      ),
+    ),
+    rows,
+  );
 }

@@ -5,15 +5,31 @@ import { link } from "./address.js";
 import { NOTHING, num, words } from "./format.js";
 
 export function crumbs(...steps) {
-  return h("nav.crumbs", { "aria-label": "place" }, steps.map(([text, href], at) => [
-    at ? " / " : "",
-    href ? h("a", { href }, text) : h("span", { "aria-current": "page" }, text),
-  ]));
+  return h(
+    "nav.crumbs",
+    { "aria-label": "place" },
+    steps.map(([text, href], at) => [
+      at ? " / " : "",
+      href ? h("a", { href }, text) : h("span", { "aria-current": "page" }, text),
+    ]),
+  );
 }
 
 export function facts(pairs) {
-  return h("dl.facts", {}, pairs.filter(Boolean).map(([name, value, title]) =>
-    h("div", { title }, h("dt", {}, name), h("dd", {}, value === null || value === undefined || value === "" ? NOTHING : value))));
+  return h(
+    "dl.facts",
+    {},
+    pairs
+      .filter(Boolean)
+      .map(([name, value, title]) =>
+        h(
+          "div",
+          { title },
+          h("dt", {}, name),
+          h("dd", {}, value === null || value === undefined || value === "" ? NOTHING : value),
+        ),
+      ),
+  );
 }
 
 export function badge(text, kind = "", title = null) {
@@ -21,8 +37,15 @@ export function badge(text, kind = "", title = null) {
 }
 
 export const STATES = {
-  working: "good", waiting: "watch", paused: "bad", "at rest": "quiet",
-  RUNNING: "run", DONE: "good", LEASED: "watch", CONSUMED: "quiet", TOMBSTONE: "bad",
+  working: "good",
+  waiting: "watch",
+  paused: "bad",
+  "at rest": "quiet",
+  RUNNING: "run",
+  DONE: "good",
+  LEASED: "watch",
+  CONSUMED: "quiet",
+  TOMBSTONE: "bad",
 };
 
 // The reward as it is: missing is missing.
@@ -33,9 +56,21 @@ export function reward(value, title = null) {
 }
 
 export function rewards(values) {
-  return h("span.dots", { role: "img", "aria-label": `rewards: ${values.map((value) => (value === null ? "none" : num(value))).join(", ")}` },
-    values.slice(0, 32).map((value) => h(`i.${value === null ? "none" : value > 0.5 ? "high" : value > 0 ? "some" : "low"}`, { title: value === null ? "no reward" : num(value) })),
-    values.length > 32 ? ` +${values.length - 32}` : "");
+  return h(
+    "span.dots",
+    {
+      role: "img",
+      "aria-label": `rewards: ${values.map((value) => (value === null ? "none" : num(value))).join(", ")}`,
+    },
+    values
+      .slice(0, 32)
+      .map((value) =>
+        h(`i.${value === null ? "none" : value > 0.5 ? "high" : value > 0 ? "some" : "low"}`, {
+          title: value === null ? "no reward" : num(value),
+        }),
+      ),
+    values.length > 32 ? ` +${values.length - 32}` : "",
+  );
 }
 
 export function section(title, ...children) {
@@ -45,25 +80,52 @@ export function section(title, ...children) {
 
 export function table(heads, rows, { empty = "nothing yet", caption = null } = {}) {
   if (!rows.length) return h("p.none", {}, empty);
-  return h("div.wide", { tabindex: "0", role: "region", "aria-label": caption || heads.join(", ") },
-    h("table", {}, h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))), h("tbody", {}, rows)));
+  return h(
+    "div.wide",
+    { tabindex: "0", role: "region", "aria-label": caption || heads.join(", ") },
+    h(
+      "table",
+      {},
+      h(
+        "thead",
+        {},
+        h(
+          "tr",
+          {},
+          heads.map((head) => h("th", { scope: "col" }, head)),
+        ),
+      ),
+      h("tbody", {}, rows),
+    ),
+  );
 }
 
 export function row(href, ...cells) {
-  return h("tr", {}, cells.map((cell, at) => h("td", {}, at === 0 && href ? h("a", { href, "data-row": true }, cell) : cell)));
+  return h(
+    "tr",
+    {},
+    cells.map((cell, at) => h("td", {}, at === 0 && href ? h("a", { href, "data-row": true }, cell) : cell)),
+  );
 }
 
 export function more(text, work) {
-  const button = h("button", { type: "button", onclick: async () => {
-    button.disabled = true;
-    try {
-      await work();
-      button.remove();
-    } catch (error) {
-      button.disabled = false;
-      button.after(h("p.trouble", { role: "alert" }, error.message));
-    }
-  } }, text);
+  const button = h(
+    "button",
+    {
+      type: "button",
+      onclick: async () => {
+        button.disabled = true;
+        try {
+          await work();
+          button.remove();
+        } catch (error) {
+          button.disabled = false;
+          button.after(h("p.trouble", { role: "alert" }, error.message));
+        }
+      },
+    },
+    text,
+  );
   return button;
 }
 

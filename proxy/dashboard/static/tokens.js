@@ -19,12 +19,30 @@ const CONTEXT = 120; // tokens of the prompt that are shown before the answer
 export async function tokensOf(box, completion, params, signal) {
   let by = params.get("colour") || "logprob";
   let page = null;
-  const figure = h("select", { "aria-label": "colour by", onchange: () => { by = figure.value; remember({ colour: by === "logprob" ? "" : by }); paint(); } },
-    COLOURS.map(([key, text]) => h("option", { value: key, selected: key === by }, text)));
+  const figure = h(
+    "select",
+    {
+      "aria-label": "colour by",
+      onchange: () => {
+        by = figure.value;
+        remember({ colour: by === "logprob" ? "" : by });
+        paint();
+      },
+    },
+    COLOURS.map(([key, text]) => h("option", { value: key, selected: key === by }, text)),
+  );
   const where = h("span.quiet");
   const notes = h("div");
-  const text = h("div.tokens", { tabindex: "0", role: "group", "aria-label": "tokens; arrow keys go from one to the next" });
-  const tip = h("div.tip", { role: "status", "aria-live": "polite" }, "point at a token, or go through them with the arrow keys");
+  const text = h("div.tokens", {
+    tabindex: "0",
+    role: "group",
+    "aria-label": "tokens; arrow keys go from one to the next",
+  });
+  const tip = h(
+    "div.tip",
+    { role: "status", "aria-live": "polite" },
+    "point at a token, or go through them with the arrow keys",
+  );
   const buttons = h("span");
   box.append(h("p.tools", {}, figure, " ", buttons, " ", where), notes, tip, text);
 
@@ -37,24 +55,43 @@ export async function tokensOf(box, completion, params, signal) {
     page = await ask(`completions/${completion}/tokens`, { offset: params.get("token") ?? 0 }, signal);
     const start = Math.max(0, page.prompt_length - CONTEXT);
     const seen = page.offset + page.ids.length;
-    if (params.get("token") === null && start > 0 && seen < page.total) page = await ask(`completions/${completion}/tokens`, { offset: start }, signal);
+    if (params.get("token") === null && start > 0 && seen < page.total)
+      page = await ask(`completions/${completion}/tokens`, { offset: start }, signal);
     draw();
   }
 
   function draw() {
     const last = page.offset + page.ids.length;
     where.textContent = `tokens ${num(page.offset)} to ${num(last)} of ${num(page.total)}; the prompt has ${num(page.prompt_length)}${page.step === null ? "" : `; trained in step ${page.step}`}`;
-    clear(notes, page.notes.map((note) => h("p.note", {}, note)));
+    clear(
+      notes,
+      page.notes.map((note) => h("p.note", {}, note)),
+    );
     const size = page.ids.length;
-    clear(buttons,
-      page.offset > 0 ? h("button", { type: "button", onclick: () => load(Math.max(0, page.offset - 2000)) }, "earlier tokens") : null, " ",
-      last < page.total ? h("button", { type: "button", onclick: () => load(last) }, "later tokens") : null);
-    clear(text, Array.from({ length: size }, (_, at) => token(at)));
+    clear(
+      buttons,
+      page.offset > 0
+        ? h("button", { type: "button", onclick: () => load(Math.max(0, page.offset - 2000)) }, "earlier tokens")
+        : null,
+      " ",
+      last < page.total ? h("button", { type: "button", onclick: () => load(last) }, "later tokens") : null,
+    );
+    clear(
+      text,
+      Array.from({ length: size }, (_, at) => token(at)),
+    );
     paint();
   }
 
   function token(at) {
-    const kind = page.offset + at < page.prompt_length ? (page.by[at] === null ? "prompt" : "earlier") : page.given[at] ? "given" : "answer";
+    const kind =
+      page.offset + at < page.prompt_length
+        ? page.by[at] === null
+          ? "prompt"
+          : "earlier"
+        : page.given[at]
+          ? "given"
+          : "answer";
     const own = h(`span.${kind}`, { "data-at": at }, page.texts[at].replace(/\n/g, "↵\n") || "∅");
     if (page.offset + at === page.prompt_length) own.classList.add("first");
     return own;
@@ -75,7 +112,8 @@ export async function tokensOf(box, completion, params, signal) {
   function shadeOf(at, versions, most) {
     if (by === "logprob") return page.logprobs[at] === null ? "" : `l${level(Math.min(1, -page.logprobs[at] / 6))}`;
     if (by === "version") return page.versions[at] ? `v${versions.indexOf(page.versions[at]) % 6}` : "";
-    if (by === "ratio") return page.ratios[at] === null ? "" : signed(Math.log(Math.max(1e-9, page.ratios[at])) / Math.log(2));
+    if (by === "ratio")
+      return page.ratios[at] === null ? "" : signed(Math.log(Math.max(1e-9, page.ratios[at])) / Math.log(2));
     if (by === "none") return "";
     const value = (by === "advantage" ? page.advantages : page.coefficients)[at];
     return value === null ? "" : signed(value / most[by]);
@@ -96,18 +134,37 @@ export async function tokensOf(box, completion, params, signal) {
     span.classList.add("here");
     const sampled = page.by[at] !== null;
     const parts = [
-      ["text", JSON.stringify(page.texts[at])], ["id", String(page.ids[at])], ["place", String(page.offset + at)],
-      sampled ? ["logprob", page.logprobs[at] === null ? NOTHING : `${num(page.logprobs[at], 4)} (${percent(Math.exp(page.logprobs[at]))})`] : null,
+      ["text", JSON.stringify(page.texts[at])],
+      ["id", String(page.ids[at])],
+      ["place", String(page.offset + at)],
+      sampled
+        ? [
+            "logprob",
+            page.logprobs[at] === null
+              ? NOTHING
+              : `${num(page.logprobs[at], 4)} (${percent(Math.exp(page.logprobs[at]))})`,
+          ]
+        : null,
       sampled ? ["version", page.versions[at] || NOTHING] : null,
       sampled ? ["ratio", num(page.ratios[at], 4)] : null,
       sampled ? ["advantage", num(page.advantages[at], 4)] : null,
       sampled ? ["coefficient", num(page.coefficients[at], 4)] : null,
-      sampled ? (page.by[at] === completion ? null : ["sampled by", `#${page.by[at]}`]) : ["", page.given[at] ? "given: the proxy wrote it, it is never trained" : "of the prompt"],
+      sampled
+        ? page.by[at] === completion
+          ? null
+          : ["sampled by", `#${page.by[at]}`]
+        : ["", page.given[at] ? "given: the proxy wrote it, it is never trained" : "of the prompt"],
     ].filter(Boolean);
-    clear(tip, parts.map(([name, value]) => h("span", {}, name ? `${name} ` : "", h("b", {}, value))));
+    clear(
+      tip,
+      parts.map(([name, value]) => h("span", {}, name ? `${name} ` : "", h("b", {}, value))),
+    );
   }
 
-  text.addEventListener("pointerover", (event) => { const span = event.target.closest("[data-at]"); if (span) tell(span); });
+  text.addEventListener("pointerover", (event) => {
+    const span = event.target.closest("[data-at]");
+    if (span) tell(span);
+  });
   text.addEventListener("keydown", (event) => {
     const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!by || !text.children.length) return;
@@ -115,9 +172,21 @@ export async function tokensOf(box, completion, params, signal) {
     const at = Number(text.querySelector(".here")?.dataset.at ?? Math.max(-1, page.prompt_length - page.offset - 1));
     const next = text.children[Math.max(0, Math.min(text.children.length - 1, at + by))];
     tell(next);
-    if (next.offsetTop < text.scrollTop || next.offsetTop > text.scrollTop + text.clientHeight - 40) text.scrollTop = next.offsetTop - 80;
+    if (next.offsetTop < text.scrollTop || next.offsetTop > text.scrollTop + text.clientHeight - 40)
+      text.scrollTop = next.offsetTop - 80;
   });
-  text.addEventListener("click", (event) => { const span = event.target.closest("[data-at]"); if (span) { tell(span); remember({ token: null }); } });
+  text.addEventListener("click", (event) => {
+    const span = event.target.closest("[data-at]");
+    if (span) {
+      tell(span);
+      remember({ token: null });
+    }
+  });
   await begin();
-  return { placed: () => { const first = text.querySelector(".first"); if (first) text.scrollTop = first.offsetTop - 80; } };
+  return {
+    placed: () => {
+      const first = text.querySelector(".first");
+      if (first) text.scrollTop = first.offsetTop - 80;
+    },
+  };
 }

@@ -33,13 +33,39 @@ export async function behaviour(box, { parts, params, signal }) {
   const grid = h("div.charts");
   const added = h("div");
   const monitor = h("div");
-  const choice = h("select", { "aria-label": "run", onchange: () => { location.hash = link(["behaviour", choice.value]); } }, names.map((each) => h("option", { value: each, selected: each === own }, each)));
-  box.append(crumbs(["Runs", "#/"], [own, toRun(own)], ["behaviour"]), h("h1", {}, `Behaviour of ${own}`), h("p.tools", {}, choice),
-    section("The monitor", monitor), section("Newest rollouts", added), section("Over the steps", grid));
+  const choice = h(
+    "select",
+    {
+      "aria-label": "run",
+      onchange: () => {
+        location.hash = link(["behaviour", choice.value]);
+      },
+    },
+    names.map((each) => h("option", { value: each, selected: each === own }, each)),
+  );
+  box.append(
+    crumbs(["Runs", "#/"], [own, toRun(own)], ["behaviour"]),
+    h("h1", {}, `Behaviour of ${own}`),
+    h("p.tools", {}, choice),
+    section("The monitor", monitor),
+    section("Newest rollouts", added),
+    section("Over the steps", grid),
+  );
   let charts = [];
 
   async function draw(known) {
-    const rows = [...CHARTS, ...eventCharts(known)].map(([title, wanted]) => [title, wanted.flatMap((each) => each.endsWith("/") ? known.filter((one) => one.startsWith(each)).slice(0, MOST) : known.includes(each) ? [each] : [])]).filter(([, wanted]) => wanted.length);
+    const rows = [...CHARTS, ...eventCharts(known)]
+      .map(([title, wanted]) => [
+        title,
+        wanted.flatMap((each) =>
+          each.endsWith("/")
+            ? known.filter((one) => one.startsWith(each)).slice(0, MOST)
+            : known.includes(each)
+              ? [each]
+              : [],
+        ),
+      ])
+      .filter(([, wanted]) => wanted.length);
     const rules = known.filter((each) => each.startsWith("monitor/")).slice(0, 40);
     const all = [...new Set(rows.flatMap(([, wanted]) => wanted))];
     const got = { steps: [], values: {} };
@@ -48,8 +74,23 @@ export async function behaviour(box, { parts, params, signal }) {
       Object.assign(got, { steps: page.steps, values: { ...got.values, ...page.values } });
     }
     for (const each of charts) each.end();
-    charts = rows.map(([title, wanted]) => chart({ title, steps: got.steps, series: wanted.map((each) => ({ label: words(each.slice(each.indexOf("/") + 1)), values: got.values[each] })) }));
-    clear(grid, charts.length ? charts.map((each) => each.box) : h("p.none.whole", {}, "no step of this run has figures of behaviour; the newest rollouts above are added up from the search index"));
+    charts = rows.map(([title, wanted]) =>
+      chart({
+        title,
+        steps: got.steps,
+        series: wanted.map((each) => ({ label: words(each.slice(each.indexOf("/") + 1)), values: got.values[each] })),
+      }),
+    );
+    clear(
+      grid,
+      charts.length
+        ? charts.map((each) => each.box)
+        : h(
+            "p.none.whole",
+            {},
+            "no step of this run has figures of behaviour; the newest rollouts above are added up from the search index",
+          ),
+    );
     const states = await ask(`runs/${part(own)}/curves`, { names: rules.join(","), points: 120 }, signal);
     clear(monitor, rulesOf(states, rules, whole.rules));
   }
@@ -68,34 +109,143 @@ export async function behaviour(box, { parts, params, signal }) {
 function eventCharts(known) {
   const events = known.filter((each) => each.startsWith("events/") && each !== "events/tool_called");
   const charts = [];
-  for (let at = 0; at < events.length; at += 4) charts.push([`events per rollout${events.length > 4 ? `, ${at / 4 + 1}` : ""}`, events.slice(at, at + 4)]);
+  for (let at = 0; at < events.length; at += 4)
+    charts.push([`events per rollout${events.length > 4 ? `, ${at / 4 + 1}` : ""}`, events.slice(at, at + 4)]);
   return charts;
 }
 
 async function fill(box, own, signal) {
   try {
     const { figures, index } = await ask(`runs/${part(own)}/behaviour`, {}, signal);
-    clear(box, figures ? addedUp(figures, own, index) : h("p.none", {}, index.trouble || "the search index is being made; come back in a moment"));
+    clear(
+      box,
+      figures
+        ? addedUp(figures, own, index)
+        : h("p.none", {}, index.trouble || "the search index is being made; come back in a moment"),
+    );
   } catch (error) {
     if (error.name !== "AbortError") clear(box, trouble(error));
   }
 }
 
 function addedUp(figures, own, index) {
-  if (!figures.rollouts) return h("p.none", {}, index.progress && index.progress.whole ? "no rollout of this run has finished" : "none of this run is in the index yet");
-  const byName = (rows, head) => table([head, "rollouts", "reward", "failed", "calls", "tokens", "took"], rows.map((each) => h("tr", {}, h("td", {}, each.name), h("td", {}, num(each.rollouts)), h("td", {}, num(each.reward)), h("td", {}, percent(each.failed / each.rollouts)), h("td", {}, num(each.calls)), h("td", {}, num(each.tokens)), h("td", {}, seconds(each.seconds)))), { caption: head });
-  return [h("p.quiet", {}, `the newest ${num(figures.rollouts)} finished rollouts in the index; an event is an observation, not a verdict`),
-    table(["event", "rollouts with it", "times", "their reward", "reward of the others"], figures.events.map((each) => h("tr", {}, h("td", {}, h("a", { href: link(["search"], { run: own, event: each.kind }), "data-row": true }, words(each.kind))),
-      h("td", {}, `${num(each.rollouts)} (${percent(each.rollouts / figures.rollouts)})`), h("td", {}, num(each.count)), h("td", {}, num(each.reward)), h("td", {}, num(each.reward_without)))), { empty: "no event was seen", caption: "events" }),
-    h("h3", {}, "By agent"), byName(figures.agents, "agent"), h("h3", {}, "By domain"), byName(figures.domains, "domain"),
-    Object.keys(figures.failures).length ? h("p", {}, "failures: ", Object.entries(figures.failures).map(([kind, count]) => [h("a", { href: link(["search"], { run: own, failure: kind }) }, `${kind} ${num(count)}`), " "])) : null];
+  if (!figures.rollouts)
+    return h(
+      "p.none",
+      {},
+      index.progress && index.progress.whole
+        ? "no rollout of this run has finished"
+        : "none of this run is in the index yet",
+    );
+  const byName = (rows, head) =>
+    table(
+      [head, "rollouts", "reward", "failed", "calls", "tokens", "took"],
+      rows.map((each) =>
+        h(
+          "tr",
+          {},
+          h("td", {}, each.name),
+          h("td", {}, num(each.rollouts)),
+          h("td", {}, num(each.reward)),
+          h("td", {}, percent(each.failed / each.rollouts)),
+          h("td", {}, num(each.calls)),
+          h("td", {}, num(each.tokens)),
+          h("td", {}, seconds(each.seconds)),
+        ),
+      ),
+      { caption: head },
+    );
+  return [
+    h(
+      "p.quiet",
+      {},
+      `the newest ${num(figures.rollouts)} finished rollouts in the index; an event is an observation, not a verdict`,
+    ),
+    table(
+      ["event", "rollouts with it", "times", "their reward", "reward of the others"],
+      figures.events.map((each) =>
+        h(
+          "tr",
+          {},
+          h(
+            "td",
+            {},
+            h("a", { href: link(["search"], { run: own, event: each.kind }), "data-row": true }, words(each.kind)),
+          ),
+          h("td", {}, `${num(each.rollouts)} (${percent(each.rollouts / figures.rollouts)})`),
+          h("td", {}, num(each.count)),
+          h("td", {}, num(each.reward)),
+          h("td", {}, num(each.reward_without)),
+        ),
+      ),
+      { empty: "no event was seen", caption: "events" },
+    ),
+    h("h3", {}, "By agent"),
+    byName(figures.agents, "agent"),
+    h("h3", {}, "By domain"),
+    byName(figures.domains, "domain"),
+    Object.keys(figures.failures).length
+      ? h(
+          "p",
+          {},
+          "failures: ",
+          Object.entries(figures.failures).map(([kind, count]) => [
+            h("a", { href: link(["search"], { run: own, failure: kind }) }, `${kind} ${num(count)}`),
+            " ",
+          ]),
+        )
+      : null,
+  ];
 }
 
 function rulesOf(states, rules, now) {
-  if (!rules.length) return now.length ? table(["rule", "state"], now.map((rule) => h("tr", {}, h("td", {}, rule.name), h("td", {}, badge(rule.level, rule.level === "ok" ? "good" : rule.level === "alarm" ? "bad" : "watch"))))) : h("p.none", {}, "no step has states of rules");
-  const loud = rules.map((each) => [each.slice(each.indexOf("/") + 1), states.values[each]]).sort((a, b) => most(b[1]) - most(a[1]));
-  return h("figure.heat", {}, h("figcaption", {}, h("span.title", {}, "rules over the steps"), " watch is lighter, alarm is darker"), h("div.wide", { tabindex: "0", role: "region", "aria-label": "states of the monitor's rules by step" },
-    h("table", {}, h("tbody", {}, loud.map(([name, values]) => h("tr", {}, h("th", { scope: "row" }, name), values.map((value, at) => h(`td${value === 2 ? ".alarm" : value === 1 ? ".watch" : ""}`, { title: `step ${states.steps[at]}: ${["ok", "watch", "alarm"][value] ?? "not known"}`, vars: { "--share": "0" } }))))))));
+  if (!rules.length)
+    return now.length
+      ? table(
+          ["rule", "state"],
+          now.map((rule) =>
+            h(
+              "tr",
+              {},
+              h("td", {}, rule.name),
+              h("td", {}, badge(rule.level, rule.level === "ok" ? "good" : rule.level === "alarm" ? "bad" : "watch")),
+            ),
+          ),
+        )
+      : h("p.none", {}, "no step has states of rules");
+  const loud = rules
+    .map((each) => [each.slice(each.indexOf("/") + 1), states.values[each]])
+    .sort((a, b) => most(b[1]) - most(a[1]));
+  return h(
+    "figure.heat",
+    {},
+    h("figcaption", {}, h("span.title", {}, "rules over the steps"), " watch is lighter, alarm is darker"),
+    h(
+      "div.wide",
+      { tabindex: "0", role: "region", "aria-label": "states of the monitor's rules by step" },
+      h(
+        "table",
+        {},
+        h(
+          "tbody",
+          {},
+          loud.map(([name, values]) =>
+            h(
+              "tr",
+              {},
+              h("th", { scope: "row" }, name),
+              values.map((value, at) =>
+                h(`td${value === 2 ? ".alarm" : value === 1 ? ".watch" : ""}`, {
+                  title: `step ${states.steps[at]}: ${["ok", "watch", "alarm"][value] ?? "not known"}`,
+                  vars: { "--share": "0" },
+                }),
+              ),
+            ),
+          ),
+        ),
+      ),
+    ),
+  );
 }
 
 function most(values) {

@@ -33,8 +33,18 @@ export async function rollout(box, { parts, params, signal }) {
 
   await look(Number(params.get("attempt")) || got.shown);
   const at = got.members.indexOf(got.id);
-  const to = (step) => () => { const next = got.members[at + step]; if (next) location.hash = link(["rollout", next]); };
-  onkey([["[", "previous member of the group", to(-1)], ["]", "next member of the group", to(1)], ["g", "its group", () => (location.hash = link(["group", got.group_id]))]], signal);
+  const to = (step) => () => {
+    const next = got.members[at + step];
+    if (next) location.hash = link(["rollout", next]);
+  };
+  onkey(
+    [
+      ["[", "previous member of the group", to(-1)],
+      ["]", "next member of the group", to(1)],
+      ["g", "its group", () => (location.hash = link(["group", got.group_id]))],
+    ],
+    signal,
+  );
   return {
     end: () => shown && shown.end && shown.end(),
     changed: async (marks) => {
@@ -49,21 +59,57 @@ export async function rollout(box, { parts, params, signal }) {
 }
 
 function drawHead(head, got) {
-  clear(head,
-    crumbs(["Runs", "#/"], [got.run, toRun(got.run)], [`group ${got.queue_index}`, link(["group", got.group_id])], [`member ${got.member}`]),
+  clear(
+    head,
+    crumbs(
+      ["Runs", "#/"],
+      [got.run, toRun(got.run)],
+      [`group ${got.queue_index}`, link(["group", got.group_id])],
+      [`member ${got.member}`],
+    ),
     h("h1", {}, `${got.task}, member ${got.member}`),
-    h("p.members-line", { role: "navigation", "aria-label": "members of the group" }, got.members.map((each, at) =>
-      h("a", { href: link(["rollout", each]), "aria-current": each === got.id ? "true" : null, title: `member ${at}` }, reward(got.group_rewards[at], `member ${at}`)))),
-    h("div.verdict", {},
-      h("div", {}, h("span.big", {}, reward(got.reward)), got.finished_at === null ? badge("running", "run") : null,
-        got.failure ? [" ", badge(got.failure, "bad", got.meaning)] : null, got.hacked ? [" ", badge(`hacked: ${got.hacked}`, "bad")] : null),
+    h(
+      "p.members-line",
+      { role: "navigation", "aria-label": "members of the group" },
+      got.members.map((each, at) =>
+        h(
+          "a",
+          { href: link(["rollout", each]), "aria-current": each === got.id ? "true" : null, title: `member ${at}` },
+          reward(got.group_rewards[at], `member ${at}`),
+        ),
+      ),
+    ),
+    h(
+      "div.verdict",
+      {},
+      h(
+        "div",
+        {},
+        h("span.big", {}, reward(got.reward)),
+        got.finished_at === null ? badge("running", "run") : null,
+        got.failure ? [" ", badge(got.failure, "bad", got.meaning)] : null,
+        got.hacked ? [" ", badge(`hacked: ${got.hacked}`, "bad")] : null,
+      ),
       got.failure ? h("p", {}, got.meaning) : null,
       got.detail ? h("pre.text.cut", {}, got.detail) : null,
-      Object.keys(got.reward_parts).length ? h("ul.bars", { "aria-label": "parts of the reward" }, Object.entries(got.reward_parts).map(([name, value]) => bar(name, value))) : null),
+      Object.keys(got.reward_parts).length
+        ? h(
+            "ul.bars",
+            { "aria-label": "parts of the reward" },
+            Object.entries(got.reward_parts).map(([name, value]) => bar(name, value)),
+          )
+        : null,
+    ),
     facts([
       ["agent", got.agent],
       ["domain", got.domain],
-      ["group", [badge(got.group_state, STATES[got.group_state]), got.group_reason ? ` ${words(got.group_reason)}${got.group_detail ? `: ${got.group_detail}` : ""}` : ""]],
+      [
+        "group",
+        [
+          badge(got.group_state, STATES[got.group_state]),
+          got.group_reason ? ` ${words(got.group_reason)}${got.group_detail ? `: ${got.group_detail}` : ""}` : "",
+        ],
+      ],
       ["step", num(got.step)],
       ["calls", num(got.completions)],
       ["sampled tokens", num(got.sampled_tokens)],
@@ -75,28 +121,103 @@ function drawHead(head, got) {
       got.set_aside ? ["set aside", got.set_aside] : null,
     ]),
     integrity(got.integrity),
-    got.replaced ? h("details", {}, h("summary", {}, "outcomes that a scorer replaced"), h("pre", {}, JSON.stringify(got.replaced, null, 2))) : null,
-    h("details", {}, h("summary", {}, "instruction"), h("pre.text", {}, got.instruction || "the task has none",
-      got.instruction_size > got.instruction.length ? `\n… ${num(got.instruction_size - got.instruction.length)} further characters` : "")));
+    got.replaced
+      ? h(
+          "details",
+          {},
+          h("summary", {}, "outcomes that a scorer replaced"),
+          h("pre", {}, JSON.stringify(got.replaced, null, 2)),
+        )
+      : null,
+    h(
+      "details",
+      {},
+      h("summary", {}, "instruction"),
+      h(
+        "pre.text",
+        {},
+        got.instruction || "the task has none",
+        got.instruction_size > got.instruction.length
+          ? `\n… ${num(got.instruction_size - got.instruction.length)} further characters`
+          : "",
+      ),
+    ),
+  );
 }
 
 function bar(name, value) {
   const shown = typeof value === "number" ? Math.max(0, Math.min(1, Math.abs(value))) : 0;
-  return h("li", {}, h("span", {}, name), h(`i.${value < 0 ? "low" : "high"}`, { vars: { "--part": shown.toFixed(3) } }), h("b", {}, num(value)));
+  return h(
+    "li",
+    {},
+    h("span", {}, name),
+    h(`i.${value < 0 ? "low" : "high"}`, { vars: { "--part": shown.toFixed(3) } }),
+    h("b", {}, num(value)),
+  );
 }
 
 function integrity(found) {
   if (!found) return null;
   const findings = found.findings || [];
-  return h("details", { open: findings.length > 0 }, h("summary", {}, findings.length ? `${findings.length} findings of detectors of reward hacking` : "detectors of reward hacking found nothing"),
-    h("ul", {}, findings.map((each) => h("li", {}, badge(each.severity, each.severity === "alarm" ? "bad" : "watch"), ` ${each.detector}`, each.completion ? ` at #${each.completion}` : "", ": ", h("q", {}, each.quote || "")))),
-    found.judge ? h("p", {}, `the judge: ${found.judge.hacked === true ? "hacked" : found.judge.hacked === false ? "not hacked" : "no opinion"}: ${found.judge.reason}`) : null);
+  return h(
+    "details",
+    { open: findings.length > 0 },
+    h(
+      "summary",
+      {},
+      findings.length
+        ? `${findings.length} findings of detectors of reward hacking`
+        : "detectors of reward hacking found nothing",
+    ),
+    h(
+      "ul",
+      {},
+      findings.map((each) =>
+        h(
+          "li",
+          {},
+          badge(each.severity, each.severity === "alarm" ? "bad" : "watch"),
+          ` ${each.detector}`,
+          each.completion ? ` at #${each.completion}` : "",
+          ": ",
+          h("q", {}, each.quote || ""),
+        ),
+      ),
+    ),
+    found.judge
+      ? h(
+          "p",
+          {},
+          `the judge: ${found.judge.hacked === true ? "hacked" : found.judge.hacked === false ? "not hacked" : "no opinion"}: ${found.judge.reason}`,
+        )
+      : null,
+  );
 }
 
 function triesOf(got, present, look) {
   if (got.attempts.length < 2 && present === got.shown) return null;
-  return h("p.tools", { "aria-label": "attempts" }, "attempts: ", got.attempts.slice().reverse().map((each) => [
-    h("button.chip", { type: "button", "aria-pressed": each.id === present ? "true" : "false", title: each.place ? `its tokens: ${each.place}` : null, onclick: () => look(each.id) },
-      `${each.number + 1}${each.final ? " (outcome)" : ""}${each.failure ? `: ${each.failure}` : ""}`), " "]),
-  got.attempts_in_all > got.attempts.length ? h("span.quiet", {}, `the newest ${got.attempts.length} of ${got.attempts_in_all}`) : null);
+  return h(
+    "p.tools",
+    { "aria-label": "attempts" },
+    "attempts: ",
+    got.attempts
+      .slice()
+      .reverse()
+      .map((each) => [
+        h(
+          "button.chip",
+          {
+            type: "button",
+            "aria-pressed": each.id === present ? "true" : "false",
+            title: each.place ? `its tokens: ${each.place}` : null,
+            onclick: () => look(each.id),
+          },
+          `${each.number + 1}${each.final ? " (outcome)" : ""}${each.failure ? `: ${each.failure}` : ""}`,
+        ),
+        " ",
+      ]),
+    got.attempts_in_all > got.attempts.length
+      ? h("span.quiet", {}, `the newest ${got.attempts.length} of ${got.attempts_in_all}`)
+      : null,
+  );
 }

@@ -20,7 +20,13 @@ export async function run(box, { parts, params, signal }) {
   const queue = h("div");
   const account = h("div");
   const groups = h("div");
-  box.append(head, section("Curves", curves), section("Queue", queue), section("Account", account), section("Groups", groups));
+  box.append(
+    head,
+    section("Curves", curves),
+    section("Queue", queue),
+    section("Account", account),
+    section("Groups", groups),
+  );
   drawHead(head, whole);
   const shown = await curvesOf(curves, whole, params, signal);
   await Promise.all([
@@ -56,17 +62,46 @@ async function each(box, work) {
 function drawHead(head, whole) {
   const { run, rules, interventions } = whole;
   const loud = rules.filter((rule) => rule.level !== "ok");
-  clear(head,
+  clear(
+    head,
     crumbs(["Runs", "#/"], [run.name]),
     h("h1", {}, run.name),
-    h("p", {}, badge(run.state, STATES[run.state]), " ", badge(run.purpose, "quiet"),
-      run.paused ? [" ", badge(`paused by ${run.paused}`, "bad", "`trainer continue` ends a pause")] : null),
-    loud.length ? h("ul.alarms", { "aria-label": "rules" }, loud.map((rule) => h("li", {}, badge(rule.level, rule.level === "alarm" ? "bad" : "watch"), " ",
-      `${rule.name} since step ${rule.since}`, rule.value === null ? "" : `, ${num(rule.value)}`))) : null,
+    h(
+      "p",
+      {},
+      badge(run.state, STATES[run.state]),
+      " ",
+      badge(run.purpose, "quiet"),
+      run.paused ? [" ", badge(`paused by ${run.paused}`, "bad", "`trainer continue` ends a pause")] : null,
+    ),
+    loud.length
+      ? h(
+          "ul.alarms",
+          { "aria-label": "rules" },
+          loud.map((rule) =>
+            h(
+              "li",
+              {},
+              badge(rule.level, rule.level === "alarm" ? "bad" : "watch"),
+              " ",
+              `${rule.name} since step ${rule.since}`,
+              rule.value === null ? "" : `, ${num(rule.value)}`,
+            ),
+          ),
+        )
+      : null,
     facts([
-      ["step", run.step === null ? null : `${run.step} (${run.version})`, run.published_at === null ? null : `published ${time(run.published_at)}`],
+      [
+        "step",
+        run.step === null ? null : `${run.step} (${run.version})`,
+        run.published_at === null ? null : `published ${time(run.published_at)}`,
+      ],
       ["published", run.published_at === null ? null : ago(run.published_at)],
-      ["reward now", num(run.reward.mean), `mean of ${run.reward.rewards} rewards among the ${run.reward.rollouts} rollouts of the newest ${run.reward.groups} finished groups`],
+      [
+        "reward now",
+        num(run.reward.mean),
+        `mean of ${run.reward.rewards} rewards among the ${run.reward.rollouts} rollouts of the newest ${run.reward.groups} finished groups`,
+      ],
       ["of these with a reward", run.reward.rollouts ? percent(run.reward.rewards / run.reward.rollouts) : null],
       ["groups", num(run.groups)],
       ["running", num(run.running)],
@@ -74,18 +109,58 @@ function drawHead(head, whole) {
       ["opened", time(run.created_at)],
       ["who works at it", workers(run)],
     ]),
-    interventions.length ? h("details", {}, h("summary", {}, `${interventions.length} interventions`),
-      h("ul", {}, interventions.slice().reverse().map((done) => h("li", {}, `${time(done.at)} ${done.action.replaceAll("_", " ")}`, done.task ? ` ${done.task}` : "", ` by ${done.rule}: ${done.detail}`)))) : null,
-    h("details", {}, h("summary", {}, "configuration"), Object.keys(whole.config).length
-      ? h("pre", {}, JSON.stringify(whole.config, null, 2)) : h("p.none", {}, "no harness has stored one")));
+    interventions.length
+      ? h(
+          "details",
+          {},
+          h("summary", {}, `${interventions.length} interventions`),
+          h(
+            "ul",
+            {},
+            interventions
+              .slice()
+              .reverse()
+              .map((done) =>
+                h(
+                  "li",
+                  {},
+                  `${time(done.at)} ${done.action.replaceAll("_", " ")}`,
+                  done.task ? ` ${done.task}` : "",
+                  ` by ${done.rule}: ${done.detail}`,
+                ),
+              ),
+          ),
+        )
+      : null,
+    h(
+      "details",
+      {},
+      h("summary", {}, "configuration"),
+      Object.keys(whole.config).length
+        ? h("pre", {}, JSON.stringify(whole.config, null, 2))
+        : h("p.none", {}, "no harness has stored one"),
+    ),
+  );
 }
 
 async function groupsOf(box, name, params, signal) {
   const list = h("div");
   const further = h("p");
-  const state = h("select", { "aria-label": "state", onchange: () => load() },
-    ["", "RUNNING", "DONE", "LEASED", "CONSUMED", "TOMBSTONE"].map((each) => h("option", { value: each, selected: params.get("state") === each }, each || "every state")));
-  const step = h("input", { type: "number", min: 0, placeholder: "step", "aria-label": "step", value: params.get("step") || "", onchange: () => load() });
+  const state = h(
+    "select",
+    { "aria-label": "state", onchange: () => load() },
+    ["", "RUNNING", "DONE", "LEASED", "CONSUMED", "TOMBSTONE"].map((each) =>
+      h("option", { value: each, selected: params.get("state") === each }, each || "every state"),
+    ),
+  );
+  const step = h("input", {
+    type: "number",
+    min: 0,
+    placeholder: "step",
+    "aria-label": "step",
+    value: params.get("step") || "",
+    onchange: () => load(),
+  });
   clear(box, h("p.tools", {}, state, " ", step), list, further);
   let rows = [];
 
@@ -93,7 +168,13 @@ async function groupsOf(box, name, params, signal) {
     const page = await ask(`runs/${part(name)}/groups`, { before, state: state.value, step: step.value }, signal);
     remember({ state: state.value, step: step.value });
     rows = before === null ? page.groups : [...rows, ...page.groups];
-    clear(list, table(GROUP_HEADS, rows.map(groupLine), { empty: page.before === null ? "no group is like that" : "none among the newest thousand; go on", caption: "groups" }));
+    clear(
+      list,
+      table(GROUP_HEADS, rows.map(groupLine), {
+        empty: page.before === null ? "no group is like that" : "none among the newest thousand; go on",
+        caption: "groups",
+      }),
+    );
     clear(further, page.before === null ? null : more("older groups", () => load(page.before)));
   }
 

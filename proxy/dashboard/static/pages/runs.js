@@ -7,7 +7,19 @@ import { spark } from "../chart.js";
 import { ago, num, time } from "../format.js";
 import { STATES, badge, more, row, table, toRun } from "../parts.js";
 
-const HEADS = ["run", "state", "step", "reward", "by step", "calls/s", "tokens/s", "groups", "running", "last group", "who works at it"];
+const HEADS = [
+  "run",
+  "state",
+  "step",
+  "reward",
+  "by step",
+  "calls/s",
+  "tokens/s",
+  "groups",
+  "running",
+  "last group",
+  "who works at it",
+];
 
 export async function runs(box, { params, signal }) {
   const alarms = h("div");
@@ -31,18 +43,31 @@ export async function runs(box, { params, signal }) {
     shown = entries;
     if (traffic) busy = new Map(traffic.map((each) => [each.run, each]));
     clear(alarms, alarmsOf(entries));
-    clear(list, table(HEADS, entries.map((run) => line(run, busy.get(run.name))), { empty: "this pool has no run", caption: "runs" }));
+    clear(
+      list,
+      table(
+        HEADS,
+        entries.map((run) => line(run, busy.get(run.name))),
+        { empty: "this pool has no run", caption: "runs" },
+      ),
+    );
     if (before === undefined) return;
-    clear(further, before === null ? null : more("older runs", async () => {
-      const page = await ask("runs", { before }, signal);
-      draw([...shown, ...page.runs], page.before, null);
-    }));
+    clear(
+      further,
+      before === null
+        ? null
+        : more("older runs", async () => {
+            const page = await ask("runs", { before }, signal);
+            draw([...shown, ...page.runs], page.before, null);
+          }),
+    );
   }
 
   await Promise.all([load(), sessionsOf(sessions, signal)]);
   return {
     changed: async (parts) => {
-      if (["groups", "finished", "steps", "pushed", "retired", "interventions"].some((part) => parts.has(part))) await load();
+      if (["groups", "finished", "steps", "pushed", "retired", "interventions"].some((part) => parts.has(part)))
+        await load();
       if (parts.has("attempts") || (shown.length === 0 && parts.has("completions"))) await sessionsOf(sessions, signal);
     },
   };
@@ -52,22 +77,61 @@ export async function runs(box, { params, signal }) {
 async function sessionsOf(box, signal) {
   const page = await ask("sessions", {}, signal);
   let rows = page.sessions;
-  const draw = (before) => clear(box, rows.length === 0 ? null : [h("h2", {}, "Sessions"),
-    table(["session", "agent", "calls", "last call", "opened"], rows.map((each) => row(link(["attempt", each.id]), `#${each.id}`, each.agent, num(each.calls), ago(each.last_at), time(each.opened_at))), { caption: "sessions" }),
-    before === null ? null : h("p", {}, more("older sessions", async () => {
-      const next = await ask("sessions", { before }, signal);
-      rows = [...rows, ...next.sessions];
-      draw(next.before);
-    }))]);
+  const draw = (before) =>
+    clear(
+      box,
+      rows.length === 0
+        ? null
+        : [
+            h("h2", {}, "Sessions"),
+            table(
+              ["session", "agent", "calls", "last call", "opened"],
+              rows.map((each) =>
+                row(
+                  link(["attempt", each.id]),
+                  `#${each.id}`,
+                  each.agent,
+                  num(each.calls),
+                  ago(each.last_at),
+                  time(each.opened_at),
+                ),
+              ),
+              { caption: "sessions" },
+            ),
+            before === null
+              ? null
+              : h(
+                  "p",
+                  {},
+                  more("older sessions", async () => {
+                    const next = await ask("sessions", { before }, signal);
+                    rows = [...rows, ...next.sessions];
+                    draw(next.before);
+                  }),
+                ),
+          ],
+    );
   draw(page.before);
 }
 
 function alarmsOf(entries) {
   const loud = entries.filter((run) => run.alarms.length || run.paused);
   if (!loud.length) return null;
-  return h("ul.alarms", { "aria-label": "alarms" }, loud.map((run) => h("li", {}, badge("alarm", "bad"), " ",
-    h("a", { href: toRun(run.name), "data-row": true }, run.name), " ",
-    run.paused ? `is paused by ${run.paused}` : `has ${run.alarms.join(", ")} in alarm`)));
+  return h(
+    "ul.alarms",
+    { "aria-label": "alarms" },
+    loud.map((run) =>
+      h(
+        "li",
+        {},
+        badge("alarm", "bad"),
+        " ",
+        h("a", { href: toRun(run.name), "data-row": true }, run.name),
+        " ",
+        run.paused ? `is paused by ${run.paused}` : `has ${run.alarms.join(", ")} in alarm`,
+      ),
+    ),
+  );
 }
 
 // Calls of the last minutes; older ones say nothing about now.
@@ -78,21 +142,51 @@ function rate(traffic, count) {
 
 function line(run, traffic) {
   const { reward } = run;
-  return row(toRun(run.name), run.name,
-    [badge(run.state, STATES[run.state]), " ", run.purpose === "train" ? null : badge(run.purpose, "quiet"),
-      run.alarms.map((name) => [" ", badge(name, "bad", "in alarm")]), run.watched.map((name) => [" ", badge(name, "watch", "one more step may alarm")])],
-    run.step === null ? null : h("span", { title: `${run.version}, published ${time(run.published_at)}` }, num(run.step)),
-    h("span", { title: `mean of ${reward.rewards} rewards among the ${reward.rollouts} rollouts of the newest ${reward.groups} finished groups` }, num(reward.mean)),
-    spark(run.curve), h("span", { title: "of the pool's newest 2000 calls, while there are some" }, rate(traffic, "calls")), rate(traffic, "tokens"), num(run.groups), num(run.running), h("span", { title: time(run.finished_at) }, ago(run.finished_at)),
-    workers(run));
+  return row(
+    toRun(run.name),
+    run.name,
+    [
+      badge(run.state, STATES[run.state]),
+      " ",
+      run.purpose === "train" ? null : badge(run.purpose, "quiet"),
+      run.alarms.map((name) => [" ", badge(name, "bad", "in alarm")]),
+      run.watched.map((name) => [" ", badge(name, "watch", "one more step may alarm")]),
+    ],
+    run.step === null
+      ? null
+      : h("span", { title: `${run.version}, published ${time(run.published_at)}` }, num(run.step)),
+    h(
+      "span",
+      {
+        title: `mean of ${reward.rewards} rewards among the ${reward.rollouts} rollouts of the newest ${reward.groups} finished groups`,
+      },
+      num(reward.mean),
+    ),
+    spark(run.curve),
+    h("span", { title: "of the pool's newest 2000 calls, while there are some" }, rate(traffic, "calls")),
+    rate(traffic, "tokens"),
+    num(run.groups),
+    num(run.running),
+    h("span", { title: time(run.finished_at) }, ago(run.finished_at)),
+    workers(run),
+  );
 }
 
 export function workers(run) {
   const parts = [];
-  for (const [name, worker] of [["harness", run.harness], ["trainer", run.trainer]]) {
+  for (const [name, worker] of [
+    ["harness", run.harness],
+    ["trainer", run.trainer],
+  ]) {
     if (!worker) continue;
-    parts.push(h("span", { title: `process ${worker.pid}, last heartbeat ${Math.round(worker.silent_seconds)} s ago` },
-      `${name} on ${worker.host}`, worker.alive ? null : [" ", badge("gone", "bad")]));
+    parts.push(
+      h(
+        "span",
+        { title: `process ${worker.pid}, last heartbeat ${Math.round(worker.silent_seconds)} s ago` },
+        `${name} on ${worker.host}`,
+        worker.alive ? null : [" ", badge("gone", "bad")],
+      ),
+    );
   }
   return parts.length ? parts.flatMap((part, at) => (at ? [", ", part] : [part])) : h("span.quiet", {}, "nobody");
 }

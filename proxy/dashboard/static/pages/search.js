@@ -6,7 +6,21 @@ import { link } from "../address.js";
 import { ago, num, words } from "../format.js";
 import { badge, more, reward, row, table } from "../parts.js";
 
-const FIELDS = ["q", "run", "event", "failure", "agent", "domain", "least_reward", "most_reward", "no_reward", "least_calls", "most_calls", "least_tokens", "most_tokens"];
+const FIELDS = [
+  "q",
+  "run",
+  "event",
+  "failure",
+  "agent",
+  "domain",
+  "least_reward",
+  "most_reward",
+  "no_reward",
+  "least_calls",
+  "most_calls",
+  "least_tokens",
+  "most_tokens",
+];
 
 export async function search(box, { params, signal }) {
   const state = await ask("search/index", {}, signal);
@@ -14,23 +28,53 @@ export async function search(box, { params, signal }) {
   const own = params.get("run");
   if (own && !runs.includes(own)) runs.push(own);
   const value = (name) => params.get(name) || "";
-  const input = (name, text, given = {}) => h("label", {}, h("span", {}, text), h("input", { name, value: value(name), maxlength: 200, ...given }));
-  const choice = (name, text, options) => h("label", {}, h("span", {}, text), h("select", { name }, options.map(([key, shown]) => h("option", { value: key, selected: key === value(name) }, shown))));
-  const form = h("form.filters", { onsubmit: (event) => {
-    event.preventDefault();
-    const data = new FormData(form);
-    location.hash = link(["search"], Object.fromEntries(FIELDS.map((name) => [name, data.get(name) || ""])));
-  } },
-  input("q", "words", { type: "search", placeholder: 'No such file, "exact phrase", begin*' }),
-  choice("run", "run", [["", "every run"], ...runs.map((run) => [run, run])]),
-  choice("event", "event", [["", "any or none"], ...state.kinds.map((kind) => [kind, words(kind)])]),
-  choice("failure", "failure", [["", "any or none"], ["any", "some failure"], ["none", "no failure"], ...state.failures.map((kind) => [kind, kind])]),
-  input("least_reward", "reward from", { type: "number", step: "any" }), input("most_reward", "to", { type: "number", step: "any" }),
-  h("label.check", {}, h("input", { type: "checkbox", name: "no_reward", value: "1", checked: value("no_reward") !== "" }), h("span", {}, "without a reward")),
-  input("least_calls", "calls from", { type: "number", min: 0 }), input("most_calls", "to", { type: "number", min: 0 }),
-  input("least_tokens", "tokens from", { type: "number", min: 0 }), input("most_tokens", "to", { type: "number", min: 0 }),
-  input("agent", "agent"), input("domain", "domain"),
-  h("button", { type: "submit" }, "search"));
+  const input = (name, text, given = {}) =>
+    h("label", {}, h("span", {}, text), h("input", { name, value: value(name), maxlength: 200, ...given }));
+  const choice = (name, text, options) =>
+    h(
+      "label",
+      {},
+      h("span", {}, text),
+      h(
+        "select",
+        { name },
+        options.map(([key, shown]) => h("option", { value: key, selected: key === value(name) }, shown)),
+      ),
+    );
+  const form = h(
+    "form.filters",
+    {
+      onsubmit: (event) => {
+        event.preventDefault();
+        const data = new FormData(form);
+        location.hash = link(["search"], Object.fromEntries(FIELDS.map((name) => [name, data.get(name) || ""])));
+      },
+    },
+    input("q", "words", { type: "search", placeholder: 'No such file, "exact phrase", begin*' }),
+    choice("run", "run", [["", "every run"], ...runs.map((run) => [run, run])]),
+    choice("event", "event", [["", "any or none"], ...state.kinds.map((kind) => [kind, words(kind)])]),
+    choice("failure", "failure", [
+      ["", "any or none"],
+      ["any", "some failure"],
+      ["none", "no failure"],
+      ...state.failures.map((kind) => [kind, kind]),
+    ]),
+    input("least_reward", "reward from", { type: "number", step: "any" }),
+    input("most_reward", "to", { type: "number", step: "any" }),
+    h(
+      "label.check",
+      {},
+      h("input", { type: "checkbox", name: "no_reward", value: "1", checked: value("no_reward") !== "" }),
+      h("span", {}, "without a reward"),
+    ),
+    input("least_calls", "calls from", { type: "number", min: 0 }),
+    input("most_calls", "to", { type: "number", min: 0 }),
+    input("least_tokens", "tokens from", { type: "number", min: 0 }),
+    input("most_tokens", "to", { type: "number", min: 0 }),
+    input("agent", "agent"),
+    input("domain", "domain"),
+    h("button", { type: "submit" }, "search"),
+  );
   const note = h("p.quiet", { role: "status" });
   const list = h("div.hits");
   const further = h("p");
@@ -45,7 +89,12 @@ export async function search(box, { params, signal }) {
       shown = before === null ? page.hits : [...shown, ...page.hits];
       tell(note, page.index);
       clear(list, wanted.q ? calls(shown) : rollouts(shown, wanted.event));
-      clear(further, page.before === null ? null : more(shown.length ? "further hits" : "none among the newest; look further", () => load(page.before)));
+      clear(
+        further,
+        page.before === null
+          ? null
+          : more(shown.length ? "further hits" : "none among the newest; look further", () => load(page.before)),
+      );
       if (!shown.length && page.before === null) clear(list, h("p.none", {}, "nothing in the index is like that"));
     } catch (error) {
       if (error.name !== "AbortError") clear(list, trouble(error));
@@ -60,26 +109,91 @@ function tell(note, state) {
   const { progress, trouble: why } = state;
   if (why) note.textContent = why;
   else if (!progress) note.textContent = "The index is being made; come back in a moment.";
-  else if (progress.whole && progress.outcomes_whole) note.textContent = `All ${num(progress.calls)} calls and ${num(progress.rollouts)} finished rollouts are in the index ${state.file}.`;
-  else note.textContent = `The index grows, newest first: ${num(progress.calls)} calls (#${progress.oldest} to #${progress.newest} of ${progress.last}) and ${num(progress.rollouts)} rollouts so far.`;
+  else if (progress.whole && progress.outcomes_whole)
+    note.textContent = `All ${num(progress.calls)} calls and ${num(progress.rollouts)} finished rollouts are in the index ${state.file}.`;
+  else
+    note.textContent = `The index grows, newest first: ${num(progress.calls)} calls (#${progress.oldest} to #${progress.newest} of ${progress.last}) and ${num(progress.rollouts)} rollouts so far.`;
 }
 
 function address(hit) {
   const at = { call: hit.call, attempt: hit.attempt_id };
-  return hit.rollout_id === null ? link(["attempt", hit.attempt_id], { call: hit.call }) : link(["rollout", hit.rollout_id], at);
+  return hit.rollout_id === null
+    ? link(["attempt", hit.attempt_id], { call: hit.call })
+    : link(["rollout", hit.rollout_id], at);
 }
 
 function calls(hits) {
-  return h("ol.found", {}, hits.map((hit) => h("li", {},
-    h("p", {}, h("a", { href: address(hit), "data-row": true }, hit.task ? `${hit.task}, call ${hit.ordinal}` : `session ${hit.attempt_id}, call ${hit.ordinal}`), " ",
-      hit.rollout_id === null ? badge("session", "quiet") : reward(hit.reward), " ", hit.failure ? [badge(hit.failure, "bad"), " "] : null,
-      hit.label && hit.label !== "main" ? [badge(hit.label, "quiet"), " "] : null,
-      h("span.quiet", {}, [hit.run, hit.agent, hit.step === null ? null : `step ${hit.step}`, ago(hit.finished_at)].filter(Boolean).join(" · "))),
-    h("pre.text", {}, hit.where ? h("span.quiet", {}, `${hit.where}: `) : null, hit.before, hit.word ? h("mark", {}, hit.word) : null, hit.after))));
+  return h(
+    "ol.found",
+    {},
+    hits.map((hit) =>
+      h(
+        "li",
+        {},
+        h(
+          "p",
+          {},
+          h(
+            "a",
+            { href: address(hit), "data-row": true },
+            hit.task ? `${hit.task}, call ${hit.ordinal}` : `session ${hit.attempt_id}, call ${hit.ordinal}`,
+          ),
+          " ",
+          hit.rollout_id === null ? badge("session", "quiet") : reward(hit.reward),
+          " ",
+          hit.failure ? [badge(hit.failure, "bad"), " "] : null,
+          hit.label && hit.label !== "main" ? [badge(hit.label, "quiet"), " "] : null,
+          h(
+            "span.quiet",
+            {},
+            [hit.run, hit.agent, hit.step === null ? null : `step ${hit.step}`, ago(hit.finished_at)]
+              .filter(Boolean)
+              .join(" · "),
+          ),
+        ),
+        h(
+          "pre.text",
+          {},
+          hit.where ? h("span.quiet", {}, `${hit.where}: `) : null,
+          hit.before,
+          hit.word ? h("mark", {}, hit.word) : null,
+          hit.after,
+        ),
+      ),
+    ),
+  );
 }
 
 function rollouts(hits, event) {
-  const heads = ["rollout", "reward", "failure", "run", "agent", "step", "calls", "tokens", event ? words(event) : "", "ended"];
-  return table(heads, hits.map((hit) => row(link(["rollout", hit.rollout_id]), `${hit.task}, member ${hit.member}`, reward(hit.reward), hit.failure ? badge(hit.failure, "bad") : "", hit.run, hit.agent,
-    num(hit.step), num(hit.calls), num(hit.tokens), event ? num(hit.events) : "", ago(hit.finished_at))), { empty: "nothing in the index is like that", caption: "rollouts" });
+  const heads = [
+    "rollout",
+    "reward",
+    "failure",
+    "run",
+    "agent",
+    "step",
+    "calls",
+    "tokens",
+    event ? words(event) : "",
+    "ended",
+  ];
+  return table(
+    heads,
+    hits.map((hit) =>
+      row(
+        link(["rollout", hit.rollout_id]),
+        `${hit.task}, member ${hit.member}`,
+        reward(hit.reward),
+        hit.failure ? badge(hit.failure, "bad") : "",
+        hit.run,
+        hit.agent,
+        num(hit.step),
+        num(hit.calls),
+        num(hit.tokens),
+        event ? num(hit.events) : "",
+        ago(hit.finished_at),
+      ),
+    ),
+    { empty: "nothing in the index is like that", caption: "rollouts" },
+  );
 }
