@@ -30,6 +30,7 @@ from proxy.dashboard.app import STATIC
 from proxy.pool.database import Pool, open_pool
 from proxy.pool.rollouts.groups import open_group
 from proxy.pool.search.index import place_of
+from proxy.pool.training.fates import StepSums, Tally
 
 WORDS = 5000
 """Different words of the replies, besides one that stands in all of them."""
@@ -60,13 +61,14 @@ def _write(pool: Pool, rows: int) -> None:
     sqlite = pool.dialect == "sqlite"
     words = "every word' || (id % :words) || ' word' || (id * 7 % :words) || ' item' || id || '"
     value = f"""'{{"role":"assistant","content":"{words}"}}'"""
-    metrics = ":metrics" if sqlite else "cast(:metrics as json)"
-    given = {"metrics": msgspec.json.encode(METRICS).decode()}
+    columns = ", ".join(f":{name}" if sqlite else f"cast(:{name} as json)" for name in ("metrics", "so_far"))
+    given = {"metrics": METRICS, "so_far": StepSums(Tally(1, 1, 16 * rows)).to_json()}
     with pool.write() as connection:
         reply = value if sqlite else f"cast({value} as json)"
         connection.execute(text(f"update completions set reply = {reply} where id > 0"), {"words": WORDS})
         connection.execute(
-            text(f"insert into train_steps (version_id, metrics) select id, {metrics} from policy_versions"), given
+            text(f"insert into train_steps (version_id, metrics, so_far) select id, {columns} from policy_versions"),
+            {name: msgspec.json.encode(value).decode() for name, value in given.items()},
         )
     if not sqlite:
         with pool.write() as connection:
