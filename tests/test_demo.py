@@ -1,14 +1,19 @@
 """`make demo`, shortened: the whole way from teacher rollouts to the summary, with every real part."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
+from proxy.pool.database import open_pool
 from tests.conftest import need
+from tests.proxy.dashboard.make import story
 
 ROOT = Path(__file__).parent.parent
 KEYS = """eval_before eval_after eval_episodes eval_stderr reward_by_step steps policy_version rollouts completions
@@ -29,3 +34,45 @@ def test_the_shortened_demo_reaches_its_summary(tmp_path: Path) -> None:
     assert len(set(summary["reward_by_step"])) > 1
     assert summary["logprob_tokens_compared"] >= 1000 and summary["max_abs_logprob_diff"] <= 1e-4
     assert (tmp_path / "demo" / "reward.png").stat().st_size > 1000
+    assert done.stdout.splitlines()[-1].endswith(f"proxy dashboard {tmp_path / 'demo' / 'pool.db'}")
+
+
+LOOK = "import sys; from pathlib import Path; from rich.console import Console; from examples.demo.look import show\n"
+LOOK += "show(Path(sys.argv[1]), Console())"
+IN_A_TERMINAL = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+AT_HOME = {name: value for name, value in os.environ.items() if name != "CI"}
+
+
+def test_on_a_terminal_the_demo_ends_with_an_address_and_serves_it_until_ctrl_c(tmp_path: Path) -> None:
+    pool = open_pool(str(tmp_path / "pool.db"))
+    story(pool)
+    pool.close()
+    look = [sys.executable, "-c", LOOK, str(tmp_path / "pool.db")]
+    terminal = subprocess.Popen(
+        [sys.executable, "-c", IN_A_TERMINAL, *look],
+        cwd=ROOT, env=AT_HOME, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert terminal.stdin is not None and terminal.stdout is not None
+    try:
+        assert "until you press Ctrl-C" in terminal.stdout.readline()
+        opened = re.fullmatch(r"open (http://127\.0\.0\.1:\d+/)\?token=(\S+)\s+", terminal.stdout.readline())
+        assert opened and terminal.stdout.readline().startswith("ready: ")
+        with urlopen(f"{opened[1]}api/runs?token={opened[2]}", timeout=30) as response:
+            assert b'"name":"train"' in response.read()
+        terminal.stdin.write("\x03")  # what the Ctrl-C of a keyboard is for a terminal
+        terminal.stdin.flush()
+        assert terminal.wait(30) == 0
+    finally:
+        terminal.kill()
+        terminal.wait()
+
+
+def test_where_nobody_would_end_it_the_demo_ends_with_the_command(tmp_path: Path) -> None:
+    look = [sys.executable, "-c", LOOK, str(tmp_path / "pool.db")]
+    command = f"look at its runs in the browser: proxy dashboard {tmp_path / 'pool.db'}"
+    in_ci = [sys.executable, "-c", IN_A_TERMINAL, *look]
+    for argv, env in ((look, AT_HOME), (in_ci, AT_HOME | {"CI": "true"})):
+        done = subprocess.run(
+            argv, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=60
+        )
+        assert done.returncode == 0 and done.stdout.strip() == command

@@ -107,8 +107,7 @@ def write_report(directory: Path, figures: dict[str, Any], console: Console) -> 
         f"engine against trainer: at most {figures['max_abs_logprob_diff']:.1e} apart over "
         f"{figures['logprob_tokens_compared']} logprobs\n"
         f"{figures['rollouts']} rollouts, {figures['completions']} completions in {figures['wall_seconds']:.0f} s\n"
-        f"picture: {directory / 'reward.png'}   summary: {directory / 'summary.json'}\n"
-        f"look at its runs in the browser: proxy dashboard {directory / 'pool.db'}",
+        f"picture: {directory / 'reward.png'}   summary: {directory / 'summary.json'}",
         highlight=False,
     )
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from commands import Background, clear, run_command
+from look import show
 from report import Evaluation, StepTable, evaluation, summary, write_report
 from rich.console import Console
 from settings import RUN, Settings, write_engine_config, write_sft_config, write_trainer_config
@@ -193,6 +194,7 @@ def main() -> int:
     finally:
         demo.close()
     write_report(options.directory, figures, console)
+    show(options.directory / "pool.db", console)
     return 0
 
 
