@@ -20,6 +20,8 @@ from harness.async_pool import AsyncPool
 from harness.environment.augment import Variation, apply, chosen
 from harness.environment.snapshot import Snapshot, set_up, spec_of, take_snapshot, write_snapshot
 from harness.failure import AttemptFailed, Unexpected, stage
+from harness.integrity.evidence import Evidence
+from harness.integrity.watch import IntegrityWatch, evidence_in, evidence_of_answer, findings_of
 from harness.monitor.egress import note_egress
 from harness.monitor.engine_presence import EnginePresence
 from harness.monitor.hang_watch import HangWatch, run_watched
@@ -35,6 +37,7 @@ from harness.verdict.isolation import end_agent, verifier_sandbox
 from harness.verdict.judge import Judge
 from harness.verdict.rewards import Verdict, below, joined
 from harness.verdict.verifier import verify
+from proxy.pool.completions.store import labelled, of_attempt
 from proxy.pool.errors import PoolError, UserError
 from proxy.pool.rollouts.attempts import Attempt, Ending, close_attempt, open_attempt
 from proxy.pool.rollouts.budgets import UNLIMITED, Budget, calls_seen
@@ -99,6 +102,8 @@ class RunContext:
     """Seed of the choice of variations."""
     scorer: Scorer | None = None
     """Gives rollouts their rewards after the verifier. None: the verifier's verdict is the reward."""
+    integrity: IntegrityWatch | None = None
+    """How rollouts that cheat are treated. None: nobody looks whether they do."""
     remote_attempt: "Callable[[RunContext, RolloutJob], Awaitable[Outcome]] | None" = None
     """Makes an attempt on another machine, as `make_attempt` does here (`--ray`)."""
 
@@ -140,6 +145,8 @@ async def run_rollout(
         raise UserError(f"{trouble.detail}; bring it back and repeat the same command to go on")
     if context.scorer is not None:
         outcome = await with_reward(context.pool, context.scorer, rollout, outcome)
+    if context.integrity is not None:
+        outcome = await context.integrity.judged(context.pool, rollout, outcome)
     return outcome, await context.pool(finish_rollout, rollout.rollout_id, outcome)
 
 
@@ -178,8 +185,14 @@ async def make_attempt(context: RunContext, job: RolloutJob) -> Outcome:
         await attempt.close_in_pool(failure, detail)
     if verdict is None:
         return Outcome(attempt_id=row.id, reward=None, failure=failure, detail=detail, reward_parts={})
-    parts = {"verifier": verdict.reward, **verdict.parts}
-    return Outcome(attempt_id=row.id, reward=verdict.reward, failure=failure, detail=detail, reward_parts=parts)
+    return Outcome(
+        attempt_id=row.id,
+        reward=verdict.reward,
+        failure=failure,
+        detail=detail,
+        reward_parts={"verifier": verdict.reward, **verdict.parts},
+        integrity=await attempt.integrity(),
+    )
 
 
 @dataclass(frozen=True)
@@ -214,6 +227,8 @@ class LiveAttempt:
         self._exit_code: int | None = None
         self._timings: dict[str, float] = {}
         self._augmentation: list[str] = []
+        self._evidence: list[Evidence | None] = []
+        """Of each step that came to its verdict, where somebody looks; None: it could not be read."""
         self.policy_failure = PolicyFailure()
         """The first step's that has one."""
 
@@ -272,7 +287,8 @@ class LiveAttempt:
             if self._variations:
                 self._augmentation, self._agent_env = await apply(sandbox, task, self._variations)
                 self._variations = []
-            snapshot = await take_snapshot(sandbox, task, self._context.sandboxes)
+            looks = self._context.integrity is not None
+            snapshot = await take_snapshot(sandbox, task, self._context.sandboxes, evidence=looks)
         self._add_time("setup", time.monotonic() - began)
         return snapshot
 
@@ -341,6 +357,8 @@ class LiveAttempt:
         )
         async with context.slots.verifying, judging as (room, findings):
             await asyncio.to_thread(write_findings, context.logs, self._log_name, findings)
+            if context.integrity is not None:
+                self._evidence.append(await evidence_in(room, sandbox.work, task, findings))
             for past in range(VERIFIER_TRIES):
                 try:
                     return await verify(room, task)
@@ -378,6 +396,7 @@ class LiveAttempt:
                 raise trouble
             else:
                 self.policy_failure = PolicyFailure("agent_budget", "the model had not answered when the time was up")
+        self._evidence.append(evidence_of_answer(task))
         with stage("verifier"):
             if task.network == "full" and task.checker is not None and task.checker.kind == "code":
                 await self._note_egress("verifier")
@@ -413,6 +432,13 @@ class LiveAttempt:
             raise AttemptFailed("agent_crash", f"{how} without a completed model call: {result.output[-300:].strip()}")
         if self.policy_failure.kind is None:
             self.policy_failure = failure
+
+    async def integrity(self) -> dict[str, Any] | None:
+        """What detectors of reward hacking find in the attempt that has ended. None: nobody looks, or nobody could."""
+        steps = [evidence for evidence in self._evidence if evidence is not None]
+        if self._context.integrity is None or len(steps) < len(self._evidence):
+            return None
+        return await findings_of(labelled(await self._context.pool(of_attempt, self._id)), steps)
 
     def explained(self, failed: AttemptFailed) -> str:
         """The failure's detail, with the limit that ended the agent where that may be the cause."""

@@ -15,6 +15,7 @@ from harness.agents.mix import Scaffold, check
 from harness.agents.one_call import AGENT
 from harness.anchors import Way
 from harness.environment.augment import Kind
+from harness.integrity.watch import Action
 from proxy.pool.errors import UserError
 from proxy.pool.settings_file import (
     Count,
@@ -22,6 +23,7 @@ from proxy.pool.settings_file import (
     NotNegative,
     Port,
     Seconds,
+    Share,
     absolute,
     checked,
     demand,
@@ -33,6 +35,7 @@ from proxy.pool.settings_file import (
 SandboxKind = Literal["auto", "docker", "bubblewrap", "process"]
 SANDBOXES = get_args(SandboxKind)
 WAYS = get_args(Way)
+ACTIONS = get_args(Action)
 IMAGE = "debian:bookworm-slim"
 """Docker image of tasks that name none."""
 
@@ -110,6 +113,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     reward: str | None = None
     """Gives rollouts their rewards after the verifier: package.module:function, or a judge file ending in .toml
     (docs/rewards.md)."""
+    integrity: Action | None = None
+    """Look whether rollouts cheat, and tell it, mask those that do, or give them the reward 0 (docs/integrity.md)."""
+    integrity_judge: FilePath | None = None
+    """Judge file whose models look at rollouts that detectors name."""
+    integrity_share: Share = 0
+    """Share of the other rollouts with a reward that these judges look at too."""
     resample: str | None = None
     """Name of a run in the pool: groups begin with the first turns of its recorded successes (docs/runs.md)."""
     anchors: Way = "rollback"
@@ -154,6 +163,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             not (self.resample and self.augment),
             f"augment = {list(self.augment)} varies environments, in which a recorded attempt cannot be repeated; drop "
             f"it, or resample = {self.resample}",
+        )
+        demand(
+            self.integrity is not None or not (self.integrity_judge or self.integrity_share),
+            "integrity_judge and integrity_share say how rollouts that may cheat are judged; set integrity too",
+        )
+        demand(
+            self.integrity_judge is not None or not self.integrity_share,
+            f"integrity_share = {self.integrity_share:g} is what judges look at; name them with integrity_judge",
         )
         demand(
             self.anchors == "rollback" or self.resample is not None,

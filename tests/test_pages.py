@@ -40,6 +40,7 @@ DOCTORS = "tests/proxy/test_doctor.py and tests/trainer/test_doctor.py type it"
 SHARED = "removes bundles that other tests use: tests/sandboxes/docker/test_bundles.py does it on an engine of its own"
 BATCHES = "imports torch for a small file: tests/pool/test_batches.py"
 JUDGED = "tests/harness/test_rescore.py and test_judges.py type it with scripted agents and judges"
+HACKS = "tests/harness/test_integrity.py types it with an agent that weakens tests, and asks a scripted judge"
 RESAMPLES = "needs a run that has solved its tasks: tests/harness/test_resample.py makes one and types it"
 CONTINUES = "only a paused run goes on: tests/trainer/test_monitor.py types both"
 DASHBOARD = "goes on until it is stopped: tests/proxy/dashboard/test_command.py types it"
@@ -49,6 +50,9 @@ ELSEWHERE = {
     "harness run examples/tasks.jsonl --agent native-threshold -n 4": NATIVE,
     "proxy pool show runs/run-tasks-native-threshold/pool.db 1": NATIVE,
     "proxy dashboard runs/train/pool.db": DASHBOARD,
+    "harness run tasks.jsonl --agent qwen-code --integrity tell": HACKS,
+    "harness run tasks.jsonl --agent qwen-code --integrity mask --integrity-judge honesty.toml "
+    "--integrity-share 0.05": HACKS,
     "harness run tasks.jsonl --agent qwen-code --reward examples.reward_function:brief": JUDGED,
     "harness run tasks.jsonl --agent qwen-code --reward judge.toml": JUDGED,
     "harness rescore runs/train --reward judge.toml": JUDGED,
@@ -306,12 +310,12 @@ def run_exists(pool: Path, name: str) -> bool:
 @pytest.mark.timeout(2400)
 def test_the_commands_that_run_tasks(reader: Reader) -> None:
     (reader.home / "tasks.jsonl").write_text(ALWAYS_PASSES)
-    install, first, process, watch, evaluate, own, many, file, resume, look, afar, replay, did, did_afar, *rest = (
-        RUNNING
-    )
+    install, first, process, watch, behaved, evaluate, own, many, *others = RUNNING
+    file, resume, look, afar, replay, did, did_afar, *rest = others
     reader.types(install)
     reader.types(first, ("-n 4", "-n 1"))
     assert "opencode" in reader.types(watch)
+    assert "first edit" in reader.types(behaved)
     reader.types(process)
     reader.types(evaluate)
     reader.types(own, ('"your-agent"', f'"{reader.home}/bin/your-agent" --sandbox process --run-dir runs/own'))

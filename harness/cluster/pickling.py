@@ -55,7 +55,8 @@ class _Unpacker(pickle.Unpickler):
 def pack(context: RunContext) -> bytes:
     """Pickle a context without what belongs to this process."""
     file = io.BytesIO()
-    _Packer(file, context).dump(replace(context, remote_attempt=None, scorer=None))
+    watch = context.integrity and replace(context.integrity, judges=None)
+    _Packer(file, context).dump(replace(context, remote_attempt=None, scorer=None, integrity=watch))
     return file.getvalue()
 
 

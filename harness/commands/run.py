@@ -21,6 +21,7 @@ from harness.anchors import Anchors
 from harness.async_pool import AsyncPool
 from harness.commands.judge_options import add_judge, judge_at
 from harness.environment.augment import KINDS, of_run
+from harness.integrity.watch import IntegrityWatch, judges_of
 from harness.loop import RunLoop, RunPlan
 from harness.monitor.engine_presence import EnginePresence
 from harness.monitor.progress import Board, calls_table, closing_table, length_bias, make_console
@@ -28,7 +29,7 @@ from harness.monitor.rule_metrics import RuleMetrics
 from harness.rewards.named import scorer_named
 from harness.rollout import Budgets, RunContext, StageSlots
 from harness.run_dir import RunDir, Whereabouts
-from harness.settings import IMAGE, SANDBOXES, WAYS, Settings, load_settings
+from harness.settings import ACTIONS, IMAGE, SANDBOXES, WAYS, Settings, load_settings
 from harness.setup import placement
 from harness.setup.sandbox_choice import backend_for, choose, listening, runtimes_of
 from harness.setup.stack import ProxyOptions, RunningProxy, service
@@ -109,6 +110,9 @@ def _add_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--seed", type=int, help="seed of the order of tasks and agents (default: 0)")
     run.add_argument("--epochs", type=int, help="how often to run each task; 0: until stopped (default: 1)")
     run.add_argument("--reward", metavar="MODULE:NAME|FILE.toml", help="reward function or judges after the verifier")
+    run.add_argument("--integrity", choices=ACTIONS, help="look for cheats: tell them, mask or zero rollouts with one")
+    run.add_argument("--integrity-judge", metavar="FILE", help="judge file for rollouts that detectors name")
+    run.add_argument("--integrity-share", type=float, help="share of the others that it looks at (default: 0)")
     add_judge(run, "that grades answers of tasks whose checker is a judge")
     run.add_argument("--until-step", type=_positive, help="feed a training run until it has published this step")
     placement.add_options(run)
@@ -186,7 +190,7 @@ def run(verb: str, settings: Settings) -> int:
                         proxy, settings, pool=pool, sandboxes=sandboxes, logs=logs, run_id=stored_run.id
                     )
                     scorer = scorer_named(settings.reward, context.pool) if settings.reward else None
-                    context = replace(context, judge=judge, scorer=scorer)
+                    context = replace(context, judge=judge, scorer=scorer, integrity=_integrity(settings, context.pool))
                     rules = RuleMetrics()
                     metrics = placement.with_metrics(settings.metrics_port, sandboxes, directory.path, rules)
                     with placement.placed(settings, context, maker) as placed:
@@ -206,6 +210,13 @@ def _judge(settings: Settings, mix: TaskMix) -> Judge | None:
         if judge is None and task.checker is not None and task.checker.kind == "judge":
             raise UserError(f"the checker of task {task.id!r} is a judge; name its endpoint with --judge URL")
     return judge
+
+
+def _integrity(settings: Settings, pool: AsyncPool) -> IntegrityWatch | None:
+    if settings.integrity is None:
+        return None
+    judges = judges_of(settings.integrity_judge, pool) if settings.integrity_judge else None
+    return IntegrityWatch(action=settings.integrity, judges=judges, share=settings.integrity_share, seed=settings.seed)
 
 
 def _proxy_options(settings: Settings, listeners: Mapping[str, str]) -> ProxyOptions:
@@ -239,6 +250,9 @@ def _config(settings: Settings, mix: TaskMix) -> dict[str, Any]:
         "augment": list(settings.augment),
         "judge": [settings.judge, settings.judge_model] if settings.judge else None,
         "reward": settings.reward,
+        "integrity": [settings.integrity, settings.integrity_judge, settings.integrity_share]
+        if settings.integrity
+        else None,
         "resample": [settings.resample, settings.anchors] if settings.resample else None,
     }
     return config | {key: value for key, value in optional.items() if value}
@@ -359,6 +373,8 @@ async def _within(
     finally:
         if context.scorer is not None:
             await context.scorer.close()
+        if context.integrity is not None:
+            await context.integrity.close()
 
 
 async def _until_done(loop: RunLoop, claim: RunClaim, board: Board, pool: AsyncPool) -> None:

@@ -23,7 +23,9 @@ from sandboxes.base import Image, Limits, Sandbox, Sandboxes, Service, Spec
 
 ORIGINAL_BYTES = 1 << 16
 ORIGINALS_BYTES = 8 << 20
-_CONTENTS = 'for f do [ -f "$f" ] && [ ! -L "$f" ] && printf "%s %s\\n" "$(wc -c < "$f")" "$f" && cat "$f"; done'
+MOST_CONTENTS = 500
+_CONTENTS = f"""for f do [ -f "$f" ] && [ ! -L "$f" ] && size=$(($(wc -c < "$f"))) && [ $size -le {ORIGINAL_BYTES} ] &&
+    printf "%s %s\\n" $size "$f" && cat "$f"; done"""
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,16 @@ class Snapshot:
     """Absolute path -> content of small files that steer a verifier, to be restored when the agent changes them."""
     initial: Mapping[str, Mapping[str, Entry]] | None = None
     """Absolute path of each artifact -> what lies there, where only the agent's changes travel."""
+    work: Mapping[str, bytes] | None = None
+    """Absolute path -> content of small files of the working directory, as evidence of what the agent changes.
+    None: nobody looks. Empty where the verdict is reached in a fresh sandbox, which still has them."""
 
 
-async def take_snapshot(sandbox: Sandbox, task: Task, sandboxes: Sandboxes) -> Snapshot:
-    """Clean up after set-up, then record the sandbox's files. Call it before anything of the agent runs."""
+async def take_snapshot(sandbox: Sandbox, task: Task, sandboxes: Sandboxes, *, evidence: bool = False) -> Snapshot:
+    """Clean up after set-up, then record the sandbox's files. Call it before anything of the agent runs.
+
+    `evidence`: somebody will look at what the agent changes.
+    """
     spec, own_root = spec_of(task), sandboxes.kind != "process"
     above = above_tests(task, sandbox.work, own_root)
     before = await take_manifest(sandbox, spec, own_root, above, RUNNERS_NAMES)
@@ -54,24 +62,36 @@ async def take_snapshot(sandbox: Sandbox, task: Task, sandboxes: Sandboxes) -> S
     steer = steering(task, sandbox, spec, own_root)
     fresh = judged_fresh(task, sandboxes.kind)  # then nothing is put back in this one
     known = [] if fresh else [path for path in sorted(manifest.files) if steer(path)]
-    originals = await _contents(sandbox, known) if known else {}
+    originals = await contents(sandbox, known) if known else {}
     changed = frozenset() if fresh else frozenset(await sandbox.changed())
     initial = await initial_state(sandbox, task) if fresh and task.verifier.carry == "changes" else None
-    return Snapshot(spec, own_root, manifest, fresh, rows, changed, originals, initial)
+    work = (await _work_files(sandbox, manifest) if not fresh else {}) if evidence else None
+    return Snapshot(spec, own_root, manifest, fresh, rows, changed, originals, initial, work)
 
 
-async def _contents(sandbox: Sandbox, paths: list[str]) -> dict[str, bytes]:
-    """The contents of the files up to ORIGINAL_BYTES each and ORIGINALS_BYTES in all."""
+async def _work_files(sandbox: Sandbox, manifest: FileManifest) -> dict[str, bytes]:
+    """What files of the working directory hold, those that look like tests first, as there may be too many."""
+    below = [path for path in sorted(manifest.files) if path.startswith(f"{sandbox.work}/") and "/.git/" not in path]
+    return await contents(sandbox, sorted(below, key=lambda path: "test" not in path))
+
+
+async def contents(sandbox: Sandbox, paths: Sequence[str]) -> dict[str, bytes]:
+    """Return what the first MOST_CONTENTS of these files hold, by absolute path.
+
+    Left out: what is no regular file, files beyond ORIGINAL_BYTES, and what comes after ORIGINALS_BYTES in all.
+    """
     output = bytearray()
-    command = f"set -- {' '.join(map(shlex.quote, paths[:500]))}\n{_CONTENTS}"
+    named = [path for path in paths if "\n" not in path][:MOST_CONTENTS]
+    command = f"set -- {' '.join(map(shlex.quote, named))}\n{_CONTENTS}"
     await sandbox.run(command, Limits(seconds=60, output_bytes=1 << 10), {}, on_output=output.extend)
-    contents, at = {}, 0
+    known, at = {}, 0
     while at < min(len(output), ORIGINALS_BYTES) and (end := output.find(b"\n", at)) > 0:
         size, _, path = output[at:end].decode(errors="replace").partition(" ")
+        if not (size.isascii() and size.isdigit()):  # an agent with root rights may have put another shell there
+            break
         at = end + 1 + int(size)
-        if int(size) <= ORIGINAL_BYTES:
-            contents[path] = bytes(output[end + 1 : at])
-    return contents
+        known[path] = bytes(output[end + 1 : at])
+    return known
 
 
 def write_snapshot(directory: Path, name: str, snapshot: Snapshot) -> None:

@@ -77,9 +77,16 @@ def readable(difference: FileDifference) -> list[str]:
     return [path for path in paths if "__pycache__" not in path][:MOST]
 
 
+def as_text(content: bytes) -> str | None:
+    """Return what a file holds as text; None: it is none."""
+    return None if b"\0" in content else content.decode(errors="replace")
+
+
 def evidence_of(task: Task, work: str, findings: IsolationFindings, texts: Mapping[str, str]) -> Evidence:
     """Return the evidence of an attempt. `texts`: what the changed files hold now, by absolute path."""
-    given = _texts(task.files, task.directories)
+    known = {_below(path, work): as_text(content) for path, content in findings.originals.items()}
+    given = {path: text for path, text in known.items() if text is not None}
+    given = _texts(task.files, task.directories) | given
     difference, removed = findings.difference, set(findings.difference.removed)
     changes = []
     for path in (*difference.added, *difference.changed, *difference.removed):

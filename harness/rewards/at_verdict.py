@@ -17,19 +17,24 @@ async def with_reward(pool: AsyncPool, scorer: Scorer, rollout: OpenRollout, out
     """
     if outcome.attempt_id is None or (outcome.reward is None and outcome.failure not in ASKED_AGAIN):
         return outcome
-    row = Scorable(
-        rollout_id=rollout.rollout_id,
-        attempt_id=outcome.attempt_id,
-        task=rollout.task,
-        reward=outcome.reward,
-        parts=outcome.reward_parts,
-        failure=outcome.failure,
-        detail=outcome.detail,
-        **await pool(of_attempt, outcome.attempt_id),
-    )
-    score = await scorer.score(RolloutFacts(row, labelled(await pool(completions_of, outcome.attempt_id))))
+    score = await scorer.score(await facts_of(pool, rollout, outcome, outcome.attempt_id))
     before = replaced(scorer.name, outcome.reward, outcome.reward_parts, outcome.failure, outcome.detail)
     if score.verdict is None:
         return replace(outcome, reward=None, failure=UNSCORED, detail=score.why, replaced=before)
     scored = replace(outcome, reward=score.verdict.reward, reward_parts=dict(score.verdict.parts), replaced=before)
     return replace(scored, failure=None, detail="") if outcome.failure in ASKED_AGAIN else scored
+
+
+async def facts_of(pool: AsyncPool, rollout: OpenRollout, outcome: Outcome, attempt_id: int) -> RolloutFacts:
+    """Return what is known of a rollout whose outcome is not written yet, with the completions of its attempt."""
+    row = Scorable(
+        rollout_id=rollout.rollout_id,
+        attempt_id=attempt_id,
+        task=rollout.task,
+        reward=outcome.reward,
+        parts=outcome.reward_parts,
+        failure=outcome.failure,
+        detail=outcome.detail,
+        **await pool(of_attempt, attempt_id),
+    )
+    return RolloutFacts(row, labelled(await pool(completions_of, attempt_id)))

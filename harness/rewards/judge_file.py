@@ -56,13 +56,14 @@ class JudgeFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Maximum questions at once."""
 
 
-def load_judge_file(path: Path) -> JudgeFile:
-    """Read a judge file, with its rubric; UserError names what is wrong."""
+def load_judge_file(path: Path, otherwise: str = "") -> JudgeFile:
+    """Read a judge file, with its rubric; UserError names what is wrong. `otherwise`: the rubric of a file without."""
     table = read_table(path)
     file = checked(with_absolute_paths(table, JudgeFile, path.parent), JudgeFile, str(path))
-    if bool(file.rubric.strip()) == bool(file.rubric_file):
+    rubric = file.rubric if file.rubric.strip() or file.rubric_file else otherwise
+    if bool(rubric.strip()) == bool(file.rubric_file):
         raise UserError(f"{path}: a judge file has either rubric or rubric_file; give one of them")
-    rubric = read_text(Path(file.rubric_file), 4 * MAX_RUBRIC) if file.rubric_file else file.rubric
+    rubric = read_text(Path(file.rubric_file), 4 * MAX_RUBRIC) if file.rubric_file else rubric
     if len(rubric) > MAX_RUBRIC:
         raise UserError(f"{path}: the rubric has {len(rubric)} characters, and {MAX_RUBRIC} are read; shorten it")
     models = tuple(

@@ -22,6 +22,8 @@ class IsolationFindings:
     """Steering files that the agent changed and that could not be restored."""
     left_out: list[str] = field(default_factory=list)
     """What is no data, so it does not travel into a fresh sandbox: links that lead out, FIFOs, sockets, odd names."""
+    originals: dict[str, bytes] = field(default_factory=dict)
+    """Absolute path -> what small files that the agent changed or removed had held, where somebody looks at that."""
 
 
 def write_findings(directory: Path, name: str, findings: IsolationFindings) -> None:

@@ -109,8 +109,14 @@ async def undo_steering(sandbox: Sandbox, task: Task, snapshot: Snapshot) -> Iso
     for path in restored:
         await sandbox.write(within(sandbox, path), snapshot.originals[path])
     left = stayed | set(touched) - set(restored)
+    held = snapshot.originals | dict(snapshot.work or {})
+    altered = (*difference.changed, *difference.removed) if snapshot.work is not None else ()
     return IsolationFindings(
-        difference, [path for path in planted if path not in stayed], tools + restored, sorted(left)
+        difference,
+        [path for path in planted if path not in stayed],
+        tools + restored,
+        sorted(left),
+        originals={path: held[path] for path in altered if path in held},
     )
 
 

@@ -55,7 +55,7 @@ class UntrainedReason(StrEnum):
     TURNS = "turns", "the agent used up its turns (credit.mask_turns)"
     FUNCTION = "function", "batch.function dropped the rollout or failed on it; detail: the function, and how it failed"
     MONITOR = "monitor", "a rule of the monitor masks the rollout; detail: the rule"
-    HACKED = "hacked", 'it cheated (integrity.action = "mask"); detail: the detectors that say so'
+    HACKED = "hacked", 'it cheated (integrity = "mask"); detail: the detectors that say so'
     NEGATIVE_ADVANTAGE = "negative_advantage", "negative advantages weigh 0 in this step (loss.negative_*)"
     # of a rollout, or of a group
     ROLLED_BACK = "rolled_back", "weights that a rollback has retired sampled it, before a step took it"

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from sandboxes.base import Profile, Sandbox, SandboxError, Spec
-from sandboxes.docker.container.freezing import holder_config, holder_of
+from sandboxes.docker.container.freezing import holder_config, holder_of, pause
 from sandboxes.docker.container.sandbox import DockerSandbox, StartedContainer
 from sandboxes.docker.daemon import ContainerCommand, DaemonError, DockerDaemon
 from sandboxes.docker.image.images import STASH, Images, log
@@ -165,7 +165,7 @@ class DockerSandboxes:
         """
         with self.daemon.translating_errors(f"the network of {container}"):
             target = self.daemon.container(container)
-            await target.pause()
+            await pause(target)
             if "none" in (await target.show())["NetworkSettings"]["Networks"]:  # after a restart it is in no network
                 await (await self.daemon.docker.networks.get("none")).disconnect({"Container": container})
             await (await self.daemon.docker.networks.get("bridge")).connect({"Container": container})

@@ -223,8 +223,9 @@ PROCESSES = {
         script=OPEN
         + plant("* * * * * root echo hello > $PWD/hello.txt", "/etc/cron.d/evil")
         + plant("* * * * * echo hello > $PWD/hello.txt", "/var/spool/cron/crontabs/root")
-        # What the agent writes while it runs is its work, however long that takes: this writes after its end.
-        + "(while kill -0 $$; do sleep 0.1; done; sleep 1; while :; do echo hello > hello.txt; done) >/dev/null 2>&1 &",
+        # What the agent's processes write before they are ended is its work, however long that takes: this writes when
+        # the verifier's files are there.
+        + "(until [ -e check.py ]; do sleep 0.1; done; while :; do echo hello > hello.txt; done) >/dev/null 2>&1 &",
         victim="slow script",
     ),
 }

@@ -44,6 +44,8 @@ ANSWERS = {
 """Questions of the domains without a sandbox."""
 GRADE = "You grade the work of an AI agent"
 """How judges of a run are asked."""
+SUSPECT = "Write hello.txt honestly"
+"""A task on which judges find everybody dishonest."""
 COUNT, LONG_COUNT = "Count", ScriptedReply("one " * 5000, seconds_per_token=0.05)
 """What takes minutes to answer."""
 OPENCODES_HELPER, CODEXS_HELPER, CODEXS_WAIT = "task", "multi_agent_v1__spawn_agent", "multi_agent_v1__wait_agent"
@@ -103,6 +105,8 @@ def aside(asked: Asked) -> str | ScriptedReply:
         return answer
     if FILE_LISTING in asked.text:
         return WHOLE_FILE
+    if GRADE in asked.text and SUSPECT in asked.text:
+        return '{"score": 0.0, "reason": "it was not honest"}'
     if GRADE in asked.text:
         return '{"score": 0.75, "reason": "it did what was asked"}'
     return SUMMARY if READ in asked.text else "A title"

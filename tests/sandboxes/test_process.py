@@ -202,7 +202,7 @@ async def test_a_stop_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
     assert not [process for process in table() if process.sandbox == sandbox.id]
 
 
-@pytest.mark.parametrize("times", [20, pytest.param(2000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("times", [20, pytest.param(1000, marks=(pytest.mark.long, pytest.mark.timeout(900)))])
 async def test_a_process_that_is_just_exchanged_for_another_program_is_found(tmp_path: Path, times: int) -> None:
     """`setsid` leaves the session, then execve takes the environment away for a moment: 1 in 200 was missed there."""
     sandboxes = ProcessSandboxes(tmp_path)

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from aiohttp import web
 
+from proxy.pool.inspect.rule_states import STATES
 from tests.trainer.lives import End, Lives
 from tests.trainer.sglang_double import Double, Start
 from tests.trainer.test_loop import metrics, prepare, query
@@ -40,6 +42,8 @@ STAGES = [  # of trainer/loop.py, in order; those behind a publication are reach
 STEPS = 6
 TIMED = {"seconds", "tokens_per_second", "mfu", "pause_seconds", "engine_wait_seconds"}
 """Metrics of what a step took, not of what it learned."""
+TIMED_RULES = {"waiting", "slow_phase"}
+"""Rules of the monitor over such metrics."""
 ANYWHERE = (150_000, 500_000)
 """Calls and returns after which a life is ended at random: from the loading of weights to the second step."""
 
@@ -72,9 +76,17 @@ def check_same(rough: Path, smooth: Path) -> None:
         assert same_files(smooth / name, rough / name), step
     left = [sorted(str(path.relative_to(where)) for path in where.glob("out/*s/step-*")) for where in (smooth, rough)]
     assert left[0] == left[1]
-    for one, other in zip(metrics(smooth), metrics(rough), strict=True):
-        names = (one.keys() | other.keys()) - TIMED
+    for one, other in zip(map(learned, metrics(smooth)), map(learned, metrics(rough)), strict=True):
+        names = one.keys() | other.keys()
         assert {name: (one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)} == {}
+
+
+def learned(step: dict[str, Any]) -> dict[str, Any]:
+    """The metrics of a step that do not say what it took."""
+    kept = {name: value for name, value in step.items() if name not in TIMED}
+    for name in ("monitor", STATES):
+        kept[name] = {rule: state for rule, state in kept.get(name, {}).items() if rule not in TIMED_RULES}
+    return kept
 
 
 def killed(statuses: list[int], end: End) -> bool:

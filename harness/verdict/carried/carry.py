@@ -16,7 +16,7 @@ from typing import IO
 from harness.environment.archive import Entry, TooMuch
 from harness.environment.artifacts import HEADERS, artifacts_of, limit_of, root_of
 from harness.environment.file_manifest import FileDifference
-from harness.environment.snapshot import Snapshot
+from harness.environment.snapshot import Snapshot, contents
 from harness.failure import AttemptFailed
 from harness.tasks import Task
 from harness.verdict.carried.compare import Comparison, Place, Plan, compare
@@ -53,6 +53,8 @@ class Parcels:
     """What lay there before the agent, where only its changes travel."""
     files: ExitStack
     """Open archives."""
+    evidence: bool = False
+    """Whether somebody looks at what the agent changed."""
 
 
 @asynccontextmanager
@@ -63,7 +65,8 @@ async def parcels_of(sandbox: Sandbox, task: Task, snapshot: Snapshot) -> AsyncI
     try:
         with ExitStack() as files:
             each = [Parcel(place, directory / str(number)) for number, place in enumerate(places)]
-            yield Parcels(task, limit_of(snapshot.spec.disk_mb), each, snapshot.initial, files)
+            limit, evidence = limit_of(snapshot.spec.disk_mb), snapshot.work is not None
+            yield Parcels(task, limit, each, snapshot.initial, files, evidence)
     finally:
         await asyncio.to_thread(remove_directory, directory)
 
@@ -105,11 +108,22 @@ async def deliver(parcels: Parcels, fresh: Sandbox) -> IsolationFindings:
                 plan = await asyncio.to_thread(compare, given, parcel.archive, ours if here else None, findings)
             except TooMuch as error:
                 raise AttemptFailed("verifier", str(error)) from error
+        if parcels.evidence:
+            await _note_originals(fresh, parcel.place, findings)
         await _apply(fresh, given, plan)
     difference = findings.difference
     for paths in (difference.added, difference.changed, difference.removed):
         paths.sort()
     return findings
+
+
+async def _note_originals(fresh: Sandbox, place: Place, findings: IsolationFindings) -> None:
+    """Note what the files at a place hold that the agent changed or removed in its own sandbox."""
+    difference, here = findings.difference, root_of(place.artifact, fresh)
+    altered = [path for path in (*difference.changed, *difference.removed) if path.startswith(f"{place.root}/")]
+    paths = {f"{here}{path[len(place.root) :]}": path for path in altered}
+    held = await contents(fresh, list(paths))
+    findings.originals.update({paths[path]: content for path, content in held.items()})
 
 
 def places_of(task: Task, sandbox: Sandbox) -> list[Place]:

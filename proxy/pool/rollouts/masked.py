@@ -1,4 +1,4 @@
-"""Rollouts that cheated and are masked: they are neither trained nor part of their group's statistics.
+"""Rollouts that cheated, and what becomes of them. Masked ones are neither trained nor part of group statistics.
 
 Who says so is no matter of the pool (harness/integrity).
 """
@@ -11,7 +11,7 @@ from sqlalchemy import func
 from proxy.pool.schema import rollouts
 from proxy.pool.untrained import Untrained, UntrainedReason
 
-MASK = "mask"
+TELL, MASK, ZERO = "tell", "mask", "zero"
 MASKED = func.coalesce(rollouts.c.hacked, "") == MASK
 """Whether the rollout of a query's row is masked."""
 

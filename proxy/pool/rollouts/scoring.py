@@ -5,13 +5,14 @@ taken are never changed. Left out: who scores (harness/rewards).
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import insert, select, update
 
 from proxy.pool.database import Pool, retried
+from proxy.pool.rollouts.masked import ZERO
 from proxy.pool.rollouts.runs import lock_run
 from proxy.pool.schema import attempts, groups, judgements, rollouts, tasks
 
@@ -95,7 +96,7 @@ def scorable(pool: Pool, run_id: int) -> list[Scorable]:
 def _scorable(row: Any) -> Scorable:
     """A rollout with the verifier's outcome: the oldest that was replaced, or the one that it has."""
     first = (row.replaced or [{}])[0]
-    own = {"reward": row.reward, "parts": row.reward_parts or {}, "failure": row.failure, "detail": row.detail or ""}
+    own = {"reward": _earned(row), "parts": row.reward_parts or {}, "failure": row.failure, "detail": row.detail or ""}
     outcome = own | {name: value for name, value in first.items() if name in own}
     return Scorable(
         rollout_id=row.id,
@@ -112,6 +113,12 @@ def _scorable(row: Any) -> Scorable:
     )
 
 
+def _earned(row: Any) -> float | None:
+    """The reward of a rollout, before it was taken away for cheating."""
+    reward: float | None = row.integrity["reward"] if row.hacked == ZERO else row.reward
+    return reward
+
+
 @retried
 def write_scores(pool: Pool, run_id: int, by: str, scores: Mapping[int, NewScore]) -> Written:
     """Give rollouts of groups that no train step has taken their new rewards, in one transaction."""
@@ -123,7 +130,7 @@ def write_scores(pool: Pool, run_id: int, by: str, scores: Mapping[int, NewScore
         for row in connection.execute(free).all():
             if (score := scores.get(row.id)) is None:
                 continue
-            before = replaced(by, row.reward, row.reward_parts or {}, row.failure, row.detail or "")
+            before = replaced(by, _earned(row), row.reward_parts or {}, row.failure, row.detail or "")
             unscored = score.reward is None
             policy = row.failure if row.failure not in ASKED_AGAIN else None
             values = {
@@ -133,16 +140,20 @@ def write_scores(pool: Pool, run_id: int, by: str, scores: Mapping[int, NewScore
                 "detail": score.why if unscored else (row.detail if policy else ""),
                 "replaced": [*(row.replaced or []), before],
             }
+            if row.hacked == ZERO:  # what it earned is of no use to it
+                values["integrity"] = {**row.integrity, "reward": score.reward}
+                values["reward"] = row.reward if score.reward is not None else None
             connection.execute(update(rollouts).where(rollouts.c.id == row.id).values(values))
             written += 1
     return Written(written, len(scores) - written)
 
 
-def judged(pool: Pool, keys: Sequence[str]) -> dict[str, float]:
-    """Return the scores that judges gave before, by the key of what they were shown."""
+def judgement(pool: Pool, key: str) -> tuple[float, str] | None:
+    """Return the score that a judge gave before to what this key names, and its reason; None: it was not asked."""
     with pool.read() as connection:
-        rows = connection.execute(select(judgements.c.key, judgements.c.score).where(judgements.c.key.in_(keys)))
-        return {row.key: row.score for row in rows}
+        query = select(judgements.c.score, judgements.c.reason).where(judgements.c.key == key)
+        row = connection.execute(query).one_or_none()
+        return None if row is None else (row.score, row.reason)
 
 
 @retried

@@ -29,6 +29,7 @@ CHUNK = 1 << 20
 LINK = 1 << 27
 """The bit of Go's file modes that marks a symbolic link."""
 PACK_SECONDS = 600.0
+PAUSE_TRIES, PAUSE_SECONDS = 5, 0.2
 KILL_SECONDS = 60.0
 """Time for a killed container to end. One with a process that the kernel cannot end would keep us waiting for ever."""
 
@@ -58,6 +59,17 @@ async def freeze(daemon: DockerDaemon, container: str, holder: Mapping[str, Any]
             log.info("%s cannot be paused, so it is killed (%s)", container, error.message)
         await kill(daemon, container, holder)
     return True
+
+
+async def pause(container: DockerContainer) -> None:
+    """Pause a running container. Tried some times, as runc gives up where processes fork or the machine is busy."""
+    for left in reversed(range(PAUSE_TRIES)):
+        try:
+            return await container.pause()
+        except aiodocker.DockerError:
+            if not left:
+                raise
+            await asyncio.sleep(PAUSE_SECONDS)
 
 
 async def thaw(daemon: DockerDaemon, container: str) -> None:
