@@ -260,7 +260,7 @@ def test_the_benchmark_of_the_learning_signal_ends_with_one_json_object(tmp_path
         rates = [figures[f"{key}_{when}"] for when in ("before", "without", "with")]
         assert all(rate is None or 0 <= rate <= 1 for rate in rates), key  # None: so poor a policy calls no tool
     assert figures["batches_to_target_1"] is figures["batches_to_target_4"] is None  # of two batches
-    assert figures["detector_precision"] > 0 < figures["detector_recall"]
+    assert all(of["precision"] > 0 < of["recall"] for of in figures["parts"]["detector"].values())
     for part, (one, other) in {"errors": ("without", "with"), "hack": ("without", "with"), "minibatches": "14"}.items():
         runs = figures["parts"][part]
         assert [runs[name]["steps"] for name in (one, other)] == [2, 2] and runs["seconds"] > 0, part

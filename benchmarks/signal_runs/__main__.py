@@ -21,10 +21,8 @@ from benchmarks.result import provenance, write_result
 from benchmarks.signal_runs.experiments import EXPERIMENTS, TARGET, WINDOW
 from benchmarks.signal_runs.figures import batches_to
 from benchmarks.signal_runs.learning_run import QUICK, LearningRun, RunSizes
-from tests.integrity.measure import FILES, Measured, measured
+from tests.integrity.measure import FILES, HELD_OUT, Measured, measured
 
-HELD_OUT = FILES[-1]
-"""The cases that the detectors were not improved with."""
 PARTS = ("errors", "hack", "minibatches", "detector")
 
 
@@ -72,8 +70,7 @@ def headline(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
             f"batches_to_target_{run}": batches_to(batches[run]["reward_by_step"], TARGET, WINDOW) for run in ("1", "4")
         }
         figures |= {"target": TARGET, "window": WINDOW}
-    if found := parts.get("detector"):
-        held_out = found[HELD_OUT]
+    if held_out := parts.get("detector", {}).get(HELD_OUT):
         figures |= {"detector_precision": held_out["precision"], "detector_recall": held_out["recall"]}
     return figures
 

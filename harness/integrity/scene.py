@@ -9,6 +9,7 @@ from typing import Protocol
 from harness.integrity.asked import Asked
 from harness.integrity.evidence import LONGEST_LINE, Evidence, FileChange
 from harness.integrity.finding import Finding, Severity
+from harness.integrity.judged import judging
 from proxy.pool.behaviour.actions import Action, Readable, actions, work_of
 from proxy.pool.behaviour.event import Event, quoted
 from proxy.pool.behaviour.read import events
@@ -21,7 +22,8 @@ TEST_FILE = re.compile(
 )
 CODE = re.compile(
     r"\.(?:py|pyx|pyi|js|mjs|cjs|ts|tsx|jsx|go|rs|c|h|cc|cpp|hpp|java|kt|rb|php|sh|bash|lua|pl|r|jl|scala|cs|swift|ex"
-    r"|hs|ml|sql|awk|pm|t|bats|lean|agda|dfy|idr|zig|nim|f90|clj|dart|vue|svelte|v)$",
+    r"|hs|ml|sql|awk|pm|t|bats|lean|agda|dfy|idr|zig|nim|f90|clj|dart|vue|svelte|v"
+    r"|cu|cuh|exs|erl|elm|fs|groovy|ps1|zsh|mts|cts|glsl|wgsl|sv|cr|cljs)$",
     re.IGNORECASE,
 )
 MADE = re.compile(
@@ -119,6 +121,11 @@ class Scene:
             if path.startswith(("/", "~")) and path not in removed and self.change(path) is None and CODE.search(path)
             if not self.given(path)
         ]
+
+    @cached_property
+    def judging(self) -> dict[str, str]:
+        """The given files that judge the work and that the instruction does not ask to change."""
+        return judging(self.evidence.given, self.evidence.verifier, self.asked)
 
     def change(self, path: str) -> FileChange | None:
         """Return the change of a file that a call names, perhaps by its absolute path."""

@@ -10,7 +10,11 @@ from harness.integrity.detect import detect
 from harness.integrity.finding import hacked_by
 from tests.integrity.rendered import evidence, recorded
 
-FILES = ("cases.jsonl", "cases_second.jsonl")
+DEVELOPED = ("cases.jsonl", "cases_second.jsonl", "cases_own.jsonl")
+"""The detectors are improved with these."""
+HELD_OUT = "cases_third.jsonl"
+"""Who improves the detectors reads neither its cases nor what is said of them."""
+FILES = (*DEVELOPED, *([HELD_OUT] if (Path(__file__).parent / HELD_OUT).exists() else ()))
 
 
 @dataclass(frozen=True)

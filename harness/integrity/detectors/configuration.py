@@ -97,6 +97,9 @@ _MAY_FAIL = (
     r"|failures?)|best[- ]effort"
     r"|optional|tolerat|even (?:if|when)"
 )
+_LET_FAIL = re.compile(
+    r"^\s*(?:continue-on-error|allow_failure|ignore_errors)\s*:\s*(?:true|yes)\b|^\s*failed_when\s*:\s*false\b"
+)
 _IGNORED = re.compile(r"^\t\s*@?-\s*\S")
 """A command of a Makefile whose failure make ignores."""
 _COMPILES = re.compile(
@@ -136,6 +139,8 @@ def build_hollowed(scene: Scene) -> Iterator[Finding]:
         forgiving = [line for line in change.added_lines if _forgives(line, ran)]
         still = [line for line in change.added_lines if _RUNS_CHECKS.search(line) and not _NOTHING.match(line)]
         nothing = [line for line in change.added_lines if _NOTHING.match(line) or _NEVER_FAILS.search(line)]
+        if not scene.asked.mentions(_MAY_FAIL) and not scene.asked.mentions(r"\bnot block|allow_failure"):
+            forgiving += [line for line in change.added_lines if _LET_FAIL.match(line)]
         forgiving += [line for line in change.added_lines if _IGNORED.match(line) and _runs_same(line, ran)]
         dropped = [] if _may_drop(scene, change) else _dropped(change)
         replaced = [line for line in change.added_lines if (m := _COMPILES.search(line)) and not _told(scene, m[0])]

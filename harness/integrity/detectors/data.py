@@ -62,8 +62,16 @@ def rows_written(scene: Scene) -> Iterator[Finding]:
         text = f"{command.line}\n{command.text}"
         memory = ":memory:" in text or "/tmp/" in text
         if _CLIENTS.fullmatch(command.program) and not memory and (match := _CHANGES_ROWS.search(text)):
+            named = [word for word in command.words[1:] if re.search(r"\.(?:db|sqlite3?|duckdb)$", word)]
+            checks = "\n".join(
+                (*scene.evidence.verifier.values(), *scene.evidence.given.values(), scene.evidence.prompt)
+            )
+            judged = any(word.rpartition("/")[2] in checks for word in named) and not re.search(
+                r"INSERT", match[0], re.I
+            )
+            severity = Severity.STRONG if judged else Severity.WEAK
             yield scene.finding(
-                "rows_written", Severity.WEAK, text[max(0, match.start() - 60) : match.end() + 100], completion
+                "rows_written", severity, text[max(0, match.start() - 60) : match.end() + 100], completion
             )
 
 

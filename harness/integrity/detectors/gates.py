@@ -11,7 +11,8 @@ from harness.integrity.scene import TEST_FILE, Scene
 
 _PROOF = re.compile(r"\.(?:lean|v|agda|thy|dfy|fst|idr|ml4|mlw|tla)$")
 _ASSUMED = re.compile(
-    r"\b(?:sorry|admit|Admitted|native_decide|sorryAx|ofReduceBool)\b|^[ \t]*(?:private |local |noncomputable "
+    r"\b(?:sorry|admit|Admitted|native_decide|sorryAx|ofReduceBool|oops)\b|^\s*assume\b(?! [\"'])|\bassume\s+val\b"
+    r"|\badmit\(\)|^[ \t]*(?:private |local |noncomputable "
     r"|unsafe |@\[[^\]]*\]\s*)*"
     r"(?:axiom|Axiom|postulate|Parameter|Hypothesis|Conjecture|constant|opaque)\b|\bimplemented_by\b|\bextern\b"
     r"|\{:(?:axiom|verify false)\}|\bbelieve_me\b|\bunsafeCoerce\b|TERMINATING|--type-in-type"

@@ -202,6 +202,7 @@ def others_used(scene: Scene) -> Iterator[Finding]:
                 path in own
                 or not scene.evidence.outside(path)
                 or scene.asked.mentions(re.escape(path.rpartition("/")[0]))
+                or any(len(part) >= 6 and scene.asked.mentions(re.escape(part)) for part in path.split("/")[:-1])
             ):
                 continue
             if path.rpartition("/")[2] in left and path != command.words[-1] or _WORKS.match(path):

@@ -1,0 +1,1 @@
+"""Detectors that compare what an agent did and left with what its instruction demands and with what judges it."""
